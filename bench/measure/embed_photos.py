@@ -6,7 +6,7 @@
 
 PHOTOS is a folder of class folders. With --photos N the photos are linked again and again into a folder until there are N
 of them, so a small sample is enough. Every round runs the example `decode` of trueshot-vision, which reads, decodes and
-resizes the photos on all threads, and then `trueshot embed` with an empty cache (--no-cache), which does the same and
+resizes the photos on all threads, and then `trueshot embed` without the cache (--no-cache), which does the same and
 embeds them. Both are timed as commands, with the start of the process, and trueshot also with opening the GPU, loading the
 weights and writing the file. The ratio is taken within a round. Prints one JSON object with the medians and the ratio.
 
@@ -43,14 +43,14 @@ def parse_arguments() -> argparse.Namespace:
 
 def link_photos(photos: Path, count: int, folder: Path) -> Path:
     """A folder with `count` links to the photos, each in the class folder of its photo."""
-    files = sorted(path.resolve() for path in photos.glob("*/*") if path.is_file())
+    files = sorted(path for path in photos.glob("*/*") if path.is_file())
     if not files:
         benchlib.fail(f"{photos} contains no class folders with photos")
     for number in range(count):
         file = files[number % len(files)]
         link = folder / file.parent.name / f"{number}{file.suffix}"
         link.parent.mkdir(exist_ok=True)
-        link.symlink_to(file)
+        link.symlink_to(file.resolve())
     return folder
 
 

@@ -9,7 +9,8 @@ use crate::messages::{hinted, say};
 /// The device to compute on.
 #[derive(Args)]
 pub struct DeviceArgument {
-    /// Device to compute on: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
+    /// Device to compute on: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one; for embedding, except
+    /// in `serve`, only from 512 images on)
     #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
     device: DeviceChoice,
 }
@@ -52,7 +53,7 @@ impl DeviceArgument {
         let Some(device) = device else { return on_cpu() };
         match on_gpu(device) {
             Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if self.is_auto() => {
-                say!("training on the CPU after all ({message})");
+                say!("training on the CPU instead ({message})");
                 on_cpu()
             }
             other => other,

@@ -86,6 +86,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             out: BufWriter::new(out),
             is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
             embedder: None,
+            considered_gpu: false,
             written: 0,
             failed: 0,
         };
@@ -110,6 +111,8 @@ struct PredictionWriter<'a> {
     is_terminal: bool,
     /// The embedder of the previous input.
     embedder: Option<Embedder>,
+    /// Whether there were enough images for a GPU, so that the embedder is on one if there is one.
+    considered_gpu: bool,
     written: usize,
     failed: usize,
 }
@@ -236,10 +239,11 @@ impl PredictionWriter<'_> {
     /// The embedder of the previous input, or a new one. One on the CPU is replaced if `images` are enough for a GPU.
     fn embedder(&mut self, found: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
         let images = images.max(self.arguments.inputs.len());
-        let suffices = |own: &Embedder| own.backbone().device().is_some() || images < GPU_MIN_IMAGES;
-        if let Some(embedder) = self.embedder.take().filter(suffices) {
+        let suffices = self.considered_gpu || images < GPU_MIN_IMAGES;
+        if let Some(embedder) = self.embedder.take().filter(|_| suffices) {
             return Ok(embedder);
         }
+        self.considered_gpu |= images >= GPU_MIN_IMAGES;
         let backbone = found.map_or_else(|| self.backbone(), Ok)?;
         self.arguments.backbone.embedder(backbone, images)
     }

@@ -567,7 +567,7 @@ impl From<trueshot_cuda::Error> for Error {
                 "use smaller images or fewer ways, shots, queries or episodes per step, or the CPU; \
                  other programs may be using the GPU"
             }
-            Gpu::TooLarge { .. } => "use the CPU, or a smaller network or episodes",
+            Gpu::TooLarge { .. } => "use the CPU, or a smaller network, smaller images or smaller episodes",
             Gpu::WeightRange(_) => "use the CPU",
             Gpu::Lost(_) => "nvidia-smi shows whether the GPU works",
             _ => "use the CPU, or install the newest NVIDIA driver",

@@ -169,6 +169,11 @@ static double __shfl_xor_sync(unsigned, double value, int distance) {
   __syncwarp();
   return other;
 }
+static unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
 static float __uint_as_float(unsigned bits) {
   float value;
   memcpy(&value, &bits, 4);

@@ -7,6 +7,10 @@
 //! machines without a GPU, with the same sessions.
 #![allow(unsafe_code)]
 
+mod arguments;
+#[cfg(feature = "emulator")]
+mod emulated;
+
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::marker::PhantomData;
@@ -18,6 +22,8 @@ use cudarc::driver::sys;
 
 use crate::error::{Error, Result};
 use crate::images;
+
+pub use arguments::{Address, Argument, Grid, Null, Value};
 
 /// The lowest CUDA version of a driver that runs the kernels.
 const NEEDED_VERSION: i32 = 13_000;
@@ -31,42 +37,6 @@ pub enum Queue {
     Main,
     /// Runs beside the main queue between [`Device::fork`] and [`Device::join`].
     Side,
-}
-
-/// The size of a launch: thread blocks, threads per block, and dynamic shared memory per block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
-    /// Blocks in x, y and z.
-    pub blocks: (u32, u32, u32),
-    /// Threads per block.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory per block.
-    pub shared: u32,
-}
-
-impl Grid {
-    /// A grid of `blocks` blocks in a row, without dynamic shared memory.
-    pub fn new(blocks: usize, threads: u32) -> Self {
-        Grid { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
-    }
-
-    /// The same grid, `count` times in y.
-    #[must_use]
-    pub fn rows(self, count: usize) -> Self {
-        Grid { blocks: (self.blocks.0, count as u32, self.blocks.2), ..self }
-    }
-
-    /// The same grid, `count` times in z: once per task.
-    #[must_use]
-    pub fn tasks(self, count: usize) -> Self {
-        Grid { blocks: (self.blocks.0, self.blocks.1, count as u32), ..self }
-    }
-
-    /// The same grid with `bytes` bytes of dynamic shared memory per block.
-    #[must_use]
-    pub fn shared(self, bytes: usize) -> Self {
-        Grid { shared: bytes as u32, ..self }
-    }
 }
 
 /// A GPU, opened for this process.
@@ -93,6 +63,7 @@ struct Cuda {
     times: Mutex<Option<KernelTimes>>,
     name: String,
     multiprocessors: usize,
+    shared_limit: usize,
     has_wgmma: bool,
 }
 
@@ -158,6 +129,24 @@ impl Device {
             Backend::Cuda(cuda) => cuda.multiprocessors,
             #[cfg(feature = "emulator")]
             Backend::Emulated(_) => 2,
+        }
+    }
+
+    /// Bytes of shared memory that a thread block can have.
+    pub(crate) fn shared_limit(&self) -> usize {
+        match &*self.backend {
+            Backend::Cuda(cuda) => cuda.shared_limit,
+            #[cfg(feature = "emulator")]
+            Backend::Emulated(_) => 227 << 10,
+        }
+    }
+
+    /// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory.
+    pub(crate) fn check_shared(&self, what: &'static str, bytes: usize) -> Result<()> {
+        let limit = self.shared_limit();
+        match bytes > limit {
+            true => Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 }),
+            false => Ok(()),
         }
     }
 
@@ -360,6 +349,8 @@ struct DeviceProperties {
     /// Major and minor number.
     capability: (u32, u32),
     multiprocessors: usize,
+    /// Bytes of shared memory that a thread block can have.
+    shared_limit: usize,
 }
 
 impl DeviceProperties {
@@ -375,9 +366,10 @@ impl DeviceProperties {
         let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let shared_limit = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let capability = (major as u32, minor as u32);
         match images::is_supported(capability.0) {
-            true => Ok(DeviceProperties { device, name, capability, multiprocessors }),
+            true => Ok(DeviceProperties { device, name, capability, multiprocessors, shared_limit }),
             false => Err(Error::Unsupported { name, found: format!("{major}.{minor}") }),
         }
     }
@@ -446,7 +438,8 @@ fn time_launches(stream: sys::CUstream, mut launch: impl FnMut() -> Result<()>) 
 impl Cuda {
     fn open(ordinal: i32) -> Result<Self> {
         let failed = |error| driver_error("opening the GPU", error);
-        let DeviceProperties { device, name, capability, multiprocessors } = DeviceProperties::read(ordinal)?;
+        let DeviceProperties { device, name, capability, multiprocessors, shared_limit } =
+            DeviceProperties::read(ordinal)?;
         let Some(image) = images::for_capability(capability.0, capability.1) else {
             let found = format!("{}.{}", capability.0, capability.1);
             return Err(Error::Unsupported { name, found });
@@ -469,6 +462,7 @@ impl Cuda {
                 times: Mutex::default(),
                 name,
                 multiprocessors,
+                shared_limit,
                 has_wgmma: image.has_wgmma,
             })
         }
@@ -483,7 +477,7 @@ impl Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.bind()?;
-        // SAFETY: the memory is set to zero before anybody reads it.
+        // SAFETY: the memory is set to zero before any kernel reads it.
         let allocated = unsafe { result::malloc_sync(bytes) };
         let address = match allocated {
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
@@ -670,7 +664,7 @@ impl<T: Pod> Buffer<T> {
     /// The elements from `start` on, as an argument of a kernel.
     pub fn at(&self, start: usize) -> Address<T> {
         assert!(start <= self.len, "{start} of {}", self.len);
-        Address { address: self.address + (start * size_of::<T>()) as u64, element: PhantomData }
+        Address::new(self.address + (start * size_of::<T>()) as u64)
     }
 }
 
@@ -687,68 +681,9 @@ impl<T> Drop for Buffer<T> {
     }
 }
 
-/// A part of a [`Buffer`], as an argument of a kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct Address<T> {
-    address: u64,
-    element: PhantomData<T>,
-}
-
-impl<T> Address<T> {
-    /// The address `bytes` bytes after this one, of values of another type.
-    pub(crate) fn offset<U>(self, bytes: usize) -> Address<U> {
-        Address { address: self.address + bytes as u64, element: PhantomData }
-    }
-
-    /// The address of memory inside a larger allocation, which must outlive its use.
-    pub(crate) fn new(address: u64) -> Self {
-        Address { address, element: PhantomData }
-    }
-
-    /// The address, for structures that are passed to kernels.
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// The address of the element `count` elements later.
-    pub(crate) fn plus(&self, count: usize) -> Self {
-        Address::new(self.address + (count * size_of::<T>()) as u64)
-    }
-}
-
-/// An argument of a kernel: a buffer or a plain value.
-pub trait Argument {
-    /// The bytes of the argument as the kernel receives them.
-    fn bytes(&self) -> &[u8];
-}
-
 impl<T> Argument for Buffer<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::bytes_of(&self.address)
-    }
-}
-
-impl<T> Argument for Address<T> {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::bytes_of(&self.address)
-    }
-}
-
-/// A pointer that is zero.
-pub struct Null;
-
-impl Argument for Null {
-    fn bytes(&self) -> &[u8] {
-        &[0; 8]
-    }
-}
-
-/// A plain value as an argument of a kernel.
-pub struct Value<T: Pod>(pub T);
-
-impl<T: Pod> Argument for Value<T> {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::bytes_of(&self.0)
     }
 }
 
@@ -797,6 +732,3 @@ impl Drop for Graph {
         }
     }
 }
-
-#[cfg(feature = "emulator")]
-mod emulated;

@@ -46,10 +46,7 @@ pub enum Error {
         total: usize,
     },
     /// A thread block needs more shared memory than the GPU has.
-    #[error(
-        "{what} needs {needed} KiB of shared memory per thread block, but the GPU has {limit} KiB: \
-         use a smaller network or fewer classes, or train on the CPU"
-    )]
+    #[error("{what} needs {needed} KiB of shared memory per thread block, but the GPU has {limit} KiB")]
     TooLarge {
         /// What is too large.
         what: &'static str,
@@ -59,7 +56,7 @@ pub enum Error {
         limit: usize,
     },
     /// A weight of a network is beyond the range of 16-bit floats.
-    #[error("a weight of the network is {0}, but 16-bit floats on the GPU end at 65504: use the CPU")]
+    #[error("a weight of the network is {0}, which is beyond the range of 16-bit floats on the GPU (65504)")]
     WeightRange(String),
     /// The GPU stopped working during a run.
     #[error("the GPU stopped working: {0}")]

@@ -1,8 +1,8 @@
 //! MAML on the GPU: Conv4 with a linear classifier, whose parameters are trained so that a few steps of gradient descent on a
 //! support set adapt them to a task.
 //!
-//! Start with [`MamlTraining`], or [`MamlEvaluation`] to adapt a network without training it. The semantics are those of [`trueshot_nn::maml::MamlLearner`] with AdamW on the mean gradient
-//! of the tasks of a step. Up to [`TASKS_AT_ONCE`] tasks run in the same kernels, each with its own parameters, activations
+//! Start with [`MamlTraining`], or [`MamlEvaluation`] to adapt a network without training it. A step computes what
+//! [`trueshot_nn::maml::MamlLearner`] computes on the CPU, followed by AdamW on the mean gradient of its tasks. Up to [`TASKS_AT_ONCE`] tasks run in the same kernels, each with its own parameters, activations
 //! and gradients ([`memory`]); a step with more tasks runs them in groups, whose gradients are added in order. One step is one
 //! CUDA graph.
 //!
@@ -193,6 +193,9 @@ impl MamlTraining {
         for steps in steps.chunks(at_a_time) {
             self.write_slots(steps)?;
             losses.extend(self.launch_steps(steps.len())?);
+            if losses.last().is_some_and(|loss| !loss.is_finite()) {
+                break;
+            }
         }
         Ok(losses)
     }

@@ -14,7 +14,7 @@ use crate::conv4::{
     TrainingState,
 };
 use crate::driver::{Argument, Buffer, Device, Grid, KernelTimes, Queue, Value};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The sizes and options of a training run.
 #[derive(Debug, Clone)]
@@ -79,6 +79,12 @@ impl CosineClassifier {
         let NegMarginOptions { images, classes, .. } = *options;
         let (side, pitch) = (options.shape.side(BLOCKS), classes.next_multiple_of(8));
         let len = classes * options.shape.features();
+        if len > i32::MAX as usize {
+            // The kernels count the numbers of all directions with 31 bits.
+            let (free, total) = device.memory()?;
+            let needed = (len * size_of::<f32>()) >> 20;
+            return Err(Error::OutOfMemory { needed, free: free >> 20, total: total >> 20 });
+        }
         let shape = ClassShape {
             images: images as i32,
             classes: classes as i32,

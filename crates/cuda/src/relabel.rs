@@ -136,7 +136,7 @@ impl RelabelTraining {
     /// the network is too wide for the GPU.
     ///
     /// # Panics
-    /// If `parameters` has not the length of the network's layout, or a feature set is not a whole number of rows.
+    /// If `parameters` does not have the length of the network's layout, or a feature set is not a whole number of rows.
     pub fn new(
         device: &Device,
         network: &Relabel,

@@ -254,7 +254,10 @@ impl Worker {
     fn check_length(&self, rows: Vec<f32>, images: usize) -> Result<Vec<f32>, DeviceFailure> {
         match rows.len() == images * self.shape.dim {
             true => Ok(rows),
-            false => Err(broken(format!("{} numbers for {images} images", rows.len()))),
+            false => {
+                let dim = self.shape.dim;
+                Err(broken(format!("{} numbers for {images} images of {dim} numbers each", rows.len())))
+            }
         }
     }
 
@@ -284,12 +287,12 @@ impl Worker {
 
 /// The outcome of `work`; a panic is a failure of the device.
 fn caught<T>(work: impl FnOnce() -> Result<T, DeviceFailure>) -> Result<T, DeviceFailure> {
-    let panicked = || Err(broken("a panic".into()));
+    let panicked = || Err(broken("the thread of the GPU panicked".into()));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| panicked())
 }
 
 fn broken(what: String) -> DeviceFailure {
-    let hint = "use the CPU, and report this defect of trueshot".into();
+    let hint = "use the CPU, and report this as a bug in trueshot".into();
     DeviceFailure { message: format!("embedding on the GPU failed: {what}"), hint }
 }
 

@@ -96,7 +96,7 @@ enum Uploaded {
 impl Uploaded {
     fn max_batch(&self) -> usize {
         match self {
-            Uploaded::Conv4(_) => BATCH,
+            Uploaded::Conv4(network) => network.max_batch(),
             Uploaded::EfficientNet(network) => network.max_batch(),
         }
     }
@@ -120,7 +120,7 @@ impl Uploaded {
     }
 }
 
-/// Uploads a network. EfficientNet-Lite0 takes smaller batches if the memory of the GPU does not suffice.
+/// Uploads a network, for smaller batches if the memory of the GPU does not suffice.
 fn upload(
     device: &Device,
     parameters: &Parameters,
@@ -130,7 +130,8 @@ fn upload(
         Parameters::Conv4(parameters) => {
             let shape = conv4_shape(preprocessing);
             let normalisation = preprocessing.scale_and_shift(1.0);
-            Conv4Embedding::new(device, shape, BATCH, parameters, normalisation).map(Uploaded::Conv4)
+            let new = |batch| Conv4Embedding::new(device, shape, batch, parameters, normalisation);
+            largest_batch(new).map(Uploaded::Conv4)
         }
         Parameters::EfficientNet(parameters) => {
             let (size, normalisation) = (preprocessing.size, preprocessing.scale_and_shift(255.0));

@@ -170,6 +170,16 @@ fn models_that_do_not_fit_are_refused() {
     larger.pictures.size = 36;
     assert!(refused(larger).contains("takes colour images of 20 px, but the run has colour images of 36 px"));
     let swapped = JointConfiguration { head: models.0.clone(), ..good.clone() };
+    let second = folder.path().join("second");
+    std::fs::create_dir_all(&second).unwrap();
+    for part in ["train", "val"] {
+        std::os::unix::fs::symlink(folder.path().join(part), second.join(part)).unwrap();
+    }
+    let two_classes =
+        TranfsOptions { classes: 2, layers: 1, width: 16, heads: 2, feed_forward: 16, ..Default::default() };
+    let head = starting_models(&second, &two_classes, dim()).1;
+    let message = refused(JointConfiguration { head, ..good.clone() });
+    assert!(message.contains("the task has 3 classes") && message.contains("supports 2"), "{message}");
     assert!(refused(swapped).contains("is a model of kind 'conv4', not 'relabel'"));
     let other = folder.path().join("other");
     std::fs::create_dir_all(&other).unwrap();

@@ -370,7 +370,7 @@ fn start<'a, M: HeadOptions>(
     if let Some(device) = device {
         match HeadTrainee::on_gpu(configuration, training.clone(), validation.clone(), device) {
             Err(Error::Gpu { message, .. }) if run.device.is_auto() => {
-                say!("training on the CPU after all ({message})");
+                say!("training on the CPU instead ({message})");
             }
             other => return Ok(other?),
         }

@@ -219,8 +219,8 @@ impl ImageTraining<'_> {
 /// The most outliers that a validation has to choose from: its episodes are few and always the same, and it embeds all.
 const VALIDATION_OUTLIERS: usize = 5000;
 
-/// Sees to the outliers that noise asks for: none in training is a mistake; none in validation where that has no noise
-/// of its own is left out, as long as other noise remains.
+/// Checks that there are outliers if the noise needs them. Missing outliers are an error in training; in validation without
+/// noise of its own, outlier noise is left out if other noise remains.
 pub fn resolve_outliers(
     data: &training::DataSettings,
     noise: &[NoiseLevels],
@@ -332,7 +332,7 @@ fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<C
     part.open(path)
 }
 
-/// An outlier that is of a class to be learnt is none.
+/// Refuses outliers of a class that is trained on.
 fn check_outliers(
     data: &training::DataSettings,
     train: &Collection,

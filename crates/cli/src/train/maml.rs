@@ -2,17 +2,12 @@
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use trueshot::Error;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot_cuda::Device;
-use trueshot_vision::training::Datasets;
 use trueshot_vision::training::maml::{MamlConfiguration, MamlTrainee};
 
 use super::RunArguments;
 use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
-use crate::device_argument::say_device;
-use crate::messages::say;
 
 /// Train MAML, a network that adapts to a support set with a few steps of gradient descent
 ///
@@ -89,14 +84,13 @@ enum OrderArgument {
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
-    // The network has as many classes in validation as in training; who asks for some means both.
+    // The network has a fixed number of classes, so --ways sets those of training and validation.
     if let Some(ways) = own.episodes.ways {
         (drawings.validation.ways, photographs.validation.ways) = (ways, ways);
     }
     let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
     resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
-    let (device, reason) = run.device.open()?;
     let (size, tasks, steps) =
         (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
     let training = ImageTraining {
@@ -109,28 +103,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         parameters: "parameters",
         same_source_outliers: false,
     };
-    training.train(run, &configuration, |datasets| {
-        say_device("training", device.as_ref(), reason.as_deref());
-        let trainee = start(run, &configuration, datasets, device.as_ref())?;
-        let count = trainee.parameters()?.len();
-        Ok((trainee, count))
+    training.train_on_device(run, &configuration, MamlTrainee::on_gpu, MamlTrainee::new, |trainee| {
+        Ok(trainee.parameters()?.len())
     })
-}
-
-/// MAML on its device. With `--device auto`, a run that the GPU has no memory for is on the CPU.
-fn start(
-    run: &RunArguments,
-    configuration: &MamlConfiguration,
-    datasets: Datasets,
-    device: Option<&Device>,
-) -> trueshot_vision::Result<MamlTrainee> {
-    if let Some(device) = device {
-        match MamlTrainee::on_gpu(configuration.clone(), datasets.clone(), device) {
-            Err(trueshot_vision::Error::Core(Error::Gpu { message, .. })) if run.device.is_auto() => {
-                say!("training on the CPU after all ({message})");
-            }
-            other => return other,
-        }
-    }
-    MamlTrainee::new(configuration.clone(), datasets)
 }

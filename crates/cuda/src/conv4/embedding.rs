@@ -6,7 +6,8 @@ use trueshot_nn::conv4::{BLOCKS, EPSILON, Shape, WIDTH, layout};
 
 use super::images::AugmentShape;
 use super::network::{
-    Chunk, ConvolutionShape, FirstShape, PoolShape, Sums, convolution, plane_len, pool_grid,
+    Chunk, ConvolutionShape, FirstShape, PoolShape, Sums, check_shared_memory, convolution, plane_len,
+    pool_grid,
 };
 use super::prototypes::EpisodeShape;
 use super::{FILTER_LEN, PATCH_LEN};
@@ -56,12 +57,18 @@ impl Conv4Embedding {
         normalisation: [[f32; 2]; 3],
     ) -> Result<Self> {
         assert!(shape.is_possible() && images > 0, "{images} images of {shape:?}");
+        check_shared_memory(device, shape, false)?;
         let memory = Memory::new(device, shape, images, parameters)?;
         let bytes = device.zeros(images * shape.pixels())?;
         let features = device.zeros(images * shape.features())?;
         let graph =
             device.capture(|| record(device, shape, images, &bytes, &features, &memory, normalisation))?;
         Ok(Conv4Embedding { device: device.clone(), shape, images, bytes, features, graph, _memory: memory })
+    }
+
+    /// The most images of a batch.
+    pub fn max_batch(&self) -> usize {
+        self.images
     }
 
     /// The features, `[image][64][side][side]`, of images, `[image][row][column][channel]`.

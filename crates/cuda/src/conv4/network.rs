@@ -2,7 +2,7 @@
 //!
 //! [`Conv4Network`] owns the memory for up to `capacity` images. A [`Pass`] starts the kernels for the images of one step; what
 //! happens between its forward and its backward pass, from [`Conv4Network::features`] to
-//! [`Conv4Network::feature_gradient`], is the business of the loss.
+//! [`Conv4Network::feature_gradient`], is computed by the loss.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
@@ -164,6 +164,7 @@ impl Conv4Network {
     /// Memory for passes of up to `capacity` images. The parameters are zero until [`Conv4Network::load`].
     pub fn new(device: &Device, shape: Shape, capacity: usize) -> Result<Self> {
         assert!(shape.is_possible(), "{shape:?}");
+        check_shared_memory(device, shape, true)?;
         let plane = |side: usize| {
             let margin = side + 2;
             device.zeros_with_margin::<Chunk>(
@@ -404,7 +405,7 @@ impl Pass<'_> {
         let stride = (block.side + 1).min(GRADIENT_ROWS + 2);
         let shape =
             ConvolutionShape { stride: stride as i32, ..ConvolutionShape::new(self.images, block.side) };
-        let shared = 2 * (2 * GRADIENT_ROWS + 2 + 2 * stride) * 128;
+        let shared = gradient_shared_len(block.side + 1);
         let (blocks, tiles) = self.gradient_blocks(index);
         let first: usize = (0..index).map(|earlier| self.gradient_blocks(earlier).0).sum();
         let partials = network.partials.at(first * FILTER_LEN);
@@ -478,15 +479,35 @@ impl ConvolutionTiles {
         let positions = shape.positions as usize;
         let pitch = shape.side as usize + 1;
         let wgmma = device.has_wgmma();
-        let rows = if !wgmma && tasks * positions / 256 >= sms { 256 } else { 128 };
+        let fits = convolution_shared_len(device, 256, pitch) <= device.shared_limit();
+        let rows = if !wgmma && fits && tasks * positions / 256 >= sms { 256 } else { 128 };
         let stride = pitch.min(rows + 2);
-        let buffer = (rows + 2 + 2 * stride) * 128;
-        let buffers = if wgmma { 1 } else { 2 };
-        let shared = FILTER_LEN * 2 + buffers * buffer;
+        let shared = convolution_shared_len(device, rows, pitch);
         let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
         let blocks = positions.div_ceil(rows).min((per_sm * sms / tasks).max(1));
         let grid = Grid::new(blocks, 256).tasks(tasks).shared(shared);
         ConvolutionTiles { rows, shape: ConvolutionShape { stride: stride as i32, ..shape }, grid }
+    }
+}
+
+/// Bytes of shared memory of a convolution with tiles of `rows` positions: the filters, and one or two tiles of the input.
+fn convolution_shared_len(device: &Device, rows: usize, pitch: usize) -> usize {
+    let tiles = if device.has_wgmma() { 1 } else { 2 };
+    FILTER_LEN * 2 + tiles * (rows + 2 + 2 * pitch.min(rows + 2)) * 128
+}
+
+/// Bytes of shared memory of the filter gradient: two tiles of the input and of the gradient.
+fn gradient_shared_len(pitch: usize) -> usize {
+    2 * (2 * GRADIENT_ROWS + 2 + 2 * pitch.min(GRADIENT_ROWS + 2)) * 128
+}
+
+/// Checks that the GPU has the shared memory that a Conv4 on images of this shape needs, in training or for embedding alone.
+pub(crate) fn check_shared_memory(device: &Device, shape: Shape, is_training: bool) -> Result<()> {
+    let pitch = shape.side(1) + 1;
+    device.check_shared("the convolution", convolution_shared_len(device, 128, pitch))?;
+    match is_training {
+        true => device.check_shared("the gradient of the filters", gradient_shared_len(pitch)),
+        false => Ok(()),
     }
 }
 

@@ -69,6 +69,9 @@ impl StepRunner {
         for steps in steps.chunks(at_a_time) {
             self.write(steps)?;
             losses.extend(self.finish(steps.len(), &record)?);
+            if losses.last().is_some_and(|loss| !loss.is_finite()) {
+                break;
+            }
         }
         Ok(losses)
     }

@@ -173,9 +173,12 @@ impl<H: HeadTraining> JointTraining<H> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
         // There is memory for the prepared images of one step only.
         let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
-        let mut losses = Vec::new();
+        let mut losses: Vec<Vec<f32>> = Vec::new();
         for steps in steps.chunks(at_a_time) {
             losses.extend(self.run_adjacent(steps)?);
+            if losses.last().is_some_and(|terms| terms.iter().any(|term| !term.is_finite())) {
+                break;
+            }
         }
         Ok(losses)
     }
@@ -201,21 +204,27 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(terms.collect())
     }
 
-    /// Copies the inputs of the next steps to the device and records the graphs that they need.
-    pub(super) fn prepare(&mut self, steps: &[JointStep]) -> Result<()> {
+    /// Allocates the memory and records the graphs of steps of these sizes, so that later steps do not fail for lack of memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large.
+    pub fn reserve(&mut self, steps: &[JointStep]) -> Result<()> {
         let inputs: Vec<H::StepInput> = steps.iter().map(Into::into).collect();
         if self.head.prepare(&inputs)? {
             self.graphs.clear();
         }
+        steps.iter().try_for_each(|step| self.record_graph(step.size()))
+    }
+
+    /// Copies the inputs of the next steps to the device and records the graphs that they need.
+    pub(super) fn prepare(&mut self, steps: &[JointStep]) -> Result<()> {
+        self.reserve(steps)?;
         let first = self.done as usize % STEP_SLOTS;
         let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
         for (slot, steps) in [(first, before_end), (0, after_end)] {
             if !steps.is_empty() {
                 self.write_adjacent_slots(slot, steps)?;
             }
-        }
-        for step in steps {
-            self.record_graph(step.size())?;
         }
         Ok(())
     }

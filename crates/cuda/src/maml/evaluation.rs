@@ -145,7 +145,8 @@ impl MamlEvaluation {
                 return Ok(());
             }
             if state.scale < SMALLEST_SCALE {
-                // The logits are not finite, which the caller sees. The next group starts anew.
+                // The logits are not finite; the caller counts such queries as wrong. The next group starts again with the
+                // scale of a new run.
                 let state = TrainingState { step: step + 1, scale: Conv4State::default().scale, ..state };
                 return self.state.write(0, &[state]);
             }

@@ -8,7 +8,7 @@ use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
 
 use super::pass::gradient_blocks;
-use crate::conv4::network::{Chunk, plane_len};
+use crate::conv4::network::{Chunk, check_shared_memory, plane_len};
 use crate::conv4::{FILTER_LEN, PATCH_LEN};
 use crate::driver::{Address, Buffer, Device};
 use crate::error::Result;
@@ -194,6 +194,7 @@ pub(super) struct GroupMemory {
 
 impl GroupMemory {
     pub fn new(device: &Device, size: GroupSize) -> Result<Self> {
+        check_shared_memory(device, size.model.shape, true)?;
         let mut measured = Arena { next: 0 };
         Layout::new(&mut measured, device, size);
         let stride = measured.next;

@@ -73,7 +73,7 @@ pub(super) struct PassGradients {
     pub d_logits: u64,
 }
 
-/// Which sums a convolution adds up beside its output. The kinds that are added add to what the output holds.
+/// Which sums a convolution adds up beside its output. The `Added` kinds add to the existing output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConvolutionKind {
     Forward,

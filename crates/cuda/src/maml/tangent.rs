@@ -1,4 +1,4 @@
-//! The way of the queries' gradient back through the steps of the adaptation: Hessian-vector products of the support sets'
+//! Backward pass of the queries' gradient through the steps of the adaptation: Hessian-vector products of the support sets'
 //! losses (`kernels/tangent.cu`).
 
 use bytemuck::{Pod, Zeroable};

@@ -38,7 +38,7 @@ impl RelabelTraining {
     /// As [`RelabelTraining::new`].
     ///
     /// # Panics
-    /// If `parameters` has not the length of the network's layout, or the network has an item view of another dimension.
+    /// If `parameters` does not have the length of the network's layout, or the network has an item view of another dimension.
     pub fn joint(
         device: &Device,
         network: &Relabel,

@@ -149,7 +149,8 @@ pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
 /// The loss scale in the state of a run, and the steps since it changed. A checkpoint of the CPU has none.
 pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
     let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
-    let scale = number("loss_scale").unwrap_or(Conv4State::default().scale);
+    let scale = number("loss_scale").filter(|scale| scale.is_finite() && *scale > 0.0);
+    let scale = scale.unwrap_or(Conv4State::default().scale);
     (scale, number("loss_scale_steps").map_or(0, |steps| steps as u32))
 }
 

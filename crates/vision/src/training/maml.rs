@@ -47,7 +47,7 @@ pub struct MamlConfiguration {
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the images.
+    /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
     /// What training episodes are like.
     pub episodes: MamlEpisodeSettings,
@@ -55,7 +55,7 @@ pub struct MamlConfiguration {
     pub adaptation: AdaptationSettings,
     /// How images are changed in training.
     pub augmentation: Augmentation,
-    /// How the model is judged on the way.
+    /// How the model is validated during training.
     pub validation: ValidationSettings,
     /// How the parameters are changed: by Adam, that is, without weight decay.
     pub optimiser: Optimiser,

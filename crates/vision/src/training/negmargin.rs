@@ -42,13 +42,13 @@ pub struct NegMarginConfiguration {
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the images.
+    /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
     /// The loss and what it is taken over.
     pub loss: LossSettings,
     /// How images are changed in training.
     pub augmentation: Augmentation,
-    /// How the model is judged on the way.
+    /// How the model is validated during training.
     pub validation: ValidationSettings,
     /// How the parameters are changed: by Adam, whose weight decay is part of the gradient.
     pub optimiser: Optimiser,
@@ -58,16 +58,16 @@ pub struct NegMarginConfiguration {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossSettings {
-    /// Images a step.
+    /// Images per step.
     pub batch: usize,
-    /// What cosines are multiplied by.
+    /// Factor of all cosines.
     pub scale: f64,
-    /// What is subtracted from the right class's cosine before.
+    /// Margin that is subtracted from the cosine of the true class before scaling.
     pub margin: f64,
 }
 
 impl NegMarginConfiguration {
-    /// Its authors' training on photographs.
+    /// The authors' settings for photographs.
     pub fn photographs() -> Self {
         let backbone = BackboneConfiguration::photographs();
         NegMarginConfiguration {

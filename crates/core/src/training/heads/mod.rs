@@ -54,6 +54,11 @@ pub trait LearnedHead: Send + Sync {
     /// The head with the given parameters as a method for evaluations.
     fn method(&self, parameters: &[f32]) -> Box<dyn Method>;
 
+    /// The most classes that an episode can have; `None`: any number.
+    fn max_classes(&self) -> Option<usize> {
+        None
+    }
+
     /// The network in the form that a GPU can train; `None` if it cannot.
     #[cfg(feature = "cuda")]
     fn gpu_head(&self) -> Option<GpuHead<'_>> {

@@ -86,6 +86,10 @@ impl LearnedHead for TranfsHead {
         Box::new(TrainedTranfs::new(self.network.clone(), parameters.to_vec()))
     }
 
+    fn max_classes(&self) -> Option<usize> {
+        Some(self.options.classes)
+    }
+
     #[cfg(feature = "cuda")]
     fn gpu_head(&self) -> Option<super::GpuHead<'_>> {
         Some(super::GpuHead::Tranfs(&self.network))

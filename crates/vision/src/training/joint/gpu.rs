@@ -22,9 +22,9 @@ use trueshot_nn::conv4;
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
-use super::JointConfiguration;
 use super::batches::JointBatch;
 use super::session::{joint_layout, kept_part, parts, seed_of_part};
+use super::{JointConfiguration, JointEpisodeSettings};
 use crate::training::Datasets;
 use crate::training::gpu::{save_scale, saved_scale, steps_at_once, upload_training_images};
 
@@ -68,12 +68,15 @@ pub(super) fn session(
         decay: configuration.average,
         images_are_stored: warning.is_none(),
     };
+    // One step for each number of shots, so that episodes that are too large are refused now and not in the middle of the run.
+    let largest: Vec<JointStep> = episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
     let session: BoxedSession = match head.gpu_head().expect("a joint head can be trained on a GPU") {
         GpuHead::Relabel(network) => {
             let of_optimiser = OptimiserOptions { adamw, clip: optimiser.clip };
             let (rows, dim) = (options.images, shape.features());
             let head = RelabelTraining::joint(device, network, of_optimiser, of_head, rows, dim)?;
-            let training = JointTraining::new(device, options, backbone, head, images)?;
+            let mut training = JointTraining::new(device, options, backbone, head, images)?;
+            training.reserve(&largest)?;
             Box::new(GpuJointSession { training, common })
         }
         GpuHead::Tranfs(network) => {
@@ -84,11 +87,25 @@ pub(super) fn session(
             };
             let of_head_options = TranfsOptions { optimiser: adamw, clip: optimiser.clip, limits };
             let head = TranfsTraining::joint(device, network, of_head_options, of_head, options.images)?;
-            let training = JointTraining::new(device, options, backbone, head, images)?;
+            let mut training = JointTraining::new(device, options, backbone, head, images)?;
+            training.reserve(&largest)?;
             Box::new(GpuJointSession { training, common })
         }
     };
     Ok((session, warning))
+}
+
+/// A step of the given number of shots without images.
+fn empty_step(episodes: &JointEpisodeSettings, shots: usize) -> JointStep {
+    let labels = |each: usize| (0..episodes.ways * each).map(move |item| (item / each) as u32);
+    let episode = JointEpisode {
+        classes: episodes.ways,
+        given: labels(shots).collect(),
+        truth: labels(shots).map(Some).collect(),
+        query_classes: labels(episodes.queries).collect(),
+    };
+    let part = JointPart { dropout_seed: 0, episodes: vec![episode; episodes.per_step(shots)] };
+    JointStep { rate: 0.0, keep: 0.0, parts: vec![part], images: StepImages::Requests(Vec::new()) }
 }
 
 /// What a session needs beside its training.

@@ -69,6 +69,11 @@ impl Start {
         let backbone = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
         let shape = super::shape(&configuration.pictures.preprocessing());
         let (head, of_head) = open_head(&Model::open(head_path)?, shape.features())?;
+        let classes = configuration.episodes.ways.max(configuration.validation.ways);
+        if let Some(model) = head.max_classes().filter(|&most| most < classes) {
+            let path = head_path.into();
+            return Err(trueshot::Error::TooManyClasses { path, classes, model }.into());
+        }
         let (seed, pictures) = (configuration.seed, &configuration.pictures);
         let batches = JointBatches {
             preparer: ImagePreparer::new(datasets.train.clone(), pictures, &configuration.augmentation, seed),

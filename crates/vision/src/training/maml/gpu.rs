@@ -195,7 +195,7 @@ impl GpuValidation {
         let is_right = |(answer, logits): (usize, &[f32])| {
             let best =
                 (1..logits.len()).fold(0, |best, way| if logits[way] > logits[best] { way } else { best });
-            best == answer
+            best == answer && logits.iter().all(|logit| logit.is_finite())
         };
         let rows = logits.chunks_exact(self.ways);
         let count = rows.len();
