@@ -97,7 +97,7 @@ fn a_device_that_cannot_be_opened_and_a_panic_are_failures() {
     assert_eq!(unopened.failure(), Some(failure()));
     let panics = BatchQueue::start(SHAPE, || Ok(Box::new(|_: &[u8]| panic!("for the test"))));
     assert!(panics.submit(image(1)).wait().is_err());
-    assert!(panics.failure().unwrap().message.contains("a panic"));
+    assert!(panics.failure().unwrap().message.contains("panicked"));
     let short = BatchQueue::start(SHAPE, || Ok(Box::new(|_: &[u8]| Ok(vec![1.0]))));
     assert!(short.submit(image(1)).wait().is_err());
     assert!(short.failure().unwrap().message.contains("1 numbers for 1 images"));
