@@ -2,9 +2,9 @@
 //! support set adapt them to a task.
 //!
 //! Start with [`MamlTraining`], or [`MamlEvaluation`] to adapt a network without training it. A step computes what
-//! [`trueshot_nn::maml::MamlLearner`] computes on the CPU, followed by AdamW on the mean gradient of its tasks. Up to [`TASKS_AT_ONCE`] tasks run in the same kernels, each with its own parameters, activations
-//! and gradients ([`memory`]); a step with more tasks runs them in groups, whose gradients are added in order. One step is one
-//! CUDA graph.
+//! [`trueshot_nn::maml::MamlLearner`] computes on the CPU, followed by AdamW on the mean gradient of its tasks. Up to eight
+//! tasks run in the same kernels, each with its own parameters, activations and gradients; a step with more tasks runs them in
+//! groups, whose gradients are added in order. One step is one CUDA graph.
 //!
 //! Precision and overflow are those of [`Conv4Training`](crate::conv4::Conv4Training): the losses of support sets and queries
 //! are multiplied by the same loss scale, and if any gradient overflows, nothing is updated, the scale is halved and the step

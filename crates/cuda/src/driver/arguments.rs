@@ -40,7 +40,7 @@ impl Grid {
     }
 }
 
-/// A part of a [`Buffer`], as an argument of a kernel.
+/// A part of a [`Buffer`](super::Buffer), as an argument of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct Address<T> {
     address: u64,
