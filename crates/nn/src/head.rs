@@ -66,6 +66,9 @@ pub trait Head: Send + Sync {
     ) -> Vec<f64>;
 }
 
+/// The part of the mean of all features ([`JointHead::feature_mean`]) that a step replaces by the mean of its features.
+pub const FEATURE_MEAN_RATE: f32 = 0.01;
+
 /// A head that can be trained together with the backbone whose features it reads: it also computes the gradient of its
 /// loss with respect to the features.
 ///

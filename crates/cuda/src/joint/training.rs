@@ -6,6 +6,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
+use trueshot_nn::head::FEATURE_MEAN_RATE;
 
 use super::inputs::{JointStep, SlotLayout, StepSize};
 use super::{BackboneUpdate, HeadTraining, HeadWeights};
@@ -15,9 +16,6 @@ use crate::conv4::{
 };
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Null, Queue, Value};
 use crate::error::Result;
-
-/// The part of the mean of all features that a step replaces by the mean of its features.
-const MEAN_RATE: f32 = 0.01;
 
 /// The sizes and options of a training run.
 #[derive(Debug, Clone)]
@@ -349,7 +347,8 @@ impl<H: HeadTraining> JointTraining<H> {
         let (state, shape) = (&self.optimiser.state, Value(self.shape()));
         let of_head = self.head.parameters();
         if let Some(range) = &self.options.feature_mean {
-            let (rate, rows, mean) = (Value(MEAN_RATE), Value(size.images as i32), of_head.at(range.start));
+            let (rate, rows, mean) =
+                (Value(FEATURE_MEAN_RATE), Value(size.images as i32), of_head.at(range.start));
             let grid = Grid::new(range.len().div_ceil(32), 256);
             let arguments: [&dyn Argument; 6] = [self.head.features(), &mean, &rate, &rows, state, &shape];
             self.launch("joint_feature_mean", grid, &arguments)?;

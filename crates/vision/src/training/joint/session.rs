@@ -15,7 +15,7 @@ use trueshot::training::heads::{EpisodeLabels, LearnedHead};
 use trueshot::training::{CpuWeights, TrainingSession};
 use trueshot_nn::Isa;
 use trueshot_nn::conv4::{Shape, TrainingPass};
-use trueshot_nn::head::Episode;
+use trueshot_nn::head::{Episode, FEATURE_MEAN_RATE};
 use trueshot_nn::parameters::ParameterLayout;
 
 use super::batches::JointBatch;
@@ -24,8 +24,6 @@ use crate::training::loss::{self, Aggregate, loss};
 /// Parts that the episodes of a step are divided into, each with a gradient of its own. At most this number of threads
 /// work on the head; the number of threads does not change the result.
 pub(super) const PARTS: usize = 8;
-/// The part of the mean of all features that a step replaces by the mean of its features.
-const MEAN_RATE: f32 = 0.01;
 /// The average of the parameters starts as the mean of all steps, and keeps at most `(1 + step) / (AVERAGE_START + step)`.
 const AVERAGE_START: f64 = 10.0;
 
@@ -125,7 +123,7 @@ impl CpuJointSession {
         }
         let range = self.backbone_len + mean.start..self.backbone_len + mean.end;
         for (mean, sum) in self.weights.parameters[range].iter_mut().zip(sums) {
-            *mean += MEAN_RATE * ((sum / count) as f32 - *mean);
+            *mean += FEATURE_MEAN_RATE * ((sum / count) as f32 - *mean);
         }
     }
 
