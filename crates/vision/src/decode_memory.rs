@@ -2,7 +2,7 @@
 //!
 //! The decoders of the `image` crate check only some of their buffers against a limit: the coefficients of a progressive
 //! JPEG and the frames of a WebP, for instance, are allocated without a question. So the size of those buffers is
-//! computed here from the header. A test in `tests/picture_memory.rs` measures every format and compares.
+//! computed here from the header. A test in `tests/decode_memory.rs` measures every format and compares.
 
 use image::metadata::Orientation;
 use image::{ColorType, ImageFormat};

@@ -1,0 +1,131 @@
+//! Tests of `trueshot fit` and `trueshot predict`.
+
+use std::path::Path;
+
+use crate::fixture::{TRUESHOT, refused, text};
+use assert_cmd::Command;
+use image::{Rgb, RgbImage};
+
+/// A folder of three classes of stripes in colours of their own, five images each.
+struct PhotoFolder(tempfile::TempDir);
+
+impl PhotoFolder {
+    fn new() -> Self {
+        let photos = PhotoFolder(tempfile::tempdir().unwrap());
+        for (class, colour) in [("red", [220, 30, 30]), ("green", [30, 200, 40]), ("blue", [30, 40, 220])] {
+            for number in 0..5 {
+                photos.add(&format!("photos/{class}/{number}.png"), colour, number);
+            }
+        }
+        photos
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn add(&self, name: &str, [r, g, b]: [u8; 3], number: u32) {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let stripe = |x: u32, value: u8| if (x + number) % (4 + number) < 2 { value / 2 } else { value };
+        let image = RgbImage::from_fn(40, 36, |x, y| Rgb([stripe(x, r), stripe(y, g), stripe(x + y, b)]));
+        image.save(path).unwrap();
+    }
+
+    fn trueshot(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(TRUESHOT);
+        command.current_dir(self.path()).env("XDG_CACHE_HOME", self.path().join("cache")).args(arguments);
+        command
+    }
+
+    fn fit(&self, more: &[&str]) -> String {
+        let arguments = [&["fit", "photos", "-o", "colours.safetensors", "--size", "64"], more].concat();
+        text(&self.trueshot(&arguments).assert().success().get_output().stderr)
+    }
+
+    fn predict(&self, more: &[&str]) -> Command {
+        self.trueshot(&[&["predict", "colours.safetensors", "--size", "64"], more].concat())
+    }
+
+    fn answers(&self, more: &[&str]) -> String {
+        text(&self.predict(more).assert().success().get_output().stdout)
+    }
+}
+
+#[test]
+fn photos_become_a_classifier_that_answers_for_new_ones() {
+    let photos = PhotoFolder::new();
+    let said = photos.fit(&[]);
+    assert!(said.contains("colours.safetensors: 3 classes from 15 examples by relabel"), "{said}");
+    photos.add("new/a.png", [210, 35, 25], 7);
+    photos.add("new/b.png", [25, 35, 210], 6);
+    let table = photos.answers(&["new/a.png"]);
+    assert!(table.contains(" %  red ") && table.trim_end().ends_with("new/a.png"), "{table}");
+    let csv = photos.answers(&["new", "--format", "csv", "--all"]);
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines[0], "item,class,probability,unknown,blue,green,red");
+    assert!(lines[1].contains("a.png,red,") && lines[2].contains("b.png,blue,"), "{csv}");
+    assert_eq!(photos.answers(&["new", "--format", "csv", "--all", "--threads", "1"]), csv);
+    let line = photos.answers(&["new/b.png", "--format", "jsonl"]);
+    let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
+    assert_eq!((&answer["item"], &answer["class"]), (&"new/b.png".into(), &"blue".into()));
+}
+
+#[test]
+fn more_examples_and_new_classes_are_added() {
+    let photos = PhotoFolder::new();
+    photos.fit(&["-m", "median"]);
+    (0..4).for_each(|number| photos.add(&format!("more/yellow/{number}.png"), [230, 220, 20], number));
+    photos.add("more/red/9.png", [200, 20, 40], 9);
+    let add = ["fit", "more", "--add", "colours.safetensors", "-o", "colours.safetensors", "--size", "64"];
+    let said = text(&photos.trueshot(&add).assert().success().get_output().stderr);
+    assert!(said.contains("4 classes from 20 examples by relabel"), "{said}");
+    photos.add("new.png", [225, 215, 30], 8);
+    assert!(photos.answers(&["new.png"]).contains("yellow"));
+}
+
+#[test]
+fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
+    let photos = PhotoFolder::new();
+    photos.fit(&[]);
+    std::fs::write(photos.path().join("photos/red/broken.png"), "no picture").unwrap();
+    let done = photos.predict(&["photos"]).assert().success();
+    assert!(text(&done.get_output().stderr).contains("broken.png is skipped"));
+    assert_eq!(text(&done.get_output().stdout).lines().count(), 15);
+    let done = photos.predict(&["photos/red/broken.png"]).assert().code(1);
+    assert!(text(&done.get_output().stderr).contains("none of the images could be read"));
+    refused(photos.predict(&["nowhere.png"]), &["nowhere.png does not exist"]);
+    let other = ["predict", "photos/red/0.png", "photos/red/0.png"];
+    refused(photos.trueshot(&other), &["cannot use photos/red/0.png as a classifier"]);
+    let size = ["predict", "colours.safetensors", "photos", "--size", "96"];
+    refused(
+        photos.trueshot(&size),
+        &["the classifier was trained on embeddings of", "64 px", "96 px", "hint: "],
+    );
+    std::fs::create_dir_all(photos.path().join("one/class")).unwrap();
+    photos.add("one/class/a.png", [1, 2, 3], 1);
+    photos.add("one/class/b.png", [9, 2, 3], 2);
+    refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["at least two classes"]);
+    let done = photos.trueshot(&["fit", "photos", "-m", "medain", "-o", "x.safetensors"]).assert().code(2);
+    assert!(text(&done.get_output().stderr).contains("unknown method 'medain'"));
+}
+
+#[test]
+fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exist() {
+    let photos = PhotoFolder::new();
+    let fit = ["fit", "photos", "-o", "c.safetensors", "--size", "32", "--device", "cpu"];
+    photos.trueshot(&fit).assert().success();
+    let commands: [&[&str]; 4] = [
+        &["audit", "photos"],
+        &["fit", "photos", "-o", "d.safetensors"],
+        &["predict", "c.safetensors", "photos"],
+        &["serve", "--port", "0", "--data-dir", "store"],
+    ];
+    for command in commands {
+        let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+        refused(photos.trueshot(&[command, &["--device", "cuda:77"]].concat()), &expected);
+    }
+    for command in &commands[..3] {
+        photos.trueshot(&[command, &["--device", "cpu", "--size", "32"][..]].concat()).assert().success();
+    }
+}

@@ -1,0 +1,19 @@
+//! Tests of the command line: each module runs one command as a process.
+
+mod audit;
+mod baselines;
+mod dataset;
+mod demo;
+mod embed;
+mod eval;
+mod fit;
+mod fixture;
+mod inspect;
+mod names;
+mod outputs;
+mod photos;
+mod refusals;
+mod repair;
+mod reproduce;
+mod serve;
+mod train;

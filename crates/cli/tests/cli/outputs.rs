@@ -1,0 +1,172 @@
+//! Tests of outputs: where results are written, and what is left when they cannot be written.
+
+use crate::fixture::{EmbeddingsFolder, refused, text};
+
+#[test]
+fn data_goes_to_standard_output_and_messages_to_standard_error() {
+    let folder = EmbeddingsFolder::new();
+    let assert =
+        folder.eval(&["--html", "page.html", "--write-manifest", "m.jsonl", "-f", "json"]).assert().code(0);
+    let output = assert.get_output();
+    serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap();
+    let messages = text(&output.stderr);
+    assert!(messages.contains("wrote 30 episodes to m.jsonl") && messages.contains("wrote page.html"));
+    folder.eval(&["-f", "json"]).assert().success().stderr("");
+}
+
+#[test]
+fn a_result_written_to_a_file_is_the_one_that_would_be_printed() {
+    let folder = EmbeddingsFolder::new();
+    let printed = folder.stdout(&["--format", "csv"]);
+    folder.eval(&["--format", "csv", "-o", "found.csv"]).assert().success().stdout("").stderr("");
+    assert_eq!(std::fs::read_to_string(folder.path("found.csv")).unwrap(), printed);
+    folder.eval(&["--format", "csv", "--seed", "5", "-o", "found.csv"]).assert().success();
+    assert_ne!(std::fs::read_to_string(folder.path("found.csv")).unwrap(), printed);
+    assert_eq!(folder.files(), ["data.safetensors", "found.csv", "outliers.safetensors"]);
+}
+
+#[test]
+fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
+    let folder = EmbeddingsFolder::new();
+    // Episodes for a day: the refusal comes first.
+    for option in ["--output", "--html", "--write-manifest"] {
+        let command = folder.eval(&["--episodes=1000000000", option, "nowhere/found"]);
+        refused(command, &["cannot write nowhere/found: nowhere is not a folder"]);
+    }
+    std::fs::create_dir(folder.path("taken")).unwrap();
+    refused(folder.eval(&["--episodes=1000000000", "-o", "taken"]), &["cannot write taken: it is a folder"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_folder_that_cannot_be_written_is_an_error_with_the_path() {
+    let folder = EmbeddingsFolder::new();
+    refused(folder.eval(&["-o", "/proc/found.txt"]), &["cannot write /proc/found.txt: "]);
+    refused(
+        folder.trueshot(&["inspect", "data.safetensors", "-o", "/proc/found.txt"]),
+        &["cannot write /proc/"],
+    );
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn standard_output_on_a_full_disk_is_a_failure() {
+    let folder = EmbeddingsFolder::new();
+    let script = "\"$0\" eval data.safetensors --episodes 30 > /dev/full";
+    let mut command = folder.command("sh");
+    command.args(["-c", script, crate::fixture::TRUESHOT]);
+    refused(command, &["cannot write to standard output: No space left on device"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_device_is_a_failure_and_stays_a_device() {
+    let folder = EmbeddingsFolder::new();
+    // Through a link, so that a mistake here replaces the link and not the device.
+    std::os::unix::fs::symlink("/dev/full", folder.path("full")).unwrap();
+    let before = folder.files();
+    for option in ["--output", "--html", "--write-manifest"] {
+        refused(folder.eval(&[option, "full"]), &["cannot write full: No space left on device"]);
+        assert!(folder.path("full").is_symlink(), "{option}");
+        assert_eq!(folder.files(), before);
+    }
+}
+
+/// Runs with files limited to a few kilobytes, which fails as a full disk does.
+#[cfg(unix)]
+fn on_a_full_disk(folder: &EmbeddingsFolder, arguments: &[&str]) -> assert_cmd::Command {
+    let script = "trap '' XFSZ; ulimit -f 4; exec \"$0\" eval data.safetensors --episodes 30 \"$@\"";
+    let mut command = folder.command("sh");
+    command.args(["-c", script, crate::fixture::TRUESHOT]).args(arguments);
+    command
+}
+
+#[test]
+#[cfg(unix)]
+fn a_full_disk_leaves_nothing_half_written() {
+    let folder = EmbeddingsFolder::new();
+    let before = folder.files();
+    for arguments in
+        [&["-f", "html", "-o", "found"][..], &["--html", "found"], &["--write-manifest", "found"]]
+    {
+        refused(on_a_full_disk(&folder, arguments), &["cannot write found: "]);
+        assert_eq!(folder.files(), before);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_full_disk_leaves_the_old_file_as_it_was() {
+    let folder = EmbeddingsFolder::new();
+    std::fs::write(folder.path("found"), "old").unwrap();
+    let before = folder.files();
+    refused(on_a_full_disk(&folder, &["-f", "html", "-o", "found"]), &["cannot write found: "]);
+    assert_eq!(std::fs::read_to_string(folder.path("found")).unwrap(), "old");
+    assert_eq!(folder.files(), before);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_link_to_a_file_stays_a_link() {
+    let folder = EmbeddingsFolder::new();
+    std::fs::write(folder.path("behind"), "old").unwrap();
+    std::os::unix::fs::symlink("behind", folder.path("link")).unwrap();
+    folder.eval(&["-o", "link"]).assert().success();
+    assert!(folder.path("link").is_symlink());
+    assert!(std::fs::read_to_string(folder.path("behind")).unwrap().starts_with("5-way"));
+}
+
+#[test]
+#[cfg(unix)]
+fn whoever_has_seen_enough_may_close_the_pipe() {
+    let folder = EmbeddingsFolder::new();
+    // `false` reads nothing, so the pipe is closed whatever comes first.
+    for (command, reader) in [
+        ("eval data.safetensors --episodes 30 -f html", "head -1"),
+        ("eval data.safetensors --episodes 30", "false"),
+        ("eval --list-methods", "false"),
+        ("inspect data.safetensors", "false"),
+        ("bench --only eval_nothing", "cat"),
+    ] {
+        let script = format!("{{ \"$0\" {command}; echo status $? >&2; }} | {reader}");
+        let output = folder.command("sh").args(["-c", &script, crate::fixture::TRUESHOT]).output().unwrap();
+        let messages = text(&output.stderr);
+        match command.starts_with("bench") {
+            true => assert!(messages.ends_with("status 1\n"), "{messages}"),
+            false => assert_eq!(messages, "status 0\n", "{command} | {reader}"),
+        }
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ctrl_c_prints_what_is_done_so_far() {
+    let folder = EmbeddingsFolder::new();
+    let arguments = ["eval", "data.safetensors", "--episodes", "1000000000", "--methods", "protonet,median"];
+    let child = std::process::Command::new(crate::fixture::TRUESHOT)
+        .args(arguments)
+        .current_dir(folder.path(""))
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let process = child.id().to_string();
+    while !catches_interrupts(&process) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    std::process::Command::new("kill").args(["-INT", &process]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (shown, messages) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{messages}");
+    assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
+    assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
+    assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
+}
+
+/// Whether a process has begun to listen for Ctrl-C: bit 1 of the signals it catches.
+#[cfg(target_os = "linux")]
+fn catches_interrupts(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it is still running");
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux lists signals");
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 2 != 0
+}

@@ -1,0 +1,267 @@
+//! Tests of `trueshot repair`: applying a plan, interrupting it, and undoing it.
+
+use crate::fixture::{EmbeddingsFolder, misused, refused, text};
+use crate::photos::PhotoFolder;
+use serde_json::Value;
+
+/// Photos with two exchanged, and a plan beside them.
+fn planned() -> PhotoFolder {
+    let photos = PhotoFolder::new();
+    photos.exchange("rings/0.png", "stripes/0.png");
+    let done = photos.audit(&["--plan", "plan.jsonl"]).assert().success();
+    assert!(text(&done.get_output().stderr).contains("plan.jsonl: 2 changes"));
+    photos
+}
+
+#[test]
+fn a_plan_says_what_where_why_and_what_it_is_good_for() {
+    let photos = planned();
+    let plan = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
+    let lines: Vec<Value> = plan.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["format"], "trueshot-plan/1");
+    assert_eq!(lines[0]["kind"], "folder");
+    assert!(lines[0]["accuracy"].as_f64() < lines[0]["accuracy_after"].as_f64(), "{plan}");
+    for line in &lines[1..3] {
+        assert!(
+            line["item"].is_string() && line["to"].is_string() && line["effect"].as_f64().unwrap() > 0.0,
+            "{line}"
+        );
+        assert!(line["reason"].as_str().unwrap().starts_with("most similar to"), "{line}");
+    }
+    assert_eq!(lines[3]["listing"].as_array().unwrap().len(), 18);
+    let shown = photos.trueshot(&["repair", "plan.jsonl"]).assert().success();
+    let shown = text(&shown.get_output().stdout);
+    assert!(
+        shown.contains("rings/0.png -> stripes/0-2.png") && shown.contains("nothing was changed"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_repaired_copy_is_clean_and_the_original_is_as_it_was() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]).assert().success().stdout("");
+    assert_eq!(photos.contents("photos"), before);
+    let after = photos.contents("clean");
+    assert_eq!(after["stripes/0-2.png"], before["rings/0.png"]);
+    assert_eq!(after["rings/0-2.png"], before["stripes/0.png"]);
+    assert_eq!(after.len(), before.len() + 1, "and the log");
+    photos.trueshot(&["audit", "clean", "--check"]).assert().code(0);
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &["it already exists"]);
+}
+
+#[test]
+fn a_repair_in_place_can_be_taken_back() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    let done = photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    assert!(text(&done.get_output().stderr).contains("2 files moved"));
+    assert_ne!(photos.contents("photos"), before);
+    photos.audit(&["--check"]).assert().code(0);
+    // The same again finds that all is done.
+    let again = photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    assert!(text(&again.get_output().stderr).contains("0 files moved (2 already moved)"));
+    // It still says where everything is now.
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place", "--labels", "labels.csv"]).assert().success();
+    photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
+    photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    assert_eq!(photos.contents("photos"), before);
+    refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &["plan.undo.jsonl"]);
+}
+
+#[test]
+fn while_another_process_repairs_the_folder_nothing_is_touched() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    let lock = trueshot::lock::Lock::on_folder(&photos.path("photos")).unwrap();
+    let holder = format!("is in use by process {} (", std::process::id());
+    for arguments in [vec!["--in-place"], vec!["--into", "clean"]] {
+        refused(photos.trueshot(&[&["repair", "plan.jsonl"], &arguments[..]].concat()), &[&holder, "hint:"]);
+    }
+    assert!(!photos.path("plan.undo.jsonl").exists() && !photos.path("clean").exists());
+    drop(lock);
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    let after = photos.contents("photos");
+    let lock = trueshot::lock::Lock::on_folder(&photos.path("photos")).unwrap();
+    refused(photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]), &[&holder]);
+    drop(lock);
+    assert_eq!(photos.contents("photos"), after);
+    photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    assert_eq!(photos.contents("photos"), before, "and no lock file is left");
+}
+
+#[test]
+fn two_repairs_and_an_undo_started_together_lose_nothing() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    for _ in 0..5 {
+        let start = |arguments: &[&str]| {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trueshot"));
+            command.args(arguments).current_dir(photos.path("")).stderr(std::process::Stdio::null());
+            command.spawn().unwrap()
+        };
+        let repair = ["repair", "plan.jsonl", "--in-place"];
+        let mut running = [start(&repair), start(&repair), start(&["repair", "--undo", "plan.undo.jsonl"])];
+        running.iter_mut().for_each(|process| assert!(matches!(process.wait().unwrap().code(), Some(0 | 1))));
+        let mut found: Vec<Vec<u8>> = photos.contents("photos").into_values().collect();
+        let mut expected: Vec<Vec<u8>> = before.values().cloned().collect();
+        found.sort();
+        expected.sort();
+        assert!(found == expected, "every picture is there once");
+        if photos.path("plan.undo.jsonl").exists() {
+            photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+        }
+        assert_eq!(photos.contents("photos"), before);
+    }
+}
+
+#[test]
+fn undo_says_how_many_files_moved_and_lists_what_it_could_not_move() {
+    let photos = planned();
+    let before = photos.contents("photos");
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("away.png")).unwrap();
+    let failed = photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().code(1);
+    let message = text(&failed.get_output().stderr);
+    for part in ["1 file moved back", "neither stripes/0-2.png nor rings/0.png exists", "1 of 2 files"] {
+        assert!(message.contains(part), "'{part}' is missing in: {message}");
+    }
+    std::fs::rename(photos.path("away.png"), photos.path("photos/stripes/0-2.png")).unwrap();
+    let done = photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    let message = text(&done.get_output().stderr);
+    assert!(message.contains("1 file moved back (1 already back)"), "{message}");
+    assert_eq!(photos.contents("photos"), before);
+    assert!(!photos.path("plan.undo.jsonl").exists());
+}
+
+#[test]
+fn a_repair_that_is_half_done_is_called_so() {
+    let photos = planned();
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+    let carried_out = ["this plan was already applied in place", "repair --undo plan.undo.jsonl"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &carried_out);
+    // As after a kill between two moves.
+    std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("photos/rings/0.png")).unwrap();
+    let half_done = ["a repair was interrupted (1 of 2 files moved): run it again with --in-place", "--undo"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &half_done);
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]), &half_done);
+    photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
+}
+
+#[test]
+#[cfg(unix)]
+fn a_class_folder_that_leads_elsewhere_is_refused_before_anything_moves() {
+    let photos = planned();
+    std::fs::create_dir(photos.path("elsewhere")).unwrap();
+    std::fs::rename(photos.path("photos/stripes"), photos.path("elsewhere/stripes")).unwrap();
+    std::os::unix::fs::symlink(photos.path("elsewhere/stripes"), photos.path("photos/stripes")).unwrap();
+    let before = photos.contents("elsewhere");
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--in-place"]), &["nothing was moved", "is a link"]);
+    assert_eq!(photos.contents("elsewhere"), before);
+    assert!(!photos.path("plan.undo.jsonl").exists());
+    // A link that turns up as the quarantine leads nowhere either.
+    let plan = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
+    let lines: Vec<&str> = plan.lines().collect();
+    let outlier = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
+    std::fs::write(photos.path("mine.jsonl"), [lines[0], outlier, lines[3]].join("\n")).unwrap();
+    std::os::unix::fs::symlink(photos.path("elsewhere"), photos.path("photos/_quarantine")).unwrap();
+    refused(photos.trueshot(&["repair", "mine.jsonl", "--in-place"]), &["'_quarantine' is a link"]);
+    assert_eq!(photos.contents("elsewhere"), before);
+}
+
+#[test]
+fn an_edit_that_keeps_the_size_is_refused() {
+    let photos = planned();
+    let path = photos.path("photos/rings/0.png");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let time = std::fs::metadata(&path).unwrap().modified().unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    let parts = ["has changed since the audit: 1 edited (rings/0.png)"];
+    refused(photos.trueshot(&["repair", "plan.jsonl", "--in-place"]), &parts);
+}
+
+#[test]
+fn a_folder_that_changed_since_is_refused_with_what_changed() {
+    let photos = planned();
+    std::fs::remove_file(photos.path("photos/checks/1.png")).unwrap();
+    photos.write("rings/new.png", &std::fs::read(photos.path("photos/rings/2.png")).unwrap());
+    let parts = [
+        "has changed since the audit",
+        "1 gone (checks/1.png)",
+        "1 new (rings/new.png)",
+        "hint: audit it again",
+    ];
+    for more in [vec!["--into", "clean"], vec!["--in-place"], vec!["--labels", "l.csv"]] {
+        refused(photos.trueshot(&[&["repair", "plan.jsonl"], &more[..]].concat()), &parts);
+    }
+    assert!(!photos.path("clean").exists() && !photos.path("plan.undo.jsonl").exists());
+}
+
+#[test]
+fn a_plan_edited_by_hand_is_followed_and_one_that_makes_no_sense_refused() {
+    let photos = planned();
+    let plan = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
+    let lines: Vec<&str> = plan.lines().collect();
+    let by_hand = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
+    std::fs::write(photos.path("mine.jsonl"), [lines[0], by_hand, lines[3]].join("\n")).unwrap();
+    photos.trueshot(&["repair", "mine.jsonl", "--into", "clean"]).assert().success();
+    assert!(
+        photos.path("clean/_quarantine/checks/5.png").exists() && !photos.path("clean/checks/5.png").exists()
+    );
+    let escaping = r#"{"item": "checks/5.png", "from": "checks", "to": "../../up"}"#;
+    std::fs::write(photos.path("mine.jsonl"), [lines[0], escaping, lines[3]].join("\n")).unwrap();
+    refused(
+        photos.trueshot(&["repair", "mine.jsonl", "--in-place"]),
+        &["line 2", "cannot be the name of a class"],
+    );
+    let unknown = r#"{"item": "checks/77.png", "from": "checks", "to": "rings"}"#;
+    std::fs::write(photos.path("mine.jsonl"), [lines[0], unknown, lines[3]].join("\n")).unwrap();
+    refused(
+        photos.trueshot(&["repair", "mine.jsonl", "--in-place"]),
+        &["no checks/77.png under class 'checks'"],
+    );
+    refused(photos.trueshot(&["repair", "photos/rings/1.png"]), &["photos/rings/1.png"]);
+    misused(photos.trueshot(&["repair"]), &["PLAN"]);
+}
+
+#[test]
+fn cleaned_labels_are_read_by_us_and_by_others() {
+    let photos = planned();
+    let others = ["--label-studio", "tasks.json", "--fiftyone", "labels.json"];
+    photos
+        .trueshot(&[&["repair", "plan.jsonl", "--labels", "labels.csv"], &others[..]].concat())
+        .assert()
+        .success();
+    let csv = std::fs::read_to_string(photos.path("labels.csv")).unwrap();
+    assert!(csv.contains("photos/rings/0.png,stripes,rings\n"), "{csv}");
+    photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
+    let read =
+        |name: &str| -> Value { serde_json::from_slice(&std::fs::read(photos.path(name)).unwrap()).unwrap() };
+    assert_eq!(read("tasks.json").as_array().unwrap().len(), 18);
+    let labels = read("labels.json");
+    assert!(labels["labels"].as_object().unwrap().keys().all(|path| std::path::Path::new(path).is_file()));
+}
+
+#[test]
+fn rows_get_their_labels_in_a_new_file() {
+    let folder = EmbeddingsFolder::new();
+    let audit =
+        ["audit", "data.safetensors", "--plan", "plan.jsonl", "--expected-noise", "20", "--certainty", "0.5"];
+    folder.trueshot(&audit).assert().success();
+    let plan = std::fs::read_to_string(folder.path("plan.jsonl")).unwrap();
+    let changes = plan.lines().count() - 2;
+    assert!(changes > 0, "{plan}");
+    folder.trueshot(&["repair", "plan.jsonl", "--into", "clean.safetensors"]).assert().success();
+    let clean = trueshot::Embeddings::open(folder.path("clean.safetensors")).unwrap();
+    let outliers = plan.matches("\"quarantine\":true").count();
+    assert_eq!(clean.len(), 8 * 40 - outliers);
+    refused(folder.trueshot(&["repair", "plan.jsonl", "--in-place"]), &["this plan is for embeddings"]);
+    folder.spoil(0, 0, 0.25);
+    refused(
+        folder.trueshot(&["repair", "plan.jsonl", "--into", "b.safetensors"]),
+        &["its rows or labels differ"],
+    );
+}

@@ -1,0 +1,228 @@
+//! Tests of `trueshot reproduce` on the built-in drawings, at a very small scale.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::fixture::{TRUESHOT, text};
+
+const TABLE: [&str; 10] = [
+    "reproduce",
+    "cls_abl",
+    "support_sets",
+    "--dataset",
+    "omniglot",
+    "--scale",
+    "0.001",
+    "--episodes",
+    "20",
+    "--out",
+];
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn reproduce(out: &Path) -> String {
+    let done = std::process::Command::new(TRUESHOT).args(TABLE).arg(out).output().unwrap();
+    let told = text(&done.stderr);
+    assert!(done.status.success(), "{told}");
+    told
+}
+
+fn reports(out: &Path) -> Vec<Vec<u8>> {
+    ["html", "md", "tex", "json"]
+        .map(|form| std::fs::read(out.join(format!("report.{form}"))).unwrap())
+        .to_vec()
+}
+
+fn results(out: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(out.join("cache")).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<PathBuf> =
+        entries.filter(|path| path.display().to_string().ends_with(ending)).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
+    let (whole, broken) = (folder(), folder());
+    reproduce(whole.path());
+    // The moments come from the clock, so they differ from run to run; the report must not.
+    let mut moment =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_micros();
+    for _ in 0..10 {
+        moment = moment.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(TABLE).arg(broken.path()).stderr(Stdio::null());
+        let mut run = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(u64::from(moment >> 16) % 1500));
+        run.kill().unwrap();
+        run.wait().unwrap();
+    }
+    reproduce(broken.path());
+    assert!(reports(whole.path()) == reports(broken.path()), "the reports differ");
+}
+
+#[test]
+fn a_run_in_periods_ends_in_the_same_report_and_tells_the_time_of_all() {
+    let (whole, periods) = (folder(), folder());
+    reproduce(whole.path());
+    let period = |minutes: &str| {
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(TABLE).arg(periods.path()).args(["--job-minutes", minutes]).output().unwrap()
+    };
+    let first = period("0.00001");
+    assert_eq!(first.status.code(), Some(130), "{}", text(&first.stderr));
+    assert!(text(&first.stderr).contains("run the same command again to continue"));
+    let stopped = (0..100).map(|_| period("0.05")).find(|run| run.status.code() != Some(130)).unwrap();
+    let message = text(&stopped.stderr);
+    assert!(stopped.status.success(), "{message}");
+    assert!(message.contains("training on ") && message.contains(" runs"), "{message}");
+    assert_eq!(reports(whole.path()), reports(periods.path()));
+    assert!(results(periods.path(), ".seconds").is_empty(), "times of stopped runs are in the records");
+}
+
+#[test]
+fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
+    let out = folder();
+    let out = out.path();
+    assert!(reproduce(out).contains("[1/"), "there was something to do");
+    let first = reports(out);
+    let again = reproduce(out);
+    assert!(!again.contains("[1/"), "nothing is done twice: {again}");
+    assert!(reports(out) == first);
+
+    let model = &results(out, ".safetensors")[0];
+    let mut bytes = std::fs::read(model).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(model, bytes).unwrap();
+    let note = &results(out, ".done.json")[2];
+    let cut = std::fs::read(note).unwrap();
+    std::fs::write(note, &cut[..cut.len() / 2]).unwrap();
+    let mended = reproduce(out);
+    assert_eq!(mended.matches("computing it again").count(), 2, "{mended}");
+    assert!(reports(out) == first);
+}
+
+#[test]
+fn a_report_says_what_was_shortened_and_what_is_missing() {
+    let out = folder();
+    let names = [
+        "reproduce",
+        "negmargin_text",
+        "sym_swap_5w10k",
+        "--dataset",
+        "miniimagenet",
+        "--scale",
+        "0.5",
+        "--out",
+    ];
+    let done = std::process::Command::new(TRUESHOT).args(names).arg(out.path()).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
+    assert!(report.contains("0.5 of its length"), "{report}");
+    assert!(report.contains("| NegMargin | - (69.66) | - (59.88) | - (47.53) | - (35.67) |"), "{report}");
+    assert!(report.contains("no data folder was given"), "{report}");
+}
+
+#[test]
+fn figures_are_drawn_into_the_page() {
+    let out = folder();
+    let small = ["--dataset", "omniglot", "--scale", "0.001", "--episodes", "20", "--out"];
+    let figures = ["noise_curve", "support_sets", "attention_maps"];
+    let mut command = std::process::Command::new(TRUESHOT);
+    let done = command.arg("reproduce").args(figures).args(small).arg(out.path()).output().unwrap();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let page = std::fs::read_to_string(out.path().join("report.html")).unwrap();
+    assert_eq!(
+        page.matches("stroke-dasharray=\"9 5\"").count(),
+        3 * 10,
+        "10 of 25 labels are wrong in each set"
+    );
+    assert_eq!(page.matches("<img class=\"map\" alt=\"TraNFS-3 on Omniglot with ").count(), 3);
+    assert!(page.contains("mislabelled samples of 5 per class, symmetric noise"), "the axis of the curves");
+    assert!(!page.contains("src=\"http"), "nothing is fetched");
+    let report = std::fs::read_to_string(out.path().join("report.md")).unwrap();
+    for part in [
+        "|  | 0 of 5 | 1 of 5 |",
+        "- Omniglot with paired noise of 40 %: in report.html",
+        "trueshot attention cache/",
+    ] {
+        assert!(report.contains(part), "'{part}' is missing in: {report}");
+    }
+    assert!(!report.contains("| MAML |"), "only some rows are drawn");
+}
+
+/// Class folders of tiny images.
+fn write_classes(folder: &Path, classes: &[&str], pictures: u8) {
+    for class in classes {
+        let place = folder.join(class);
+        std::fs::create_dir_all(&place).unwrap();
+        for number in 0..pictures {
+            image::RgbImage::from_pixel(4, 4, image::Rgb([number, 90, 30]))
+                .save(place.join(format!("{number}.png")))
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn support_sets_of_folders_are_drawn_as_far_as_there_are_pictures() {
+    let data = folder();
+    write_classes(&data.path().join("mini/train"), &["ant"], 1);
+    write_classes(&data.path().join("mini/val"), &["bee"], 1);
+    write_classes(&data.path().join("mini/test"), &["cat", "dog", "eel", "fox", "gnu"], 25);
+    let draw = || {
+        let out = folder();
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(["reproduce", "support_sets", "--dataset", "miniimagenet", "--data"]);
+        let done = command.arg(data.path()).arg("--out").arg(out.path()).output().unwrap();
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        std::fs::read_to_string(out.path().join("report.html")).unwrap()
+    };
+    let page = draw();
+    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 2 * 25);
+    assert!(page.contains("not drawn, there is no outliers/train/ in"), "{page}");
+    write_classes(&data.path().join("outliers/train"), &["oak"], 1);
+    write_classes(&data.path().join("outliers/test"), &["elm"], 12);
+    let page = draw();
+    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 3 * 25);
+    assert_eq!(page.matches("wrong label, true class elm").count(), 10);
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let out = folder();
+    let done =
+        std::process::Command::new(TRUESHOT).args(arguments).arg("--out").arg(out.path()).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{}", text(&done.stdout));
+    text(&done.stderr)
+}
+
+#[test]
+fn mistakes_are_answered_before_anything_is_done() {
+    let told = refused(&["reproduce", "table_1"]);
+    assert!(told.contains("unknown experiment 'table_1'") && told.contains("sym_swap_5w5k"), "{told}");
+    assert!(told.contains("noise_curve, support_sets, attention_maps"), "{told}");
+    let told = refused(&["reproduce", "all", "--dataset", "imagenet"]);
+    assert!(told.contains("unknown data set 'imagenet'") && told.contains("omniglot"), "{told}");
+    let told = refused(&["reproduce", "all", "--scale", "0"]);
+    assert!(told.contains("--scale is 0; allowed: above 0"), "{told}");
+    let told = refused(&["reproduce", "all", "--backbone", "omniglot"]);
+    assert!(told.contains("DATASET=FILE"), "{told}");
+    let told = refused(&["reproduce", "all", "--data", "nowhere"]);
+    assert!(told.contains("does not exist"), "{told}");
+}
+
+#[test]
+fn a_class_on_both_sides_is_refused() {
+    let data = folder();
+    for class in
+        ["mini/train/dog", "mini/val/cat", "mini/test/fox", "outliers/train/oak", "outliers/test/fox"]
+    {
+        std::fs::create_dir_all(data.path().join(class)).unwrap();
+    }
+    let data = data.path().display().to_string();
+    let told = refused(&["reproduce", "outlier_5w5k", "--data", &data]);
+    assert!(told.contains("class 'fox' is both in test and in outliers/test"), "{told}");
+}

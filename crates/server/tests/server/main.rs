@@ -1,0 +1,5 @@
+//! Tests of the server over connections on this machine.
+
+mod api;
+mod client;
+mod refusals;

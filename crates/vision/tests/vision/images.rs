@@ -1,0 +1,121 @@
+//! Tests of decoding: every kind of image comes out upright, opaque and in eight bits, and files that are not images
+//! are refused with a reason.
+
+use crate::image_kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
+use image::ImageFormat;
+use trueshot_vision::{Channels, DecodedImage, Unreadable};
+
+/// The colour in the middle of each quarter: upper left, upper right, lower right, lower left.
+fn middles(picture: &DecodedImage) -> [[u8; 3]; 4] {
+    let at = |x: usize, y: usize| {
+        let place = (y * picture.width + x) * 3;
+        [picture.pixels[place], picture.pixels[place + 1], picture.pixels[place + 2]]
+    };
+    let (left, right) = (picture.width / 4, picture.width * 3 / 4);
+    let (top, bottom) = (picture.height / 4, picture.height * 3 / 4);
+    [at(left, top), at(right, top), at(right, bottom), at(left, bottom)]
+}
+
+fn assert_close(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], what: &str) {
+    let close = found.as_flattened().iter().zip(expected.as_flattened()).all(|(a, b)| a.abs_diff(*b) <= 12);
+    assert!(close, "{what}: {found:?} instead of {expected:?}");
+}
+
+#[test]
+fn every_format_and_depth_shows_the_same_colours() {
+    for (name, bytes) in coloured() {
+        let picture = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
+        assert_eq!((picture.width, picture.height), (WIDTH as usize, HEIGHT as usize), "{name}");
+        assert_close(middles(&picture), QUARTERS, name);
+    }
+}
+
+#[test]
+fn grey_pictures_become_colour_and_stay_grey() {
+    for (name, bytes) in grey() {
+        let colour = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
+        let grey = DecodedImage::decode(&bytes, Channels::Grey).unwrap();
+        for (pixel, &value) in colour.pixels.as_chunks::<3>().0.iter().zip(&grey.pixels) {
+            assert_eq!(*pixel, [value; 3], "{name}");
+        }
+        assert!(grey.pixels[20].abs_diff(200) <= 4, "{name}: {}", grey.pixels[20]);
+    }
+}
+
+#[test]
+fn half_transparency_is_laid_on_white() {
+    let half = image::ImageBuffer::from_pixel(2, 2, image::Rgba([0_u8, 100, 255, 128]));
+    let picture = DecodedImage::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
+    assert_eq!(picture.pixels[..3], [127, 177, 255]);
+    let grey = image::ImageBuffer::from_pixel(2, 2, image::LumaA([0_u8, 0]));
+    let picture = DecodedImage::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!(picture.pixels, [255; 4]);
+}
+
+#[test]
+fn a_camera_held_sideways_or_upside_down_is_put_right() {
+    let [a, b, c, d] = QUARTERS;
+    for (orientation, expected) in
+        [(1, [a, b, c, d]), (2, [b, a, d, c]), (3, [c, d, a, b]), (6, [d, a, b, c]), (8, [b, c, d, a])]
+    {
+        let picture = DecodedImage::decode(&held(orientation), Channels::Colour).unwrap();
+        assert_eq!(picture.width == WIDTH as usize, orientation < 5);
+        assert_close(middles(&picture), expected, &format!("orientation {orientation}"));
+    }
+}
+
+#[test]
+fn four_inks_become_three_colours() {
+    for (inks, expected) in [
+        (inks(255, 0, 0, 0), [0, 255, 255]),
+        (inks(0, 255, 255, 0), [255, 0, 0]),
+        (inks(0, 0, 0, 255), [0, 0, 0]),
+        (inks(0, 0, 0, 0), [255, 255, 255]),
+    ] {
+        let picture = DecodedImage::decode(&inks, Channels::Colour).unwrap();
+        assert_eq!((picture.width, picture.height), (8, 8));
+        assert_close(middles(&picture), [expected; 4], "inks");
+    }
+}
+
+#[test]
+fn what_is_no_picture_is_refused_with_a_reason() {
+    let refused = |bytes: &[u8]| DecodedImage::decode(bytes, Channels::Colour).unwrap_err();
+    assert_eq!(refused(&[]), Unreadable::Empty);
+    assert_eq!(refused(b"<html>not found</html>"), Unreadable::Format);
+    let jpeg = file(quarters(), ImageFormat::Jpeg);
+    for length in [3, jpeg.len() / 2, jpeg.len() * 3 / 4, jpeg.len() - 2] {
+        assert_eq!(refused(&jpeg[..length]), Unreadable::CutOff, "{length}");
+    }
+    for (name, bytes) in coloured().into_iter().filter(|(name, _)| name.ends_with("png")) {
+        let reason = refused(&bytes[..bytes.len() * 2 / 3]);
+        assert!(matches!(reason, Unreadable::Decoder(_) | Unreadable::CutOff), "{name}: {reason}");
+    }
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused_before_memory_is_taken() {
+    let refused =
+        |width, height| DecodedImage::decode(&claiming(width, height), Channels::Colour).unwrap_err();
+    assert!(matches!(refused(60_000, 60_000), Unreadable::TooManyPixels { .. } | Unreadable::Decoder(_)));
+    assert!(matches!(refused(5_000, 5_000), Unreadable::TooManyPixels { width: 5_000, .. }));
+    // The decoder knows that a side of zero is no image before we do.
+    assert!(matches!(refused(0, 5), Unreadable::NoPixels { .. } | Unreadable::Decoder(_)));
+}
+
+#[test]
+fn the_largest_pages_that_compress_well_are_still_read() {
+    let page = image::GrayImage::from_pixel(3_000, 2_000, image::Luma([255]));
+    let picture = DecodedImage::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!((picture.width, picture.height), (3_000, 2_000));
+}
+
+#[test]
+fn a_frame_that_claims_more_than_its_file_is_refused() {
+    let mut gif = file(image::RgbImage::new(1, 1), image::ImageFormat::Gif);
+    let frame = [0x2c, 0, 0, 0, 0, 1, 0, 1, 0];
+    let place = gif.windows(frame.len()).position(|window| window == frame).unwrap();
+    gif[place + 5..place + 9].copy_from_slice(&[0x40, 0x1f, 0x40, 0x1f]);
+    let told = DecodedImage::decode(&gif, Channels::Colour).unwrap_err().to_string();
+    assert!(told.contains("more memory than is allowed for an image"), "{told}");
+}

@@ -1,0 +1,225 @@
+//! Tests of folders, archives and lists of the same images: they are the same collection.
+
+use std::path::Path;
+
+use image::ImageFormat;
+use trueshot_vision::{Channels, Collection, SourceOptions, Unreadable};
+
+const NAMES: [&str; 4] = ["ant/1.png", "ant/2.png", "owl/1.png", "owl/3.png"];
+
+fn picture(number: usize) -> Vec<u8> {
+    let shade = image::Luma([60 * number as u8]);
+    crate::image_kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, name) in NAMES.iter().enumerate() {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, picture(number)).unwrap();
+    }
+    folder
+}
+
+fn tar(prefix: &str) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    // In another order than that of the names.
+    for (number, name) in NAMES.iter().enumerate().rev() {
+        let bytes = picture(number);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        builder.append_data(&mut header, format!("{prefix}{name}"), &bytes[..]).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn open(path: &Path) -> Collection {
+    Collection::open(path, SourceOptions::default()).unwrap()
+}
+
+/// Class names, and class, name and first pixel of every image.
+fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
+    let entries = collection.entries().iter().map(|entry| {
+        let picture = collection.read_image(entry, Channels::Grey).unwrap();
+        (entry.class, entry.item.clone(), picture.pixels[0])
+    });
+    (collection.classes().to_vec(), entries.collect())
+}
+
+#[test]
+fn folders_archives_and_lists_hold_the_same() {
+    let folder = folder();
+    let expected = contents(&open(folder.path()));
+    assert_eq!(expected.0, ["ant", "owl"]);
+    assert_eq!(expected.1[3], (1, "owl/3.png".to_string(), 180));
+
+    let beside = |name: &str| folder.path().join(name);
+    std::fs::write(beside("all.tar"), tar("")).unwrap();
+    assert_eq!(contents(&open(&beside("all.tar"))), expected);
+
+    use std::io::Write;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(&tar("./")).unwrap();
+    std::fs::write(beside("all.tar.gz"), encoder.finish().unwrap()).unwrap();
+    assert_eq!(contents(&open(&beside("all.tar.gz"))), expected);
+
+    let line = |name: &&str| format!("{name},{}\n", &name[..3]);
+    std::fs::write(beside("list.csv"), NAMES.iter().rev().map(line).collect::<String>()).unwrap();
+    assert_eq!(contents(&open(&beside("list.csv"))), expected);
+
+    let line = |name: &&str| format!("{{\"path\": \"{name}\", \"label\": \"{}\"}}\n", &name[..3]);
+    std::fs::write(beside("list.jsonl"), NAMES.iter().map(line).collect::<String>()).unwrap();
+    assert_eq!(contents(&open(&beside("list.jsonl"))), expected);
+}
+
+#[test]
+fn an_archive_with_one_folder_around_it_has_the_same_classes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("around.tar");
+    std::fs::write(&path, tar("birds-1.0/")).unwrap();
+    let collection = open(&path);
+    assert_eq!(collection.classes(), ["ant", "owl"]);
+    assert_eq!(collection.entries()[0].item, "birds-1.0/ant/1.png");
+}
+
+#[test]
+fn what_is_missing_or_of_no_known_form_is_said() {
+    let folder = folder();
+    let problem = |name: &str| {
+        let error = Collection::open(folder.path().join(name), SourceOptions::default()).unwrap_err();
+        format!("{error}\n{}", error.hint().unwrap_or_default())
+    };
+    assert!(problem("nothing").contains("cannot read"));
+    for name in ["pictures.zip", "pictures.tar.xz"] {
+        std::fs::write(folder.path().join(name), b"x").unwrap();
+        assert!(problem(name).contains("unpack the archive first"), "{}", problem(name));
+    }
+    std::fs::write(folder.path().join("cut.tar"), &tar("")[..700]).unwrap();
+    assert!(problem("cut.tar").contains("not a valid archive"), "{}", problem("cut.tar"));
+    std::fs::create_dir(folder.path().join("empty")).unwrap();
+    assert!(problem("empty").contains("no images in"));
+}
+
+#[test]
+fn a_file_that_a_list_names_and_nobody_has_is_a_reason_to_skip_it() {
+    let folder = folder();
+    let list = folder.path().join("list.csv");
+    std::fs::write(&list, "ant/1.png,ant\nant/9.png,ant\n").unwrap();
+    let collection = open(&list);
+    let read: Vec<_> = collection
+        .entries()
+        .iter()
+        .map(|entry| collection.read_image(entry, Channels::Grey).is_ok())
+        .collect();
+    assert_eq!(read, [true, false]);
+    let reason = collection.read_image(&collection.entries()[1], Channels::Grey).unwrap_err();
+    assert!(matches!(reason, Unreadable::File(_)), "{reason}");
+}
+
+#[test]
+fn a_limit_takes_the_first_by_name_of_every_class() {
+    let folder = folder();
+    let mut collection = open(folder.path());
+    collection.keep_first(1);
+    let names: Vec<_> = collection.entries().iter().map(|entry| entry.item.as_str()).collect();
+    assert_eq!(names, ["ant/1.png", "owl/1.png"]);
+}
+
+#[test]
+fn the_built_in_drawings_are_a_source() {
+    let mut collection = open(Path::new("omniglot"));
+    assert_eq!((collection.classes().len(), collection.entries().len()), (1623, 32_460));
+    let test = trueshot_vision::split::Split::omniglot("test").unwrap();
+    assert!(collection.keep_split(&test).unwrap().is_empty());
+    assert_eq!(collection.classes().len(), 423);
+    let entry = &collection.entries()[0];
+    let drawing = collection.read_image(entry, Channels::Grey).unwrap();
+    assert_eq!((drawing.width, drawing.height), (105, 105));
+    assert!(drawing.pixels.contains(&0) && drawing.pixels.contains(&255));
+    assert!(collection.classes()[entry.class as usize].starts_with("Gurmukhi/"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = folder();
+    let write = |name: &[u8]| {
+        let path = folder.path().join(OsStr::from_bytes(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, picture(1)).unwrap();
+    };
+    [&b"ant/caf\xe9.png"[..], b"ant/caf\xe8.png", b"b\xffd/1.png"].iter().for_each(|name| write(name));
+    let skipped = |collection: &Collection| -> Vec<String> {
+        collection.skipped().iter().map(ToString::to_string).collect()
+    };
+    let found = open(folder.path());
+    assert_eq!(found.entries().len(), NAMES.len());
+    let reason = "its name is not valid UTF-8: rename it";
+    assert_eq!(
+        skipped(&found),
+        [
+            format!("ant/caf\\xe8.png: {reason}"),
+            format!("ant/caf\\xe9.png: {reason}"),
+            format!("b\\xffd: {reason}")
+        ]
+    );
+
+    let mut builder = tar::Builder::new(Vec::new());
+    for name in [&b"ant/1.png"[..], b"ant/caf\xe9.png", b"ant/caf\xe8.png"] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(picture(1).len() as u64);
+        builder.append_data(&mut header, OsStr::from_bytes(name), &picture(1)[..]).unwrap();
+    }
+    std::fs::write(folder.path().join("names.tar"), builder.into_inner().unwrap()).unwrap();
+    let found = open(&folder.path().join("names.tar"));
+    assert_eq!(found.entries().len(), 1);
+    assert_eq!(skipped(&found).len(), 2, "{:?}", skipped(&found));
+
+    let found = trueshot_vision::source::images_below(folder.path()).unwrap();
+    assert_eq!(found.files.len(), NAMES.len());
+    // The archive and three images.
+    assert_eq!(found.skipped.len(), 4, "{found:?}");
+}
+
+/// `repair --labels` writes such a list, and `audit` reads it again.
+#[test]
+fn a_list_of_labels_gives_every_name_back() {
+    use trueshot::repair::{Labelled, labels_csv};
+    let names = [
+        "=1+1.png",
+        "'=1.png",
+        "+a, b.png",
+        "-x.png",
+        "@a.png",
+        " space .png",
+        "\ttab.png",
+        "\"q\".png",
+        "a\nb.png",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let labelled = |name: &&str| Labelled {
+        item: name.to_string(),
+        path: name.to_string(),
+        label: Some(format!("{name} class")),
+        was: name.to_string(),
+    };
+    let labelled: Vec<Labelled> = names.iter().map(labelled).collect();
+    let list = folder.path().join("labels.csv");
+    let text = labels_csv(&labelled);
+    std::fs::write(&list, &text).unwrap();
+    let found = open(&list);
+    let mut expected: Vec<(String, String)> =
+        labelled.into_iter().map(|one| (one.label.unwrap(), one.path)).collect();
+    expected.sort();
+    let found: Vec<(String, String)> = found
+        .entries()
+        .iter()
+        .map(|entry| (found.classes()[entry.class as usize].clone(), entry.item.clone()))
+        .collect();
+    assert_eq!(found, expected);
+    let starts_a_formula = |line: &str| line.trim_start_matches('"').starts_with(['=', '+', '-', '@', '\t']);
+    assert!(!text.lines().any(starts_a_formula), "{text}");
+}
