@@ -35,7 +35,8 @@ pub struct Arguments {
     /// Output folder, created if it does not exist; with --show, the PNG file
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// Embeddings of other classes for outlier noise
+    /// Embeddings of other classes for outlier noise [default: outliers come from classes of the embeddings that are not in
+    /// the episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
     /// Folder of the images, if item names are paths relative to it; shows them in index.html

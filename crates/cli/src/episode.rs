@@ -11,7 +11,7 @@ use trueshot::report::{FigureClass, FigureItem, SupportSetFigure};
 use trueshot::rng::IndexSampler;
 use trueshot_vision::{Channels, Collection};
 
-use crate::images_argument::{ImageSelection, ImagesArgument};
+use crate::images_argument::ImagesArgument;
 use crate::messages::say;
 use crate::output::{check_writable, write_file};
 use crate::threads::Threads;
@@ -25,7 +25,7 @@ use crate::threads::Threads;
 #[command(after_help = "Examples:
   trueshot episode omniglot --split test --queries 10 -o set.svg
   trueshot episode mini/test --noise paired=40 --episode 7 -o set.svg
-  trueshot episode mini/test --noise outlier=40 --outliers outliers/test -o set.svg")]
+  trueshot episode mini/test --noise outlier=40 --outliers mini/val -o set.svg")]
 pub struct Arguments {
     /// Images
     #[arg(value_name = "DATASET")]
@@ -35,7 +35,7 @@ pub struct Arguments {
     /// SVG file to write, with the images embedded in it
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Images of other classes for outlier noise
+    /// Images of other classes for outlier noise [default: outliers come from classes of DATASET that are not in the episode]
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
     /// Split of the outliers to use, if there are several
@@ -96,7 +96,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     arguments.threads.run(|| {
         let labelled = LabelledCollection::new(arguments.part.open(&arguments.pictures)?)?;
-        let others = arguments.outliers.as_deref().map(|path| arguments.open_outliers(path)).transpose()?;
+        let Arguments { pictures, part, outliers_split, .. } = arguments;
+        let open = |outliers: &Path| -> anyhow::Result<LabelledCollection> {
+            LabelledCollection::new(part.open_outliers(pictures, outliers, outliers_split.as_deref())?)
+        };
+        let others = arguments.outliers.as_deref().map(open).transpose()?;
         let (noise, drawn) =
             arguments.which.draw(&labelled.labels, others.as_ref().map(|others| &others.labels))?;
         let picture = support_set_figure(&labelled, others.as_ref(), noise, &drawn)?;
@@ -104,15 +108,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         say!("{}: {}", arguments.output.display(), picture.description());
         Ok(())
     })
-}
-
-impl Arguments {
-    fn open_outliers(&self, path: &Path) -> anyhow::Result<LabelledCollection> {
-        let split = self.outliers_split.as_deref();
-        LabelledCollection::new(
-            ImageSelection { split_file: None, split, pool: false, limit_per_class: None }.open(path)?,
-        )
-    }
 }
 
 /// Images that are read one by one, and which is of which class.

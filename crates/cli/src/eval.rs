@@ -10,7 +10,7 @@ use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
-use trueshot_vision::{Collection, Dataset, Preprocessing, SourceOptions, maml};
+use trueshot_vision::{Collection, Dataset, Preprocessing, maml};
 
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
@@ -26,7 +26,7 @@ use crate::threads::Threads;
 #[command(after_help = "Examples:
   trueshot eval test.safetensors
   trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1 --noise symmetric=0,20,40
-  trueshot eval test.safetensors --noise outlier=40 --outliers other-classes.safetensors
+  trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
   trueshot eval --list-methods")]
@@ -53,10 +53,13 @@ pub struct Arguments {
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseLevels>,
-    /// Embeddings (with --pictures: images) of other classes for outlier noise. If it is the data file, outliers come from
-    /// classes that are not in the episode
+    /// Embeddings (with --pictures: images) of other classes for outlier noise [default: outliers come from classes of the
+    /// data that are not in the episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
+    /// With --pictures: split of the outliers to use, if there are several
+    #[arg(long, value_name = "NAME", requires_all = ["outliers", "pictures"])]
+    outliers_split: Option<String>,
     /// Classes per episode
     #[arg(long, default_value_t = 5)]
     ways: usize,
@@ -142,7 +145,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
         let (embeddings, outliers) = arguments.rows(&methods)?;
-        let outliers = if arguments.uses_data_as_outliers() { Some(&embeddings) } else { outliers.as_ref() };
+        let outliers = outliers.as_ref();
         let episodes = arguments.episodes(&embeddings, outliers)?;
         if let Some(path) = &arguments.write_manifest {
             handle_interrupts();
@@ -157,11 +160,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// Whether outliers come from the classes of the data that an episode has not.
-    fn uses_data_as_outliers(&self) -> bool {
-        self.outliers.is_some() && self.outliers == self.embeddings
-    }
-
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
         let methods = registry().parse_all(&self.methods)?;
         if let Some(baseline) = &self.baseline {
@@ -181,13 +179,17 @@ impl Arguments {
             self.part.check_unused()?;
             let path = self.embeddings.as_deref().context("no embeddings file was given")?;
             let embeddings = open(path, self.labels.as_deref())?;
-            let separate = outliers.filter(|_| !self.uses_data_as_outliers());
-            return Ok((embeddings, separate.map(|path| open(path, None)).transpose()?));
+            let outliers = outliers.map(|path| open(path, None)).transpose()?;
+            // With the data itself, outliers come from the classes that are not in the episode, as by default.
+            let separate = outliers.filter(|outliers| outliers.fingerprint() != embeddings.fingerprint());
+            return Ok((embeddings, separate));
         };
         let preprocessing = preprocessing(methods)?;
         let rows = image_rows(&self.part.open(path)?, &preprocessing)?;
-        let whole = |path| Collection::open(path, SourceOptions::default());
-        let outliers = outliers.map(|path| image_rows(&whole(path)?, &preprocessing)).transpose()?;
+        let split = self.outliers_split.as_deref();
+        let outliers = outliers
+            .map(|outliers| image_rows(&self.part.open_outliers(path, outliers, split)?, &preprocessing))
+            .transpose()?;
         Ok((rows, outliers))
     }
 

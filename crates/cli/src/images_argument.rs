@@ -14,7 +14,7 @@ use crate::messages::say;
 #[derive(Args)]
 pub struct ImagesArgument {
     /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
-    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
+    /// cifar-fs, cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     pub split_file: Option<PathBuf>,
     /// Split to use: of the split file, of omniglot, or of the data set, if it has one folder or file per split
@@ -45,13 +45,35 @@ impl ImagesArgument {
 
     /// Lists the images.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
+        self.open_split(path, self.split.as_deref())
+    }
+
+    /// Lists the images of the split that was chosen, or else of `default`.
+    pub fn open_split_or(&self, path: &Path, default: &str) -> anyhow::Result<Collection> {
+        self.open_split(path, Some(self.split.as_deref().unwrap_or(default)))
+    }
+
+    fn open_split(&self, path: &Path, split: Option<&str>) -> anyhow::Result<Collection> {
         let part = ImageSelection {
             split_file: self.split_file.as_deref(),
-            split: self.split.as_deref(),
+            split,
             pool: self.pool,
             limit_per_class: self.limit_per_class.map(|limit| limit as usize),
         };
         part.open(path)
+    }
+
+    /// Lists the images of another data set, or of another split of the same one, as outliers. `data` is the path of the
+    /// images themselves.
+    pub fn open_outliers(
+        &self,
+        data: &Path,
+        outliers: &Path,
+        split: Option<&str>,
+    ) -> anyhow::Result<Collection> {
+        let split_file = self.split_file.as_deref().filter(|_| split.is_some() && outliers == data);
+        ImageSelection { split_file, split, pool: self.pool && outliers == data, limit_per_class: None }
+            .open(outliers)
     }
 }
 

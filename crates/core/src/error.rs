@@ -236,9 +236,6 @@ pub enum Error {
         /// The levels for which a valid draw exists.
         valid: String,
     },
-    /// Outlier noise needs items of classes outside the data.
-    #[error("outlier noise needs a pool of outliers, but none was given")]
-    NoOutlierPool,
     /// The outlier pool was made by another backbone.
     #[error("the outlier pool has {pool} dimensions, the data {data}")]
     OutlierDimension {
@@ -247,10 +244,10 @@ pub enum Error {
         /// Dimensions of the data.
         data: usize,
     },
-    /// The outlier pool runs out within one episode.
-    #[error("the outlier pool has {have} items, but one episode needs {need}")]
+    /// There are fewer outliers than one episode needs.
+    #[error("there are {have} outliers to draw from, but one episode needs {need}")]
     OutlierPoolTooSmall {
-        /// Items in the pool.
+        /// Items of the outlier pool, or of the classes of the data that are not in an episode.
         have: usize,
         /// Items an episode replaces.
         need: usize,
@@ -536,9 +533,13 @@ impl Error {
                 true => "choose another name, or overwrite it with --overwrite".into(),
                 false => "choose another name, or overwrite it".into(),
             }),
-            Error::NoOutlierPool => Some(match has("--outliers") {
-                true => "give embeddings of other classes with --outliers FILE".into(),
-                false => "give embeddings of other classes as outliers".into(),
+            Error::OutlierPoolTooSmall { .. } => Some(match has("--outliers") {
+                true => "outliers are items of classes that are not in the episode: use fewer classes per episode, or \
+                         give items of other classes with --outliers"
+                    .into(),
+                false => "outliers are items of classes that are not in the episode: use fewer classes per episode, or \
+                          give items of other classes as outliers"
+                    .into(),
             }),
             Error::OutlierDimension { .. } => {
                 Some("embed the outliers with the same backbone as the data".into())
@@ -591,7 +592,6 @@ mod tests {
             Error::OtherConfiguration { path: path(), key: "k".into(), then: "1".into(), now: "2".into() },
             Error::AlreadyThere { path: path(), unfinished: true },
             Error::AlreadyThere { path: path(), unfinished: false },
-            Error::NoOutlierPool,
             Error::Gpu { message: "lost".into(), hint: "look".into(), checkpoint: Some(path()) },
         ];
         for error in errors {

@@ -83,7 +83,6 @@ pub fn evaluate(
     py: Python<'_>,
     data: LabelledArrays<'_>,
     outliers: Option<LabelledArrays<'_>>,
-    own_outliers: bool,
     names: Vec<String>,
     shape: EpisodeShape,
     episodes: u64,
@@ -102,8 +101,8 @@ pub fn evaluate(
     let baseline = baseline.as_deref().unwrap_or(library::DEFAULT_BASELINE);
     let run = |channel: &Channel<'_, u64>| {
         let data = check_rows(data)?;
-        let apart = outliers.map(check_rows).transpose()?;
-        let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
+        let outliers = outliers.map(check_rows).transpose()?;
+        let outliers = outliers.as_ref();
         let sampler = Sampler::new(&data, outliers, spec, noise)?;
         let experiment = Experiment {
             embeddings: &data,
@@ -155,7 +154,6 @@ pub fn sample_episodes<'py>(
     py: Python<'py>,
     data: LabelledArrays<'_>,
     outliers: Option<LabelledArrays<'_>>,
-    own_outliers: bool,
     shape: EpisodeShape,
     first: u64,
     count: u64,
@@ -164,9 +162,8 @@ pub fn sample_episodes<'py>(
     let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
     let drawn = thread_pools::run_on_pool(py, None, || {
         let data = data.embeddings()?;
-        let apart = outliers.map(NumberedRows::embeddings).transpose()?;
-        let outliers = if own_outliers { Some(&data) } else { apart.as_ref() };
-        let sampler = Sampler::new(&data, outliers, spec, noise.clone())?;
+        let outliers = outliers.map(NumberedRows::embeddings).transpose()?;
+        let sampler = Sampler::new(&data, outliers.as_ref(), spec, noise.clone())?;
         let mut urn = IndexSampler::default();
         (first..first.saturating_add(count))
             .map(|index| sampler.draw(index, &mut urn))

@@ -13,7 +13,7 @@ use trueshot::Error;
 use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::training::configuration;
-use trueshot::training::heads::configuration::Configuration;
+use trueshot::training::heads::configuration::{Configuration, training_outliers};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
 use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, Trainee, train};
 use trueshot_cuda::DeviceChoice;
@@ -125,7 +125,15 @@ fn run_training<M: HeadOptions + Send + Sync>(
         let (device, _) = choice.open()?;
         let configuration = resolve_configuration(&defaults, given, &taken_sets)?;
         let [train_on, outliers, validation, validation_outliers] = &load_sets(taken_sets)?;
-        let (training, validation) = (banks(train_on, outliers), banks(validation, validation_outliers));
+        let outliers: Vec<&Embeddings> = outliers.iter().collect();
+        // Those that the configuration takes from the training data are not among the arrays that were given.
+        let is_from_training =
+            validation_outliers.is_empty() && !configuration.data.validation_outliers.is_empty();
+        let validation_outliers: Vec<&Embeddings> = match is_from_training {
+            true => training_outliers(&train_on.iter().collect::<Vec<_>>(), validation.len()),
+            false => validation_outliers.iter().collect(),
+        };
+        let (training, validation) = (banks(train_on, &outliers), banks(validation, &validation_outliers));
         for overlap in heads::overlaps(&training, &validation) {
             channel.send(TrainingMessage::Warning(overlap.to_string()));
         }
@@ -185,7 +193,7 @@ fn resolve_configuration<M: HeadOptions>(
             |(place, name): (usize, Option<PathBuf>)| name.unwrap_or(format!("array {place}").into());
         *names = named.enumerate().map(or_else).take(sets.len()).collect();
     }
-    configuration.settle(defaults);
+    configuration.settle();
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -205,7 +213,7 @@ fn load_sets(sets: SetsByRole<NumberedRows>) -> trueshot::Result<SetsByRole<Embe
     Ok(opened)
 }
 
-fn banks<'a>(data: &'a [Embeddings], outliers: &'a [Embeddings]) -> Vec<EpisodeData<'a>> {
-    let bank = |(place, embeddings)| EpisodeData { embeddings, outliers: outliers.get(place) };
+fn banks<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {
+    let bank = |(place, embeddings)| EpisodeData { embeddings, outliers: outliers.get(place).copied() };
     data.iter().enumerate().map(bank).collect()
 }

@@ -254,7 +254,7 @@ impl Error {
                 Some("give the images that the backbone takes with --size and --colour".into())
             }
             Error::NoSplits { .. } if has("--split-file") => Some(
-                "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet or tieredimagenet"
+                "give its classes with --split-file: a JSON file, or cifar-fs, cub, fc100, miniimagenet, tiered-tiny or tieredimagenet"
                     .into(),
             ),
             Error::BadPickle { problem: PickleError::Call(_), .. } => Some(
@@ -446,7 +446,7 @@ mod tests {
             Error::TooFewClasses { path: path(), have: 3, need: 4, asked: 5 },
             Error::OutlierOverlap { class: name(), count: 1, split: name(), origin: name() },
             Error::NoClassOfSplit { path: path(), split: name(), wanted: 1, found: name() },
-            trueshot::Error::NoOutlierPool.into(),
+            trueshot::Error::OutlierPoolTooSmall { have: 0, need: 5 }.into(),
         ];
         for error in errors {
             assert!(error.hint().unwrap().contains("--"), "{error}");

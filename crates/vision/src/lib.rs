@@ -19,8 +19,8 @@
 //! # Ok::<(), trueshot_vision::Error>(())
 //! ```
 //!
-//! - Sources: [`source`] and [`split`]; [`survey`] compares a data set with its published numbers; [`outliers`] builds a set
-//!   of outliers from ImageNet; [`pickle`] reads Python's pickles without calling functions; [`omniglot`] is the built-in
+//! - Sources: [`source`] and [`split`]; [`survey`] compares a data set with its published numbers; [`outliers`] writes
+//!   folders of outliers; [`pickle`] reads Python's pickles without calling functions; [`omniglot`] is the built-in
 //!   data set, made of [`drawing`]s.
 //! - Images: [`decoded_image`] decodes files within a [`memory_budget`]; [`resize`], [`preprocess`], [`augment`],
 //!   [`thumbnail`].

@@ -1,11 +1,12 @@
-//! Builds a set of outliers from ImageNet: images of classes that are in no split.
+//! Writes folders of outliers: images of the validation classes of a data set ([`write_validation_classes`]), or of
+//! ImageNet classes that are in no split, as in the paper ([`write_outliers`]).
 //!
-//! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for
-//! meta-test. Classes are in order of their names and go to the halves in turn. Which images of a class are taken
-//! follows from the seed and the class alone; one that cannot be read makes room for the next.
+//! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for meta-test.
+//! Classes are sorted by name and assigned to the halves alternately. The images of a class are chosen by the seed and
+//! the name of the class; an image that cannot be read is replaced by the next one.
 //!
-//! A class is written to a hidden folder that is renamed when it is complete, and `outliers.json` says what the set
-//! is to be. So whatever ends the work, the same command goes on with the classes that are missing.
+//! A class is written to a hidden folder that is renamed when it is complete, and `outliers.json` describes the whole
+//! set. After an interruption, the same command writes the classes that are missing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,68 +22,70 @@ use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
 use crate::embed::item_seed;
 use crate::error::{Error, Result};
 use crate::resize::Fit;
-use crate::source::class_images;
+use crate::source::{Collection, class_images};
 use crate::split::{Split, imagenet_outliers};
 
-/// What the set is to be; written beside it.
+/// The file that describes the set.
 const PLAN_FILE: &str = "outliers.json";
-/// Where ImageNet's class folders may be below the folder given.
+/// Where ImageNet's class folders may be, relative to the given folder.
 const IMAGENET_FOLDERS: [&str; 4] = ["", "train", "ILSVRC/Data/CLS-LOC/train", "Data/CLS-LOC/train"];
 
-/// Which classes are candidates.
+/// The classes to choose from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Candidates {
-    /// The 350 of the paper.
+    /// The 350 classes of the paper.
     Paper,
-    /// These.
+    /// The classes with these names.
     Named(Vec<String>),
-    /// All folders that are in none of the splits.
+    /// All folders whose classes are in none of the excluded splits.
     Others,
 }
 
-/// What to make.
+/// The options of a set of outliers from ImageNet.
 pub struct OutlierRequest<'a> {
     /// The folder of class folders.
     pub source: &'a Path,
     /// The folder to write.
     pub output: &'a Path,
-    /// Which classes are candidates.
+    /// The classes to choose from.
     pub candidates: Candidates,
-    /// How many of them are taken.
+    /// The number of classes.
     pub classes: usize,
-    /// Images of each.
+    /// Images per class.
     pub per_class: usize,
     /// Width and height in pixels.
     pub size: usize,
-    /// What becomes of an image that is no square.
+    /// How to handle an image that is not square.
     pub fit: Fit,
-    /// Another seed, other images.
+    /// The random seed that selects classes and images.
     pub seed: u64,
-    /// Splits that no class may be in, each with where it is from.
+    /// Splits whose classes must not be outliers, each with its file or name.
     pub exclude: &'a [(String, Split)],
 }
 
-/// What is to be made, as it is written down.
+/// The contents of a set of outliers, as `outliers.json` describes them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutlierPlan {
-    /// Another seed, other images.
+    /// The random seed that selects classes and images.
     pub seed: u64,
-    /// Images of each class.
-    pub per_class: usize,
-    /// Width and height.
-    pub size: usize,
+    /// Images per class; `None`: all.
+    pub per_class: Option<usize>,
+    /// Width and height in pixels; `None`: those of each image.
+    pub size: Option<usize>,
     /// Classes for meta-training.
     pub train: Vec<String>,
     /// Classes for meta-test.
     pub test: Vec<String>,
 }
 
-/// What came of it.
+/// What was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OutlierReport {
     /// Classes in the set.
     pub classes: usize,
-    /// Of these, those that were there already.
+    /// Classes of the set for meta-training.
+    pub train_classes: usize,
+    /// Classes that existed already.
     pub kept: usize,
     /// Images written.
     pub images: usize,
@@ -92,7 +95,7 @@ pub struct OutlierReport {
     pub short: Vec<(String, usize)>,
 }
 
-/// Chooses the classes. Nothing is written.
+/// Chooses the classes of a set from ImageNet. Writes nothing.
 pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     let folders = class_folders(request)?;
     let mut chosen = candidates(request, &folders)?;
@@ -108,7 +111,7 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     let drawn: BTreeSet<&String> = drawn.into_iter().map(|place| &chosen[place as usize]).collect();
     let half = |odd: usize| drawn.iter().skip(odd).step_by(2).map(|class| class.to_string()).collect();
     let OutlierRequest { seed, per_class, size, .. } = *request;
-    Ok(OutlierPlan { seed, per_class, size, train: half(0), test: half(1) })
+    Ok(OutlierPlan { seed, per_class: Some(per_class), size: Some(size), train: half(0), test: half(1) })
 }
 
 fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Result<Vec<String>> {
@@ -120,7 +123,7 @@ fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Resul
             folders.iter().filter(is_free).cloned().collect()
         }
     };
-    // In order of their names, and none twice.
+    // Sorted by name, without duplicates.
     Ok(BTreeSet::from_iter(named).into_iter().collect())
 }
 
@@ -156,40 +159,111 @@ fn class_folders(request: &OutlierRequest<'_>) -> Result<BTreeSet<String>> {
     Ok(folders)
 }
 
-/// Makes what is planned and not there yet. The progress counts the classes.
+/// Writes the classes of a set from ImageNet that do not exist yet. The progress counts classes.
 pub fn write_outliers(
     request: &OutlierRequest<'_>,
     plan: &OutlierPlan,
     progress: &dyn Progress,
 ) -> Result<OutlierReport> {
-    write_or_compare_plan(request.output, plan)?;
+    let root = imagenet_root(request);
+    let fitted = |image: DecodedImage| image.fitted(request.size, request.fit);
+    write_set(request.output, plan, progress, |class| {
+        let (files, refused) = class_images(&root.join(class))?;
+        let images = files.into_iter().map(|file| {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let read = move || {
+                let bytes = crate::source::file_bytes(&file).ok()?;
+                DecodedImage::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
+            };
+            ClassImage { name, read: Box::new(read) }
+        });
+        Ok((images.collect(), refused))
+    })
+}
+
+/// Writes the images of a collection, the validation classes of a data set, to `test/` in a folder, at their own size.
+/// The progress counts classes. If `per_class` is given, the seed selects the images of each class.
+///
+/// The images are written as PNG: their pixels are those that are read from the data set itself.
+pub fn write_validation_classes(
+    collection: &Collection,
+    output: &Path,
+    per_class: Option<usize>,
+    seed: u64,
+    progress: &dyn Progress,
+) -> Result<OutlierReport> {
+    let folders: Vec<String> = collection.classes().iter().map(|class| folder_name(class)).collect();
+    let mut sorted = folders.clone();
+    sorted.sort();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        let problem = format!("two classes would be written to the same folder, '{}'", pair[0]);
+        return Err(Error::BadOutput { path: output.into(), problem });
+    }
+    let plan = OutlierPlan { seed, per_class, size: None, train: Vec::new(), test: sorted };
+    write_set(output, &plan, progress, |folder| {
+        let class = folders.iter().position(|name| name == folder).expect("a folder of this list");
+        let entries = collection.entries().iter().filter(|entry| entry.class as usize == class);
+        let images = entries.enumerate().map(|(number, entry)| {
+            let name = Path::new(&entry.item).file_stem().unwrap_or_default().to_string_lossy();
+            let read = move || collection.read_image(entry, Channels::Colour).ok();
+            ClassImage { name: format!("{number:05}-{}", folder_name(&name)), read: Box::new(read) }
+        });
+        Ok((images.collect(), 0))
+    })
+}
+
+/// The name of a class or image as the name of a folder or file: characters that could lead elsewhere are replaced.
+fn folder_name(name: &str) -> String {
+    let is_unsafe = |c: char| c.is_control() || "/\\:*?\"<>|".contains(c);
+    let safe: String = name.chars().map(|c| if is_unsafe(c) { '-' } else { c }).collect();
+    if safe.is_empty() || safe.starts_with('.') { format!("_{safe}") } else { safe }
+}
+
+/// An image that can be written.
+struct ClassImage<'a> {
+    /// The name of its file, without extension.
+    name: String,
+    /// Reads it; `None` if it cannot be read.
+    read: Box<dyn Fn() -> Option<DecodedImage> + 'a>,
+}
+
+/// Writes the classes that do not exist yet. `images` lists the images of a class, and the number of files that cannot be
+/// images of it.
+fn write_set<'a>(
+    output: &Path,
+    plan: &OutlierPlan,
+    progress: &dyn Progress,
+    images: impl Fn(&str) -> Result<(Vec<ClassImage<'a>>, usize)> + Sync,
+) -> Result<OutlierReport> {
+    write_or_compare_plan(output, plan)?;
     let halves = [("train", &plan.train), ("test", &plan.test)];
     let classes: Vec<(PathBuf, &String)> = halves
         .iter()
-        .flat_map(|(half, classes)| classes.iter().map(move |class| (request.output.join(half), class)))
+        .flat_map(|(half, classes)| classes.iter().map(move |class| (output.join(half), class)))
         .collect();
-    let (done, root) = (AtomicU64::new(0), imagenet_root(request));
+    let done = AtomicU64::new(0);
     let made: Vec<WrittenClass> = classes
         .par_iter()
         .map(|(half, class)| {
-            let made = write_class(request, &root.join(class), half, class)?;
+            let made = write_class(plan, half, class, || images(class))?;
             progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, classes.len() as u64)?;
             Ok(made)
         })
         .collect::<Result<_>>()?;
-    let mut report = OutlierReport { classes: classes.len(), ..OutlierReport::default() };
+    let mut report =
+        OutlierReport { classes: classes.len(), train_classes: plan.train.len(), ..OutlierReport::default() };
     for ((_, class), made) in classes.into_iter().zip(made) {
         report.kept += usize::from(made.existed);
         report.images += if made.existed { 0 } else { made.images };
         report.unreadable += made.unreadable;
-        if made.images < request.per_class {
+        if plan.per_class.is_some_and(|per_class| made.images < per_class) {
             report.short.push((class.clone(), made.images));
         }
     }
     Ok(report)
 }
 
-/// Writes the plan down, or compares with the one that is there.
+/// Writes `outliers.json`, or compares the plan with an existing one.
 fn write_or_compare_plan(output: &Path, plan: &OutlierPlan) -> Result<()> {
     let path = output.join(PLAN_FILE);
     let refused = |problem: &str| Error::BadOutput { path: output.into(), problem: problem.into() };
@@ -216,11 +290,11 @@ struct WrittenClass {
     existed: bool,
 }
 
-fn write_class(
-    request: &OutlierRequest<'_>,
-    source: &Path,
+fn write_class<'a>(
+    plan: &OutlierPlan,
     half: &Path,
     class: &str,
+    images: impl Fn() -> Result<(Vec<ClassImage<'a>>, usize)>,
 ) -> Result<WrittenClass> {
     let (finished, part) = (half.join(class), half.join(format!(".{class}.part")));
     if finished.is_dir() {
@@ -232,38 +306,30 @@ fn write_class(
         std::fs::remove_dir_all(&part).map_err(failed)?;
     }
     std::fs::create_dir_all(&part).map_err(failed)?;
-    let (files, refused) = class_images(source)?;
-    let mut rng = Rng::for_item(request.seed, Purpose::Items, item_seed(class), 1);
-    let order = IndexSampler::default().draw(&mut rng, files.len(), files.len());
-    let (mut images, mut unreadable) = (0, refused);
-    for file in order.into_iter().map(|place| &files[place as usize]) {
-        if images == request.per_class {
+    let (images, refused) = images()?;
+    let mut rng = Rng::for_item(plan.seed, Purpose::Items, item_seed(class), 1);
+    let order = IndexSampler::default().draw(&mut rng, images.len(), images.len());
+    let (mut written, mut unreadable) = (0, refused);
+    for image in order.into_iter().map(|index| &images[index as usize]) {
+        if plan.per_class == Some(written) {
             break;
         }
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        match read_image(file, request) {
-            Some(image) => write_png(&part.join(format!("{name}.png")), image, request)?,
+        match (image.read)() {
+            Some(pixels) => write_png(&part.join(format!("{}.png", image.name)), pixels)?,
             None => {
                 unreadable += 1;
                 continue;
             }
         }
-        images += 1;
+        written += 1;
     }
     std::fs::rename(&part, &finished).map_err(failed)?;
-    Ok(WrittenClass { images, unreadable, existed: false })
+    Ok(WrittenClass { images: written, unreadable, existed: false })
 }
 
-/// The image at the size that was asked for.
-fn read_image(file: &Path, request: &OutlierRequest<'_>) -> Option<DecodedImage> {
-    let bytes = crate::source::file_bytes(file).ok()?;
-    let fitted = |image: DecodedImage| image.fitted(request.size, request.fit);
-    DecodedImage::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
-}
-
-fn write_png(path: &Path, image: DecodedImage, request: &OutlierRequest<'_>) -> Result<()> {
-    let size = request.size as u32;
-    let image = image::RgbImage::from_raw(size, size, image.pixels).expect("a fitted picture has that size");
+fn write_png(path: &Path, image: DecodedImage) -> Result<()> {
+    let (width, height) = (image.width as u32, image.height as u32);
+    let image = image::RgbImage::from_raw(width, height, image.pixels).expect("three values per pixel");
     image.save_with_format(path, image::ImageFormat::Png).map_err(|error| {
         let source = std::io::Error::other(error.to_string());
         trueshot::Error::Write { path: path.into(), source }.into()

@@ -21,11 +21,12 @@ const MAX_BYTES: u64 = 64 << 20;
 const OMNIGLOT_HALVES: [&str; 2] = ["background", "evaluation"];
 
 /// The splits that are built in: names, and the file.
-const BUILT_IN: [(&[&str], &str); 5] = [
+const BUILT_IN: [(&[&str], &str); 6] = [
     (&["cifar-fs"], include_str!("../assets/splits/cifar-fs.json")),
     (&["cub"], include_str!("../assets/splits/cub.json")),
     (&["fc100"], include_str!("../assets/splits/fc100.json")),
     (&["miniimagenet", "mini"], include_str!("../assets/splits/miniimagenet.json")),
+    (&["tiered-tiny"], include_str!("../assets/splits/tiered-tiny.json")),
     (&["tieredimagenet", "tiered"], include_str!("../assets/splits/tieredimagenet.json")),
 ];
 

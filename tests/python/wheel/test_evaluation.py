@@ -52,7 +52,8 @@ def test_outliers_and_ranges_of_shots_agree_too(bank, command, tmp_path):
     mine = ts.evaluate(X, y, outliers=(others, np.zeros(60, int)), **settings).to_dict()
     assert mine["settings"] == theirs["settings"]
     theirs = json.loads(command("eval", path, "--outliers", path, *arguments))
-    assert ts.evaluate(X, y, outliers="other classes", **settings).to_dict()["settings"] == theirs["settings"]
+    assert ts.evaluate(X, y, **settings).to_dict()["settings"] == theirs["settings"]
+    assert json.loads(command("eval", path, *arguments)) == theirs
 
 
 def test_an_evaluation_shows_itself(bank):
@@ -115,14 +116,14 @@ def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
         ({"episodes": 0}, "episodes is 0"),
         ({"noise": {"symetric": 0.2}}, "unknown noise type 'symetric'"),
         ({"noise": {"symmetric": 1.5}}, "150 %"),
-        ({"noise": {"outlier": 0.2}}, "outlier"),
+        ({"noise": {"outlier": 0.2}, "outliers": np.zeros((3, 2))}, "2 dimensions"),
         ({"noise": {"symmetric": []}}, r"levels of 'symmetric' noise .* shape \(0,\)"),
         ({"noise": {"symmetric": [[0.1], [0.2]]}}, r"shape \(2, 1\)"),
         ({"threads": -1}, "threads is -1"),
         ({"items": ["a"]}, "rows but 1 items"),
         ({"methods": ["protonet", "protonet"]}, "given twice"),
         ({"baseline": "median", "methods": ["protonet"]}, "not among the methods: protonet"),
-        ({"outliers": "none"}, "other classes"),
+        ({"outliers": "none"}, "an array, a pair"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

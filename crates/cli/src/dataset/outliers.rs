@@ -1,4 +1,4 @@
-//! `trueshot dataset outliers`: builds a set of outliers from ImageNet, from classes that are in no split.
+//! `trueshot dataset outliers`: writes a folder of outliers, from the validation classes of a data set or from ImageNet.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -6,56 +6,70 @@ use std::time::Instant;
 use anyhow::Context;
 use clap::Args;
 use trueshot_vision::outliers::{
-    Candidates, OutlierPlan, OutlierReport, OutlierRequest, plan, write_outliers,
+    Candidates, OutlierReport, OutlierRequest, plan, write_outliers, write_validation_classes,
 };
 use trueshot_vision::split::Split;
 
-use crate::images_argument::FitArgument;
+use crate::images_argument::{FitArgument, ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
-/// What no outlier may be in, unless told otherwise.
+/// The splits whose classes are excluded by default.
 const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 
-/// Build a set of outliers from ImageNet
+/// Write a folder of outliers
 ///
-/// As in the paper: 350 classes that are in neither miniImageNet nor TieredImageNet, 600 images each, resized to 84 px;
-/// the classes are assigned alternately to DIR/train and DIR/test. IMAGENET_DIR has one folder per class, named by its
-/// WordNet ID (n01514668), directly or in train/. Images that cannot be read are replaced by others. If the command is
-/// interrupted, run it again to continue.
+/// Without --imagenet: the images of the validation classes of a data set, unchanged, in DIR/test. Outliers of the same source
+/// differ from other images in their content only; images from elsewhere can often be recognised by their sharpness or
+/// size. Training needs no such folder: `trueshot train` takes outliers from training classes that are not in the episode.
+///
+/// With --imagenet, as in the paper: 350 classes of ImageNet that are in neither miniImageNet nor TieredImageNet, 600 images
+/// each, resized to 84 px; the classes are assigned alternately to DIR/train and DIR/test. DATASET has one folder per class,
+/// named by its WordNet ID (n01514668), directly or in train/.
+///
+/// Images that cannot be read are replaced by others. If the command is interrupted, run it again to continue.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot dataset outliers imagenet/ -o outliers
-  trueshot dataset outliers tiny-imagenet-200/ -o outliers --classes-count 69 --per-class 200
-  trueshot dataset outliers imagenet/ -o outliers --exclude my-splits.json --classes-count 100
+  trueshot dataset outliers mini/ -o outliers
+  trueshot dataset outliers cifar-100-python --split-file cifar-fs -o outliers
+  trueshot dataset outliers imagenet/ --imagenet -o outliers
+  trueshot dataset outliers tiny-imagenet-200/ --imagenet -o outliers --classes-count 69 --per-class 200
+  trueshot dataset outliers imagenet/ --imagenet -o outliers --exclude my-splits.json --classes-count 100
   trueshot embed outliers/test -o outliers.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
-    /// Folder with ImageNet's class folders
-    #[arg(value_name = "IMAGENET_DIR")]
+    /// A data set with validation classes, or with --imagenet the folder with ImageNet's class folders
+    #[arg(value_name = "DATASET")]
     source: PathBuf,
-    /// Output folder: DIR/train, DIR/test and DIR/outliers.json, which lists their contents
+    /// Output folder: DIR/test, with --imagenet also DIR/train, and DIR/outliers.json, which lists their contents
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
+    #[command(flatten)]
+    part: ImagesArgument,
+    /// Take classes of ImageNet that are in no split
+    #[arg(long, conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
+    imagenet: bool,
     /// Text file with the classes to use as outliers, one per line [default: the 350 of the paper]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "imagenet")]
     classes: Option<PathBuf>,
     /// Split files, or names of built-in splits, whose classes must not be outliers; without --classes, all other folders
     /// can be used [default: miniimagenet, tieredimagenet]
-    #[arg(long, value_name = "SPLITS", value_delimiter = ',')]
+    #[arg(long, value_name = "SPLITS", value_delimiter = ',', requires = "imagenet")]
     exclude: Option<Vec<PathBuf>>,
-    /// Number of classes; selected by the seed if there are more
-    #[arg(long, default_value_t = 350, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    classes_count: u32,
-    /// Images per class
-    #[arg(long, default_value_t = 600, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    per_class: u32,
-    /// Height and width of the images
-    #[arg(long, default_value_t = 84, value_name = "PX", value_parser = clap::value_parser!(u32).range(8..=1024))]
-    size: u32,
-    /// How to handle an image that is not square
-    #[arg(long, value_enum, default_value_t = FitArgument::Squash)]
-    fit: FitArgument,
+    /// Number of classes, selected by the seed if there are more [default: 350]
+    #[arg(long, value_name = "N", requires = "imagenet",
+          value_parser = clap::value_parser!(u32).range(2..))]
+    classes_count: Option<u32>,
+    /// Images per class, selected by the seed if there are more [default: all; with --imagenet 600]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    per_class: Option<u32>,
+    /// Height and width of the images [default: 84]
+    #[arg(long, value_name = "PX", requires = "imagenet",
+          value_parser = clap::value_parser!(u32).range(8..=1024))]
+    size: Option<u32>,
+    /// How to handle an image that is not square [default: squash]
+    #[arg(long, value_enum, requires = "imagenet")]
+    fit: Option<FitArgument>,
     /// Random seed that selects classes and images
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
@@ -64,28 +78,51 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let exclude = arguments.exclude()?;
-    let request = OutlierRequest {
-        source: &arguments.source,
-        output: &arguments.output,
-        candidates: arguments.candidates()?,
-        classes: arguments.classes_count as usize,
-        per_class: arguments.per_class as usize,
-        size: arguments.size as usize,
-        fit: arguments.fit.into(),
-        seed: arguments.seed,
-        exclude: &exclude,
-    };
     let start = Instant::now();
-    let plan = plan(&request)?;
-    let progress = ProgressDisplay::counting((plan.train.len() + plan.test.len()) as u64, "classes");
-    let made = arguments.threads.run(|| Ok(write_outliers(&request, &plan, &progress)?));
-    progress.finish();
-    arguments.report(&plan, &made?, start);
+    let report = match arguments.imagenet {
+        true => arguments.write_imagenet()?,
+        false => arguments.write_validation_classes()?,
+    };
+    arguments.print(&report, start);
     Ok(())
 }
 
 impl Arguments {
+    fn write_validation_classes(&self) -> anyhow::Result<OutlierReport> {
+        let collection = self
+            .part
+            .open_split_or(&self.source, "val")
+            .context("no validation classes to take outliers from (for ImageNet, use --imagenet)")?;
+        print_skipped(collection.skipped().iter());
+        let progress = ProgressDisplay::counting(collection.classes().len() as u64, "classes");
+        let per_class = self.per_class.map(|count| count as usize);
+        let written = self.threads.run(|| {
+            Ok(write_validation_classes(&collection, &self.output, per_class, self.seed, &progress)?)
+        });
+        progress.finish();
+        written
+    }
+
+    fn write_imagenet(&self) -> anyhow::Result<OutlierReport> {
+        let exclude = self.exclude()?;
+        let request = OutlierRequest {
+            source: &self.source,
+            output: &self.output,
+            candidates: self.candidates()?,
+            classes: self.classes_count.unwrap_or(350) as usize,
+            per_class: self.per_class.unwrap_or(600) as usize,
+            size: self.size.unwrap_or(84) as usize,
+            fit: self.fit.unwrap_or(FitArgument::Squash).into(),
+            seed: self.seed,
+            exclude: &exclude,
+        };
+        let plan = plan(&request)?;
+        let progress = ProgressDisplay::counting((plan.train.len() + plan.test.len()) as u64, "classes");
+        let written = self.threads.run(|| Ok(write_outliers(&request, &plan, &progress)?));
+        progress.finish();
+        written
+    }
+
     fn candidates(&self) -> anyhow::Result<Candidates> {
         let Some(path) = &self.classes else {
             return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Paper });
@@ -108,13 +145,12 @@ impl Arguments {
         Ok(splits)
     }
 
-    fn report(&self, plan: &OutlierPlan, report: &OutlierReport, start: Instant) {
+    fn print(&self, report: &OutlierReport, start: Instant) {
         if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
-            let count = report.short.len();
             say!(
-                "warning: {count} of {} classes have fewer than {} images; '{class}' has the fewest, {have}",
-                report.classes,
-                plan.per_class
+                "warning: {} of {} classes have fewer images than --per-class; '{class}' has the fewest, {have}",
+                report.short.len(),
+                report.classes
             );
         }
         if report.unreadable > 0 {
@@ -128,8 +164,8 @@ impl Arguments {
         say!(
             "{}: {} classes in train, {} in test, {} images written{kept} ({seconds:.1} s)",
             self.output.display(),
-            plan.train.len(),
-            plan.test.len(),
+            report.train_classes,
+            report.classes - report.train_classes,
             report.images
         );
     }

@@ -1,9 +1,9 @@
 //! Finds the data sets of the paper in the data folder (`--data`), and fingerprints them.
 //!
 //! A dataset is a folder in the data folder. It contains train/, val/ and test/, or a published form that defines its splits,
-//! or all classes together, which are then divided by the built-in split with the name of the dataset. outliers/train,
-//! outliers/test and optionally outliers/val contain classes that are in no dataset. The fingerprint of a folder is a hash
-//! of file names and sizes, because reading 50,000 images would take longer than many tables.
+//! or all classes together, which are then divided by the built-in split with the name of the dataset. A folder of outliers
+//! (`--outliers`) contains train/, test/ and optionally val/, with classes that are in no dataset. The fingerprint of a
+//! folder is a hash of file names and sizes, because reading 50,000 images would take longer than many tables.
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::experiments::PaperDataset;
 use super::jobs::{Argument, hex};
+use crate::messages::hinted;
 
 /// The images of one split.
 #[derive(Debug, Clone)]
@@ -32,7 +33,7 @@ pub struct DatasetSplits {
     pub test: SplitImages,
 }
 
-/// Images of classes that are in no dataset, for training and test; those for validation are optional.
+/// Images of classes that are in no dataset, for training and test; those for validation are optional (`--outliers`).
 #[derive(Debug, Clone)]
 pub struct OutlierSplits {
     pub train: SplitImages,
@@ -77,6 +78,15 @@ impl SplitImages {
             .iter()
             .flat_map(|name| [Argument::text("--split-file"), Argument::text(name)])
             .collect()
+    }
+
+    /// The arguments that select the images as outliers in commands such as `trueshot eval --pictures`.
+    pub fn outlier_arguments(&self) -> Vec<Argument> {
+        let mut arguments = vec![Argument::text("--outliers"), self.path()];
+        let split =
+            self.split.iter().flat_map(|split| [Argument::text("--outliers-split"), Argument::text(*split)]);
+        arguments.extend(split);
+        arguments
     }
 
     /// Whether the path contains all splits.
@@ -136,19 +146,20 @@ impl DatasetSplits {
 }
 
 impl OutlierSplits {
-    /// Looks for outliers in the data folder.
-    ///
-    /// # Errors
-    /// The reason why there are no outliers.
-    pub fn find(data: Option<&Path>) -> Result<Self, String> {
-        let Some(data) = data else { return Err("no data folder was given (--data)".into()) };
-        let split = |name: &str| SplitImages::open(data.join("outliers").join(name));
-        let missing = |name: &str| format!("there is no outliers/{name}/ in {}", data.display());
-        Ok(OutlierSplits {
-            train: split("train").ok_or_else(|| missing("train"))?,
-            val: split("val"),
-            test: split("test").ok_or_else(|| missing("test"))?,
-        })
+    /// Opens a folder of outliers.
+    pub fn open(folder: &Path) -> anyhow::Result<Self> {
+        let folder = std::path::absolute(folder)?;
+        let split = |name: &str| SplitImages::open(folder.join(name));
+        let required = |name: &str| {
+            split(name).ok_or_else(|| {
+                hinted(
+                    format!("there is no folder {name}/ in {}", folder.display()),
+                    "outliers need train/ and test/, as `trueshot dataset outliers --imagenet` writes them; without \
+                     --outliers, they are images of other classes of each data set",
+                )
+            })
+        };
+        Ok(OutlierSplits { train: required("train")?, val: split("val"), test: required("test")? })
     }
 }
 

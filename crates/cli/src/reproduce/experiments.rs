@@ -16,6 +16,8 @@ const PAPER: &str = include_str!("../../experiments/paper.csv");
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
+    /// The rows of the chart at the beginning of a report.
+    pub plot: Vec<String>,
     pub dataset: BTreeMap<String, PaperDataset>,
     group: Vec<RowGroup>,
     table: Vec<PaperTable>,
@@ -30,6 +32,9 @@ pub struct PaperDataset {
     /// Whether the paper reports results on this dataset.
     #[serde(default)]
     pub paper: bool,
+    /// The dataset of the paper whose differences to ProtoNet are shown beside those on this dataset, which has the same
+    /// kind of split but other images.
+    pub stands_for: Option<String>,
     /// The folder names to look for in the data folder (`--data`).
     pub data: Vec<String>,
     /// Whether the images are part of the program (Omniglot).
@@ -102,14 +107,20 @@ pub struct PaperTable {
 }
 
 /// One row of a table.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
     pub row: String,
+    /// The row of the paper that this row is compared with, if it has another name.
+    pub paper: Option<String>,
     /// The method of `trueshot eval`; `{head}` is replaced by the file of the trained head or image model.
     pub method: Option<String>,
     /// The arguments of `trueshot train` for the head of this row.
     pub head: Option<String>,
+    /// The arguments of `trueshot train` for the head that the training of `head` starts from.
+    pub from: Option<String>,
+    /// The arguments of `trueshot train joint`, which trains the backbone of the dataset and the head of this row together.
+    pub joint: Option<String>,
     /// The arguments of `trueshot train` for a backbone that replaces that of the dataset.
     pub backbone: Option<String>,
     /// The arguments of `trueshot train` for a model that takes images instead of features.
@@ -136,7 +147,7 @@ impl Experiments {
             rows.append(&mut table.rows);
             for row in &mut rows {
                 let shots = table.shots.to_string();
-                for text in [&mut row.head, &mut row.image_model] {
+                for text in [&mut row.head, &mut row.from, &mut row.joint, &mut row.image_model] {
                     let filled =
                         |text: String| text.replace("{shots}", &shots).replace("{training}", &table.training);
                     *text = text.take().map(filled);
@@ -333,6 +344,10 @@ mod tests {
     #[test]
     fn tables_and_rows_of_figures_exist() {
         let experiments = Experiments::load_paper().unwrap();
+        let main = &experiments.tables()[0];
+        for plotted in &experiments.plot {
+            assert!(main.rows.iter().any(|row| row.row == *plotted), "{}: {plotted}", main.name);
+        }
         for figure in experiments.figures() {
             let (tables, rows): (Vec<&String>, Vec<&String>) = match &figure.shows {
                 FigureContent::Curves { tables, rows } => (tables.iter().collect(), rows.iter().collect()),

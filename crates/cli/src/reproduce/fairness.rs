@@ -35,6 +35,14 @@ pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
             path.file_name().unwrap_or_default().display()
         ));
     }
+    if let Some(outliers) = &settings.outliers {
+        warnings.push(format!(
+            "Outliers are images of {}. If they differ from the images of a data set in more than their content, for instance \
+             in sharpness, a trained model finds them by that, and outlier noise is an easier problem than with outliers of \
+             the same source.",
+            outliers.file_name().unwrap_or_default().display()
+        ));
+    }
     warnings
 }
 
@@ -65,10 +73,10 @@ pub fn table_warnings(
     let Some(FeatureJobs { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
     let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));
     for (name, job) in [("training", train), ("validation", val)] {
-        // If no row is trained, these features are not computed.
-        let Ok(features) = open(job) else { continue };
+        // If no row is trained, or all evaluations were done before, these features are not computed.
+        let (Ok(features), Ok(test)) = (open(job), open(test)) else { continue };
         let data = |embeddings| EpisodeData { embeddings, outliers: None };
-        let overlaps = overlaps(&[data(&features)], &[data(&open(test)?)]);
+        let overlaps = overlaps(&[data(&features)], &[data(&test)]);
         warnings.extend(overlaps.iter().map(|overlap| format!("Test against {name}: {overlap}.")));
     }
     Ok(warnings)
@@ -82,7 +90,7 @@ pub fn check_class_overlap(source: &DatasetSource<'_>) -> anyhow::Result<()> {
         ("val", splits.val.classes()),
         ("test", splits.test.classes()),
     ];
-    if let Ok(outliers) = &source.outliers {
+    if let Some(outliers) = source.separate_outliers() {
         parts.push(("outliers/train", outliers.train.classes()));
         parts.push(("outliers/test", outliers.test.classes()));
     }

@@ -9,10 +9,9 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use trueshot::noise::NoiseLevels;
 use trueshot::report::reproduction::{self, Panel};
 
-use super::dataset_files::DatasetSplits;
 use super::experiments::{AttentionMap, Experiments, Figure, FigureContent, PaperDataset, PaperTable};
 use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
-use super::planner::{DatasetSource, PlannedTable, Planner, has_outliers};
+use super::planner::{DatasetSource, PlannedTable, Planner, RowBackbone, has_outliers};
 
 /// A figure of images on one dataset.
 pub struct PlannedFigure<'a> {
@@ -127,12 +126,12 @@ impl<'a> Planner<'a> {
 
     fn support_set(&mut self, source: &DatasetSource<'_>, noise: &NoiseLevels) -> PlannedPanel {
         let title = format!("{} with {}", source.dataset.title, noise_title(noise));
-        let job = source.splits_for(Some(noise)).map(|splits| {
+        let job = source.splits.as_ref().map_err(String::clone).map(|splits| {
             let mut args = vec![Argument::text("episode")];
             args.extend(splits.test.arguments());
             args.extend(plain_arguments(&format!("--noise {noise} {}", self.episode_flags(source, SHOTS))));
             if has_outliers(noise) {
-                args.extend(test_outlier_arguments(source, splits));
+                args.extend(source.test_outliers(splits).outlier_arguments());
             }
             self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), 1.0, args)
         });
@@ -150,16 +149,16 @@ impl<'a> Planner<'a> {
         let row = table.rows.iter().find(|row| row.row == row_name);
         let row = row.with_context(|| format!("table '{}' has no row '{row_name}'", table.name))?;
         let title = format!("{row_name} on {} with {}", source.dataset.title, noise_title(&map.noise));
-        let job = source.splits_for(Some(&map.noise)).and_then(|splits| {
-            let features = self.features(source, splits, None);
+        let job = source.splits.as_ref().map_err(String::clone).and_then(|splits| {
+            let features = self.features(source, splits, RowBackbone::Dataset);
             let head = self.head(source, &features, row);
             let head = head.ok_or_else(|| format!("row '{row_name}' has no head"))?;
             let mut args =
                 vec![Argument::text("attention"), Argument::result(head), Argument::result(features.test)];
             let episode = self.episode_flags(source, table.shots);
             args.extend(plain_arguments(&format!("--noise {} {episode} --show {show}", map.noise)));
-            if let Some(outliers) = features.outliers.filter(|_| has_outliers(&map.noise)) {
-                args.extend([Argument::text("--outliers"), Argument::result(outliers.test)]);
+            if has_outliers(&map.noise) {
+                args.extend([Argument::text("--outliers"), Argument::result(features.outliers.test)]);
             }
             Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), 1.0, args))
         });
@@ -174,19 +173,6 @@ impl<'a> Planner<'a> {
 
 /// Shots of the support sets in figures.
 const SHOTS: usize = 5;
-
-/// The arguments that name the outliers of a drawn support set, the same as those for evaluations ([`Planner::features`]).
-fn test_outlier_arguments(source: &DatasetSource<'_>, splits: &DatasetSplits) -> Vec<Argument> {
-    match &source.outliers {
-        _ if source.dataset.built_in => {
-            let mut args = vec![Argument::text("--outliers"), splits.val.path()];
-            args.extend(plain_arguments("--outliers-split val"));
-            args
-        }
-        Ok(outliers) => vec![Argument::text("--outliers"), outliers.test.path()],
-        Err(_) => Vec::new(),
-    }
-}
 
 /// Noise types with their levels in words, such as "paired noise of 40 %".
 fn noise_title(noise: &NoiseLevels) -> String {

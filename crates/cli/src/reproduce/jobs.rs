@@ -176,6 +176,16 @@ impl Jobs {
         arguments
     }
 
+    /// Whether the command of a job has the option `--device`.
+    pub fn takes_device(&self, job: &Job) -> bool {
+        let on_images = || self.arguments(job).iter().any(|argument| argument == "--pictures");
+        match job.kind {
+            JobKind::Evaluation => on_images(),
+            JobKind::Features => true,
+            kind => kind.is_training(),
+        }
+    }
+
     /// The command of a job, quoted for a shell.
     pub fn command(&self, job: &Job) -> String {
         let quoted = |argument: &String| {
@@ -200,6 +210,22 @@ impl Jobs {
             }
         }
         (0..self.all.len()).filter(|&job| needed[job]).collect()
+    }
+
+    /// The given jobs that are not done, and the jobs that are not done and whose results they need, in the order in which
+    /// they can run. Results that only finished jobs need may be missing.
+    pub fn unfinished(&self, wanted: &[usize], is_done: impl Fn(&Job) -> bool) -> Vec<usize> {
+        let mut visited = vec![false; self.all.len()];
+        let mut unfinished = Vec::new();
+        let mut pending = wanted.to_vec();
+        while let Some(job) = pending.pop() {
+            if !std::mem::replace(&mut visited[job], true) && !is_done(&self.all[job]) {
+                pending.extend(&self.all[job].needs);
+                unfinished.push(job);
+            }
+        }
+        unfinished.sort_unstable();
+        unfinished
     }
 }
 
@@ -230,6 +256,9 @@ mod tests {
         let (on_a, on_b) = (add(&mut jobs, on(a)), add(&mut jobs, on(b)));
         assert_ne!(on_a, on_b);
         assert_eq!(jobs.with_needs(&[on_b]), [b, on_b]);
+        assert_eq!(jobs.unfinished(&[on_a, on_b], |job| job.key == jobs.all()[a].key), [b, on_a, on_b]);
+        let evaluated = |job: &Job| job.key == jobs.all()[on_b].key;
+        assert!(jobs.unfinished(&[on_b], evaluated).is_empty(), "nothing else needs the result of {b}");
         let job = &jobs.all()[on_b];
         assert!(
             jobs.command(job).starts_with(&format!("trueshot x:model={}", jobs.all()[b].output.display()))

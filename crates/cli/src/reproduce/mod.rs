@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use trueshot::report::reproduction::Reproduction;
+use trueshot_cuda::DeviceChoice;
 
 use self::dataset_files::{DatasetSplits, OutlierSplits};
 use self::experiments::{Experiment, Experiments, PaperResults};
@@ -39,10 +40,10 @@ use crate::output::{print_escaped, write_file};
 /// Reproduce the tables and figures of the paper
 ///
 /// Trains the required models, evaluates them, and writes report.html, report.md, report.tex and report.json, with every
-/// result next to the number of the paper. The data folder contains miniimagenet/, tieredimagenet/ and cifar-fs/, each with
-/// train/, val/ and test/ (class folders), and outliers/ with train/ and test/; missing data sets are shown as not measured.
-/// Omniglot is built in. Features and models are cached in the output folder and shared by all tables; an interrupted run
-/// continues where it stopped.
+/// result next to the number of the paper; the commands are in report-commands.md. The data folder contains miniimagenet/,
+/// tieredimagenet/, tiered-tiny/ and cifar-fs/, each with train/, val/ and test/ (class folders); missing data sets are shown
+/// as not measured. Omniglot is built in. Features and models are cached in the output folder and shared by all tables; an
+/// interrupted run continues where it stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot reproduce --list
@@ -68,6 +69,10 @@ pub struct Arguments {
     /// Use an existing backbone instead of training one; can be repeated
     #[arg(long, value_name = "DATASET=FILE")]
     backbone: Vec<String>,
+    /// Folder of outliers with train/ and test/, as `trueshot dataset outliers --imagenet` writes it [default: outliers are
+    /// other classes of the same data set: training classes in training, validation classes in test]
+    #[arg(long, value_name = "DIR")]
+    outliers: Option<PathBuf>,
     /// Factor for the number of training steps and, if below 1, of evaluation episodes; noted in every output
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
@@ -89,6 +94,9 @@ pub struct Arguments {
     /// Number of threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Device for training, embedding and models that take images: cpu, cuda, cuda:N or auto [default: auto]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Stop after this time: training saves a checkpoint, and the same command continues later (exit status 130)
     #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
     job_minutes: Option<Duration>,
@@ -109,22 +117,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         planned.add(&mut planner, &experiments, &sources, experiment)?;
     }
     let jobs = planner.jobs;
-    let needed = planned.needed(&jobs);
-    let cache = ResultCache::open(out)?;
+    let (wanted, cache) = (planned.wanted(), ResultCache::open(out)?);
+    let unfinished = jobs.unfinished(&wanted, |job| matches!(cache.state(job), ResultState::Done));
+    let needed = jobs.with_needs(&wanted);
     if arguments.dry_run {
-        return print_escaped(&dry_run_text(&jobs, &needed, &planned, &cache));
+        return print_escaped(&dry_run_text(&jobs, &needed, &unfinished, &planned));
     }
     let (parallel, threads) = (arguments.jobs.into(), arguments.threads);
     let deadline = arguments.job_minutes.map(|limit| Instant::now() + limit);
-    JobRunner { jobs: &jobs, needed: &needed, cache: &cache, parallel, threads, deadline }.run()?;
+    let device = arguments.device;
+    JobRunner { jobs: &jobs, needed: &unfinished, cache: &cache, parallel, threads, device, deadline }
+        .run()?;
     let reproduction = report(&experiments, &settings, &jobs, &planned, &sources, &cache, out)?;
     for (name, text) in [
         ("report.html", reproduction.html()),
         ("report.md", reproduction.markdown()),
+        ("report-commands.md", reproduction.commands()),
         ("report.tex", reproduction.latex()),
         ("report.json", reproduction.json()),
     ] {
         write_file(&out.join(name), &text)?;
+    }
+    for (name, chart) in reproduction.plots() {
+        write_file(&out.join(name), &chart)?;
     }
     let (tables, figures) = (reproduction.tables.len(), reproduction.figures.len());
     say!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
@@ -177,12 +192,11 @@ impl<'a> PlannedExperiments<'a> {
         Ok(())
     }
 
-    /// The jobs to run, in order.
-    fn needed(&self, jobs: &Jobs) -> Vec<usize> {
+    /// The jobs whose results the report shows.
+    fn wanted(&self) -> Vec<usize> {
         let evaluations = self.tables.iter().flat_map(|planned| &planned.evaluations);
         let images = self.figures.iter().flat_map(PlannedFigure::jobs);
-        let wanted: Vec<usize> = evaluations.map(|evaluation| evaluation.job).chain(images).collect();
-        jobs.with_needs(&wanted)
+        evaluations.map(|evaluation| evaluation.job).chain(images).collect()
     }
 }
 
@@ -206,7 +220,8 @@ impl Arguments {
         }
         self.without.iter().try_for_each(|row| experiments.check_row_name(row))?;
         let without = self.without.clone();
-        Ok(ReproduceSettings { scale: self.scale, episodes, seed: self.seed, backbones, without })
+        let outliers = self.outliers.clone();
+        Ok(ReproduceSettings { scale: self.scale, episodes, seed: self.seed, backbones, outliers, without })
     }
 
     fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<DatasetSource<'a>>> {
@@ -215,7 +230,7 @@ impl Arguments {
         if let Some(data) = &data {
             anyhow::ensure!(data.is_dir(), "the folder {} does not exist", data.display());
         }
-        let outliers = OutlierSplits::find(data.as_deref());
+        let outliers = self.outliers.as_deref().map(OutlierSplits::open).transpose()?;
         let chosen = experiments
             .dataset
             .iter()
@@ -255,18 +270,18 @@ fn list_text(experiments: &Experiments) -> String {
     text
 }
 
-/// The output of `--dry-run`.
+/// The output of `--dry-run`. `unfinished` are the jobs of `needed` that would be run.
 fn dry_run_text(
     jobs: &Jobs,
     needed: &[usize],
+    unfinished: &[usize],
     planned: &PlannedExperiments<'_>,
-    cache: &ResultCache,
 ) -> String {
     let mut text = String::new();
     let mut total = 0.0;
-    for &job in needed {
-        let job = &jobs.all()[job];
-        let done = matches!(cache.state(job), ResultState::Done);
+    for &index in needed {
+        let job = &jobs.all()[index];
+        let done = unfinished.binary_search(&index).is_err();
         let time = if done { "done".into() } else { duration(job.estimate) };
         total += if done { 0.0 } else { job.estimate };
         text.push_str(&format!("{time:>10}  {}\n            {}\n", job.label, jobs.command(job)));
@@ -292,7 +307,7 @@ fn dry_run_text(
             ));
         }
     }
-    text + &format!("{} steps, about {} on two cores\n", needed.len(), duration(total))
+    text + &format!("{} steps, about {} on two cores\n", unfinished.len(), duration(total))
 }
 
 /// A duration rounded for people: "40 s", "12 min", "3.5 h".
@@ -350,6 +365,7 @@ fn report(
         title: "Few-shot learning with noisy labels, reproduced".into(),
         facts,
         warnings: fairness::general_warnings(settings),
+        plotted_rows: experiments.plot.clone(),
         tables,
         figures: planned
             .figures

@@ -21,6 +21,8 @@ pub struct ReproduceSettings {
     pub seed: u64,
     /// Path and fingerprint of the backbones given with `--backbone`, by the name of the dataset.
     pub backbones: BTreeMap<String, (PathBuf, String)>,
+    /// The folder of outliers given with `--outliers`.
+    pub outliers: Option<PathBuf>,
     /// Names of the rows to skip (`--without`).
     pub without: Vec<String>,
 }
@@ -63,14 +65,14 @@ pub struct FeatureJobs {
     pub train: usize,
     pub val: usize,
     pub test: usize,
-    /// `None` if there are no outliers.
-    pub outliers: Option<OutlierJobs>,
+    pub outliers: OutlierJobs,
 }
 
 /// The jobs that embed the outliers for training, validation and test, as indices in [`Jobs`].
 #[derive(Debug, Clone, Copy)]
 pub struct OutlierJobs {
-    pub train: usize,
+    /// `None` if outliers are training items of classes that are not in the episode.
+    pub train: Option<usize>,
     pub val: usize,
     pub test: usize,
 }
@@ -78,8 +80,8 @@ pub struct OutlierJobs {
 /// What a row is evaluated on.
 #[derive(Clone, Copy, PartialEq)]
 enum RowInput<'a> {
-    /// Features of a backbone: that of the dataset (`None`), or one trained for the row with these arguments.
-    Features(Option<&'a str>),
+    /// Features of a backbone.
+    Features(RowBackbone<'a>),
     /// Images, with a model trained with these arguments.
     Images(&'a str),
 }
@@ -88,9 +90,23 @@ impl<'a> RowInput<'a> {
     fn new(row: &'a PaperRow) -> Self {
         match &row.image_model {
             Some(model) => RowInput::Images(model),
-            None => RowInput::Features(row.backbone.as_deref()),
+            None if row.joint.is_some() => RowInput::Features(RowBackbone::Joint(row)),
+            None => {
+                RowInput::Features(row.backbone.as_deref().map_or(RowBackbone::Dataset, RowBackbone::Own))
+            }
         }
     }
+}
+
+/// The backbone whose features a row is evaluated on.
+#[derive(Clone, Copy, PartialEq)]
+pub enum RowBackbone<'a> {
+    /// The backbone of the dataset.
+    Dataset,
+    /// A backbone that is trained for the row with these arguments.
+    Own(&'a str),
+    /// The backbone of the dataset, trained further together with the head of the row.
+    Joint(&'a PaperRow),
 }
 
 /// Rows of a table that share one evaluation.
@@ -110,37 +126,37 @@ pub fn row_label(row: usize) -> String {
     format!("r{row}")
 }
 
-/// A dataset with its splits and outliers, or the reasons why they are not available.
+/// A dataset with its splits, or the reason why it is not available, and the outliers to use with it.
 pub struct DatasetSource<'a> {
     pub name: &'a str,
     pub dataset: &'a PaperDataset,
     pub splits: Result<DatasetSplits, String>,
-    /// The outliers in the data folder. Not used for Omniglot, whose outliers are other characters.
-    pub outliers: Result<OutlierSplits, String>,
+    /// The outliers given with `--outliers`. Without any, outliers are other classes of the dataset: in training and
+    /// validation training classes, in test validation classes. Not used for Omniglot, which has images of another kind.
+    pub outliers: Option<OutlierSplits>,
 }
 
-impl DatasetSource<'_> {
-    /// The splits.
-    ///
-    /// # Errors
-    /// The reason why the splits are not available, or why the outliers are not, if the noise needs any.
-    pub fn splits_for(&self, noise: Option<&NoiseLevels>) -> Result<&DatasetSplits, String> {
-        let splits = self.splits.as_ref().map_err(String::clone)?;
-        let needs_outliers = noise.is_some_and(has_outliers) && !self.dataset.built_in;
-        match &self.outliers {
-            Err(reason) if needs_outliers => Err(reason.clone()),
-            _ => Ok(splits),
-        }
+impl<'a> DatasetSource<'a> {
+    /// The outliers from elsewhere, if there are any for this dataset.
+    pub fn separate_outliers(&self) -> Option<&OutlierSplits> {
+        self.outliers.as_ref().filter(|_| !self.dataset.built_in)
     }
 
-    /// The arguments that name the outliers for training on images; none if there are no outliers.
-    fn outlier_arguments(&self, splits: &DatasetSplits) -> Vec<Argument> {
-        let (train, val) = match &self.outliers {
-            _ if self.dataset.built_in => (&splits.train, &splits.train),
-            Ok(outliers) => (&outliers.train, outliers.val.as_ref().unwrap_or(&outliers.train)),
-            Err(_) => return Vec::new(),
-        };
-        vec![Argument::text("--outliers"), train.path(), Argument::text("--val-outliers"), val.path()]
+    /// The images that are outliers in test episodes.
+    pub fn test_outliers<'b>(&'b self, splits: &'b DatasetSplits) -> &'b SplitImages {
+        self.separate_outliers().map_or(&splits.val, |outliers| &outliers.test)
+    }
+
+    /// The arguments that name the outliers for training on images; none if they are training classes.
+    fn outlier_arguments(&self) -> Vec<Argument> {
+        let Some(outliers) = self.separate_outliers() else { return Vec::new() };
+        let val = outliers.val.as_ref().unwrap_or(&outliers.train);
+        vec![
+            Argument::text("--outliers"),
+            outliers.train.path(),
+            Argument::text("--val-outliers"),
+            val.path(),
+        ]
     }
 }
 
@@ -168,16 +184,15 @@ impl<'a> Planner<'a> {
                 RowInput::Images(model) => self.evaluate_on_images(table, source, splits, model, &group),
                 RowInput::Features(backbone) => {
                     let features = self.features(source, splits, backbone);
-                    let job = self.evaluate_on_features(table, source, &features, &group);
-                    planned.features.get_or_insert(features);
-                    Ok(job)
+                    let job = self.evaluate_on_features(table, source, splits, &features, &group);
+                    if backbone == RowBackbone::Dataset {
+                        planned.features.get_or_insert(features);
+                    }
+                    job
                 }
             };
             let EvaluationGroup { noise, rows, .. } = group;
-            match job {
-                Ok(job) => planned.evaluations.push(EvaluationJob { job, rows, noise: noise.clone() }),
-                Err(reason) => planned.missing.extend(rows.into_iter().map(|row| (row, reason.clone()))),
-            }
+            planned.evaluations.push(EvaluationJob { job, rows, noise: noise.clone() });
         }
         planned
     }
@@ -186,7 +201,7 @@ impl<'a> Planner<'a> {
     fn missing_rows(&self, table: &PaperTable, source: &DatasetSource<'_>) -> BTreeMap<usize, String> {
         let too_small = source.splits.as_ref().ok().and_then(|_| source.dataset.too_small_for(table.shots));
         let reason = |row: &PaperRow| {
-            let unavailable = source.splits_for(row_noise(table, row)).err();
+            let unavailable = source.splits.as_ref().err().cloned();
             let skipped = self.settings.without.contains(&row.row);
             let skipped = skipped.then(|| "skipped (--without)".to_string());
             too_small.clone().or(unavailable).or(row.missing.clone()).or(skipped)
@@ -194,13 +209,12 @@ impl<'a> Planner<'a> {
         table.rows.iter().enumerate().filter_map(|(index, row)| Some((index, reason(row)?))).collect()
     }
 
-    /// Adds the jobs that embed the dataset and its outliers. `row_backbone` are the arguments of `trueshot train` for a
-    /// backbone that only some rows use; without, the features are those of the dataset's backbone.
+    /// Adds the jobs that embed the dataset and its outliers.
     pub fn features(
         &mut self,
         source: &DatasetSource<'_>,
         splits: &DatasetSplits,
-        row_backbone: Option<&str>,
+        row_backbone: RowBackbone<'_>,
     ) -> FeatureJobs {
         let backbone = self.backbone(source, splits, row_backbone);
         let copies = source.dataset.copies;
@@ -219,15 +233,17 @@ impl<'a> Planner<'a> {
         let train = embed("the training classes", &splits.train, copies);
         let val = embed("the validation classes", &splits.val, 1);
         let test = embed("the test classes", &splits.test, 1);
-        let outliers = match &source.outliers {
-            // The outliers of Omniglot are characters of its own splits, never of the test split.
-            _ if source.dataset.built_in => Some(OutlierJobs { train, val: train, test: val }),
-            Err(_) => None,
-            Ok(outliers) => {
+        let outliers = match source.separate_outliers() {
+            None => {
+                // Validation items are not augmented, so their outliers must not be either.
+                let plain = if copies > 1 { embed("the training classes", &splits.train, 1) } else { train };
+                OutlierJobs { train: None, val: plain, test: val }
+            }
+            Some(outliers) => {
                 let train = embed("outliers to train on", &outliers.train, copies);
                 let val = outliers.val.as_ref().map(|val| embed("outliers to validate on", val, 1));
                 let test = embed("outliers to test on", &outliers.test, 1);
-                Some(OutlierJobs { train, val: val.unwrap_or(train), test })
+                OutlierJobs { train: Some(train), val: val.unwrap_or(train), test }
             }
         };
         FeatureJobs { train, val, test, outliers }
@@ -238,26 +254,50 @@ impl<'a> Planner<'a> {
         &mut self,
         source: &DatasetSource<'_>,
         splits: &DatasetSplits,
-        row_backbone: Option<&str>,
+        row_backbone: RowBackbone<'_>,
     ) -> Argument {
-        let given = self.settings.backbones.get(source.name);
-        if let (None, Some((path, fingerprint))) = (row_backbone, given) {
-            return Argument::external(path, fingerprint);
-        }
-        let (trainer, row_flags) = split_trainer(row_backbone.unwrap_or("backbone"));
+        let title = &source.dataset.title;
+        let (label, arguments) = match row_backbone {
+            RowBackbone::Joint(row) => return Argument::result(self.joint_model(source, splits, row)),
+            RowBackbone::Own(arguments) => {
+                (format!("{title}: a backbone of its own ({arguments})"), arguments)
+            }
+            RowBackbone::Dataset => match self.settings.backbones.get(source.name) {
+                Some((path, fingerprint)) => return Argument::external(path, fingerprint),
+                None => (format!("{title}: the backbone"), "backbone"),
+            },
+        };
+        let (trainer, row_flags) = split_trainer(arguments);
         let flags = match trainer {
             "backbone" => format!("{} {row_flags}", source.dataset.backbone),
             _ => row_flags.to_string(),
         };
-        let title = &source.dataset.title;
-        let label = match row_backbone {
-            None => format!("{title}: the backbone"),
-            Some(arguments) => format!("{title}: a backbone of its own ({arguments})"),
-        };
-        Argument::result(self.train_on_images(JobKind::Backbone, label, source, splits, trainer, &flags))
+        Argument::result(self.train_on_images(
+            JobKind::Backbone,
+            label,
+            source,
+            splits,
+            trainer,
+            &flags,
+            vec![],
+        ))
     }
 
-    /// Adds the job `trueshot train TRAINER` on the images of a dataset.
+    /// Adds the jobs that train the head of a row on the features of the dataset's backbone, and then both together.
+    fn joint_model(&mut self, source: &DatasetSource<'_>, splits: &DatasetSplits, row: &PaperRow) -> usize {
+        let features = self.features(source, splits, RowBackbone::Dataset);
+        let backbone = self.backbone(source, splits, RowBackbone::Dataset);
+        let mut inputs = vec![Argument::text("--backbone"), backbone];
+        if let Some(head) = self.head(source, &features, row) {
+            inputs.extend([Argument::text("--head"), Argument::result(head)]);
+        }
+        let flags = row.joint.as_deref().unwrap_or_default();
+        let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
+        self.train_on_images(JobKind::ImageModel, label, source, splits, "joint", flags, inputs)
+    }
+
+    /// Adds the job `trueshot train TRAINER` on the images of a dataset. `inputs` are arguments that name other files.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one command line")]
     fn train_on_images(
         &mut self,
         kind: JobKind,
@@ -266,6 +306,7 @@ impl<'a> Planner<'a> {
         splits: &DatasetSplits,
         trainer: &str,
         flags: &str,
+        inputs: Vec<Argument>,
     ) -> usize {
         let dataset = source.dataset;
         let mut args = vec![Argument::text("train"), Argument::text(trainer), splits.train.path()];
@@ -274,8 +315,9 @@ impl<'a> Planner<'a> {
             args.extend([Argument::text("--val"), splits.val.path()]);
         }
         if flags.contains("outlier=") {
-            args.extend(source.outlier_arguments(splits));
+            args.extend(source.outlier_arguments());
         }
+        args.extend(inputs);
         args.extend(plain_arguments(&dataset.image_flags));
         let (flags, steps) = self.scale_flags(flags, 100_000);
         args.extend(plain_arguments(&flags));
@@ -292,9 +334,6 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the jobs that train a model on images and evaluate rows with it, on at most [`IMAGE_MODEL_EPISODES`] episodes.
-    ///
-    /// # Errors
-    /// The reason why the rows cannot be evaluated.
     fn evaluate_on_images(
         &mut self,
         table: &PaperTable,
@@ -302,39 +341,28 @@ impl<'a> Planner<'a> {
         splits: &DatasetSplits,
         model: &str,
         group: &EvaluationGroup<'_>,
-    ) -> Result<usize, String> {
+    ) -> usize {
         let EvaluationGroup { noise, rows, .. } = group;
         let dataset = source.dataset;
         let queries = dataset.queries;
-        let outliers = match &source.outliers {
-            _ if !has_outliers(noise) => None,
-            _ if dataset.built_in => {
-                return Err(format!(
-                    "not possible with outlier noise on {0}: its outliers are one split of {0}, and `trueshot eval \
-                     --pictures` cannot read outliers from one split",
-                    dataset.title
-                ));
-            }
-            Err(reason) => return Err(reason.clone()),
-            Ok(outliers) => Some(outliers.test.path()),
-        };
         let names = rows.iter().map(|&row| table.rows[row].row.as_str()).collect::<Vec<_>>().join(", ");
         let (trainer, flags) = split_trainer(model);
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
         let label = format!("{}: {names} ({flags})", dataset.title);
-        let trained = self.train_on_images(JobKind::ImageModel, label, source, splits, trainer, &flags);
+        let trained =
+            self.train_on_images(JobKind::ImageModel, label, source, splits, trainer, &flags, vec![]);
         let mut args = vec![Argument::text("eval"), Argument::text("--pictures")];
         args.extend(splits.test.arguments());
         args.extend([Argument::text("--methods"), methods_argument(table, rows, |_| Some(trained))]);
         let episodes = self.settings.episodes.min(IMAGE_MODEL_EPISODES);
         args.extend(self.episode_arguments(table, source, noise, episodes));
-        if let Some(outliers) = outliers {
-            args.extend([Argument::text("--outliers"), outliers]);
+        if has_outliers(noise) {
+            args.extend(source.test_outliers(splits).outlier_arguments());
         }
         let estimate = 0.1 * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
         let label = format!("{}: {}, {names}", dataset.title, table.name);
-        Ok(self.jobs.add(JobKind::Evaluation, label, estimate, args))
+        self.jobs.add(JobKind::Evaluation, label, estimate, args)
     }
 
     /// Adds the job that trains the head of a row; `None` if the row has no head.
@@ -344,30 +372,40 @@ impl<'a> Planner<'a> {
         features: &FeatureJobs,
         row: &PaperRow,
     ) -> Option<usize> {
-        let flags = row.head.as_deref()?.replace("{several_shots}", source.dataset.several_shots());
+        let flags = row.head.as_deref()?;
+        let start = row.from.as_deref().map(|flags| self.head_with(source, features, row, flags, None));
+        Some(self.head_with(source, features, row, flags, start))
+    }
+
+    /// Adds the job that trains a head with these flags. `start` is the head that the training starts from.
+    fn head_with(
+        &mut self,
+        source: &DatasetSource<'_>,
+        features: &FeatureJobs,
+        row: &PaperRow,
+        flags: &str,
+        start: Option<usize>,
+    ) -> usize {
+        let flags = flags.replace("{several_shots}", source.dataset.several_shots());
         let (flags, steps) = self.scale_flags(&flags, 25_000);
-        let (trainer, flags) = flags.split_once(' ')?;
+        let (trainer, flags) = split_trainer(&flags);
         let mut args =
             vec![Argument::text("train"), Argument::text(trainer), Argument::result(features.train)];
+        args.extend(start.into_iter().flat_map(|start| [Argument::text("--from"), Argument::result(start)]));
         args.extend([Argument::text("--val"), Argument::result(features.val)]);
-        let mut flags = flags.to_string();
-        match features.outliers {
-            Some(outliers) if flags.contains("outlier=") => {
-                args.extend([Argument::text("--outliers"), Argument::result(outliers.train)]);
-                args.extend([Argument::text("--val-outliers"), Argument::result(outliers.val)]);
-            }
-            // Without outliers, a head for several noise types is trained on the other types.
-            None => flags = without_outliers(&flags),
-            _ => (),
+        if flags.contains("outlier=") {
+            let train = features.outliers.train.map(Argument::result);
+            args.extend(train.into_iter().flat_map(|train| [Argument::text("--outliers"), train]));
+            args.extend([Argument::text("--val-outliers"), Argument::result(features.outliers.val)]);
         }
-        args.extend(plain_arguments(&flags));
+        args.extend(plain_arguments(flags));
         if !flags.contains("--queries") {
             args.extend(plain_arguments(&format!("--queries {}", source.dataset.queries)));
         }
         args.extend(plain_arguments(&format!("--val-queries {}", source.dataset.queries)));
         let seconds_per_step = if trainer == "relabel" { 0.055 } else { 0.018 };
         let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
-        Some(self.jobs.add(JobKind::Head, label, seconds_per_step * steps as f64, args))
+        self.jobs.add(JobKind::Head, label, seconds_per_step * steps as f64, args)
     }
 
     /// Adds the jobs that train the heads of rows and evaluate the rows on features.
@@ -375,11 +413,15 @@ impl<'a> Planner<'a> {
         &mut self,
         table: &PaperTable,
         source: &DatasetSource<'_>,
+        splits: &DatasetSplits,
         features: &FeatureJobs,
         group: &EvaluationGroup<'_>,
     ) -> usize {
         let EvaluationGroup { noise, rows, .. } = group;
-        let methods = methods_argument(table, rows, |row| self.head(source, features, row));
+        let methods = methods_argument(table, rows, |row| match row.joint.is_some() {
+            true => Some(self.joint_model(source, splits, row)),
+            false => self.head(source, features, row),
+        });
         let mut args = vec![
             Argument::text("eval"),
             Argument::result(features.test),
@@ -392,8 +434,8 @@ impl<'a> Planner<'a> {
         if let Some(&baseline) = rows.iter().find(|&&row| method(row) == "protonet") {
             args.extend(plain_arguments(&format!("--baseline {}", row_label(baseline))));
         }
-        if let Some(outliers) = features.outliers.filter(|_| has_outliers(noise)) {
-            args.extend([Argument::text("--outliers"), Argument::result(outliers.test)]);
+        if has_outliers(noise) {
+            args.extend([Argument::text("--outliers"), Argument::result(features.outliers.test)]);
         }
         let seconds: f64 = rows.iter().map(|&row| seconds_per_episode(method(row))).sum();
         let estimate = seconds * episodes as f64 * noise.0.len() as f64;
@@ -498,16 +540,6 @@ pub fn has_outliers(noise: &NoiseLevels) -> bool {
     noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
 }
 
-/// Removes outlier noise (`--noise outlier=..`) from flags.
-fn without_outliers(flags: &str) -> String {
-    let args: Vec<&str> = flags.split_whitespace().collect();
-    let is_level = |index: usize| args.get(index).is_some_and(|arg| arg.starts_with("outlier="));
-    let is_dropped = |index: usize| is_level(index) || (args[index] == "--noise" && is_level(index + 1));
-    let kept: Vec<&str> =
-        (0..args.len()).filter(|&index| !is_dropped(index)).map(|index| args[index]).collect();
-    kept.join(" ")
-}
-
 /// The estimated duration of one episode with a method, on two cores.
 fn seconds_per_episode(method: &str) -> f64 {
     let name = method.split(':').next().unwrap_or(method);
@@ -525,7 +557,14 @@ mod tests {
     use super::*;
 
     fn settings(scale: f64) -> ReproduceSettings {
-        ReproduceSettings { scale, episodes: 200, seed: 0, backbones: BTreeMap::new(), without: vec![] }
+        ReproduceSettings {
+            scale,
+            episodes: 200,
+            seed: 0,
+            backbones: BTreeMap::new(),
+            outliers: None,
+            without: vec![],
+        }
     }
 
     fn planner(settings: &ReproduceSettings) -> Planner<'_> {
@@ -538,7 +577,7 @@ mod tests {
             name: "omniglot",
             dataset,
             splits: DatasetSplits::find("omniglot", dataset, None),
-            outliers: OutlierSplits::find(None),
+            outliers: None,
         }
     }
 
@@ -560,11 +599,16 @@ mod tests {
         }
         let count = |kind| commands(&planner, kind).len();
         assert_eq!(count(JobKind::Backbone), 8, "the dataset's, six trained with noise, and NegMargin's");
-        assert_eq!(count(JobKind::ImageModel), 2, "MAML for five shots and for three");
+        let joint = commands(&planner, JobKind::ImageModel);
+        let (joint, maml): (Vec<_>, Vec<_>) =
+            joint.iter().partition(|command| command.contains("train joint"));
+        assert_eq!(maml.len(), 2, "MAML for five shots and for three");
+        assert_eq!(joint.len(), 4, "TraNFS for each type of noise, and one Relabel");
         let flags = "--layers 3 --clean-weight 5 --shots 5 --noise symmetric=20,40 ";
         let heads = commands(&planner, JobKind::Head);
-        let shared = heads.iter().filter(|command| command.contains(flags)).count();
-        assert_eq!(shared, 1, "the main table and four ablations share this TraNFS");
+        let is_shared = |command: &&String| command.contains(flags) && !command.contains("--per-step 1 ");
+        let shared = heads.iter().filter(is_shared).count();
+        assert_eq!(shared, 1, "the main tables and four ablations share this TraNFS");
     }
 
     #[test]
@@ -609,15 +653,24 @@ mod tests {
     }
 
     #[test]
-    fn all_rows_that_share_an_impossible_evaluation_are_missing() {
+    fn outliers_are_training_classes_in_training_and_validation_classes_in_test() {
         let experiments = Experiments::load_paper().unwrap();
-        let (table, rows) = table_with_two_maml_rows(&experiments, "outlier_5w5k");
+        let table = experiments.table("outlier_5w5k").unwrap();
         let settings = settings(1.0);
-        let planned = planner(&settings).plan(&table, &omniglot(&experiments));
-        for row in rows {
-            let reason = planned.missing.get(&row).map_or("", String::as_str);
-            assert!(reason.contains("not possible with outlier noise on Omniglot"), "row {row}: {reason}");
+        let mut planner = planner(&settings);
+        let planned = planner.plan(table, &omniglot(&experiments));
+        assert!(planned.missing.is_empty(), "{:?}", planned.missing);
+        let features = planned.features.as_ref().unwrap();
+        let output = |job: usize| planner.jobs.all()[job].output.display().to_string();
+        for command in commands(&planner, JobKind::Head) {
+            assert!(!command.contains(" --outliers "), "{command}");
+            assert!(command.contains(&format!(" --val-outliers {}", output(features.train))), "{command}");
         }
+        let evaluations = commands(&planner, JobKind::Evaluation);
+        let (on_images, on_features): (Vec<_>, Vec<_>) =
+            evaluations.iter().partition(|command| command.contains("--pictures"));
+        assert!(on_features[0].contains(&format!(" --outliers {}", output(features.val))), "{on_features:?}");
+        assert!(on_images[0].contains(" --outliers omniglot --outliers-split val"), "{on_images:?}");
     }
 
     #[test]
@@ -640,13 +693,5 @@ mod tests {
         let planned = planner(&settings).plan(table, &omniglot(&experiments));
         assert!(planned.evaluations.is_empty() && planned.missing.len() == table.rows.len());
         assert!(planned.missing[&0].contains("too small for 10 shots"), "{}", planned.missing[&0]);
-    }
-
-    #[test]
-    fn outlier_noise_is_removed_from_flags_and_other_noise_is_kept() {
-        assert_eq!(
-            without_outliers("--noise paired=40 --noise outlier=0,20 --steps 5"),
-            "--noise paired=40 --steps 5"
-        );
     }
 }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use trueshot::report::reproduction::{Cell, Measured, Published, Reference, Row, Table};
 
-use super::experiments::PaperResults;
+use super::experiments::{PaperResults, PaperRow};
 use super::jobs::Jobs;
 use super::planner::{PlannedTable, row_label};
 
@@ -134,7 +134,8 @@ fn row(
         let setting = evaluation.and_then(|evaluation| evaluated[evaluation].setting(level));
         Cell {
             measured: setting.and_then(|setting| measured(planned, evaluated, setting, index)),
-            published: published(planned, &row.row, level, paper),
+            published: published(planned, row, level, paper),
+            paper_difference: paper_difference(planned, row, level, paper),
             missing: planned.missing.get(&index).cloned(),
             order: None,
         }
@@ -176,13 +177,38 @@ fn measured(
     })
 }
 
-fn published(planned: &PlannedTable<'_>, row: &str, level: f64, paper: &PaperResults) -> Option<Published> {
-    if !planned.dataset.paper {
-        return None;
-    }
-    let (accuracy, ci95) = paper.cell(&planned.table.name, planned.dataset_name, row, level)?;
+/// The result of the paper on this dataset.
+fn published(
+    planned: &PlannedTable<'_>,
+    row: &PaperRow,
+    level: f64,
+    paper: &PaperResults,
+) -> Option<Published> {
+    planned.dataset.paper.then(|| published_on(planned, planned.dataset_name, row, level, paper)).flatten()
+}
+
+/// The difference to ProtoNet in the paper, on the dataset that this one stands for.
+fn paper_difference(
+    planned: &PlannedTable<'_>,
+    row: &PaperRow,
+    level: f64,
+    paper: &PaperResults,
+) -> Option<f64> {
+    let dataset = planned.dataset.stands_for.as_deref()?;
+    published_on(planned, dataset, row, level, paper)?.difference
+}
+
+fn published_on(
+    planned: &PlannedTable<'_>,
+    dataset: &str,
+    row: &PaperRow,
+    level: f64,
+    paper: &PaperResults,
+) -> Option<Published> {
+    let name = row.paper.as_deref().unwrap_or(&row.row);
+    let (accuracy, ci95) = paper.cell(&planned.table.name, dataset, name, level)?;
     let reference = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
-    let protonet = paper.cell(reference, planned.dataset_name, "Vanilla ProtoNet", level);
+    let protonet = paper.cell(reference, dataset, "Vanilla ProtoNet", level);
     Some(Published { accuracy, ci95, difference: protonet.map(|(protonet, _)| accuracy - protonet) })
 }
 

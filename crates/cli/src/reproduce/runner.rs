@@ -7,6 +7,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use trueshot_cuda::DeviceChoice;
 
 use super::duration;
 use super::jobs::{Job, Jobs};
@@ -17,13 +18,16 @@ use crate::subprocess::own_command;
 /// Runs the jobs whose results are not in the cache.
 pub struct JobRunner<'a> {
     pub jobs: &'a Jobs,
-    /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads.
+    /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads. Jobs
+    /// that they need and that are not in this list are done.
     pub needed: &'a [usize],
     pub cache: &'a ResultCache,
     /// The number of jobs that run at the same time.
     pub parallel: usize,
     /// The number of threads, divided among parallel jobs; `None`: as many as cores.
     pub threads: Option<usize>,
+    /// The device to compute on (`--device`); `None`: what each command chooses.
+    pub device: Option<DeviceChoice>,
     /// When to stop.
     pub deadline: Option<Instant>,
 }
@@ -83,7 +87,7 @@ impl JobRunner<'_> {
     /// The position of the first job that was not started and whose inputs are done.
     fn next_ready(&self, progress: &JobProgress) -> Option<usize> {
         let is_done =
-            |job: &usize| self.needed.binary_search(job).is_ok_and(|position| progress.done[position]);
+            |job: &usize| self.needed.binary_search(job).map_or(true, |position| progress.done[position]);
         (0..self.needed.len())
             .find(|&position| !progress.started[position] && self.job(position).needs.iter().all(is_done))
     }
@@ -145,6 +149,9 @@ impl JobRunner<'_> {
             if let Some(left) = left {
                 command.args(["--minutes", &(left.as_secs_f64() / 60.0).to_string()]);
             }
+        }
+        if let Some(device) = self.device.filter(|_| self.jobs.takes_device(job)) {
+            command.args(["--device", &device.to_string()]);
         }
         if self.parallel > 1 {
             // The messages of parallel jobs would be mixed on the terminal.

@@ -7,7 +7,7 @@ use trueshot::training::configuration;
 use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee};
 
 use super::RunArguments;
-use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
+use super::image_training::{ImageTraining, ImageTrainingFlags};
 
 /// Train a backbone, the network that embeds images
 ///
@@ -23,8 +23,7 @@ use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers}
   trueshot train backbone mini/ --pool --split-file miniimagenet -o conv4.safetensors
   trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 -o cifar.safetensors
   trueshot train backbone mini/train --val mini/val -o median.safetensors --aggregate median --noise symmetric=40
-  trueshot train backbone mini/train --val mini/val -o outlier.safetensors --noise outlier=0,20,40 \\
-      --outliers outliers/train --val-outliers outliers/train
+  trueshot train backbone mini/train --val mini/val -o outlier.safetensors --noise outlier=0,20,40
   trueshot embed mini/test -o test.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
     #[command(flatten)]
@@ -72,18 +71,17 @@ enum AggregateArgument {
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (drawings, photographs) = (BackboneConfiguration::drawings(), BackboneConfiguration::photographs());
-    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),
         seed: configuration.seed,
         steps: configuration.steps,
         data: &configuration.data,
         pictures: &configuration.pictures,
-        validate_every: configuration.validation.every,
+        noise: &configuration.episodes.noise,
+        validation: &configuration.validation,
         parameters: "parameters",
-        same_source_outliers: false,
     };
     training.train_on_device(run, &configuration, BackboneTrainee::on_gpu, BackboneTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

@@ -11,7 +11,7 @@ use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
-use trueshot::training::heads::configuration::{Configuration, CountRange, UnusedOptions};
+use trueshot::training::heads::configuration::{Configuration, CountRange};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
 use trueshot::{Embeddings, Error};
 
@@ -32,8 +32,7 @@ use crate::messages::say;
   trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors --resume
   trueshot train tranfs train.safetensors --val val.safetensors -o paired.safetensors \\
       --noise paired=0,20,40 --from tranfs.safetensors
-  trueshot train tranfs train.safetensors --outliers other-train.safetensors --val val.safetensors \\
-      --val-outliers other-val.safetensors --noise outlier=0,20,40 -o outlier.safetensors
+  trueshot train tranfs train.safetensors --val val.safetensors --noise outlier=0,20,40 -o outlier.safetensors
   trueshot train tranfs --config tranfs.toml --seed 1 -o again.safetensors
   trueshot eval test.safetensors --methods protonet,tranfs:model=tranfs.safetensors")]
 pub struct TranfsArguments {
@@ -110,12 +109,13 @@ struct DataFlags {
     #[arg(value_name = "EMBEDDINGS", required_unless_present = "config")]
     train: Option<Vec<PathBuf>>,
     /// Embeddings of other classes for outlier noise, one file per training file
+    /// [default: outliers are items of training classes that are not in the episode]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
     /// Embeddings of other classes for validation, which selects the best model
     #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
-    /// Embeddings for outlier noise in validation, one file per validation file
+    /// Embeddings for outlier noise in validation, one file per validation file [default: the training files]
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
@@ -321,7 +321,7 @@ fn train<M: HeadOptions + Send + Sync>(
     flags: toml::Table,
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
-    print_omitted_noise(configuration.settle(&defaults));
+    configuration.settle();
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -376,16 +376,6 @@ fn start<'a, M: HeadOptions>(
         }
     }
     Ok(HeadTrainee::new(configuration, training, validation)?)
-}
-
-/// Says which noise there will not be.
-fn print_omitted_noise(left_out: UnusedOptions) {
-    if left_out.training {
-        say!("no outliers were given (--outliers): training without outlier noise");
-    }
-    if left_out.validation {
-        say!("no outliers were given for validation (--val-outliers): validating without outlier noise");
-    }
 }
 
 /// Every file once, however often it is named.

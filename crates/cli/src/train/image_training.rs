@@ -48,17 +48,18 @@ struct DataFlags {
     /// Images to train on
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
-    /// Images of other classes for outlier noise in training
+    /// Images of other classes for outlier noise in training [default: outliers are images of training classes that are not
+    /// in the episode]
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
     /// Images for validation, which selects the best model, if they are not in DATASET
     #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
-    /// Images of other classes for outlier noise in validation
+    /// Images for outlier noise in validation [default: images of the training classes]
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "DATASET")]
     validation_outliers: Option<PathBuf>,
     /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
-    /// cifar-fs, cub, fc100, miniimagenet and tieredimagenet
+    /// cifar-fs, cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     split_file: Option<PathBuf>,
     /// Split to train on [default: train]
@@ -158,12 +159,11 @@ pub struct ImageTraining<'a> {
     pub steps: u64,
     pub data: &'a training::DataSettings,
     pub pictures: &'a training::ImageSettings,
-    pub validate_every: u64,
+    /// The noise of training episodes.
+    pub noise: &'a [NoiseLevels],
+    pub validation: &'a ValidationSettings,
     /// What its parameters are called.
     pub parameters: &'static str,
-    /// Whether outliers that are not given are images to train on: in training of classes that are not in the episode, in
-    /// validation any of them.
-    pub same_source_outliers: bool,
 }
 
 impl ImageTraining<'_> {
@@ -177,11 +177,11 @@ impl ImageTraining<'_> {
         let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
-            let datasets = load_datasets(self.data, self.pictures, self.same_source_outliers)?;
+            let datasets = self.load_datasets()?;
             let training_run = TrainingRun {
                 title: self.title,
                 steps,
-                validate_every: self.validate_every,
+                validate_every: self.validation.every,
                 configuration: configuration::text(configuration),
                 identity: datasets.identity(configuration),
             };
@@ -214,44 +214,51 @@ impl ImageTraining<'_> {
             Ok((trainee, count))
         })
     }
+
+    /// Reads the images to train on, those to validate on if there are any, and outliers for both.
+    fn load_datasets(&self) -> anyhow::Result<Datasets> {
+        let (data, pictures) = (self.data, self.pictures);
+        anyhow::ensure!(
+            is_given(&data.train),
+            "no images to train on: give DATASET, or data.train in the configuration"
+        );
+        let train = open_split(data, &data.train, &data.train_split)?;
+        let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
+        if is_given(&data.outliers) && data.outliers != data.train {
+            let others = open_outliers(data, &data.outliers)?;
+            check_outliers(data, &train, &others)?;
+            datasets.outliers = Some(Arc::new(load_images(pictures, &others, ImageUse::Outliers)?));
+        }
+        if is_given(&data.outliers) && !self.noise.iter().any(is_outlier) {
+            say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
+        }
+        if !has_validation(data) {
+            say!("no validation data (--val, --split-file): the model of the last step will be kept");
+            return Ok(datasets);
+        }
+        let source = if is_given(&data.validation) { &data.validation } else { &data.train };
+        let validation =
+            load_images(pictures, &open_split(data, source, &data.validation_split)?, ImageUse::Validation)?;
+        for warning in Overlap::between(&datasets.train, &validation).warnings() {
+            say!("warning: {warning}");
+        }
+        datasets.validation = Some(Arc::new(validation));
+        let noise = if self.validation.noise.is_empty() { self.noise } else { &self.validation.noise };
+        if noise.iter().any(is_outlier) {
+            let mut outliers = match is_given(&data.validation_outliers) {
+                true => open_outliers(data, &data.validation_outliers)?,
+                false => train,
+            };
+            outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+            let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
+            datasets.validation_outliers = Some(Arc::new(outliers));
+        }
+        Ok(datasets)
+    }
 }
 
 /// The most outliers that a validation has to choose from: its episodes are few and always the same, and it embeds all.
 const VALIDATION_OUTLIERS: usize = 5000;
-
-/// Checks that there are outliers if the noise needs them. Missing outliers are an error in training; in validation without
-/// noise of its own, outlier noise is left out if other noise remains.
-pub fn resolve_outliers(
-    data: &training::DataSettings,
-    noise: &[NoiseLevels],
-    validation: &mut ValidationSettings,
-) -> anyhow::Result<()> {
-    let has_outliers = is_given(&data.outliers);
-    match (noise.iter().any(is_outlier), has_outliers) {
-        (true, false) => anyhow::bail!(missing_outliers("training", "--outliers")),
-        (false, true) => {
-            say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
-        }
-        _ => (),
-    }
-    if !has_validation(data) || is_given(&data.validation_outliers) {
-        return Ok(());
-    }
-    if validation.noise.is_empty() && noise.iter().any(is_outlier) && !noise.iter().all(is_outlier) {
-        say!("no outliers were given for validation (--val-outliers): validating without outlier noise");
-        validation.noise = noise.iter().filter(|levels| !is_outlier(levels)).cloned().collect();
-    }
-    let judged = if validation.noise.is_empty() { noise } else { &validation.noise };
-    anyhow::ensure!(!judged.iter().any(is_outlier), missing_outliers("validation", "--val-outliers"));
-    Ok(())
-}
-
-fn missing_outliers(place: &str, flag: &str) -> anyhow::Error {
-    hinted(
-        format!("outlier noise in {place} needs images of other classes, but none were given"),
-        format!("give them with {flag} DATASET"),
-    )
-}
 
 fn is_outlier(levels: &NoiseLevels) -> bool {
     levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
@@ -265,48 +272,6 @@ fn is_given(path: &Path) -> bool {
 fn has_validation(data: &training::DataSettings) -> bool {
     let has_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
     is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
-}
-
-/// Reads the images to train on, those to validate on if there are any, and outliers for both.
-fn load_datasets(
-    data: &training::DataSettings,
-    pictures: &training::ImageSettings,
-    same_source_outliers: bool,
-) -> anyhow::Result<Datasets> {
-    anyhow::ensure!(
-        is_given(&data.train),
-        "no images to train on: give DATASET, or data.train in the configuration"
-    );
-    let train = open_split(data, &data.train, &data.train_split)?;
-    let others = is_given(&data.outliers).then(|| open_outliers(data, &data.outliers)).transpose()?;
-    others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
-    let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
-    if let Some(others) = &others {
-        datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
-    } else if same_source_outliers {
-        datasets.outliers = Some(datasets.train.clone());
-    }
-    if !has_validation(data) {
-        say!("no validation data (--val, --split-file): the model of the last step will be kept");
-        return Ok(datasets);
-    }
-    let source = if is_given(&data.validation) { &data.validation } else { &data.train };
-    let validation =
-        load_images(pictures, &open_split(data, source, &data.validation_split)?, ImageUse::Validation)?;
-    for warning in Overlap::between(&datasets.train, &validation).warnings() {
-        say!("warning: {warning}");
-    }
-    let validation_outliers = match is_given(&data.validation_outliers) {
-        true => Some(open_outliers(data, &data.validation_outliers)?),
-        false => same_source_outliers.then_some(train),
-    };
-    if let Some(mut outliers) = validation_outliers {
-        outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
-        let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
-        datasets.validation_outliers = Some(Arc::new(outliers));
-    }
-    datasets.validation = Some(Arc::new(validation));
-    Ok(datasets)
 }
 
 fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow::Result<Collection> {
@@ -338,12 +303,6 @@ fn check_outliers(
     train: &Collection,
     outliers: &Collection,
 ) -> anyhow::Result<()> {
-    if data.outliers == data.train {
-        say!(
-            "warning: the outliers are the training images: an outlier can belong to a class of its episode"
-        );
-        return Ok(());
-    }
     // Numbers are places in a list, and say nothing about what they stand for.
     let is_name = |class: &&String| class.parse::<f64>().is_err();
     let known = train.classes();

@@ -88,9 +88,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         steps: configuration.steps,
         data: &configuration.data,
         pictures: &configuration.pictures,
-        validate_every: configuration.validation.every,
+        noise: &configuration.episodes.noise,
+        validation: &configuration.validation,
         parameters: "parameters",
-        same_source_outliers: true,
     };
     training.train_on_device(run, &configuration, JointTrainee::on_gpu, JointTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

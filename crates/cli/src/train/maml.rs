@@ -7,7 +7,7 @@ use trueshot::training::configuration;
 use trueshot_vision::training::maml::{MamlConfiguration, MamlTrainee};
 
 use super::RunArguments;
-use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
+use super::image_training::{ImageTraining, ImageTrainingFlags};
 
 /// Train MAML, a network that adapts to a support set with a few steps of gradient descent
 ///
@@ -88,9 +88,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(ways) = own.episodes.ways {
         (drawings.validation.ways, photographs.validation.ways) = (ways, ways);
     }
-    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    resolve_outliers(&configuration.data, &configuration.episodes.noise, &mut configuration.validation)?;
     let (size, tasks, steps) =
         (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
     let training = ImageTraining {
@@ -99,9 +98,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         steps,
         data: &configuration.data,
         pictures: &configuration.pictures,
-        validate_every: configuration.validation.every,
+        noise: &configuration.episodes.noise,
+        validation: &configuration.validation,
         parameters: "parameters",
-        same_source_outliers: false,
     };
     training.train_on_device(run, &configuration, MamlTrainee::on_gpu, MamlTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

@@ -6,7 +6,7 @@ use trueshot::training::configuration;
 use trueshot_vision::training::negmargin::{NegMarginConfiguration, NegMarginTrainee};
 
 use super::RunArguments;
-use super::image_training::{ImageTraining, ImageTrainingFlags, resolve_outliers};
+use super::image_training::{ImageTraining, ImageTrainingFlags};
 
 /// Train a backbone with NegMargin: a cosine softmax over all classes with a negative margin
 ///
@@ -51,9 +51,8 @@ struct LossFlags {
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
-    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    resolve_outliers(&configuration.data, &[], &mut configuration.validation)?;
     let (size, batch, steps) = (configuration.pictures.size, configuration.loss.batch, configuration.steps);
     let training = ImageTraining {
         title: format!("NegMargin on {size} px, {steps} batches of {batch}"),
@@ -61,9 +60,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         steps,
         data: &configuration.data,
         pictures: &configuration.pictures,
-        validate_every: configuration.validation.every,
+        noise: &[],
+        validation: &configuration.validation,
         parameters: "parameters of the backbone",
-        same_source_outliers: false,
     };
     training.train_on_device(
         run,

@@ -40,7 +40,7 @@ impl TestFolder {
     }
 
     fn outliers(&self, more: &[&str]) -> Command {
-        self.trueshot(&[&["dataset", "outliers", "imagenet", "-o", "out"], more].concat())
+        self.trueshot(&[&["dataset", "outliers", "imagenet", "--imagenet", "-o", "out"], more].concat())
     }
 
     fn names(&self, folder: &str) -> Vec<String> {
@@ -90,6 +90,32 @@ fn outliers_are_taken_resized_and_halved_and_the_seed_decides() {
 }
 
 #[test]
+fn outliers_of_the_same_source_are_the_images_of_the_validation_classes() {
+    let place = TestFolder::new();
+    for (class, colour) in [("train/ant", 1), ("val/bee", 2), ("val/cat", 3), ("test/dog", 4)] {
+        std::fs::create_dir_all(place.path("mini").join(class)).unwrap();
+        for number in 0..3 {
+            let image = RgbImage::from_pixel(20 + number, 30, Rgb([colour, number as u8, 7]));
+            image.save(place.path("mini").join(class).join(format!("{number}.png"))).unwrap();
+        }
+    }
+    let outliers = |more: &[&str]| place.trueshot(&[&["dataset", "outliers", "mini", "-o"], more].concat());
+    let said = text(&outliers(&["out"]).assert().success().stdout("").get_output().stderr);
+    assert!(said.contains("out: 0 classes in train, 2 in test, 6 images written"), "{said}");
+    assert_eq!(place.names("out"), ["outliers.json", "test"]);
+    assert_eq!(place.names("out/test/bee"), ["00000-0.png", "00001-1.png", "00002-2.png"]);
+    let written = image::open(place.path("out/test/bee/00002-2.png")).unwrap().to_rgb8();
+    assert_eq!((written.dimensions(), written.get_pixel(0, 0).0), ((22, 30), [2, 2, 7]));
+    let said = text(&outliers(&["few", "--per-class", "2"]).assert().success().get_output().stderr);
+    assert!(said.contains("4 images written"), "{said}");
+    misused(outliers(&["x", "--classes-count", "3"]), &["--imagenet"]);
+    let said = text(&outliers(&["out"]).assert().success().get_output().stderr);
+    assert!(said.contains("0 images written; 2 classes already existed"), "{said}");
+    std::fs::remove_dir_all(place.path("mini/val")).unwrap();
+    refused(outliers(&["none"]), &["val", "--imagenet"]);
+}
+
+#[test]
 fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     let place = TestFolder::imagenet(&CLASSES, 6);
     place.outliers(&SMALL).assert().success();
@@ -104,7 +130,7 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     );
     std::fs::create_dir(place.path("used")).unwrap();
     std::fs::write(place.path("used/notes.txt"), "mine").unwrap();
-    let mut command = place.trueshot(&["dataset", "outliers", "imagenet", "-o", "used"]);
+    let mut command = place.trueshot(&["dataset", "outliers", "imagenet", "--imagenet", "-o", "used"]);
     command.args(SMALL);
     refused(command, &["cannot write to used: it is not empty"]);
 }
@@ -118,7 +144,7 @@ fn classes_that_run_short_and_pictures_that_cannot_be_read_are_counted() {
     }
     let said = text(&place.outliers(&SMALL).assert().success().get_output().stderr);
     for part in [
-        "1 of 5 classes have fewer than 4 images; 'n01518878' has the fewest, 3",
+        "1 of 5 classes have fewer images than --per-class; 'n01518878' has the fewest, 3",
         "3 images could not be read",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
@@ -137,7 +163,11 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
         place.outliers(&["--per-class", "4"]),
         &["has 5 of the 350 classes that may be outliers, but 350 are needed", "--classes-count 5"],
     );
-    refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["cannot read none"]);
+    refused(
+        place.trueshot(&["dataset", "outliers", "none", "--imagenet", "-o", "out"]),
+        &["cannot read none"],
+    );
+    refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["none"]);
     misused(place.outliers(&["--exclude", "imagenette"]), &["no built-in split has that name"]);
     misused(place.outliers(&["--classes-count", "1"]), &["--classes-count"]);
     // All folders that the split leaves over.

@@ -199,12 +199,11 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
             .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
     };
     refused(
-        outliers(&[]),
-        &["outlier noise in training needs images of other classes", "hint: give them with --outliers"],
-    );
-    refused(
-        outliers(&["--outliers", "pictures/val"]),
-        &["outlier noise in validation needs images of other classes", "--val-outliers DATASET"],
+        outliers(&["--ways", "4", "--val-ways", "2"]),
+        &[
+            "there are 0 outliers to draw from",
+            "hint: outliers are items of classes that are not in the episode",
+        ],
     );
     std::fs::create_dir_all(folder.path().join("others")).unwrap();
     std::fs::rename(folder.path().join("pictures/val/class 5"), folder.path().join("others/class 3"))
@@ -242,17 +241,10 @@ fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
     let first = std::fs::read(folder.path().join("conv4.safetensors")).unwrap();
     folder.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
     assert!(std::fs::read(folder.path().join("conv4.safetensors")).unwrap() == first, "the same model");
-    let mixed =
-        ["pictures/train", "--val", "pictures/val", "--noise", "outlier=50", "--noise", "symmetric=0"];
-    let said = text(
-        &folder
-            .train(&[&mixed[..], &["--outliers", "pictures/val", "--overwrite"]].concat())
-            .assert()
-            .success()
-            .get_output()
-            .stderr,
-    );
-    assert!(said.contains("no outliers were given for validation (--val-outliers)"), "{said}");
+    let own = folder.train(&[&arguments[..], &["--overwrite"]].concat()).assert().success();
+    let said = text(&own.get_output().stderr);
+    assert!(!said.contains("as outliers\n"), "training images are outliers: {said}");
+    assert!(said.contains("images of 4 classes as outliers for validation"), "{said}");
 }
 
 #[test]
@@ -283,7 +275,10 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
     episode(&[&outliers[..], &["--threads", "1"]].concat()).assert().success();
     assert_eq!(std::fs::read_to_string(folder.path().join("set.svg")).unwrap(), svg, "always the same");
     refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels, but an episode has one"]);
-    refused(episode(&["--noise", "outlier=50"]), &["outlier noise needs a pool"]);
+    episode(&["--noise", "outlier=50"]).assert().success();
+    let svg = std::fs::read_to_string(folder.path().join("set.svg")).unwrap();
+    assert_eq!(svg.matches("wrong label, true class class").count(), 2, "of other training classes: {svg}");
+    refused(episode(&["--noise", "outlier=50", "--ways", "4"]), &["there are 0 outliers to draw from"]);
     std::fs::write(folder.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
     let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
     let all = broken.iter().map(|number| episode(&["--noise", "symmetric=0", "--episode", number]));

@@ -259,7 +259,18 @@ fn a_manifest_with_another_outlier_pool_is_refused() {
     folder.eval(&ALL_NOISE).args(["--write-manifest", "m.jsonl"]).assert().success();
     let with = |pool: &str| folder.eval(&["--manifest", "m.jsonl", "--outliers", pool]);
     refused(with("data.safetensors"), &["drawn from an outlier pool with fingerprint"]);
-    refused(folder.eval(&["--manifest", "m.jsonl"]), &["outlier noise needs a pool"]);
+    refused(folder.eval(&["--manifest", "m.jsonl"]), &["drawn from an outlier pool with fingerprint"]);
+}
+
+#[test]
+fn outliers_of_the_same_data_are_the_same_with_and_without_naming_it() {
+    let folder = EmbeddingsFolder::new();
+    std::fs::copy(folder.path("data.safetensors"), folder.path("copy.safetensors")).unwrap();
+    let found = folder.json(&["--noise", "outlier=20,60"]);
+    assert_eq!(found["outliers"], found["embeddings"]);
+    for name in ["data.safetensors", "./data.safetensors", "copy.safetensors"] {
+        assert_eq!(folder.json(&["--noise", "outlier=20,60", "--outliers", name]), found, "{name}");
+    }
 }
 
 #[test]

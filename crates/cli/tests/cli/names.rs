@@ -177,7 +177,7 @@ fn hints_name_only_options_that_the_command_has() {
         (&["train", "backbone"], &["splits", "-o", "x.safetensors"]),
         (
             &["eval"],
-            &["rows.safetensors", "--ways", "2", "--shots", "1", "--queries", "1", "--noise", "outlier=50"],
+            &["rows.safetensors", "--ways", "3", "--shots", "2", "--queries", "1", "--noise", "outlier=50"],
         ),
         (
             &["eval"],

@@ -72,12 +72,15 @@ fn a_level_without_a_valid_draw_says_which_levels_have_one() {
 }
 
 #[test]
-fn outlier_noise_without_a_pool_asks_for_one() {
+fn outliers_come_from_classes_that_are_not_in_the_episode_if_there_are_any() {
+    let folder = EmbeddingsFolder::new();
+    folder.eval(&["--noise", "outlier=40"]).assert().success();
     let expected = [
-        "outlier noise needs a pool of outliers, but none was given",
-        "hint: give embeddings of other classes with --outliers FILE",
+        "there are 0 outliers to draw from, but one episode needs",
+        "hint: outliers are items of classes that are not in the episode",
+        "with --outliers",
     ];
-    refused(EmbeddingsFolder::new().eval(&["--noise", "outlier=40"]), &expected);
+    refused(folder.eval(&["--noise", "outlier=40", "--ways", &CLASSES.to_string()]), &expected);
 }
 
 #[test]
@@ -96,7 +99,7 @@ fn an_outlier_pool_too_small_for_one_episode_is_refused() {
     let with = |level: &str| {
         folder.eval(&["--outliers", "small.safetensors", "--noise", &format!("outlier={level}")])
     };
-    refused(with("40"), &["the outlier pool has 8 items, but one episode needs 10"]);
+    refused(with("40"), &["there are 8 outliers to draw from, but one episode needs 10"]);
     with("20").assert().success();
 }
 

@@ -93,15 +93,26 @@ fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
     assert!(!again.contains("[1/"), "nothing is done twice: {again}");
     assert!(reports(out) == first);
 
-    let model = &results(out, ".safetensors")[0];
-    let mut bytes = std::fs::read(model).unwrap();
+    let kind = |path: &Path, kind: &str| path.file_name().unwrap().to_string_lossy().starts_with(kind);
+    for features in results(out, ".safetensors").iter().filter(|path| kind(path, "features")) {
+        std::fs::remove_file(features).unwrap();
+    }
+    let without_features = reproduce(out);
+    assert!(!without_features.contains("[1/"), "no result is missing: {without_features}");
+
+    let model = results(out, ".safetensors").into_iter().find(|path| kind(path, "backbone")).unwrap();
+    let mut bytes = std::fs::read(&model).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(model, bytes).unwrap();
-    let note = &results(out, ".done.json")[2];
-    let cut = std::fs::read(note).unwrap();
-    std::fs::write(note, &cut[..cut.len() / 2]).unwrap();
+    let record = results(out, ".done.json").into_iter().find(|path| kind(path, "evaluation")).unwrap();
+    let contents = std::fs::read(&record).unwrap();
+    std::fs::write(record, &contents[..contents.len() / 2]).unwrap();
     let mended = reproduce(out);
-    assert_eq!(mended.matches("computing it again").count(), 2, "{mended}");
+    let (damaged, removed) = ("differs from its recorded checksum", "cache/features-");
+    assert!(
+        mended.lines().filter(|line| line.contains(damaged) && !line.contains(removed)).count() == 2,
+        "{mended}"
+    );
     assert!(reports(out) == first);
 }
 
@@ -171,24 +182,26 @@ fn write_classes(folder: &Path, classes: &[&str], pictures: u8) {
 fn support_sets_of_folders_are_drawn_as_far_as_there_are_pictures() {
     let data = folder();
     write_classes(&data.path().join("mini/train"), &["ant"], 1);
-    write_classes(&data.path().join("mini/val"), &["bee"], 1);
+    write_classes(&data.path().join("mini/val"), &["bee"], 12);
     write_classes(&data.path().join("mini/test"), &["cat", "dog", "eel", "fox", "gnu"], 25);
-    let draw = || {
+    let draw = |more: &[&str]| {
         let out = folder();
         let mut command = std::process::Command::new(TRUESHOT);
         command.args(["reproduce", "support_sets", "--dataset", "miniimagenet", "--data"]);
-        let done = command.arg(data.path()).arg("--out").arg(out.path()).output().unwrap();
+        let done = command.arg(data.path()).arg("--out").arg(out.path()).args(more).output().unwrap();
         assert!(done.status.success(), "{}", text(&done.stderr));
         std::fs::read_to_string(out.path().join("report.html")).unwrap()
     };
-    let page = draw();
-    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 2 * 25);
-    assert!(page.contains("not drawn, there is no outliers/train/ in"), "{page}");
-    write_classes(&data.path().join("outliers/train"), &["oak"], 1);
-    write_classes(&data.path().join("outliers/test"), &["elm"], 12);
-    let page = draw();
+    let page = draw(&[]);
+    assert_eq!(page.matches("data:image/jpeg;base64,").count(), 3 * 25);
+    assert_eq!(page.matches("wrong label, true class bee").count(), 10, "of a validation class");
+    let others = data.path().join("others");
+    write_classes(&others.join("train"), &["oak"], 1);
+    write_classes(&others.join("test"), &["elm"], 12);
+    let page = draw(&["--outliers", &others.display().to_string()]);
     assert_eq!(page.matches("data:image/jpeg;base64,").count(), 3 * 25);
     assert_eq!(page.matches("wrong label, true class elm").count(), 10);
+    assert!(page.contains("Outliers are images of others. If they differ"), "{page}");
 }
 
 fn refused(arguments: &[&str]) -> String {
@@ -212,6 +225,8 @@ fn mistakes_are_answered_before_anything_is_done() {
     assert!(told.contains("DATASET=FILE"), "{told}");
     let told = refused(&["reproduce", "all", "--data", "nowhere"]);
     assert!(told.contains("does not exist"), "{told}");
+    let told = refused(&["reproduce", "all", "--outliers", "nowhere"]);
+    assert!(told.contains("there is no folder train/ in") && told.contains("hint: outliers need"), "{told}");
 }
 
 #[test]
@@ -223,6 +238,7 @@ fn a_class_on_both_sides_is_refused() {
         std::fs::create_dir_all(data.path().join(class)).unwrap();
     }
     let data = data.path().display().to_string();
-    let told = refused(&["reproduce", "outlier_5w5k", "--data", &data]);
+    let outliers = format!("{data}/outliers");
+    let told = refused(&["reproduce", "outlier_5w5k", "--data", &data, "--outliers", &outliers]);
     assert!(told.contains("class 'fox' is both in test and in outliers/test"), "{told}");
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{EmbeddingsFolder, TRUESHOT, bank, misused, refused, text};
+use crate::fixture::{CLASSES, EmbeddingsFolder, TRUESHOT, bank, misused, refused, text};
 use assert_cmd::Command;
 use trueshot::embeddings::Items;
 
@@ -433,8 +433,8 @@ fn options_that_make_no_sense_are_refused_by_name() {
         &["paired noise of 60 % is impossible"],
     );
     refused_after_reading(
-        folder.train("m.safetensors", &["--noise", "outlier=20"]),
-        &["outlier noise needs a pool", "--outliers FILE"],
+        folder.train("m.safetensors", &["--noise", "outlier=20", "--ways", &CLASSES.to_string()]),
+        &["there are 0 outliers to draw from", "--outliers"],
     );
     refused_after_reading(folder.train("nowhere/m.safetensors", &[]), &["cannot write nowhere/m."]);
     assert_eq!(folder.folder.files(), ["data.safetensors", "outliers.safetensors", "val.safetensors"]);
@@ -561,8 +561,8 @@ fn relabel_learns_from_files_of_several_dimensions_and_serves_any() {
     arguments.extend(["--val-queries", "5", "--steps", "40", "--val-every", "20", "--val-episodes", "20"]);
     let assert = folder.folder.trueshot(&arguments).assert().success();
     let said = text(&assert.get_output().stderr);
-    assert!(said.contains("no outliers were given (--outliers)"), "{said}");
     assert!(said.contains("5-way clean") && said.contains("3-way paired 40 %"), "{said}");
+    assert!(said.contains("3-way outlier 60 %"), "outliers are items of other training classes: {said}");
     bank("new", 5, 6, 40, 10).write(folder.path("new.safetensors")).unwrap();
     let eval = ["eval", "new.safetensors", "--methods", "protonet,relabel:model=r.safetensors", "-e", "50"];
     let shown =

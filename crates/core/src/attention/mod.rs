@@ -36,7 +36,7 @@ pub enum Token {
         given: u32,
         /// The true class, an index in the episode; `None` for an outlier.
         truth: Option<u32>,
-        /// The row of the item in the embeddings, or in the outlier pool for an outlier.
+        /// The row of the item in the embeddings, or in for an outlier, those that outliers come from.
         row: u32,
         /// The name of the item, if the file has names.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,8 +150,7 @@ fn item_token(data: EpisodeData<'_>, item: &Item) -> Token {
 
 /// The embeddings that an item is a row of: the outlier pool for an outlier.
 fn source<'a>(data: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
-    let pool = data.outliers.filter(|_| item.truth.is_none());
-    pool.unwrap_or(data.embeddings)
+    if item.truth.is_none() { data.outlier_rows() } else { data.embeddings }
 }
 
 fn features(data: EpisodeData<'_>, item: &Item) -> Vec<f32> {

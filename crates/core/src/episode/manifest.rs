@@ -215,11 +215,11 @@ impl Header {
         if let Some(pool) = outliers.filter(|pool| used && pool.dim() != embeddings.dim()) {
             return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
         }
-        match (&self.outliers, outliers) {
-            (Some(expected), Some(pool)) if used => same("an outlier pool", expected, pool),
-            _ if used && outliers.is_none() => Err(Error::NoOutlierPool),
-            _ => Ok(()),
+        if used {
+            let expected = self.outliers.as_ref().unwrap_or(&self.embeddings);
+            same("an outlier pool", expected, outliers.unwrap_or(embeddings))?;
         }
+        Ok(())
     }
 }
 
@@ -300,8 +300,11 @@ impl LineChecker<'_> {
     /// The true class of a replacement, if it agrees with the data.
     fn truth(&self, line: &Line, row: u32, truth: i64, kind: NoiseKind) -> Result<Option<u32>, String> {
         if kind == NoiseKind::Outlier {
-            let known = self.outliers.is_some_and(|pool| (row as usize) < pool.len());
-            require(known && truth == -1, || format!("row {row} is not in the outlier pool"))?;
+            let label = self.outliers.unwrap_or(self.embeddings).labels().get(row as usize);
+            require(label.is_some() && truth == -1, || format!("row {row} is not in the outlier pool"))?;
+            let is_same_source = self.outliers.is_none_or(|pool| std::ptr::eq(pool, self.embeddings));
+            let is_in_episode = is_same_source && label.is_some_and(|label| line.classes.contains(label));
+            require(!is_in_episode, || format!("row {row} is an outlier of a class of its own episode"))?;
             return Ok(None);
         }
         let class = usize::try_from(truth).ok().and_then(|truth| line.classes.get(truth));
@@ -373,7 +376,28 @@ mod tests {
             refused(&data, Some(&data)),
             Some(Error::OtherData { what: "an outlier pool", .. })
         ));
-        assert!(matches!(refused(&data, None), Some(Error::NoOutlierPool)));
+        assert!(matches!(refused(&data, None), Some(Error::OtherData { what: "an outlier pool", .. })));
+    }
+
+    #[test]
+    fn outliers_of_other_classes_are_replayed_and_never_of_a_class_of_the_episode() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, path) = (embeddings(0.0), folder.path().join("same-source.jsonl"));
+        let spec = EpisodeSpec { ways: 5, shots: Shots::exactly(5), queries: 5, seed: 3 };
+        let noises = vec![Noise::new(NoiseKind::Outlier, 0.4).unwrap()];
+        let sampler = Sampler::new(&data, None, spec, noises).unwrap();
+        write_manifest(&path, &sampler, 3, &data, None, &()).unwrap();
+        let manifest = Manifest::open(&path, &data, None).unwrap();
+        assert!(Manifest::open(&path, &data, Some(&data)).is_ok());
+        let scratch = &mut IndexSampler::default();
+        assert_eq!(manifest.draw(1, scratch).unwrap().supports, sampler.draw(1, scratch).unwrap().supports);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (header, first) = text.split_once('\n').unwrap();
+        let mut first: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+        first["replaced"][0][0][2] = first["support"][1][0].clone();
+        std::fs::write(&path, format!("{header}\n{first}\n")).unwrap();
+        let message = Manifest::open(&path, &data, None).err().unwrap().to_string();
+        assert!(message.contains("an outlier of a class of its own episode"), "{message}");
     }
 
     #[test]

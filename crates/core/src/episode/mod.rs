@@ -151,13 +151,21 @@ pub struct DrawnEpisode {
     pub supports: Vec<Vec<Item>>,
 }
 
-/// The data that episodes are drawn from: labelled embeddings and an optional outlier pool.
+/// The data that episodes are drawn from: labelled embeddings, and what outlier noise draws from.
 #[derive(Clone, Copy)]
 pub struct EpisodeData<'a> {
     /// The labelled rows.
     pub embeddings: &'a Embeddings,
-    /// Rows of other classes, for outlier noise.
+    /// Rows of other classes, for outlier noise. `None`, or the embeddings themselves: outliers are items of classes that
+    /// are not in the episode.
     pub outliers: Option<&'a Embeddings>,
+}
+
+impl<'a> EpisodeData<'a> {
+    /// The embeddings that outliers are rows of.
+    pub fn outlier_rows(&self) -> &'a Embeddings {
+        self.outliers.unwrap_or(self.embeddings)
+    }
 }
 
 /// A source of episodes: a [`Sampler`] or a [`Manifest`].

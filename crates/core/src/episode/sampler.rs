@@ -35,19 +35,19 @@ pub struct Sampler<'a> {
 
 /// The rows that outlier noise draws from.
 enum OutlierPool {
-    /// Separate embeddings with this number of rows; 0 if there are none.
+    /// Separate embeddings with this number of rows.
     Separate(usize),
     /// The embeddings themselves: all classes that are not in the episode.
     OtherClasses,
 }
 
 impl<'a> Sampler<'a> {
-    /// A sampler for a shape of episodes and noise settings. If `outliers` is the same object as `embeddings`, the
-    /// outliers of an episode come from the classes that are not in it.
+    /// A sampler for a shape of episodes and noise settings. Without `outliers`, or if they are the same object as
+    /// `embeddings`, the outliers of an episode come from the classes that are not in it.
     ///
     /// # Errors
-    /// If some episode could not be drawn under some setting: too few classes or items, an impossible noise level, or an
-    /// outlier pool that is missing, too small or of another dimension.
+    /// If some episode could not be drawn under some setting: too few classes or items, an impossible noise level, or
+    /// outliers that are too few or of another dimension.
     pub fn new(
         embeddings: &'a Embeddings,
         outliers: Option<&Embeddings>,
@@ -75,8 +75,8 @@ impl<'a> Sampler<'a> {
             }
         }
         let outliers = match outliers {
-            Some(pool) if std::ptr::eq(pool, embeddings) => OutlierPool::OtherClasses,
-            pool => OutlierPool::Separate(pool.map_or(0, Embeddings::len)),
+            Some(pool) if !std::ptr::eq(pool, embeddings) => OutlierPool::Separate(pool.len()),
+            _ => OutlierPool::OtherClasses,
         };
         Ok(Sampler { embeddings, images, spec, noises, outliers })
     }
@@ -276,7 +276,7 @@ fn check_outliers(
     if noise.level == 0.0 {
         return Ok(());
     }
-    let pool = outliers.ok_or(Error::NoOutlierPool)?;
+    let pool = outliers.unwrap_or(embeddings);
     if pool.dim() != embeddings.dim() {
         return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
     }
@@ -498,7 +498,12 @@ mod tests {
             message.ends_with("possible: 0, 8.33, 16.67, 25 %"),
             "four of twelve cannot come from a class of three: {message}"
         );
-        assert!(matches!(refuse(NoiseKind::Outlier, 0.4, None), Error::NoOutlierPool));
+        let few =
+            Sampler::new(&data, None, spec(6, Shots::exactly(5), 15), noises(&[(NoiseKind::Outlier, 0.4)]));
+        assert!(
+            matches!(few.err().unwrap(), Error::OutlierPoolTooSmall { have: 0, need: 12 }),
+            "all classes are in the episode"
+        );
         assert!(matches!(
             refuse(NoiseKind::Outlier, 0.4, Some(&embeddings(1, 9))),
             Error::OutlierPoolTooSmall { have: 9, need: 10 }

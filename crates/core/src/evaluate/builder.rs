@@ -64,7 +64,7 @@ impl<'a> EvaluationBuilder<'a> {
         Ok(self)
     }
 
-    /// Rows of other classes, for outlier noise.
+    /// Rows of other classes, for outlier noise. By default, outliers are of classes that are not in the episode.
     pub fn outliers(mut self, outliers: &'a Embeddings) -> Self {
         self.outliers = Some(outliers);
         self

@@ -154,7 +154,7 @@ pub(crate) fn fetch<'a>(
     let dim = data.embeddings.dim();
     let features = |outlier: bool| -> &'a Features {
         match outlier {
-            true => data.outliers.expect("a sampler without outliers draws none").features(),
+            true => data.outlier_rows().features(),
             false => data.embeddings.features(),
         }
     };

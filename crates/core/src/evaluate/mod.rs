@@ -74,7 +74,7 @@ use tally::Tally;
 pub struct Experiment<'a> {
     /// The labelled rows that episodes are drawn from.
     pub embeddings: &'a Embeddings,
-    /// Rows of other classes, for outlier noise.
+    /// Rows of other classes, for outlier noise; `None`: outliers are of classes that are not in the episode.
     pub outliers: Option<&'a Embeddings>,
     /// The source of the episodes and their noise settings, usually a [`Sampler`](crate::episode::Sampler).
     pub episodes: &'a dyn Episodes,

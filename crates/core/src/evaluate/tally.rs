@@ -20,7 +20,8 @@ pub struct Evaluation {
     pub seed: u64,
     /// The data that episodes were drawn from.
     pub embeddings: Source,
-    /// The data that outlier noise was drawn from.
+    /// The data that outlier noise was drawn from. If it is `embeddings`, outliers were of classes that were not in the
+    /// episode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outliers: Option<Source>,
     /// The SHA-256 hash of the episode manifest, if episodes were read from one instead of drawn.
@@ -208,11 +209,14 @@ impl Tally {
         let settings: Vec<SettingResult> = settings
             .map(|(&noise, (cells, wrong))| setting_result(experiment, noise, cells, wrong))
             .collect();
+        let is_outlier = |noise: &Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
+        let own_outliers =
+            experiment.episodes.noises().iter().any(is_outlier).then_some(experiment.embeddings);
         let done = settings.first().map_or(0, |setting| setting.episodes as u64);
         Evaluation {
             seed: experiment.episodes.spec().seed,
             embeddings: source(experiment.embeddings),
-            outliers: experiment.outliers.map(source),
+            outliers: experiment.outliers.or(own_outliers).map(source),
             manifest: experiment.episodes.manifest_hash().map(str::to_string),
             baseline: experiment.baseline.into(),
             interrupted: done < planned,

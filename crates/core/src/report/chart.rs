@@ -90,6 +90,30 @@ pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String
     Some(svg)
 }
 
+/// A chart as a file of its own, with colours for light and dark mode.
+pub(super) fn standalone(chart: &str) -> String {
+    let inner = chart.trim_start().trim_start_matches("<svg ");
+    let (attributes, contents) = inner.split_once('>').unwrap_or((inner, ""));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" {attributes}>\n\
+         <style>{STANDALONE_STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>{contents}"
+    )
+}
+
+/// The part of the style sheet of pages that a chart needs.
+const STANDALONE_STYLE: &str = "svg{--paper:#fff;--soft:#59636e;--rule:#d8dee4;--c0:#57606a;--c1:#0969da;--c2:#bf3989;\
+--c3:#1a7f37;--c4:#bc4c00;--c5:#8250df;--c6:#9a6700;--c7:#116a7b;--c8:#a40e26;--c9:#4d7c0f;--c10:#6e40c9;--c11:#b35900;\
+font:11.5px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
+@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--soft:#9198a1;--rule:#30363d;--c0:#9198a1;--c1:#58a6ff;\
+--c2:#f778ba;--c3:#56d364;--c4:#ffa657;--c5:#bc8cff;--c6:#e3b341;--c7:#39c5cf;--c8:#ff7b72;--c9:#a5d255;--c10:#d2a8ff;\
+--c11:#f0883e}}\
+.paper{fill:var(--paper)}.axis line{stroke:var(--rule)}.axis text{fill:var(--soft)}\
+.series polyline{fill:none;stroke-width:2;stroke-linejoin:round}.series .lead{fill:none;opacity:.5}\
+.series.dashed polyline{stroke-dasharray:6 4}.c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}\
+.c4{--c:var(--c4)}.c5{--c:var(--c5)}.c6{--c:var(--c6)}.c7{--c:var(--c7)}.c8{--c:var(--c8)}.c9{--c:var(--c9)}\
+.c10{--c:var(--c10)}.c11{--c:var(--c11)}.series polyline,.series .lead{stroke:var(--c)}\
+.series circle,.series text{fill:var(--c)}";
+
 /// One line per method.
 fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     let methods = settings.first().map_or(0, |setting| setting.methods.len());

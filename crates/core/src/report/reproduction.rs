@@ -30,6 +30,9 @@ pub struct Reproduction {
     pub tables: Vec<Table>,
     /// The figures that are images, in the order of the report. Charts are part of the tables.
     pub figures: Vec<Figure>,
+    /// The rows of the chart that stands at the beginning for each data set.
+    #[serde(skip)]
+    pub plotted_rows: Vec<String>,
 }
 
 /// A figure of one or more images for one data set.
@@ -141,6 +144,10 @@ pub struct Cell {
     pub measured: Option<Measured>,
     /// The published accuracy.
     pub published: Option<Published>,
+    /// The published difference to ProtoNet on the data set that this one stands for: it is shown, but does not count as a
+    /// result of the paper on this data set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paper_difference: Option<f64>,
     /// The reason why nothing was measured.
     pub missing: Option<String>,
     /// The rank of the cell in its column, in tables that compare ranks.
@@ -234,9 +241,18 @@ impl Cell {
         format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
     }
 
-    /// The published accuracy as text.
+    /// The published accuracy as text, or both differences to ProtoNet on a data set that stands for another.
     fn published(&self) -> String {
-        self.published.map_or(String::new(), |published| format!("{:.2}", published.accuracy))
+        match (self.published, self.differences()) {
+            (Some(published), _) => format!("{:.2}", published.accuracy),
+            (None, differences) => differences.unwrap_or_default(),
+        }
+    }
+
+    /// The difference to ProtoNet here and in the paper, on a data set that stands for another.
+    fn differences(&self) -> Option<String> {
+        let here = self.measured?.difference?;
+        Some(format!("{here:+.1}, paper {:+.1}", self.paper_difference?))
     }
 
     /// All details of the cell in one line, for its tooltip.
@@ -245,7 +261,8 @@ impl Cell {
         parts.extend(self.missing.clone());
         if let Some(measured) = self.measured {
             parts.extend(measured.difference.map(|points| format!("{points:+.2} against ProtoNet here")));
-            let published = self.published.and_then(|published| published.difference);
+            let published =
+                self.published.and_then(|published| published.difference).or(self.paper_difference);
             parts.extend(published.map(|points| format!("{points:+.2} in the paper")));
             parts.extend(measured.gap_closed.map(|gap| format!("{:.0} % of the gap to Oracle", 100.0 * gap)));
         }
@@ -269,7 +286,8 @@ impl Cell {
             Some(Agreement::Partly) => " ?",
             _ => "",
         };
-        let published = self.published.map_or(String::new(), |p| format!(" ({:.2})", p.accuracy));
+        let published = self.published();
+        let published = if published.is_empty() { published } else { format!(" ({published})") };
         let ranks = self.places();
         let space = if ranks.is_empty() { "" } else { " " };
         format!("{measured}{published}{mark}{space}{ranks}")
@@ -334,10 +352,16 @@ impl Table {
         format!("{}, {}", self.title, self.dataset)
     }
 
+    /// The number of cells with an agreement.
+    fn count_agreeing(&self, agreement: Agreement) -> usize {
+        let cells = self.rows.iter().flat_map(|row| &row.cells);
+        cells.filter(|cell| cell.agreement() == Some(agreement)).count()
+    }
+
     /// A summary of the table: how many cells agree, agree partly, differ, and are not measured.
     fn count(&self) -> String {
         let cells = || self.rows.iter().flat_map(|row| &row.cells);
-        let count = |agreement: Agreement| cells().filter(|cell| cell.agreement() == Some(agreement)).count();
+        let count = |agreement: Agreement| self.count_agreeing(agreement);
         let missing = cells().filter(|cell| cell.missing.is_some()).count();
         let mut parts = vec![
             format!("{} cells agree with the paper", count(Agreement::Agrees)),
@@ -346,6 +370,9 @@ impl Table {
         ];
         if !self.has_published() {
             parts = vec!["the paper has no results on this data set".into()];
+        }
+        if cells().any(|cell| cell.paper_difference.is_some()) {
+            parts = vec!["differences to ProtoNet beside those of the paper on another data set".into()];
         }
         if missing > 0 {
             parts.push(format!("{missing} not measured"));
@@ -365,6 +392,11 @@ impl Table {
 
     /// The chart of the measured accuracies; `None` if there are too few.
     fn chart(&self) -> Option<String> {
+        self.chart_of(|_| true)
+    }
+
+    /// The chart of some rows.
+    fn chart_of(&self, is_shown: impl Fn(&Row) -> bool) -> Option<String> {
         let line = |(index, row): (usize, &Row)| Line {
             name: row.name.clone(),
             colour: index % COLOURS,
@@ -376,7 +408,8 @@ impl Table {
                 .filter_map(|(&level, cell)| cell.measured.map(|m| (level, m.accuracy, m.ci95)))
                 .collect(),
         };
-        let lines = self.rows.iter().enumerate().map(line).filter(|line| line.points.len() > 1);
+        let rows = self.rows.iter().filter(|row| is_shown(row)).enumerate();
+        let lines = rows.map(line).filter(|line| line.points.len() > 1);
         let axis = match self.samples {
             None => Axis::in_percent(self.noise, &self.levels),
             Some(shots) => Axis::in_samples(self.noise, &self.levels, shots),
@@ -416,16 +449,34 @@ impl Reproduction {
         serde_json::to_string_pretty(self).expect("a report is plain data") + "\n"
     }
 
-    /// The report as Markdown tables, for a README.
+    /// The chart of each data set, as the name of the file and the SVG: accuracy against noise in the first table with
+    /// several levels.
+    pub fn plots(&self) -> Vec<(String, String)> {
+        let is_plotted = |row: &Row| self.plotted_rows.contains(&row.name);
+        let mut plots: Vec<(String, String)> = Vec::new();
+        for table in &self.tables {
+            let name = plot_name(&table.dataset);
+            if plots.iter().all(|(known, _)| *known != name) {
+                plots.extend(table.chart_of(is_plotted).map(|chart| (name, chart::standalone(&chart))));
+            }
+        }
+        plots
+    }
+
+    /// The report as Markdown: the charts, a summary, and all tables. The commands are in [`Reproduction::commands`].
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n", self.title);
+        for (name, _) in self.plots() {
+            text.push_str(&format!("![Accuracy against noise]({name})\n\n"));
+        }
         for (name, value) in &self.facts {
             text.push_str(&format!("- {name}: {}\n", markdown::escaped(value)));
         }
         self.warnings
             .iter()
             .for_each(|warning| text.push_str(&format!("- **{}**\n", markdown::escaped(warning))));
-        text.push_str(&format!("\n{LEGEND}\n"));
+        text.push_str(&self.summary());
+        text.push_str(&format!("\n{LEGEND} The commands are in [report-commands.md](report-commands.md).\n"));
         if self.has_places() {
             text.push_str(&format!("\n{PLACES}\n"));
         }
@@ -440,7 +491,6 @@ impl Reproduction {
                 text.push_str(&line(&[vec![markdown::escaped(&row.name)], cells].concat()));
             }
             table.notes.iter().for_each(|note| text.push_str(&format!("\n{}\n", markdown::escaped(note))));
-            text.push_str(&format!("\n```sh\n{}\n```\n", table.commands.join("\n")));
         }
         for figure in &self.figures {
             text.push_str(&format!("\n## {}\n\n", markdown::escaped(&figure.heading())));
@@ -448,7 +498,44 @@ impl Reproduction {
             let panels =
                 figure.panels.iter().map(|panel| format!("- {}\n", markdown::escaped(&panel.text())));
             text.extend(panels);
-            text.push_str(&format!("\n```sh\n{}\n```\n", figure.commands.join("\n")));
+        }
+        text
+    }
+
+    /// How many cells of each table agree with the paper, as a Markdown table; empty if the paper has none of the tables.
+    fn summary(&self) -> String {
+        let mut text = String::new();
+        let mut total = [0; 4];
+        for table in self.tables.iter().filter(|table| table.has_published()) {
+            let published =
+                table.rows.iter().flat_map(|row| &row.cells).filter(|cell| cell.published.is_some());
+            let counts = [
+                table.count_agreeing(Agreement::Agrees),
+                table.count_agreeing(Agreement::Partly),
+                table.count_agreeing(Agreement::Differs),
+                published.filter(|cell| cell.measured.is_none()).count(),
+            ];
+            total.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+            text.push_str(&summary_line(&format!("{}, {}", table.title, table.dataset), counts));
+        }
+        if text.is_empty() {
+            return text;
+        }
+        let header = "| cells of the paper | agree | agree partly | disagree | not measured |\n|---|---:|---:|---:|---:|\n";
+        format!("\n{header}{text}{}", summary_line("**all**", total))
+    }
+
+    /// The commands of all tables and figures as Markdown.
+    pub fn commands(&self) -> String {
+        let mut text = format!(
+            "# Commands: {}\n\nTables share results, so commands are repeated. `cache/` is in the output folder.\n",
+            self.title
+        );
+        let tables = self.tables.iter().map(|table| (table.heading(), &table.name, &table.commands));
+        let figures = self.figures.iter().map(|figure| (figure.heading(), &figure.name, &figure.commands));
+        for (heading, name, commands) in tables.chain(figures) {
+            text.push_str(&format!("\n## {}\n\n", markdown::escaped(&heading)));
+            text.push_str(&format!("`{name}`\n\n```sh\n{}\n```\n", commands.join("\n")));
         }
         text
     }
@@ -482,6 +569,19 @@ impl Reproduction {
         }
         text
     }
+}
+
+/// The file of the chart of a data set.
+fn plot_name(dataset: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    format!("report-{}.svg", dataset.chars().map(plain).collect::<String>())
+}
+
+fn summary_line(name: &str, counts: [usize; 4]) -> String {
+    let all: usize = counts.iter().sum();
+    let share = |count: usize| format!("{count} ({:.0} %)", 100.0 * count as f64 / all.max(1) as f64);
+    let [agree, partly, differ, missing] = counts;
+    format!("| {} | {} | {partly} | {differ} | {missing} |\n", name, share(agree))
 }
 
 /// The explanation of the marks in Markdown.
@@ -564,7 +664,46 @@ mod tests {
                 ],
                 commands: vec!["trueshot episode x".into()],
             }],
+            plotted_rows: vec!["A_row".into()],
         }
+    }
+
+    #[test]
+    fn a_chart_of_the_chosen_rows_stands_first_and_the_commands_are_in_a_file_of_their_own() {
+        let mut report = small();
+        assert!(report.plots().is_empty(), "one level is no line");
+        for row in &mut report.tables[0].rows {
+            row.cells[1] = row.cells[0].clone();
+        }
+        let (name, svg) = report.plots().remove(0);
+        assert_eq!(name, "report-set---co.svg");
+        assert!(svg.starts_with("<svg xmlns=") && svg.contains("A_row") && !svg.contains("Oracle"), "{svg}");
+        let markdown = report.markdown();
+        assert!(markdown.contains("![Accuracy against noise](report-set---co.svg)"), "{markdown}");
+        assert!(!markdown.contains("trueshot eval x"), "{markdown}");
+        let commands = report.commands();
+        assert!(
+            commands.contains("trueshot eval x") && commands.contains("trueshot episode x"),
+            "{commands}"
+        );
+    }
+
+    #[test]
+    fn the_summary_counts_the_cells_of_the_paper() {
+        let summary = small().summary();
+        assert!(summary.contains("| Noise, set & co | 1 (50 %) | 0 | 1 | 0 |"), "{summary}");
+        assert!(summary.ends_with("| **all** | 1 (50 %) | 0 | 1 | 0 |\n"), "{summary}");
+    }
+
+    #[test]
+    fn on_a_data_set_that_stands_for_another_only_differences_are_shown_and_nothing_counts() {
+        let other = Cell { published: None, paper_difference: Some(7.5), ..cell(57.0, 5.0, 0.0, 0.0) };
+        assert_eq!(other.text(), "57.00 ±0.10 (+5.0, paper +7.5)");
+        assert_eq!(other.agreement(), None);
+        let mut report = small();
+        report.tables[0].rows.iter_mut().for_each(|row| row.cells = vec![other.clone()]);
+        assert!(report.summary().is_empty());
+        assert!(report.tables[0].count().starts_with("differences to ProtoNet beside"));
     }
 
     #[test]
@@ -612,7 +751,6 @@ mod tests {
             markdown.contains("- paired: in report.html\n- outlier: not drawn, no outliers"),
             "{markdown}"
         );
-        assert!(markdown.contains("trueshot episode x"), "{markdown}");
         assert!(small().latex().contains("% - paired: in report.html"));
     }
 

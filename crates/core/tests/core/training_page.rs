@@ -43,8 +43,8 @@ fn the_configuration_in_the_page_has_the_defaults_of_tranfs() {
     let defaults = Configuration::<TranfsOptions>::tranfs();
     let mut read = read_table(&defaults, given.clone()).unwrap();
     let mut expected = Configuration { data: read.data.clone(), ..defaults.clone() };
-    read.settle(&defaults);
-    expected.settle(&defaults);
+    read.settle();
+    expected.settle();
     assert_eq!(read, expected);
     let shown: Vec<String> = keys(&given).into_iter().map(|(key, _)| key).collect();
     for (key, _) in keys(&table(&defaults)) {

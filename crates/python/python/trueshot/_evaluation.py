@@ -61,18 +61,16 @@ def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any,
     return (features, labels.codes, labels.names, item_names(items, len(features))), labels
 
 
-def _outliers(outliers: Any) -> tuple[Any, bool]:
-    """A pool of other rows, or whether the pool is the classes that are not in the episode."""
+def _outliers(outliers: Any) -> Any:
+    """Rows of other classes; None if outliers come from the classes of the data that are not in the episode."""
     if outliers is None:
-        return None, False
+        return None
     if isinstance(outliers, str):
-        if outliers != "other classes":
-            raise ValueError(f"outliers is {outliers!r}; allowed: an array, a pair (X, y) or 'other classes'")
-        return None, True
+        raise ValueError(f"outliers is {outliers!r}; allowed: an array, a pair (X, y) or None")
     if isinstance(outliers, tuple) and len(outliers) == 2:
-        return given_rows(*outliers)[0], False
+        return given_rows(*outliers)[0]
     features = as_features(outliers, "outliers")
-    return (features, np.zeros(len(features), np.int64), ["outlier"], None), False
+    return (features, np.zeros(len(features), np.int64), ["outlier"], None)
 
 
 def evaluate(
@@ -112,8 +110,8 @@ def evaluate(
         Labelled rows per class, or the range (minimum, maximum) from which each class draws its own.
     episodes, seed : int
         Number of episodes, and the random seed that determines them.
-    outliers : rows of other classes for outlier noise
-        Or the string "other classes": the classes of the data that are not in the episode.
+    outliers : rows of other classes for outlier noise, an array or a pair (X, y)
+        Default: rows of the classes of the data that are not in the episode.
     baseline : str, optional
         Method to which all others are compared. Default: protonet.
     per_class, confusion : bool
@@ -132,15 +130,13 @@ def evaluate(
     True
     """
     data, _ = given_rows(X, y, items)
-    pool, own = _outliers(outliers)
+    pool = _outliers(outliers)
     shape = _Shape(ways, shots, queries, seed, noise)
     count = whole(episodes, "episodes", 1)
     names = [methods] if isinstance(methods, str) else list(methods or [])
     details = (bool(per_class), bool(confusion))
     with counting(progress, count, "episode") as callback:
-        native = _native.evaluate(
-            data, pool, own, names, shape, count, baseline, details, threads, callback
-        )
+        native = _native.evaluate(data, pool, names, shape, count, baseline, details, threads, callback)
     return Evaluation(native)
 
 
@@ -276,9 +272,9 @@ def sample_episodes(
     (45, 15, 6)
     """
     data, labels = given_rows(X, y, items)
-    pool, own = _outliers(outliers)
+    pool = _outliers(outliers)
     shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]})
-    drawn = _native.sample_episodes(data, pool, own, shape, whole(first, "first", 0), whole(n, "n", 0))
+    drawn = _native.sample_episodes(data, pool, shape, whole(first, "first", 0), whole(n, "n", 0))
     return [_episode(found, labels) for found in drawn]
 
 

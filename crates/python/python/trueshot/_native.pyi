@@ -113,7 +113,6 @@ def prototypes_batch(
 def evaluate(
     data: _Rows,
     outliers: _Rows | None,
-    own_outliers: bool,
     names: list[str],
     shape: object,
     episodes: int,
@@ -123,7 +122,7 @@ def evaluate(
     callback: Callable[[int], object] | None,
 ) -> Evaluation: ...
 def sample_episodes(
-    data: _Rows, outliers: _Rows | None, own_outliers: bool, shape: object, first: int, count: int
+    data: _Rows, outliers: _Rows | None, shape: object, first: int, count: int
 ) -> list[dict[str, Any]]: ...
 def train_head(
     kind: str, data: list[list[_Rows]], options: str, run: object, on_message: Callable[..., object]

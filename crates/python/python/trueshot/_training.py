@@ -88,6 +88,8 @@ def train(
         Model file to write (.safetensors).
     validation, outliers, validation_outliers : as ``data``
         Classes for validation, which selects the best model, and classes for outlier noise, one set per entry of ``data``.
+        Without ``outliers``, outliers are rows of training classes that are not in the episode; in validation, of any
+        training class.
     steps, seed : int
         Number of training steps, and the random seed.
     options : sections and keys of the configuration file

@@ -109,7 +109,7 @@ pub(super) struct EpisodeBatch {
 /// Draws episodes and makes their images.
 pub(super) struct EpisodeBatches {
     pub preparer: ImagePreparer,
-    /// What outlier noise draws from.
+    /// What outlier noise draws from; `None`: classes of the data set that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
@@ -137,11 +137,11 @@ impl EpisodeBatches {
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
         let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
-        let (own, outliers) = (&*self.preparer.dataset, self.outliers.as_deref());
+        let own = &*self.preparer.dataset;
+        let outliers = self.outliers.as_deref().unwrap_or(own);
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
         for item in &drawn.supports[0] {
-            let of_no_class = || outliers.expect("the sampler asked for the pool");
-            rows.push((item.truth.map_or_else(of_no_class, |_| own), item.row));
+            rows.push((item.truth.map_or(outliers, |_| own), item.row));
             given.push(item.given);
         }
         for (class, drawn) in drawn.episode.classes.iter().enumerate() {

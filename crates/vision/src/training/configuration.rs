@@ -45,11 +45,12 @@ pub struct BackboneConfiguration {
 pub struct DataSettings {
     /// The images to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
-    /// Images of other classes, which outlier noise in training draws from; empty: none.
+    /// Images of other classes, which outlier noise in training draws from; empty: outliers are images of training classes
+    /// that are not in the episode.
     pub outliers: PathBuf,
     /// The images to validate on; empty: other classes of the same.
     pub validation: PathBuf,
-    /// Outliers for validation; empty: none.
+    /// Outliers for validation; empty: images of the training classes.
     pub validation_outliers: PathBuf,
     /// Which classes are in which split; empty: all of them are trained on.
     pub split_file: PathBuf,

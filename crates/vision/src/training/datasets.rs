@@ -14,7 +14,8 @@ use crate::dataset::Dataset;
 pub struct Datasets {
     /// What is learnt from.
     pub train: Arc<Dataset>,
-    /// Images of other classes, which outlier noise in training draws from.
+    /// Images of other classes, which outlier noise in training draws from; `None`: outliers are images of training
+    /// classes that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
     /// What the model is judged by.
     pub validation: Option<Arc<Dataset>>,

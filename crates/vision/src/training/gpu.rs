@@ -113,9 +113,7 @@ pub(super) fn upload_training_images(
     preprocessing: &Preprocessing,
     most_bytes: usize,
 ) -> trueshot::Result<(Option<DeviceImages>, Option<String>)> {
-    // Outliers may be images to train on.
-    let others = datasets.outliers.as_ref().filter(|&outliers| !Arc::ptr_eq(outliers, &datasets.train));
-    let sets = [Some(&datasets.train), others];
+    let sets = [Some(&datasets.train), datasets.outliers.as_ref()];
     let bytes: usize =
         sets.iter().flatten().flat_map(|set| set.images()).map(|image| image.pixels.len()).sum();
     match bytes <= most_bytes {

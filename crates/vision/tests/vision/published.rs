@@ -258,9 +258,21 @@ fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
 #[test]
 fn splits_by_name_are_known_and_unknown_ones_are_answered_with_the_known() {
     assert_eq!(Split::open(Path::new("mini"), "val").unwrap().classes.len(), 16);
-    assert_eq!(Split::all(Path::new("tieredimagenet")).unwrap().len(), 3);
+    let [tiered, tiny] = ["tieredimagenet", "tiered-tiny"].map(|name| Split::all(Path::new(name)).unwrap());
+    assert_eq!(
+        tiny.iter().map(|split| split.classes.len()).collect::<Vec<_>>(),
+        [45, 61, 17],
+        "test, train, val"
+    );
+    for (part, whole) in tiny.iter().zip(&tiered) {
+        assert!(part.name == whole.name && part.classes.is_subset(&whole.classes), "{}", part.name);
+    }
     let unknown = Split::open(Path::new("imagenette"), "val").unwrap_err();
-    assert!(unknown.to_string().contains("built in: cifar-fs, cub, fc100, miniimagenet, tieredimagenet"));
+    assert!(
+        unknown
+            .to_string()
+            .contains("built in: cifar-fs, cub, fc100, miniimagenet, tiered-tiny, tieredimagenet")
+    );
     let outliers: Vec<&str> = trueshot_vision::split::imagenet_outliers().collect();
     assert_eq!(outliers.len(), 350);
     for split in ["mini", "tiered"].iter().flat_map(|name| Split::all(Path::new(name)).unwrap()) {

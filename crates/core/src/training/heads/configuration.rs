@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::episode::Shots;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::noise::{NoiseKind, NoiseLevels};
 use crate::ranges::{at_least, require};
 use crate::training::Optimiser;
@@ -58,11 +58,12 @@ pub struct Configuration<M> {
 pub struct Data {
     /// Embeddings to train on.
     pub train: Vec<PathBuf>,
-    /// Embeddings of other classes, from which outlier noise is drawn: no file, or one for each file of `train`.
+    /// Embeddings of other classes, from which outlier noise is drawn, one file for each file of `train`. No file: outliers
+    /// are items of training classes that are not in the episode.
     pub outliers: Vec<PathBuf>,
     /// Embeddings to validate on; without any there is no validation.
     pub validation: Vec<PathBuf>,
-    /// The outliers for validation: no file, or one for each file of `validation`.
+    /// The outliers for validation, one file for each file of `validation`. No file: items of the training classes.
     pub validation_outliers: Vec<PathBuf>,
 }
 
@@ -188,27 +189,11 @@ impl<'de> Deserialize<'de> for CountRange {
     }
 }
 
-/// Where [`Configuration::settle`] removed outlier noise because no outliers are given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UnusedOptions {
-    /// Outlier noise was removed from the training episodes.
-    pub training: bool,
-    /// Outlier noise was removed from the validation episodes.
-    pub validation: bool,
-}
-
 impl<M> Configuration<M> {
-    /// Fills in options that follow from others: empty lists of `validation` are copied from `episodes`, and outlier
-    /// noise that the user did not ask for (it is in `defaults`, or copied) is removed where no outliers are given.
-    pub fn settle(&mut self, defaults: &Configuration<M>) -> UnusedOptions {
-        let is_outlier = |levels: &NoiseLevels| levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier);
-        let (episodes, validation, data) = (&mut self.episodes, &mut self.validation, &self.data);
-        let mut removed = UnusedOptions { training: false, validation: false };
-        let has_outliers = episodes.noise.iter().any(is_outlier);
-        if has_outliers && data.outliers.is_empty() && episodes.noise == defaults.episodes.noise {
-            removed.training = true;
-            episodes.noise.retain(|levels| !is_outlier(levels));
-        }
+    /// Fills in options that follow from others: empty lists of `validation` are copied from `episodes`, and outliers for
+    /// validation come from the training data if none are given ([`training_outliers`]).
+    pub fn settle(&mut self) {
+        let (episodes, validation, data) = (&self.episodes, &mut self.validation, &mut self.data);
         if validation.ways.is_empty() {
             validation.ways = episodes.ways.clone();
         }
@@ -217,23 +202,18 @@ impl<M> Configuration<M> {
         }
         if validation.noise.is_empty() {
             validation.noise = episodes.noise.clone();
-            // If there is only outlier noise, removing it would leave no noise at all; `check` refuses that case.
-            let has_others = !validation.noise.iter().all(is_outlier);
-            let has_outliers = validation.noise.iter().any(is_outlier) && has_others;
-            if has_outliers && data.validation_outliers.is_empty() && !data.validation.is_empty() {
-                removed.validation = true;
-                validation.noise.retain(|levels| !is_outlier(levels));
-            }
         }
-        removed
+        if data.validation_outliers.is_empty() && has_outliers(&validation.noise) {
+            data.validation_outliers = training_outliers(&data.train, data.validation.len());
+        }
     }
 
-    /// Checks that all options are in their ranges and that there are outliers if the noise needs them.
+    /// Checks that all options are in their ranges.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] with the name of the option and the allowed values, [`Error::NoOutlierPool`].
+    /// [`Error::OutOfRange`] with the name of the option and the allowed values.
     pub fn check(&self) -> Result<()> {
-        self.data.check(&self.episodes.noise, &self.validation.noise)?;
+        self.data.check()?;
         at_least("steps", self.steps as usize, 1)?;
         require("parts", self.parts, (1..=256).contains(&self.parts), "1 to 256")?;
         require("seed", self.seed, i64::try_from(self.seed).is_ok(), "0 to 2^63 - 1")?;
@@ -259,24 +239,37 @@ impl<M> Configuration<M> {
 }
 
 impl Data {
-    /// Checks that there is training data, and outliers for it if the noise needs them.
-    fn check(&self, training: &[NoiseLevels], validation: &[NoiseLevels]) -> Result<()> {
+    /// Checks that there is training data, and that outliers, if they are given, are given for all of it.
+    fn check(&self) -> Result<()> {
         check_list("data.train", &self.train)?;
         let pairs = [
-            ("data.outliers", &self.outliers, &self.train, training),
-            ("data.validation_outliers", &self.validation_outliers, &self.validation, validation),
+            ("data.outliers", &self.outliers, &self.train),
+            ("data.validation_outliers", &self.validation_outliers, &self.validation),
         ];
-        for (what, outliers, data, noise) in pairs {
-            let mut requested = noise.iter().flat_map(|levels| &levels.0);
-            let needs_outliers = requested.any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
-            if needs_outliers && outliers.is_empty() && !data.is_empty() {
-                return Err(Error::NoOutlierPool);
-            }
+        for (what, outliers, data) in pairs {
             let is_count = outliers.is_empty() || outliers.len() == data.len();
             let allowed = format!("none or {}, one for each file of data", data.len());
             require(what, format!("{} files", outliers.len()), is_count, &allowed)?;
         }
         Ok(())
+    }
+}
+
+/// Whether outlier noise is among the noise.
+fn has_outliers(noise: &[NoiseLevels]) -> bool {
+    let mut all = noise.iter().flat_map(|levels| &levels.0);
+    all.any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
+}
+
+/// The outliers for each of `validation` data sets if none are given: the training data, so that neither validation nor
+/// test classes are used up. Each data set gets the training data at its place in the list, or the only one there is.
+/// If the lists differ otherwise, there are none, and outliers are items of validation classes that are not in the
+/// episode.
+pub fn training_outliers<T: Clone>(train: &[T], validation: usize) -> Vec<T> {
+    match train {
+        [only] => vec![only.clone(); validation],
+        _ if train.len() == validation => train.to_vec(),
+        _ => Vec::new(),
     }
 }
 

@@ -232,7 +232,9 @@ impl<'a> TrainingEpisodes<'a> {
         queries: &[(u32, u32)],
         rng: &mut Rng,
     ) -> Vec<Blend> {
-        let EpisodeData { embeddings, outliers } = self.data_sets[data_set];
+        let data = self.data_sets[data_set];
+        let (embeddings, outliers) = (data.embeddings, data.outlier_rows());
+        let is_same_source = std::ptr::eq(embeddings, outliers);
         let others = embeddings.classes().len() - classes.len();
         if self.blended == 0.0 {
             return Vec::new();
@@ -248,15 +250,23 @@ impl<'a> TrainingEpisodes<'a> {
             .collect();
         let truths = items.iter().map(|item| item.truth);
         let truths = truths.chain(queries.iter().map(|&(_, class)| Some(class)));
-        let blend = |(index, truth): (usize, Option<u32>)| match (truth, outliers) {
-            (Some(class), _) => partners[class as usize].map(|(partner, share)| {
+        let blend = |(index, truth): (usize, Option<u32>)| match truth {
+            Some(class) => partners[class as usize].map(|(partner, share)| {
                 let rows = embeddings.rows_of(partner);
                 Blend { index, other: rows[rng.below(rows.len())], share }
             }),
-            (None, Some(pool)) if rng.fraction() < self.blended => {
-                Some(Blend { index, other: rng.below(pool.len()) as u32, share: random_share(rng) })
+            None if rng.fraction() < self.blended => {
+                let other = match is_same_source {
+                    true => {
+                        let class = random_other_class(classes, embeddings.classes().len(), rng);
+                        let rows = embeddings.rows_of(class);
+                        rows[rng.below(rows.len())]
+                    }
+                    false => rng.below(outliers.len()) as u32,
+                };
+                Some(Blend { index, other, share: random_share(rng) })
             }
-            _ => None,
+            None => None,
         };
         truths.enumerate().filter_map(blend).collect()
     }
@@ -282,12 +292,11 @@ impl<'a> TrainingEpisodes<'a> {
 
     /// Gathers the rows of one episode: support items, then queries.
     fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Vec<&'b [f32]> {
-        let EpisodeData { embeddings, outliers } = self.data_sets[drawn.data_set];
         let mut wanted = drawn.rows();
         let count = wanted.len();
         let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.index].1));
         wanted.extend(others.collect::<Vec<_>>());
-        let mut rows = fetch(&EpisodeData { embeddings, outliers }, &wanted, &mut buffer.decoded);
+        let mut rows = fetch(&self.data_sets[drawn.data_set], &wanted, &mut buffer.decoded);
         let others = rows.split_off(count);
         apply_blends(&drawn.blends, &mut rows, &others, &mut buffer.blended);
         rows

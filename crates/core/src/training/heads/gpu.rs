@@ -121,7 +121,7 @@ impl<'a> GpuRows<'a> {
         };
         let indices = data_sets.iter().map(|data| {
             let own = index(data.embeddings);
-            [own, data.outliers.map_or(own, &mut index)]
+            [own, index(data.outlier_rows())]
         });
         let indices = indices.collect();
         let first_row = |end: &mut usize, set: &&Embeddings| {

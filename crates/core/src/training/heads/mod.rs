@@ -106,7 +106,7 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
 /// let mut configuration = Configuration::relabel();
 /// configuration.data.train = vec!["memory".into()]; // the data is given below
 /// configuration.episodes.noise = vec!["symmetric=0,40".parse().unwrap()];
-/// configuration.settle(&Configuration::relabel());
+/// configuration.settle();
 /// let training = vec![EpisodeData { embeddings: &data, outliers: None }];
 /// let mut trainee = HeadTrainee::new(&configuration, training, vec![])?;
 /// let losses = trainee.step(0)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::parameters::Role;
 
-use super::configuration::{CountRange, Data, Episodes};
+use super::configuration::{CountRange, Data, Episodes, training_outliers};
 use super::*;
 use crate::Embeddings;
 use crate::classifier::{Classifier, Mixture};
@@ -254,6 +254,45 @@ fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
 }
 
 #[test]
+fn without_outliers_of_their_own_episodes_draw_them_from_other_classes_also_when_blended() {
+    let train = indicators(6, 0);
+    let data_sets = vec![EpisodeData { embeddings: &train, outliers: None }];
+    let options =
+        Episodes { blended: 0.5, noise: vec!["outlier=40".parse().unwrap()], ..configuration().episodes };
+    let episodes = TrainingEpisodes::new(data_sets, &options, 5).unwrap();
+    let (mut outliers, mut blended) = (0, 0);
+    for index in 0..100 {
+        let drawn = episodes.draw(index, &mut IndexSampler::default()).unwrap();
+        let in_episode: Vec<u32> =
+            drawn.queries.iter().map(|&(row, _)| train.labels()[row as usize]).collect();
+        episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
+            let Episode { support, truth, .. } = episodes[0];
+            for (row, _) in support.iter().zip(truth).filter(|(_, truth)| truth.is_none()) {
+                let parts = (0..8).filter(|&column| row[column as usize] > 0.0);
+                let parts: Vec<u32> = parts.inspect(|class| assert!(!in_episode.contains(class))).collect();
+                outliers += 1;
+                blended += usize::from(parts.len() == 2);
+            }
+        });
+    }
+    assert!(outliers > 100 && blended > 10, "{outliers}, {blended}");
+}
+
+#[test]
+fn outliers_for_validation_are_training_data_where_it_is_clear_which() {
+    assert_eq!(training_outliers(&["a"], 2), ["a", "a"]);
+    assert_eq!(training_outliers(&["a", "b"], 2), ["a", "b"]);
+    assert!(training_outliers(&["a", "b"], 1).is_empty());
+    let mut configuration = configuration();
+    configuration.data.validation = vec!["val".into()];
+    configuration.settle();
+    assert!(configuration.data.validation_outliers.is_empty(), "validation has no outlier noise");
+    configuration.validation.noise.clear();
+    configuration.settle();
+    assert_eq!(configuration.data.validation_outliers, configuration.data.train);
+}
+
+#[test]
 fn feature_statistics_are_the_mean_and_spread_over_all_data_sets() {
     let (first, second) = (indicators(6, 0), indicators(2, 6));
     let statistics = feature_statistics(&[&first, &second]);
@@ -349,7 +388,6 @@ fn options_out_of_range_are_refused_by_name() {
     );
     assert!(refuse(|c| c.optimiser.warm_up = f64::NAN).starts_with("optimiser.warm_up is NaN"));
     assert!(refuse(|c| c.steps = 0).contains("1 or more"));
-    assert!(refuse(|c| c.data.outliers.clear()).starts_with("outlier noise needs a pool"));
     assert!(refuse(|c| c.data.train.push("more".into())).contains("one for each file of data"));
 }
 

@@ -28,8 +28,7 @@ pub(super) struct JointBatch {
 /// Draws the episodes of steps and makes their images.
 pub(super) struct JointBatches {
     pub preparer: ImagePreparer,
-    /// What outlier noise draws from. If it is the data set to train on, outliers are of classes that are not in the
-    /// episode.
+    /// What outlier noise draws from; `None`: classes of the data set that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
     pub episodes: JointEpisodeSettings,
     pub seed: u64,
@@ -61,15 +60,13 @@ impl JointBatches {
         let choices = &self.episodes.shots;
         let source = self.source().expect("checked before");
         let most = choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
-        let (own, outliers) = (&*self.preparer.dataset, self.outliers.as_deref());
+        let own = &*self.preparer.dataset;
+        let outliers = self.outliers.as_deref().unwrap_or(own);
         let (mut images, mut labels) = (Vec::new(), Vec::new());
         for index in 0..self.episodes.per_step(choices[chosen]) as u64 {
             let episode =
                 source.draw_with_shots(step * most + index, chosen, sampler).expect("checked before");
-            let dataset = |is_outlier: bool| match is_outlier {
-                true => outliers.expect("the sampler asked for outliers"),
-                false => own,
-            };
+            let dataset = |is_outlier: bool| if is_outlier { outliers } else { own };
             images.extend(episode.rows().into_iter().map(|(row, is_outlier)| (dataset(is_outlier), row)));
             labels.push(episode.labels());
         }

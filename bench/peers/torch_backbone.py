@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Train the Conv4 of the paper in PyTorch by the same recipe as `trueshot train backbone`, and print the learning curve.
+
+    python bench/peers/torch_backbone.py mini/train --val mini/val --steps 10000 --seeds 1,2,3
+    trueshot train backbone mini/train --val mini/val --steps 10000 --val-every 1000 --seed 1 -o conv4.safetensors
+
+The recipe: one clean 5-way 5-shot episode with 15 queries per class a step, batch norm over its 100 images, cross-entropy
+over the negative squared distances to the class means, AdamW with rate 1e-3 and weight decay 0.01, the rate times 0.7 after
+every tenth of the run. Images are flipped, cropped (scale 0.8 to 1, ratio 3/4 to 4/3) and changed in brightness, contrast,
+saturation and hue by up to 0.1, each on its own. Prints one JSON line per validation (600 episodes, batch norm with running
+statistics): seed, step, accuracy in percent. Both arguments are folders of class folders. Needs torch and Pillow; uses a
+GPU if there is one.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+if "--help" not in sys.argv and "-h" not in sys.argv:
+    # The help is printed without any package.
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor, nn
+
+WAYS, SHOTS, QUERIES = 5, 5, 15
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def conv4() -> nn.Sequential:
+    """Four blocks of convolution, batch norm, ReLU and pooling, initialised as in the paper's program."""
+    layers: list[nn.Module] = []
+    for block in range(4):
+        convolution = nn.Conv2d(64 if block else 3, 64, 3, padding=1)
+        nn.init.xavier_uniform_(convolution.weight)
+        nn.init.zeros_(convolution.bias)
+        norm = nn.BatchNorm2d(64)
+        nn.init.uniform_(norm.weight)
+        layers += [convolution, norm, nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def load(folder: Path, size: int, device: str) -> list[Tensor]:
+    """The images of each class, `[images, 3, size, size]`, as bytes."""
+    import numpy as np
+    from PIL import Image
+
+    def pixels(path: Path) -> Tensor:
+        image = Image.open(path).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
+
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [torch.stack([pixels(path) for path in sorted(known.iterdir())]).to(device) for known in classes]
+
+
+def random(generator: torch.Generator, count: int, low: float, high: float) -> Tensor:
+    return torch.rand(count, generator=generator, device=generator.device) * (high - low) + low
+
+
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Changes images with values from 0 to 1, each on its own."""
+    count = len(images)
+    area, log_ratio = random(generator, count, 0.8, 1.0), random(generator, count, -0.28768, 0.28768)
+    width, height = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
+    x, y = (1 - width) * random(generator, count, -1, 1), (1 - height) * random(generator, count, -1, 1)
+    flip = torch.where(random(generator, count, 0, 1) < 0.5, -1.0, 1.0)
+    zero = torch.zeros_like(x)
+    theta = torch.stack([torch.stack([width * flip, zero, x], 1), torch.stack([zero, height, y], 1)], 1)
+    grid = F.affine_grid(theta, images.shape, align_corners=False)
+    images = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    factor = [random(generator, count, 0.9, 1.1).view(-1, 1, 1, 1) for _ in range(3)]
+    grey_weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    images = (images * factor[0]).clamp(0, 1)
+    mean = (images * grey_weights).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+    images = (mean + (images - mean) * factor[1]).clamp(0, 1)
+    grey = (images * grey_weights).sum(1, keepdim=True)
+    images = (grey + (images - grey) * factor[2]).clamp(0, 1)
+    return shift_hue(images, random(generator, count, -0.1, 0.1).view(-1, 1, 1))
+
+
+def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """Turns the hue by a part of the circle."""
+    red, green, blue = images.unbind(1)
+    high, low = images.amax(1), images.amin(1)
+    span = (high - low).clamp(min=1e-8)
+    hue = torch.where(
+        high == red, (green - blue) / span, torch.where(high == green, 2 + (blue - red) / span, 4 + (red - green) / span)
+    )
+    hue = (hue / 6 + shift) % 1
+    sector = torch.arange(5, 0, -2, device=images.device).view(1, 3, 1, 1)  # 5, 3, 1: red, green, blue
+    k = (sector + hue.unsqueeze(1) * 6) % 6
+    ramp = torch.minimum(k, 4 - k).clamp(0, 1)
+    return high.unsqueeze(1) - (high - low).unsqueeze(1) * ramp
+
+
+def normalise(images: Tensor) -> Tensor:
+    mean, spread = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, SPREAD))
+    return (images - mean) / spread
+
+
+def draw(classes: list[Tensor], generator: torch.Generator) -> Tensor:
+    """The images of an episode, `[classes, shots + queries, ..]`, with values from 0 to 1."""
+    chosen = torch.randperm(len(classes), generator=generator)[:WAYS]
+    rows = []
+    for number in chosen.tolist():
+        images = classes[number]
+        rows.append(images[torch.randperm(len(images), generator=generator)[: SHOTS + QUERIES].to(images.device)])
+    return torch.stack(rows).float() / 255
+
+
+def logits(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative squared distances of the queries to the class means, and the class of each query."""
+    features = features.view(WAYS, SHOTS + QUERIES, -1)
+    prototypes, queries = features[:, :SHOTS].mean(1), features[:, SHOTS:].flatten(0, 1)
+    target = torch.arange(WAYS, device=features.device).repeat_interleave(QUERIES)
+    return -(queries.unsqueeze(1) - prototypes).square().sum(-1), target
+
+
+def validate(network: nn.Module, classes: list[Tensor], episodes: int) -> float:
+    network.eval()
+    generator = torch.Generator().manual_seed(0)
+    right = 0.0
+    with torch.no_grad():
+        for _ in range(episodes):
+            scores, target = logits(network(normalise(draw(classes, generator).flatten(0, 1))))
+            right += (scores.argmax(1) == target).float().mean().item()
+    network.train()
+    return 100 * right / episodes
+
+
+def train(arguments: argparse.Namespace, classes: list[Tensor], held_out: list[Tensor], seed: int) -> None:
+    torch.manual_seed(seed)
+    device = classes[0].device
+    network = conv4().to(device)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, max(arguments.steps // 10, 1), 0.7)
+    drawn, changed = torch.Generator().manual_seed(seed), torch.Generator(device).manual_seed(seed)
+    for step in range(1, arguments.steps + 1):
+        images = draw(classes, drawn).flatten(0, 1)
+        scores, target = logits(network(normalise(augment(images, changed))))
+        loss = F.cross_entropy(scores, target)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+        if step % arguments.val_every == 0:
+            accuracy = validate(network, held_out, arguments.val_episodes)
+            print(json.dumps({"seed": seed, "step": step, "accuracy": round(accuracy, 3)}), flush=True)
+
+
+def main() -> None:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("train", type=Path)
+    parser.add_argument("--val", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--val-every", type=int, default=1000)
+    parser.add_argument("--val-episodes", type=int, default=600)
+    parser.add_argument("--size", type=int, default=84)
+    parser.add_argument("--seeds", default="1")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    classes, held_out = (load(folder, arguments.size, device) for folder in (arguments.train, arguments.val))
+    for seed in map(int, arguments.seeds.split(",")):
+        train(arguments, classes, held_out, seed)
+
+
+if __name__ == "__main__":
+    main()
