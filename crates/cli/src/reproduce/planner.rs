@@ -649,7 +649,9 @@ mod tests {
         for row in rows {
             assert!(command.contains(&format!(":as={}", row_label(row))), "{command}");
         }
-        assert_eq!(commands(&planner, JobKind::ImageModel).len(), 1, "both rows use the same model");
+        let models = commands(&planner, JobKind::ImageModel);
+        let models = models.iter().filter(|command| command.contains("train maml"));
+        assert_eq!(models.count(), 1, "both rows use the same model");
     }
 
     #[test]
