@@ -198,8 +198,10 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         folder
             .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
     };
+    let all_classes = ["train", "backbone", "pictures/train", "-o", "x.safetensors", "--ways", "4"];
+    let small = ["--size", "16", "--shots", "2", "--queries", "2", "--noise", "outlier=50"];
     refused(
-        outliers(&["--ways", "4", "--val-ways", "2"]),
+        folder.trueshot(&[&all_classes[..], &small].concat()),
         &[
             "there are 0 outliers to draw from",
             "hint: outliers are items of classes that are not in the episode",
@@ -278,7 +280,12 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
     episode(&["--noise", "outlier=50"]).assert().success();
     let svg = std::fs::read_to_string(folder.path().join("set.svg")).unwrap();
     assert_eq!(svg.matches("wrong label, true class class").count(), 2, "of other training classes: {svg}");
-    refused(episode(&["--noise", "outlier=50", "--ways", "4"]), &["there are 0 outliers to draw from"]);
+    let all_classes =
+        ["episode", "pictures/train", "--ways", "4", "--shots", "2", "--queries", "2", "-o", "all.svg"];
+    refused(
+        folder.trueshot(&[&all_classes[..], &["--noise", "outlier=50"]].concat()),
+        &["there are 0 outliers to draw from"],
+    );
     std::fs::write(folder.path().join("pictures/train/class 0/0.png"), b"no picture").unwrap();
     let broken: Vec<String> = (0..8).map(|number| number.to_string()).collect();
     let all = broken.iter().map(|number| episode(&["--noise", "symmetric=0", "--episode", number]));
