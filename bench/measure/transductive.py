@@ -52,7 +52,8 @@ def of_trueshot(arguments: argparse.Namespace, options: list[str], manifest: Pat
     rows = list(csv.DictReader(io.StringIO(benchlib.output(command))))
     return [{"noise": row["noise"], "level": float(row["level"]), "shots": int(row["shots"]),
              "method": row["method"].replace(Path(CENTRE).stem, "FILE"),
-             "accuracy": float(row["accuracy"]), "ci95": float(row["ci95"])} for row in rows]
+             "episodes": int(row["episodes"]), "accuracy": float(row["accuracy"]), "ci95": float(row["ci95"])}
+            for row in rows]
 
 
 def of_easyfsl(arguments: argparse.Namespace, manifest: Path) -> list[dict]:
@@ -73,6 +74,11 @@ def largest_difference(result: dict) -> float:
 
 def setting_name(shots: int, noise: str, level: float) -> str:
     return f"{shots}-shot, " + (f"{noise} {100 * level:g} %" if level else "clean")
+
+
+def episodes_by_shots(result: dict) -> str:
+    counts = {row["shots"]: row["episodes"] for row in result["easyfsl"]}
+    return " and ".join(f"{count:,} episodes of {shots} shot{'s' if shots > 1 else ''}" for shots, count in counts.items())
 
 
 def page(result: dict) -> str:
@@ -96,8 +102,8 @@ def page(result: dict) -> str:
 python bench/measure/transductive.py --reference DIR --python VENV/bin/python --out docs/results/transductive.md
 ```
 
-Accuracy in percent on {result['episodes']:,} episodes per setting (5-way, 15 queries per class, seed 0) of Conv4 features of 20
-miniImageNet test classes x 200, and in brackets the difference to easyfsl on the same support sets and queries
+Accuracy in percent on {episodes_by_shots(result)} per setting (5-way, 15 queries per class, seed 0) of Conv4 features
+of 20 miniImageNet test classes x 200, and in brackets the difference to easyfsl on the same support sets and queries
 ({versions}, trueshot {result['trueshot_version']}). **The largest difference is {largest_difference(result):.3f} points;** accuracies have
 intervals of up to ±{interval:.2f}.
 
@@ -112,8 +118,8 @@ All methods have their default parameters, which are those of easyfsl on rows of
 with nearly equal scores can get another class. {"easyfsl had scores for all queries." if not undefined else
 f"For {undefined:,} queries, easyfsl had only zeros or NaN as scores, because of underflow."}
 
-What the table shows: every method that learns from clean support sets of this size gains from the queries, and none of
-them is made for wrong labels. Transductive methods lose as much as `protonet` when labels are wrong.
+`laplacianshot`, `bd-cspn` and `pt-map`, which move the prototypes towards the queries, gain more over `protonet` with wrong
+labels than with clean ones, although none of them was made for wrong labels; `tim` stays close to `protonet`.
 """)
 
 
@@ -126,7 +132,6 @@ def main() -> None:
             ours += of_trueshot(arguments, options, manifest)
             theirs += of_easyfsl(arguments, manifest)
     result = {
-        "episodes": arguments.episodes,
         "trueshot_version": benchlib.trueshot_version(arguments.trueshot),
         "versions": benchlib.package_versions(arguments.python, ["easyfsl", "torch"]),
         "peers": benchlib.peer_hashes("easyfsl_methods.py"),

@@ -312,8 +312,8 @@ fn list_methods(registry: &Registry) -> String {
         }
     }
     text.push_str(
-        "\n[transductive]: classifies all queries of a task together and learns from them. Not evaluated unless named, \
-         and not\navailable in `trueshot fit`.\n",
+        "\n[transductive]: classifies all queries of a task together, so each depends on the others. Evaluated only if \
+         named;\nnot available in `trueshot fit`.\n",
     );
     text
 }

@@ -335,8 +335,8 @@ pub enum Error {
     },
     /// A transductive method has no classifier for single rows.
     #[error(
-        "method '{method}' is transductive: it classifies all queries of a task together and learns from them, so there \
-         is no classifier that could be fitted in advance"
+        "method '{method}' is transductive: it classifies all queries of a task together, so there is no classifier that \
+         could be fitted in advance"
     )]
     Transductive {
         /// The method.

@@ -30,12 +30,10 @@ pub(super) const TRANSDUCTIVE_MARK: char = '†';
 
 /// The footnote that explains [`TRANSDUCTIVE_MARK`]; `None` if no method is transductive.
 pub(super) fn footnote(evaluation: &Evaluation) -> Option<String> {
-    let methods = evaluation.settings.first()?.methods.iter();
-    let explanation = "transductive: classifies all queries of an episode together and learns from them";
-    methods
-        .map(|method| method.transductive)
-        .any(|is| is)
-        .then(|| format!("{TRANSDUCTIVE_MARK} {explanation}"))
+    let mut methods = evaluation.settings.first()?.methods.iter();
+    let explanation =
+        "transductive: classifies all queries of an episode together, so each depends on the others";
+    methods.any(|method| method.transductive).then(|| format!("{TRANSDUCTIVE_MARK} {explanation}"))
 }
 
 /// The name of a method in tables, with [`TRANSDUCTIVE_MARK`] if it is transductive.
