@@ -89,10 +89,7 @@ impl Arguments {
         noises.extend(levels(NoiseKind::Paired, &[0.2, 0.4]));
         noises.extend(levels(NoiseKind::Outlier, &[0.2, 0.4, 0.6]));
         let sampler = Sampler::new(characters, Some(others), self.spec(WAYS), noises)?;
-        let registry = Registry::default();
-        let complete = registry.infos().iter().filter(|info| info.is_complete());
-        let mut methods: Vec<NamedMethod> =
-            complete.map(|info| registry.parse(info.name)).collect::<Result<_, _>>()?;
+        let mut methods = Registry::default().parse_all::<&str>(&[])?;
         let tranfs = TrainedTranfs::from_model(&built_in::omniglot_tranfs()?)?;
         methods.push(NamedMethod { label: "tranfs".into(), method: Box::new(tranfs) });
         let progress = ProgressDisplay::episodes(self.episodes);

@@ -43,7 +43,8 @@ pub struct Arguments {
     /// Labels for a .npy file, if they are not next to it
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Methods, separated by commas, with parameters after colons [default: all methods that need no model file]
+    /// Methods, separated by commas, with parameters after colons [default: all methods that need no model file
+    /// and are not transductive]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
     /// List all methods with their parameters and exit
@@ -304,12 +305,17 @@ pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
 fn list_methods(registry: &Registry) -> String {
     let mut text = String::new();
     for info in registry.infos() {
-        text.push_str(&format!("{:<12}{}\n", info.name, info.summary));
+        let mark = if info.transductive { " [transductive]" } else { "" };
+        text.push_str(&format!("{:<14}{}{mark}\n", info.name, info.summary));
         for parameter in info.parameters {
             let default = if parameter.default.is_empty() { "FILE" } else { parameter.default };
             let setting = format!("{}={default}", parameter.name);
-            text.push_str(&format!("              {setting:<18}{}\n", parameter.meaning));
+            text.push_str(&format!("                {setting:<18}{}\n", parameter.meaning));
         }
     }
+    text.push_str(
+        "\n[transductive]: classifies all queries of a task together, so each depends on the others. Evaluated only if \
+         named;\nnot available in `trueshot fit`.\n",
+    );
     text
 }

@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Classifier file to write (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Method; `trueshot eval --list-methods` lists all methods
+    /// Method; `trueshot eval --list-methods` lists all methods. Transductive methods cannot be fitted
     #[arg(short, long, default_value = "relabel")]
     method: String,
     /// Add the examples and classes to those of an existing classifier
@@ -47,6 +47,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     let method = Registry::default().parse(&arguments.method)?;
+    method.check_not_transductive()?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
     arguments.threads.run(|| {
         let LabelledRows { embeddings, .. } = arguments.support.open()?;

@@ -209,6 +209,29 @@ pub trait Scorer: std::fmt::Debug + Send + Sync {
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>>;
 }
 
+/// A transductive classifier: it classifies all queries of a task together, and the class of a query depends on the
+/// others.
+///
+/// ```
+/// use trueshot::classifier::TransductiveScorer;
+/// use trueshot::task::{Queries, Task};
+///
+/// /// Of two classes, the second one for queries above the mean of all queries.
+/// #[derive(Debug)]
+/// struct AboveTheMean;
+/// impl TransductiveScorer for AboveTheMean {
+///     fn scores(&self, _task: &Task<'_>, queries: &Queries<'_>, _products: &[f32]) -> Vec<Vec<f32>> {
+///         let mean = queries.rows().iter().map(|row| row[0]).sum::<f32>() / queries.len() as f32;
+///         vec![vec![mean; queries.len()], queries.rows().iter().map(|row| row[0]).collect()]
+///     }
+/// }
+/// ```
+pub trait TransductiveScorer: std::fmt::Debug + Send + Sync {
+    /// Scores `[classes][queries]` of one or more queries; the class with the largest score wins. `task` has one or more
+    /// items, and `products` are its inner products with the queries, `[items, queries]`.
+    fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>>;
+}
+
 /// A classifier over the classes of a task, as a [`Method`](crate::method::Method) returns it.
 ///
 /// ```
@@ -229,6 +252,13 @@ pub enum Classifier {
     Centred(CentredMixture),
     /// Nearest prototype, where prototypes are vectors `[classes][dim]`.
     Vectors(Vec<Vec<f32>>),
+    /// Nearest of `vectors` after `mean` is subtracted from a query, which is then scaled to unit length.
+    CentredVectors {
+        /// The vector `[dim]` that is subtracted.
+        mean: Vec<f32>,
+        /// Prototypes `[classes][dim]` in the transformed space.
+        vectors: Vec<Vec<f32>>,
+    },
     /// Prototype with the largest cosine, where prototypes are weighted sums of support items.
     Cosine(Mixture),
     /// Prototype with the largest cosine, where prototypes are vectors `[classes][dim]`.
@@ -246,6 +276,8 @@ pub enum Classifier {
     },
     /// The class with the largest score that another crate's code computes.
     Scored(Arc<dyn Scorer>),
+    /// The class with the largest score of a transductive method, for all queries of a task together.
+    Transductive(Arc<dyn TransductiveScorer>),
 }
 
 impl Classifier {
@@ -258,6 +290,7 @@ impl Classifier {
             Classifier::Linear { .. }
             | Classifier::CosineVectors(_)
             | Classifier::Vectors(_)
+            | Classifier::CentredVectors { .. }
             | Classifier::Scored(_) => self.classify_with(task, queries, &[], rng),
             _ => self.classify_with(task, queries, &queries.products(task.support.rows()), rng),
         }
@@ -294,15 +327,7 @@ impl Classifier {
                 };
                 mixture.squared_norms.iter().enumerate().map(score).collect()
             }
-            Classifier::Vectors(vectors) => {
-                let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
-                let products = queries.products(&rows);
-                let score = |(row, products): (&&[f32], &[f32])| {
-                    let norm = products::squared_norm(row);
-                    products.iter().map(|product| 2.0 * product - norm).collect()
-                };
-                rows.iter().zip(products.chunks_exact(count)).map(score).collect()
-            }
+            Classifier::Vectors(vectors) => nearest_scores(vectors, queries),
             Classifier::CosineVectors(vectors) => {
                 let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
                 let products = queries.products(&rows);
@@ -319,7 +344,17 @@ impl Classifier {
                 let score = |(bias, products): (&f32, &[f32])| products.iter().map(|p| p + bias).collect();
                 bias.iter().zip(products.chunks_exact(count)).map(score).collect()
             }
+            Classifier::CentredVectors { mean, vectors } => {
+                let centred: Vec<Vec<f32>> =
+                    queries.rows().iter().map(|row| centred_unit(row, mean)).collect();
+                let centred = Queries::new(centred.iter().map(Vec::as_slice).collect());
+                nearest_scores(vectors, &centred)
+            }
             Classifier::Scored(scorer) => scorer.scores(queries),
+            Classifier::Transductive(_) if task.support.is_empty() || queries.is_empty() => {
+                vec![vec![0.0; count]; task.support.classes()]
+            }
+            Classifier::Transductive(scorer) => scorer.scores(task, queries, products),
             Classifier::Matching => matching_scores(task, queries, products),
             Classifier::Neighbours(k) => vote_shares(*k, task, products, count),
         }
@@ -332,6 +367,25 @@ impl Classifier {
         let by_class = self.scores(task, &queries, &products);
         (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
     }
+}
+
+/// Scores `[classes][queries]`: `2 <p, q> - |p|^2` for the prototypes `vectors` `[classes][dim]`.
+fn nearest_scores(vectors: &[Vec<f32>], queries: &Queries<'_>) -> Vec<Vec<f32>> {
+    let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
+    let products = queries.products(&rows);
+    let score = |(row, products): (&&[f32], &[f32])| {
+        let norm = products::squared_norm(row);
+        products.iter().map(|product| 2.0 * product - norm).collect()
+    };
+    rows.iter().zip(products.chunks_exact(queries.len())).map(score).collect()
+}
+
+/// `(row - mean) / |row - mean|`; the zero vector if the row equals the mean.
+pub(crate) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
+    let centred: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
+    let length = products::squared_norm(&centred).sqrt();
+    let scale = if length > 0.0 { length.recip() } else { 0.0 };
+    centred.into_iter().map(|value| value * scale).collect()
 }
 
 /// The class with the largest score for every query, from scores `[classes][queries]`; of equal scores, the first class.

@@ -330,6 +330,27 @@ pub enum Error {
         /// The method.
         method: String,
     },
+    /// A transductive method has no classifier for single rows.
+    #[error(
+        "method '{method}' is transductive: it classifies all queries of a task together, so there is no classifier that \
+         could be fitted in advance"
+    )]
+    Transductive {
+        /// The method.
+        method: String,
+    },
+    /// The rows of a task do not have the dimension of the rows that they are centred on.
+    #[error(
+        "the rows have {features} dimensions, but those of {path}, whose mean is subtracted, have {centre}"
+    )]
+    CentreDimension {
+        /// The file whose mean is subtracted.
+        path: PathBuf,
+        /// Dimensions of the rows.
+        features: usize,
+        /// Dimensions of the rows of the file.
+        centre: usize,
+    },
     /// The classifier of this method has no prototypes.
     #[error("method '{method}' has no prototypes; protonet, median, cosine, rnnp and relabel do")]
     NoPrototypes {
@@ -504,6 +525,12 @@ impl Error {
                  or train a head on these features"
                     .into(),
             ),
+            Error::Transductive { .. } => Some(match has("--method") {
+                true => "use --method relabel, simpleshot or protonet; `trueshot eval` evaluates transductive methods"
+                    .into(),
+                false => "use relabel, simpleshot or protonet; an evaluation accepts transductive methods".into(),
+            }),
+            Error::CentreDimension { .. } => Some("embed both with the same backbone".into()),
             Error::TooManyClasses { model, .. } => {
                 Some(format!("use at most {model} ways, or train a model for more classes"))
             }
@@ -592,6 +619,7 @@ mod tests {
             Error::OtherConfiguration { path: path(), key: "k".into(), then: "1".into(), now: "2".into() },
             Error::AlreadyThere { path: path(), unfinished: true },
             Error::AlreadyThere { path: path(), unfinished: false },
+            Error::Transductive { method: "tim".into() },
             Error::Gpu { message: "lost".into(), hint: "look".into(), checkpoint: Some(path()) },
         ];
         for error in errors {

@@ -209,22 +209,24 @@ impl Gram {
     }
 }
 
-/// Query rows to classify, with their squared lengths, which are computed on first use.
+/// Query rows to classify, with their squared lengths and inner products, which are computed on first use.
 ///
 /// ```
 /// let queries = trueshot::task::Queries::new(vec![&[3.0, 4.0], &[1.0, 0.0]]);
 /// assert_eq!(queries.squared_norms(), [25.0, 1.0]);
+/// assert_eq!(queries.gram(), [25.0, 3.0, 3.0, 1.0]);
 /// assert_eq!(queries.products(&[&[0.0, 1.0]]), [4.0, 0.0]);
 /// ```
 pub struct Queries<'a> {
     rows: Vec<&'a [f32]>,
     squared_norms: OnceLock<Vec<f32>>,
+    gram: OnceLock<Vec<f32>>,
 }
 
 impl<'a> Queries<'a> {
     /// Queries from rows `[queries][dim]` of the dimension of the support set.
     pub fn new(rows: Vec<&'a [f32]>) -> Self {
-        Queries { rows, squared_norms: OnceLock::new() }
+        Queries { rows, squared_norms: OnceLock::new(), gram: OnceLock::new() }
     }
 
     /// Number of queries.
@@ -245,6 +247,11 @@ impl<'a> Queries<'a> {
     /// The squared length of every query.
     pub fn squared_norms(&self) -> &[f32] {
         self.squared_norms.get_or_init(|| self.rows.iter().map(|row| products::squared_norm(row)).collect())
+    }
+
+    /// Inner products of all queries with each other, `[queries, queries]` row by row.
+    pub fn gram(&self) -> &[f32] {
+        self.gram.get_or_init(|| gram_matrix(&self.rows))
     }
 
     /// Inner products `[vectors, queries]` of vectors with all queries, row by row.

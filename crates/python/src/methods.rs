@@ -11,23 +11,29 @@ use trueshot::method::{NamedMethod, Registry, TrainedRelabel};
 /// The maximum number of cached methods; further ones are made anew on every call.
 const MAX_CACHED: usize = 64;
 
-/// A method by its name and parameters, as on the command line.
+/// A method for fitting by its name and parameters, as on the command line. Transductive methods are refused.
 pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
     static CACHED: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
     // A file may have changed since it was read.
-    if text.contains("model=") {
-        return Ok(Arc::new(Registry::default().parse(text)?));
+    if text.contains("model=") || text.contains("centre=") {
+        return parse(text);
     }
     let mut cached = CACHED.lock().unwrap_or_else(PoisonError::into_inner);
     let cached = cached.get_or_insert_default();
     if let Some(method) = cached.get(text) {
         return Ok(method.clone());
     }
-    let method = Arc::new(Registry::default().parse(text)?);
+    let method = parse(text)?;
     if cached.len() < MAX_CACHED {
         cached.insert(text.into(), method.clone());
     }
     Ok(method)
+}
+
+fn parse(text: &str) -> Result<Arc<NamedMethod>> {
+    let method = Registry::default().parse(text)?;
+    method.check_not_transductive()?;
+    Ok(Arc::new(method))
 }
 
 /// The Relabel head for audits: from a file, or the built-in one.

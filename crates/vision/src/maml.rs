@@ -41,6 +41,7 @@ const INFO: MethodInfo = MethodInfo {
             meaning: "learning rate of the adaptation, or 'trained': that of the model",
         },
     ],
+    transductive: true,
     build: |given: &Parameters| {
         let path = given.file("model", "a model file, as `trueshot train maml` writes it")?;
         let mut method = Maml::open(path)?;
@@ -146,6 +147,11 @@ impl Method for Maml {
             network.with_learner(|learner| learner.adapt(&network.parameters, support, self.adaptation));
         let scorer = Adapted { network: Arc::clone(network), parameters: adapted };
         Ok(Fitted { classifier: Classifier::Scored(Arc::new(scorer)), assessments: None })
+    }
+
+    /// Batch normalisation uses the statistics of all queries.
+    fn is_transductive(&self) -> bool {
+        true
     }
 
     fn image_rows(&self) -> Option<ImageRows> {

@@ -15,10 +15,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-# Those that need only rows and labels; oracle needs the truth, tranfs and maml a model.
+# Those that need only rows and labels; oracle needs the truth, tranfs and maml a model, and the others are transductive.
 METHODS = [
     "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp",
-    "relabel",
+    "simpleshot", "relabel",
 ]  # fmt: skip
 NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
 
@@ -35,6 +35,14 @@ EXPECTED = {
 @pytest.mark.parametrize("method", [*METHODS, "linear:steps=1000", "nearest:k=3", "cosine:T=0.5"])
 def test_scikit_learns_own_checks_pass(method):
     check_estimator(ts.FewShotClassifier(method), expected_failed_checks=EXPECTED.get(method, {}))
+
+
+@pytest.mark.parametrize("method", ["laplacianshot", "tim", "bd-cspn", "pt-map:steps=3"])
+def test_transductive_methods_are_refused(method, rows):
+    X, y, _ = rows
+    with pytest.raises(ValueError, match=f"method '{method}' is transductive") as refused:
+        ts.FewShotClassifier(method).fit(X, y)
+    assert "use relabel, simpleshot or protonet" in str(refused.value)
 
 
 def test_it_predicts_what_the_clean_labels_say(rows):

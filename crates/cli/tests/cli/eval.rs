@@ -7,7 +7,7 @@ use crate::fixture::{ALL_NOISE, CLASSES, EmbeddingsFolder, refused, text};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-const METHODS: [&str; 12] = [
+const METHODS: [&str; 13] = [
     "oracle",
     "protonet",
     "median",
@@ -19,8 +19,11 @@ const METHODS: [&str; 12] = [
     "matching",
     "baseline++",
     "rnnp",
+    "simpleshot",
     "relabel",
 ];
+
+const TRANSDUCTIVE: [&str; 4] = ["laplacianshot", "tim", "bd-cspn", "pt-map"];
 
 fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap()
@@ -306,9 +309,35 @@ fn all_methods_are_listed_with_their_parameters() {
     for method in METHODS {
         assert!(shown.lines().any(|line| line.starts_with(&format!("{method} "))), "{method}: {shown}");
     }
-    for parameter in ["steps=5", "T=0.2", "k=1", "share=0.8"] {
+    for parameter in ["steps=5", "T=0.2", "k=1", "share=0.8", "centre=support", "lambda=0.7"] {
         assert!(shown.contains(parameter), "{parameter}");
     }
+    let marked = shown.lines().filter(|line| line.ends_with(" [transductive]"));
+    let marked: Vec<&str> = marked.filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(marked, [&TRANSDUCTIVE[..], &["maml"]].concat());
+    assert!(shown.lines().any(|line| line.starts_with("[transductive]: ")), "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 120), "{shown}");
+}
+
+#[test]
+fn transductive_methods_are_evaluated_if_they_are_named_and_marked() {
+    let folder = EmbeddingsFolder::new();
+    let named = ["--methods", "protonet,laplacianshot,tim,bd-cspn,pt-map", "--noise", "symmetric=0,40"];
+    let on = |threads| folder.json(&[&named[..], &["--threads", threads]].concat());
+    let found = on("1");
+    assert!(found == on("2"), "one and two threads differ");
+    for method in TRANSDUCTIVE {
+        for entry in entries(&found, method) {
+            assert_eq!(entry["transductive"], true, "{entry}");
+            assert!(entry["accuracy"].as_f64().unwrap() > 30.0, "{entry}");
+        }
+        let alone = folder.json(&["--methods", method, "--noise", "symmetric=0,40"]);
+        assert_eq!(own_figures(&alone, method), own_figures(&found, method), "{method}");
+    }
+    assert!(entries(&found, "protonet")[0].get("transductive").is_none());
+    let shown = folder.stdout(&named);
+    assert!(shown.contains("  pt-map†") && shown.contains("\n† transductive: classifies all"), "{shown}");
+    assert!(!folder.stdout(&["--noise", "symmetric=0"]).contains('†'));
 }
 
 #[test]

@@ -106,6 +106,10 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
     photos.add("one/class/a.png", [1, 2, 3], 1);
     photos.add("one/class/b.png", [9, 2, 3], 2);
     refused(photos.trueshot(&["fit", "one", "-o", "x.safetensors"]), &["at least two classes"]);
+    let transductive = ["fit", "photos", "-m", "tim:steps=9", "-o", "x.safetensors"];
+    let expected =
+        ["method 'tim:steps=9' is transductive", "hint: use --method relabel, simpleshot or protonet"];
+    refused(photos.trueshot(&transductive), &expected);
     let done = photos.trueshot(&["fit", "photos", "-m", "medain", "-o", "x.safetensors"]).assert().code(2);
     assert!(text(&done.get_output().stderr).contains("unknown method 'medain'"));
 }

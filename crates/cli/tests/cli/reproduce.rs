@@ -158,10 +158,13 @@ fn figures_are_drawn_into_the_page() {
     for part in [
         "|  | 0 of 5 | 1 of 5 |",
         "- Omniglot with paired noise of 40 %: in report.html",
-        "trueshot attention cache/",
+        "![Accuracy against noise](report-omniglot.svg)",
     ] {
         assert!(report.contains(part), "'{part}' is missing in: {report}");
     }
+    let commands = std::fs::read_to_string(out.path().join("report-commands.md")).unwrap();
+    assert!(commands.contains("trueshot attention cache/"), "{commands}");
+    assert!(std::fs::read_to_string(out.path().join("report-omniglot.svg")).unwrap().contains("TraNFS-3"));
     assert!(!report.contains("| MAML |"), "only some rows are drawn");
 }
 

@@ -13,8 +13,8 @@ pub const DEFAULT_BASELINE: &str = "protonet";
 
 /// An evaluation before it runs: made by [`Evaluation::of`], started by [`EvaluationBuilder::run`].
 ///
-/// Without further settings: all methods that need no model file, 10,000 episodes of 5 ways, 5 shots and 15 queries per
-/// class, with symmetric noise of 0, 20, 40 and 60 %.
+/// Without further settings: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5
+/// shots and 15 queries per class, with symmetric noise of 0, 20, 40 and 60 %.
 #[must_use = "an evaluation does nothing until `run` is called"]
 pub struct EvaluationBuilder<'a> {
     data: &'a Embeddings,

@@ -94,6 +94,9 @@ fn number_or_range<S: serde::Serializer>(shots: &Shots, serializer: S) -> Result
 pub struct MethodResult {
     /// The label of the method, such as `median:eps=0.1`.
     pub method: String,
+    /// Whether the method classifies all queries of a task together; serialised only if it does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub transductive: bool,
     /// The mean accuracy over all episodes; `None` if episodes have no queries.
     pub accuracy: Option<f64>,
     /// The half-width of the 95 % confidence interval of the accuracy; `None` for a single episode.
@@ -265,6 +268,7 @@ fn setting_result(
         let difference = baseline.filter(|&b| b != m).and_then(|b| scores.difference(m, b));
         MethodResult {
             method: label.to_string(),
+            transductive: experiment.methods[m].method.is_transductive(),
             accuracy: accuracy.map(|a| rounded(a.mean)),
             ci95: accuracy.and_then(|a| a.ci95).map(rounded),
             difference: difference.map(|d| Difference { mean: rounded(d.mean), ci95: d.ci95.map(rounded) }),

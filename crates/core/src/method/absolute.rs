@@ -19,6 +19,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         default: "25",
         meaning: "temperature; lower values concentrate the weight on fewer items",
     }],
+    transductive: false,
     build: |given: &Parameters| Ok(Box::new(Absolute { temperature: given.positive("T")? })),
 };
 

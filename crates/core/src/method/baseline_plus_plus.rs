@@ -30,6 +30,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "dampening", default: "0.9", meaning: "dampening of the gradient" },
         Parameter { name: "decay", default: "0.001", meaning: "weight decay" },
     ],
+    transductive: false,
     build: |given: &Parameters| {
         Ok(Box::new(BaselinePlusPlus {
             init: given.choice(

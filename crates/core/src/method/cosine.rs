@@ -17,6 +17,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         default: "0.2",
         meaning: "temperature; lower values concentrate the weight on fewer items",
     }],
+    transductive: false,
     build: |given: &Parameters| Ok(Box::new(Cosine { temperature: given.positive("T")? })),
 };
 

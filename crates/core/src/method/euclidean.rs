@@ -17,6 +17,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         default: "25",
         meaning: "temperature; lower values concentrate the weight on fewer items",
     }],
+    transductive: false,
     build: |given: &Parameters| Ok(Box::new(Euclidean { temperature: given.positive("T")? })),
 };
 

@@ -24,6 +24,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "rate", default: "0.001", meaning: "learning rate" },
         Parameter { name: "decay", default: "0.01", meaning: "weight decay" },
     ],
+    transductive: false,
     build: |given: &Parameters| {
         Ok(Box::new(Linear {
             steps: given.count("steps")?,

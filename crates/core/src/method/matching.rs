@@ -14,6 +14,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "matching",
     summary: "softmax over the cosines with all items, summed by class",
     parameters: &[],
+    transductive: false,
     build: |_: &Parameters| Ok(Box::new(Matching)),
 };
 

@@ -24,6 +24,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "eps", default: "0.5", meaning: "smoothing, in units of the features" },
         Parameter { name: "hessian", default: "diagonal", meaning: "'diagonal' (the paper) or 'full'" },
     ],
+    transductive: false,
     build: |given: &Parameters| {
         Ok(Box::new(Median {
             steps: match given.text("steps") {

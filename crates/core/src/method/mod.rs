@@ -2,26 +2,36 @@
 //!
 //! Start with [`Registry`], which makes a method from text such as `cosine:T=0.5` or
 //! `median:steps=converge:hessian=full`, and with the trait [`Method`]. There is one file per method; `registry` parses
-//! names and parameters, `similarity` is shared by `euclidean`, `absolute` and `cosine`, and `tranfs` and `relabel` run
-//! the trained networks of the crate `trueshot-nn`.
+//! names and parameters, `similarity` is shared by `euclidean`, `absolute` and `cosine`, `centring` by `simpleshot` and
+//! the transductive methods, and `tranfs` and `relabel` run the trained networks of the crate `trueshot-nn`.
 //!
 //! Most methods represent their prototypes as weighted sums of support items instead of vectors, so they compute with
 //! the task's inner products (the Gram matrix) and cost the same whatever the dimension of the features.
+//!
+//! Transductive methods (`laplacianshot`, `tim`, `bd-cspn`, `pt-map`) classify all queries of a task together and learn
+//! from the queries as well. Their accuracies cannot be compared with those of methods that see one query at a time, so
+//! they are marked everywhere ([`MethodInfo::transductive`]), and they have no classifier that could be saved.
 
 mod absolute;
 mod baseline_plus_plus;
+mod bd_cspn;
+mod centring;
 mod cosine;
 mod euclidean;
+mod laplacianshot;
 mod linear;
 mod matching;
 mod median;
 mod nearest;
 mod oracle;
 mod protonet;
+mod pt_map;
 mod registry;
 mod relabel;
 mod rnnp;
 mod similarity;
+mod simpleshot;
+mod tim;
 mod tranfs;
 
 #[cfg(feature = "train")]
@@ -62,6 +72,11 @@ pub trait Method: Send + Sync {
     /// because their matrix products are efficient only on large batches.
     fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         tasks.iter().zip(rngs).map(|(task, rng)| self.fit(task, rng)).collect()
+    }
+
+    /// Whether the method classifies all queries of a task together, so that the class of a query depends on the others.
+    fn is_transductive(&self) -> bool {
+        false
     }
 
     /// The image size that this method needs, if its rows are images; `None` if it works on embeddings.

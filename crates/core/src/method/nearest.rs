@@ -14,6 +14,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "nearest",
     summary: "plurality among the k nearest items, ties broken at random",
     parameters: &[Parameter { name: "k", default: "1", meaning: "number of neighbours" }],
+    transductive: false,
     build: |given: &Parameters| Ok(Box::new(Nearest { k: given.count("k")? })),
 };
 

@@ -14,6 +14,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "oracle",
     summary: "mean of the correctly labelled items; needs the true labels, for experiments only",
     parameters: &[],
+    transductive: false,
     build: |_: &Parameters| Ok(Box::new(Oracle)),
 };
 

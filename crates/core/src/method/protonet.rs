@@ -13,6 +13,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: "protonet",
     summary: "nearest class mean",
     parameters: &[],
+    transductive: false,
     build: |_: &Parameters| Ok(Box::new(ProtoNet)),
 };
 

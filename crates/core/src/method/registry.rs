@@ -25,6 +25,8 @@ pub struct MethodInfo {
     pub summary: &'static str,
     /// All parameters that the method accepts.
     pub parameters: &'static [Parameter],
+    /// Whether the method classifies all queries of a task together (see [`Method::is_transductive`]).
+    pub transductive: bool,
     /// Makes the method. The names of the parameters have been checked; their values are checked as they are read.
     pub build: fn(&Parameters<'_>) -> Result<Box<dyn Method>>,
 }
@@ -33,6 +35,11 @@ impl MethodInfo {
     /// Whether the name alone selects the method, because every parameter has a default.
     pub fn is_complete(&self) -> bool {
         self.parameters.iter().all(|parameter| !parameter.default.is_empty())
+    }
+
+    /// Whether the method is used if no methods are chosen: it needs no model file and is not transductive.
+    pub fn is_default(&self) -> bool {
+        self.is_complete() && !self.transductive
     }
 }
 
@@ -137,6 +144,22 @@ pub struct NamedMethod {
     pub method: Box<dyn Method>,
 }
 
+impl NamedMethod {
+    /// Checks that the method gives a classifier for single rows, as saved classifiers need it.
+    ///
+    /// # Errors
+    /// [`Error::Transductive`] if it is transductive.
+    pub fn check_not_transductive(&self) -> Result<()> {
+        match self.method.is_transductive() {
+            true => Err(Error::Transductive { method: self.label.clone() }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The parameters whose values can be paths of files.
+const FILE_PARAMETERS: [&str; 2] = ["model", "centre"];
+
 /// The known methods, by name. The default registry has all methods of this crate; other crates add theirs with
 /// [`Registry::register`].
 ///
@@ -172,8 +195,13 @@ impl Default for Registry {
                 matching::INFO,
                 baseline_plus_plus::INFO,
                 rnnp::INFO,
+                simpleshot::INFO,
                 tranfs::INFO,
                 relabel::INFO,
+                laplacianshot::INFO,
+                tim::INFO,
+                bd_cspn::INFO,
+                pt_map::INFO,
             ],
         }
     }
@@ -218,15 +246,15 @@ impl Registry {
         Ok(NamedMethod { label, method: (info.build)(&parameters)? })
     }
 
-    /// Makes all methods of a list; of an empty list, all methods that need no model file.
+    /// Makes all methods of a list; of an empty list, all methods that need no model file and are not transductive.
     ///
     /// # Errors
     /// [`Error::MethodTwice`] if two methods have the same label, and the errors of [`Registry::parse`].
     pub fn parse_all<S: AsRef<str>>(&self, names: &[S]) -> Result<Vec<NamedMethod>> {
         let mut methods: Vec<NamedMethod> = match names.is_empty() {
             true => {
-                let complete = self.infos.iter().filter(|info| info.is_complete());
-                complete.map(|info| self.parse(info.name)).collect::<Result<_>>()?
+                let defaults = self.infos.iter().filter(|info| info.is_default());
+                defaults.map(|info| self.parse(info.name)).collect::<Result<_>>()?
             }
             false => Vec::with_capacity(names.len()),
         };
@@ -246,11 +274,14 @@ impl Registry {
     }
 }
 
-/// The text of a method with model paths reduced to the file name without extension, to fit into tables.
+/// The text of a method with the paths of files reduced to the file name without extension, to fit into tables.
 fn shortened(text: &str) -> String {
-    let short = |part: &str| match part.strip_prefix("model=").map(|path| Path::new(path).file_stem()) {
-        Some(Some(stem)) => format!("model={}", stem.to_string_lossy()),
-        _ => part.to_string(),
+    let short = |part: &str| {
+        let file = part.split_once('=').filter(|(key, _)| FILE_PARAMETERS.contains(key));
+        match file.and_then(|(key, path)| Some((key, Path::new(path).file_stem()?))) {
+            Some((key, stem)) => format!("{key}={}", stem.to_string_lossy()),
+            None => part.to_string(),
+        }
     };
     text.split(':').map(short).collect::<Vec<_>>().join(":")
 }
@@ -290,6 +321,22 @@ mod tests {
     }
 
     #[test]
+    fn transductive_methods_are_marked_and_not_used_by_default() {
+        let registry = Registry::default();
+        let mut transductive = Vec::new();
+        for info in registry.infos().iter().filter(|info| info.is_complete()) {
+            let method = registry.parse(info.name).unwrap();
+            assert_eq!(method.method.is_transductive(), info.transductive, "{}", info.name);
+            assert_eq!(method.check_not_transductive().is_err(), info.transductive, "{}", info.name);
+            transductive.extend(info.transductive.then_some(info.name));
+        }
+        assert_eq!(transductive, ["laplacianshot", "tim", "bd-cspn", "pt-map"]);
+        let defaults = registry.parse_all::<&str>(&[]).unwrap();
+        assert!(defaults.iter().all(|method| !method.method.is_transductive()));
+        assert!(defaults.iter().any(|method| method.label == "simpleshot"));
+    }
+
+    #[test]
     fn a_method_without_its_model_says_what_it_needs() {
         let message = parse_error("tranfs").to_string();
         assert!(message.contains("model is a model file, as `trueshot train tranfs` writes it"), "{message}");
@@ -299,6 +346,7 @@ mod tests {
     #[test]
     fn labels_are_short_and_can_be_chosen() {
         assert_eq!(shortened("tranfs:model=a/b/sym.safetensors:orders=8"), "tranfs:model=sym:orders=8");
+        assert_eq!(shortened("simpleshot:centre=a/train.npz"), "simpleshot:centre=train");
         assert_eq!(Registry::default().parse("cosine:T=0.5:as=warm").unwrap().label, "warm");
         assert_eq!(Registry::default().parse("cosine:T=0.5").unwrap().label, "cosine:T=0.5");
     }

@@ -26,6 +26,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     name: KIND,
     summary: "prototypes of all items, weighted by their estimated class (`trueshot train relabel`)",
     parameters: &[Parameter { name: "model", default: BUILT_IN, meaning: "a model file, or 'built-in'" }],
+    transductive: false,
     build: |given: &Parameters| match given.text("model") {
         BUILT_IN => Ok(Box::new(TrainedRelabel::built_in()?)),
         _ => {

@@ -19,6 +19,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "share", default: "0.8", meaning: "share of the first item in a mixture of two" },
         Parameter { name: "rounds", default: "100", meaning: "maximum number of k-means iterations" },
     ],
+    transductive: false,
     build: |given: &Parameters| {
         Ok(Box::new(Rnnp { share: given.fraction("share")?, rounds: given.count("rounds")? }))
     },

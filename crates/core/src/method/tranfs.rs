@@ -29,6 +29,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         Parameter { name: "model", default: "", meaning: "model file (required)" },
         Parameter { name: "orders", default: "1", meaning: "number of class orders to average over" },
     ],
+    transductive: false,
     build: |given: &Parameters| {
         let path = given.file("model", "a model file, as `trueshot train tranfs` writes it")?;
         Ok(Box::new(TrainedTranfs::open(path)?.with_orders(given.count("orders")?)))

@@ -85,7 +85,7 @@ impl Predictor {
                 file.insert("bias", &[bias.len()], bias.clone());
                 ("linear".into(), Some(weights))
             }
-            ScoringRule::Centred { mean, vectors } => {
+            ScoringRule::Vectors(Classifier::CentredVectors { mean, vectors }) => {
                 file.insert("centre", &[mean.len()], mean.clone());
                 ("placed".into(), Some(vectors))
             }
@@ -116,10 +116,10 @@ impl Predictor {
                 let bias = file.values("bias", classes.len())?.to_vec();
                 ScoringRule::Vectors(Classifier::Linear { weights: vectors("vectors")?, bias })
             }
-            ("placed", _) => ScoringRule::Centred {
+            ("placed", _) => ScoringRule::Vectors(Classifier::CentredVectors {
                 mean: file.values("centre", dim)?.to_vec(),
                 vectors: vectors("vectors")?,
-            },
+            }),
             ("neighbours", k) => match k.parse() {
                 Ok(k) if k > 0 => ScoringRule::Items(Classifier::Neighbours(k)),
                 _ => return Err(file.malformed(format!("its number of neighbours is {k}"))),

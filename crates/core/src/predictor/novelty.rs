@@ -8,7 +8,7 @@
 use trueshot_nn::products;
 
 use super::calibration::LabelPosterior;
-use super::scoring_rule::centred_unit;
+use crate::classifier::centred_unit;
 use crate::embeddings::Embeddings;
 
 /// Weight of the cosine with the nearest prototype; the two other cosines have weight 1.

@@ -1,8 +1,6 @@
 //! The scoring rule of a saved classifier: [`ScoringRule`] is a [`Classifier`] whose prototypes have been turned into
 //! vectors, so that it can score rows without the task it was fitted to.
 
-use trueshot_nn::products;
-
 use super::calibration::LabelPosterior;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
@@ -11,19 +9,19 @@ use crate::task::{Queries, SupportSet, Task};
 
 /// A function from rows to one score per class; the class with the largest score wins.
 pub(super) enum ScoringRule {
-    /// One vector per class: [`Classifier::Vectors`], [`Classifier::CosineVectors`] or [`Classifier::Linear`].
+    /// One vector per class: [`Classifier::Vectors`], [`Classifier::CentredVectors`], [`Classifier::CosineVectors`] or
+    /// [`Classifier::Linear`].
     Vectors(Classifier),
     /// A classifier that needs the support items: [`Classifier::Neighbours`] or [`Classifier::Matching`].
     Items(Classifier),
-    /// The nearest of `vectors` after a row is centred on `mean` and scaled to unit length.
-    Centred { mean: Vec<f32>, vectors: Vec<Vec<f32>> },
 }
 
 impl ScoringRule {
     /// The rule of a classifier that was fitted to a task.
     ///
     /// # Errors
-    /// [`Error::NotKept`] for [`Classifier::Scored`], which cannot be saved.
+    /// [`Error::NotKept`] for [`Classifier::Scored`] and [`Error::Transductive`] for [`Classifier::Transductive`], which
+    /// cannot be saved.
     pub fn new(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
         Ok(match classifier {
             Classifier::Prototypes(mixture) => {
@@ -34,13 +32,15 @@ impl ScoringRule {
             }
             Classifier::Centred(mixture) => {
                 let (mean, vectors) = mixture.vectors(task);
-                ScoringRule::Centred { mean, vectors }
+                ScoringRule::Vectors(Classifier::CentredVectors { mean, vectors })
             }
             Classifier::Neighbours(_) | Classifier::Matching => ScoringRule::Items(classifier),
-            Classifier::Vectors(_) | Classifier::CosineVectors(_) | Classifier::Linear { .. } => {
-                ScoringRule::Vectors(classifier)
-            }
+            Classifier::Vectors(_)
+            | Classifier::CentredVectors { .. }
+            | Classifier::CosineVectors(_)
+            | Classifier::Linear { .. } => ScoringRule::Vectors(classifier),
             Classifier::Scored(_) => return Err(Error::NotKept { method: method.into() }),
+            Classifier::Transductive(_) => return Err(Error::Transductive { method: method.into() }),
         })
     }
 
@@ -68,11 +68,6 @@ impl ScoringRule {
             ScoringRule::Vectors(classifier) => {
                 classifier.scores(&empty_task, &Queries::new(rows.to_vec()), &[])
             }
-            ScoringRule::Centred { mean, vectors } => {
-                let centred: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, mean)).collect();
-                let centred: Vec<&[f32]> = centred.iter().map(Vec::as_slice).collect();
-                Classifier::Vectors(vectors.clone()).scores(&empty_task, &Queries::new(centred), &[])
-            }
             ScoringRule::Items(classifier) => {
                 let values = support.all_rows();
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
@@ -83,12 +78,4 @@ impl ScoringRule {
         };
         (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
     }
-}
-
-/// `(row - mean) / |row - mean|`; the zero vector if the row equals the mean.
-pub(super) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
-    let centred: Vec<f32> = row.iter().zip(mean).map(|(value, mean)| value - mean).collect();
-    let length = products::squared_norm(&centred).sqrt();
-    let scale = if length > 0.0 { length.recip() } else { 0.0 };
-    centred.into_iter().map(|value| value * scale).collect()
 }

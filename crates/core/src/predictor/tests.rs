@@ -141,7 +141,7 @@ fn a_large_support_set_is_reduced_to_its_most_typical_items() {
 #[test]
 fn the_uncalibrated_predictor_names_the_same_classes() {
     let registry = Registry::default();
-    for method in ["relabel", "protonet", "cosine", "nearest:k=3", "linear"] {
+    for method in ["relabel", "protonet", "cosine", "nearest:k=3", "linear", "simpleshot"] {
         let fitted = UncalibratedPredictor::fit(support(), &registry.parse(method).unwrap(), None).unwrap();
         let queries: Vec<Vec<f32>> = (0..3).map(query).collect();
         let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
@@ -162,7 +162,23 @@ fn methods_with_one_vector_per_class_have_prototypes() {
     };
     assert_eq!(prototypes("protonet"), Some((3, false)));
     assert_eq!(prototypes("relabel"), Some((3, false)));
+    assert_eq!(prototypes("simpleshot"), Some((3, false)));
     assert_eq!(prototypes("baseline++"), Some((3, true)));
     assert_eq!(prototypes("nearest"), None);
     assert_eq!(prototypes("linear"), None);
+}
+
+#[test]
+fn transductive_methods_are_refused() {
+    for name in ["laplacianshot", "tim", "bd-cspn", "pt-map"] {
+        let method = Registry::default().parse(name).unwrap();
+        let error = UncalibratedPredictor::fit(support(), &method, None).err().unwrap();
+        let message = error.to_string();
+        assert!(
+            message.starts_with(&format!("method '{name}' is transductive: it classifies all")),
+            "{message}"
+        );
+        assert!(error.hint().unwrap().contains("simpleshot"), "{:?}", error.hint());
+        assert!(Predictor::fit(support(), &method, None).is_err());
+    }
 }

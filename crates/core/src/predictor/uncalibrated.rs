@@ -50,13 +50,14 @@ pub struct Prototypes<'a> {
 }
 
 impl UncalibratedPredictor {
-    /// Fits a method to a support set of at least two classes. Of a large set (see [`is_large`]) only the most typical
+    /// Fits a method, which must not be transductive, to a support set of at least two classes. Of a large set (see [`is_large`]) only the most typical
     /// items are kept, by the class probabilities of the audit.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
         method: &NamedMethod,
         audit: Option<&Audit>,
     ) -> Result<Self> {
+        method.check_not_transductive()?;
         let data = data.into();
         if data.classes().len() < 2 {
             return Err(Error::OneClass);
@@ -120,7 +121,7 @@ impl UncalibratedPredictor {
             ScoringRule::Vectors(Classifier::CosineVectors(vectors)) => {
                 Some(Prototypes { vectors, centre: None, by_cosine: true })
             }
-            ScoringRule::Centred { mean, vectors } => {
+            ScoringRule::Vectors(Classifier::CentredVectors { mean, vectors }) => {
                 Some(Prototypes { vectors, centre: Some(mean), by_cosine: false })
             }
             _ => None,

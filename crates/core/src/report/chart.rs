@@ -3,6 +3,7 @@
 //! Lines have CSS classes instead of colours, so that the page's style sheet chooses colours for light mode, dark mode and
 //! print.
 
+use super::grids;
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::{Noise, NoiseKind};
 
@@ -122,7 +123,7 @@ fn lines(settings: &[&SettingResult]) -> Vec<Line> {
             let method = &setting.methods[m];
             Some((setting.level, method.accuracy?, method.ci95))
         };
-        let name = settings[0].methods[m].method.clone();
+        let name = grids::shown_name(&settings[0].methods[m]);
         let dashed = name == "oracle";
         Line { name, colour: m % COLOURS, dashed, points: settings.iter().filter_map(point).collect() }
     };

@@ -5,7 +5,7 @@ use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
-                      gap_closed,auroc,average_precision,calibration_error";
+                      gap_closed,auroc,average_precision,calibration_error,transductive";
 
 /// The whole CSV file, with a header line.
 pub(super) fn evaluation(evaluation: &Evaluation) -> String {
@@ -38,6 +38,7 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
         number(detection.map(|detection| detection.auroc)),
         number(detection.map(|detection| detection.average_precision)),
         number(detection.and_then(|detection| detection.calibration_error)),
+        method.transductive.to_string(),
     ];
     fields.join(",")
 }

@@ -25,6 +25,23 @@ pub(super) struct Cell {
     pub best: bool,
 }
 
+/// The mark after the names of transductive methods.
+pub(super) const TRANSDUCTIVE_MARK: char = '†';
+
+/// The footnote that explains [`TRANSDUCTIVE_MARK`]; `None` if no method is transductive.
+pub(super) fn footnote(evaluation: &Evaluation) -> Option<String> {
+    let mut methods = evaluation.settings.first()?.methods.iter();
+    let explanation =
+        "transductive: classifies all queries of an episode together, so each depends on the others";
+    methods.any(|method| method.transductive).then(|| format!("{TRANSDUCTIVE_MARK} {explanation}"))
+}
+
+/// The name of a method in tables, with [`TRANSDUCTIVE_MARK`] if it is transductive.
+pub(super) fn shown_name(method: &MethodResult) -> String {
+    let mark = if method.transductive { TRANSDUCTIVE_MARK.to_string() } else { String::new() };
+    format!("{}{mark}", method.method)
+}
+
 /// All tables of an evaluation except those that compare pairs of methods.
 pub(super) fn all(evaluation: &Evaluation) -> Vec<Grid> {
     let kinds =
@@ -65,7 +82,7 @@ fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
             m.difference.map_or(String::new(), |d| format!("{:+.2}{interval}", d.mean))
         },
     )?;
-    grid.rows.retain(|(name, _)| *name != evaluation.baseline);
+    grid.rows.retain(|(name, _)| name.trim_end_matches(TRANSDUCTIVE_MARK) != evaluation.baseline);
     Some(grid).filter(|grid| !grid.rows.is_empty())
 }
 
@@ -122,7 +139,7 @@ fn grid(
             let text = if value(method).is_some() { show(method) } else { String::new() };
             Cell { best: value(method).is_some() && Some(m) == best(setting, &value), text }
         };
-        (first.methods[m].method.clone(), settings.iter().map(cell).collect())
+        (shown_name(&first.methods[m]), settings.iter().map(cell).collect())
     };
     Some(Grid { title, columns, rows: (0..first.methods.len()).map(row).collect() })
 }
@@ -138,7 +155,7 @@ fn best(setting: &SettingResult, value: impl Fn(&MethodResult) -> Option<f64>) -
 fn per_class(evaluation: &Evaluation) -> Vec<Grid> {
     let setting_grid = |setting: &SettingResult| {
         let classes = setting.methods.first()?.per_class.as_ref()?;
-        let names = setting.methods.iter().map(|method| method.method.clone());
+        let names = setting.methods.iter().map(shown_name);
         let columns = std::iter::once("class".to_string()).chain(names).collect();
         let row = |class: usize| {
             let cell = |method: &MethodResult| {
@@ -162,13 +179,13 @@ pub(super) fn percent(level: f64) -> String {
 pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
     let setting_grid = |setting: &SettingResult| {
         let names: Vec<String> = setting.methods.iter().map(|method| method.method.clone()).collect();
-        let columns = std::iter::once(String::new()).chain(names.iter().cloned()).collect();
-        let row = |name: &String| {
-            (name.clone(), names.iter().map(|other| compared(setting, name, other)).collect())
+        let columns = std::iter::once(String::new()).chain(setting.methods.iter().map(shown_name)).collect();
+        let row = |(name, method): (&String, &MethodResult)| {
+            (shown_name(method), names.iter().map(|other| compared(setting, name, other)).collect())
         };
         let title =
             format!("Row minus column in points, {} noise of {}", setting.noise, percent(setting.level));
-        Grid { title, columns, rows: names.iter().map(row).collect() }
+        Grid { title, columns, rows: names.iter().zip(&setting.methods).map(row).collect() }
     };
     let compared = evaluation.settings.iter().filter(|setting| !setting.significance.is_empty());
     compared.map(setting_grid).collect()

@@ -53,6 +53,7 @@ impl<'a> Page<'a> {
         let view = View {
             page: self,
             caption: caption(evaluation),
+            footnote: grids::footnote(evaluation),
             sections: NoiseKind::ALL.into_iter().filter(is_evaluated).map(section).collect(),
             classes: grids::all(evaluation)
                 .into_iter()
@@ -86,8 +87,12 @@ fn confusion(setting: &SettingResult) -> Vec<Confusion> {
             let total = row.iter().sum::<u64>().max(1) as f64;
             row.iter().map(|&count| count as f64 / total).collect()
         };
-        let title =
-            format!("{}, {} noise of {}", method.method, setting.noise, grids::percent(setting.level));
+        let title = format!(
+            "{}, {} noise of {}",
+            grids::shown_name(method),
+            setting.noise,
+            grids::percent(setting.level)
+        );
         Some(Confusion { title, rows: method.confusion.as_ref()?.iter().map(shares).collect() })
     };
     setting.methods.iter().filter_map(matrix).collect()
@@ -99,6 +104,7 @@ fn confusion(setting: &SettingResult) -> Vec<Confusion> {
 struct View<'a> {
     page: &'a Page<'a>,
     caption: String,
+    footnote: Option<String>,
     sections: Vec<Section>,
     classes: Vec<Grid>,
     significance: Vec<Grid>,

@@ -1,11 +1,12 @@
 //! The LaTeX report of an evaluation: tables for the package booktabs.
 
-use super::grids::{Cell, Grid};
+use super::grids::{self, Cell, Grid};
 use crate::evaluate::Evaluation;
 
 /// All grids as LaTeX tables; the best cell of a column is bold.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", super::caption(evaluation));
+    let note = grids::footnote(evaluation).map(|note| format!("\\par\\smallskip {}\n", escaped(&note)));
     for grid in grids {
         let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
         text.push_str("\n\\begin{table}\n\\centering\n");
@@ -20,7 +21,9 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
             };
             text.push_str(&line(std::iter::once(escaped(name)).chain(cells.iter().map(cell)).collect()));
         }
-        text.push_str("\\bottomrule\n\\end{tabular}\n\\end{table}\n");
+        text.push_str("\\bottomrule\n\\end{tabular}\n");
+        text.extend(note.as_deref());
+        text.push_str("\\end{table}\n");
     }
     text
 }
@@ -38,6 +41,7 @@ pub(super) fn escaped(text: &str) -> String {
             '>' => safe.push_str("\\textgreater{}"),
             '|' => safe.push_str("\\textbar{}"),
             '±' => safe.push_str("$\\pm$"),
+            '†' => safe.push_str("$\\dagger$"),
             '&' | '%' | '$' | '#' | '_' | '{' | '}' => safe.extend(['\\', character]),
             _ => safe.push(character),
         }

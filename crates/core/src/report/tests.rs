@@ -18,6 +18,7 @@ const AWKWARD: &str = r#"<a>&"b"|c\d_e,f*g\|h"#;
 
 fn method(name: &str, accuracy: f64) -> MethodResult {
     MethodResult {
+        transductive: false,
         method: name.into(),
         accuracy: Some(accuracy),
         ci95: Some(0.16),
@@ -321,4 +322,46 @@ fn one_level_or_no_accuracy_makes_no_chart() {
     let silent = || vec![MethodResult { accuracy: None, ci95: None, ..method("cosine", 0.0) }];
     let none = found([0.0, 0.4].map(|l| setting(NoiseKind::Paired, l, silent())).into());
     assert!(chart::accuracy_against_noise(&none, NoiseKind::Paired).is_none());
+}
+
+#[test]
+fn transductive_methods_have_a_mark_and_a_footnote() {
+    let methods = || {
+        let tim = MethodResult { transductive: true, ..method("tim", 70.0) };
+        let difference = Some(Difference { mean: 3.0, ci95: Some(0.1) });
+        vec![method("protonet", 67.0), MethodResult { difference, ..tim }]
+    };
+    let levels = [0.0, 0.4].map(|level| setting(NoiseKind::Symmetric, level, methods()));
+    let marked = found(levels.into());
+    let (mark, note) = ("tim†", "† transductive: classifies all queries");
+    for format in [Format::Table, Format::Markdown, Format::Html] {
+        let shown = report(&marked, format);
+        assert!(shown.contains(mark) && shown.contains(note), "{shown}");
+        assert!(!shown.contains("protonet†"), "{shown}");
+    }
+    let latex = report(&marked, Format::Latex);
+    assert!(latex.contains("tim$\\dagger$ &") && latex.contains("$\\dagger$ transductive:"), "{latex}");
+    let csv = report(&marked, Format::Csv);
+    assert!(csv.lines().filter(|line| line.ends_with(",true")).all(|line| line.contains(",tim,")), "{csv}");
+    assert_eq!(csv.lines().filter(|line| line.ends_with(",false")).count(), 2, "{csv}");
+    let json: serde_json::Value = serde_json::from_str(&report(&marked, Format::Json)).unwrap();
+    assert_eq!(json["settings"][0]["methods"][1]["transductive"], true);
+    assert_eq!(json["settings"][0]["methods"][0].get("transductive"), None);
+    let plain = found(vec![setting(NoiseKind::Symmetric, 0.4, vec![method("protonet", 67.0)])]);
+    assert!(!report(&plain, Format::Table).contains('†'));
+}
+
+#[test]
+fn a_transductive_baseline_is_not_compared_with_itself() {
+    let methods = vec![method("protonet", 67.0), MethodResult { transductive: true, ..method("tim", 70.0) }];
+    let difference = Some(Difference { mean: -3.0, ci95: Some(0.1) });
+    let methods = methods.into_iter().map(|method| match method.transductive {
+        true => method,
+        false => MethodResult { difference, ..method },
+    });
+    let mut found = found(vec![setting(NoiseKind::Symmetric, 0.4, methods.collect())]);
+    found.baseline = "tim".into();
+    let shown = report(&found, Format::Table);
+    let compared = shown.split("Points above tim").nth(1).unwrap();
+    assert!(compared.contains("protonet") && !compared.contains("tim†"), "{shown}");
 }

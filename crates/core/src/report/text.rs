@@ -7,6 +7,7 @@ use crate::evaluate::Evaluation;
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best in its column (oracle excluded)\n");
+    text.extend(grids::footnote(evaluation).map(|note| note + "\n"));
     for grid in grids {
         text.push('\n');
         text.push_str(&table(grid));

@@ -101,7 +101,7 @@ def evaluate(
     ----------
     X, y : embeddings and their labels
     methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``
-        Default: all methods that need no model file.
+        Default: all methods that need no model file and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
         Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``.
     ways, queries : int

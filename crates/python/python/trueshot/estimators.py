@@ -31,7 +31,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     method : str
         Method: ``relabel`` (the default: estimates the true class of every row and uses the row for that class),
         ``protonet``, ``median``, ``cosine``, ``nearest:k=3``, ``linear`` and others, with parameters after colons, as
-        ``trueshot eval --list-methods`` lists them.
+        ``trueshot eval --list-methods`` lists them. Transductive methods raise a ``ValueError``: they classify all
+        queries of a task together, so there is nothing to fit in advance.
     threads : int, optional
         Number of threads; results do not depend on it. Default: RAYON_NUM_THREADS, or all cores.
 

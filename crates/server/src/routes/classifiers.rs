@@ -67,9 +67,10 @@ pub async fn post(
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
 }
 
-/// Whether a request may use a method: not if it needs the true labels or a file, which a request cannot name.
+/// Whether a request may use a method: not if it needs the true labels or a file, which a request cannot name, or if it is
+/// transductive, because a saved classifier classifies single rows.
 pub fn is_usable(info: &MethodInfo) -> bool {
-    info.is_complete() && info.name != "oracle"
+    info.is_default() && info.name != "oracle"
 }
 
 /// The names of the methods that a request may use.
@@ -79,6 +80,10 @@ pub fn usable_methods(app: &App) -> Vec<&'static str> {
 
 fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
     let usable = usable_methods(app);
+    if app.registry.infos().iter().any(|info| info.name == name && info.transductive) {
+        let error = trueshot::Error::Transductive { method: name.into() }.to_string();
+        return Err(Problem::unusable(error).hint(format!("allowed: {}", usable.join(", "))));
+    }
     if !usable.contains(&name) {
         let given: String = name.chars().take(40).collect();
         let error = format!("unknown method '{given}'; known: {}", usable.join(", "));

@@ -100,6 +100,12 @@ fn options_names_methods_and_types_that_do_not_exist_are_refused() {
         assert_eq!(refused.status, 422, "{method}");
         assert!(refused.error().contains("unknown method"), "{}", refused.text());
     }
+    for method in ["laplacianshot", "tim", "bd-cspn", "pt-map"] {
+        let refused = server.post_json(&format!("/api/v1/classifiers?method={method}"), &support);
+        assert_eq!(refused.status, 422, "{method}");
+        assert!(refused.error().contains("is transductive"), "{}", refused.text());
+        assert!(refused.text().contains("allowed: protonet, "), "{}", refused.text());
+    }
     assert_eq!(server.post("/api/v1/audit", "text/plain", "x").status, 415);
     assert_eq!(server.post("/api/v1/audit", "", "x").status, 415);
     assert_eq!(server.post_json("/api/v1/embed", &support).status, 415);

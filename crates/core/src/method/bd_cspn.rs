@@ -1,0 +1,132 @@
+//! The method `bd-cspn` (Liu et al., 2020): prototypes rectified with the queries. Transductive.
+//!
+//! 1. Queries are shifted by the difference between the mean of the items and the mean of the queries.
+//! 2. Every shifted query gets the class of the prototype (the class mean) with the largest cosine as its pseudo-label.
+//! 3. The prototype of a class becomes the weighted mean of its items and of the shifted queries with its pseudo-label,
+//!    with weights `exp(scale * cosine)`, where the cosine is that with the old prototype.
+//! 4. A query, not shifted, gets the class of the new prototype with the largest cosine.
+//!
+//! `scale` is 1 in easyfsl and 10 in the paper, which also adds only the most confident queries of a class. Prototypes
+//! are combinations of items and queries, so everything follows from their inner products.
+
+use std::sync::Arc;
+
+use super::centring::{Centre, JointGram, Preparation, PresentClasses, dot, inverse_length};
+use super::registry::{MethodInfo, Parameter, Parameters};
+use super::{Fitted, Method};
+use crate::classifier::{Classifier, TransductiveScorer};
+use crate::error::Result;
+use crate::rng::Rng;
+use crate::task::{Queries, Task};
+
+/// The description of the parameter `scale`, which `laplacianshot` shares.
+pub(super) const SCALE: Parameter = Parameter {
+    name: "scale",
+    default: "1",
+    meaning: "factor of the cosines in the weights of items and queries (10 in the paper)",
+};
+
+pub(super) const INFO: MethodInfo = MethodInfo {
+    name: "bd-cspn",
+    summary: "class means rectified with pseudo-labelled queries, by cosine",
+    parameters: &[SCALE, Centre::parameter("none"), Preparation::NORMALISE],
+    transductive: true,
+    build: |given: &Parameters| {
+        let scale = f64::from(given.not_negative("scale")?);
+        Ok(Box::new(BdCspn { scale, preparation: Preparation::parse(given)? }))
+    },
+};
+
+#[derive(Debug, Clone)]
+struct BdCspn {
+    /// Factor of the cosines in the weights.
+    scale: f64,
+    preparation: Preparation,
+}
+
+impl Method for BdCspn {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        self.preparation.centre.check(task)?;
+        Ok(Fitted { classifier: Classifier::Transductive(Arc::new(self.clone())), assessments: None })
+    }
+
+    fn is_transductive(&self) -> bool {
+        true
+    }
+}
+
+impl TransductiveScorer for BdCspn {
+    fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
+        let classes = PresentClasses::of(task);
+        let gram = self.preparation.gram(task, queries, products);
+        let lengths: Vec<f64> = query_rows(&gram).map(|row| inverse_length(gram.at(row, row), 0.0)).collect();
+        let cosines = |prototype: Vec<f64>| {
+            let with_rows = gram.times(&prototype);
+            let length = inverse_length(dot(&with_rows, &prototype), 0.0);
+            query_rows(&gram).zip(&lengths).map(|(row, scale)| with_rows[row] * scale * length).collect()
+        };
+        let scores: Vec<Vec<f64>> =
+            rectified_prototypes(&gram, &classes, self.scale).into_iter().map(cosines).collect();
+        classes.all_scores(&scores, queries.len())
+    }
+}
+
+/// The rows of a joint Gram matrix that are queries.
+pub(super) fn query_rows(gram: &JointGram) -> std::ops::Range<usize> {
+    gram.items()..gram.rows()
+}
+
+/// Coefficients `[classes][rows]` of the rectified prototypes.
+pub(super) fn rectified_prototypes(gram: &JointGram, classes: &PresentClasses, scale: f64) -> Vec<Vec<f64>> {
+    let shift = shift(gram);
+    let cosines = shifted_cosines(gram, &classes.means(gram.rows()), &shift);
+    let labels: Vec<usize> = query_rows(gram).map(|row| argmax(&cosines, row)).collect();
+    let prototype = |(class, items): (usize, &[usize])| {
+        let mut coefficients = vec![0.0; gram.rows()];
+        for &item in items {
+            coefficients[item] = (scale * cosines[class][item]).exp();
+        }
+        let mut of_queries = 0.0;
+        for (row, _) in query_rows(gram).zip(&labels).filter(|&(_, &label)| label == class) {
+            coefficients[row] = (scale * cosines[class][row]).exp();
+            of_queries += coefficients[row];
+        }
+        let total: f64 = coefficients.iter().sum();
+        let shifted = coefficients.iter().zip(&shift).map(|(weight, shift)| weight + of_queries * shift);
+        shifted.map(|weight| weight / total).collect()
+    };
+    classes.members().enumerate().map(prototype).collect()
+}
+
+/// Coefficients of the mean of the items minus the mean of the queries.
+fn shift(gram: &JointGram) -> Vec<f64> {
+    let (of_item, of_query) = (1.0 / gram.items() as f64, -1.0 / gram.queries() as f64);
+    (0..gram.rows()).map(|row| if row < gram.items() { of_item } else { of_query }).collect()
+}
+
+/// Cosines `[classes][rows]` of prototypes with the items and with the shifted queries.
+fn shifted_cosines(gram: &JointGram, prototypes: &[Vec<f64>], shift: &[f64]) -> Vec<Vec<f64>> {
+    let with_shift = gram.times(shift);
+    let shift_square = dot(&with_shift, shift);
+    let inverse_length_of = |row: usize| {
+        let square = gram.at(row, row);
+        match row < gram.items() {
+            true => inverse_length(square, 0.0),
+            false => inverse_length(square + 2.0 * with_shift[row] + shift_square, square + shift_square),
+        }
+    };
+    let scales: Vec<f64> = (0..gram.rows()).map(inverse_length_of).collect();
+    let cosines = |prototype: &Vec<f64>| {
+        let with_rows = gram.times(prototype);
+        let length = inverse_length(dot(&with_rows, prototype), 0.0);
+        let of_shift = dot(&with_rows, shift);
+        let product = |row: usize| with_rows[row] + if row < gram.items() { 0.0 } else { of_shift };
+        (0..gram.rows()).map(|row| product(row) * scales[row] * length).collect()
+    };
+    prototypes.iter().map(cosines).collect()
+}
+
+/// The class with the largest value for one row; of equal values, the first.
+fn argmax(values: &[Vec<f64>], row: usize) -> usize {
+    (0..values.len()).fold(0, |best, class| if values[class][row] > values[best][row] { class } else { best })
+}
