@@ -24,12 +24,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Args;
 use trueshot::report::reproduction::Reproduction;
+use trueshot_cuda::DeviceChoice;
+use trueshot_cuda::maml::MamlEvaluation;
+use trueshot_nn::conv4::Shape;
 
 use self::dataset_files::{DatasetSplits, OutlierSplits};
 use self::experiments::{Experiment, Experiments, PaperResults};
 use self::figures::PlannedFigure;
 use self::jobs::Jobs;
-use self::planner::{DatasetSource, PlannedTable, Planner, ReproduceSettings};
+use self::planner::{DatasetSource, IMAGE_MODEL_EPISODES_ON_CPU, PlannedTable, Planner, ReproduceSettings};
 use self::result_cache::{ResultCache, ResultState};
 use self::results::EvaluationResult;
 use self::runner::JobRunner;
@@ -71,7 +74,8 @@ pub struct Arguments {
     /// Factor for the number of training steps and, if below 1, of evaluation episodes; noted in every output
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]
+    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]. Without a GPU, MAML is
+    /// evaluated on at most 600 of them
     #[arg(short, long)]
     episodes: Option<u64>,
     /// Random seed of the evaluation episodes
@@ -206,7 +210,12 @@ impl Arguments {
         }
         self.without.iter().try_for_each(|row| experiments.check_row_name(row))?;
         let without = self.without.clone();
-        Ok(ReproduceSettings { scale: self.scale, episodes, seed: self.seed, backbones, without })
+        let image_model_episodes = match has_gpu_for_image_models() {
+            true => episodes,
+            false => episodes.min(IMAGE_MODEL_EPISODES_ON_CPU),
+        };
+        let (scale, seed) = (self.scale, self.seed);
+        Ok(ReproduceSettings { scale, episodes, image_model_episodes, seed, backbones, without })
     }
 
     fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<DatasetSource<'a>>> {
@@ -229,6 +238,13 @@ impl Arguments {
             })
             .collect())
     }
+}
+
+/// Whether the GPU that jobs use by default can evaluate models that take images, of the largest size in the paper.
+fn has_gpu_for_image_models() -> bool {
+    let device = DeviceChoice::Auto.open().ok().and_then(|(device, _)| device);
+    let shape = Shape { size: 84, channels: 3 };
+    device.is_some_and(|device| MamlEvaluation::check(&device, shape).is_ok())
 }
 
 fn check_dataset_name(experiments: &Experiments, dataset: &str) -> anyhow::Result<()> {
