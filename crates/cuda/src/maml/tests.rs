@@ -288,7 +288,7 @@ fn logits_after_adaptation_are_those_of_the_cpu_and_do_not_depend_on_the_group()
     assert_eq!(alone[0].as_ref(), Some(&logits[1]));
     // Filters beyond the range of 16-bit floats, which the normalisation of 32-bit activations would hide.
     let large: Vec<f32> = example.parameters.iter().map(|value| 1e7 * value).collect();
-    assert_eq!(evaluation.logits(&large, &tasks).unwrap(), vec![None; tasks.len()]);
+    assert_eq!(evaluation.logits(&large, &tasks[..1]).unwrap(), [None]);
     let again = evaluation.logits(&example.parameters, &tasks[1..2]).unwrap();
     assert_eq!(again[0].as_ref(), Some(&logits[1]));
 }
