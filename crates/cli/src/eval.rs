@@ -1,17 +1,21 @@
 //! `trueshot eval`: evaluates methods on thousands of noisy episodes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use trueshot::Embeddings;
 use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
-use trueshot_vision::{Collection, Dataset, Preprocessing, maml};
+use trueshot::{Embeddings, Error, Evaluation};
+use trueshot_cuda::Device;
+use trueshot_vision::maml::{self, GpuImages};
+use trueshot_vision::{Collection, Dataset, Preprocessing};
 
+use crate::device_argument::{DeviceArgument, say_device};
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{OutputArgument, check_writable, write_file};
@@ -29,13 +33,14 @@ use crate::threads::Threads;
   trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
+  trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors --device cpu
   trueshot eval --list-methods")]
 pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
     /// Draw episodes of images, for methods that take images (maml): a folder, archive, list or `omniglot`, as for
-    /// `trueshot embed`
+    /// `trueshot embed`. These methods run on a GPU if there is one (--device)
     #[arg(long, value_name = "DATASET", conflicts_with_all = ["embeddings", "labels"])]
     pictures: Option<PathBuf>,
     #[command(flatten)]
@@ -103,6 +108,8 @@ pub struct Arguments {
     #[command(flatten)]
     output: OutputArgument,
     #[command(flatten)]
+    device: DeviceArgument,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -143,24 +150,59 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     // Mistakes in names are found before gigabytes are read.
     let methods = arguments.methods()?;
+    let (device, reason) = arguments.open_device()?;
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
     arguments.threads.run(|| {
-        let (embeddings, outliers) = arguments.rows(&methods)?;
-        let outliers = outliers.as_ref();
-        let episodes = arguments.episodes(&embeddings, outliers)?;
+        let data = arguments.data(&methods, device.is_some())?;
+        let episodes = arguments.episodes(&data)?;
         if let Some(path) = &arguments.write_manifest {
             handle_interrupts();
             let count = arguments.episodes;
-            let hash = write_manifest(path, &*episodes, count, &embeddings, outliers, &|_: u64, _: u64| {
-                check_interrupted()
-            })?;
+            let hash = write_manifest(
+                path,
+                &*episodes,
+                count,
+                &data.rows,
+                data.outliers.as_ref(),
+                &|_: u64, _: u64| check_interrupted(),
+            )?;
             say!("wrote {} episodes to {}, SHA-256 {hash}", arguments.episodes, path.display());
         }
-        arguments.evaluate(&embeddings, outliers, &*episodes, &methods)
+        if arguments.pictures.is_some() {
+            say_device("evaluating", device.as_ref(), reason.as_deref());
+        }
+        arguments.report(&arguments.evaluate_on(device.as_ref(), &data, &*episodes, methods)?)
     })
 }
 
+/// What episodes are drawn from.
+struct EvaluationData {
+    rows: Embeddings,
+    /// What outlier noise draws from; `None`: the classes of the data that are not in the episode.
+    outliers: Option<Embeddings>,
+    /// The images of the rows, if methods are evaluated on a GPU.
+    images: Option<LoadedImages>,
+}
+
+/// The images of a data set and of the outliers.
+struct LoadedImages {
+    dataset: Arc<Dataset>,
+    outliers: Option<Arc<Dataset>>,
+    preprocessing: Preprocessing,
+}
+
 impl Arguments {
+    /// Opens the device that methods on images run on; `None` is the CPU. The second value says why `auto` is the CPU.
+    fn open_device(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
+        match self.pictures {
+            Some(_) => self.device.open(),
+            None => {
+                self.device.require_cpu("methods on embeddings are evaluated on the CPU")?;
+                Ok((None, None))
+            }
+        }
+    }
+
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
         let methods = registry().parse_all(&self.methods)?;
         if let Some(baseline) = &self.baseline {
@@ -169,38 +211,47 @@ impl Arguments {
         Ok(methods)
     }
 
-    /// What episodes are drawn from, and the pool of outliers.
-    fn rows(&self, methods: &[NamedMethod]) -> anyhow::Result<(Embeddings, Option<Embeddings>)> {
-        let outliers = self.outliers.as_deref();
-        let Some(path) = &self.pictures else {
-            if let Some(method) = methods.iter().find(|method| method.method.image_rows().is_some()) {
-                let label = &method.label;
-                anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
-            }
-            self.part.check_unused()?;
-            let path = self.embeddings.as_deref().context("no embeddings file was given")?;
-            let embeddings = open(path, self.labels.as_deref())?;
-            let outliers = outliers.map(|path| open(path, None)).transpose()?;
-            // With the data itself, outliers come from the classes that are not in the episode, as by default.
-            let separate = outliers.filter(|outliers| outliers.fingerprint() != embeddings.fingerprint());
-            return Ok((embeddings, separate));
-        };
+    /// Reads what episodes are drawn from; `keep_images` keeps images as they are for a GPU.
+    fn data(&self, methods: &[NamedMethod], keep_images: bool) -> anyhow::Result<EvaluationData> {
+        let Some(path) = &self.pictures else { return self.embeddings(methods) };
         let preprocessing = preprocessing(methods)?;
-        let rows = image_rows(&self.part.open(path)?, &preprocessing)?;
-        let split = self.outliers_split.as_deref();
-        let outliers = outliers
-            .map(|outliers| image_rows(&self.part.open_outliers(path, outliers, split)?, &preprocessing))
-            .transpose()?;
-        Ok((rows, outliers))
+        let collection = self.part.open(path)?;
+        let (dataset, rows) = load_images(&collection, &preprocessing)?;
+        let open = |outliers: &PathBuf| -> anyhow::Result<(Dataset, Embeddings)> {
+            let collection = self.part.open_outliers(path, outliers, self.outliers_split.as_deref())?;
+            load_images(&collection, &preprocessing)
+        };
+        let (outlier_images, outliers) = match self.outliers.as_ref().map(open).transpose()? {
+            Some((dataset, rows)) => (Some(Arc::new(dataset)), Some(rows)),
+            None => (None, None),
+        };
+        let images = keep_images.then(|| LoadedImages {
+            dataset: Arc::new(dataset),
+            outliers: outlier_images,
+            preprocessing,
+        });
+        Ok(EvaluationData { rows, outliers, images })
     }
 
-    fn episodes<'a>(
-        &self,
-        embeddings: &'a Embeddings,
-        outliers: Option<&'a Embeddings>,
-    ) -> anyhow::Result<Box<dyn Episodes + Send + 'a>> {
+    /// Reads embeddings and outliers.
+    fn embeddings(&self, methods: &[NamedMethod]) -> anyhow::Result<EvaluationData> {
+        if let Some(method) = methods.iter().find(|method| method.method.image_rows().is_some()) {
+            let label = &method.label;
+            anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
+        }
+        self.part.check_unused()?;
+        let path = self.embeddings.as_deref().context("no embeddings file was given")?;
+        let rows = open(path, self.labels.as_deref())?;
+        let outliers = self.outliers.as_deref().map(|path| open(path, None)).transpose()?;
+        // With the data itself, outliers come from the classes that are not in the episode, as by default.
+        let outliers = outliers.filter(|outliers| outliers.fingerprint() != rows.fingerprint());
+        Ok(EvaluationData { rows, outliers, images: None })
+    }
+
+    fn episodes<'a>(&self, data: &'a EvaluationData) -> anyhow::Result<Box<dyn Episodes + Send + 'a>> {
+        let (rows, outliers) = (&data.rows, data.outliers.as_ref());
         if let Some(path) = &self.manifest {
-            return Ok(Box::new(Manifest::open(path, embeddings, outliers)?));
+            return Ok(Box::new(Manifest::open(path, rows, outliers)?));
         }
         let spec = EpisodeSpec { ways: self.ways, shots: self.shots, queries: self.queries, seed: self.seed };
         let default = [NoiseLevels::default()];
@@ -209,21 +260,60 @@ impl Arguments {
         if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
-        Ok(Box::new(Sampler::new(embeddings, outliers, spec, settings)?))
+        Ok(Box::new(Sampler::new(rows, outliers, spec, settings)?))
+    }
+
+    /// Evaluates on the GPU if there is one. With `--device auto`, what the GPU cannot do is done on the CPU.
+    fn evaluate_on(
+        &self,
+        device: Option<&Device>,
+        data: &EvaluationData,
+        episodes: &dyn Episodes,
+        mut methods: Vec<NamedMethod>,
+    ) -> anyhow::Result<Evaluation> {
+        if let (Some(device), Some(images)) = (device, &data.images) {
+            match self.evaluate_on_gpu(device, images, data, episodes, methods) {
+                Err(Error::Gpu { message, .. }) if self.device.is_auto() => {
+                    say!("evaluating on the CPU instead ({message})");
+                    methods = self.methods()?;
+                }
+                other => return Ok(other?),
+            }
+        }
+        Ok(self.evaluate(data, episodes, &methods)?)
+    }
+
+    fn evaluate_on_gpu(
+        &self,
+        device: &Device,
+        images: &LoadedImages,
+        data: &EvaluationData,
+        episodes: &dyn Episodes,
+        mut methods: Vec<NamedMethod>,
+    ) -> trueshot::Result<Evaluation> {
+        let LoadedImages { dataset, outliers, preprocessing } = images;
+        let images = GpuImages::upload(device, Arc::clone(dataset), outliers.clone(), preprocessing)?;
+        maml::move_to_gpu(&mut methods, &images, episodes.spec(), self.count(episodes))?;
+        let found = self.evaluate(data, episodes, &methods)?;
+        Ok(Evaluation { device: Some(device.name().into()), ..found })
+    }
+
+    /// The number of episodes.
+    fn count(&self, episodes: &dyn Episodes) -> u64 {
+        episodes.limit().unwrap_or(self.episodes).min(self.episodes)
     }
 
     fn evaluate(
         &self,
-        embeddings: &Embeddings,
-        outliers: Option<&Embeddings>,
+        data: &EvaluationData,
         episodes: &dyn Episodes,
         methods: &[NamedMethod],
-    ) -> anyhow::Result<()> {
-        let count = episodes.limit().unwrap_or(self.episodes).min(self.episodes);
+    ) -> trueshot::Result<Evaluation> {
+        let count = self.count(episodes);
         let progress = ProgressDisplay::episodes(count);
         let experiment = Experiment {
-            embeddings,
-            outliers,
+            embeddings: &data.rows,
+            outliers: data.outliers.as_ref(),
             episodes,
             count,
             methods,
@@ -232,16 +322,20 @@ impl Arguments {
         };
         let found = evaluate::evaluate(&experiment, &progress);
         progress.finish();
-        let found = found?;
+        found
+    }
+
+    /// Writes the results.
+    fn report(&self, found: &Evaluation) -> anyhow::Result<()> {
         if found.interrupted {
             say!("stopped early: the results cover the episodes finished so far");
         }
         if let Some(path) = &self.html {
-            write_file(path, &report::evaluation(&found, report::Format::Html, Tables::Usual))?;
+            write_file(path, &report::evaluation(found, report::Format::Html, Tables::Usual))?;
             say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
-        let result = report::evaluation(&found, self.format.into(), tables);
+        let result = report::evaluation(found, self.format.into(), tables);
         match self.format {
             Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),
             _ => self.output.write_text(&result),
@@ -277,14 +371,15 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     })
 }
 
-/// Images as rows of numbers from 0 to 255.
-fn image_rows(collection: &Collection, to: &Preprocessing) -> anyhow::Result<Embeddings> {
+/// Images, and the same images as rows of numbers from 0 to 255.
+fn load_images(collection: &Collection, to: &Preprocessing) -> anyhow::Result<(Dataset, Embeddings)> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
     let loaded = Dataset::load(collection, to, false, &progress);
     progress.finish();
     let dataset = loaded?;
     print_skipped(collection.skipped().iter().chain(dataset.skipped()));
-    Ok(dataset.rows(Some(collection.path()))?)
+    let rows = dataset.rows(Some(collection.path()))?;
+    Ok((dataset, rows))
 }
 
 /// Reads a file and checks it, saying so where that takes time.

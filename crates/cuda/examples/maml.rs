@@ -1,4 +1,5 @@
-//! Measures meta-steps of MAML on GPU 0: 4 tasks of 5-way 5-shot with 15 queries per class and 5 inner steps.
+//! Measures meta-steps of MAML on GPU 0: 4 tasks of 5-way 5-shot with 15 queries per class and 5 inner steps. Then measures
+//! the evaluation of such tasks with 10 steps.
 //!
 //!     cargo run --release -p trueshot-cuda --example maml -- 84
 
@@ -8,7 +9,7 @@ use std::time::Instant;
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{DeviceImages, ImageRequest, StepImages, StepInput};
-use trueshot_cuda::maml::{MamlOptions, MamlTraining};
+use trueshot_cuda::maml::{EvaluationOptions, MamlEvaluation, MamlOptions, MamlTask, MamlTraining};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
 use trueshot_nn::maml::{Adaptation, GradientOrder, LabelledImages, MamlLearner, ModelSize, initial};
@@ -44,6 +45,47 @@ fn main() -> Result<(), Failure> {
         compare_with_cpu(&device, &options)?;
         measure(&device, &options)?;
     }
+    measure_evaluation(&device, model)
+}
+
+/// Tasks that are evaluated in one call, as in an evaluation.
+const EVALUATED_TASKS: usize = 256;
+
+/// Prints the time per task.
+fn measure_evaluation(device: &Device, model: ModelSize) -> Result<(), Failure> {
+    let (mut random, size, count) = (random(5), model.shape.size, 2000);
+    let pixels: Vec<Vec<u8>> =
+        (0..count).map(|_| (0..model.shape.pixels()).map(|_| (random() * 256.0) as u8).collect()).collect();
+    let sources = pixels.iter().map(|pixels| (&pixels[..], size, size));
+    let images = DeviceImages::upload(device, sources, [[4.4, -2.1]; 3])?;
+    let options = EvaluationOptions {
+        size: model,
+        support: WAYS * SHOTS,
+        queries: WAYS * QUERIES,
+        tasks: EVALUATED_TASKS,
+        adaptation: Adaptation { rate: 0.01, steps: 10 },
+    };
+    let mut evaluation = MamlEvaluation::new(device, options, images)?;
+    let request = |i: usize| ImageRequest {
+        image: (i * 31 % count) as u32,
+        crop: [0, 0, size as u16, size as u16],
+        flip: 0,
+        jitters: 0b11_10_01_00,
+        values: [1.0, 1.0, 1.0, 0.0],
+    };
+    let task = |number: usize| MamlTask {
+        given: (0..WAYS * SHOTS).map(|i| (i / SHOTS) as u32).collect(),
+        images: (number * IMAGES..(number + 1) * IMAGES).map(request).collect(),
+    };
+    let tasks: Vec<MamlTask> = (0..EVALUATED_TASKS).map(task).collect();
+    let parameters = initial(model, &mut random);
+    let first = evaluation.logits(&parameters, &tasks)?;
+    let start = Instant::now();
+    let second = evaluation.logits(&parameters, &tasks)?;
+    let time = start.elapsed().as_secs_f64() * 1e3 / EVALUATED_TASKS as f64;
+    println!("{{\"name\":\"maml{size} evaluation, per task\",\"ms\":{time:.4}}}");
+    let missing = first.iter().filter(|logits| logits.is_none()).count();
+    println!("  two runs have the same logits: {}; overflows: {missing}", first == second);
     Ok(())
 }
 

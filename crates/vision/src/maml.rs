@@ -1,7 +1,15 @@
 //! MAML as a method: a network that is adapted to every support set by gradient descent.
 //!
 //! It looks at images, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
-//! [`register`] makes it known to the core, which does not know images.
+//! [`register`] makes it known to the core, which does not know images. [`move_to_gpu`] adapts on a GPU instead of the CPU.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+
+#[cfg(feature = "cuda")]
+pub use gpu::{GpuImages, move_to_gpu};
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::{GpuMaml, GpuTasks};
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -72,7 +80,8 @@ pub struct MamlConfig {
     pub steps: usize,
 }
 
-/// The method.
+/// The method. Clones share the network.
+#[derive(Clone)]
 pub struct Maml {
     network: Arc<MamlNetwork>,
     adaptation: Adaptation,
@@ -121,6 +130,13 @@ impl Maml {
         let network = MamlNetwork { size, preprocessing, parameters, learners: Mutex::default(), path };
         let adaptation = Adaptation { rate: config.rate, steps: config.steps };
         Maml { network: Arc::new(network), adaptation }
+    }
+
+    /// The classes it tells apart, and how it is adapted.
+    #[cfg(feature = "cuda")]
+    fn config(&self) -> MamlConfig {
+        let Adaptation { rate, steps } = self.adaptation;
+        MamlConfig { ways: self.network.size.ways, rate, steps }
     }
 }
 

@@ -6,7 +6,7 @@ use trueshot::episode::EpisodeData;
 use trueshot::training::heads::overlaps;
 
 use super::jobs::Jobs;
-use super::planner::{DatasetSource, FeatureJobs, IMAGE_MODEL_EPISODES, PlannedTable, ReproduceSettings};
+use super::planner::{DatasetSource, FeatureJobs, PlannedTable, ReproduceSettings};
 use super::result_cache::ResultCache;
 use crate::messages::hinted;
 
@@ -65,9 +65,11 @@ pub fn table_warnings(
     }
     let is_measured = |index: &usize| !planned.missing.contains_key(index);
     let has_image_model = planned.rows().any(|(index, row)| row.image_model.is_some() && is_measured(&index));
-    if has_image_model && settings.episodes > IMAGE_MODEL_EPISODES {
+    let &ReproduceSettings { episodes, image_model_episodes, .. } = settings;
+    if has_image_model && episodes > image_model_episodes {
         warnings.push(format!(
-            "MAML: only the first {IMAGE_MODEL_EPISODES} of these episodes, because it adapts to the images of each episode."
+            "MAML: only the first {image_model_episodes} of these episodes, because it adapts to the images of each episode, \
+             which takes long without a GPU."
         ));
     }
     let Some(FeatureJobs { train, val, test, .. }) = &planned.features else { return Ok(warnings) };

@@ -25,12 +25,14 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::report::reproduction::Reproduction;
 use trueshot_cuda::DeviceChoice;
+use trueshot_cuda::maml::MamlEvaluation;
+use trueshot_nn::conv4::Shape;
 
 use self::dataset_files::{DatasetSplits, OutlierSplits};
 use self::experiments::{Experiment, Experiments, PaperResults};
 use self::figures::PlannedFigure;
 use self::jobs::Jobs;
-use self::planner::{DatasetSource, PlannedTable, Planner, ReproduceSettings};
+use self::planner::{DatasetSource, IMAGE_MODEL_EPISODES_ON_CPU, PlannedTable, Planner, ReproduceSettings};
 use self::result_cache::{ResultCache, ResultState};
 use self::results::EvaluationResult;
 use self::runner::JobRunner;
@@ -76,7 +78,8 @@ pub struct Arguments {
     /// Factor for the number of training steps and, if below 1, of evaluation episodes; noted in every output
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000]
+    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000; for MAML without a
+    /// GPU at most 600]
     #[arg(short, long)]
     episodes: Option<u64>,
     /// Random seed of the evaluation episodes
@@ -220,8 +223,20 @@ impl Arguments {
         }
         self.without.iter().try_for_each(|row| experiments.check_row_name(row))?;
         let without = self.without.clone();
-        let outliers = self.outliers.clone();
-        Ok(ReproduceSettings { scale: self.scale, episodes, seed: self.seed, backbones, outliers, without })
+        let image_model_episodes = match self.episodes.is_some() || self.has_gpu_for_image_models() {
+            true => episodes,
+            false => episodes.min(IMAGE_MODEL_EPISODES_ON_CPU),
+        };
+        let (scale, seed, outliers) = (self.scale, self.seed, self.outliers.clone());
+        Ok(ReproduceSettings { scale, episodes, image_model_episodes, seed, backbones, outliers, without })
+    }
+
+    /// Whether the GPU that jobs use can evaluate models that take images, of the largest size in the paper.
+    fn has_gpu_for_image_models(&self) -> bool {
+        let device = self.device.unwrap_or(DeviceChoice::Auto);
+        let device = device.open().ok().and_then(|(device, _)| device);
+        let shape = Shape { size: 84, channels: 3 };
+        device.is_some_and(|device| MamlEvaluation::check(&device, shape).is_ok())
     }
 
     fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<DatasetSource<'a>>> {

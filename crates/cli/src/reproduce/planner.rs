@@ -17,6 +17,8 @@ pub struct ReproduceSettings {
     pub scale: f64,
     /// Episodes per evaluation.
     pub episodes: u64,
+    /// Episodes per evaluation of a model that takes images.
+    pub image_model_episodes: u64,
     /// Seed of the evaluation episodes.
     pub seed: u64,
     /// Path and fingerprint of the backbones given with `--backbone`, by the name of the dataset.
@@ -117,9 +119,9 @@ struct EvaluationGroup<'a> {
     rows: Vec<usize>,
 }
 
-/// Maximum number of evaluation episodes for models that take images. They adapt to the images of every episode, which
-/// takes as long as hundreds of episodes on features.
-pub const IMAGE_MODEL_EPISODES: u64 = 600;
+/// Maximum number of evaluation episodes on the CPU for models that take images. They adapt to the images of every episode,
+/// which takes as long as hundreds of episodes on features. On a GPU there is no maximum.
+pub const IMAGE_MODEL_EPISODES_ON_CPU: u64 = 600;
 
 /// The label of a row's method in the evaluation: r0, r1, ..
 pub fn row_label(row: usize) -> String {
@@ -333,7 +335,7 @@ impl<'a> Planner<'a> {
         self.jobs.add(kind, label, seconds_per_step * steps as f64, args)
     }
 
-    /// Adds the jobs that train a model on images and evaluate rows with it, on at most [`IMAGE_MODEL_EPISODES`] episodes.
+    /// Adds the jobs that train a model on images and evaluate rows with it.
     fn evaluate_on_images(
         &mut self,
         table: &PaperTable,
@@ -355,12 +357,14 @@ impl<'a> Planner<'a> {
         let mut args = vec![Argument::text("eval"), Argument::text("--pictures")];
         args.extend(splits.test.arguments());
         args.extend([Argument::text("--methods"), methods_argument(table, rows, |_| Some(trained))]);
-        let episodes = self.settings.episodes.min(IMAGE_MODEL_EPISODES);
+        let episodes = self.settings.image_model_episodes;
         args.extend(self.episode_arguments(table, source, noise, episodes));
         if has_outliers(noise) {
             args.extend(source.test_outliers(splits).outlier_arguments());
         }
-        let estimate = 0.1 * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
+        // Only a GPU evaluates more episodes than that, about a hundred times as fast.
+        let seconds = if episodes > IMAGE_MODEL_EPISODES_ON_CPU { 0.001 } else { 0.1 };
+        let estimate = seconds * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
         let label = format!("{}: {}, {names}", dataset.title, table.name);
         self.jobs.add(JobKind::Evaluation, label, estimate, args)
     }
@@ -560,6 +564,7 @@ mod tests {
         ReproduceSettings {
             scale,
             episodes: 200,
+            image_model_episodes: 200,
             seed: 0,
             backbones: BTreeMap::new(),
             outliers: None,
@@ -652,6 +657,26 @@ mod tests {
         let models = commands(&planner, JobKind::ImageModel);
         let models = models.iter().filter(|command| command.contains("train maml"));
         assert_eq!(models.count(), 1, "both rows use the same model");
+    }
+
+    #[test]
+    fn models_that_take_images_have_a_result_of_their_own_for_every_number_of_episodes() {
+        let experiments = Experiments::load_paper().unwrap();
+        let table = experiments.table("sym_swap_5w5k").unwrap();
+        let evaluations = |image_model_episodes| -> Vec<(String, String)> {
+            let settings = ReproduceSettings { episodes: 10_000, image_model_episodes, ..settings(1.0) };
+            let mut planner = planner(&settings);
+            planner.plan(table, &omniglot(&experiments));
+            let jobs = planner.jobs.all().iter().filter(|job| job.kind == JobKind::Evaluation);
+            jobs.map(|job| (planner.jobs.command(job), job.key.clone())).collect()
+        };
+        for ((on_cpu, cpu_key), (on_gpu, gpu_key)) in evaluations(600).iter().zip(&evaluations(10_000)) {
+            assert!(on_gpu.contains("--episodes 10000"), "{on_gpu}");
+            let is_on_images = on_cpu.contains("--pictures");
+            assert_eq!(on_cpu.contains("--episodes 600"), is_on_images, "{on_cpu}");
+            assert_eq!(cpu_key != gpu_key, is_on_images, "{on_cpu}");
+        }
+        assert!(evaluations(600).iter().any(|(command, _)| command.contains("--pictures")));
     }
 
     #[test]

@@ -173,6 +173,42 @@ fn negmargin_is_trained_on_the_device_that_is_asked_for() {
     assert!(text(&on_cpu.get_output().stderr).contains("training on the CPU\n"));
 }
 
+#[test]
+fn maml_is_evaluated_on_the_device_that_is_asked_for() {
+    let folder = TrainingFolder::new();
+    folder.maml("maml.safetensors", &["--steps", "1", "--device", "cpu"]).assert().success();
+    let evaluate = |more: &[&str]| {
+        let arguments = ["-m", "maml:model=maml.safetensors", "--noise", "symmetric=0", "--format", "json"];
+        folder.on_pictures(&[&arguments[..], more].concat())
+    };
+    let expected = ["CUDA", "hint: use the CPU with --device cpu, or let --device auto choose"];
+    refused(evaluate(&["--device", "cuda:77"]), &expected);
+    let on_cpu = evaluate(&["--device", "cpu"]).assert().success();
+    assert!(text(&on_cpu.get_output().stderr).contains("evaluating on the CPU\n"));
+    let found: Value = serde_json::from_slice(&on_cpu.get_output().stdout).unwrap();
+    assert!(found.get("device").is_none(), "{found}");
+    let automatic = evaluate(&[]).assert().success();
+    let message = text(&automatic.get_output().stderr);
+    match message.contains("evaluating on the GPU: ") {
+        true => assert!(text(&automatic.get_output().stdout).contains("\"device\": ")),
+        false => {
+            assert!(message.contains("evaluating on the CPU (no CUDA device: "), "{message}");
+            assert_eq!(automatic.get_output().stdout, on_cpu.get_output().stdout);
+        }
+    }
+    // Ranges of shots are evaluated on the CPU with `auto`, on every machine.
+    let ranges =
+        ["--pictures", "omniglot", "--split", "test", "--ways", "3", "--shots", "1-2", "--queries", "2"];
+    let ranges =
+        [&["eval", "-m", "maml:model=maml.safetensors", "--noise", "symmetric=0", "-e", "4"][..], &ranges];
+    let ranged = folder.run(&[&ranges.concat(), &FEW]).assert().success();
+    assert!(text(&ranged.get_output().stderr).contains("evaluating on the CPU"));
+    refused(
+        folder.run(&[&["eval", "any.safetensors", "-m", "protonet", "--device", "cuda"]]),
+        &["methods on embeddings are evaluated on the CPU", "hint: leave out --device, or use --device cpu"],
+    );
+}
+
 /// The last lines of a run that reads its data first.
 fn refused_last(mut command: Command, expected: &str) {
     let message = text(&command.assert().code(1).stdout("").get_output().stderr);

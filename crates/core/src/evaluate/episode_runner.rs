@@ -3,6 +3,8 @@
 //! The support sets of an episode under different noise settings share most of their items and all of their queries. So
 //! rows are fetched once and inner products computed once for the union of all support sets, and the task of a setting takes
 //! its part of them.
+//!
+//! Methods that hold the data themselves classify the episodes of a round together, from row numbers ([`classify_rows`]).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,7 +14,7 @@ use trueshot_nn::{memory, products};
 use crate::embeddings::Features;
 use crate::episode::{DrawnEpisode, EpisodeData, Item};
 use crate::error::Result;
-use crate::method::{Fitted, Method, NamedMethod};
+use crate::method::{Fitted, Method, NamedMethod, RowTask};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
@@ -49,6 +51,24 @@ pub(super) struct EpisodeOutcome {
     pub outcomes: Vec<Vec<Outcome>>,
 }
 
+impl Outcome {
+    /// The outcome of a method that does not assess labels.
+    fn of_predictions(predictions: Vec<u32>, answers: &[u32]) -> Self {
+        let correct = correct(&predictions, answers);
+        Outcome { correct, suspicion: None, are_probabilities: false, predictions }
+    }
+}
+
+/// The number of predictions that are right.
+fn correct(predictions: &[u32], answers: &[u32]) -> u32 {
+    predictions.iter().zip(answers).filter(|(a, b)| a == b).count() as u32
+}
+
+/// The true class of every query of an episode.
+fn answers(drawn: &DrawnEpisode) -> Vec<u32> {
+    (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect()
+}
+
 /// The union of the support sets of all noise settings.
 struct Union {
     /// The distinct items: row, and whether it is a row of the outliers.
@@ -74,7 +94,7 @@ impl Union {
 }
 
 impl EpisodeRunner {
-    /// Runs all methods under all noise settings of an episode.
+    /// Runs methods under all noise settings of an episode, except those that have a row classifier.
     pub fn run(
         &mut self,
         data: &EpisodeData<'_>,
@@ -82,6 +102,12 @@ impl EpisodeRunner {
         methods: &[NamedMethod],
         seed: u64,
     ) -> Result<EpisodeOutcome> {
+        let mut outcomes: Vec<Vec<Outcome>> = drawn.supports.iter().map(|_| Vec::new()).collect();
+        let methods: Vec<&NamedMethod> =
+            methods.iter().filter(|method| method.method.row_classifier().is_none()).collect();
+        if methods.is_empty() {
+            return Ok(EpisodeOutcome { outcomes });
+        }
         let union = Union::new(&drawn.supports);
         let query_rows =
             drawn.episode.classes.iter().flat_map(|class| class.queries.iter().map(|&row| (row, false)));
@@ -90,8 +116,7 @@ impl EpisodeRunner {
         let (support_rows, query_rows) = rows.split_at(union.rows.len());
         let queries = Queries::new(query_rows.to_vec());
         let shared = Shared::compute(support_rows, &queries, drawn.supports.len(), methods.len());
-        let answers: Vec<u32> =
-            (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect();
+        let answers = answers(drawn);
         let truths: Vec<Vec<Option<u32>>> =
             drawn.supports.iter().map(|items| items.iter().map(|item| item.truth).collect()).collect();
         let settings = drawn.supports.iter().zip(&union.settings).zip(&truths);
@@ -103,7 +128,6 @@ impl EpisodeRunner {
                 shared.fill(Task::new(support).with_truth(truth), indices)
             })
             .collect();
-        let mut outcomes: Vec<Vec<Outcome>> = prepared.iter().map(|_| Vec::new()).collect();
         for method in methods {
             let outcomes_of_method =
                 run_method(&*method.method, &prepared, &queries, &answers, (seed, drawn.episode.index))?;
@@ -111,6 +135,29 @@ impl EpisodeRunner {
         }
         Ok(EpisodeOutcome { outcomes })
     }
+}
+
+/// Adds the outcomes of the methods that have a row classifier to those of the other methods, for all episodes of a round.
+///
+/// Each call of a classifier gets one noise setting, so its results do not depend on the other settings.
+pub(super) fn classify_rows(
+    methods: &[NamedMethod],
+    round: &mut [(DrawnEpisode, EpisodeOutcome)],
+) -> Result<()> {
+    let settings = round.first().map_or(0, |(drawn, _)| drawn.supports.len());
+    for (position, method) in methods.iter().enumerate() {
+        let Some(classifier) = method.method.row_classifier() else { continue };
+        for setting in 0..settings {
+            let tasks: Vec<RowTask<'_>> =
+                round.iter().map(|(drawn, _)| RowTask::new(drawn, setting)).collect();
+            let predictions = classifier.classify(&tasks)?;
+            for ((drawn, outcome), predictions) in round.iter_mut().zip(predictions) {
+                let outcome_of_method = Outcome::of_predictions(predictions, &answers(drawn));
+                outcome.outcomes[setting].insert(position, outcome_of_method);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A task, and the inner products of its items with the queries, `[items, queries]`, if they were computed in advance.
@@ -132,7 +179,7 @@ fn run_method(
             Some(products) => fitted.classifier.classify_with(task, queries, products, rng),
             None => fitted.classifier.classify(task, queries, rng),
         };
-        let correct = predictions.iter().zip(answers).filter(|(a, b)| a == b).count() as u32;
+        let correct = correct(&predictions, answers);
         let are_probabilities = fitted
             .assessments
             .as_ref()
@@ -229,5 +276,97 @@ impl Shared {
             }
         });
         (task, products)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::embeddings::Embeddings;
+    use crate::episode::{EpisodeSpec, Sampler};
+    use crate::evaluate::{Details, Experiment, evaluate};
+    use crate::method::{Registry, RowClassifier};
+    use crate::noise;
+
+    /// ProtoNet on rows that it holds itself.
+    struct HeldProtonet {
+        rows: Embeddings,
+        outliers: Embeddings,
+        /// The number of tasks in every call.
+        calls: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl HeldProtonet {
+        fn classes(&self, task: &RowTask<'_>) -> Result<Vec<u32>> {
+            let data = EpisodeData { embeddings: &self.rows, outliers: Some(&self.outliers) };
+            let support = task.support.iter().map(|item| (item.row, item.truth.is_none()));
+            let wanted: Vec<(u32, bool)> = support.chain(task.queries().map(|row| (row, false))).collect();
+            let mut buffer = Vec::new();
+            let mut rows = fetch(&data, &wanted, &mut buffer);
+            let queries = Queries::new(rows.split_off(task.support.len()));
+            let given = task.support.iter().map(|item| item.given).collect();
+            let task = Task::new(SupportSet::new(rows, given, task.classes.len()));
+            let mut rng = Rng::new(0, Purpose::Method, 0);
+            let fitted = Registry::default().parse("protonet")?.method.fit(&task, &mut rng)?;
+            Ok(fitted.classifier.classify(&task, &queries, &mut rng))
+        }
+    }
+
+    impl Method for HeldProtonet {
+        fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+            panic!("episodes are classified from row numbers")
+        }
+
+        fn row_classifier(&self) -> Option<&dyn RowClassifier> {
+            Some(self)
+        }
+    }
+
+    impl RowClassifier for HeldProtonet {
+        fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<Vec<u32>>> {
+            self.calls.lock().unwrap().push(tasks.len());
+            tasks.iter().map(|task| self.classes(task)).collect()
+        }
+    }
+
+    fn data(shift: f32) -> Embeddings {
+        let value =
+            |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { shift } else { 0.0 };
+        let labels = (0..180).map(|row| format!("class {} {shift}", row / 30)).collect();
+        Embeddings::from_rows((0..180 * 8).map(value).collect(), 8, labels).unwrap()
+    }
+
+    /// The results of all methods as JSON.
+    fn results(methods: &[NamedMethod]) -> Vec<String> {
+        let (rows, outliers) = (data(3.0), data(1.0));
+        let spec = EpisodeSpec { ways: 3, shots: 4.into(), queries: 5, seed: 7 };
+        let noises = noise::settings(&["symmetric=0,25".parse().unwrap(), "outlier=50".parse().unwrap()]);
+        let sampler = Sampler::new(&rows, Some(&outliers), spec, noises).unwrap();
+        let experiment = Experiment {
+            embeddings: &rows,
+            outliers: Some(&outliers),
+            episodes: &sampler,
+            count: 300,
+            methods,
+            baseline: "protonet",
+            details: Details { per_class: true, confusion: true },
+        };
+        let found = evaluate(&experiment, &()).unwrap();
+        found.settings.iter().map(|setting| serde_json::to_string(setting).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_row_classifier_has_the_same_results_among_other_methods_as_the_method_on_rows() {
+        let registry = Registry::default();
+        let parsed = || registry.parse_all(&["median", "protonet", "nearest"]).unwrap();
+        let calls = Arc::default();
+        let mut methods = parsed();
+        let held = HeldProtonet { rows: data(3.0), outliers: data(1.0), calls: Arc::clone(&calls) };
+        methods[1].method = Box::new(held);
+        assert_eq!(results(&methods), results(&parsed()));
+        assert_eq!(*calls.lock().unwrap(), [256, 256, 256, 44, 44, 44], "one call per setting and round");
+        assert_eq!(results(&methods[1..2]), results(&parsed()[1..2]));
     }
 }

@@ -42,9 +42,9 @@ use crate::episode::{EpisodeData, Episodes};
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use crate::progress::Progress;
-use episode_runner::EpisodeRunner;
 #[cfg(feature = "train")]
 pub(crate) use episode_runner::fetch;
+use episode_runner::{EpisodeRunner, classify_rows};
 use tally::Tally;
 
 /// The parts of an evaluation, for callers that draw episodes in their own way; others use [`Evaluation::of`].
@@ -112,7 +112,7 @@ pub struct Details {
     pub confusion: bool,
 }
 
-/// The number of episodes between two progress updates.
+/// The number of episodes between two progress updates, which row classifiers get at once.
 const ROUND: u64 = 256;
 
 impl Evaluation {
@@ -160,8 +160,9 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
     while done < count {
         let round = done..(done + ROUND).min(count);
         done = round.end;
-        let outcomes: Vec<_> =
+        let mut outcomes: Vec<_> =
             round.into_par_iter().map_init(EpisodeRunner::default, run).collect::<Result<_>>()?;
+        classify_rows(experiment.methods, &mut outcomes)?;
         outcomes.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome));
         if progress.update(done, count).is_break() {
             break;

@@ -35,6 +35,9 @@ pub struct Evaluation {
     pub version: &'static str,
     /// The instruction set that was used, such as `avx2`; others may round differently.
     pub instructions: &'static str,
+    /// The GPU that classified the episodes of methods that take images; `None` if all methods ran on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
     /// The results, one entry per noise type and level.
     pub settings: Vec<SettingResult>,
 }
@@ -225,6 +228,7 @@ impl Tally {
             interrupted: done < planned,
             version: env!("CARGO_PKG_VERSION"),
             instructions: trueshot_nn::Isa::current().name(),
+            device: None,
             settings,
         }
     }

@@ -29,6 +29,7 @@ mod pt_map;
 mod registry;
 mod relabel;
 mod rnnp;
+mod row_classifier;
 mod similarity;
 mod simpleshot;
 mod tim;
@@ -38,9 +39,12 @@ mod tranfs;
 pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
 pub use relabel::{KIND as RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
+pub use row_classifier::{RowClassifier, RowTask};
 pub use tranfs::{
     CleanKind, KIND as TRANFS, PositionKind, TokenKind, TrainedTranfs, TranfsConfig, TranfsOptions,
 };
+
+use std::any::Any;
 
 use crate::classifier::{Classifier, Mixture};
 use crate::error::Result;
@@ -62,7 +66,7 @@ use crate::task::Task;
 ///     }
 /// }
 /// ```
-pub trait Method: Send + Sync {
+pub trait Method: Any + Send + Sync {
     /// Fits one support set. `rng` is the random stream of this method in this episode.
     fn fit(&self, task: &Task<'_>, rng: &mut Rng) -> Result<Fitted>;
 
@@ -81,6 +85,12 @@ pub trait Method: Send + Sync {
 
     /// The image size that this method needs, if its rows are images; `None` if it works on embeddings.
     fn image_rows(&self) -> Option<ImageRows> {
+        None
+    }
+
+    /// The classifier of whole episodes, if this method holds the data of the evaluation itself. An evaluation then calls it
+    /// instead of [`Method::fit`], and the method assesses no labels.
+    fn row_classifier(&self) -> Option<&dyn RowClassifier> {
         None
     }
 }

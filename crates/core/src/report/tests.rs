@@ -57,6 +57,7 @@ fn found(settings: Vec<SettingResult>) -> Evaluation {
         interrupted: false,
         version: "0.0.0",
         instructions: "portable",
+        device: None,
         settings,
     }
 }

@@ -1,5 +1,7 @@
 //! The images of training steps: data sets that stay on the device, and what each step takes of them.
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::Shape;
 
@@ -46,10 +48,11 @@ impl StepImages {
     }
 }
 
-/// Decoded images that stay on the device.
+/// Decoded images that stay on the device. Clones share the memory.
+#[derive(Clone)]
 pub struct DeviceImages {
-    pixels: Buffer<u8>,
-    sources: Buffer<SourceImage>,
+    pixels: Arc<Buffer<u8>>,
+    sources: Arc<Buffer<SourceImage>>,
     largest: usize,
     /// `value * scale + shift` normalises a value in [0, 1], per channel.
     normalisation: [[f32; 2]; 3],
@@ -85,7 +88,13 @@ impl DeviceImages {
             }
         }
         pixels.write(written, &staged)?;
-        Ok(DeviceImages { pixels, sources: device.upload(&sources)?, largest, normalisation })
+        let (pixels, sources) = (Arc::new(pixels), Arc::new(device.upload(&sources)?));
+        Ok(DeviceImages { pixels, sources, largest, normalisation })
+    }
+
+    /// The same images for a network with another normalisation.
+    pub fn with_normalisation(&self, normalisation: [[f32; 2]; 3]) -> Self {
+        DeviceImages { normalisation, ..self.clone() }
     }
 }
 
@@ -217,7 +226,7 @@ impl ImageFeed {
             Source::DataSet { images, requests, scratch } => {
                 let scratch: &dyn Argument = scratch.as_ref().map_or(&Null, |scratch| scratch);
                 let arguments: [&dyn Argument; 7] =
-                    [&images.pixels, &images.sources, requests, scratch, plane, state, &shape];
+                    [&*images.pixels, &*images.sources, requests, scratch, plane, state, &shape];
                 self.device.launch(Queue::Main, "augment_images", grid, &arguments)
             }
         }
@@ -242,8 +251,8 @@ impl ImageFeed {
             Source::DataSet { images, requests, scratch } => {
                 let scratch: &dyn Argument = scratch.as_ref().map_or(&Null, |scratch| scratch);
                 let arguments: [&dyn Argument; 9] = [
-                    &images.pixels,
-                    &images.sources,
+                    &*images.pixels,
+                    &*images.sources,
                     requests,
                     scratch,
                     &plane,

@@ -1,10 +1,12 @@
 //! Adaptation to tasks and classification of their queries, as in validation and at test ([`MamlEvaluation`]).
 
+use trueshot_nn::conv4::Shape;
 use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
 
 use super::largest_group;
 use super::memory::{GroupMemory, GroupSize};
 use super::pass::Group;
+use crate::conv4::network::check_shared_memory;
 use crate::conv4::optimiser::TrainingState;
 use crate::conv4::{
     Conv4State, DeviceImages, ImageFeed, ImageRequest, SMALLEST_SCALE, STEP_SLOTS, StepImages,
@@ -93,15 +95,24 @@ impl MamlEvaluation {
         })
     }
 
+    /// Checks that the GPU has the shared memory that a network on images of this shape needs.
+    ///
+    /// # Errors
+    /// [`TooLarge`](crate::Error::TooLarge) with the figures.
+    pub fn check(device: &Device, shape: Shape) -> Result<()> {
+        check_shared_memory(device, shape, true)
+    }
+
     /// The logits of the queries of every task, `[queries][ways]`, of a network with these initial parameters. They do not
-    /// depend on earlier calls.
+    /// depend on earlier calls. `None` stands for a task whose activations or gradients exceed the range of 16-bit floats, or
+    /// that ran together with such a task.
     ///
     /// # Errors
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
     ///
     /// # Panics
     /// If parameters or tasks have another length.
-    pub fn logits(&mut self, parameters: &[f32], tasks: &[MamlTask]) -> Result<Vec<Vec<f32>>> {
+    pub fn logits(&mut self, parameters: &[f32], tasks: &[MamlTask]) -> Result<Vec<Option<Vec<f32>>>> {
         assert_eq!(parameters.len(), self.parameters.len(), "parameters of this layout");
         self.parameters.write(0, parameters)?;
         let scale = Conv4State::default().scale;
@@ -112,10 +123,14 @@ impl MamlEvaluation {
         let mut all = Vec::new();
         for (step, tasks) in tasks.chunks(self.at_once).enumerate() {
             self.write(step % STEP_SLOTS, tasks)?;
-            self.launch(step as u32)?;
+            if !self.launch(step as u32)? {
+                all.extend(tasks.iter().map(|_| None));
+                continue;
+            }
             let logits = self.logits.read()?;
-            let of_task = self.options.queries * self.options.size.ways;
-            all.extend(logits.chunks(of_task).take(tasks.len()).map(<[f32]>::to_vec));
+            let of_task = logits.chunks(self.options.queries * self.options.size.ways).take(tasks.len());
+            let is_finite = |logits: &[f32]| logits.iter().all(|logit| logit.is_finite());
+            all.extend(of_task.map(|logits| is_finite(logits).then(|| logits.to_vec())));
         }
         Ok(all)
     }
@@ -136,19 +151,20 @@ impl MamlEvaluation {
         self.feed.write(slot, std::iter::once(&StepImages::Requests(requests)))
     }
 
-    /// Runs step number `step`, again with a smaller loss scale after an overflow.
-    fn launch(&mut self, step: u32) -> Result<()> {
+    /// Runs step number `step`, again with a smaller loss scale after an overflow. Returns whether there is a scale without
+    /// an overflow.
+    fn launch(&mut self, step: u32) -> Result<bool> {
         loop {
             self.graph.as_ref().expect("recorded before").launch()?;
             let state = self.state.read()?[0];
             if state.step > step {
-                return Ok(());
+                return Ok(true);
             }
             if state.scale < SMALLEST_SCALE {
-                // The logits are not finite; the caller counts such queries as wrong. The next group starts again with the
-                // scale of a new run.
+                // The next group starts again with the scale of a new run.
                 let state = TrainingState { step: step + 1, scale: Conv4State::default().scale, ..state };
-                return self.state.write(0, &[state]);
+                self.state.write(0, &[state])?;
+                return Ok(false);
             }
         }
     }

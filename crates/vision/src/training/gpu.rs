@@ -123,7 +123,7 @@ pub(super) fn upload_training_images(
 }
 
 /// Copies the images of data sets to the GPU, one set after the other.
-pub(super) fn upload_images(
+pub(crate) fn upload_images(
     device: &Device,
     sets: [Option<&Arc<Dataset>>; 2],
     preprocessing: &Preprocessing,

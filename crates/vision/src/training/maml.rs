@@ -410,7 +410,7 @@ impl Trainee for MamlTrainee {
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         #[cfg(feature = "cuda")]
-        if let Some(ValidationData::Gpu(validation)) = &mut self.validation {
+        if let Some(ValidationData::Gpu(validation)) = &self.validation {
             return validation.validate(&self.session.parameters()?).map(Some);
         }
         #[cfg_attr(not(feature = "cuda"), allow(irrefutable_let_patterns))]

@@ -34,6 +34,8 @@ pub use configuration::{
     BackboneConfiguration, DataSettings, EpisodeSettings, ImageSettings, ValidationSettings,
 };
 pub use datasets::Datasets;
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::upload_images;
 pub use loss::{Aggregate, EpisodeLabels, loss};
 
 use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
