@@ -180,7 +180,7 @@ enum OutlierPool {
     None,
     /// The classes of the data that are not in the episode.
     Data,
-    Separate(Embeddings),
+    Separate(Box<Embeddings>),
 }
 
 /// The images of a data set and of the outliers.
@@ -230,7 +230,7 @@ impl Arguments {
             load_images(&Collection::open(path, SourceOptions::default())?, &preprocessing)
         };
         let (outlier_images, outliers) = match self.outliers.as_ref().map(open).transpose()? {
-            Some((dataset, rows)) => (Some(Arc::new(dataset)), OutlierPool::Separate(rows)),
+            Some((dataset, rows)) => (Some(Arc::new(dataset)), OutlierPool::Separate(Box::new(rows))),
             None => (None, OutlierPool::None),
         };
         let images = keep_images.then(|| LoadedImages {
@@ -253,7 +253,7 @@ impl Arguments {
         let outliers = match self.outliers.as_deref() {
             None => OutlierPool::None,
             Some(outliers) if outliers == path => OutlierPool::Data,
-            Some(outliers) => OutlierPool::Separate(open(outliers, None)?),
+            Some(outliers) => OutlierPool::Separate(Box::new(open(outliers, None)?)),
         };
         Ok(EvaluationData { rows, outliers, images: None })
     }

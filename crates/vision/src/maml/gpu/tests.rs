@@ -123,7 +123,8 @@ fn norm(values: impl Iterator<Item = f32>) -> f32 {
 }
 
 /// Logits closer than this are near ties. Activations are 16-bit floats on the GPU, and batch norm over the single values of
-/// four queries magnifies their rounding.
+/// four queries magnifies their rounding: on the CPU, relative changes of the parameters by up to 2^-11 change the logits by
+/// 5 % of their norm.
 const NEAR_TIE: f32 = 0.3;
 
 #[test]
@@ -139,14 +140,6 @@ fn classes_are_those_of_the_cpu_under_symmetric_and_outlier_noise() {
         let flat = expected.iter().flatten().flatten().copied();
         let error = norm(flat.clone().zip(&found).map(|(a, b)| a - b)) / norm(flat);
         println!("{noise}: logits differ by {error}");
-        let mut rng = Rng::new(3, Purpose::Parameters, 0);
-        let nudged = maml.network.parameters.iter();
-        let nudged = nudged.map(|p| p * (1.0 + (rng.fraction() as f32 - 0.5) / 1024.0)).collect();
-        let nudged = Maml::new(maml.network.preprocessing.clone(), maml.config(), nudged, PathBuf::new());
-        let other: Vec<f32> =
-            tasks.iter().flat_map(|task| cpu_logits(&images, &nudged, task)).flatten().collect();
-        let flat = expected.iter().flatten().flatten().copied();
-        println!("CPU nudged: {}", norm(flat.clone().zip(&other).map(|(a, b)| a - b)) / norm(flat));
         assert!(error < 0.1, "{noise}: {error}");
         let classes = gpu.row_classifier().unwrap().classify(&tasks).unwrap();
         assert_eq!(classes.iter().map(Vec::len).collect::<Vec<_>>(), [4; EPISODES as usize]);
