@@ -211,7 +211,7 @@ impl<M> Configuration<M> {
     /// Checks that all options are in their ranges.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] with the name of the option and the allowed values.
+    /// [`Error::OutOfRange`](crate::Error::OutOfRange) with the name of the option and the allowed values.
     pub fn check(&self) -> Result<()> {
         self.data.check()?;
         at_least("steps", self.steps as usize, 1)?;
