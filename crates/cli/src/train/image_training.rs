@@ -223,11 +223,12 @@ impl ImageTraining<'_> {
             "no images to train on: give DATASET, or data.train in the configuration"
         );
         let train = open_split(data, &data.train, &data.train_split)?;
+        let is_separate = is_given(&data.outliers) && data.outliers != data.train;
+        let others = is_separate.then(|| open_outliers(data, &data.outliers)).transpose()?;
+        others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
         let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
-        if is_given(&data.outliers) && data.outliers != data.train {
-            let others = open_outliers(data, &data.outliers)?;
-            check_outliers(data, &train, &others)?;
-            datasets.outliers = Some(Arc::new(load_images(pictures, &others, ImageUse::Outliers)?));
+        if let Some(others) = &others {
+            datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
         }
         if is_given(&data.outliers) && !self.noise.iter().any(is_outlier) {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
