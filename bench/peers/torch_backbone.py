@@ -154,13 +154,13 @@ def train(arguments: argparse.Namespace, classes: list[Tensor], held_out: list[T
 
 def main() -> None:
     parser = benchlib.new_parser(__doc__)
-    parser.add_argument("train", type=Path)
-    parser.add_argument("--val", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--val-every", type=int, default=1000)
-    parser.add_argument("--val-episodes", type=int, default=600)
-    parser.add_argument("--size", type=int, default=84)
-    parser.add_argument("--seeds", default="1")
+    parser.add_argument("train", type=Path, help="folder of class folders to train on")
+    parser.add_argument("--val", type=Path, required=True, help="folder of class folders to validate on")
+    parser.add_argument("--steps", type=benchlib.positive, default=10_000, help="episodes")
+    parser.add_argument("--val-every", type=benchlib.positive, default=1000, help="steps between validations")
+    parser.add_argument("--val-episodes", type=benchlib.positive, default=600, help="episodes per validation")
+    parser.add_argument("--size", type=benchlib.positive, default=84, help="height and width of the images")
+    parser.add_argument("--seeds", default="1", help="random seeds, separated by commas")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     classes, held_out = (load(folder, arguments.size, device) for folder in (arguments.train, arguments.val))
