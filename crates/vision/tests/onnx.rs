@@ -1,11 +1,13 @@
 //! Tests of ONNX models as backbones: their embeddings, and which models are refused.
 
+mod tiny_onnx;
+
 use std::io::Cursor;
 use std::path::Path;
 
-use crate::tiny_onnx::{BOOL, DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
+use tiny_onnx::{BOOL, DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
 use trueshot_vision::backbone::BackboneOptions;
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::onnx::{self, ModelProcess};
@@ -198,7 +200,7 @@ fn claims_are_not_believed() {
     assert!(with(vec![tensor("w", FLOAT, &[1 << 20, 1 << 20], &[0; 16])]).contains("does not hold"));
     assert!(with(vec![tensor("w", FLOAT, &[1 << 40, 1 << 40], &[0; 16])]).contains("too many numbers"));
     assert!(with(vec![tensor("w", 99, &[4], &[0; 16])]).contains("unknown type"));
-    let elsewhere = [tensor("w", FLOAT, &[4], &[]), crate::tiny_onnx::whole(14, 1)].concat();
+    let elsewhere = [tensor("w", FLOAT, &[4], &[]), tiny_onnx::whole(14, 1)].concat();
     assert!(with(vec![elsewhere]).contains("another file"));
     let huge: Vec<u8> = [1_i64 << 20, 1 << 20].iter().flat_map(|side| side.to_le_bytes()).collect();
     let mut graph = means(&["N", "3", "9", "9"]);
@@ -352,12 +354,7 @@ fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
 
 /// An attribute that is a graph.
 fn body(graph: &Graph) -> Vec<u8> {
-    [
-        crate::tiny_onnx::bytes(1, "body"),
-        crate::tiny_onnx::bytes(6, graph.message()),
-        crate::tiny_onnx::whole(20, 5),
-    ]
-    .concat()
+    [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::whole(20, 5)].concat()
 }
 
 #[test]
