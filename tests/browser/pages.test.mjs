@@ -5,7 +5,7 @@ import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
 const page_url = `file://${process.env.PAGES}/demo.html`;
-const methods = ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp", "relabel", "tranfs"];
+const methods = ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp", "simpleshot", "relabel", "tranfs"];
 let browser;
 
 before(async () => {
