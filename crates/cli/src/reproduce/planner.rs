@@ -330,8 +330,14 @@ impl<'a> Planner<'a> {
         } else {
             0.17
         };
-        // A step of MAML passes over four tasks about ten times; a step of NegMargin has more images.
-        let seconds_per_step = backbone_step * if trainer == "maml" { 12.0 } else { 1.3 };
+        // A step of MAML passes over four tasks about ten times; a step of NegMargin has more images, a joint step five
+        // times as many.
+        let factor = match trainer {
+            "maml" => 12.0,
+            "joint" => 6.0,
+            _ => 1.3,
+        };
+        let seconds_per_step = backbone_step * factor;
         self.jobs.add(kind, label, seconds_per_step * steps as f64, args)
     }
 

@@ -521,7 +521,7 @@ impl Reproduction {
         if text.is_empty() {
             return text;
         }
-        let header = "| cells of the paper | agree | agree partly | disagree | not measured |\n|---|---:|---:|---:|---:|\n";
+        let header = "| comparisons with the paper | agree | agree partly | disagree | not measured |\n|---|---:|---:|---:|---:|\n";
         format!("\n{header}{text}{}", summary_line("**all**", total))
     }
 
