@@ -2,6 +2,7 @@
 //! `paper.csv` next to it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -70,6 +71,11 @@ impl PaperDataset {
     pub fn several_shots(&self) -> &'static str {
         if self.max_shots.is_some_and(|max| max < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
     }
+
+    /// The shots that replace `{joint_shots}` in the flags of joint training and its heads.
+    pub fn joint_shots(&self) -> &'static str {
+        if self.max_shots.is_some_and(|max| max < 10) { "3,5,5,5" } else { "3,5,5,5,10" }
+    }
 }
 
 /// Rows that several tables contain.
@@ -133,9 +139,21 @@ pub struct PaperRow {
 }
 
 impl Experiments {
-    /// Loads the experiments of the paper, and puts the rows of groups into the tables that name them.
+    /// The experiments of the paper.
     pub fn load_paper() -> anyhow::Result<Self> {
-        let mut all: Experiments = toml::from_str(EXPERIMENTS).context("the list of experiments")?;
+        Experiments::parse(EXPERIMENTS)
+    }
+
+    /// The experiments that a file declares, in the format of `experiments/paper.toml`.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path);
+        let text = text.with_context(|| format!("cannot read the experiments {}", path.display()))?;
+        Experiments::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    /// Reads a list of experiments, and puts the rows of groups into the tables that name them.
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let mut all: Experiments = toml::from_str(text).context("the list of experiments")?;
         for table in &mut all.table {
             let mut rows = Vec::new();
             for name in &table.groups {

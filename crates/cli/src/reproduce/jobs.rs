@@ -178,10 +178,11 @@ impl Jobs {
 
     /// Whether the command of a job has the option `--device`.
     pub fn takes_device(&self, job: &Job) -> bool {
-        let on_images = || self.arguments(job).iter().any(|argument| argument == "--pictures");
+        let has = |flag: &str| self.arguments(job).iter().any(|argument| argument == flag);
         match job.kind {
-            JobKind::Evaluation => on_images(),
-            JobKind::Features => true,
+            JobKind::Evaluation => has("--pictures"),
+            // Augmented copies are embedded on the CPU.
+            JobKind::Features => !has("--augment"),
             kind => kind.is_training(),
         }
     }

@@ -59,6 +59,9 @@ pub struct Arguments {
     /// List all tables and figures and exit
     #[arg(long)]
     list: bool,
+    /// Experiments to use instead of those of the paper, in the format of crates/cli/experiments/paper.toml
+    #[arg(long, value_name = "TOML")]
+    experiments: Option<PathBuf>,
     /// Folder with the data sets
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -106,7 +109,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let experiments = Experiments::load_paper()?;
+    let experiments = match &arguments.experiments {
+        Some(path) => Experiments::read(path)?,
+        None => Experiments::load_paper()?,
+    };
     let (Some(out), false) = (&arguments.out, arguments.list) else {
         return print_escaped(&list_text(&experiments));
     };

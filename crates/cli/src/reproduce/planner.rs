@@ -293,9 +293,9 @@ impl<'a> Planner<'a> {
         if let Some(head) = self.head(source, &features, row) {
             inputs.extend([Argument::text("--head"), Argument::result(head)]);
         }
-        let flags = row.joint.as_deref().unwrap_or_default();
+        let flags = replace_shots(row.joint.as_deref().unwrap_or_default(), source.dataset);
         let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
-        self.train_on_images(JobKind::ImageModel, label, source, splits, "joint", flags, inputs)
+        self.train_on_images(JobKind::ImageModel, label, source, splits, "joint", &flags, inputs)
     }
 
     /// Adds the job `trueshot train TRAINER` on the images of a dataset. `inputs` are arguments that name other files.
@@ -396,7 +396,7 @@ impl<'a> Planner<'a> {
         flags: &str,
         start: Option<usize>,
     ) -> usize {
-        let flags = flags.replace("{several_shots}", source.dataset.several_shots());
+        let flags = replace_shots(flags, source.dataset);
         let (flags, steps) = self.scale_flags(&flags, 25_000);
         let (trainer, flags) = split_trainer(&flags);
         let mut args =
@@ -538,6 +538,11 @@ fn methods_argument(
         methods = methods.concat(Argument::text(format!("{after}:as={}", row_label(index))));
     }
     methods
+}
+
+/// Replaces the lists of shots in flags by those of the dataset.
+fn replace_shots(flags: &str, dataset: &PaperDataset) -> String {
+    flags.replace("{several_shots}", dataset.several_shots()).replace("{joint_shots}", dataset.joint_shots())
 }
 
 /// Splits arguments of `trueshot train`, such as `negmargin --steps 30000`, into the trainer and its flags.
