@@ -132,6 +132,27 @@ def validate(network: nn.Module, classes: list[Tensor], episodes: int) -> float:
     return 100 * right / episodes
 
 
+def save(network: nn.Sequential, size: int, path: Path) -> None:
+    """Writes the network as a safetensors file that `trueshot embed --backbone` reads."""
+    tensors = {}
+    for block in range(4):
+        convolution, norm = network[4 * block], network[4 * block + 1]
+        tensors |= {f"block{block + 1}.conv.{name}": tensor for name, tensor in convolution.state_dict().items()}
+        statistics = norm.state_dict()
+        del statistics["num_batches_tracked"]
+        tensors |= {f"block{block + 1}.norm.{name}": tensor for name, tensor in statistics.items()}
+    numbers = {"mean": ",".join(map(str, MEAN)), "std": ",".join(map(str, SPREAD)), "input_size": str(size)}
+    header: dict[str, object] = {"__metadata__": {"architecture": "conv4", **numbers}}
+    offset, data = 0, []
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().float().cpu().contiguous().numpy().tobytes()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, offset + len(values)]}
+        offset += len(values)
+        data.append(values)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+
+
 def train(arguments: argparse.Namespace, classes: list[Tensor], held_out: list[Tensor], seed: int) -> None:
     torch.manual_seed(seed)
     device = classes[0].device
@@ -150,6 +171,8 @@ def train(arguments: argparse.Namespace, classes: list[Tensor], held_out: list[T
         if step % arguments.val_every == 0:
             accuracy = validate(network, held_out, arguments.val_episodes)
             print(json.dumps({"seed": seed, "step": step, "accuracy": round(accuracy, 3)}), flush=True)
+    if arguments.out:
+        save(network, arguments.size, arguments.out / f"torch-conv4-{seed}.safetensors")
 
 
 def main() -> None:
@@ -161,6 +184,7 @@ def main() -> None:
     parser.add_argument("--val-episodes", type=benchlib.positive, default=600, help="episodes per validation")
     parser.add_argument("--size", type=benchlib.positive, default=84, help="height and width of the images")
     parser.add_argument("--seeds", default="1", help="random seeds, separated by commas")
+    parser.add_argument("--out", type=Path, help="folder for the networks, to be evaluated with `trueshot embed` and `eval`")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     classes, held_out = (load(folder, arguments.size, device) for folder in (arguments.train, arguments.val))
