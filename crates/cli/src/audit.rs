@@ -8,7 +8,6 @@ use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
 use trueshot::audit::{self, Audit, Certainty, MAX_NEIGHBOURS, Options};
-use trueshot::method::TrainedRelabel;
 use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 use trueshot_vision::{LabelledRows, thumbnail};
@@ -65,9 +64,6 @@ pub struct Arguments {
     /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided` [default: 0.75]
     #[arg(long, value_name = "P", value_parser = parse_certainty)]
     certainty: Option<f32>,
-    /// Use a head trained with `trueshot train relabel` [default: the built-in head]
-    #[arg(long, value_name = "FILE")]
-    head: Option<PathBuf>,
     /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
     #[arg(long, value_name = "FILE")]
     confirmed: Option<PathBuf>,
@@ -110,8 +106,6 @@ const THUMBNAIL_SIDE: usize = 112;
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
     check_writable(files.into_iter().flatten())?;
-    let head =
-        arguments.head.as_ref().map_or_else(TrainedRelabel::built_in, |path| TrainedRelabel::open(path))?;
     let confirms = !arguments.confirm.is_empty();
     let path = &arguments.support.support;
     let mut confirmed = ConfirmedLabels::open(path, arguments.confirmed.as_ref(), confirms)?;
@@ -121,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
         }
         support.confirmed = confirmed.confirmed_rows(&support.embeddings);
-        let found = arguments.run_audit(&support, &head)?;
+        let found = arguments.run_audit(&support)?;
         arguments.write(&support, &found)?;
         let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
         if arguments.check && suspects > 0 { Err(ProblemsFound(suspects).into()) } else { Ok(()) }
@@ -129,7 +123,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    fn run_audit(&self, support: &LabelledRows, head: &TrainedRelabel) -> anyhow::Result<Audit> {
+    fn run_audit(&self, support: &LabelledRows) -> anyhow::Result<Audit> {
         let options = Options {
             certainty: self.certainty.map_or_else(Certainty::default, Certainty::uniform),
             expected_noise: self.expected_noise,
@@ -137,7 +131,6 @@ impl Arguments {
         };
         let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
         let found = Audit::of(&support.embeddings)
-            .head(head)
             .options(options)
             .confirmed(&support.confirmed)
             .progress(&progress)

@@ -36,6 +36,8 @@ pub enum Purpose {
     Copies = 11,
     /// Crops, flips and colour changes of an image.
     Augmentation = 12,
+    /// Directions of a random projection.
+    Projection = 13,
 }
 
 /// A random number generator (ChaCha8) for one seed, purpose and episode.

@@ -97,7 +97,6 @@ pub fn audit(
     certainty: Option<f32>,
     expected_noise: Option<f64>,
     neighbours: usize,
-    head: Option<String>,
     threads: Option<i64>,
 ) -> PyResult<Audit> {
     let options = options(certainty, expected_noise, neighbours)?;
@@ -108,14 +107,9 @@ pub fn audit(
         return Err(value_error(format!("{rows} rows but {entries} entries in confirmed")));
     }
     thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
-        let head = methods::head(head.as_deref())?;
         let data = rows.embeddings()?;
-        let found = library::Audit::of(&data)
-            .head(&head)
-            .options(options)
-            .confirmed(&confirmed)
-            .progress(progress)
-            .run()?;
+        let found =
+            library::Audit::of(&data).options(options).confirmed(&confirmed).progress(progress).run()?;
         Ok(Audit::new(Arc::new(found), Arc::new(data)))
     })
 }

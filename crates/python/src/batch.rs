@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use rayon::prelude::*;
 use trueshot::audit::{self, Audit};
 use trueshot::guard::caught;
-use trueshot::method::{NamedMethod, TrainedRelabel};
+use trueshot::method::NamedMethod;
 use trueshot::predictor::{Predictor, UncalibratedPredictor, is_large};
 use trueshot::{Embeddings, Error};
 
@@ -225,14 +225,12 @@ pub fn audit_batch(
     carried: Option<Vec<String>>,
     certainty: Option<f32>,
     expected_noise: Option<f64>,
-    head: Option<String>,
     threads: Option<i64>,
 ) -> PyResult<Batches> {
     // Neighbours are not among the answers.
     let options = crate::audit::options(certainty, expected_noise, 0)?;
-    let head = methods::head(head.as_deref()).map_err(to_exception)?;
     run_tasks::<AuditOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        Audit::of(&data).head(&head).options(options.clone()).run()
+        Audit::of(&data).options(options.clone()).run()
     })
 }
 
@@ -272,9 +270,8 @@ pub fn fit_batch(
     threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(to_exception)?;
-    let head = methods::head(None).map_err(to_exception)?;
     run_tasks::<ClassifierOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        let found = Audit::of(&data).head(&head).run()?;
+        let found = Audit::of(&data).run()?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         Ok((predictor.classes().to_vec(), predictor.to_bytes()))
     })
@@ -337,19 +334,14 @@ pub fn prototypes_batch(
     threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(to_exception)?;
-    let head = methods::head(None).map_err(to_exception)?;
     run_tasks::<PrototypeOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        prototypes(data, &method, &head)
+        prototypes(data, &method)
     })
 }
 
-fn prototypes(
-    data: Embeddings,
-    method: &NamedMethod,
-    head: &TrainedRelabel,
-) -> trueshot::Result<UncalibratedPredictor> {
+fn prototypes(data: Embeddings, method: &NamedMethod) -> trueshot::Result<UncalibratedPredictor> {
     let found = match is_large(data.len()) {
-        true => Some(Audit::of(&data).head(head).run()?),
+        true => Some(Audit::of(&data).run()?),
         false => None,
     };
     let learned = UncalibratedPredictor::fit(data, method, found.as_ref())?;

@@ -35,7 +35,7 @@ pub struct Classifier {
 }
 
 fn audit_support(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
-    Ok(Arc::new(library::Audit::of(data).head(&*methods::head(None)?).progress(progress).run()?))
+    Ok(Arc::new(library::Audit::of(data).progress(progress).run()?))
 }
 
 impl Classifier {

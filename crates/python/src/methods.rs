@@ -1,12 +1,11 @@
-//! Makes methods from their text form, and loads heads from files. Methods and the built-in head are cached: reading the
-//! built-in head takes longer than fitting an estimator.
+//! Makes methods from their text form. Methods are cached: reading the built-in head takes longer than fitting an estimator.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use trueshot::Result;
-use trueshot::method::{NamedMethod, Registry, TrainedRelabel};
+use trueshot::method::{NamedMethod, Registry};
 
 /// The maximum number of cached methods; further ones are made anew on every call.
 const MAX_CACHED: usize = 64;
@@ -34,17 +33,4 @@ fn parse(text: &str) -> Result<Arc<NamedMethod>> {
     let method = Registry::default().parse(text)?;
     method.check_not_transductive()?;
     Ok(Arc::new(method))
-}
-
-/// The Relabel head for audits: from a file, or the built-in one.
-pub fn head(path: Option<&str>) -> Result<Arc<TrainedRelabel>> {
-    static BUILT_IN: OnceLock<Arc<TrainedRelabel>> = OnceLock::new();
-    if let Some(path) = path {
-        return Ok(Arc::new(TrainedRelabel::open(Path::new(path))?));
-    }
-    if let Some(head) = BUILT_IN.get() {
-        return Ok(head.clone());
-    }
-    let head = Arc::new(TrainedRelabel::built_in()?);
-    Ok(BUILT_IN.get_or_init(|| head).clone())
 }

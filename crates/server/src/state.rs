@@ -1,9 +1,9 @@
-//! The state that all requests share: embedder, head, store, limits and metrics.
+//! The state that all requests share: embedder, store, limits and metrics.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use trueshot::method::{Registry, TrainedRelabel};
+use trueshot::method::Registry;
 use trueshot_vision::{DecodeLimits, Embedder, memory_budget};
 
 use crate::access::Access;
@@ -25,7 +25,6 @@ pub struct ServerSettings {
 /// A server at work.
 pub struct App {
     pub(crate) embedder: Embedder,
-    pub(crate) head: TrainedRelabel,
     pub(crate) registry: Registry,
     pub(crate) store: Store,
     pub(crate) admission: Admission,
@@ -47,7 +46,6 @@ impl App {
         let decoding = DecodeLimits { pixels: limits.pixels, memory: limits.picture_memory };
         let app = App {
             embedder: embedder.with_decode_limits(decoding),
-            head: TrainedRelabel::built_in()?,
             registry: Registry::default(),
             store,
             admission: Admission::new(&limits),

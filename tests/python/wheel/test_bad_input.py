@@ -176,8 +176,6 @@ def test_settings_out_of_range_say_what_is_allowed(tmp_path):
     for bad in ({"threads": "2"}, {"neighbours": 1.5}, {"certainty": "high"}):
         with pytest.raises(TypeError):
             ts.audit(X, Y, **bad)
-    with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
-        ts.audit(X, Y, head=tmp_path / "nowhere.safetensors")
     with pytest.raises(FileNotFoundError):
         ts.load_model(tmp_path / "nowhere.safetensors")
     with pytest.raises(ValueError, match="did you mean 'median'"):

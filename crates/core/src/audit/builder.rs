@@ -3,7 +3,6 @@
 use super::{Audit, Certainty, run};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::method::TrainedRelabel;
 use crate::progress::Progress;
 use crate::ranges::require;
 
@@ -50,7 +49,6 @@ impl Options {
 #[derive(Clone)]
 pub struct AuditBuilder<'a> {
     data: &'a Embeddings,
-    head: Option<&'a TrainedRelabel>,
     options: Options,
     confirmed: &'a [bool],
     progress: &'a dyn Progress,
@@ -58,7 +56,7 @@ pub struct AuditBuilder<'a> {
 
 impl<'a> AuditBuilder<'a> {
     pub(super) fn new(data: &'a Embeddings) -> Self {
-        AuditBuilder { data, head: None, options: Options::default(), confirmed: &[], progress: &() }
+        AuditBuilder { data, options: Options::default(), confirmed: &[], progress: &() }
     }
 
     /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure).
@@ -91,12 +89,6 @@ impl<'a> AuditBuilder<'a> {
         self
     }
 
-    /// A trained head, instead of the built-in one.
-    pub fn head(mut self, head: &'a TrainedRelabel) -> Self {
-        self.head = Some(head);
-        self
-    }
-
     /// Reports the number of scored items and allows to stop. Between two of these updates `progress` is called again
     /// with the same number, from any thread, so that an audit can be stopped at any time.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
@@ -117,15 +109,7 @@ impl<'a> AuditBuilder<'a> {
         let (entries, rows) = (self.confirmed.len(), self.data.len());
         let allowed = format!("{rows} entries, one per row");
         require("confirmed", format!("a list of {entries}"), entries == 0 || entries == rows, &allowed)?;
-        let built_in;
-        let head = match self.head {
-            Some(head) => head,
-            None => {
-                built_in = TrainedRelabel::built_in()?;
-                &built_in
-            }
-        };
-        run(self.data, head, &self.options, self.confirmed, self.progress)
+        run(self.data, &self.options, self.confirmed, self.progress)
     }
 }
 

@@ -17,33 +17,38 @@
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 //!
-//! The Relabel head computes for every item the probability of every class, and of none. It compares some dozens of
-//! items at a time, so a large collection is scored in chunks, each with the classes that its items may
-//! belong to. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
+//! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A small
+//! network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
+//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order of
+//! the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
 mod builder;
-mod chunks;
+mod collection;
 mod duplicates;
 mod effects;
+mod evidence;
 mod map;
+mod ridge;
 mod rows;
+mod scorer;
+mod similar;
 mod verdict;
 
-use rayon::prelude::*;
 use serde::Serialize;
 
 pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
-use self::chunks::{Chunk, Chunks};
+use self::collection::Collection;
 use self::duplicates::DuplicateFindings;
 pub use self::duplicates::{Duplicate, DuplicateKind};
 pub use self::effects::{Change, Effects, effects};
+use self::evidence::Evidence;
 pub use self::map::map;
+use self::scorer::Scorer;
 use self::verdict::Posterior;
 pub use self::verdict::{Certainty, Verdict};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
-use crate::method::TrainedRelabel;
 use crate::progress::Progress;
 
 /// The result of an audit.
@@ -82,7 +87,7 @@ pub struct AuditedItem {
     pub verdict: Verdict,
     /// The label that the item should have, if the verdict is [`Verdict::Relabel`].
     pub suggested: Option<String>,
-    /// The weight of the item in the prototype of its class, relative to an equal share (1).
+    /// The probability that the label is right, relative to the mean of its class (1).
     pub weight: f32,
     /// The probability that the item belongs to none of the classes.
     pub p_outlier: f32,
@@ -106,7 +111,7 @@ pub struct Neighbour {
     pub item: String,
     /// Its label in the data.
     pub given: String,
-    /// The cosine of the two items, after subtraction of the mean of their chunk.
+    /// The cosine of the two items, after subtraction of the mean of all items.
     pub similarity: f32,
 }
 
@@ -132,15 +137,9 @@ struct ScoredItem {
 }
 
 /// Scores all items and turns the probabilities into verdicts: what [`AuditBuilder::run`] does after its checks.
-fn run(
-    data: &Embeddings,
-    head: &TrainedRelabel,
-    options: &Options,
-    confirmed: &[bool],
-    progress: &dyn Progress,
-) -> Result<Audit> {
-    let mut scored = score_items(data, head, options.neighbours, progress)?;
+fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn Progress) -> Result<Audit> {
     let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
+    let mut scored = score_items(data, options.neighbours, is_confirmed, progress)?;
     for (row, item) in scored.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
         item.posterior.settle(data.labels()[row]);
     }
@@ -171,31 +170,57 @@ impl<'a> Poll<'a> {
     }
 }
 
-/// Runs the head on every item, chunk by chunk. The result is in the order of the rows.
+/// Weighs the evidence in several rounds. The result is in the order of the rows.
 fn score_items(
     data: &Embeddings,
-    head: &TrainedRelabel,
     neighbours: usize,
+    is_confirmed: impl Fn(usize) -> bool,
     progress: &dyn Progress,
 ) -> Result<Vec<ScoredItem>> {
     let total = data.len() as u64;
-    let chunks = Chunks::new(data, &Poll { progress, done: 0, total })?;
-    let mut scored: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
-    let mut done = 0;
-    for group in chunks.all().chunks(chunks::CHUNKS_PER_UPDATE) {
-        let poll = Poll { progress, done, total };
-        let score = |chunk: &Chunk| {
-            poll.check()?;
-            chunk.score(data, head, neighbours)
-        };
-        let found: Vec<Vec<(u32, ScoredItem)>> = group.par_iter().map(score).collect::<Result<_>>()?;
-        for (row, item) in found.into_iter().flatten() {
-            scored[row as usize] = Some(item);
-        }
-        done += group.iter().map(Chunk::queries).sum::<usize>() as u64;
+    let scorers = Scorer::built_in()?;
+    let collection = Collection::new(data, is_confirmed);
+    // Preparing the evidence takes about half of the time.
+    let evidence = Evidence::new(&collection, neighbours, &Poll { progress, done: 0, total })?;
+    let mut shares = evidence.given();
+    for (round, scorer) in scorers.iter().enumerate() {
+        let rounds = scorers.len() + round;
+        let done = total * rounds as u64 / (2 * scorers.len()) as u64;
         progress.check(done, total)?;
+        shares = evidence.round(scorer, &shares, &Poll { progress, done, total })?;
     }
-    Ok(scored.into_iter().map(|item| item.expect("every item is scored in one chunk")).collect())
+    progress.check(total, total)?;
+    let (weights, classes) = (weights(&collection, &shares), &collection.classes);
+    let mut scored: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
+    for (position, shares) in shares.iter().enumerate() {
+        let known: f32 = shares.iter().map(|(_, share)| share).sum();
+        let shares = shares.iter().map(|&(class, share)| (classes[class as usize], share)).collect();
+        let given = classes[collection.given[position] as usize];
+        let nearest = evidence.neighbours[position].iter().take(neighbours);
+        scored[collection.order[position] as usize] = Some(ScoredItem {
+            posterior: Posterior::new(given, shares, (1.0 - known).max(0.0), classes.len()),
+            weight: weights[position],
+            neighbours: nearest.map(|&(other, cosine)| (collection.order[other as usize], cosine)).collect(),
+        });
+    }
+    Ok(scored.into_iter().map(|item| item.expect("every row has a position")).collect())
+}
+
+/// The probability that the label of each item is right, relative to the mean of its class.
+fn weights(collection: &Collection, shares: &[evidence::Shares]) -> Vec<f32> {
+    let right: Vec<f32> =
+        shares.iter().zip(&collection.given).map(|(shares, &given)| evidence::share(shares, given)).collect();
+    let mut means = vec![(0.0, 0.0); collection.classes.len()];
+    for (right, &given) in right.iter().zip(&collection.given) {
+        let (sum, count) = &mut means[given as usize];
+        *sum += right;
+        *count += 1.0;
+    }
+    let weight = |(right, &given): (&f32, &u32)| {
+        let (sum, count) = means[given as usize];
+        if sum > 0.0 { right * count / sum } else { 1.0 }
+    };
+    right.iter().zip(&collection.given).map(weight).collect()
 }
 
 impl Audit {
@@ -248,7 +273,7 @@ impl Audit {
             shares.push(posterior.into_shares());
         }
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
-        Audit { method: "relabel".into(), items, classes, expected_wrong, duplicates, warnings, shares }
+        Audit { method: "evidence".into(), items, classes, expected_wrong, duplicates, warnings, shares }
     }
 
     /// The indices of all items, in descending order of the probability that the label is wrong.

@@ -7,11 +7,17 @@ use crate::embeddings::Embeddings;
 /// Rows per partial sum. Fixed, so that the sums do not depend on the number of threads.
 const CHUNK: usize = 256;
 
-/// All rows, centred and normalised, one after the other. A row that equals the mean becomes zero.
+/// All rows, centred and normalised, one after the other.
 pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     let dim = data.dim();
     let mut values = data.all_rows().into_owned();
-    let mean = mean(&values, dim);
+    centre(&mut values, dim);
+    values
+}
+
+/// Subtracts the mean from rows and scales them to unit length. A row that equals the mean becomes zero.
+pub(super) fn centre(values: &mut [f32], dim: usize) {
+    let mean = mean(values, dim);
     values.par_chunks_exact_mut(dim).for_each(|row| {
         row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
         let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
@@ -19,7 +25,6 @@ pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
         let scale = if length > 1e-6 { length.recip() } else { 0.0 };
         row.iter_mut().for_each(|value| *value *= scale);
     });
-    values
 }
 
 fn mean(values: &[f32], dim: usize) -> Vec<f32> {

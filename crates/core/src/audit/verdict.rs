@@ -69,17 +69,6 @@ impl Posterior {
         self.none = 0.0;
     }
 
-    /// Moves a share of the probability of "none of the classes" to a class.
-    pub fn prefer(&mut self, class: u32, share: f32) {
-        let moved = self.none * share;
-        self.none -= moved;
-        match self.classes.iter_mut().find(|(other, _)| *other == class) {
-            Some((_, own)) => *own += moved,
-            None => self.classes.push((class, moved)),
-        }
-        self.classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    }
-
     pub fn p_wrong(&self) -> f32 {
         (1.0 - self.share(self.given)).clamp(0.0, 1.0)
     }

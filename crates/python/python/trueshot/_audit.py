@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -25,7 +24,6 @@ def audit(
     certainty: float | None = None,
     expected_noise: float | None = None,
     neighbours: int = 5,
-    head: str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> Audit:
     """Find wrong labels and suggest the right ones.
@@ -50,8 +48,6 @@ def audit(
         Share of wrong labels, from 0 to below 1, if known. Default: estimated.
     neighbours : int
         Number of similar rows to report per row. Default: 5.
-    head : path, optional
-        Head trained with ``trueshot train relabel``. Default: the built-in head.
     threads : int, optional
         Number of threads; results do not depend on it. Default: RAYON_NUM_THREADS, or all cores.
 
@@ -82,7 +78,6 @@ def audit(
         certainty,
         expected_noise,
         _count(neighbours),
-        None if head is None else os.fspath(head),
         threads,
     )
     return Audit(native, labels, pictures)

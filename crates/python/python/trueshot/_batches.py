@@ -6,7 +6,6 @@ polars, arro3, nanoarrow, duckdb. Results are such tables as well: ``pyarrow.tab
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ def audit_batch(
     carry: Sequence[str] | None = None,
     certainty: float | None = None,
     expected_noise: float | None = None,
-    head: str | os.PathLike[str] | None = None,
     threads: int | None = None,
 ) -> Any:
     """Audit many support sets, one per row of the table.
@@ -36,7 +34,7 @@ def audit_batch(
         Names of these columns.
     carry : list of str, optional
         Columns that are copied to the result. Default: ``task``, if there is one.
-    certainty, expected_noise, head, threads :
+    certainty, expected_noise, threads :
         As in :func:`audit`.
 
     Returns
@@ -61,8 +59,7 @@ def audit_batch(
     >>> found["error"].to_pylist()
     [None, '2 rows of features but 3 labels']
     """
-    head = None if head is None else os.fspath(head)
-    return _native.audit_batch(table, features, labels, _carried(carry), certainty, expected_noise, head, threads)
+    return _native.audit_batch(table, features, labels, _carried(carry), certainty, expected_noise, threads)
 
 
 def fit_batch(

@@ -1,7 +1,7 @@
 """Functions with the interface of cleanlab, which take labels and features instead of predicted probabilities.
 
 cleanlab needs out-of-sample predicted probabilities, which requires cross-validation and more rows than a few-shot set has.
-Here the built-in head uses the set itself, so two rows per class are enough.
+Here every row is compared with the set itself, so two rows per class are enough.
 """
 
 from __future__ import annotations

@@ -91,7 +91,6 @@ def audit(
     certainty: float | None,
     expected_noise: float | None,
     neighbours: int,
-    head: str | None,
     threads: int | None,
 ) -> Audit: ...
 def audit_batch(
@@ -101,7 +100,6 @@ def audit_batch(
     carried: list[str] | None,
     certainty: float | None,
     expected_noise: float | None,
-    head: str | None,
     threads: int | None,
 ) -> Batches: ...
 def fit_batch(

@@ -11,7 +11,6 @@ installed on every node.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ def audit(
     carry: Sequence[str] | None = None,
     certainty: float | None = None,
     expected_noise: float | None = None,
-    head: str | os.PathLike[str] | None = None,
     threads: int = 1,
     actors: int | tuple[int, int] | None = None,
     batch_size: int | None = None,
@@ -48,8 +46,8 @@ def audit(
     ----------
     ds : ray.data.Dataset
         One row per task. ``features`` and ``labels`` are lists as :func:`trueshot.audit_batch` takes them, or Ray's tensors.
-    features, labels, carry, certainty, expected_noise, head :
-        As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path on every node.
+    features, labels, carry, certainty, expected_noise :
+        As in :func:`trueshot.audit_batch`.
     threads : threads, and cores, of an actor
     actors : how many actors, or the least and the most; from one up to one a core of the cluster if not given
     batch_size : tasks of a call; a whole block if not given, which copies nothing
@@ -61,7 +59,7 @@ def audit(
     ray.data.Dataset
         The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is consumed.
     """
-    options = dict(certainty=certainty, expected_noise=expected_noise, head=None if head is None else os.fspath(head))
+    options = dict(certainty=certainty, expected_noise=expected_noise)
     options |= dict(features=features, labels=labels, carry=carry, threads=threads)
     return _spread(ds, _batches.audit_batch, options, actors, batch_size, actor_options)
 

@@ -12,7 +12,6 @@ installed wherever executors run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,6 @@ def audit(
     carry: Sequence[str] | None = None,
     certainty: float | None = None,
     expected_noise: float | None = None,
-    head: str | os.PathLike[str] | None = None,
     threads: int = 1,
 ) -> Any:
     """Audit many support sets, one per row: :func:`trueshot.audit_batch`, distributed over executors.
@@ -60,8 +58,8 @@ def audit(
     df : pyspark.sql.DataFrame
         One row per task. ``features`` is an array of arrays of float or double, or one array of all numbers of a task;
         ``labels`` an array of strings or whole numbers.
-    features, labels, carry, certainty, expected_noise, head :
-        As in :func:`trueshot.audit_batch`. The file of a ``head`` must be at the same path wherever executors run.
+    features, labels, carry, certainty, expected_noise :
+        As in :func:`trueshot.audit_batch`.
     threads : threads of a Spark task; give it as many cores by ``spark.task.cpus``
 
     Returns
@@ -69,7 +67,7 @@ def audit(
     pyspark.sql.DataFrame
         The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is asked for.
     """
-    options = _audit_options(certainty, expected_noise, head, threads)
+    options = _audit_options(certainty, expected_noise, threads)
     return _spread(df, _batches.audit_batch, features, labels, carry, options, _AUDITS)
 
 
@@ -109,7 +107,6 @@ def audit_samples(
     carry: Sequence[str] | None = None,
     certainty: float | None = None,
     expected_noise: float | None = None,
-    head: str | os.PathLike[str] | None = None,
     threads: int = 1,
 ) -> Any:
     """Audit data frames with one row per sample; a shuffle groups the samples of each task.
@@ -123,7 +120,7 @@ def audit_samples(
         A shuffle does not keep the order of rows, and sums taken in another order may differ in their last bit. With a column
         to sort by, unique within a task, results are the same bytes every time.
     carry : columns that go through unchanged; ``task`` and ``order`` if not given
-    certainty, expected_noise, head, threads :
+    certainty, expected_noise, threads :
         As in :func:`audit`.
 
     Returns
@@ -133,7 +130,7 @@ def audit_samples(
         be worked on.
     """
     keys = [task] if order is None else [task, order]
-    options = _audit_options(certainty, expected_noise, head, threads)
+    options = _audit_options(certainty, expected_noise, threads)
     carried = keys if carry is None else _batches._carried(carry)
     chosen = _chosen(df, [*keys, features, label, *carried])
 
@@ -149,11 +146,8 @@ def audit_samples(
     return chosen.groupBy(task).applyInArrow(answered, _schema(df, carried, _SAMPLES))
 
 
-def _audit_options(
-    certainty: float | None, expected_noise: float | None, head: str | os.PathLike[str] | None, threads: int
-) -> dict[str, Any]:
-    head = None if head is None else os.fspath(head)
-    return {"certainty": certainty, "expected_noise": expected_noise, "head": head, "threads": threads}
+def _audit_options(certainty: float | None, expected_noise: float | None, threads: int) -> dict[str, Any]:
+    return {"certainty": certainty, "expected_noise": expected_noise, "threads": threads}
 
 
 def _spread(

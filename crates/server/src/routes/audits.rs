@@ -12,7 +12,7 @@ use crate::body::receive;
 use crate::openapi::{AuditBody, Binary, PicturesBody, SupportBody};
 use crate::problem::Problem;
 use crate::request_rows::{SkippedItem, parse_labelled_rows};
-use crate::state::{App, SharedApp};
+use crate::state::SharedApp;
 
 /// Options of an audit.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -55,7 +55,7 @@ pub async fn post(
     let reply = admitted.run(move |job| {
         let support = parse_labelled_rows(body, &app, &job.cancellation)?;
         check_response_size(&support, &options, app.limits.body)?;
-        let audit = audit_rows(&support, &options, &app, &job.cancellation)?;
+        let audit = audit_rows(&support, &options, &job.cancellation)?;
         let embedder = support.embeddings.backbone().map(str::to_owned);
         let skipped = support.skipped.into_iter().map(Into::into).collect();
         job.json_response(&AuditReply { audit, embedder, skipped })
@@ -100,11 +100,9 @@ fn check_response_size(support: &LabelledRows, options: &Options, most: usize) -
 pub fn audit_rows(
     support: &LabelledRows,
     options: &Options,
-    app: &App,
     cancellation: &Cancellation,
 ) -> Result<Audit, Problem> {
     let found = Audit::of(&support.embeddings)
-        .head(&app.head)
         .options(options.clone())
         .confirmed(&support.confirmed)
         .progress(cancellation)
@@ -125,7 +123,6 @@ pub fn audit_rows(
 #[cfg(test)]
 mod tests {
     use trueshot::Embeddings;
-    use trueshot::method::TrainedRelabel;
 
     use super::*;
 
@@ -134,11 +131,10 @@ mod tests {
         let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
-        let head = TrainedRelabel::built_in().unwrap();
         // A certainty that leaves some items undecided, which then have advice.
         let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
-        let audit = Audit::of(&data).head(&head).options(options).confirmed(&confirmed).run().unwrap();
+        let audit = Audit::of(&data).options(options).confirmed(&confirmed).run().unwrap();
         let skipped = vec![SkippedItem { item: "x".into(), class: "a".into(), reason: "truncated".into() }];
         let reply = serde_json::to_value(AuditReply { audit, embedder: None, skipped }).unwrap();
         assert!(

@@ -56,7 +56,7 @@ pub async fn post(
     let made = admitted.run(move |job| {
         let support = parse_labelled_rows(body, &app, &job.cancellation)?;
         check_fit_size(&support)?;
-        let audit = audits::audit_rows(&support, &Options::default(), &app, &job.cancellation)?;
+        let audit = audits::audit_rows(&support, &Options::default(), &job.cancellation)?;
         let predictor = Predictor::fit(support.embeddings, &method, Some(&audit))?;
         let metadata = app.store.save(predictor)?;
         let place = format!("/api/v1/classifiers/{}", metadata.id);

@@ -1,0 +1,62 @@
+//! The rows of an audit, in an order that depends on their values alone, so that the result does not depend on the order of
+//! the data or on the names of items and classes.
+
+use rayon::prelude::*;
+
+use super::rows;
+use crate::embeddings::Embeddings;
+
+/// Centred rows of unit length with their labels.
+pub(super) struct Collection {
+    values: Vec<f32>,
+    dim: usize,
+    /// The row of the data at each position.
+    pub order: Vec<u32>,
+    /// The label at each position. Classes are numbered by their first item.
+    pub given: Vec<u32>,
+    /// The class of the data for each number.
+    pub classes: Vec<u32>,
+    /// Whether the user has confirmed the label, at each position.
+    pub confirmed: Vec<bool>,
+}
+
+impl Collection {
+    pub fn new(data: &Embeddings, is_confirmed: impl Fn(usize) -> bool) -> Self {
+        let dim = data.dim();
+        let values = data.all_rows();
+        let row = |row: u32| &values[row as usize * dim..(row as usize + 1) * dim];
+        let label = |row: u32| data.labels()[row as usize];
+        let mut order: Vec<u32> = (0..data.len() as u32).collect();
+        order.par_sort_by(|&a, &b| {
+            let pairs = row(a).iter().zip(row(b));
+            let differing = pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne());
+            differing.unwrap_or_else(|| label(a).cmp(&label(b)))
+        });
+        drop(values);
+        let mut numbers = vec![u32::MAX; data.classes().len()];
+        let mut classes = Vec::new();
+        let given = order.iter().map(|&row| {
+            let number = &mut numbers[label(row) as usize];
+            if *number == u32::MAX {
+                *number = classes.len() as u32;
+                classes.push(label(row));
+            }
+            *number
+        });
+        let given = given.collect();
+        let mut values = data.gather(&order).into_owned();
+        rows::centre(&mut values, dim);
+        let confirmed = order.iter().map(|&row| is_confirmed(row as usize)).collect();
+        Collection { values, dim, order, given, classes, confirmed }
+    }
+
+    /// The number of values of a row.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// All rows; a row that equals the mean is zero.
+    pub fn rows(&self) -> Vec<&[f32]> {
+        self.values.chunks_exact(self.dim).collect()
+    }
+}

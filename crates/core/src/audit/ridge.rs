@@ -1,0 +1,227 @@
+//! Ridge regression of the class shares on the rows, with every prediction made without the row itself.
+//!
+//! The regression has one coefficient per class and dimension. Leaving a row out changes the prediction for it from `p` to
+//! `(p - h t) / (1 - h)` with its target `t` and its leverage `h`, so nothing is fitted again.
+
+use rayon::prelude::*;
+use trueshot_nn::products;
+
+use super::Poll;
+use crate::error::Result;
+
+/// Rows per partial sum.
+const BLOCK: usize = 1024;
+
+/// A ridge regression on some rows, whose targets come later.
+pub(super) struct Ridge {
+    /// The inverse of the rows' Gram matrix (at most as many rows as dimensions), or of that of the columns, plus the penalty.
+    inverse: Vec<f32>,
+    by_rows: bool,
+    /// The leverage of each row, from 0 to 1.
+    leverage: Vec<f32>,
+}
+
+impl Ridge {
+    /// One regression for each penalty.
+    pub fn all<const N: usize>(rows: &[&[f32]], penalties: [f64; N], poll: &Poll<'_>) -> Result<[Ridge; N]> {
+        let dim = rows[0].len();
+        let by_rows = rows.len() <= dim;
+        let size = rows.len().min(dim);
+        let gram = if by_rows { gram_of_rows(rows) } else { gram_of_columns(rows, poll)? };
+        let mut all = Vec::with_capacity(N);
+        for penalty in penalties {
+            poll.check()?;
+            let mut matrix = gram.clone();
+            (0..size).for_each(|i| matrix[i * size + i] += penalty);
+            let inverse = inverse(matrix, size);
+            let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
+            let leverage = match by_rows {
+                true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
+                false => leverages(rows, &single),
+            };
+            all.push(Ridge { inverse: single, by_rows, leverage });
+        }
+        Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
+    }
+
+    /// The coefficients for some targets: `[target][dim]`. `targets` has the value of every row, `sums` the sum of the rows
+    /// times their values, both by target.
+    pub fn coefficients(&self, rows: &[&[f32]], targets: &dyn Targets) -> Vec<f32> {
+        let (dim, size) = (rows[0].len(), rows.len().min(rows[0].len()));
+        let inverse: Vec<&[f32]> = self.inverse.chunks_exact(size).collect();
+        let mut coefficients = vec![0.0; targets.count() * dim];
+        coefficients.par_chunks_exact_mut(dim).enumerate().for_each(|(target, out)| match self.by_rows {
+            true => {
+                let mut weights = vec![0.0; size];
+                products::products(&inverse, &[&targets.values(target)], &mut weights);
+                products::weighted_sum(rows, &weights, out);
+            }
+            false => products::products(&inverse, &[&targets.sum(target)], out),
+        });
+        coefficients
+    }
+
+    /// The prediction for a row without the row itself, from the prediction with it.
+    pub fn without(&self, row: usize, prediction: f32, target: f32) -> f32 {
+        let leverage = self.leverage[row];
+        (prediction - leverage * target) / (1.0 - leverage).max(1e-3)
+    }
+}
+
+/// Targets of a regression.
+pub(super) trait Targets: Sync {
+    fn count(&self) -> usize;
+    /// The value of every row.
+    fn values(&self, target: usize) -> Vec<f32>;
+    /// The sum of the rows, times their values.
+    fn sum(&self, target: usize) -> Vec<f32>;
+}
+
+fn gram_of_rows(rows: &[&[f32]]) -> Vec<f64> {
+    let mut gram = vec![0.0; rows.len() * rows.len()];
+    gram.par_chunks_exact_mut(rows.len()).zip(rows).for_each(|(out, row)| {
+        let mut products = vec![0.0; rows.len()];
+        products::products(rows, &[row], &mut products);
+        out.iter_mut().zip(products).for_each(|(out, product)| *out = f64::from(product));
+    });
+    gram
+}
+
+fn gram_of_columns(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<f64>> {
+    const COLUMNS: usize = 32;
+    let dim = rows[0].len();
+    let mut gram = vec![0.0; dim * dim];
+    let mut transposed = vec![0.0; dim * BLOCK];
+    for block in rows.chunks(BLOCK) {
+        poll.check()?;
+        let transposed = &mut transposed[..dim * block.len()];
+        transposed.par_chunks_exact_mut(block.len()).enumerate().for_each(|(column, out)| {
+            out.iter_mut().zip(block).for_each(|(out, row)| *out = row[column]);
+        });
+        let columns: Vec<&[f32]> = transposed.chunks_exact(block.len()).collect();
+        gram.par_chunks_mut(COLUMNS * dim).zip(columns.par_chunks(COLUMNS)).for_each(|(gram, some)| {
+            let mut sums = vec![0.0; some.len() * dim];
+            products::products(&columns, some, &mut sums);
+            gram.iter_mut().zip(sums).for_each(|(gram, sum)| *gram += f64::from(sum));
+        });
+    }
+    Ok(gram)
+}
+
+/// `x' M x` for each row `x`.
+fn leverages(rows: &[&[f32]], matrix: &[f32]) -> Vec<f32> {
+    const ROWS: usize = 64;
+    let dim = rows[0].len();
+    let matrix: Vec<&[f32]> = matrix.chunks_exact(dim).collect();
+    let of_block = |rows: &[&[f32]]| {
+        let mut multiplied = vec![0.0; rows.len() * dim];
+        products::products(&matrix, rows, &mut multiplied);
+        let dot = |(row, other): (&&[f32], &[f32])| row.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
+        rows.iter().zip(multiplied.chunks_exact(dim)).map(dot).collect::<Vec<f32>>()
+    };
+    rows.par_chunks(ROWS).map(of_block).collect::<Vec<_>>().concat()
+}
+
+/// The inverse of a symmetric, positive definite matrix, by Cholesky decomposition.
+fn inverse(mut matrix: Vec<f64>, size: usize) -> Vec<f64> {
+    for i in 0..size {
+        let (above, rest) = matrix.split_at_mut(i * size);
+        let row = &mut rest[..size];
+        for (j, other) in above.chunks_exact(size).enumerate() {
+            row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+        }
+        // Positive up to rounding.
+        row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
+    }
+    // Column c of the inverse of the lower triangle, from its first nonzero element on.
+    let column = |c: usize| {
+        let mut column = vec![0.0; size - c];
+        for i in c..size {
+            let row = &matrix[i * size..];
+            let sum = dot(&row[c..i], &column[..i - c]);
+            column[i - c] = (f64::from(u8::from(i == c)) - sum) / row[i];
+        }
+        column
+    };
+    let columns: Vec<Vec<f64>> = (0..size).into_par_iter().map(column).collect();
+    let mut inverse = vec![0.0; size * size];
+    inverse.par_chunks_exact_mut(size).enumerate().for_each(|(i, out)| {
+        for (j, out) in out.iter_mut().enumerate() {
+            let from = i.max(j);
+            *out = dot(&columns[i][from - i..], &columns[j][from - j..]);
+        }
+    });
+    inverse
+}
+
+/// The inner product, as eight partial sums.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    rest + sums.iter().sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{Purpose, Rng};
+
+    struct One(Vec<f32>, Vec<Vec<f32>>);
+
+    impl Targets for One {
+        fn count(&self) -> usize {
+            1
+        }
+
+        fn values(&self, _: usize) -> Vec<f32> {
+            self.0.clone()
+        }
+
+        fn sum(&self, _: usize) -> Vec<f32> {
+            let mut sum = vec![0.0; self.1[0].len()];
+            for (row, value) in self.1.iter().zip(&self.0) {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += value * x);
+            }
+            sum
+        }
+    }
+
+    fn predictions(rows: &[Vec<f32>], targets: &[f32]) -> (Vec<f32>, Ridge) {
+        let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        let poll = Poll { progress: &(), done: 0, total: 1 };
+        let [ridge] = Ridge::all(&views, [0.7], &poll).unwrap();
+        let coefficients = ridge.coefficients(&views, &One(targets.to_vec(), rows.to_vec()));
+        let of_row = |row: &Vec<f32>| row.iter().zip(&coefficients).map(|(a, b)| a * b).sum();
+        (rows.iter().map(of_row).collect(), ridge)
+    }
+
+    #[test]
+    fn predictions_without_a_row_equal_those_of_a_regression_without_it() {
+        for (count, dim) in [(6, 11), (30, 11)] {
+            let mut rng = Rng::for_item(3, Purpose::Projection, 0, 0);
+            let rows: Vec<Vec<f32>> =
+                (0..count).map(|_| (0..dim).map(|_| rng.uniform() - 0.5).collect()).collect();
+            let targets: Vec<f32> = (0..count).map(|_| rng.uniform() - 0.5).collect();
+            let (with, ridge) = predictions(&rows, &targets);
+            for left_out in 0..count {
+                // A row of zeros with target 0 changes nothing.
+                let (mut others, mut other_targets) = (rows.clone(), targets.clone());
+                others[left_out].fill(0.0);
+                other_targets[left_out] = 0.0;
+                let views: Vec<&[f32]> = others.iter().map(Vec::as_slice).collect();
+                let poll = Poll { progress: &(), done: 0, total: 1 };
+                let [fitted] = Ridge::all(&views, [0.7], &poll).unwrap();
+                let coefficients = fitted.coefficients(&views, &One(other_targets, others.clone()));
+                let expected: f32 = rows[left_out].iter().zip(&coefficients).map(|(a, b)| a * b).sum();
+                let found = ridge.without(left_out, with[left_out], targets[left_out]);
+                assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+            }
+        }
+    }
+}

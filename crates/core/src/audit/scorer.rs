@@ -1,0 +1,87 @@
+//! The network that turns evidence into probabilities, one for each round.
+
+use crate::error::Result;
+use crate::tensors::Tensors;
+
+/// Numbers per item and class: those that differ between classes, those of the item, and differences to the best other class.
+pub(super) const FEATURES: usize = CLASS_FEATURES + ITEM_FEATURES + RELATIVE_FEATURES;
+pub(super) const CLASS_FEATURES: usize = 9;
+const ITEM_FEATURES: usize = 6;
+pub(super) const RELATIVE_FEATURES: usize = 6;
+/// Hidden units per layer.
+const WIDTH: usize = 32;
+
+/// Trained by bench/train_audit.py on simulated label noise.
+const BUILT_IN: &[u8] = include_bytes!("../../assets/audit.safetensors");
+
+/// A network with two hidden layers and one output.
+struct Network {
+    inputs: usize,
+    layers: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Network {
+    fn new(tensors: &Tensors, name: &str, inputs: usize) -> Result<Self> {
+        let layer = |(number, (inputs, outputs)): (usize, (usize, usize))| {
+            let values = |kind: &str, count: usize| -> Result<Vec<f32>> {
+                Ok(tensors.values(&format!("{name}.{number}.{kind}"), count)?.to_vec())
+            };
+            Ok((values("weight", inputs * outputs)?, values("bias", outputs)?))
+        };
+        let shapes = [(inputs, WIDTH), (WIDTH, WIDTH), (WIDTH, 1)];
+        Ok(Network { inputs, layers: shapes.into_iter().enumerate().map(layer).collect::<Result<_>>()? })
+    }
+
+    fn output(&self, features: &[f32]) -> f32 {
+        assert_eq!(features.len(), self.inputs);
+        let mut values = features.to_vec();
+        for (number, (weights, biases)) in self.layers.iter().enumerate() {
+            if number > 0 {
+                values.iter_mut().for_each(|value| *value = value.max(0.0));
+            }
+            let rows = weights.chunks_exact(values.len()).zip(biases);
+            values = rows
+                .map(|(row, bias)| bias + row.iter().zip(&values).map(|(a, b)| a * b).sum::<f32>())
+                .collect();
+        }
+        values[0]
+    }
+}
+
+/// The scores of classes, and of none of them.
+pub(super) struct Scorer {
+    class: Network,
+    none: Network,
+}
+
+impl Scorer {
+    /// The built-in networks, one for each round.
+    pub fn built_in() -> Result<Vec<Scorer>> {
+        let tensors = Tensors::read_bytes(BUILT_IN.to_vec(), "the built-in audit model")?;
+        let rounds = (0..).take_while(|round| tensors.get(&format!("round{round}.class.0.weight")).is_some());
+        let scorer = |round: usize| {
+            Ok(Scorer {
+                class: Network::new(&tensors, &format!("round{round}.class"), FEATURES)?,
+                none: Network::new(&tensors, &format!("round{round}.none"), 3 * FEATURES)?,
+            })
+        };
+        rounds.map(scorer).collect()
+    }
+
+    /// The probabilities of the candidates; the rest is that of none of them. The first candidate is the given class.
+    pub fn probabilities(&self, candidates: &[[f32; FEATURES]]) -> Vec<f32> {
+        let mut scores: Vec<f32> = candidates.iter().map(|features| self.class.output(features)).collect();
+        let mut pooled = Vec::with_capacity(3 * FEATURES);
+        let of_feature = |n: usize| candidates.iter().map(move |features| features[n]);
+        pooled.extend((0..FEATURES).map(|n| of_feature(n).fold(f32::NEG_INFINITY, f32::max)));
+        pooled.extend((0..FEATURES).map(|n| of_feature(n).sum::<f32>() / candidates.len() as f32));
+        pooled.extend(candidates[0]);
+        scores.push(self.none.output(&pooled));
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
+        let sum: f32 = scores.iter().sum();
+        scores.pop();
+        scores.iter_mut().for_each(|score| *score /= sum);
+        scores
+    }
+}
