@@ -11,7 +11,7 @@ use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
 use crate::exceptions::{to_exception, value_error};
-use crate::{methods, numpy_features, thread_pools};
+use crate::{numpy_features, thread_pools};
 
 /// What was found; `trueshot.Audit` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
@@ -120,6 +120,7 @@ pub fn verdict_name(verdict: Verdict) -> &'static str {
         Verdict::Keep => "keep",
         Verdict::Relabel => "relabel",
         Verdict::Outlier => "outlier",
+        Verdict::Wrong => "wrong",
         Verdict::Unsure => "unsure",
     }
 }

@@ -1,8 +1,7 @@
 //! Makes methods from their text form. Methods are cached: reading the built-in head takes longer than fitting an estimator.
 
 use std::collections::HashMap;
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use trueshot::Result;
 use trueshot::method::{NamedMethod, Registry};

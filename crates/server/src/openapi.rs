@@ -158,7 +158,7 @@ pub struct AuditedItem {
     given: String,
     /// The probability that the label is wrong.
     p_wrong: f32,
-    /// The verdict: keep, relabel, outlier (none of these classes) or unsure (undecided).
+    /// The verdict: keep, relabel, outlier (none of these classes), wrong (which class is uncertain) or unsure (undecided).
     #[schema(value_type = String)]
     verdict: Verdict,
     /// The suggested label, if the verdict is relabel.
@@ -167,6 +167,8 @@ pub struct AuditedItem {
     weight: f32,
     /// The probability that the item belongs to none of the classes.
     p_outlier: f32,
+    /// The three most probable classes, the most probable first.
+    probable: Vec<ProbableClass>,
     /// What would help to decide, if the verdict is unsure.
     #[schema(required = false, nullable = false)]
     #[serde(default)]
@@ -177,6 +179,17 @@ pub struct AuditedItem {
     confirmed: bool,
     /// The most similar items, the most similar first.
     neighbours: Vec<Neighbour>,
+}
+
+/// A class that an item may belong to.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct ProbableClass {
+    /// The class; null for none of the classes.
+    class: Option<String>,
+    /// The probability that the item belongs to it.
+    p: f32,
 }
 
 /// An item that is similar to an audited one.

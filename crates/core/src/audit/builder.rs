@@ -32,8 +32,8 @@ impl Options {
     /// # Errors
     /// [`Error::OutOfRange`], which names the option, the value and the range.
     pub fn validate(&self) -> Result<()> {
-        let Certainty { keep, relabel, outlier } = self.certainty;
-        for certainty in [keep, relabel, outlier] {
+        let Certainty { keep, relabel, outlier, wrong } = self.certainty;
+        for certainty in [keep, relabel, outlier, wrong] {
             require("certainty", certainty, (0.5..=1.0).contains(&certainty), "a probability from 0.5 to 1")?;
         }
         if let Some(share) = self.expected_noise {

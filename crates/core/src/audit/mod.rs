@@ -91,6 +91,8 @@ pub struct AuditedItem {
     pub weight: f32,
     /// The probability that the item belongs to none of the classes.
     pub p_outlier: f32,
+    /// The three most probable classes, the given one included, most probable first.
+    pub probable: Vec<ProbableClass>,
     /// What would help to decide, if the verdict is [`Verdict::Unsure`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
@@ -99,6 +101,15 @@ pub struct AuditedItem {
     pub confirmed: bool,
     /// The most similar items, in descending order of similarity.
     pub neighbours: Vec<Neighbour>,
+}
+
+/// A class that an item may belong to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ProbableClass {
+    /// The class; `None` stands for none of the classes.
+    pub class: Option<String>,
+    /// The probability that the item belongs to it, from 0 to 1.
+    pub p: f32,
 }
 
 /// An item that is similar to another one.
@@ -266,6 +277,11 @@ impl Audit {
                 suggested: suggested.map(class_name),
                 weight,
                 p_outlier: posterior.p_none(),
+                probable: posterior
+                    .probable()
+                    .into_iter()
+                    .map(|(class, p)| ProbableClass { class: class.map(class_name), p })
+                    .collect(),
                 advice: (verdict == Verdict::Unsure).then(|| posterior.advice(counts, class_name)),
                 confirmed: is_confirmed(row),
                 neighbours: neighbours.iter().map(neighbour).collect(),
@@ -295,7 +311,7 @@ impl AuditedItem {
     pub fn is_suspect(&self) -> bool {
         match self.verdict {
             Verdict::Keep => false,
-            Verdict::Relabel | Verdict::Outlier => true,
+            Verdict::Relabel | Verdict::Outlier | Verdict::Wrong => true,
             Verdict::Unsure => self.p_wrong >= 0.5,
         }
     }

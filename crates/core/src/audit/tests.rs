@@ -3,6 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::error::Error;
+use crate::rng::{Purpose, Rng};
 
 /// Classes around places of their own; the last item of every class is one of the next class.
 fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool>) {
@@ -53,7 +54,7 @@ fn misfiled_items_are_found_and_sent_where_they_belong() {
 }
 
 #[test]
-fn a_collection_of_many_chunks_is_scored_like_a_small_one() {
+fn a_large_collection_is_scored_like_a_small_one() {
     let (data, wrong) = collection(30, 40, 24);
     check(&data, &wrong);
 }
@@ -66,6 +67,79 @@ fn threads_do_not_change_a_byte() {
         pool.install(|| serde_json::to_string(&look(&data, &Options::default(), &[])).unwrap())
     };
     assert_eq!(with(1), with(3));
+}
+
+/// Classes that overlap, so that probabilities are not all 0 or 1, with labels that are wrong at random.
+fn overlapping(classes: usize, items: usize, dim: usize) -> (Vec<f32>, Vec<usize>) {
+    let mut rng = Rng::new(5, Purpose::Method, 0);
+    let centres: Vec<f32> = (0..classes * dim).map(|_| rng.uniform() - 0.5).collect();
+    let (mut values, mut labels) = (Vec::new(), Vec::new());
+    for row in 0..classes * items {
+        let truth = row % classes;
+        values.extend((0..dim).map(|d| centres[truth * dim + d] + 1.2 * (rng.uniform() - 0.5)));
+        labels.push(if rng.below(5) == 0 { rng.below(classes) } else { truth });
+    }
+    (values, labels)
+}
+
+/// P(wrong) of every row; class number `n` is called `name(n)`.
+fn p_wrong(values: &[f32], dim: usize, labels: &[usize], name: impl Fn(usize) -> String) -> Vec<f32> {
+    let labels = labels.iter().map(|&label| name(label)).collect();
+    let data = Embeddings::from_rows(values.to_vec(), dim, labels).unwrap();
+    look(&data, &Options::default(), &[]).items.iter().map(|item| item.p_wrong).collect()
+}
+
+#[test]
+fn order_and_names_change_nothing() {
+    let (values, labels) = overlapping(7, 20, 12);
+    let expected = p_wrong(&values, 12, &labels, |label| format!("{label}"));
+    assert!(
+        expected.iter().filter(|p| (0.02..0.98).contains(*p)).count() > 20,
+        "a task without doubt tests nothing"
+    );
+    let mut rng = Rng::new(6, Purpose::Method, 0);
+    for _ in 0..50 {
+        let mut order: Vec<usize> = (0..labels.len()).collect();
+        rng.shuffle(&mut order);
+        let mut names: Vec<usize> = (0..7).collect();
+        rng.shuffle(&mut names);
+        let rows: Vec<f32> =
+            order.iter().flat_map(|&row| &values[row * 12..(row + 1) * 12]).copied().collect();
+        let given: Vec<usize> = order.iter().map(|&row| labels[row]).collect();
+        let found = p_wrong(&rows, 12, &given, |label| format!("class {}", names[label]));
+        for (&row, found) in order.iter().zip(found) {
+            assert!((found - expected[row]).abs() <= 1e-5, "{found} {}", expected[row]);
+        }
+    }
+}
+
+/// The value that 99 of 100 are no larger than.
+fn percentile_99(mut differences: Vec<f32>) -> f32 {
+    differences.sort_by(f32::total_cmp);
+    differences[(differences.len() - 1) * 99 / 100]
+}
+
+#[test]
+fn one_item_less_and_small_noise_change_little() {
+    let dim = 12;
+    let (values, labels) = overlapping(7, 20, dim);
+    let name = |label: usize| format!("{label}");
+    let expected = p_wrong(&values, dim, &labels, name);
+    let mut differences = Vec::new();
+    for removed in (0..labels.len()).step_by(10) {
+        let (mut values, mut labels, mut expected) = (values.clone(), labels.clone(), expected.clone());
+        values.drain(removed * dim..(removed + 1) * dim);
+        labels.remove(removed);
+        expected.remove(removed);
+        let found = p_wrong(&values, dim, &labels, name);
+        differences.extend(found.iter().zip(&expected).map(|(a, b)| (a - b).abs()));
+    }
+    assert!(percentile_99(differences.clone()) <= 0.05, "{}", percentile_99(differences));
+    let mut rng = Rng::new(7, Purpose::Method, 0);
+    let noisy: Vec<f32> = values.iter().map(|value| value * (1.0 + 2e-4 * (rng.uniform() - 0.5))).collect();
+    let found = p_wrong(&noisy, dim, &labels, name);
+    let differences: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).collect();
+    assert!(percentile_99(differences.clone()) <= 0.05, "{}", percentile_99(differences));
 }
 
 #[test]
@@ -166,16 +240,15 @@ fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
 #[test]
 fn an_interrupt_is_honoured_in_every_phase() {
     let (data, _) = collection(30, 40, 24);
-    let rooms_of_a_chunk = chunks::CHUNKS_PER_UPDATE as u64;
-    // While the chunks are laid out: means, centres, usual cosines and the chunks of 30 classes.
-    for patience in [0, 1, 40, 100, 200] {
+    // While the regressions and the neighbours are prepared.
+    for patience in [0, 1, 3, 10, 20] {
         assert_eq!(stopped(&data, 0, patience), 0);
     }
-    // Within the second chunk of chunks.
-    for patience in [0, 1, 30] {
-        assert_eq!(stopped(&data, 10 * rooms_of_a_chunk, patience), 0);
+    // Within the first round.
+    for patience in [0, 1, 10] {
+        assert_eq!(stopped(&data, data.len() as u64 / 2, patience), 0);
     }
-    // Among the equal items and the pairs: the last chunk asks once itself.
+    // Among the equal items and the pairs: the last round asks once itself.
     for patience in [1, 2, 5, 10] {
         assert_eq!(stopped(&data, data.len() as u64, patience), 0);
     }

@@ -1,7 +1,8 @@
 //! Turns the class probabilities of an item into a verdict.
 //!
-//! An item may belong to any class or to none. If one of these is probable enough, the verdict says so; otherwise it is
-//! [`Verdict::Unsure`].
+//! Whether a label is wrong, and which one is right, are two questions. If it is certain enough that the label is right or
+//! wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a wrong label it also says where the item belongs, if
+//! that is certain enough.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,9 @@ pub enum Verdict {
     Relabel,
     /// The item belongs to none of the classes.
     Outlier,
-    /// None of these is certain enough.
+    /// The label is wrong, but where the item belongs is not certain enough.
+    Wrong,
+    /// Whether the label is right is not certain enough.
     Unsure,
 }
 
@@ -28,19 +31,21 @@ pub struct Certainty {
     pub relabel: f32,
     /// For [`Verdict::Outlier`].
     pub outlier: f32,
+    /// For [`Verdict::Wrong`].
+    pub wrong: f32,
 }
 
 impl Default for Certainty {
     /// 0.75 for all verdicts: on classes that no head was trained on, more than 19 of 20 verdicts were right.
     fn default() -> Self {
-        Certainty { keep: 0.75, relabel: 0.75, outlier: 0.75 }
+        Certainty::uniform(0.75)
     }
 }
 
 impl Certainty {
     /// The same probability for all verdicts.
     pub fn uniform(probability: f32) -> Self {
-        Certainty { keep: probability, relabel: probability, outlier: probability }
+        Certainty { keep: probability, relabel: probability, outlier: probability, wrong: probability }
     }
 }
 
@@ -94,8 +99,19 @@ impl Posterior {
         match self.best_other().filter(|(_, share)| *share >= certainty.relabel) {
             Some((class, _)) => (Verdict::Relabel, Some(class)),
             None if self.none >= certainty.outlier => (Verdict::Outlier, None),
+            None if self.p_wrong() >= certainty.wrong => (Verdict::Wrong, None),
             None => (Verdict::Unsure, None),
         }
+    }
+
+    /// The three most probable classes, most probable first; `None` stands for none of the classes.
+    pub fn probable(&self) -> Vec<(Option<u32>, f32)> {
+        let mut all: Vec<(Option<u32>, f32)> =
+            self.classes.iter().map(|&(class, share)| (Some(class), share)).collect();
+        all.push((None, self.none));
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(MAX_PROBABLE);
+        all
     }
 
     /// What would help to decide: more items of the smaller of the two most probable classes.
@@ -133,6 +149,9 @@ impl Posterior {
         self.none = (f64::from(self.none) * others) as f32;
     }
 }
+
+/// The number of probable classes to report.
+const MAX_PROBABLE: usize = 3;
 
 /// The number of items from which on a class is well described.
 const ENOUGH: usize = 5;
@@ -175,6 +194,7 @@ mod tests {
         assert_eq!(verdict(&[(0, 0.8), (1, 0.1)], 0.1), (Verdict::Keep, None));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.8)], 0.1), (Verdict::Relabel, Some(2)));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.1)], 0.8), (Verdict::Outlier, None));
+        assert_eq!(verdict(&[(0, 0.01), (2, 0.5), (1, 0.45)], 0.04), (Verdict::Wrong, None));
         assert_eq!(verdict(&[(0, 0.4), (2, 0.4)], 0.2), (Verdict::Unsure, None));
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::audit::Audit;
-use crate::method::{Registry, TrainedRelabel};
+use crate::method::Registry;
 use crate::tensors::tests::{flips, without_checksum};
 
 /// Three classes with different centres; one item of the first class has the label of the second.
@@ -111,8 +111,7 @@ fn a_large_support_set_is_reduced_to_its_most_typical_items() {
         labels.push(format!("class {class}"));
     }
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
-    let head = TrainedRelabel::built_in().unwrap();
-    let found = Audit::of(&data).head(&head).run().unwrap();
+    let found = Audit::of(&data).run().unwrap();
     for method in ["relabel", "protonet"] {
         let named = Registry::default().parse(method).unwrap();
         let data = Embeddings::from_rows(

@@ -3,7 +3,7 @@
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
 //! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
 //! has changed since the audit is not repaired by accident. A user may edit and remove lines; blank lines and lines that
-//! start with `#` are ignored.
+//! start with `#` are ignored. Changes that are not certain enough are such lines: a user who agrees removes the `#`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ pub struct PlannedChange {
     /// The new class; `None` if the item goes into quarantine.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
-    /// Whether the item goes into quarantine, because it belongs to none of the classes.
+    /// Whether the item goes into quarantine, because it belongs to none of the classes, or to which one is uncertain.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub quarantine: bool,
     /// The probability that the given label is wrong.
@@ -126,6 +126,8 @@ pub struct RepairPlan {
     pub header: PlanHeader,
     /// The changes to make.
     pub changes: Vec<PlannedChange>,
+    /// Probable changes that a person should look at first. They are comments in the file, and are not read back.
+    pub review: Vec<PlannedChange>,
     /// All items of the collection at the time of the audit.
     pub listing: Vec<Listed>,
 }
@@ -134,9 +136,11 @@ impl RepairPlan {
     /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
     /// collection with their files, if it has files.
     pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
-        let is_actionable =
-            |row: &usize| matches!(audit.items[*row].verdict, Verdict::Relabel | Verdict::Outlier);
-        let rows: Vec<usize> = audit.ranking().into_iter().filter(is_actionable).collect();
+        let (rows, reviewed): (Vec<usize>, Vec<usize>) = audit
+            .ranking()
+            .into_iter()
+            .filter(|row| audit.items[*row].is_suspect())
+            .partition(|row| audit.items[*row].verdict != Verdict::Unsure);
         let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {
@@ -155,7 +159,8 @@ impl RepairPlan {
             accuracy: rounded(before),
             accuracy_after: rounded(after),
         };
-        RepairPlan { header, changes: planned.collect(), listing }
+        let review = reviewed.iter().map(|row| PlannedChange::to_review(&audit.items[*row])).collect();
+        RepairPlan { header, changes: planned.collect(), review, listing }
     }
 
     /// The text of the plan file.
@@ -163,6 +168,12 @@ impl RepairPlan {
         let line = |value: serde_json::Result<String>| value.expect("a plan is plain data") + "\n";
         let mut text = line(serde_json::to_string(&self.header));
         self.changes.iter().for_each(|change| text.push_str(&line(serde_json::to_string(change))));
+        if !self.review.is_empty() {
+            text.push_str("# To review: remove the # in front of a change to make it.\n");
+        }
+        for change in &self.review {
+            text.push_str(&format!("# {}", line(serde_json::to_string(change))));
+        }
         text + &line(serde_json::to_string(&Listing { listing: self.listing.clone() }))
     }
 
@@ -180,7 +191,7 @@ impl RepairPlan {
             .ok()
             .filter(|header: &PlanHeader| header.format == FORMAT)
             .ok_or_else(|| bad(number, "not a plan that `trueshot audit --plan` wrote".into()))?;
-        let mut plan = RepairPlan { header, changes: Vec::new(), listing: Vec::new() };
+        let mut plan = RepairPlan { header, changes: Vec::new(), review: Vec::new(), listing: Vec::new() };
         for (number, line) in lines {
             if let Ok(found) = serde_json::from_str::<Listing>(line) {
                 plan.listing = found.listing;
@@ -299,11 +310,18 @@ impl PlannedChange {
             item: item.item.clone(),
             from: item.given.clone(),
             to: item.suggested.clone(),
-            quarantine: item.verdict == Verdict::Outlier,
+            quarantine: item.suggested.is_none(),
             p_wrong: Some(item.p_wrong),
             reason: Some(format!("most similar to {}", neighbours.join(", "))),
             effect: Some(rounded(effect)),
         }
+    }
+
+    /// The change that an item with an uncertain label would need: to its most probable other class, or into quarantine.
+    fn to_review(item: &AuditedItem) -> Self {
+        let other = item.probable.iter().find(|probable| probable.class.as_ref() != Some(&item.given));
+        let to = other.and_then(|probable| probable.class.clone());
+        PlannedChange { quarantine: to.is_none(), to, effect: None, ..PlannedChange::new(item, 0.0) }
     }
 
     /// Checks that the change has exactly one destination with a valid class name.

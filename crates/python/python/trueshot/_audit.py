@@ -164,7 +164,7 @@ class Audit:
 
     @cached_property
     def verdict(self) -> np.ndarray:
-        """The verdict per row: 'keep', 'relabel', 'outlier' or 'unsure'."""
+        """The verdict per row: 'keep', 'relabel', 'outlier', 'wrong' (to which class it belongs is uncertain) or 'unsure'."""
         return np.array(self._native.verdict, dtype=object)
 
     @cached_property
@@ -184,7 +184,7 @@ class Audit:
 
     @cached_property
     def suspect(self) -> np.ndarray:
-        """Whether a label is suspect: verdict 'relabel' or 'outlier', or more likely wrong than right."""
+        """Whether a label is suspect: verdict 'relabel', 'outlier' or 'wrong', or more likely wrong than right."""
         return self._native.suspect
 
     @cached_property

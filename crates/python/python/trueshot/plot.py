@@ -12,7 +12,7 @@ import numpy as np
 from ._audit import Audit
 from ._evaluation import Evaluation
 
-_COLOURS = {"keep": "#4c72b0", "relabel": "#c44e52", "outlier": "#55a868", "unsure": "#dd8452"}
+_COLOURS = {"keep": "#4c72b0", "relabel": "#c44e52", "outlier": "#55a868", "wrong": "#8172b3", "unsure": "#dd8452"}
 
 
 def _axes(ax: Any) -> Any:

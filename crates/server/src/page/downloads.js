@@ -25,6 +25,7 @@ function rooted(pictures) {
 function change(picture, verdict) {
   if (verdict?.suggested) return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "suggested" };
   if (verdict?.verdict === "outlier" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "none of these classes" };
+  if (verdict?.verdict === "wrong" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "wrong, the right class is uncertain" };
   return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "moved by hand" : "accepted" };
 }
 

@@ -26,6 +26,10 @@ export function aboutWrong(expected) {
   return count === 1 ? "about 1 label is probably wrong" : `about ${count} labels are probably wrong`;
 }
 
+/** The most probable classes of an image whose label is wrong. */
+const inQuestion = ({ given, probable }) =>
+  probable.filter(({ class: name }) => name !== given).slice(0, 2).map(({ class: name, p }) => `${name ?? "None"} ${percent(p)}`).join(" or ");
+
 /** How the card of an image shows its verdict: style, text, advice, and whether the user can still confirm the label. */
 export function standing(picture, verdict) {
   if (picture.problem) return { style: "unsure", text: `Cannot be read: ${picture.problem}`, undecided: false };
@@ -35,6 +39,7 @@ export function standing(picture, verdict) {
   switch (verdict.verdict) {
     case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Suggested: ${verdict.suggested}`, undecided: true };
     case "outlier": return { style: "suspect", text: `Wrong: ${wrong}. None of these classes`, undecided: true };
+    case "wrong": return { style: "suspect", text: `Wrong: ${wrong}. ${inQuestion(verdict)}`, undecided: true };
     case "unsure": return { style: "unsure", text: `Undecided (wrong: ${wrong})`, advice: verdict.advice, undecided: true };
     default: return { style: "", text: "", undecided: false };
   }

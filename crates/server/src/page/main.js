@@ -95,7 +95,7 @@ function summary(state) {
   if (collection.classesInUse() < 2) return "Add images of a second class: labels are checked by comparing classes.";
   if (state.looking) return "Checking labels";
   if (!state.found) return "";
-  const suspects = state.found.items.filter((item) => ["relabel", "outlier"].includes(item.verdict)).length;
+  const suspects = state.found.items.filter((item) => ["relabel", "outlier", "wrong"].includes(item.verdict)).length;
   const unsure = state.found.items.filter((item) => item.verdict === "unsure").length;
   const counted = `${suspects === 0 ? "No" : suspects} suspect ${suspects === 1 ? "label" : "labels"}${unsure > 0 ? `, ${unsure} undecided` : ""}`;
   return `${counted}. ${state.found.items.length} images of ${state.found.classes.length} classes; ${aboutWrong(state.found.expected_wrong)}.`;

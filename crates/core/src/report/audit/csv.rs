@@ -1,9 +1,10 @@
 //! The CSV report of an audit: one line per item, for spreadsheets and data frames.
 
-use crate::audit::{Audit, AuditedItem, Verdict};
+use crate::audit::{Audit, AuditedItem, ProbableClass, Verdict};
 use crate::csv_field::csv_field;
 
-const HEADER: &str = "item,given,p_wrong,verdict,suggested,weight,p_outlier,confirmed,advice,neighbours";
+const HEADER: &str =
+    "item,given,p_wrong,verdict,suggested,weight,p_outlier,probable,confirmed,advice,neighbours";
 
 /// The whole CSV file with a header line, the most suspicious items first.
 pub(super) fn items(audit: &Audit) -> String {
@@ -17,6 +18,9 @@ pub(super) fn items(audit: &Audit) -> String {
 
 fn line(item: &AuditedItem) -> String {
     let neighbours: Vec<&str> = item.neighbours.iter().map(|neighbour| neighbour.item.as_str()).collect();
+    let probable =
+        |probable: &ProbableClass| format!("{} {}", probable.class.as_deref().unwrap_or("none"), probable.p);
+    let probable: Vec<String> = item.probable.iter().map(probable).collect();
     let fields = [
         csv_field(&item.item),
         csv_field(&item.given),
@@ -25,6 +29,7 @@ fn line(item: &AuditedItem) -> String {
         csv_field(item.suggested.as_deref().unwrap_or("")),
         item.weight.to_string(),
         item.p_outlier.to_string(),
+        csv_field(&probable.join("; ")),
         item.confirmed.to_string(),
         csv_field(item.advice.as_deref().unwrap_or("")),
         csv_field(&neighbours.join("; ")),
@@ -37,6 +42,7 @@ fn name(verdict: Verdict) -> &'static str {
         Verdict::Keep => "keep",
         Verdict::Relabel => "relabel",
         Verdict::Outlier => "outlier",
+        Verdict::Wrong => "wrong",
         Verdict::Unsure => "unsure",
     }
 }

@@ -8,7 +8,7 @@ mod text;
 
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
-use crate::audit::{Audit, AuditedItem, Verdict};
+use crate::audit::{Audit, AuditedItem, ProbableClass, Verdict};
 
 /// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
 impl std::fmt::Display for Audit {
@@ -34,8 +34,18 @@ fn in_words(item: &AuditedItem) -> String {
         Verdict::Keep => "keep".into(),
         Verdict::Relabel => item.suggested.clone().unwrap_or_default(),
         Verdict::Outlier => "none of these".into(),
+        Verdict::Wrong => in_question(item),
         Verdict::Unsure => "undecided".into(),
     }
+}
+
+/// The most probable classes of an item with a wrong label, such as "dog 55 % or none 40 %".
+fn in_question(item: &AuditedItem) -> String {
+    let is_other = |probable: &&ProbableClass| probable.class.as_ref() != Some(&item.given);
+    let in_words = |probable: &ProbableClass| {
+        format!("{} {}", probable.class.as_deref().unwrap_or("none"), percent(probable.p))
+    };
+    item.probable.iter().filter(is_other).take(2).map(in_words).collect::<Vec<_>>().join(" or ")
 }
 
 /// The expected number of wrong labels as a sentence, rounded to a whole number.

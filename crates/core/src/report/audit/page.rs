@@ -80,6 +80,7 @@ impl AuditPage<'_> {
             suspects: self.audit.items.iter().filter(|item| item.is_suspect()).count(),
             relabel: count(Verdict::Relabel),
             outlier: count(Verdict::Outlier),
+            wrong: count(Verdict::Wrong),
             unsure: count(Verdict::Unsure),
             left_out: self.audit.items.len() - shown.len(),
             duplicates: duplicates.clone().take(MAX_DUPLICATES).map(duplicate_in_words).collect(),
@@ -113,6 +114,7 @@ impl AuditPage<'_> {
             Verdict::Keep => "keep",
             Verdict::Relabel => "relabel",
             Verdict::Outlier => "outlier",
+            Verdict::Wrong => "wrong",
             Verdict::Unsure => "unsure",
         };
         ItemView {
@@ -164,6 +166,7 @@ struct View<'a> {
     suspects: usize,
     relabel: usize,
     outlier: usize,
+    wrong: usize,
     unsure: usize,
     left_out: usize,
     duplicates: Vec<String>,

@@ -96,6 +96,7 @@ fn invented() -> Audit {
             suggested: suggested.map(String::from),
             weight: 1.0,
             p_outlier: 0.0,
+            probable: Vec::new(),
             advice: (verdict == Verdict::Unsure).then(|| "owl or ani: two more of ani would help".into()),
             confirmed: false,
             neighbours: Vec::new(),

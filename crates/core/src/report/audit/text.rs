@@ -61,6 +61,7 @@ impl AuditTable<'_> {
         let counts = [
             unless_zero(count(Verdict::Relabel), "to relabel"),
             unless_zero(count(Verdict::Outlier), "of none of these classes"),
+            unless_zero(count(Verdict::Wrong), "wrong without a certain class"),
             unless_zero(count(Verdict::Unsure), "undecided"),
             unless_zero(audit.items.iter().filter(|item| item.confirmed).count(), "confirmed"),
             Some(format!("{} kept", count(Verdict::Keep))),
