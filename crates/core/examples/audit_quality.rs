@@ -15,7 +15,7 @@ use trueshot::audit::{self, Audit, Verdict};
 use trueshot::embeddings::Embeddings;
 use trueshot::episode::{DrawnEpisode, EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::evaluate::Detection;
-use trueshot::method::{Registry, TrainedRelabel};
+use trueshot::method::Registry;
 use trueshot::noise::{Noise, NoiseLevels};
 use trueshot::predictor::Predictor;
 use trueshot::rng::{IndexSampler, Purpose, Rng};
@@ -55,18 +55,13 @@ fn main() {
     let arguments = Arguments::parse();
     let pool = arguments.outliers.as_ref().unwrap_or(&arguments.data);
     let spec = EpisodeSpec { ways: 5, shots: Shots::exactly(arguments.shots), queries: 10, seed: 0 };
-    let head = match &arguments.head {
-        Some(path) => TrainedRelabel::open(path),
-        None => TrainedRelabel::built_in(),
-    };
-    let head = head.expect("a readable model file");
     for &noise in &arguments.noises {
         let sampler = Sampler::new(&arguments.data, Some(pool), spec, vec![noise]).expect("possible sets");
         let results: Vec<SetResult> = (0..arguments.sets)
             .into_par_iter()
             .map(|index| {
                 let drawn = sampler.draw(index, &mut IndexSampler::default()).expect("an episode");
-                measure(&arguments, pool, &head, &drawn, index)
+                measure(&arguments, pool, &drawn, index)
             })
             .collect();
         if let Some(folder) = &arguments.write {
@@ -81,13 +76,7 @@ fn main() {
 }
 
 /// Audits the support set of an episode, fits a classifier to it and predicts known and unknown queries.
-fn measure(
-    arguments: &Arguments,
-    pool: &Embeddings,
-    head: &TrainedRelabel,
-    drawn: &DrawnEpisode,
-    index: u64,
-) -> SetResult {
+fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index: u64) -> SetResult {
     let data = &arguments.data;
     let row = |embeddings: &Embeddings, row: u32| embeddings.row(row as usize).into_owned();
     let items = &drawn.supports[0];
@@ -95,7 +84,7 @@ fn measure(
         items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
     let labels = items.iter().map(|item| item.given.to_string()).collect();
     let set = Embeddings::from_rows(rows.clone(), data.dim(), labels).expect("rows");
-    let found = Audit::of(&set).head(head).run().expect("an audit");
+    let found = Audit::of(&set).run().expect("an audit");
     let mut result = SetResult {
         suspicion: found.items.iter().map(|item| item.p_wrong).collect(),
         cosine: cosine_suspicion(&set),
@@ -152,6 +141,7 @@ fn verdicts(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Ve
             Verdict::Keep => truth.as_deref() == Some(&item.given[..]),
             Verdict::Relabel => truth.is_some() && truth == item.suggested,
             Verdict::Outlier => truth.is_none(),
+            Verdict::Wrong => truth.as_deref() != Some(&item.given[..]),
             Verdict::Unsure => false,
         };
         (item.verdict, is_correct)
