@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Measure `trueshot audit` on collections with known wrong labels, against cleanlab, logistic regression and neighbours.
+
+    python bench/measure/audit_grid.py cub.safetensors flowers.safetensors --out docs/results/audit-grid.md
+    python bench/measure/audit_grid.py letters.safetensors --classes 5 --items 5,30 --noise outlier --draws 20
+
+Each argument is an embeddings file with right labels. From every file, for every number of classes, items per class and type
+of noise, collections are drawn and a share of their labels is made wrong. All programs score the same collections. Peers:
+`cleanlab` with each of its three scores, on the out-of-fold probabilities of a logistic regression on rows of unit length;
+`logistic`, the negative log-probability of the given label by the same regression; `neighbours`, the share of the ten
+nearest rows with another label. Columns of the page: average precision of finding wrong labels with trueshot and with the
+best peer of the cell, the paired difference with its 95 % interval, the expected calibration error of P(wrong) in 15 bins,
+the expected number of wrong labels over the true one, precision of what is planned at the default certainty and its share
+of what P(wrong) >= 0.5 finds, and how many suggested labels are right. Needs numpy, scikit-learn and cleanlab.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
+import audit_evidence  # noqa: E402
+from audit_evidence import Bank, Drawn  # noqa: E402
+
+SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
+BINS = 15
+
+
+def numbers(text: str) -> list[int]:
+    return [benchlib.positive(part) for part in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def audited(program: Path, drawn: Drawn) -> list[dict]:
+    """The items of `trueshot audit`, in the order of the rows."""
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows, labels = Path(folder, "rows.npy"), Path(folder, "labels.npy")
+        np.save(rows, drawn.rows)
+        np.save(labels, drawn.given.astype(np.int64))
+        command = [program, "audit", rows, "--labels-of-rows", labels, "--format", "json", "--neighbours", "0"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        benchlib.fail(done.stderr)
+    return json.loads(done.stdout)["items"]
+
+
+def peers(drawn: Drawn) -> dict[str, object]:
+    """Suspicion by each peer; without the regressions if a class has one item."""
+    import numpy as np
+    from cleanlab.rank import get_label_quality_scores
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    rows = drawn.rows - drawn.rows.mean(0)
+    rows = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
+    cosines = rows @ rows.T
+    np.fill_diagonal(cosines, -2)
+    nearest = np.argsort(-cosines, axis=1)[:, :10]
+    found: dict[str, object] = {"neighbours": (drawn.given[nearest] != drawn.given[:, None]).mean(1)}
+    labels = np.unique(drawn.given, return_inverse=True)[1]
+    smallest = int(np.bincount(labels).min())
+    if smallest < 2:
+        return found
+    unit = drawn.rows / (np.linalg.norm(drawn.rows, axis=1, keepdims=True) + 1e-12)
+    folds = StratifiedKFold(min(5, smallest), shuffle=True, random_state=0)
+    probabilities = cross_val_predict(LogisticRegression(C=10.0, max_iter=200), unit, labels, cv=folds, method="predict_proba")
+    found["logistic"] = -np.log(probabilities[np.arange(len(labels)), labels] + 1e-12)
+    for score in SCORES:
+        found[f"cleanlab {score}"] = -get_label_quality_scores(labels, probabilities, method=score)
+    return found
+
+
+def calibration_error(suspicion, wrong) -> float:
+    import numpy as np
+
+    bins = np.minimum((suspicion * BINS).astype(int), BINS - 1)
+    error = 0.0
+    for number in np.unique(bins):
+        chosen = bins == number
+        error += abs(suspicion[chosen].mean() - wrong[chosen].mean()) * chosen.sum()
+    return error / len(suspicion)
+
+
+def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, noise: str) -> dict | None:
+    """Everything about one cell of the grid."""
+    import numpy as np
+    from sklearn.metrics import average_precision_score
+
+    precisions: dict[str, list[float]] = {}
+    pooled: dict[str, list] = {"suspicion": [], "wrong": [], "planned": [], "suggested": [], "right": []}
+    for number in range(arguments.draws):
+        rng = np.random.default_rng([arguments.seed, number])
+        drawn = audit_evidence.draw(rng, bank, classes, items, noise, arguments.level / 100)
+        wrong = drawn.given != drawn.truth
+        if wrong.all() or not wrong.any():
+            continue
+        found = audited(arguments.trueshot, drawn)
+        suspicion = np.array([item["p_wrong"] for item in found])
+        scored = {"trueshot": suspicion} | ({} if arguments.no_peers else peers(drawn))
+        for name, scores in scored.items():
+            precisions.setdefault(name, []).append(average_precision_score(wrong, scores))
+        pooled["suspicion"].append(suspicion)
+        pooled["wrong"].append(wrong)
+        pooled["planned"].append(np.array([item["verdict"] in ("relabel", "outlier", "wrong") for item in found]))
+        pooled["suggested"].append(np.array([item["suggested"] is not None for item in found]))
+        truth = [str(label) for label in drawn.truth]
+        pooled["right"].append(np.array([item["suggested"] == label for item, label in zip(found, truth)]))
+    if "trueshot" not in precisions:
+        return None
+    suspicion, wrong, planned, suggested, right = (np.concatenate(values) for values in pooled.values())
+    complete = {name: values for name, values in precisions.items() if len(values) == len(precisions["trueshot"])}
+    best = max((name for name in complete if name != "trueshot"), key=lambda name: np.mean(complete[name]), default=None)
+    result = {
+        "data": bank.name, "classes": classes, "items": items, "noise": noise, "rows": len(wrong),
+        "average_precision": {name: float(np.mean(values)) for name, values in complete.items()},
+        "best_peer": best, "calibration_error": calibration_error(suspicion, wrong),
+        "expected_over_true": float(suspicion.sum() / wrong.sum()),
+        "planned_precision": float(wrong[planned].mean()) if planned.any() else None,
+        "planned_of_found": float((planned & wrong).sum() / max(1, ((suspicion >= 0.5) & wrong).sum())),
+        "suggestions_right": float(right[suggested].mean()) if suggested.any() else None,
+    }  # fmt: skip
+    if best is not None:
+        difference = np.array(complete["trueshot"]) - np.array(complete[best])
+        spread = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0
+        result["difference"] = [float(difference.mean()), float(1.96 * spread)]
+    return result
+
+
+def page(arguments: argparse.Namespace, results: list[dict]) -> str:
+    def percent(share: float | None) -> str:
+        return "-" if share is None else f"{100 * share:.0f} %"
+
+    head = ["data", "classes", "items", "noise", "trueshot", "best peer", "difference", "ECE", "expected / true", "planned right",
+            "of found", "suggestions right"]  # fmt: skip
+    rows = []
+    for result in results:
+        best = result["best_peer"]
+        difference = "{:+.3f} ±{:.3f}".format(*result["difference"]) if best else "-"
+        peer = f"{result['average_precision'][best]:.3f} ({best})" if best else "-"
+        planned = [percent(result[name]) for name in ("planned_precision", "planned_of_found", "suggestions_right")]
+        numbers = [f"{result['average_precision']['trueshot']:.3f}", peer, difference, f"{result['calibration_error']:.3f}"]
+        cells = [result["data"], str(result["classes"]), str(result["items"]), result["noise"], *numbers]
+        rows.append([*cells, f"{result['expected_over_true']:.2f}", *planned])
+    behind = [result for result in results if result["best_peer"] and sum(result["difference"]) < 0]
+    summary = (f"{len(results)} cells, {arguments.draws} collections each, {arguments.level} % of the labels wrong. "
+               f"A peer is ahead with its interval above zero in {len(behind)} of them.")  # fmt: skip
+    return f"{summary}\n\n{benchlib.table(head, rows, left=4)}\n"
+
+
+def main() -> None:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("banks", type=benchlib.existing_file, nargs="+", metavar="FILE", help="embeddings to draw from")
+    parser.add_argument("--classes", type=numbers, default=[2, 5, 20], help="classes per collection, separated by commas")
+    parser.add_argument("--items", type=numbers, default=[5, 10, 30, 100], help="items per class, separated by commas")
+    parser.add_argument("--noise", type=names, default=["symmetric", "paired", "dependent", "outlier"],
+                        help="types of noise, separated by commas")  # fmt: skip
+    parser.add_argument("--level", type=int, default=20, help="wrong labels in percent")
+    parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per cell")
+    parser.add_argument("--most-rows", type=benchlib.positive, default=2000, help="skip larger collections")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--no-peers", action="store_true", help="measure trueshot alone")
+    benchlib.add_trueshot(parser)
+    benchlib.add_out(parser, "audit-grid.md")
+    arguments = parser.parse_args()
+    benchlib.require("numpy", "sklearn", "cleanlab")
+    warnings.filterwarnings("ignore")
+    results = []
+    for path in arguments.banks:
+        bank = Bank.of(path.stem, *benchlib.read_embeddings(path)[:2])
+        for classes in arguments.classes:
+            for items in arguments.items:
+                for noise in arguments.noise:
+                    if classes * items <= arguments.most_rows and classes <= len(bank.classes):
+                        result = cell(arguments, bank, classes, items, noise)
+                        results += [result] if result else []
+                        print(json.dumps(result), file=sys.stderr, flush=True)
+    benchlib.publish(arguments.out, page(arguments, results), results)
+
+
+if __name__ == "__main__":
+    main()

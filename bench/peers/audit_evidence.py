@@ -1,0 +1,210 @@
+"""The evidence of `trueshot audit` in PyTorch, its network, and collections with simulated label noise.
+
+Imported by `measure/train_audit.py` and `measure/audit_grid.py`. crates/core/src/audit/evidence.rs computes the same numbers.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
+CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 9, 21, 6, 32, 3
+
+
+def centred(rows: Tensor) -> Tensor:
+    """Rows after subtraction of their mean, at unit length."""
+    rows = rows - rows.mean(0, keepdim=True)
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
+
+
+class Collection:
+    """What does not depend on labels: cosines, neighbours, and two ridge regressions."""
+
+    def __init__(self, rows: Tensor) -> None:
+        import torch
+
+        self.rows = rows
+        count, dim = rows.shape
+        self.gram = rows @ rows.T
+        self.by_rows = count <= dim
+        small = self.gram if self.by_rows else rows.T @ rows
+        identity = torch.eye(len(small), dtype=torch.float64)
+        self.smoothers, self.leverages = [], []
+        for penalty in PENALTIES:
+            inverse = torch.linalg.inv(small.double() + penalty * identity)
+            smoother = (self.gram.double() @ inverse).float() if self.by_rows else rows @ inverse.float()
+            self.smoothers.append(smoother)
+            self.leverages.append(smoother.diagonal() if self.by_rows else (smoother * rows).sum(1))
+        others = self.gram.clone()
+        others.fill_diagonal_(-9)
+        self.cosines, self.neighbours = others.topk(min(VOTERS[1], count - 1), 1)
+
+    def ridge(self, number: int, targets: Tensor) -> Tensor:
+        """Predictions for every row, made without the row itself."""
+        known = targets if self.by_rows else self.rows.T @ targets
+        leverage = self.leverages[number][:, None]
+        return (self.smoothers[number] @ known - leverage * targets) / (1 - leverage).clamp(min=1e-3)
+
+
+def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates of every item, `[items, candidates]`, its own label first, and their features.
+
+    `shares` are the probabilities of the classes by the round before, `[items, classes]`.
+    """
+    import torch
+
+    count, classes = shares.shape
+    every = torch.arange(count)
+    sizes = shares.sum(0)
+    total = sizes.sum().clamp(min=1e-6)
+    ridges = [5 * collection.ridge(number, shares - sizes / total) for number in range(2)]
+    products = collection.gram @ shares
+    squares = collection.gram.diagonal()[:, None]
+    lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squares
+    others = sizes[None] - shares
+    cosines = (products - shares * squares) / lengths.clamp(min=1e-6).sqrt()
+    cosines = torch.where(others > 0.05, cosines, torch.zeros_like(cosines))
+    mean = ((shares * cosines).sum(0) + 3 * (shares * cosines).sum() / total) / (sizes + 3)
+    deviations = shares * (cosines - mean) ** 2
+    spread = ((deviations.sum(0) + 3 * deviations.sum() / total) / (sizes + 3)).clamp(min=1e-4).sqrt()
+    typical = ((cosines - mean) / spread).clamp(-8, 8) / 2
+    votes = []
+    for voters in VOTERS:
+        nearest, rows = collection.cosines[:, :voters], collection.neighbours[:, :voters]
+        weights = torch.exp(8 * (nearest - nearest[:, :1]))
+        votes.append(3 * (shares[rows] * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
+    own = torch.zeros(count, classes)
+    own[every, given] = 1
+    same = (shares.T @ own)[:, given].T - shares
+    prior = torch.where(own > 0, 0.8, 0.2 / max(classes - 1, 1))
+    labels = torch.log(((same + 4 * prior) / (others + 4)).clamp(min=1e-4)) / 2
+    sizes_seen = torch.log1p(others.clamp(min=0, max=150)) / 2
+    columns = [ridges[0], ridges[1], 4 * cosines, typical, votes[0], votes[1], labels, 2 * own, sizes_seen]
+    features = torch.stack(columns, 2)
+    candidates = (ridges[1] + 4 * cosines + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
+    features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES))
+    item = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
+    for closeness in (collection.cosines[:, 0], collection.cosines[:, :5].mean(1)):
+        scale = closeness.std(unbiased=False).clamp(min=1e-3)
+        item += [((closeness - closeness.mean()) / scale).clamp(-6, 6) / 2, 2 * closeness]
+    item.append(torch.full((count,), 2 * float(1 - shares[every, given].mean())))
+    features = torch.cat([features, torch.stack(item, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
+    best = features[:, :, :RELATIVE].topk(min(2, candidates.shape[1]), 1)
+    is_best = torch.arange(candidates.shape[1])[None, :, None] == best.indices[:, :1]
+    rivals = torch.where(is_best, best.values[:, -1:], best.values[:, :1])
+    return candidates, torch.cat([features, features[:, :, :RELATIVE] - rivals], 2)
+
+
+def new_scorer():
+    """The network of one round: scores of the candidates, and last of none of the classes."""
+    from torch import cat, nn
+
+    def network(inputs: int) -> nn.Sequential:
+        hidden = [nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+        return nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
+
+    class Scorer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.of_class, self.of_none = network(FEATURES), network(3 * FEATURES)
+
+        def forward(self, features: Tensor) -> Tensor:
+            pooled = cat([features.max(1).values, features.mean(1), features[:, 0]], 1)
+            return cat([self.of_class(features)[:, :, 0], self.of_none(pooled)], 1)
+
+    return Scorer()
+
+
+def spread(candidates: Tensor, probabilities: Tensor, classes: int) -> Tensor:
+    """The probabilities of candidates as those of all classes."""
+    import torch
+
+    return torch.zeros(len(candidates), classes).scatter_(1, candidates, probabilities[:, :-1])
+
+
+@dataclass
+class Bank:
+    """Rows with right labels, to draw collections from."""
+
+    name: str
+    rows: np.ndarray
+    classes: list[np.ndarray]
+    similar: np.ndarray | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, name: str, rows: np.ndarray, labels: np.ndarray) -> Bank:
+        import numpy as np
+
+        classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        return cls(name, rows.astype(np.float32), [rows_of for rows_of in classes if len(rows_of) >= 10])
+
+    def similar_classes(self, number: int) -> np.ndarray:
+        """All classes, the most similar to one class first."""
+        import numpy as np
+
+        if self.similar is None:
+            means = np.stack([self.rows[rows].mean(0) for rows in self.classes])
+            means -= means.mean(0)
+            means /= np.linalg.norm(means, axis=1, keepdims=True)
+            self.similar = np.argsort(-means @ means.T, axis=1, kind="stable")
+        return self.similar[number]
+
+
+@dataclass
+class Drawn:
+    """A collection with known wrong labels. Class `classes` stands for none of them."""
+
+    rows: np.ndarray
+    given: np.ndarray
+    truth: np.ndarray
+    classes: int
+
+
+def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *, ragged=False, similar=False,
+         foreign: Bank | None = None) -> Drawn:
+    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or foreign."""
+    import numpy as np
+
+    classes = min(classes, len(bank.classes))
+    pool = np.arange(len(bank.classes))
+    if similar and len(pool) > classes + 3:
+        wanted = min(len(pool), int((classes + 3) * rng.uniform(1, 3)))
+        pool = bank.similar_classes(int(rng.integers(len(pool))))[: max(classes + 3, wanted)]
+    chosen = rng.choice(pool, classes, replace=False)
+    rest = [number for number in pool if number not in set(chosen)]
+    picked = []
+    for number in chosen:
+        wanted = max(3, int(items * rng.uniform(0.3, 1))) if ragged else items
+        picked.append(rng.permutation(bank.classes[number])[:wanted])
+    truth = np.concatenate([np.full(len(rows), label) for label, rows in enumerate(picked)])
+    rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
+
+    def some(where: np.ndarray, share: float) -> np.ndarray:
+        return rng.permutation(where)[: int(share * len(where) + rng.uniform())]
+
+    if noise in ("outlier", "foreign"):
+        source = foreign if noise == "foreign" and foreign is not None else bank
+        numbers = range(len(source.classes)) if source is not bank else rest
+        numbers = rng.choice(numbers, min(len(numbers), int(rng.integers(1, 12))), replace=False) if len(numbers) else []
+        others = np.concatenate([source.classes[number] for number in numbers]) if len(numbers) else np.zeros(0, int)
+        wrong = some(np.arange(len(rows)), level)[: len(others)]
+        rows[wrong] = source.rows[rng.choice(others, len(wrong), replace=False)] if len(wrong) else rows[wrong]
+        truth[wrong] = classes
+    else:
+        partners = rng.dirichlet(np.full(classes, 0.3), classes)
+        for label in range(classes):
+            share = min(0.6, level * rng.uniform(0, 2)) if noise == "dependent" else level
+            wrong = some(np.flatnonzero(truth == label), share)
+            if noise == "paired":
+                given[wrong] = (label + 1) % classes
+            elif noise == "symmetric":
+                given[wrong] = (label + rng.integers(1, classes, len(wrong))) % classes
+            else:
+                odds = np.where(np.arange(classes) == label, 0, partners[label]) + 1e-9 * (np.arange(classes) != label)
+                given[wrong] = rng.choice(classes, len(wrong), p=odds / odds.sum())
+    order = rng.permutation(len(rows))
+    return Drawn(rows[order], given[order], truth[order], classes)
