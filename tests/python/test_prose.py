@@ -39,8 +39,8 @@ EXCEPTIONS: list[tuple[str, str, str]] = [
 GENERATED: dict[str, str | None] = {
     # `trueshot reproduce` writes everything below the hand-written introduction.
     "docs/results/cifar-fs.md": "- program: trueshot",
-    "docs/results/mini-ablations.md": "- program: trueshot",
-    "docs/results/mini-backbone.md": "- program: trueshot",
+    "docs/results/miniimagenet.md": "- program: trueshot",
+    "docs/results/miniimagenet-commands.md": None,
     "docs/results/mini-shots.md": "- program: trueshot",
     "docs/results/mini.md": "- program: trueshot",
     # The scripts in bench/ write these pages, some with the description of the machine in one long line.

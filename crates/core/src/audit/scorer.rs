@@ -11,7 +11,7 @@ pub(super) const RELATIVE_FEATURES: usize = 6;
 /// Hidden units per layer.
 const WIDTH: usize = 32;
 
-/// Trained by bench/train_audit.py on simulated label noise.
+/// Trained by bench/measure/train_audit.py on simulated label noise.
 const BUILT_IN: &[u8] = include_bytes!("../../assets/audit.safetensors");
 
 /// A network with two hidden layers and one output.
