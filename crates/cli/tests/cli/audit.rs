@@ -10,7 +10,7 @@ fn misfiled_photos_are_found_and_sent_where_they_belong() {
     photos.exchange("rings/0.png", "stripes/0.png");
     let found = photos.audit(&["--format", "json"]).assert().success();
     let found: Value = serde_json::from_slice(&found.get_output().stdout).unwrap();
-    assert_eq!(found["method"], "relabel");
+    assert_eq!(found["method"], "evidence");
     let items = found["items"].as_array().unwrap();
     assert_eq!(items.len(), 18);
     for item in items {
