@@ -111,7 +111,7 @@ def test_ctrl_c_ends_an_audit_while_it_runs(after):
         "X = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)\n"
         "y = np.arange(20_000) % 40\n"
         "names = [str(name) for name in range(40)]\n"
-        "audit = functools.partial(_native.audit, X, y, names, None, [], None, None, 5, None)\n"
+        "audit = functools.partial(_native.audit, X, y, names, None, [], None, None, 5)\n"
         "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
         f"signal.setitimer(signal.ITIMER_REAL, {after})\n"
         "found = []\n"
