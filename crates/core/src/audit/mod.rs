@@ -68,6 +68,9 @@ pub struct Audit {
     pub duplicates: Vec<Duplicate>,
     /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
     pub warnings: Vec<String>,
+    /// How probable something had to be.
+    #[serde(skip)]
+    pub certainty: Certainty,
     /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
     /// `classes.len()` stands for "none of the classes".
     #[serde(skip)]
@@ -289,7 +292,16 @@ impl Audit {
             shares.push(posterior.into_shares());
         }
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
-        Audit { method: "evidence".into(), items, classes, expected_wrong, duplicates, warnings, shares }
+        Audit {
+            method: "evidence".into(),
+            items,
+            classes,
+            expected_wrong,
+            duplicates,
+            warnings,
+            certainty,
+            shares,
+        }
     }
 
     /// The indices of all items, in descending order of the probability that the label is wrong.

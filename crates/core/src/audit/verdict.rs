@@ -43,9 +43,14 @@ impl Default for Certainty {
 }
 
 impl Certainty {
-    /// The same probability for all verdicts.
+    /// The same probability for all verdicts; only a label that is wrong with a probability of 0.9 is always called so.
     pub fn uniform(probability: f32) -> Self {
-        Certainty { keep: probability, relabel: probability, outlier: probability, wrong: probability }
+        Certainty {
+            keep: probability,
+            relabel: probability,
+            outlier: probability,
+            wrong: probability.min(0.9),
+        }
     }
 }
 

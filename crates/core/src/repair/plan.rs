@@ -136,11 +136,14 @@ impl RepairPlan {
     /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
     /// collection with their files, if it has files.
     pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
-        let (rows, reviewed): (Vec<usize>, Vec<usize>) = audit
-            .ranking()
-            .into_iter()
-            .filter(|row| audit.items[*row].is_suspect())
-            .partition(|row| audit.items[*row].verdict != Verdict::Unsure);
+        let is_certain = |item: &AuditedItem| match item.verdict {
+            Verdict::Keep | Verdict::Unsure => false,
+            Verdict::Relabel | Verdict::Outlier => true,
+            Verdict::Wrong => item.p_wrong >= audit.certainty.outlier,
+        };
+        let suspects = audit.ranking().into_iter().filter(|row| audit.items[*row].is_suspect());
+        let (rows, reviewed): (Vec<usize>, Vec<usize>) =
+            suspects.partition(|row| is_certain(&audit.items[*row]));
         let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {

@@ -34,7 +34,7 @@ fn in_words(item: &AuditedItem) -> String {
         Verdict::Keep => "keep".into(),
         Verdict::Relabel => item.suggested.clone().unwrap_or_default(),
         Verdict::Outlier => "none of these".into(),
-        Verdict::Wrong => in_question(item),
+        Verdict::Wrong => "class uncertain".into(),
         Verdict::Unsure => "undecided".into(),
     }
 }

@@ -4,7 +4,7 @@
 
 use askama::Template;
 
-use super::{about_wrong, in_words, percent, scatter, short_name};
+use super::{about_wrong, in_question, in_words, percent, scatter, short_name};
 use crate::audit::{Audit, AuditedItem, Duplicate, DuplicateKind, Verdict};
 use crate::embeddings::Embeddings;
 
@@ -124,7 +124,7 @@ impl AuditPage<'_> {
             image: self.thumbnails.get(row).and_then(Option::as_deref),
             name: short_name(item),
             wrong: percent(item.p_wrong),
-            verdict: in_words(item),
+            verdict: if item.verdict == Verdict::Wrong { in_question(item) } else { in_words(item) },
         }
     }
 }

@@ -108,7 +108,8 @@ fn invented() -> Audit {
         found_elsewhere,
     };
     Audit {
-        method: "relabel".into(),
+        method: "evidence".into(),
+        certainty: crate::audit::Certainty::default(),
         items: vec![
             item("kept.jpg", "owl", 0.002, Verdict::Keep, None),
             item(

@@ -1,7 +1,7 @@
 //! The plain-text report of an audit ([`AuditTable`]) for a terminal of 80 columns: the suspect items ranked by the
 //! probability that they are wrong, then a summary, the affected classes, duplicates and warnings.
 
-use super::{about_wrong, in_words, percent, short_name};
+use super::{about_wrong, in_question, in_words, percent, short_name};
 use crate::audit::{Audit, AuditedClass, Duplicate, DuplicateKind, Verdict};
 use crate::visible::{columns, padded, shortened, visible};
 
@@ -47,7 +47,8 @@ impl AuditTable<'_> {
             let names = [short_name(item), &item.given, &in_words(item)].map(visible);
             let [name, given, verdict] = names;
             let mut line = Line::new([percent(item.p_wrong), name, given, verdict]);
-            line.note = item.advice.as_deref().map(visible);
+            let in_question = (item.verdict == Verdict::Wrong).then(|| in_question(item));
+            line.note = item.advice.as_ref().or(in_question.as_ref()).map(|note| visible(note));
             lines.push(line);
         }
         aligned(&lines)
