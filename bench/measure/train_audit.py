@@ -40,7 +40,7 @@ PER_STEP, EPOCHS = 8, 12
 def random_clusters(rng) -> Bank:
     """Classes around random centres, with heavy tails and correlated dimensions."""
     dim, classes, items = int(np.exp(rng.uniform(np.log(6), np.log(64)))), 60, 140
-    centres = rng.normal(size=(classes, dim)) * np.exp(rng.uniform(np.log(0.3), np.log(2.2))) * rng.gamma(1, 1, dim) ** 0.5
+    centres = rng.normal(size=(classes, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim) * 0.7 + 0.6 * np.eye(dim)
     rows = np.repeat(centres, items, 0) + rng.standard_t(5, (classes * items, dim)) @ mixing
     return Bank.of("clusters", rows, np.repeat(np.arange(classes), items))
@@ -56,13 +56,13 @@ def disturbed(rng, rows: np.ndarray) -> np.ndarray:
         kept = min(int(np.exp(rng.uniform(np.log(8), np.log(128)))), len(rows) - 1)
         rows = rows @ np.linalg.svd(rows, full_matrices=False)[2][:kept].T
         return rows / np.maximum(rows.std(0), 1e-6) if rng.uniform() < 0.5 else rows
-    if choice < 0.44:
-        return rows + rng.uniform(0, 2) * rows.std() * rng.normal(size=rows.shape)
+    if choice < 0.36:
+        return rows + rng.uniform() * rows.std() * rng.normal(size=rows.shape)
     return rows
 
 
 def draw_task(rng, banks: list[Bank]) -> dict:
-    clusters = rng.uniform() < 0.22
+    clusters = rng.uniform() < 0.12
     bank = random_clusters(rng) if clusters else banks[rng.integers(len(banks))]
     others = [] if clusters else [other for other in banks if other is not bank and other.rows.shape[1] == bank.rows.shape[1]]
     foreign = others[rng.integers(len(others))] if others else None
