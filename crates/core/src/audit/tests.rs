@@ -35,16 +35,20 @@ fn check(data: &Embeddings, wrong: &[bool]) {
     let found = look(data, &Options::default(), &[]);
     let classes = data.classes().len();
     for ((item, &wrong), &label) in found.items.iter().zip(wrong).zip(data.labels()) {
-        let expected = if wrong { Verdict::Relabel } else { Verdict::Keep };
-        assert_eq!(item.verdict, expected, "{item:?}");
-        let truth = format!("class {:03}", (label as usize + 1) % classes);
-        assert_eq!(item.suggested.as_deref(), wrong.then_some(truth.as_str()));
+        assert_eq!(item.verdict == Verdict::Keep, !wrong, "{item:?}");
+        assert_eq!(item.is_suspect(), wrong, "{item:?}");
+        let truth = format!("class {:03}", (label as usize + usize::from(wrong)) % classes);
+        assert_eq!(item.probable[0].class.as_deref(), Some(truth.as_str()), "{item:?}");
+        assert!(item.suggested.is_none() || wrong && item.suggested == Some(truth), "{item:?}");
         assert_eq!(item.neighbours.len(), 5);
     }
     let expected = wrong.iter().filter(|&&wrong| wrong).count() as f64;
     assert!((found.expected_wrong - expected).abs() < 0.1 * expected + 0.5, "{}", found.expected_wrong);
     assert!(found.ranking()[..expected as usize].iter().all(|&item| wrong[item]));
-    assert!(found.classes.iter().all(|class| class.found_elsewhere == 1));
+    let suggested: usize = found.classes.iter().map(|class| class.found_elsewhere).sum();
+    assert!(
+        suggested as f64 >= 0.9 * expected && found.classes.iter().all(|class| class.found_elsewhere <= 1)
+    );
 }
 
 #[test]
@@ -119,10 +123,11 @@ fn percentile_99(mut differences: Vec<f32>) -> f32 {
     differences[(differences.len() - 1) * 99 / 100]
 }
 
+/// With fewer items per class, one of them matters more.
 #[test]
 fn one_item_less_and_small_noise_change_little() {
     let dim = 12;
-    let (values, labels) = overlapping(7, 20, dim);
+    let (values, labels) = overlapping(7, 30, dim);
     let name = |label: usize| format!("{label}");
     let expected = p_wrong(&values, dim, &labels, name);
     let mut differences = Vec::new();
