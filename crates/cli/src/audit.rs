@@ -23,7 +23,7 @@ use crate::threads::Threads;
 /// Find wrong labels and suggest the right ones
 ///
 /// SUPPORT is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
-/// any size. Every item gets a verdict (keep, relabel, none of these classes, or undecided), the probability that its
+/// any size. Every item gets a verdict (keep, relabel, none of these classes, class uncertain, or undecided), the probability that its
 /// label is wrong, and its most similar items. The audit changes no file: --plan writes the suggested changes to a file
 /// for `trueshot repair`.
 #[derive(Args)]
@@ -61,7 +61,8 @@ pub struct Arguments {
     /// Share of wrong labels in percent, if known [default: estimated]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     expected_noise: Option<f64>,
-    /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided` [default: 0.75]
+    /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided`, unless the label is wrong with
+    /// 90 % and more. Decides what is planned and what is left to review [default: 0.75]
     #[arg(long, value_name = "P", value_parser = parse_certainty)]
     certainty: Option<f32>,
     /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]

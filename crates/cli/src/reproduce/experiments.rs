@@ -328,6 +328,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn other_experiments_are_read_from_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        let problem = |path: &Path| format!("{:#}", Experiments::read(path).err().unwrap());
+        assert!(problem(&path).starts_with(&format!("cannot read the experiments {}", path.display())));
+        std::fs::write(&path, "plot = 3").unwrap();
+        assert!(problem(&path).contains("mine.toml"), "{}", problem(&path));
+        std::fs::write(&path, EXPERIMENTS.replace("noise_prop", "other_name")).unwrap();
+        assert!(Experiments::read(&path).unwrap().table("other_name").is_ok());
+    }
+
+    #[test]
     fn every_cell_of_the_paper_belongs_to_a_row_of_an_experiment() {
         let (experiments, paper) = (Experiments::load_paper().unwrap(), PaperResults::new().unwrap());
         assert_eq!(paper.len(), 1237);

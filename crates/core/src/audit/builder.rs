@@ -59,7 +59,8 @@ impl<'a> AuditBuilder<'a> {
         AuditBuilder { data, options: Options::default(), confirmed: &[], progress: &() }
     }
 
-    /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure).
+    /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure), unless the
+    /// label is wrong with a probability of 0.9 and more.
     pub fn certainty(mut self, probability: f32) -> Self {
         self.options.certainty = Certainty::uniform(probability);
         self

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use trueshot_nn::products;
 
 use super::Poll;
-use super::collection::Collection;
+use super::ordered_rows::OrderedRows;
 use super::ridge::{Ridge, Targets};
 use super::scorer::{CLASS_FEATURES, FEATURES, RELATIVE_FEATURES, Scorer};
 use super::similar;
@@ -40,7 +40,7 @@ pub(super) type Shares = Vec<(u32, f32)>;
 
 /// A collection with everything that does not depend on the labels.
 pub(super) struct Evidence<'a> {
-    collection: &'a Collection,
+    collection: &'a OrderedRows,
     rows: Vec<&'a [f32]>,
     /// The most similar items of each item, most similar first.
     pub neighbours: Vec<Vec<(u32, f32)>>,
@@ -67,7 +67,7 @@ struct ItemScores {
 
 impl<'a> Evidence<'a> {
     /// Prepares a collection. `neighbours` is the number of similar items to find.
-    pub fn new(collection: &'a Collection, neighbours: usize, poll: &Poll<'_>) -> Result<Self> {
+    pub fn new(collection: &'a OrderedRows, neighbours: usize, poll: &Poll<'_>) -> Result<Self> {
         let rows = collection.rows();
         let ridges = Ridge::all(&rows, PENALTIES, poll)?;
         let neighbours = similar::neighbours(&rows, neighbours.max(VOTERS[1]), poll)?;
@@ -137,9 +137,8 @@ impl<'a> Evidence<'a> {
     ) -> Result<Vec<ItemScores>> {
         let dim = self.collection.dim();
         let count = classes.counts.len();
-        let rows_of = |values: &'_ [f32]| values.chunks_exact(dim).map(<[f32]>::to_vec).collect::<Vec<_>>();
-        let matrices = [rows_of(&classes.sums), rows_of(&coefficients[0]), rows_of(&coefficients[1])];
-        let views = matrices.each_ref().map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<&[f32]>>());
+        let matrices = [&classes.sums, &coefficients[0], &coefficients[1]];
+        let views = matrices.map(|matrix| matrix.chunks_exact(dim).collect::<Vec<&[f32]>>());
         let lengths: Vec<f32> = views[0].iter().map(|sum| products::squared_norm(sum)).collect();
         let blocks: Vec<usize> = (0..self.rows.len()).step_by(BLOCK).collect();
         let of_block = |&start: &usize| {

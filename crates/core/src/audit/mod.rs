@@ -24,11 +24,11 @@
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
 mod builder;
-mod collection;
 mod duplicates;
 mod effects;
 mod evidence;
 mod map;
+mod ordered_rows;
 mod ridge;
 mod rows;
 mod scorer;
@@ -38,12 +38,12 @@ mod verdict;
 use serde::Serialize;
 
 pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
-use self::collection::Collection;
 use self::duplicates::DuplicateFindings;
 pub use self::duplicates::{Duplicate, DuplicateKind};
 pub use self::effects::{Change, Effects, effects};
 use self::evidence::Evidence;
 pub use self::map::map;
+use self::ordered_rows::OrderedRows;
 use self::scorer::Scorer;
 use self::verdict::Posterior;
 pub use self::verdict::{Certainty, Verdict};
@@ -193,7 +193,7 @@ fn score_items(
 ) -> Result<Vec<ScoredItem>> {
     let total = data.len() as u64;
     let scorers = Scorer::built_in()?;
-    let collection = Collection::new(data, is_confirmed);
+    let collection = OrderedRows::new(data, is_confirmed);
     // Preparing the evidence takes about half of the time.
     let evidence = Evidence::new(&collection, neighbours, &Poll { progress, done: 0, total })?;
     let mut shares = evidence.given();
@@ -221,7 +221,7 @@ fn score_items(
 }
 
 /// The probability that the label of each item is right, relative to the mean of its class.
-fn weights(collection: &Collection, shares: &[evidence::Shares]) -> Vec<f32> {
+fn weights(collection: &OrderedRows, shares: &[evidence::Shares]) -> Vec<f32> {
     let right: Vec<f32> =
         shares.iter().zip(&collection.given).map(|(shares, &given)| evidence::share(shares, given)).collect();
     let mut means = vec![(0.0, 0.0); collection.classes.len()];

@@ -44,8 +44,7 @@ impl Ridge {
         Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
     }
 
-    /// The coefficients for some targets: `[target][dim]`. `targets` has the value of every row, `sums` the sum of the rows
-    /// times their values, both by target.
+    /// The coefficients for some targets: `[target][dim]`.
     pub fn coefficients(&self, rows: &[&[f32]], targets: &dyn Targets) -> Vec<f32> {
         let (dim, size) = (rows[0].len(), rows.len().min(rows[0].len()));
         let inverse: Vec<&[f32]> = self.inverse.chunks_exact(size).collect();

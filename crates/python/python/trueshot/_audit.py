@@ -43,7 +43,8 @@ def audit(
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
-        Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is "unsure". Default: 0.75.
+        Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is "unsure", unless the label is wrong with
+        90 % and more. Default: 0.75.
     expected_noise : float, optional
         Share of wrong labels, from 0 to below 1, if known. Default: estimated.
     neighbours : int

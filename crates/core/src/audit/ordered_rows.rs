@@ -7,7 +7,7 @@ use super::rows;
 use crate::embeddings::Embeddings;
 
 /// Centred rows of unit length with their labels.
-pub(super) struct Collection {
+pub(super) struct OrderedRows {
     values: Vec<f32>,
     dim: usize,
     /// The row of the data at each position.
@@ -20,7 +20,7 @@ pub(super) struct Collection {
     pub confirmed: Vec<bool>,
 }
 
-impl Collection {
+impl OrderedRows {
     pub fn new(data: &Embeddings, is_confirmed: impl Fn(usize) -> bool) -> Self {
         let dim = data.dim();
         let values = data.all_rows();
@@ -47,7 +47,7 @@ impl Collection {
         let mut values = data.gather(&order).into_owned();
         rows::centre(&mut values, dim);
         let confirmed = order.iter().map(|&row| is_confirmed(row as usize)).collect();
-        Collection { values, dim, order, given, classes, confirmed }
+        OrderedRows { values, dim, order, given, classes, confirmed }
     }
 
     /// The number of values of a row.
