@@ -114,9 +114,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let address = SocketAddr::new(arguments.address, arguments.port);
         let listening = tokio::net::TcpListener::bind(address).await;
         let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
+        let stop = trueshot_server::stop_signal().context("cannot catch Ctrl-C")?;
         output::print_escaped(&format!("http://{}\n", listener.local_addr()?))?;
         say!("serving the page and the API; press Ctrl-C to stop");
-        trueshot_server::serve(listener, app).await;
+        trueshot_server::serve(listener, app, stop).await;
         Ok(())
     });
     runtime.shutdown_timeout(SHUTDOWN_GRACE);

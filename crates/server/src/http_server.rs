@@ -30,13 +30,9 @@ const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes of a connection that are read ahead, so also the longest headers.
 const READ_AHEAD: usize = 64 << 10;
 
-/// Answers until Ctrl-C or SIGTERM. Requests that are complete by then are still answered, for some seconds.
-pub async fn serve(listener: TcpListener, app: SharedApp) {
-    serve_until(listener, app, stop_signal()).await;
-}
-
-/// Answers until `stop` is ready.
-async fn serve_until(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
+/// Answers until `stop` is ready, which is usually a [`stop_signal`]. Requests that are complete by then are still answered,
+/// for some seconds.
+pub async fn serve(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
     let connections = Connections::new(&app.limits);
     let (stopping, is_stopping) = watch::channel(false);
     tokio::select! {
@@ -136,20 +132,22 @@ async fn respond(
     Ok(response.map(|body| Body::new(ResponseBody::new(body, connection))))
 }
 
-async fn stop_signal() {
-    let interrupted = async {
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
-    #[cfg(unix)]
-    let terminated = async {
-        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-            Ok(mut signal) => drop(signal.recv().await),
-            Err(_) => std::future::pending().await,
-        }
-    };
-    #[cfg(not(unix))]
-    let terminated = std::future::pending::<()>();
-    tokio::select! { () = interrupted => {}, () = terminated => {} }
+/// A future that is ready after Ctrl-C or SIGTERM. The signals are caught from this call on, so a program that calls it
+/// before it says that it is ready can be stopped at once. It must be called inside a Tokio runtime.
+#[cfg(unix)]
+pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
+    })
+}
+
+/// A future that is ready after Ctrl-C. The signal is caught from this call on, so a program that calls it before it says
+/// that it is ready can be stopped at once. It must be called inside a Tokio runtime.
+#[cfg(windows)]
+pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    let mut interrupted = tokio::signal::windows::ctrl_c()?;
+    Ok(async move { drop(interrupted.recv().await) })
 }

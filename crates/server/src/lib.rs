@@ -41,7 +41,7 @@ use axum::{Router, middleware};
 use tower_http::catch_panic::CatchPanicLayer;
 
 pub use access::Access;
-pub use http_server::serve;
+pub use http_server::{serve, stop_signal};
 pub use limits::Limits;
 pub use state::{App, ServerSettings, SharedApp};
 
