@@ -33,8 +33,10 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
     import torch
     from torch.nn import functional
 
-NOISES = {"symmetric": 0.26, "paired": 0.17, "dependent": 0.14, "outlier": 0.27, "foreign": 0.1}
+NOISES = {"symmetric": 0.24, "paired": 0.15, "dependent": 0.14, "outlier": 0.23, "foreign": 0.17}
 PER_STEP, EPOCHS = 8, 12
+# Collections up to this size are also scored without one of their items, and differences of P(wrong) add to the loss.
+MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
 def random_clusters(rng) -> Bank:
@@ -61,32 +63,67 @@ def disturbed(rng, rows: np.ndarray) -> np.ndarray:
     return rows
 
 
+def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
+    """Items of another kind: of another file, with their dimensions in another order, or nearly equal to each other."""
+    partners = [other for other in banks if other is not bank and other.rows.shape[1] == bank.rows.shape[1]]
+    source = partners[rng.integers(len(partners))] if partners else bank
+    chosen = rng.permutation(len(source.classes))[: int(rng.integers(1, 12))]
+    classes = [source.rows[source.classes[number][:120]] for number in chosen]
+    choice = rng.uniform()
+    if not partners or choice < 0.2:
+        order = rng.permutation(bank.rows.shape[1])
+        classes = [rows[:, order] for rows in classes]
+    if choice > 0.8:
+        spread = 0.1 * rng.uniform() * source.rows.std()
+        classes = [rows[:1] + spread * rng.normal(size=(60, rows.shape[1])) for rows in classes[:3]]
+    return Bank.of("foreign", np.concatenate(classes), np.repeat(np.arange(len(classes)), [len(rows) for rows in classes]))
+
+
 def draw_task(rng, banks: list[Bank]) -> dict:
     clusters = rng.uniform() < 0.12
-    bank = random_clusters(rng) if clusters else banks[rng.integers(len(banks))]
-    others = [] if clusters else [other for other in banks if other is not bank and other.rows.shape[1] == bank.rows.shape[1]]
-    foreign = others[rng.integers(len(others))] if others else None
+    # Files with more classes are used more often.
+    odds = np.sqrt([len(bank.classes) for bank in banks])
+    bank = random_clusters(rng) if clusters else banks[rng.choice(len(banks), p=odds / odds.sum())]
+    foreign = foreign_bank(rng, bank, banks)
     classes, items = 0, 0
-    while not 6 <= classes * items <= (1500 if items > 200 else 900):
+    most = 2400 if rng.uniform() < 0.06 else 900
+    while not 6 <= classes * items <= most:
         classes = int(rng.choice([2, 3, 4, 5, 8, 10, 15, 20, 30, 50]))
         items = int(np.exp(rng.uniform(np.log(3), np.log(130))))
         if rng.uniform() < 0.04:
-            classes, items = int(rng.integers(2, 6)), 280
+            classes, items, most = int(rng.integers(2, 6)), 280, 1500
     noise = rng.choice([*NOISES, "none"], p=[*NOISES.values(), 1 - sum(NOISES.values())])
     level = 0 if noise == "none" else rng.uniform(0.02, 0.42)
-    kind = "symmetric" if noise == "none" else "outlier" if noise == "foreign" and foreign is None else noise
+    kind = "symmetric" if noise == "none" else noise
     settings = dict(ragged=rng.uniform() < 0.4, similar=rng.uniform() < 0.5, foreign=foreign)
     drawn: Drawn = audit_evidence.draw(rng, bank, classes, items, kind, level, **settings)
-    rows = torch.from_numpy(disturbed(rng, drawn.rows).astype(np.float32))
-    given, truth = torch.from_numpy(drawn.given), torch.from_numpy(drawn.truth)
+    rows, everything = disturbed(rng, drawn.rows), np.arange(len(drawn.given))
+    task = new_task(rows, drawn, everything)
+    if len(rows) <= MOST_ITEMS_WITH_TWIN:
+        task["left_out"] = int(rng.integers(len(rows)))
+        task["twin"] = new_task(rows, drawn, np.delete(everything, task["left_out"]))
+    return task
+
+
+def new_task(rows: np.ndarray, drawn: Drawn, chosen: np.ndarray) -> dict:
+    unit, lengths = audit_evidence.centred(torch.from_numpy(rows[chosen].astype(np.float32)))
+    given, truth = torch.from_numpy(drawn.given[chosen]), torch.from_numpy(drawn.truth[chosen])
     shares = functional.one_hot(given, drawn.classes).float()
-    return {"rows": audit_evidence.centred(rows).half(), "given": given, "truth": truth, "shares": shares}
+    return {"rows": unit.half(), "lengths": lengths, "given": given, "truth": truth, "shares": shares}
+
+
+def with_twins(tasks: list[dict]):
+    for task in tasks:
+        yield task
+        if "twin" in task:
+            yield task["twin"]
 
 
 def weigh(task: dict) -> None:
     """The evidence of a task, and the number of the right candidate; one more than there are stands for none."""
-    collection = Collection(audit_evidence.centred(task["rows"].float()))
-    task["candidates"], task["features"] = audit_evidence.evidence(collection, task["shares"], task["given"])
+    unit = functional.normalize(task["rows"].float(), eps=1e-9)
+    task["candidates"], task["features"] = audit_evidence.evidence(
+        Collection(unit, task["lengths"]), task["shares"], task["given"])  # fmt: skip
     right = task["candidates"] == task["truth"][:, None]
     task["target"] = torch.where(right.any(1), right.float().argmax(1), right.shape[1])
 
@@ -99,12 +136,19 @@ def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
     optimiser = torch.optim.AdamW(scorer.parameters(), lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
-    def loss(task: dict):
-        return functional.cross_entropy(scorer(task["features"]), task["target"])
+    def loss(task: dict, stability: float = 0):
+        scores = scorer(task["features"])
+        result = functional.cross_entropy(scores, task["target"])
+        if stability and "twin" in task:
+            others = torch.arange(len(scores)) != task["left_out"]
+            change = scores.softmax(1)[others, 0] - scorer(task["twin"]["features"]).softmax(1)[:, 0]
+            result = result + stability * (change**2).mean()
+        return result
 
     for _ in range(steps):
         optimiser.zero_grad()
-        (sum(loss(tasks[number]) for number in rng.integers(0, len(tasks), PER_STEP)) / PER_STEP).backward()
+        drawn = [tasks[number] for number in rng.integers(0, len(tasks), PER_STEP)]
+        (sum(loss(task, STABILITY) for task in drawn) / PER_STEP).backward()
         optimiser.step()
         schedule.step()
     with torch.no_grad():
@@ -128,12 +172,30 @@ def save(scorers: list, path: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
 
 
+def write_example(scorers: list, path: Path) -> None:
+    """A small collection with the probabilities of all classes for every item, for a test of the Rust code."""
+    rng = np.random.default_rng(0)
+    drawn = audit_evidence.draw(rng, random_clusters(rng), 12, 6, "symmetric", 0.2, ragged=True)
+    rows = drawn.rows.round(3)
+    task = new_task(rows, drawn, np.arange(len(rows)))
+    with torch.no_grad():
+        unit, lengths = audit_evidence.centred(torch.from_numpy(rows))
+        collection = Collection(unit, lengths)
+        for scorer in scorers:
+            candidates, features = audit_evidence.evidence(collection, task["shares"], task["given"])
+            task["shares"] = audit_evidence.spread(candidates, scorer(features).softmax(1), drawn.classes)
+    shares = [[round(share, 6) for share in shares] for shares in task["shares"].tolist()]
+    example = {"rows": rows.astype(float).round(3).tolist(), "given": drawn.given.tolist(), "shares": shares}
+    path.write_text(json.dumps(example, separators=(",", ":")).replace("],", "],\n") + "\n")
+
+
 def main() -> None:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("banks", type=benchlib.existing_file, nargs="+", metavar="FILE", help="embeddings to draw from")
     parser.add_argument("--tasks", type=benchlib.positive, default=7000, help="collections to train on")
     parser.add_argument("--seed", type=int, default=1, help="random seed")
     parser.add_argument("--out", type=Path, required=True, help="file to write, such as crates/core/assets/audit.safetensors")
+    parser.add_argument("--example", type=Path, help="file to write for the test of the Rust code, crates/core/tests/audit/example.json")
     arguments: argparse.Namespace = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
@@ -143,16 +205,18 @@ def main() -> None:
     held_out, tasks = tasks[: len(tasks) // 10], tasks[len(tasks) // 10 :]
     scorers: list = []
     for number in range(audit_evidence.ROUNDS):
-        for task in (*held_out, *tasks):
+        for task in with_twins([*held_out, *tasks]):
             weigh(task)
         scorer, loss = train_round(rng, tasks, held_out, scorers[-1] if scorers else None)
         print(f"round {number}: loss {loss:.4f} on held-out collections ({time.monotonic() - start:.0f} s)", flush=True)
         scorers.append(scorer)
         with torch.no_grad():
-            for task in (*held_out, *tasks):
+            for task in with_twins([*held_out, *tasks]):
                 found = scorer(task["features"]).softmax(1)
                 task["shares"] = audit_evidence.spread(task["candidates"], found, task["shares"].shape[1])
     save(scorers, arguments.out)
+    if arguments.example:
+        write_example(scorers, arguments.example)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Imported by `measure/train_audit.py` and `measure/audit_grid.py`. crates/core/sr
 """
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,42 +13,75 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
-CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 9, 21, 6, 32, 3
+FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
+CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 10, 33, 7, 32, 3
 
 
-def centred(rows: Tensor) -> Tensor:
-    """Rows after subtraction of their mean, at unit length."""
+def centred(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows after subtraction of their mean, at unit length, and their lengths before."""
     rows = rows - rows.mean(0, keepdim=True)
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    lengths = rows.norm(dim=1).clamp(min=1e-9)
+    return rows / lengths[:, None], lengths
 
 
-class Collection:
-    """What does not depend on labels: cosines, neighbours, and two ridge regressions."""
+def waves(rows: Tensor) -> Tensor:
+    """Random Fourier features, whose inner products approximate `exp(-KERNEL_SCALE * (1 - cosine))` for rows of unit length."""
+    import torch
 
-    def __init__(self, rows: Tensor) -> None:
+    products = KERNEL_SCALE**0.5 * rows @ torch.from_numpy(frequencies(rows.shape[1])).T
+    return torch.cat([products.cos(), products.sin()], 1) / FREQUENCIES**0.5
+
+
+@functools.cache
+def frequencies(dim: int) -> np.ndarray:
+    """Numbers of a normal distribution, `[FREQUENCIES, dim]`, the same for all collections."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        mixed = np.arange(1, 2 * FREQUENCIES * dim + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53
+    normal = np.sqrt(-2 * np.log(uniform[0::2])) * np.cos(2 * np.pi * uniform[1::2])
+    return normal.reshape(FREQUENCIES, dim).astype(np.float32)
+
+
+class Ridge:
+    """A ridge regression whose predictions for every row are made without the row itself."""
+
+    def __init__(self, rows: Tensor, gram: Tensor, penalty: float) -> None:
         import torch
 
         self.rows = rows
-        count, dim = rows.shape
-        self.gram = rows @ rows.T
-        self.by_rows = count <= dim
-        small = self.gram if self.by_rows else rows.T @ rows
-        identity = torch.eye(len(small), dtype=torch.float64)
-        self.smoothers, self.leverages = [], []
-        for penalty in PENALTIES:
-            inverse = torch.linalg.inv(small.double() + penalty * identity)
-            smoother = (self.gram.double() @ inverse).float() if self.by_rows else rows @ inverse.float()
-            self.smoothers.append(smoother)
-            self.leverages.append(smoother.diagonal() if self.by_rows else (smoother * rows).sum(1))
+        self.by_rows = rows.shape[0] <= rows.shape[1]
+        small = gram if self.by_rows else rows.T @ rows
+        inverse = torch.linalg.inv(small + penalty * torch.eye(len(small)))
+        self.smoother = gram @ inverse if self.by_rows else rows @ inverse
+        self.leverage = (self.smoother.diagonal() if self.by_rows else (self.smoother * rows).sum(1)).clamp(1e-6, 1 - 1e-3)
+
+    def predictions(self, targets: Tensor) -> Tensor:
+        known = targets if self.by_rows else self.rows.T @ targets
+        leverage = self.leverage[:, None]
+        return (self.smoother @ known - leverage * targets) / (1 - leverage)
+
+
+class Collection:
+    """What does not depend on labels: cosines, neighbours, and three ridge regressions."""
+
+    def __init__(self, rows: Tensor, lengths: Tensor) -> None:
+        self.gram, self.lengths = rows @ rows.T, lengths
+        waves_of_rows = waves(rows)
+        self.ridges = [Ridge(rows, self.gram, penalty) for penalty in PENALTIES]
+        self.ridges.append(Ridge(waves_of_rows, waves_of_rows @ waves_of_rows.T, KERNEL_PENALTY))
         others = self.gram.clone()
         others.fill_diagonal_(-9)
-        self.cosines, self.neighbours = others.topk(min(VOTERS[1], count - 1), 1)
+        self.cosines, self.neighbours = others.topk(min(VOTERS[1], len(rows) - 1), 1)
 
-    def ridge(self, number: int, targets: Tensor) -> Tensor:
-        """Predictions for every row, made without the row itself."""
-        known = targets if self.by_rows else self.rows.T @ targets
-        leverage = self.leverages[number][:, None]
-        return (self.smoothers[number] @ known - leverage * targets) / (1 - leverage).clamp(min=1e-3)
+
+def usual(values: Tensor) -> Tensor:
+    """Values as deviations from their mean, in halves of their standard deviation."""
+    return ((values - values.mean()) / values.std(unbiased=False).clamp(min=1e-3)).clamp(-6, 6) / 2
 
 
 def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +95,7 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     every = torch.arange(count)
     sizes = shares.sum(0)
     total = sizes.sum().clamp(min=1e-6)
-    ridges = [5 * collection.ridge(number, shares - sizes / total) for number in range(2)]
+    ridges = [5 * ridge.predictions(shares - sizes / total) for ridge in collection.ridges]
     products = collection.gram @ shares
     squares = collection.gram.diagonal()[:, None]
     lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squares
@@ -83,15 +117,18 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     prior = torch.where(own > 0, 0.8, 0.2 / max(classes - 1, 1))
     labels = torch.log(((same + 4 * prior) / (others + 4)).clamp(min=1e-4)) / 2
     sizes_seen = torch.log1p(others.clamp(min=0, max=150)) / 2
-    columns = [ridges[0], ridges[1], 4 * cosines, typical, votes[0], votes[1], labels, 2 * own, sizes_seen]
+    columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * own, sizes_seen]
     features = torch.stack(columns, 2)
     candidates = (ridges[1] + 4 * cosines + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
     features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES))
     item = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
     for closeness in (collection.cosines[:, 0], collection.cosines[:, :5].mean(1)):
-        scale = closeness.std(unbiased=False).clamp(min=1e-3)
-        item += [((closeness - closeness.mean()) / scale).clamp(-6, 6) / 2, 2 * closeness]
+        item += [usual(closeness), 2 * closeness]
     item.append(torch.full((count,), 2 * float(1 - shares[every, given].mean())))
+    item += [usual(collection.ridges[number].leverage.log()) for number in (0, 2)]
+    item += [usual(collection.lengths.log()), 3 - votes[1].sum(1)]
+    means = features[:, 0, [0, 1, 2, 3, 5, 6]].mean(0)
+    item += [mean.expand(count) for mean in means]
     features = torch.cat([features, torch.stack(item, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
     best = features[:, :, :RELATIVE].topk(min(2, candidates.shape[1]), 1)
     is_best = torch.arange(candidates.shape[1])[None, :, None] == best.indices[:, :1]

@@ -1,9 +1,10 @@
 //! Evidence about the class of every item, drawn from the whole collection, and the probabilities that follow from it.
 //!
-//! Every item is compared with the classes as if it were not part of the collection, in several ways: two ridge regressions,
-//! the cosine with the sum of the class, how typical that cosine is for items of the class, and the labels of its nearest
-//! neighbours. Together with how often items of a class carry the given label, how many items the class has, and how close
-//! the item is to any other, this is the [evidence](FEATURES) that a small network turns into probabilities.
+//! Every item is compared with the classes as if it were not part of the collection, in several ways: three ridge
+//! regressions (two on the rows, one on their [`waves`](super::waves)), the cosine with the sum of the class, how typical
+//! that cosine is for items of the class, and the labels of its nearest neighbours. Together with how often items of a class
+//! carry the given label, how many items the class has, how close the item is to any other, and how well the labels of the
+//! whole collection can be predicted, this is the [evidence](FEATURES) that a small network turns into probabilities.
 //!
 //! The probabilities then replace the given labels, and the evidence is computed again: an item that is probably wrong no
 //! longer serves as an example of its class, and an item that belongs elsewhere becomes an example there.
@@ -16,16 +17,21 @@ use trueshot_nn::products;
 use super::Poll;
 use super::ordered_rows::OrderedRows;
 use super::ridge::{Ridge, Targets};
-use super::scorer::{CLASS_FEATURES, FEATURES, RELATIVE_FEATURES, Scorer};
+use super::scorer::{CLASS_FEATURES, FEATURES, ITEM_FEATURES, RELATIVE_FEATURES, Scorer};
 use super::similar;
+use super::waves::{WAVES, waves};
 use crate::error::Result;
 
 /// Classes that are considered for an item: its own and those with the best scores.
 pub(super) const CANDIDATES: usize = 8;
 /// Neighbours that vote, in two groups.
 const VOTERS: [usize; 2] = [3, 10];
-/// Penalties of the ridge regressions.
+/// Penalties of the ridge regressions on the rows, and on their waves.
 const PENALTIES: [f64; 2] = [1.0, 8.0];
+const WAVE_PENALTY: f64 = 1.0;
+const REGRESSIONS: usize = 3;
+/// Class features whose means over all items, each with its given class, say how well labels can be predicted.
+const AVERAGED_FEATURES: [usize; 6] = [0, 1, 2, 3, 5, 6];
 /// The items of a class of average typicality that every class is assumed to have besides its own.
 const TYPICAL_PRIOR: f32 = 3.0;
 /// The number of items whose labels are assumed to be known in advance when the labels of a class are counted, and how many
@@ -42,11 +48,19 @@ pub(super) type Shares = Vec<(u32, f32)>;
 pub(super) struct Evidence<'a> {
     collection: &'a OrderedRows,
     rows: Vec<&'a [f32]>,
+    /// `[items][WAVES]`
+    waves: Vec<f32>,
     /// The most similar items of each item, most similar first.
     pub neighbours: Vec<Vec<(u32, f32)>>,
-    ridges: [Ridge; 2],
+    ridges: [Ridge; REGRESSIONS],
     /// Squared lengths of the rows: 1, or 0 for a row that equals the mean.
     squares: Vec<f32>,
+    /// How close every item is to any other: the cosine with the nearest, and the mean of the nearest five.
+    closeness: [Deviations; 2],
+    /// The logarithms of the leverages in the first and the last regression: how little the other items explain each item.
+    leverages: [Deviations; 2],
+    /// The logarithms of the distances from the mean of all items.
+    lengths: Deviations,
 }
 
 /// The scores of an item with one class.
@@ -55,7 +69,7 @@ struct ClassScore {
     class: u32,
     /// The probability of the class in the round before.
     share: f32,
-    ridge: [f32; 2],
+    ridge: [f32; REGRESSIONS],
     cosine: f32,
 }
 
@@ -69,10 +83,24 @@ impl<'a> Evidence<'a> {
     /// Prepares a collection. `neighbours` is the number of similar items to find.
     pub fn new(collection: &'a OrderedRows, neighbours: usize, poll: &Poll<'_>) -> Result<Self> {
         let rows = collection.rows();
-        let ridges = Ridge::all(&rows, PENALTIES, poll)?;
+        let waves = waves(&rows);
+        let [weak, strong] = Ridge::all(&rows, PENALTIES, poll)?;
+        let [of_waves] = Ridge::all(&waves.chunks_exact(WAVES).collect::<Vec<_>>(), [WAVE_PENALTY], poll)?;
+        let ridges = [weak, strong, of_waves];
         let neighbours = similar::neighbours(&rows, neighbours.max(VOTERS[1]), poll)?;
         let squares = rows.iter().map(|row| products::squared_norm(row).round()).collect();
-        Ok(Evidence { collection, rows, neighbours, ridges, squares })
+        let mean_cosine = |others: &Vec<(u32, f32)>, count: usize| {
+            let nearest = &others[..count.min(others.len())];
+            nearest.iter().map(|&(_, cosine)| cosine).sum::<f32>() / nearest.len().max(1) as f32
+        };
+        let closeness = [1, 5].map(|count| {
+            Deviations::new(neighbours.iter().map(|others| mean_cosine(others, count)).collect())
+        });
+        let leverages = [&ridges[0], &ridges[REGRESSIONS - 1]]
+            .map(|ridge| Deviations::new(ridge.leverage.iter().map(|leverage| leverage.ln()).collect()));
+        let lengths =
+            Deviations::new(collection.lengths.iter().map(|length| length.max(1e-9).ln()).collect());
+        Ok(Evidence { collection, rows, waves, neighbours, ridges, squares, closeness, leverages, lengths })
     }
 
     /// The probabilities by the given labels alone.
@@ -82,71 +110,102 @@ impl<'a> Evidence<'a> {
 
     /// The probabilities by the evidence under the probabilities of the round before.
     pub fn round(&self, scorer: &Scorer, before: &[Shares], poll: &Poll<'_>) -> Result<Vec<Shares>> {
-        let classes = ClassSums::new(self, before);
-        let coefficients = self.ridges.each_ref().map(|ridge| ridge.coefficients(&self.rows, &classes));
-        let scores = self.scores(before, &classes, &coefficients, poll)?;
-        let typical = TypicalCosines::new(&scores, classes.counts.len());
+        let members = Members::new(before, self.collection.classes.len());
+        let scores = self.scores(before, &members, poll)?;
+        let typical = TypicalCosines::new(&scores, members.counts.len());
         let labels = LabelCounts::new(&self.collection.given, before);
-        let closeness = Closeness::new(&self.neighbours);
-        let wrong: f32 =
-            (0..before.len()).map(|item| 1.0 - share(&before[item], self.collection.given[item])).sum();
-        let wrong = wrong / before.len() as f32;
         poll.check()?;
-        let of_item = |item: usize| {
+        let items = 0..before.len();
+        let of_classes = |item: usize| {
             let given = self.collection.given[item];
-            if self.collection.confirmed[item] {
-                return vec![(given, 1.0)];
-            }
             let votes = VOTERS.map(|count| self.votes(item, count, before));
-            let candidates = &scores[item].candidates;
-            let mut features: Vec<[f32; FEATURES]> = Vec::with_capacity(candidates.len());
-            for score in candidates {
+            let of_class = |score: &ClassScore| {
                 let class = score.class as usize;
-                let others = classes.counts[class] - score.share;
-                let is_given = score.class == given;
-                let mut feature = [0.0; FEATURES];
-                feature[..CLASS_FEATURES].copy_from_slice(&[
+                let others = members.counts[class] - score.share;
+                [
                     5.0 * score.ridge[0],
                     5.0 * score.ridge[1],
+                    5.0 * score.ridge[2],
                     4.0 * score.cosine,
                     typical.score(class, score.cosine),
                     3.0 * share(&votes[0], score.class),
                     3.0 * share(&votes[1], score.class),
-                    labels.log_probability(score, given, others, classes.counts.len()),
-                    if is_given { 2.0 } else { 0.0 },
+                    labels.log_probability(score, given, others, members.counts.len()),
+                    if score.class == given { 2.0 } else { 0.0 },
                     others.clamp(0.0, 150.0).ln_1p() / 2.0,
-                ]);
-                let of_item = closeness.features(item, classes.counts.len(), wrong);
-                feature[CLASS_FEATURES..CLASS_FEATURES + of_item.len()].copy_from_slice(&of_item);
-                features.push(feature);
+                ]
+            };
+            scores[item].candidates.iter().map(of_class).collect()
+        };
+        let of_classes: Vec<Vec<[f32; CLASS_FEATURES]>> =
+            items.clone().into_par_iter().map(of_classes).collect();
+        let mean = |value: &dyn Fn(usize) -> f32| {
+            (items.clone().map(|item| f64::from(value(item))).sum::<f64>() / items.len() as f64) as f32
+        };
+        let wrong = mean(&|item| 1.0 - share(&before[item], self.collection.given[item]));
+        let averages = AVERAGED_FEATURES.map(|n| mean(&|item| of_classes[item][0][n]));
+        let of_item = |item: usize| {
+            if self.collection.confirmed[item] {
+                return vec![(self.collection.given[item], 1.0)];
             }
+            let known = self.votes(item, VOTERS[1], before).iter().map(|(_, votes)| votes).sum::<f32>();
+            let of_item = self.item_features(item, wrong, 1.0 - known, averages);
+            let to_features = |of_class: &[f32; CLASS_FEATURES]| {
+                let mut features = [0.0; FEATURES];
+                features[..CLASS_FEATURES].copy_from_slice(of_class);
+                features[CLASS_FEATURES..CLASS_FEATURES + ITEM_FEATURES].copy_from_slice(&of_item);
+                features
+            };
+            let mut features: Vec<[f32; FEATURES]> = of_classes[item].iter().map(to_features).collect();
             compare_candidates(&mut features);
             let probabilities = scorer.probabilities(&features);
-            candidates.iter().map(|score| score.class).zip(probabilities).collect()
+            scores[item].candidates.iter().map(|score| score.class).zip(probabilities).collect()
         };
-        Ok((0..before.len()).into_par_iter().map(of_item).collect())
+        Ok(items.clone().into_par_iter().map(of_item).collect())
+    }
+
+    /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels by the round before,
+    /// `none` the share of its neighbours that belong to none of the classes.
+    fn item_features(&self, item: usize, wrong: f32, none: f32, averages: [f32; 6]) -> [f32; ITEM_FEATURES] {
+        let classes = (self.collection.classes.len() as f32).ln().min(4.0) / 2.0;
+        let [nearest, five] =
+            self.closeness.each_ref().map(|closeness| [closeness.score(item), 2.0 * closeness.values[item]]);
+        let leverages = self.leverages.each_ref().map(|leverages| leverages.score(item));
+        let others = [self.lengths.score(item), 3.0 * none];
+        let parts =
+            [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &others, &averages].concat();
+        parts.try_into().expect("as many as there are")
     }
 
     /// Compares all items with all classes.
-    fn scores(
-        &self,
-        before: &[Shares],
-        classes: &ClassSums<'_>,
-        coefficients: &[Vec<f32>; 2],
-        poll: &Poll<'_>,
-    ) -> Result<Vec<ItemScores>> {
+    fn scores(&self, before: &[Shares], members: &Members, poll: &Poll<'_>) -> Result<Vec<ItemScores>> {
         let dim = self.collection.dim();
-        let count = classes.counts.len();
-        let matrices = [&classes.sums, &coefficients[0], &coefficients[1]];
-        let views = matrices.map(|matrix| matrix.chunks_exact(dim).collect::<Vec<&[f32]>>());
-        let lengths: Vec<f32> = views[0].iter().map(|sum| products::squared_norm(sum)).collect();
+        let count = members.counts.len();
+        let waves: Vec<&[f32]> = self.waves.chunks_exact(WAVES).collect();
+        let sums = ClassSums::new(&self.rows, members);
+        let sums_of_waves = ClassSums::new(&waves, members);
+        let coefficients = [
+            self.ridges[0].coefficients(&self.rows, &sums),
+            self.ridges[1].coefficients(&self.rows, &sums),
+            self.ridges[2].coefficients(&waves, &sums_of_waves),
+        ];
+        // Matrices [classes][dim], each with the rows that it is multiplied with.
+        let matrices = [
+            (&sums.sums, dim, &self.rows),
+            (&coefficients[0], dim, &self.rows),
+            (&coefficients[1], dim, &self.rows),
+            (&coefficients[2], WAVES, &waves),
+        ];
+        let matrices =
+            matrices.map(|(matrix, dim, rows)| (matrix.chunks_exact(dim).collect::<Vec<&[f32]>>(), rows));
+        let lengths: Vec<f32> = matrices[0].0.iter().map(|sum| products::squared_norm(sum)).collect();
         let blocks: Vec<usize> = (0..self.rows.len()).step_by(BLOCK).collect();
         let of_block = |&start: &usize| {
             poll.check()?;
-            let rows = &self.rows[start..(start + BLOCK).min(self.rows.len())];
-            let found = views.each_ref().map(|view| {
-                let mut found = vec![0.0; view.len() * rows.len()];
-                products::products(view, rows, &mut found);
+            let block = start..(start + BLOCK).min(self.rows.len());
+            let found = matrices.each_ref().map(|(matrix, rows)| {
+                let mut found = vec![0.0; count * block.len()];
+                products::products(matrix, &rows[block.clone()], &mut found);
                 found
             });
             let of_item = |place: usize| {
@@ -154,11 +213,11 @@ impl<'a> Evidence<'a> {
                 let at = |matrix: usize, class: u32| found[matrix][place * count + class as usize];
                 let score = |class: u32| {
                     let share = share(&before[item], class);
-                    let target = share - classes.priors[class as usize];
-                    let ridge = [0, 1].map(|n| self.ridges[n].without(item, at(n + 1, class), target));
+                    let target = share - members.priors[class as usize];
+                    let ridge = [0, 1, 2].map(|n| self.ridges[n].without(item, at(n + 1, class), target));
                     let (product, square) = (at(0, class), self.squares[item]);
                     let length = lengths[class as usize] - 2.0 * share * product + share * share * square;
-                    let has_others = classes.counts[class as usize] - share > 0.05;
+                    let has_others = members.counts[class as usize] - share > 0.05;
                     let cosine = (product - share * square) / length.max(1e-6).sqrt();
                     ClassScore { class, share, ridge, cosine: if has_others { cosine } else { 0.0 } }
                 };
@@ -177,7 +236,7 @@ impl<'a> Evidence<'a> {
                 let former = before[item].iter().map(|&(class, _)| score(class)).collect();
                 ItemScores { candidates, former }
             };
-            Ok((0..rows.len()).map(of_item).collect::<Vec<_>>())
+            Ok((0..block.len()).map(of_item).collect::<Vec<_>>())
         };
         let scores: Vec<Vec<ItemScores>> = blocks.par_iter().map(of_block).collect::<Result<_>>()?;
         Ok(scores.into_iter().flatten().collect())
@@ -222,57 +281,66 @@ fn compare_candidates(features: &mut [[f32; FEATURES]]) {
     }
 }
 
-/// The sums of the rows of every class, weighted by their shares.
-struct ClassSums<'a> {
-    rows: &'a [&'a [f32]],
-    /// Per class its items with their shares.
-    members: Vec<Vec<(u32, f32)>>,
+/// The items of every class with their shares.
+struct Members {
+    items: Vec<Vec<(u32, f32)>>,
     /// Sums of the shares.
     counts: Vec<f32>,
     /// Counts as parts of their sum.
     priors: Vec<f32>,
+}
+
+impl Members {
+    fn new(shares: &[Shares], classes: usize) -> Self {
+        let mut members = vec![Vec::new(); classes];
+        for (item, shares) in shares.iter().enumerate() {
+            for &(class, share) in shares {
+                members[class as usize].push((item as u32, share));
+            }
+        }
+        let count =
+            |items: &Vec<(u32, f32)>| items.iter().map(|&(_, share)| f64::from(share)).sum::<f64>() as f32;
+        let counts: Vec<f32> = members.iter().map(count).collect();
+        let all: f32 = counts.iter().sum::<f32>().max(1e-6);
+        let priors = counts.iter().map(|count| count / all).collect();
+        Members { items: members, counts, priors }
+    }
+}
+
+/// The sums of the rows of every class, weighted by their shares.
+struct ClassSums<'a> {
+    rows: &'a [&'a [f32]],
+    members: &'a Members,
+    /// `[classes][dim]`
     sums: Vec<f32>,
     /// The sum of all rows.
     total: Vec<f32>,
 }
 
 impl<'a> ClassSums<'a> {
-    fn new(evidence: &'a Evidence<'_>, shares: &[Shares]) -> Self {
-        let rows = &evidence.rows;
-        let dim = evidence.collection.dim();
-        let mut members = vec![Vec::new(); evidence.collection.classes.len()];
-        for (item, shares) in shares.iter().enumerate() {
-            for &(class, share) in shares {
-                members[class as usize].push((item as u32, share));
-            }
-        }
-        let counts: Vec<f32> = members
-            .iter()
-            .map(|items| items.iter().map(|&(_, share)| f64::from(share)).sum::<f64>() as f32)
-            .collect();
-        let all: f32 = counts.iter().sum::<f32>().max(1e-6);
-        let priors = counts.iter().map(|count| count / all).collect();
-        let mut sums = vec![0.0; members.len() * dim];
-        sums.par_chunks_exact_mut(dim).zip(&members).for_each(|(out, members)| {
+    fn new(rows: &'a [&'a [f32]], members: &'a Members) -> Self {
+        let dim = rows[0].len();
+        let mut sums = vec![0.0; members.items.len() * dim];
+        sums.par_chunks_exact_mut(dim).zip(&members.items).for_each(|(out, members)| {
             let members_rows: Vec<&[f32]> = members.iter().map(|&(item, _)| rows[item as usize]).collect();
             let weights: Vec<f32> = members.iter().map(|&(_, share)| share).collect();
             products::weighted_sum(&members_rows, &weights, out);
         });
         let mut total = vec![0.0; dim];
         products::weighted_sum(rows, &vec![1.0; rows.len()], &mut total);
-        ClassSums { rows, members, counts, priors, sums, total }
+        ClassSums { rows, members, sums, total }
     }
 }
 
 /// The target of a class is the share of each item in it, minus the mean share.
 impl Targets for ClassSums<'_> {
     fn count(&self) -> usize {
-        self.counts.len()
+        self.members.counts.len()
     }
 
     fn values(&self, class: usize) -> Vec<f32> {
-        let mut values = vec![-self.priors[class]; self.rows.len()];
-        for &(item, share) in &self.members[class] {
+        let mut values = vec![-self.members.priors[class]; self.rows.len()];
+        for &(item, share) in &self.members.items[class] {
             values[item as usize] += share;
         }
         values
@@ -281,7 +349,7 @@ impl Targets for ClassSums<'_> {
     fn sum(&self, class: usize) -> Vec<f32> {
         let dim = self.total.len();
         let sum = &self.sums[class * dim..(class + 1) * dim];
-        sum.iter().zip(&self.total).map(|(sum, total)| sum - self.priors[class] * total).collect()
+        sum.iter().zip(&self.total).map(|(sum, total)| sum - self.members.priors[class] * total).collect()
     }
 }
 
@@ -351,41 +419,23 @@ impl LabelCounts {
     }
 }
 
-/// How close every item is to any other: the cosine with the nearest, and the mean of the nearest five.
-struct Closeness {
-    cosines: [Vec<f32>; 2],
-    /// Mean and spread of both.
-    usual: [(f32, f32); 2],
+/// A number for every item, with their mean and spread.
+struct Deviations {
+    values: Vec<f32>,
+    mean: f32,
+    spread: f32,
 }
 
-impl Closeness {
-    fn new(neighbours: &[Vec<(u32, f32)>]) -> Self {
-        let mean_of = |count: usize| {
-            let mean = |others: &Vec<(u32, f32)>| {
-                let nearest = &others[..count.min(others.len())];
-                nearest.iter().map(|&(_, cosine)| cosine).sum::<f32>() / nearest.len().max(1) as f32
-            };
-            neighbours.iter().map(mean).collect::<Vec<f32>>()
-        };
-        let cosines = [1, 5].map(mean_of);
-        let usual = cosines.each_ref().map(|cosines| {
-            let count = cosines.len() as f64;
-            let mean = cosines.iter().map(|&cosine| f64::from(cosine)).sum::<f64>() / count;
-            let square =
-                cosines.iter().map(|&cosine| (f64::from(cosine) - mean).powi(2)).sum::<f64>() / count;
-            (mean as f32, (square.sqrt() as f32).max(1e-3))
-        });
-        Closeness { cosines, usual }
+impl Deviations {
+    fn new(values: Vec<f32>) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().map(|&value| f64::from(value)).sum::<f64>() / count;
+        let square = values.iter().map(|&value| (f64::from(value) - mean).powi(2)).sum::<f64>() / count;
+        Deviations { values, mean: mean as f32, spread: (square.sqrt() as f32).max(1e-3) }
     }
 
-    /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels by the round before.
-    fn features(&self, item: usize, classes: usize, wrong: f32) -> [f32; 6] {
-        let [nearest, five] = [0, 1].map(|n| {
-            let (mean, spread) = self.usual[n];
-            let cosine = self.cosines[n][item];
-            [((cosine - mean) / spread).clamp(-6.0, 6.0) / 2.0, 2.0 * cosine]
-        });
-        let classes = (classes as f32).ln().min(4.0) / 2.0;
-        [classes, nearest[0], nearest[1], five[0], five[1], 2.0 * wrong]
+    /// How far the number of an item is from the mean, in halves of the spread.
+    fn score(&self, item: usize) -> f32 {
+        ((self.values[item] - self.mean) / self.spread).clamp(-6.0, 6.0) / 2.0
     }
 }

@@ -34,6 +34,7 @@ mod rows;
 mod scorer;
 mod similar;
 mod verdict;
+mod waves;
 
 use serde::Serialize;
 

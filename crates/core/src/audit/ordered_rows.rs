@@ -10,6 +10,8 @@ use crate::embeddings::Embeddings;
 pub(super) struct OrderedRows {
     values: Vec<f32>,
     dim: usize,
+    /// The distance of each row from the mean, before it was scaled to unit length.
+    pub lengths: Vec<f32>,
     /// The row of the data at each position.
     pub order: Vec<u32>,
     /// The label at each position. Classes are numbered by their first item.
@@ -45,9 +47,9 @@ impl OrderedRows {
         });
         let given = given.collect();
         let mut values = data.gather(&order).into_owned();
-        rows::centre(&mut values, dim);
+        let lengths = rows::centre(&mut values, dim);
         let confirmed = order.iter().map(|&row| is_confirmed(row as usize)).collect();
-        OrderedRows { values, dim, order, given, classes, confirmed }
+        OrderedRows { values, dim, lengths, order, given, classes, confirmed }
     }
 
     /// The number of values of a row.

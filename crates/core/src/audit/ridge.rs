@@ -17,8 +17,8 @@ pub(super) struct Ridge {
     /// The inverse of the rows' Gram matrix (at most as many rows as dimensions), or of that of the columns, plus the penalty.
     inverse: Vec<f32>,
     by_rows: bool,
-    /// The leverage of each row, from 0 to 1.
-    leverage: Vec<f32>,
+    /// The leverage of each row, between 0 and 1.
+    pub leverage: Vec<f32>,
 }
 
 impl Ridge {
@@ -35,10 +35,11 @@ impl Ridge {
             (0..size).for_each(|i| matrix[i * size + i] += penalty);
             let inverse = inverse(matrix, size);
             let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
-            let leverage = match by_rows {
+            let mut leverage: Vec<f32> = match by_rows {
                 true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
                 false => leverages(rows, &single),
             };
+            leverage.iter_mut().for_each(|leverage| *leverage = leverage.clamp(1e-6, 0.999));
             all.push(Ridge { inverse: single, by_rows, leverage });
         }
         Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
@@ -63,7 +64,7 @@ impl Ridge {
     /// The prediction for a row without the row itself, from the prediction with it.
     pub fn without(&self, row: usize, prediction: f32, target: f32) -> f32 {
         let leverage = self.leverage[row];
-        (prediction - leverage * target) / (1.0 - leverage).max(1e-3)
+        (prediction - leverage * target) / (1.0 - leverage)
     }
 }
 

@@ -15,16 +15,19 @@ pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     values
 }
 
-/// Subtracts the mean from rows and scales them to unit length. A row that equals the mean becomes zero.
-pub(super) fn centre(values: &mut [f32], dim: usize) {
+/// Subtracts the mean from rows and scales them to unit length. A row that equals the mean becomes zero. Returns the lengths
+/// before scaling.
+pub(super) fn centre(values: &mut [f32], dim: usize) -> Vec<f32> {
     let mean = mean(values, dim);
-    values.par_chunks_exact_mut(dim).for_each(|row| {
+    let centre_row = |row: &mut [f32]| {
         row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
         let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
         // If all rows are equal, only rounding errors are left, which have no direction.
         let scale = if length > 1e-6 { length.recip() } else { 0.0 };
         row.iter_mut().for_each(|value| *value *= scale);
-    });
+        length
+    };
+    values.par_chunks_exact_mut(dim).map(centre_row).collect()
 }
 
 fn mean(values: &[f32], dim: usize) -> Vec<f32> {

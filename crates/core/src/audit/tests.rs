@@ -147,6 +147,30 @@ fn one_item_less_and_small_noise_change_little() {
     assert!(percentile_99(differences.clone()) <= 0.05, "{}", percentile_99(differences));
 }
 
+/// The same collection was scored in PyTorch, by bench/peers/audit_evidence.py.
+#[test]
+fn probabilities_are_those_of_the_program_that_trained_the_network() {
+    #[derive(serde::Deserialize)]
+    struct Example {
+        rows: Vec<Vec<f32>>,
+        given: Vec<usize>,
+        shares: Vec<Vec<f32>>,
+    }
+    let example: Example = serde_json::from_str(include_str!("../../tests/audit/example.json")).unwrap();
+    let labels = example.given.iter().map(|class| format!("{class:02}")).collect();
+    let data = Embeddings::from_rows(example.rows.concat(), example.rows[0].len(), labels).unwrap();
+    let found = look(&data, &Options::default(), &[]);
+    let mut uncertain = 0;
+    for (shares, expected) in found.shares.iter().zip(&example.shares) {
+        for (class, &expected) in (0..).zip(expected) {
+            let share = evidence::share(shares, class);
+            assert!((share - expected).abs() < 1e-4, "class {class}: {share}, not {expected}");
+            uncertain += usize::from((0.05..0.95).contains(&expected));
+        }
+    }
+    assert!(uncertain > 10, "an example without doubt tests little");
+}
+
 #[test]
 fn what_is_confirmed_stays() {
     let (data, wrong) = collection(4, 5, 16);
