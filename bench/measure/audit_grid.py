@@ -83,6 +83,24 @@ def peers(drawn: Drawn) -> dict[str, object]:
     return found
 
 
+def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
+    """Those of an earlier run with --peers-file, if it scored the same collection."""
+    from sklearn.metrics import average_precision_score
+
+    if arguments.no_peers:
+        return {}
+    path = arguments.peers_file
+    known = benchlib.json_lines(path.read_text()) if path and path.is_file() else []
+    for line in known:
+        if line["key"] == key:
+            return line["average_precisions"]
+    found = {name: float(average_precision_score(wrong, scores)) for name, scores in peers(drawn).items()}
+    if path:
+        with path.open("a") as file:
+            file.write(json.dumps({"key": key, "average_precisions": found}) + "\n")
+    return found
+
+
 def calibration_error(suspicion, wrong) -> float:
     import numpy as np
 
@@ -107,11 +125,14 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
         wrong = drawn.given != drawn.truth
         if wrong.all() or not wrong.any():
             continue
+        key = f"{bank.name} {classes} {items} {noise} {arguments.level} {arguments.seed} {number}"
+        for name, precision in average_precisions_of_peers(arguments, key, drawn, wrong).items():
+            precisions.setdefault(name, []).append(precision)
+        if arguments.peers_only:
+            continue
         found = audited(arguments.trueshot, drawn)
         suspicion = np.array([item["p_wrong"] for item in found])
-        scored = {"trueshot": suspicion} | ({} if arguments.no_peers else peers(drawn))
-        for name, scores in scored.items():
-            precisions.setdefault(name, []).append(average_precision_score(wrong, scores))
+        precisions.setdefault("trueshot", []).append(average_precision_score(wrong, suspicion))
         pooled["suspicion"].append(suspicion)
         pooled["wrong"].append(wrong)
         pooled["planned"].append(np.array([item["verdict"] in ("relabel", "outlier", "wrong") for item in found]))
@@ -172,6 +193,8 @@ def main() -> None:
     parser.add_argument("--most-rows", type=benchlib.positive, default=2000, help="skip larger collections")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--no-peers", action="store_true", help="measure trueshot alone")
+    parser.add_argument("--peers-file", type=Path, help="file for the results of the peers, which later runs take from it")
+    parser.add_argument("--peers-only", action="store_true", help="measure the peers alone, to fill --peers-file")
     benchlib.add_trueshot(parser)
     benchlib.add_out(parser, "audit-grid.md")
     arguments = parser.parse_args()
