@@ -46,15 +46,23 @@ impl Merged {
         Some(Merged { data: merged, originals })
     }
 
-    /// Divides the probability of a class equally among the classes that it stands for.
+    /// Divides the probability of a class among the classes that it stands for. The given class gets half of it: how many
+    /// copies a class has says nothing about which one has the right name.
     pub fn divide(&self, data: &Embeddings, scored: &mut [ScoredItem]) {
-        for (row, item) in scored.iter_mut().enumerate() {
+        for (item, &given) in scored.iter_mut().zip(data.labels()) {
             let shares = item.posterior.shares().iter().flat_map(|&(class, share)| {
                 let originals = &self.originals[class as usize];
-                originals.iter().map(move |&original| (original, share / originals.len() as f32))
+                let has_given = originals.len() > 1 && originals.contains(&given);
+                let others = if has_given { originals.len() - 1 } else { originals.len() };
+                let rest = if has_given { share / 2.0 } else { share };
+                originals.iter().map(move |&original| {
+                    let part =
+                        if has_given && original == given { share / 2.0 } else { rest / others as f32 };
+                    (original, part)
+                })
             });
             let none = item.posterior.p_none();
-            item.posterior = Posterior::new(data.labels()[row], shares.collect(), none, data.classes().len());
+            item.posterior = Posterior::new(given, shares.collect(), none, data.classes().len());
         }
     }
 }

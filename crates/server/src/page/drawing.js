@@ -12,11 +12,11 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-/** A probability in percent, rounded as in the reports of the command line. */
+/** A probability in percent, rounded as in the reports of the command line, with a space that does not break the line. */
 export function percent(share) {
-  if (share > 0.995 && share < 1) return ">99 %";
-  if (share > 0 && share < 0.005) return "<1 %";
-  return `${Math.round(100 * share)} %`;
+  if (share > 0.995 && share < 1) return ">99\u00a0%";
+  if (share > 0 && share < 0.005) return "<1\u00a0%";
+  return `${Math.round(100 * share)}\u00a0%`;
 }
 
 export const counted = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

@@ -23,20 +23,21 @@ const verdictOf = (id) => collection.verdictOf(id) ?? (undone?.id === id ? undon
 export function open() {
   const { found } = collection.look();
   actions = found.counts.review > 0 ? ["review"] : ["relabel", "quarantine"];
-  restart();
   byId("review-dialog").showModal();
+  restart();
 }
 
 function restart() {
   decided = [];
   later = new Set();
-  [current] = remaining();
-  update();
+  next();
 }
 
+/** Shows the next item. The Enter key then confirms its label, whatever had the focus before. */
 function next() {
   [current] = remaining();
   update();
+  byId(current ? "review-keep" : "review-close").focus();
 }
 
 function decide(decision) {
@@ -58,6 +59,7 @@ function undo() {
   collection.decide(last.id, last.before);
   [undone, current] = [last, last.id];
   update();
+  byId("review-keep").focus();
 }
 
 /** The picture that an audit calls by this name. */
@@ -66,7 +68,7 @@ const named = (name) => collection.support().pictures.find((picture) => picture.
 function nearest({ item, given, similarity }) {
   const picture = named(item);
   return element("li", {}, element("img", { src: picture?.url ?? "", alt: "" }),
-    element("div", { textContent: given }), element("div", { textContent: `${picture?.name ?? item}, similarity ${similarity.toFixed(2)}` }));
+    element("strong", { textContent: given }), element("div", { textContent: `${picture?.name ?? item} (similarity ${similarity.toFixed(2)})` }));
 }
 
 function verdictInWords(verdict) {

@@ -132,6 +132,19 @@ fn a_class_that_duplicates_another_is_named_and_left_to_review() {
 }
 
 #[test]
+fn an_item_in_many_classes_is_left_to_review() {
+    let mut sample = Sample::new();
+    (0..3).for_each(|class| sample.add(6, class as u64, class));
+    for copy in 0..9 {
+        sample.values.extend_from_within(..6 * DIM);
+        sample.labels.extend(vec![format!("copy {copy}"); 6]);
+    }
+    let found = audit(&sample.data());
+    assert_eq!(changes(&found), 0, "{:?}", found.counts);
+    assert!(found.items[18..].iter().all(|item| item.action == Action::Review), "{:?}", found.counts);
+}
+
+#[test]
 fn classes_whose_names_were_exchanged_as_a_whole_look_right() {
     // An audit compares items with each other: it cannot know what a name means.
     let mut sample = Sample::new();
