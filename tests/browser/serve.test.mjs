@@ -298,6 +298,8 @@ describe("the served page", () => {
     const ring = await page.$$eval("#review-probable button span:first-child", (names) => names.findIndex((name) => name.textContent === "ring"));
     await page.keyboard.press(String(ring + 1));
     assert.match(await shown(), /cross-3.png$/);
+    // Keys work after a click on the picture, too.
+    await page.click("#review-picture");
     await page.keyboard.press("a");
     assert.match(await shown(), /comb-0.png$/);
     await page.keyboard.press("ArrowRight");

@@ -130,8 +130,9 @@ export function update() {
   if (!picture) showEnd(left);
 }
 
+/** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the picture. */
 function press(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return;
+  if (!byId("review-dialog").open || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select")) return;
   const verdict = current && verdictOf(current);
   const number = Number(event.key) - 1;
   if (event.key === "ArrowLeft") undo();
@@ -144,7 +145,7 @@ function press(event) {
   event.preventDefault();
 }
 
-byId("review-dialog").addEventListener("keydown", press);
+document.addEventListener("keydown", press);
 byId("review-dialog").addEventListener("close", () => { current = null; shown = ""; byId("review").focus(); });
 byId("review-close").onclick = () => byId("review-dialog").close();
 byId("review-keep").onclick = () => decide({ confirmed: true });
