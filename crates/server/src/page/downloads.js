@@ -27,7 +27,7 @@ function probableChange({ given, probable }) {
   return to ? { to } : { quarantine: true };
 }
 
-/** The change of an image since it was added: one that the user made, or one that the audit plans; null if there is none. */
+/** The change of an image since it was added: one that the user made, or one that the audit plans; null if nothing changes. */
 function change(picture, verdict) {
   if (picture.aside) return { quarantine: true, reason: "set aside on the page" };
   if (verdict?.action === "relabel") return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
