@@ -175,7 +175,7 @@ fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn 
         verdict::expect(&mut posteriors, share);
     }
     let mut duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
-    duplicates.warnings.extend(limits::warnings(data));
+    duplicates.warnings.splice(..0, limits::warnings(data));
     Ok(Audit::new(data, scored, options.certainty, is_confirmed, duplicates))
 }
 

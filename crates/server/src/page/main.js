@@ -124,7 +124,7 @@ function show(state) {
   if (document.activeElement !== byId("certainty")) byId("certainty").value = state.certainty;
   byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
   const warnings = state.found?.warnings ?? [];
-  byId("warnings").replaceChildren(...warnings.map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
+  byId("warnings").replaceChildren(...warnings.slice(0, 20).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
   if (!byId("take").hidden) {
     const { changes: made, review } = downloads.planned();
     byId("take-plan").textContent = `Plan: ${counted(made.length, "change")}, ${review.length} to review`;

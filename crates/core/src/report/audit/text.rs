@@ -12,7 +12,7 @@ const MAX_WIDTH: usize = 160;
 const MAX_ITEMS: usize = 100;
 /// Minimum width of a column.
 const MIN_COLUMN: usize = 10;
-/// Maximum number of duplicates that are listed; of classes, twice as many.
+/// Maximum number of duplicates and of warnings that are listed; of classes, twice as many.
 const MAX_LISTED: usize = 10;
 
 /// The plain-text report of an audit.
@@ -85,7 +85,14 @@ impl<'a> AuditTable<'a> {
     }
 
     fn warnings(&self) -> String {
-        self.audit.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect()
+        let warnings = &self.audit.warnings;
+        let mut text: String =
+            warnings.iter().take(MAX_LISTED).map(|warning| format!("warning: {warning}\n")).collect();
+        if warnings.len() > MAX_LISTED {
+            let more = counted(warnings.len() - MAX_LISTED, "more warning", "more warnings");
+            text.push_str(&format!("and {more}\n"));
+        }
+        text
     }
 }
 
