@@ -44,14 +44,25 @@ for (const colorScheme of ["light", "dark"]) {
 describe("somebody who looks for suspects", () => {
   test("filters by verdict and by name", async () => {
     const { page } = await open();
-    await page.getByRole("button", { name: /suspects/ }).click();
+    await page.getByRole("button", { name: "suspect (2)" }).click();
     assert.equal(await page.locator("li.item:visible").count(), 2);
     assert.equal(await page.locator("output").textContent(), "2 of 18 shown");
     await page.getByRole("searchbox").fill("rings/0");
     assert.equal(await page.locator("li.item:visible").count(), 1);
-    await page.getByRole("button", { name: "all" }).click();
+    await page.getByRole("button", { name: "all (18)" }).click();
     await page.getByRole("searchbox").fill("");
     assert.equal(await page.locator("li.item:visible").count(), 18);
+    await page.close();
+  });
+
+  test("sees on every button the number of items that it shows", async () => {
+    const { page } = await open();
+    for (const button of await page.locator(".filters button").all()) {
+      await button.click();
+      const count = Number((await button.textContent()).match(/\((\d+)\)/)[1]);
+      assert.equal(await page.locator("li.item:visible").count(), count, await button.textContent());
+    }
+    assert.match(await page.textContent(".lead"), /18 items of 3 classes: 2 to relabel, 16 to keep\.\s*2 labels are suspect/);
     await page.close();
   });
 
@@ -71,7 +82,7 @@ describe("somebody who looks for suspects", () => {
 
   test("gets from the map to the item", async () => {
     const { page } = await open();
-    await page.getByRole("button", { name: /undecided/ }).click();
+    await page.getByRole("button", { name: /to review/ }).click();
     await page.locator(".map a:has(.ring)").first().click();
     const target = await page.evaluate(() => document.activeElement.className);
     assert.match(target, /item relabel/);

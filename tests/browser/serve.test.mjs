@@ -1,10 +1,11 @@
 // The served page as people use it: drop images of which some have wrong labels, see them framed, correct them, predict
 // the class of new ones, download the results, come back later. Also by keyboard, in dark mode and on a phone.
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
@@ -98,7 +99,7 @@ function dropFolder(page, selector, files) {
   }, [selector, files]);
 }
 
-const settled = (page) => until(page, () => /suspect label/.test(document.getElementById("status").textContent));
+const settled = (page) => until(page, () => /suspect;/.test(document.getElementById("status").textContent));
 const framed = (page) => page.$$eval(".card.suspect .name", (names) => names.map((name) => name.textContent).sort());
 const placeOf = (page, name) => page.evaluate((name) => [...document.querySelectorAll(".class .name")].find((found) => found.textContent === name).closest(".class").dataset.class, name);
 const card = (page, name) => page.locator(".class .card", { has: page.locator(".name", { hasText: name }) });
@@ -123,22 +124,22 @@ describe("the served page", () => {
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
     assert.deepEqual(await framed(page), ["comb-0.png", "cross-0.png", "ring-0.png"]);
-    assert.match(await page.textContent("#status"), /3 suspect labels/);
+    assert.match(await page.textContent("#status"), /3 labels are suspect/);
     assert.match(await page.textContent("#skipped summary"), /1 file was skipped/);
     assert.match(await card(page, "broken.png").locator(".verdict").textContent(), /Cannot be read/);
-    assert.match(await card(page, "ring-0.png").locator(".verdict").textContent(), /Wrong: .* %. Suggested: ring/);
+    assert.match(await card(page, "ring-0.png").locator(".verdict").textContent(), /Wrong: .*\s%. Belongs to ring/);
     assert.deepEqual(await faults(page), []);
 
     // One label is corrected with its button, one with the menu, as by keyboard, and one by dragging.
     await card(page, "ring-0.png").locator(".accept").click();
-    await until(page, () => /2 suspect labels/.test(document.getElementById("status").textContent));
+    await until(page, () => /2 labels are suspect/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "ring-0.png"), "ring");
     await card(page, "cross-0.png").locator(".move").focus();
     await card(page, "cross-0.png").locator(".move").selectOption("cross");
-    await until(page, () => /1 suspect label\b/.test(document.getElementById("status").textContent));
+    await until(page, () => /1 label is suspect/.test(document.getElementById("status").textContent));
     assert.equal(await page.evaluate(() => document.activeElement.className), "move", "the focus follows the card");
     await page.dragAndDrop(".class[data-class=ring] .card.suspect img", ".class[data-class=comb] header");
-    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
+    await until(page, () => /No label is suspect/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "comb-0.png"), "comb");
 
     const asked = await drawing(page, "cross", 99);
@@ -151,7 +152,7 @@ describe("the served page", () => {
 
     await page.reload();
     await settled(page);
-    assert.match(await page.textContent("#status"), /No suspect labels/);
+    assert.match(await page.textContent("#status"), /No label is suspect/);
     assert.equal(await page.locator(".class .card").count(), 19);
     for (const kind of kinds) assert.equal(await placeOf(page, `${kind}-0.png`), kind);
     const broken = await page.$$eval(".class img", (images) => images.filter((image) => image.complete && image.naturalWidth === 0).map((image) => image.alt));
@@ -160,7 +161,7 @@ describe("the served page", () => {
     await context.close();
   });
 
-  test("adds images class by class, accepts all suggestions at once, and downloads plan and reports", async () => {
+  test("adds images class by class, makes all planned changes at once, and downloads plan and reports", async () => {
     const { page, problems, context } = await open();
     for (const kind of kinds) {
       await page.click("#new-class");
@@ -176,7 +177,7 @@ describe("the served page", () => {
       }
       await page.setInputFiles(`.class[data-class=${kind}] input[type=file]`, files);
     }
-    await until(page, () => /3 suspect labels/.test(document.getElementById("status").textContent));
+    await until(page, () => /3 labels are suspect/.test(document.getElementById("status").textContent));
     const plan = await download(page, "#take-plan");
     const lines = plan.text.toString().trim().split("\n").map((line) => JSON.parse(line));
     assert.equal(lines[0].format, "trueshot-plan/1");
@@ -189,7 +190,7 @@ describe("the served page", () => {
     assert.equal(html.match(/class="suspect"/g).length, 3);
     assert.equal(html.match(/src="data:image\/jpeg/g).length, 18);
     await page.click("#accept-all");
-    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
+    await until(page, () => /No label is suspect/.test(document.getElementById("status").textContent));
     await page.click("text=Start over");
     await until(page, () => document.querySelectorAll(".class").length === 0);
     await page.reload();
@@ -229,11 +230,11 @@ describe("the served page", () => {
     for (const [change, wanted] of [["ring-0.png", 2], ["cross-0.png", 1]]) {
       const before = count("/api/v1/audit");
       await card(page, change).locator(".accept").click();
-      await until(page, wanted === 2 ? () => /2 suspect labels/.test(document.getElementById("status").textContent) : () => /1 suspect label\b/.test(document.getElementById("status").textContent));
+      await until(page, wanted === 2 ? () => /2 labels are suspect/.test(document.getElementById("status").textContent) : () => /1 label is suspect/.test(document.getElementById("status").textContent));
       assert.ok(count("/api/v1/audit") > before, "the others are audited again");
     }
     await card(page, "comb-0.png").locator(".keep").click();
-    await until(page, () => /No suspect labels/.test(document.getElementById("status").textContent));
+    await until(page, () => /No label is suspect/.test(document.getElementById("status").textContent));
     assert.match(await card(page, "comb-0.png").locator(".verdict").textContent(), /Confirmed/);
     const last = JSON.parse(asked.filter((request) => request.path === "/api/v1/audit").at(-1).body);
     assert.equal(last.confirmed.filter(Boolean).length, 1, "the one that was kept");
@@ -242,20 +243,156 @@ describe("the served page", () => {
     await context.close();
   });
 
-  test("shows undecided images with a dashed frame and advice", async () => {
+  test("shows unsure images with a dashed frame and advice", async () => {
     const { page, problems, context } = await open();
-    await page.route("**/api/v1/audit", async (route) => {
+    await page.route("**/api/v1/audit?*", async (route) => {
       const response = await route.fetch();
       const found = await response.json();
-      Object.assign(found.items[0], { verdict: "unsure", suggested: null, advice: "add more images" });
+      Object.assign(found.items[0], { verdict: "unsure", action: "review", suggested: null, advice: "add more images" });
       await route.fulfill({ response, json: found });
     });
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
     const unsure = page.locator(".class .card.unsure", { has: page.locator(".advice", { hasText: "add more images" }) });
     assert.equal(await unsure.count(), 1);
-    assert.match(await unsure.locator(".verdict").textContent(), /Undecided/);
+    assert.match(await unsure.locator(".verdict").textContent(), /Unsure/);
     assert.equal(await unsure.evaluate((card) => getComputedStyle(card).borderTopStyle), "dashed");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  /** Makes an audit unsure about the images with these names, unless the user has decided about them. */
+  async function unsureAbout(page, names) {
+    await page.route("**/api/v1/audit?*", async (route) => {
+      const response = await route.fetch();
+      const found = await response.json();
+      for (const item of found.items.filter(({ item, confirmed }) => !confirmed && names.some((name) => item.endsWith(name)))) {
+        found.counts[item.action] -= 1;
+        found.counts.review += 1;
+        Object.assign(item, { verdict: "unsure", action: "review", suggested: null, p_wrong: 0.5 + 0.1 * names.findIndex((name) => item.item.endsWith(name)) });
+      }
+      await route.fulfill({ response, json: found });
+    });
+  }
+
+  test("walks through the items to review with the keyboard, and the decisions are in the plan", async () => {
+    const { page, problems, context } = await open();
+    await unsureAbout(page, ["ring-1.png", "comb-0.png", "cross-3.png", "ring-0.png"]);
+    await dropFolder(page, "#intake", await noisySet(page));
+    await settled(page);
+    assert.match(await page.textContent("#status"), /4 to review/);
+    assert.equal(await page.textContent("#review"), "Review 4 labels");
+    assert.match(await page.textContent("#take-plan"), /1 change, 4 to review/);
+    await page.click("#review");
+    const shown = () => page.textContent("#review-name");
+    // The most probably wrong comes first, with its picture, three classes and the most similar items.
+    assert.match(await shown(), /ring-0.png$/);
+    assert.equal(await page.textContent("#review-given"), "cross");
+    assert.equal(await page.locator("#review-probable button").count(), 3);
+    assert.match(await page.textContent("#review-probable"), /ring.*%.*1.*%.*2.*%.*3/);
+    assert.equal(await page.locator("#review-nearest li").count(), 5);
+    const loaded = await page.$$eval("#review-dialog img", (images) => images.map((image) => image.naturalWidth > 0));
+    assert.ok(loaded.every(Boolean), "an image did not load");
+    assert.deepEqual(await faults(page), []);
+
+    const ring = await page.$$eval("#review-probable button span:first-child", (names) => names.findIndex((name) => name.textContent === "ring"));
+    await page.keyboard.press(String(ring + 1));
+    assert.match(await shown(), /cross-3.png$/);
+    // Keys work after a click on the picture, too.
+    await page.click("#review-picture");
+    await page.keyboard.press("a");
+    assert.match(await shown(), /comb-0.png$/);
+    await page.keyboard.press("ArrowRight");
+    assert.match(await shown(), /ring-1.png$/);
+    // A decision can be undone and made again.
+    await page.keyboard.press("a");
+    await page.keyboard.press("ArrowLeft");
+    assert.match(await shown(), /ring-1.png$/);
+    await until(page, () => /2 left to review/.test(document.getElementById("review-left").textContent));
+    await page.keyboard.press("Enter");
+    await until(page, () => /3 decisions made, 1 put off/.test(document.getElementById("review-done").textContent));
+    assert.equal(await page.textContent("#review-changes"), "Check 1 planned change, too");
+    await page.keyboard.press("Escape");
+    await until(page, () => /1 to review/.test(document.getElementById("status").textContent));
+    assert.match(await page.textContent("#status"), /17 items of 3 classes: 1 to relabel, 1 to review, 15 to keep \(2 confirmed\)/);
+    assert.equal(await placeOf(page, "ring-0.png"), "ring");
+    assert.equal(await page.locator("#aside .card").count(), 1);
+    assert.match(await page.textContent("#take-plan"), /3 changes, 1 to review/);
+
+    const text = (await download(page, "#take-plan")).text.toString();
+    const lines = text.trim().split("\n").filter((line) => !line.startsWith("#")).map((line) => JSON.parse(line));
+    const changes = Object.fromEntries(lines.slice(1, -1).map((change) => [change.item, change.to ?? "quarantine"]));
+    assert.deepEqual(changes, { "cross/ring-0.png": "ring", "cross/cross-3.png": "quarantine", "comb/cross-0.png": "cross" });
+    assert.match(text, /\n# \{"item":"ring\/comb-0.png"/);
+    const confirmed = (await download(page, "#take-confirmed")).text.toString().trim().split("\n").map((line) => JSON.parse(line));
+    assert.deepEqual(confirmed, [{ item: "ring/ring-1.png", given: "ring" }]);
+
+    // Everything survives a reload; an image that was set aside can be put back.
+    await page.reload();
+    await until(page, () => /1 to review/.test(document.getElementById("status").textContent));
+    assert.equal(await page.locator("#aside .card").count(), 1);
+    await page.click("#aside button");
+    await until(page, () => /18 items/.test(document.getElementById("status").textContent));
+    assert.equal(await placeOf(page, "cross-3.png"), "cross");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("reviews with the mouse, another class included, and then the planned changes", async () => {
+    const { page, problems, context } = await open();
+    await unsureAbout(page, ["ring-1.png"]);
+    await dropFolder(page, "#intake", await noisySet(page));
+    await settled(page);
+    await page.click("#new-class");
+    await page.fill("#name-input", "new");
+    await page.keyboard.press("Enter");
+    await page.click("#review");
+    await page.selectOption("#review-other", "new");
+    await page.waitForSelector("#review-changes:visible");
+    await page.click("#review-changes");
+    assert.match(await page.textContent("#review-left"), /3 planned changes left/);
+    assert.match(await page.textContent("#review-verdict"), /Planned: move to/);
+    await page.click("#review-keep");
+    await until(page, () => /2 planned changes left/.test(document.getElementById("review-left").textContent));
+    await page.click("#review-close");
+    assert.equal(await placeOf(page, "ring-1.png"), "new");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "review");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("plans what the command line plans, at every certainty", async () => {
+    const { page, problems, context } = await open();
+    const files = (await noisySet(page)).filter(({ path }) => !path.endsWith("broken.png"));
+    const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
+    for (const { path, bytes } of files) {
+      mkdirSync(dirname(join(folder, path)), { recursive: true });
+      writeFileSync(join(folder, path), Buffer.from(bytes, "base64"));
+    }
+    await dropFolder(page, "#intake", files);
+    await settled(page);
+    const rounded = (change) => [change.item, change.to ?? null, Boolean(change.quarantine), change.p_wrong.toFixed(5)].join(" ");
+    const parsed = (text) => {
+      const lines = text.trim().split("\n").filter((line) => !line.startsWith("# To"));
+      return [lines.filter((line) => line.startsWith('{"item')), lines.filter((line) => line.startsWith("# {"))].map((part) => part.map((line) => rounded(JSON.parse(line.replace("# ", "")))));
+    };
+    for (const certainty of ["0.75", "0.5", "0.9", "0.99", "1"]) {
+      const [plan, json] = [join(folder, "plan.jsonl"), join(folder, "audit.json")];
+      const arguments_ = ["audit", join(folder, "set"), "--backbone", "omniglot-conv4", "--no-cache", "--certainty", certainty, "--plan", plan, "--json", json];
+      const table = execFileSync(process.env.TRUESHOT_BIN, arguments_, { stdio: ["ignore", "pipe", "ignore"] }).toString().replaceAll("\n", " ");
+      const found = JSON.parse(readFileSync(json, "utf8"));
+      await page.fill("#certainty", certainty);
+      await page.keyboard.press("Tab");
+      await page.waitForTimeout(200);
+      await settled(page);
+      const shown = await page.textContent("#status");
+      for (const sentence of shown.split(". ")) assert.ok(table.toLowerCase().includes(sentence.replace(/\.$/, "").toLowerCase()), `${certainty}: '${sentence}' is not in ${table}`);
+      const ours = JSON.parse((await download(page, "#take-json")).text);
+      assert.deepEqual(ours.counts, found.counts);
+      assert.ok(Math.abs(ours.expected_wrong - found.expected_wrong) < 1e-5);
+      assert.deepEqual(parsed((await download(page, "#take-plan")).text.toString()), parsed(readFileSync(plan, "utf8")), certainty);
+    }
+    rmSync(folder, { recursive: true, force: true });
     assert.deepEqual(problems, []);
     await context.close();
   });
@@ -293,6 +430,11 @@ describe("the served page", () => {
       await settled(page);
       assert.deepEqual(await faults(page), []);
       assert.ok(await page.evaluate(() => document.documentElement.scrollWidth) <= 360, "wider than the screen");
+      await page.click("#review");
+      await page.waitForSelector("#review-item:visible");
+      assert.deepEqual(await faults(page), []);
+      const inside = await page.evaluate(() => { const dialog = document.getElementById("review-dialog"); return dialog.scrollWidth <= dialog.clientWidth && dialog.getBoundingClientRect().right <= 360; });
+      assert.ok(inside, "the review is wider than the screen");
       assert.deepEqual(problems, []);
       await context.close();
     });

@@ -23,9 +23,9 @@ use crate::threads::Threads;
 /// Find wrong labels and suggest the right ones
 ///
 /// SUPPORT is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
-/// any size. Every item gets a verdict (keep, relabel, none of these classes, class uncertain, or undecided), the probability that its
-/// label is wrong, and its most similar items. The audit changes no file: --plan writes the suggested changes to a file
-/// for `trueshot repair`.
+/// any size. Every item gets the probability that its label is wrong, its most probable classes, its most similar items,
+/// and an action: relabel, quarantine, review or keep. The audit changes no file: --plan writes the actions to a file for
+/// `trueshot repair`.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot audit photos/
@@ -52,17 +52,16 @@ pub struct Arguments {
     /// Also write one CSV line per item to FILE
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Write the suggested changes to FILE, for `trueshot repair`
+    /// Write the planned changes and the items to review to FILE, for `trueshot repair`
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Exit with status 3 if any label is suspect
+    /// Exit with status 3 if any label is suspect (more likely wrong than right)
     #[arg(long)]
     check: bool,
     /// Share of wrong labels in percent, if known [default: estimated]
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     expected_noise: Option<f64>,
-    /// Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is `undecided`, unless the label is wrong with
-    /// 90 % and more. Decides what is planned and what is left to review [default: 0.75]
+    /// Probability that an action needs, from 0.5 to 1; items below it are left to review [default: 0.75]
     #[arg(long, value_name = "P", value_parser = parse_certainty)]
     certainty: Option<f32>,
     /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
@@ -118,8 +117,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         support.confirmed = confirmed.confirmed_rows(&support.embeddings);
         let found = arguments.run_audit(&support)?;
         arguments.write(&support, &found)?;
-        let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
-        if arguments.check && suspects > 0 { Err(ProblemsFound(suspects).into()) } else { Ok(()) }
+        let suspects = found.counts.suspect;
+        match arguments.check && suspects > 0 {
+            true => Err(ProblemsFound::new(suspects, "suspect label").into()),
+            false => Ok(()),
+        }
     })
 }
 
@@ -154,17 +156,25 @@ impl Arguments {
         if let Some(path) = &self.plan {
             let plan = self.plan(support, found);
             write_file(path, &plan.to_text())?;
-            let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
-            let changes = plan.changes.len();
-            let place = path.display();
-            say!(
-                "{place}: {changes} changes; leave-one-out accuracy: {before:.1} % now, {after:.1} % after all changes"
-            );
+            say!("{}: {}", path.display(), plan.summary());
         }
         match self.format {
-            Format::Table => self.output.write_text(&AuditTable { audit: found, all: self.all }.render()),
+            Format::Table => self.output.write_text(&self.table(found)),
             Format::Json => self.output.write_data(&audit_json(support, found)),
             Format::Csv => self.output.write_data(&report::audit_csv(found)),
+        }
+    }
+
+    /// The table for people, as wide as the terminal.
+    fn table(&self, found: &Audit) -> String {
+        let terminal = match self.output.output {
+            None => terminal_size::terminal_size_of(std::io::stdout()),
+            Some(_) => None,
+        };
+        let table = AuditTable::new(found).all(self.all);
+        match terminal {
+            Some((width, _)) => table.width(usize::from(width.0)).render(),
+            None => table.render(),
         }
     }
 

@@ -114,10 +114,14 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
         predictor.method(),
         bytes as f64 / 1e3
     );
-    let suspects = found.items.iter().filter(|item| item.is_suspect()).count();
-    if suspects > 0 {
-        let path = arguments.support.support.display();
-        say!("{suspects} examples probably have a wrong label; see `trueshot audit {path}`");
+    for warning in &found.warnings {
+        say!("warning: {warning}");
+    }
+    let path = arguments.support.support.display();
+    match found.counts.suspect {
+        0 => {}
+        1 => say!("1 label is suspect; see `trueshot audit {path}`"),
+        suspects => say!("{suspects} labels are suspect; see `trueshot audit {path}`"),
     }
 }
 

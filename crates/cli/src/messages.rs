@@ -76,16 +76,24 @@ impl std::fmt::Display for HintedError {
 
 impl std::error::Error for HintedError {}
 
-/// A check that succeeded and found this number of problems, which it has listed.
+/// A check that succeeded and found problems, which it has listed.
 #[derive(Debug)]
-pub struct ProblemsFound(pub usize);
+pub struct ProblemsFound {
+    count: usize,
+    /// What one of them is called.
+    noun: &'static str,
+}
+
+impl ProblemsFound {
+    pub fn new(count: usize, noun: &'static str) -> Self {
+        ProblemsFound { count, noun }
+    }
+}
 
 impl std::fmt::Display for ProblemsFound {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            1 => write!(f, "1 problem found"),
-            count => write!(f, "{count} problems found"),
-        }
+        let ending = if self.count == 1 { "" } else { "s" };
+        write!(f, "{} {}{ending} found", self.count, self.noun)
     }
 }
 

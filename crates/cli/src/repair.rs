@@ -237,11 +237,7 @@ impl Arguments {
         }
         let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
         let moved = moves.len() - quarantined;
-        say!(
-            "{}: {} files, {moved} in another class, {quarantined} in quarantine",
-            into.display(),
-            copied.files
-        );
+        say!("{}: {} files, {moved} relabelled, {quarantined} in quarantine", into.display(), copied.files);
         Ok(())
     }
 
@@ -383,11 +379,10 @@ fn shown(plan: &RepairPlan, moves: &[Move]) -> String {
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
         text.push_str(&format!("{} -> {target}{}\n", visible(&change.item), effect(change.effect)));
     }
-    let (before, after) = (100.0 * plan.header.accuracy, 100.0 * plan.header.accuracy_after);
-    let count = plan.changes.len();
     text + &format!(
-        "{count} changes; leave-one-out accuracy: {before:.1} % now, {after:.1} % after all changes\n\
-         nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n"
+        "{}\n\
+         nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n",
+        plan.summary()
     )
 }
 

@@ -69,7 +69,7 @@ impl SupportArgument {
     }
 }
 
-/// Prints which files were skipped, and which classes are too small to be audited.
+/// Prints which files were skipped, and which classes have no images.
 fn print_notes(rows: &LabelledRows) {
     print_skipped(rows.skipped.iter());
     for note in notes(rows) {
@@ -77,7 +77,7 @@ fn print_notes(rows: &LabelledRows) {
     }
 }
 
-/// Notes on classes that are empty, unreadable or have a single item.
+/// Notes on classes that are empty or unreadable.
 fn notes(rows: &LabelledRows) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |names: Vec<String>, one: &str, many: &str| match names.len() {
@@ -87,12 +87,6 @@ fn notes(rows: &LabelledRows) -> Vec<String> {
     };
     add(empty_folders(rows), "is an empty folder", "folders are empty");
     add(unreadable_classes(rows), "has no readable image", "classes have no readable image");
-    let one = classes_of_one(rows);
-    add(
-        one,
-        "has a single item, whose label cannot be checked",
-        "classes have a single item, whose label cannot be checked",
-    );
     notes
 }
 
@@ -106,12 +100,6 @@ fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
     let listed = rows.images.iter().flat_map(|images| images.collection.classes());
     let is_gone = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
     listed.filter(is_gone).map(|class| format!("class {}", quoted(class))).collect()
-}
-
-fn classes_of_one(rows: &LabelledRows) -> Vec<String> {
-    let classes = rows.embeddings.classes().iter().enumerate();
-    let of_one = classes.filter(|(class, _)| rows.embeddings.rows_of(*class).len() == 1);
-    of_one.map(|(_, name)| format!("class {}", quoted(name))).collect()
 }
 
 /// The audited files, for a plan: as [`listing`], with the hashes of the files that were embedded.

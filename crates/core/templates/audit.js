@@ -7,7 +7,7 @@
   const classes = [...document.querySelectorAll("section.class")];
   let show = "all";
   const passes = (item) =>
-    (show === "all" || (show === "suspects" ? "suspect" in item.dataset : item.dataset.kind === show)) &&
+    (show === "all" || (show === "suspect" ? "suspect" in item.dataset : item.dataset.action === show)) &&
     item.dataset.text.toLowerCase().includes(search.value.trim().toLowerCase());
   const apply = () => {
     let count = 0;

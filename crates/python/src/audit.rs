@@ -6,7 +6,7 @@ use std::sync::Arc;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::prelude::*;
 use trueshot::Embeddings;
-use trueshot::audit::{self as library, AuditedItem, Certainty, Options, Verdict};
+use trueshot::audit::{self as library, Action, AuditedItem, Certainty, Options};
 use trueshot::embeddings::{Features, Items};
 use trueshot::report::{self, AuditPage, AuditTable};
 
@@ -114,17 +114,6 @@ pub fn audit(
     })
 }
 
-/// The name of a verdict.
-pub fn verdict_name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Keep => "keep",
-        Verdict::Relabel => "relabel",
-        Verdict::Outlier => "outlier",
-        Verdict::Wrong => "wrong",
-        Verdict::Unsure => "unsure",
-    }
-}
-
 #[pymethods]
 impl Audit {
     fn __len__(&self) -> usize {
@@ -148,7 +137,25 @@ impl Audit {
 
     #[getter]
     fn verdict(&self) -> Vec<&'static str> {
-        self.found.items.iter().map(|item| verdict_name(item.verdict)).collect()
+        self.found.items.iter().map(|item| item.verdict.name()).collect()
+    }
+
+    #[getter]
+    fn action(&self) -> Vec<&'static str> {
+        self.found.items.iter().map(|item| item.action.name()).collect()
+    }
+
+    #[getter]
+    fn counts(&self) -> HashMap<&'static str, usize> {
+        let counts = &self.found.counts;
+        let actions = Action::ALL.map(|action| (action.name(), counts.of(action)));
+        let others = [
+            ("items", counts.items),
+            ("classes", counts.classes),
+            ("confirmed", counts.confirmed),
+            ("suspect", counts.suspect),
+        ];
+        actions.into_iter().chain(others).collect()
     }
 
     #[getter]
@@ -221,7 +228,7 @@ impl Audit {
     }
 
     fn text(&self, all: bool) -> String {
-        AuditTable { audit: &self.found, all }.render()
+        AuditTable::new(&self.found).all(all).render()
     }
 
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {

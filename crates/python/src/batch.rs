@@ -206,7 +206,7 @@ impl TaskOutput for AuditOutput {
         });
         vec![
             numbers(|item| item.p_wrong),
-            names(|item| Some(crate::audit::verdict_name(item.verdict))),
+            names(|item| Some(item.verdict.name())),
             names(|item| item.suggested.as_deref()),
             numbers(|item| item.weight),
             Arc::new(expected.finish()),

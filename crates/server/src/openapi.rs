@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trueshot::audit::Verdict;
+use trueshot::audit::{Action, Verdict};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{
     ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type,
@@ -137,6 +137,8 @@ pub struct AuditBody {
     classes: Vec<AuditedClass>,
     /// Expected number of wrong labels: the sum of `p_wrong` over all items.
     expected_wrong: f64,
+    /// Numbers of items per action, and of suspect labels.
+    counts: AuditCounts,
     /// Pairs of identical or nearly identical items.
     duplicates: Vec<Duplicate>,
     /// Problems of whole classes.
@@ -145,6 +147,29 @@ pub struct AuditBody {
     embedder: Option<String>,
     /// Images that could not be read.
     skipped: Vec<SkippedItem>,
+}
+
+/// The counts of an audit: relabel + quarantine + review + keep = items.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct AuditCounts {
+    /// Audited items.
+    items: usize,
+    /// Classes with at least one item.
+    classes: usize,
+    /// Items to relabel.
+    relabel: usize,
+    /// Items to quarantine.
+    quarantine: usize,
+    /// Items to review.
+    review: usize,
+    /// Items that keep their label, confirmed ones included.
+    keep: usize,
+    /// Items whose label was confirmed in the request.
+    confirmed: usize,
+    /// Suspect labels: more likely wrong than right, whatever the action.
+    suspect: usize,
 }
 
 /// The verdict on one item.
@@ -158,9 +183,12 @@ pub struct AuditedItem {
     given: String,
     /// The probability that the label is wrong.
     p_wrong: f32,
-    /// The verdict: keep, relabel, outlier (none of these classes), wrong (which class is uncertain) or unsure (undecided).
+    /// The verdict: keep, relabel, outlier (none of these classes), wrong (which class is right is uncertain) or unsure.
     #[schema(value_type = String)]
     verdict: Verdict,
+    /// What a repair does with the item: keep, relabel, quarantine, or review (a person decides).
+    #[schema(value_type = String)]
+    action: Action,
     /// The suggested label, if the verdict is relabel.
     suggested: Option<String>,
     /// The weight of the item in its class; the average item has weight 1.

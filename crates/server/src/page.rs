@@ -21,6 +21,7 @@ const ASSETS: &[(&str, &str, &str)] = &[
     ("drawing.js", SCRIPT, include_str!("page/drawing.js")),
     ("asking.js", SCRIPT, include_str!("page/asking.js")),
     ("downloads.js", SCRIPT, include_str!("page/downloads.js")),
+    ("reviewing.js", SCRIPT, include_str!("page/reviewing.js")),
 ];
 
 /// The page.

@@ -75,6 +75,37 @@ def test_settings_are_those_of_the_command_line(rows, command, tmp_path):
     assert ts.audit(X, y, confirmed=confirmed).verdict[3] == "keep"
 
 
+def test_counts_are_those_of_the_report_and_of_the_columns(rows, command, tmp_path):
+    X, y, _ = rows
+    np.savez(tmp_path / "support.npz", x=X, y=NAMES[y])
+    for certainty in (0.5, 0.75, 0.99):
+        found = ts.audit(X, NAMES[y], certainty=certainty)
+        written = json.loads(command("audit", tmp_path / "support.npz", "--format", "json", "--certainty", str(certainty)))
+        assert found.counts == written["counts"] == found.to_dict()["counts"]
+        actions = ("relabel", "quarantine", "review", "keep")
+        assert [found.counts[action] for action in actions] == [int((found.action == action).sum()) for action in actions]
+        assert sum(found.counts[action] for action in actions) == found.counts["items"] == 25
+        assert found.counts["suspect"] == int(found.suspect.sum())
+        assert abs(found.expected_wrong - float(found.p_wrong.astype(float).sum())) < 1e-5
+        kept, _ = found.cleaned()
+        assert len(kept) == 25 - found.counts["quarantine"]
+
+
+def test_collections_that_say_little_about_their_labels_are_not_changed(rows):
+    X = rows[0]
+    cases = {
+        "every class has a single item": (X[:2], ["a", "b"]),
+        "all items are identical": (np.ones((8, 4), "f4"), ["a", "b"] * 4),
+        "contain the same items": (np.vstack([X[:6], X[:6], X[10:16]]), ["a"] * 6 + ["b"] * 6 + ["c"] * 6),
+    }
+    for warning, (features, labels) in cases.items():
+        found = ts.audit(features, np.array(labels))
+        assert any(warning in text for text in found.warnings), found.warnings
+        assert found.counts["relabel"] == 0, warning
+    many = ts.audit(np.random.default_rng(0).normal(size=(10_000, 4)).astype("f4"), np.arange(10_000))
+    assert many.counts["classes"] == 10_000 and many.counts["relabel"] == 0
+
+
 def test_an_audit_is_a_data_frame_a_dictionary_and_a_page(rows):
     pandas = pytest.importorskip("pandas")
     X, y, _ = rows

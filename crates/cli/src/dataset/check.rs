@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     print_escaped(&text)?;
     match expected.is_some() && !problems.is_empty() {
-        true => Err(ProblemsFound(problems.len()).into()),
+        true => Err(ProblemsFound::new(problems.len(), "problem").into()),
         false => Ok(()),
     }
 }

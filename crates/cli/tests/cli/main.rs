@@ -1,6 +1,8 @@
 //! Tests of the command line: each module runs one command as a process.
 
 mod audit;
+mod audit_counts;
+mod audit_limits;
 mod baselines;
 mod dataset;
 mod demo;

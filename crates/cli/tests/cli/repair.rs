@@ -9,7 +9,9 @@ fn planned() -> PhotoFolder {
     let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
     let done = photos.audit(&["--plan", "plan.jsonl"]).assert().success();
-    assert!(text(&done.get_output().stderr).contains("plan.jsonl: 2 changes"));
+    assert!(
+        text(&done.get_output().stderr).contains("plan.jsonl: 2 to relabel, 0 to quarantine, 0 to review")
+    );
     photos
 }
 

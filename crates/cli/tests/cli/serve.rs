@@ -6,13 +6,13 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-struct ServerProcess {
+pub struct ServerProcess {
     child: Child,
     address: String,
 }
 
 impl ServerProcess {
-    fn start(folder: &Path, more: &[&str]) -> Self {
+    pub fn start(folder: &Path, more: &[&str]) -> Self {
         Self::start_by(Command::new(env!("CARGO_BIN_EXE_trueshot")), folder, more)
     }
 
@@ -38,7 +38,7 @@ impl ServerProcess {
         ServerProcess { child, address }
     }
 
-    fn ask(&self, verb: &str, path: &str, headers: &str, body: &str) -> String {
+    pub fn ask(&self, verb: &str, path: &str, headers: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
         let head = format!("{verb} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n", self.address);

@@ -137,7 +137,9 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
             Entry::Occupied(first) => {
                 let name = |class: usize| visible(&data.classes()[class]);
                 let (first, class) = (name(*first.get()), name(class));
-                warnings.push(format!("classes '{first}' and '{class}' contain the same items"));
+                warnings.push(format!(
+                    "classes '{first}' and '{class}' contain the same items: remove one or merge them"
+                ));
             }
         }
     }

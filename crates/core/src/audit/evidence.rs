@@ -98,8 +98,9 @@ impl<'a> Evidence<'a> {
         });
         let leverages = [&ridges[0], &ridges[REGRESSIONS - 1]]
             .map(|ridge| Deviations::new(ridge.leverage.iter().map(|leverage| leverage.ln()).collect()));
-        let lengths =
-            Deviations::new(collection.lengths.iter().map(|length| length.max(1e-9).ln()).collect());
+        let lengths = Deviations::new(
+            collection.lengths.iter().map(|length| length.max(f32::MIN_POSITIVE).ln()).collect(),
+        );
         Ok(Evidence { collection, rows, waves, neighbours, ridges, squares, closeness, leverages, lengths })
     }
 

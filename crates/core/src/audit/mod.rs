@@ -23,10 +23,12 @@
 //! the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
+mod action;
 mod builder;
 mod duplicates;
 mod effects;
 mod evidence;
+mod limits;
 mod map;
 mod ordered_rows;
 mod ridge;
@@ -38,6 +40,7 @@ mod waves;
 
 use serde::Serialize;
 
+pub use self::action::{Action, AuditCounts};
 pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
 use self::duplicates::DuplicateFindings;
 pub use self::duplicates::{Duplicate, DuplicateKind};
@@ -65,6 +68,8 @@ pub struct Audit {
     pub classes: Vec<AuditedClass>,
     /// The expected number of wrong labels: the sum of [`AuditedItem::p_wrong`].
     pub expected_wrong: f64,
+    /// The numbers of items to relabel, to quarantine, to review and to keep.
+    pub counts: AuditCounts,
     /// Pairs of items that are equal or nearly equal.
     pub duplicates: Vec<Duplicate>,
     /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
@@ -87,8 +92,10 @@ pub struct AuditedItem {
     pub given: String,
     /// The probability that the label is wrong, from 0 to 1.
     pub p_wrong: f32,
-    /// What to do with the item.
+    /// Whether the label is right, and what is right instead.
     pub verdict: Verdict,
+    /// What a repair does with the item.
+    pub action: Action,
     /// The label that the item should have, if the verdict is [`Verdict::Relabel`].
     pub suggested: Option<String>,
     /// The probability that the label is right, relative to the mean of its class (1).
@@ -97,7 +104,7 @@ pub struct AuditedItem {
     pub p_outlier: f32,
     /// The three most probable classes, the given one included, most probable first.
     pub probable: Vec<ProbableClass>,
-    /// What would help to decide, if the verdict is [`Verdict::Unsure`].
+    /// What would help to decide, if the verdict is [`Verdict::Unsure`] and a class has few items.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// Whether the user has confirmed the label.
@@ -154,7 +161,13 @@ struct ScoredItem {
 /// Scores all items and turns the probabilities into verdicts: what [`AuditBuilder::run`] does after its checks.
 fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn Progress) -> Result<Audit> {
     let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
-    let mut scored = score_items(data, options.neighbours, is_confirmed, progress)?;
+    let merged = limits::Merged::new(data);
+    let scored_data = merged.as_ref().map_or(data, |merged| &merged.data);
+    let mut scored = score_items(scored_data, options.neighbours, is_confirmed, progress)?;
+    if let Some(merged) = &merged {
+        merged.divide(data, &mut scored);
+    }
+    limits::apply(data, &mut scored);
     for (row, item) in scored.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
         item.posterior.settle(data.labels()[row]);
     }
@@ -162,7 +175,8 @@ fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn 
         let mut posteriors: Vec<&mut Posterior> = scored.iter_mut().map(|item| &mut item.posterior).collect();
         verdict::expect(&mut posteriors, share);
     }
-    let duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
+    let mut duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
+    duplicates.warnings.splice(..0, limits::warnings(data));
     Ok(Audit::new(data, scored, options.certainty, is_confirmed, duplicates))
 }
 
@@ -278,6 +292,7 @@ impl Audit {
                 given: class_name(given),
                 p_wrong: posterior.p_wrong(),
                 verdict,
+                action: Action::new(verdict, posterior.p_wrong(), certainty),
                 suggested: suggested.map(class_name),
                 weight,
                 p_outlier: posterior.p_none(),
@@ -286,7 +301,10 @@ impl Audit {
                     .into_iter()
                     .map(|(class, p)| ProbableClass { class: class.map(class_name), p })
                     .collect(),
-                advice: (verdict == Verdict::Unsure).then(|| posterior.advice(counts, class_name)),
+                advice: match verdict {
+                    Verdict::Unsure => posterior.advice(counts, class_name),
+                    _ => None,
+                },
                 confirmed: is_confirmed(row),
                 neighbours: neighbours.iter().map(neighbour).collect(),
             });
@@ -295,6 +313,7 @@ impl Audit {
         let expected_wrong = classes.iter().map(|class| class.expected_wrong).sum();
         Audit {
             method: "evidence".into(),
+            counts: AuditCounts::new(&items),
             items,
             classes,
             expected_wrong,
@@ -314,19 +333,14 @@ impl Audit {
 
     /// Whether at least one item is suspect.
     pub fn finds_something(&self) -> bool {
-        self.items.iter().any(|item| item.is_suspect())
+        self.counts.suspect > 0
     }
 }
 
 impl AuditedItem {
-    /// Whether a person should look at the item: the verdict is not "keep", and if it is "unsure", the label is more
-    /// likely wrong than right.
+    /// Whether the label is suspect: more likely wrong than right.
     pub fn is_suspect(&self) -> bool {
-        match self.verdict {
-            Verdict::Keep => false,
-            Verdict::Relabel | Verdict::Outlier | Verdict::Wrong => true,
-            Verdict::Unsure => self.p_wrong >= 0.5,
-        }
+        self.verdict != Verdict::Keep && self.p_wrong >= 0.5
     }
 }
 

@@ -20,14 +20,20 @@ pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
 pub(super) fn centre(values: &mut [f32], dim: usize) -> Vec<f32> {
     let mean = mean(values, dim);
     let centre_row = |row: &mut [f32]| {
+        let before = length(row);
         row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
-        let length = row.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let after = length(row);
         // If all rows are equal, only rounding errors are left, which have no direction.
-        let scale = if length > 1e-6 { length.recip() } else { 0.0 };
-        row.iter_mut().for_each(|value| *value *= scale);
-        length
+        let scale = if after > 1e-6 * before { after.recip() } else { 0.0 };
+        row.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
+        after as f32
     };
     values.par_chunks_exact_mut(dim).map(centre_row).collect()
+}
+
+/// The length of a row. In double precision the squares of very small numbers do not become zero.
+fn length(row: &[f32]) -> f64 {
+    row.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt()
 }
 
 fn mean(values: &[f32], dim: usize) -> Vec<f32> {

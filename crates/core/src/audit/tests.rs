@@ -212,7 +212,7 @@ fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
     let names = labels(["a", "a", "b", "b", "c", "c"]);
     let data = Embeddings::from_rows(rows(&[1.0, 2.0, 5.0, 9.0, 2.0, 1.0]), 2, names.clone()).unwrap();
     let found = look(&data, &Options::default(), &[]);
-    assert_eq!(found.warnings, ["classes 'a' and 'c' contain the same items"]);
+    assert_eq!(found.warnings, ["classes 'a' and 'c' contain the same items: remove one or merge them"]);
     let data = Embeddings::from_rows(rows(&[1.0; 6]), 2, names).unwrap();
     let found = look(&data, &Options::default(), &[]);
     assert_eq!(found.warnings, ["all items are identical: their labels cannot be checked"]);

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What to do with an item.
+/// Whether the label of an item is right, and what is right instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -20,6 +20,19 @@ pub enum Verdict {
     Wrong,
     /// Whether the label is right is not certain enough.
     Unsure,
+}
+
+impl Verdict {
+    /// The name in JSON and CSV.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Keep => "keep",
+            Verdict::Relabel => "relabel",
+            Verdict::Outlier => "outlier",
+            Verdict::Wrong => "wrong",
+            Verdict::Unsure => "unsure",
+        }
+    }
 }
 
 /// The smallest probability of each verdict, from 0.5 to 1.
@@ -87,6 +100,11 @@ impl Posterior {
         self.none
     }
 
+    /// Classes with their probabilities, most probable first, without that of none of them.
+    pub fn shares(&self) -> &[(u32, f32)] {
+        &self.classes
+    }
+
     fn share(&self, class: u32) -> f32 {
         self.classes.iter().find(|(c, _)| *c == class).map_or(0.0, |(_, share)| *share)
     }
@@ -119,19 +137,14 @@ impl Posterior {
         all
     }
 
-    /// What would help to decide: more items of the smaller of the two most probable classes.
-    pub fn advice(&self, counts: impl Fn(u32) -> usize, name: impl Fn(u32) -> String) -> String {
+    /// What would help to decide: more items of the smaller of the two most probable classes, if it has few.
+    pub fn advice(&self, counts: impl Fn(u32) -> usize, name: impl Fn(u32) -> String) -> Option<String> {
         let other = self.best_other().filter(|(_, share)| *share > self.none);
-        let Some((other, _)) = other else {
-            return format!(
-                "check it: it may belong to no class, or be an unusual item of {}",
-                name(self.given)
-            );
-        };
+        let other = other.map_or(self.given, |(other, _)| other);
         let fewer = if counts(other) < counts(self.given) { other } else { self.given };
-        let wanted = (ENOUGH.saturating_sub(counts(fewer))).max(2);
-        let more = ["two", "three", "four"][wanted.min(4) - 2];
-        format!("{} or {}: {more} more of {} would help", name(self.given), name(other), name(fewer))
+        let wanted = ENOUGH.checked_sub(counts(fewer)).filter(|wanted| *wanted > 0)?;
+        let more = ["two", "three", "four"][wanted.clamp(2, 4) - 2];
+        Some(format!("{more} more items of {} would help to decide", name(fewer)))
     }
 
     /// Classes with their probabilities, most probable first; class number `count` stands for none of the classes.
@@ -143,15 +156,22 @@ impl Posterior {
 
     /// Shifts the log-odds of a wrong label; the ratios between the other classes stay the same.
     fn shift(&mut self, log_odds: f64) {
+        self.set_wrong(shifted(f64::from(self.p_wrong()), log_odds));
+    }
+
+    /// Sets the probability that the label is wrong; the ratios between the other classes stay the same.
+    pub fn set_wrong(&mut self, p_wrong: f64) {
         let wrong = f64::from(self.p_wrong());
-        let moved = shifted(wrong, log_odds);
-        let others = if wrong > 0.0 { moved / wrong } else { 0.0 };
-        let right = if wrong < 1.0 { (1.0 - moved) / (1.0 - wrong) } else { 0.0 };
+        let others = if wrong > 0.0 { p_wrong / wrong } else { 0.0 };
+        let right = if wrong < 1.0 { (1.0 - p_wrong) / (1.0 - wrong) } else { 0.0 };
         for (class, share) in &mut self.classes {
             let factor = if *class == self.given { right } else { others };
             *share = (f64::from(*share) * factor) as f32;
         }
         self.none = (f64::from(self.none) * others) as f32;
+        if wrong <= 0.0 {
+            self.none = p_wrong as f32;
+        }
     }
 }
 
@@ -216,13 +236,38 @@ mod tests {
     }
 
     #[test]
+    fn a_label_that_is_wrong_for_certain_is_never_called_unsure() {
+        for certainty in [0.5, 0.75, 0.9, 0.99, 1.0] {
+            let (verdict, _) =
+                posterior(&[(0, 0.01), (1, 0.5), (2, 0.45)], 0.04).verdict(Certainty::uniform(certainty));
+            assert!(!matches!(verdict, Verdict::Unsure | Verdict::Keep), "{certainty}: {verdict:?}");
+        }
+    }
+
+    #[test]
+    fn the_probability_of_a_wrong_label_can_be_set() {
+        for classes in [&[(0, 0.9), (1, 0.06)][..], &[(0, 1.0)], &[(1, 0.8)]] {
+            let none = 1.0 - classes.iter().map(|(_, share)| share).sum::<f32>();
+            let mut posterior = posterior(classes, none);
+            posterior.set_wrong(0.3);
+            if classes[0].0 == 0 {
+                assert!((posterior.p_wrong() - 0.3).abs() < 1e-6, "{posterior:?}");
+                let total: f32 =
+                    posterior.classes.iter().map(|(_, share)| share).sum::<f32>() + posterior.none;
+                assert!((total - 1.0).abs() < 1e-6, "{posterior:?}");
+            }
+        }
+    }
+
+    #[test]
     fn advice_asks_for_more_of_the_smaller_class() {
-        let undecided = posterior(&[(0, 0.4), (2, 0.5)], 0.1);
+        let unsure = posterior(&[(0, 0.4), (2, 0.5)], 0.1);
         let name = |class: u32| ["cat", "cow", "dog"][class as usize].to_string();
         assert_eq!(
-            undecided.advice(|class| [9, 9, 2][class as usize], name),
-            "cat or dog: three more of dog would help"
+            unsure.advice(|class| [9, 9, 2][class as usize], name).as_deref(),
+            Some("three more items of dog would help to decide")
         );
-        assert!(posterior(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 3, name).starts_with("check it"));
+        assert_eq!(unsure.advice(|_| 9, name), None);
+        assert_eq!(posterior(&[(0, 0.4), (2, 0.1)], 0.5).advice(|_| 9, name), None);
     }
 }

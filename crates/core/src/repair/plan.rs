@@ -3,7 +3,7 @@
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
 //! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
 //! has changed since the audit is not repaired by accident. A user may edit and remove lines; blank lines and lines that
-//! start with `#` are ignored. Changes that are not certain enough are such lines: a user who agrees removes the `#`.
+//! start with `#` are ignored. Items to review are such lines with a probable change: a user who agrees removes the `#`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::moves::MAX_NAME_BYTES;
-use crate::audit::{Audit, AuditedItem, Change, Effects, Verdict, effects};
+use crate::audit::{Action, Audit, AuditedItem, Change, Effects, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::visible::visible;
@@ -71,10 +71,15 @@ pub struct PlanHeader {
     /// The fingerprint of the rows, for embeddings files.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub fingerprint: Option<String>,
-    /// The leave-one-out accuracy with the given labels, from 0 to 1.
-    pub accuracy: f64,
-    /// The leave-one-out accuracy after all changes.
-    pub accuracy_after: f64,
+    /// Number of changes that the audit planned. A user may have added or removed some since.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub changes: Option<usize>,
+    /// The leave-one-out accuracy with the given labels, from 0 to 1. Plans from the web page do not have it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub accuracy: Option<f64>,
+    /// The leave-one-out accuracy after all changes that the audit planned.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub accuracy_after: Option<f64>,
 }
 
 /// One change of a plan: an item moves to another class or into quarantine.
@@ -126,7 +131,7 @@ pub struct RepairPlan {
     pub header: PlanHeader,
     /// The changes to make.
     pub changes: Vec<PlannedChange>,
-    /// Probable changes that a person should look at first. They are comments in the file, and are not read back.
+    /// The items to review, each with its most probable change. They are comments in the file, which no repair makes.
     pub review: Vec<PlannedChange>,
     /// All items of the collection at the time of the audit.
     pub listing: Vec<Listed>,
@@ -136,14 +141,9 @@ impl RepairPlan {
     /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
     /// collection with their files, if it has files.
     pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
-        let is_certain = |item: &AuditedItem| match item.verdict {
-            Verdict::Keep | Verdict::Unsure => false,
-            Verdict::Relabel | Verdict::Outlier => true,
-            Verdict::Wrong => item.p_wrong >= audit.certainty.outlier,
-        };
-        let suspects = audit.ranking().into_iter().filter(|row| audit.items[*row].is_suspect());
-        let (rows, reviewed): (Vec<usize>, Vec<usize>) =
-            suspects.partition(|row| is_certain(&audit.items[*row]));
+        let is_change =
+            |row: &usize| matches!(audit.items[*row].action, Action::Relabel | Action::Quarantine);
+        let rows: Vec<usize> = audit.ranking().into_iter().filter(is_change).collect();
         let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {
@@ -159,9 +159,11 @@ impl RepairPlan {
             root: root.into(),
             items: data.len(),
             fingerprint: (kind == Kind::Embeddings).then(|| data.fingerprint().to_string()),
-            accuracy: rounded(before),
-            accuracy_after: rounded(after),
+            changes: Some(rows.len()),
+            accuracy: Some(rounded(before)),
+            accuracy_after: Some(rounded(after)),
         };
+        let reviewed = audit.with_action(Action::Review);
         let review = reviewed.iter().map(|row| PlannedChange::to_review(&audit.items[*row])).collect();
         RepairPlan { header, changes: planned.collect(), review, listing }
     }
@@ -180,21 +182,42 @@ impl RepairPlan {
         text + &line(serde_json::to_string(&Listing { listing: self.listing.clone() }))
     }
 
+    /// What the plan does, such as "1 to relabel, 2 to quarantine, 3 to review". The numbers are those of
+    /// [`AuditCounts`](crate::audit::AuditCounts), unless the plan was edited. If it was not, the leave-one-out accuracy
+    /// follows.
+    pub fn summary(&self) -> String {
+        let quarantine = self.changes.iter().filter(|change| change.quarantine).count();
+        let (relabel, review) = (self.changes.len() - quarantine, self.review.len());
+        let counts = format!("{relabel} to relabel, {quarantine} to quarantine, {review} to review");
+        let is_edited = self.header.changes != Some(self.changes.len())
+            || self.changes.iter().any(|change| change.effect.is_none());
+        match (self.header.accuracy, self.header.accuracy_after) {
+            (Some(before), Some(after)) if !is_edited && !self.changes.is_empty() => format!(
+                "{counts}; leave-one-out accuracy: {:.1} % now, {:.1} % after all changes",
+                100.0 * before,
+                100.0 * after
+            ),
+            _ => counts,
+        }
+    }
+
     /// Parses the text of a plan file; error messages call it `path`.
     ///
     /// # Errors
     /// [`Error::BadPlan`] with the number of the first line that is not valid.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let bad = |line: usize, problem: String| Error::BadPlan { path: path.into(), line, problem };
-        let is_content =
-            |(_, line): &(usize, &str)| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+        let is_comment = |line: &str| line.trim_start().starts_with('#');
+        let is_content = |(_, line): &(usize, &str)| !line.trim().is_empty() && !is_comment(line);
         let mut lines = (1..).zip(text.lines()).filter(is_content);
         let (number, first) = lines.next().ok_or_else(|| bad(1, "an empty plan".into()))?;
         let header: PlanHeader = serde_json::from_str(first)
             .ok()
             .filter(|header: &PlanHeader| header.format == FORMAT)
             .ok_or_else(|| bad(number, "not a plan that `trueshot audit --plan` wrote".into()))?;
-        let mut plan = RepairPlan { header, changes: Vec::new(), review: Vec::new(), listing: Vec::new() };
+        let commented = |line: &str| serde_json::from_str(line.trim_start().strip_prefix('#')?).ok();
+        let review = text.lines().filter_map(commented).collect();
+        let mut plan = RepairPlan { header, changes: Vec::new(), review, listing: Vec::new() };
         for (number, line) in lines {
             if let Ok(found) = serde_json::from_str::<Listing>(line) {
                 plan.listing = found.listing;

@@ -43,8 +43,7 @@ def audit(
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
-        Minimum probability of a verdict, from 0.5 to 1; below it, the verdict is "unsure", unless the label is wrong with
-        90 % and more. Default: 0.75.
+        Probability that an action needs, from 0.5 to 1; rows below it are left to review. Default: 0.75.
     expected_noise : float, optional
         Share of wrong labels, from 0 to below 1, if known. Default: estimated.
     neighbours : int
@@ -129,8 +128,7 @@ class Audit:
         return len(self._native)
 
     def __repr__(self) -> str:
-        wrong = int(np.count_nonzero(self.suspect))
-        return f"<Audit of {len(self)} rows in {len(self.classes)} classes: {wrong} suspect>"
+        return f"<Audit of {len(self)} rows in {len(self.classes)} classes: {self.counts['suspect']} suspect>"
 
     def __str__(self) -> str:
         return self._native.text(False)
@@ -169,6 +167,16 @@ class Audit:
         return np.array(self._native.verdict, dtype=object)
 
     @cached_property
+    def action(self) -> np.ndarray:
+        """What a repair does with every row: 'keep', 'relabel', 'quarantine', or 'review' (a person decides)."""
+        return np.array(self._native.action, dtype=object)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of rows per action, and of suspect labels, by the names that the JSON report uses."""
+        return self._native.counts
+
+    @cached_property
     def suggested(self) -> np.ndarray:
         """The suggested label of rows with verdict 'relabel'; None for all others."""
         codes = self._native.suggested
@@ -185,7 +193,7 @@ class Audit:
 
     @cached_property
     def suspect(self) -> np.ndarray:
-        """Whether a label is suspect: verdict 'relabel', 'outlier' or 'wrong', or more likely wrong than right."""
+        """Whether a label is suspect: more likely wrong than right."""
         return self._native.suspect
 
     @cached_property
@@ -219,7 +227,8 @@ class Audit:
         return self._native.warnings
 
     def cleaned(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows to keep and their labels: suggestions applied, outliers removed, all others unchanged.
+        """Return the rows to keep and their labels after the planned actions: rows to relabel have the suggested label,
+        rows to quarantine are removed, and rows to review keep their label.
 
         >>> import numpy as np, trueshot as ts
         >>> rng = np.random.default_rng(0)
@@ -234,7 +243,7 @@ class Audit:
         codes = self._labels.codes.copy()
         moved = self._native.suggested
         codes[moved >= 0] = moved[moved >= 0]
-        rows = np.flatnonzero(self.verdict != "outlier")
+        rows = np.flatnonzero(self.action != "quarantine")
         return rows, self._labels.of(codes[rows])
 
     def to_json(self) -> str:
@@ -258,6 +267,7 @@ class Audit:
             "given": self.given,
             "p_wrong": self.p_wrong,
             "verdict": self.verdict,
+            "action": self.action,
             "suggested": self.suggested,
             "weight": self.weight,
             "p_outlier": self.p_outlier,

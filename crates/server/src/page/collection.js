@@ -1,12 +1,15 @@
 // The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
 // touches the DOM. A picture is {id, name, path, origin (its class when it was added), place (its class now), blob, url,
-// row (its embedding), problem (why it has no row), confirmed, number (order of adding)}.
+// row (its embedding), problem (why it has no row), confirmed, aside (set aside: it belongs to no class and is not audited),
+// number (order of adding)}.
 
 import * as keeping from "./keeping.js";
 import * as server from "./server.js";
 
 const BATCH_FILES = 8;
 const BATCH_BYTES = 16 << 20;
+/** The certainty that `trueshot audit` uses by default. */
+export const DEFAULT_CERTAINTY = 0.75;
 
 const state = {
   classes: [],
@@ -19,6 +22,7 @@ const state = {
   looking: false,
   problem: null,
   classifier: null,
+  certainty: DEFAULT_CERTAINTY,
   number: 0,
 };
 const listeners = new Set();
@@ -30,11 +34,17 @@ let looking = null;
 export const look = () => state;
 export const subscribe = (listener) => listeners.add(listener);
 const tell = () => listeners.forEach((listener) => listener(state));
-const keepNotes = () => keeping.keepNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier });
+const keepNotes = () => keeping.keepNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty });
 
-export const inClass = (place) => [...state.pictures.values()].filter((picture) => picture.place === place);
+export const inClass = (place) => [...state.pictures.values()].filter((picture) => picture.place === place && !picture.aside);
+export const setAsideImages = () => [...state.pictures.values()].filter((picture) => picture.aside);
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
-export const suggestions = () => [...state.verdicts].filter(([id, verdict]) => verdict.suggested && state.pictures.has(id)).map(([id]) => id);
+
+/** The images with one of these actions, the most probably wrong first. */
+export const withAction = (...actions) => [...state.verdicts]
+  .filter(([id, verdict]) => actions.includes(verdict.action) && state.pictures.has(id))
+  .sort(([, a], [, b]) => b.p_wrong - a.p_wrong)
+  .map(([id]) => id);
 
 /** Restores the state of an earlier visit. */
 export async function recall(embedder) {
@@ -43,6 +53,7 @@ export async function recall(embedder) {
   const usable = notes?.embedder === embedder;
   state.embedder = embedder;
   state.classes = notes?.classes ?? [];
+  state.certainty = notes?.certainty ?? DEFAULT_CERTAINTY;
   state.classifier = usable ? notes.classifier : null;
   for (const picture of pictures) {
     if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
@@ -59,7 +70,7 @@ export async function recall(embedder) {
 export async function add(files) {
   const added = files.map(({ file, path, place }) => ({
     id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, origin: place, place,
-    blob: file, url: URL.createObjectURL(file), row: null, problem: null, confirmed: false, number: state.number++,
+    blob: file, url: URL.createObjectURL(file), row: null, problem: null, confirmed: false, aside: false, number: state.number++,
   }));
   for (const picture of added) {
     if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
@@ -111,7 +122,7 @@ async function embed(batch) {
 
 /** The support set as a request body, and the pictures of its rows in the same order. */
 export function support() {
-  const usable = [...state.pictures.values()].filter((picture) => picture.row);
+  const usable = [...state.pictures.values()].filter((picture) => picture.row && !picture.aside);
   return {
     pictures: usable,
     body: {
@@ -124,7 +135,7 @@ export function support() {
   };
 }
 
-export const classesInUse = () => new Set([...state.pictures.values()].filter((picture) => picture.row).map((picture) => picture.place)).size;
+export const classesInUse = () => new Set([...state.pictures.values()].filter((picture) => picture.row && !picture.aside).map((picture) => picture.place)).size;
 
 /** Shows a change of the collection and schedules an audit; changes in quick succession cause one audit. */
 function changed() {
@@ -147,7 +158,7 @@ async function audit() {
   state.looking = true;
   tell();
   try {
-    const found = await server.audit(body, current.signal);
+    const found = await server.audit(body, state.certainty, current.signal);
     if (current !== looking) return;
     state.verdicts = new Map(pictures.map((picture, place) => [picture.id, found.items[place]]));
     Object.assign(state, { found, problem: null });
@@ -159,33 +170,43 @@ async function audit() {
   tell();
 }
 
+/** Moves an image to a class. A label that the user chose is confirmed. */
 export function move(id, place) {
   const picture = state.pictures.get(id);
-  if (!picture || picture.place === place) return;
-  // A label that the user chose is confirmed.
-  Object.assign(picture, { place, confirmed: true });
+  if (picture && (picture.place !== place || picture.aside)) decide(id, { place, confirmed: true, aside: false });
+}
+
+/** Makes the planned changes of these images: those to relabel move, those to quarantine are set aside. */
+export function accept(ids) {
+  const changes = ids.map((id) => [state.pictures.get(id), state.verdicts.get(id)]).filter(([picture, verdict]) => picture && ["relabel", "quarantine"].includes(verdict?.action));
+  for (const [picture, verdict] of changes) {
+    Object.assign(picture, verdict.action === "relabel" ? { place: verdict.suggested, confirmed: false } : { aside: true, confirmed: false });
+    state.verdicts.delete(picture.id);
+  }
+  keeping.keepPictures(changes.map(([picture]) => picture));
+  changed();
+}
+
+/** Changes what the user decided about an image: its class (place), confirmed, aside. Returns what it was before. */
+export function decide(id, decision) {
+  const picture = state.pictures.get(id);
+  const before = { place: picture.place, confirmed: picture.confirmed, aside: picture.aside };
+  Object.assign(picture, decision);
   keeping.keepPictures([picture]);
   state.verdicts.delete(id);
   changed();
+  return before;
 }
 
-export function accept(ids) {
-  const moved = ids.map((id) => [state.pictures.get(id), state.verdicts.get(id)?.suggested]).filter(([picture, to]) => picture && to);
-  for (const [picture, to] of moved) {
-    Object.assign(picture, { place: to, confirmed: false });
-    state.verdicts.delete(picture.id);
-  }
-  keeping.keepPictures(moved.map(([picture]) => picture));
+export const setAside = (id) => decide(id, { aside: true, confirmed: false });
+export const putBack = (id) => decide(id, { aside: false });
+
+export function setCertainty(certainty) {
+  state.certainty = certainty;
   changed();
-  return moved.length;
 }
 
-export function confirm(id) {
-  const picture = state.pictures.get(id);
-  picture.confirmed = true;
-  keeping.keepPictures([picture]);
-  changed();
-}
+export const confirm = (id) => decide(id, { confirmed: true });
 
 export function remove(ids) {
   for (const id of ids) {
@@ -206,7 +227,7 @@ export function addClass(name) {
 
 export function renameClass(from, to) {
   if (from === to) return;
-  const moved = inClass(from);
+  const moved = [...state.pictures.values()].filter((picture) => picture.place === from);
   moved.forEach((picture) => { picture.place = to; });
   state.classes = state.classes.includes(to) ? state.classes.filter((name) => name !== from) : state.classes.map((name) => (name === from ? to : name));
   keeping.keepPictures(moved);
@@ -221,7 +242,7 @@ export function removeClass(name) {
 export async function clear() {
   for (const { url } of state.pictures.values()) URL.revokeObjectURL(url);
   queue = [];
-  Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null });
+  Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY });
   await keeping.forgetAll();
   changed();
 }

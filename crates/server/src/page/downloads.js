@@ -1,7 +1,7 @@
 // Downloads: a plan, reports, and a classifier.
 
 import * as collection from "./collection.js";
-import { aboutWrong, standing } from "./drawing.js";
+import { standing, summary } from "./drawing.js";
 import * as server from "./server.js";
 
 const THUMBNAIL = 160;
@@ -21,32 +21,58 @@ function rooted(pictures) {
   return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
 }
 
-/** The change of an image since it was added: a move that the user made, or one that is suggested; null if none. */
-function change(picture, verdict) {
-  if (verdict?.suggested) return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "suggested" };
-  if (verdict?.verdict === "outlier" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "none of these classes" };
-  if (verdict?.verdict === "wrong" && !verdict.confirmed) return { quarantine: true, p_wrong: verdict.p_wrong, reason: "wrong, the right class is uncertain" };
-  return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "moved by hand" : "accepted" };
+/** The class that an image to review most probably belongs to instead, or quarantine, as in the plans of the command line. */
+function probableChange({ given, probable }) {
+  const to = probable.find(({ class: name }) => name !== given)?.class;
+  return to ? { to } : { quarantine: true };
 }
 
-/** A plan for `trueshot repair` as JSON lines: a header, one line per change, and the list of all items. */
-export function plan() {
+/** The change of an image since it was added: one that the user made, or one that the audit plans; null if nothing changes. */
+function change(picture, verdict) {
+  if (picture.aside) return { quarantine: true, reason: "set aside on the page" };
+  if (verdict?.action === "relabel") return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
+  if (verdict?.action === "quarantine") return { quarantine: true, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
+  return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "chosen on the page" : "accepted on the page" };
+}
+
+const line = (value) => `${JSON.stringify(value)}\n`;
+
+/** All changes of the plan and all items to review: {changes, review}. */
+export function planned() {
   const pictures = [...collection.look().pictures.values()];
-  const { kind, root, within } = rooted(pictures);
-  const changes = [];
-  let [wrong, left] = [0, 0];
+  const { within } = rooted(pictures);
+  const changes = [], review = [];
+  const byDoubt = (a, b) => (b.p_wrong ?? 1) - (a.p_wrong ?? 1);
   for (const picture of pictures) {
     const verdict = collection.verdictOf(picture.id);
     const what = change(picture, verdict);
-    if (what && what.to !== picture.origin) changes.push({ item: within(picture.path), from: picture.origin, ...what });
-    wrong += what ? 1 : (verdict?.p_wrong ?? 0);
-    left += what ? 0 : (verdict?.p_wrong ?? 0);
+    const about = { item: within(picture.path), from: picture.origin };
+    if (what && what.to !== picture.origin) changes.push({ ...about, ...what });
+    else if (!what && verdict?.action === "review") review.push({ ...about, ...probableChange(verdict), p_wrong: verdict.p_wrong });
   }
-  const right = (count) => Number((1 - count / Math.max(1, pictures.length)).toFixed(6));
-  const header = { format: "trueshot-plan/1", kind, root, items: pictures.length, accuracy: right(wrong), accuracy_after: right(left) };
-  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.origin }), size: picture.blob.size }));
-  return [header, ...changes, { listing }].map((line) => `${JSON.stringify(line)}\n`).join("");
+  return { changes: changes.sort(byDoubt), review: review.sort(byDoubt) };
 }
+
+/** A plan for `trueshot repair` as JSON lines: a header, one line per change, items to review as comments, and all items. */
+export function plan() {
+  const pictures = [...collection.look().pictures.values()];
+  const { kind, root, within } = rooted(pictures);
+  const { changes, review } = planned();
+  const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
+  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.origin }), size: picture.blob.size }));
+  const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.\n", ...review.map((item) => `# ${line(item)}`)] : [];
+  return [line(header), ...changes.map(line), ...comments, line({ listing })].join("");
+}
+
+/** The labels that the user confirmed and that are still those of the folder, for `trueshot audit --confirmed`. */
+export function confirmedLabels() {
+  const pictures = [...collection.look().pictures.values()];
+  const { within } = rooted(pictures);
+  return pictures.filter((picture) => picture.confirmed && !picture.aside && picture.place === picture.origin)
+    .map((picture) => line({ item: within(picture.path), given: picture.origin })).join("");
+}
+
+export const saveConfirmed = () => save("trueshot-confirmed.jsonl", new Blob([confirmedLabels()], { type: "application/jsonl" }));
 
 export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { type: "application/jsonl" }));
 
@@ -85,7 +111,7 @@ export async function saveHtml() {
     }
     parts.push("</ul>");
   }
-  const expected = state.found ? `<p>${state.found.items.length} images of ${state.found.classes.length} classes; ${aboutWrong(state.found.expected_wrong)}.</p>` : "";
+  const expected = state.found ? `<p>${escaped(summary(state.found))}</p>` : "";
   const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${expected}${parts.join("")}</body></html>`;
   save("trueshot-report.html", new Blob([page], { type: "text/html" }));
 }

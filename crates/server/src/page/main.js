@@ -3,8 +3,9 @@
 import { ask, setUpCamera } from "./asking.js";
 import * as collection from "./collection.js";
 import * as downloads from "./downloads.js";
-import { aboutWrong, draw, element } from "./drawing.js";
+import { counted, draw, element, summary as counts } from "./drawing.js";
 import { chosen, dropped, folderOf, sorted } from "./receiving.js";
+import * as reviewing from "./reviewing.js";
 import * as server from "./server.js";
 
 const byId = (id) => document.getElementById(id);
@@ -63,6 +64,8 @@ async function take(files, place = null) {
 const actions = {
   accept: (id) => { collection.accept([id]); },
   keep: (id) => collection.confirm(id),
+  setAside: (id) => collection.setAside(id),
+  putBack: (id) => collection.putBack(id),
   remove: (id) => collection.remove([id]),
   move: (id, place) => place && collection.move(id, place),
   choose: guarded(async (input, place) => { const files = chosen(input); input.value = ""; await take(files, place); }),
@@ -95,10 +98,7 @@ function summary(state) {
   if (collection.classesInUse() < 2) return "Add images of a second class: labels are checked by comparing classes.";
   if (state.looking) return "Checking labels";
   if (!state.found) return "";
-  const suspects = state.found.items.filter((item) => ["relabel", "outlier", "wrong"].includes(item.verdict)).length;
-  const unsure = state.found.items.filter((item) => item.verdict === "unsure").length;
-  const counted = `${suspects === 0 ? "No" : suspects} suspect ${suspects === 1 ? "label" : "labels"}${unsure > 0 ? `, ${unsure} undecided` : ""}`;
-  return `${counted}. ${state.found.items.length} images of ${state.found.classes.length} classes; ${aboutWrong(state.found.expected_wrong)}.`;
+  return counts(state.found);
 }
 
 function show(state) {
@@ -115,9 +115,20 @@ function show(state) {
   byId("invitation").hidden = any;
   byId("start-over").hidden = !any;
   byId("try").hidden = byId("take").hidden = !state.found;
-  const suggested = collection.suggestions().length;
-  byId("accept-all").hidden = suggested === 0;
-  byId("accept-all").textContent = suggested === 1 ? "Accept the suggestion" : `Accept all ${suggested} suggestions`;
+  const changes = collection.withAction("relabel", "quarantine").length;
+  byId("accept-all").hidden = changes === 0;
+  byId("accept-all").textContent = changes === 1 ? "Make the planned change" : `Make all ${changes} planned changes`;
+  byId("review").hidden = !state.found || (state.found.counts.review === 0 && changes === 0);
+  byId("review").textContent = state.found?.counts.review > 0 ? `Review ${counted(state.found.counts.review, "label")}` : `Check ${counted(changes, "planned change")}`;
+  byId("certainty-choice").hidden = !any;
+  if (document.activeElement !== byId("certainty")) byId("certainty").value = state.certainty;
+  byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
+  const warnings = state.found?.warnings ?? [];
+  byId("warnings").replaceChildren(...warnings.slice(0, 20).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
+  if (!byId("take").hidden) {
+    const { changes: made, review } = downloads.planned();
+    byId("take-plan").textContent = `Plan: ${counted(made.length, "change")}, ${review.length} to review`;
+  }
   byId("skipped").hidden = skipped.length === 0;
   byId("skipped").querySelector("summary").textContent = `${skipped.length} ${skipped.length === 1 ? "file was" : "files were"} skipped`;
   byId("skipped").querySelector("ul").replaceChildren(...skipped.slice(0, 200).map(({ name, reason }) => element("li", { textContent: `${name}: ${reason}` })));
@@ -130,9 +141,16 @@ function setUp() {
   byId("folder-input").onchange = guarded(async (event) => { const files = chosen(event.target); event.target.value = ""; await take(files); });
   byId("query-input").onchange = (event) => { const files = [...event.target.files]; event.target.value = ""; question(files); };
   byId("new-class").onclick = async () => { const name = await askName("New class"); if (name) collection.addClass(name); };
-  byId("accept-all").onclick = () => collection.accept(collection.suggestions());
+  byId("accept-all").onclick = () => collection.accept(collection.withAction("relabel", "quarantine"));
+  byId("review").onclick = () => reviewing.open();
+  byId("certainty").onchange = (event) => {
+    const given = event.target.valueAsNumber;
+    if (given >= 0.5 && given <= 1) collection.setCertainty(given);
+    else event.target.value = collection.look().certainty;
+  };
   byId("start-over").onclick = () => { if (confirm("Remove all images from this page?")) { skipped.length = 0; collection.clear(); } };
   byId("take-plan").onclick = guarded(downloads.savePlan);
+  byId("take-confirmed").onclick = guarded(downloads.saveConfirmed);
   byId("take-json").onclick = guarded(downloads.saveJson);
   byId("take-html").onclick = guarded(downloads.saveHtml);
   byId("take-classifier").onclick = guarded(downloads.saveClassifier);
@@ -149,6 +167,7 @@ function setUp() {
 
 setUp();
 collection.subscribe(show);
+collection.subscribe(reviewing.update);
 guarded(async () => {
   const { version, embedder } = await server.about();
   byId("about").textContent = `trueshot ${version}, ${embedder}`;

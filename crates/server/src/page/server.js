@@ -65,7 +65,7 @@ export async function embed(files, signal) {
   return (await (await ask("/api/v1/embed", { method: "POST", body: form, signal })).json());
 }
 
-export const audit = async (support, signal) => (await ask("/api/v1/audit", json(support, signal))).json();
+export const audit = async (support, certainty, signal) => (await ask(`/api/v1/audit?certainty=${certainty}`, json(support, signal))).json();
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
 export const predict = async (id, rows) => (await ask(`/api/v1/classifiers/${id}/predict`, json({ rows }))).json();
 export const download = async (id) => (await ask(`/api/v1/classifiers/${id}/download`)).blob();

@@ -22,7 +22,7 @@ pub struct AuditOptions {
     /// The share of wrong labels, if it is known; estimated by default.
     #[param(minimum = 0, exclusive_maximum = 1)]
     expected_noise: Option<f64>,
-    /// The probability that a verdict needs; items below it are undecided.
+    /// The probability that an action needs; items below it are left to review.
     #[param(minimum = 0.5, maximum = 1)]
     certainty: Option<f32>,
     /// How many of the most similar items to list per item.
@@ -131,7 +131,7 @@ mod tests {
         let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
-        // A certainty that leaves some items undecided, which then have advice.
+        // A certainty that leaves some items unsure, which then have advice.
         let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).options(options).confirmed(&confirmed).run().unwrap();

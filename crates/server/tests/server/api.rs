@@ -85,7 +85,7 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
     let shown = format!("{{\"item\": \"4.jpg\"{}", shown.split_once(", ...]}").unwrap().0) + "]}";
     let shown: Value = serde_json::from_str(&shown).unwrap();
     let found = &answer["items"][3];
-    for key in ["item", "given", "verdict", "suggested"] {
+    for key in ["item", "given", "verdict", "action", "suggested"] {
         assert_eq!(found[key], shown[key], "{key}");
     }
     for key in ["p_wrong", "weight", "p_outlier"] {
@@ -94,7 +94,7 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
     }
     assert_eq!(found["neighbours"][0]["item"], shown["neighbours"][0]["item"]);
     assert!((answer["expected_wrong"].as_f64().unwrap() - 2.06).abs() < 0.01, "{answer}");
-    for key in ["method", "classes", "expected_wrong", "duplicates", "embedder", "skipped"] {
+    for key in ["method", "classes", "expected_wrong", "counts", "duplicates", "embedder", "skipped"] {
         assert!(answer.get(key).is_some(), "{key}");
     }
     let refused = server.post("/api/v1/audit", "application/x-www-form-urlencoded", "x").text();
@@ -104,6 +104,50 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
     }
     let refused = server.post("/api/v1/audit", "application/json", r#"{"rows": [[1, 2], [3]]}"#);
     assert!(page.contains(&refused.error()), "{}", refused.error());
+}
+
+#[test]
+fn collections_that_say_little_about_their_labels_get_a_warning_and_no_changes() {
+    let server = TestServer::new();
+    let rows = noisy_support()["rows"].clone();
+    let row = |number: usize| rows[number].clone();
+    let cases = [
+        ("two items", vec![row(1), row(7)], vec!["a", "b"], "every class has a single item"),
+        ("identical rows", vec![row(1); 6], vec!["a", "a", "a", "b", "b", "b"], "all items are identical"),
+        (
+            "a class twice",
+            vec![row(1), row(2), row(3), row(1), row(2), row(3), row(7), row(8), row(9)],
+            vec!["a", "a", "a", "copy", "copy", "copy", "c", "c", "c"],
+            "classes 'a' and 'copy' contain the same items",
+        ),
+    ];
+    for (name, rows, labels, warning) in cases {
+        let answer = server.post_json("/api/v1/audit", &json!({ "rows": rows, "labels": labels }));
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+        let audit = answer.json();
+        assert!(audit["warnings"].to_string().contains(warning), "{name}: {}", audit["warnings"]);
+        assert_eq!(
+            (&audit["counts"]["relabel"], &audit["counts"]["quarantine"]),
+            (&json!(0), &json!(0)),
+            "{name}"
+        );
+        assert_eq!(audit["counts"]["items"], labels.len(), "{name}");
+    }
+}
+
+#[test]
+fn certainty_decides_between_changes_and_review() {
+    let server = TestServer::new();
+    let counts = |certainty: &str| {
+        let answer = server.post_json(&format!("/api/v1/audit?certainty={certainty}"), &noisy_support());
+        let counts = answer.json()["counts"].clone();
+        let of = |name: &str| counts[name].as_u64().unwrap();
+        (of("relabel") + of("quarantine"), of("review"), of("keep"))
+    };
+    let (changes, review, keep) = counts("0.75");
+    assert!(changes >= 3 && changes + review + keep == 18);
+    let (changes, review, keep) = counts("1");
+    assert_eq!((changes, review + keep), (0, 18), "nothing is certain to 100 %");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The CSV report of an audit: one line per item, for spreadsheets and data frames.
 
-use crate::audit::{Audit, AuditedItem, ProbableClass, Verdict};
+use crate::audit::{Audit, AuditedItem, ProbableClass};
 use crate::csv_field::csv_field;
 
 const HEADER: &str =
-    "item,given,p_wrong,verdict,suggested,weight,p_outlier,probable,confirmed,advice,neighbours";
+    "item,given,p_wrong,verdict,action,suggested,weight,p_outlier,probable,confirmed,advice,neighbours";
 
 /// The whole CSV file with a header line, the most suspicious items first.
 pub(super) fn items(audit: &Audit) -> String {
@@ -25,7 +25,8 @@ fn line(item: &AuditedItem) -> String {
         csv_field(&item.item),
         csv_field(&item.given),
         item.p_wrong.to_string(),
-        name(item.verdict).into(),
+        item.verdict.name().into(),
+        item.action.name().into(),
         csv_field(item.suggested.as_deref().unwrap_or("")),
         item.weight.to_string(),
         item.p_outlier.to_string(),
@@ -35,14 +36,4 @@ fn line(item: &AuditedItem) -> String {
         csv_field(&neighbours.join("; ")),
     ];
     fields.join(",")
-}
-
-fn name(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Keep => "keep",
-        Verdict::Relabel => "relabel",
-        Verdict::Outlier => "outlier",
-        Verdict::Wrong => "wrong",
-        Verdict::Unsure => "unsure",
-    }
 }

@@ -8,12 +8,12 @@ mod text;
 
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
-use crate::audit::{Audit, AuditedItem, ProbableClass, Verdict};
+use crate::audit::{Action, Audit, AuditCounts, AuditedItem, ProbableClass, Verdict};
 
 /// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
 impl std::fmt::Display for Audit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&AuditTable { audit: self, all: false }.render())
+        f.write_str(&AuditTable::new(self).render())
     }
 }
 
@@ -27,34 +27,60 @@ pub fn audit_csv(audit: &Audit) -> String {
     csv::items(audit)
 }
 
-/// The verdict on an item in words; for a wrong label, the suggested class.
-fn in_words(item: &AuditedItem) -> String {
+/// Where an item belongs according to its verdict, in words.
+fn belongs_to(item: &AuditedItem) -> String {
     match item.verdict {
         Verdict::Keep if item.confirmed => "confirmed".into(),
-        Verdict::Keep => "keep".into(),
+        Verdict::Keep => item.given.clone(),
         Verdict::Relabel => item.suggested.clone().unwrap_or_default(),
         Verdict::Outlier => "none of these".into(),
         Verdict::Wrong => "class uncertain".into(),
-        Verdict::Unsure => "undecided".into(),
+        Verdict::Unsure => "unsure".into(),
     }
 }
 
-/// The most probable classes of an item with a wrong label, such as "dog 55 % or none 40 %".
-fn in_question(item: &AuditedItem) -> String {
-    let is_other = |probable: &&ProbableClass| probable.class.as_ref() != Some(&item.given);
+/// The most probable classes of an item, such as "dog 55 %, none of these 40 %, cat 5 %".
+fn probable_classes(item: &AuditedItem) -> String {
     let in_words = |probable: &ProbableClass| {
-        format!("{} {}", probable.class.as_deref().unwrap_or("none"), percent(probable.p))
+        format!("{} {}", probable.class.as_deref().unwrap_or("none of these"), percent(probable.p))
     };
-    item.probable.iter().filter(is_other).take(2).map(in_words).collect::<Vec<_>>().join(" or ")
+    item.probable.iter().map(in_words).collect::<Vec<_>>().join(", ")
 }
 
-/// The expected number of wrong labels as a sentence, rounded to a whole number.
-fn about_wrong(expected: f64) -> String {
-    match expected.round() as usize {
-        0 => "probably no label is wrong".into(),
-        1 => "about 1 label is probably wrong".into(),
-        count => format!("about {count} labels are probably wrong"),
-    }
+/// A number with its noun, such as "1 item" and "2 items".
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// What a repair would do, such as "42 items of 5 classes: 1 to relabel, 2 to quarantine, 3 to review, 36 to keep".
+fn planned_in_words(counts: &AuditCounts) -> String {
+    let actions = Action::ALL
+        .into_iter()
+        .filter(|action| *action == Action::Keep || counts.of(*action) > 0)
+        .map(|action| format!("{} to {}", counts.of(action), action.name()));
+    let actions: Vec<String> = actions.collect();
+    let confirmed = match counts.confirmed {
+        0 => String::new(),
+        count => format!(" ({count} confirmed)"),
+    };
+    let items = counted(counts.items, "item", "items");
+    let classes = counted(counts.classes, "class", "classes");
+    format!("{items} of {classes}: {}{confirmed}", actions.join(", "))
+}
+
+/// The numbers of suspect and of wrong labels, such as "5 labels are suspect; about 6 are expected to be wrong".
+fn wrong_in_words(audit: &Audit) -> String {
+    let suspect = match audit.counts.suspect {
+        0 => "no label is suspect".into(),
+        1 => "1 label is suspect".into(),
+        count => format!("{count} labels are suspect"),
+    };
+    let expected = match audit.expected_wrong.round() as usize {
+        0 => "probably none is wrong".into(),
+        1 => "about 1 is expected to be wrong".into(),
+        count => format!("about {count} are expected to be wrong"),
+    };
+    format!("{suspect}; {expected}")
 }
 
 /// The name of an item without the folder of its class, which is shown next to it.

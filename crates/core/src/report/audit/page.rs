@@ -4,8 +4,10 @@
 
 use askama::Template;
 
-use super::{about_wrong, in_question, in_words, percent, scatter, short_name};
-use crate::audit::{Audit, AuditedItem, Duplicate, DuplicateKind, Verdict};
+use super::{
+    belongs_to, counted, percent, planned_in_words, probable_classes, scatter, short_name, wrong_in_words,
+};
+use crate::audit::{Action, Audit, AuditedItem, Duplicate, DuplicateKind};
 use crate::embeddings::Embeddings;
 
 /// Maximum number of items on a page; more thumbnails make it slow to open.
@@ -49,7 +51,7 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
     };
     let ranking = audit.ranking();
     let suspects: Vec<usize> =
-        ranking.into_iter().filter(|row| audit.items[*row].verdict != Verdict::Keep).collect();
+        ranking.into_iter().filter(|row| audit.items[*row].action != Action::Keep).collect();
     suspects.iter().take(MAX_ITEMS * 2 / 3).for_each(|row| show(*row, &mut remaining));
     // The rows with these indices within each class, one class after the other for every index.
     let rows_of_every_class = |indices: std::ops::Range<usize>| {
@@ -71,20 +73,15 @@ impl AuditPage<'_> {
         let shown = shown_rows(self.audit, self.data);
         let mut is_shown = vec![false; self.audit.items.len()];
         shown.iter().for_each(|row| is_shown[*row] = true);
-        let count = |verdict| self.audit.items.iter().filter(|item| item.verdict == verdict).count();
         let duplicates = self.audit.duplicates.iter();
         let view = View {
             page: self,
             map: scatter::svg(self.audit, self.data, self.points, |row| is_shown[row]),
             classes: (0..self.data.classes().len()).map(|class| self.class(class, &is_shown)).collect(),
-            suspects: self.audit.items.iter().filter(|item| item.is_suspect()).count(),
-            relabel: count(Verdict::Relabel),
-            outlier: count(Verdict::Outlier),
-            wrong: count(Verdict::Wrong),
-            unsure: count(Verdict::Unsure),
             left_out: self.audit.items.len() - shown.len(),
             duplicates: duplicates.clone().take(MAX_DUPLICATES).map(duplicate_in_words).collect(),
-            about_wrong: about_wrong(self.audit.expected_wrong),
+            planned: planned_in_words(&self.audit.counts),
+            wrong: wrong_in_words(self.audit),
             more_duplicates: self.audit.duplicates.len().saturating_sub(MAX_DUPLICATES),
             version: env!("CARGO_PKG_VERSION"),
         };
@@ -100,7 +97,7 @@ impl AuditPage<'_> {
         ClassView {
             name: &self.data.classes()[class],
             colour: class % crate::report::chart::COLOURS,
-            items: found.items,
+            items: counted(found.items, "item", "items"),
             expected_wrong: found.expected_wrong,
             found_elsewhere: found.found_elsewhere,
             shown: rows.into_iter().filter(|row| is_shown[*row]).map(|row| self.item(row)).collect(),
@@ -109,14 +106,7 @@ impl AuditPage<'_> {
 
     fn item(&self, row: usize) -> ItemView<'_> {
         let item = &self.audit.items[row];
-        let kind = match item.verdict {
-            _ if item.confirmed => "confirmed",
-            Verdict::Keep => "keep",
-            Verdict::Relabel => "relabel",
-            Verdict::Outlier => "outlier",
-            Verdict::Wrong => "wrong",
-            Verdict::Unsure => "unsure",
-        };
+        let kind = if item.confirmed { "confirmed" } else { item.verdict.name() };
         ItemView {
             row,
             item,
@@ -124,7 +114,8 @@ impl AuditPage<'_> {
             image: self.thumbnails.get(row).and_then(Option::as_deref),
             name: short_name(item),
             wrong: percent(item.p_wrong),
-            verdict: if item.verdict == Verdict::Wrong { in_question(item) } else { in_words(item) },
+            belongs_to: belongs_to(item),
+            probable: probable_classes(item),
         }
     }
 }
@@ -138,7 +129,7 @@ fn duplicate_in_words(pair: &Duplicate) -> String {
 struct ClassView<'a> {
     name: &'a str,
     colour: usize,
-    items: usize,
+    items: String,
     expected_wrong: f64,
     found_elsewhere: usize,
     shown: Vec<ItemView<'a>>,
@@ -153,7 +144,8 @@ struct ItemView<'a> {
     image: Option<&'a str>,
     name: &'a str,
     wrong: String,
-    verdict: String,
+    belongs_to: String,
+    probable: String,
 }
 
 /// The data of the template.
@@ -163,14 +155,12 @@ struct View<'a> {
     page: &'a AuditPage<'a>,
     map: String,
     classes: Vec<ClassView<'a>>,
-    suspects: usize,
-    relabel: usize,
-    outlier: usize,
-    wrong: usize,
-    unsure: usize,
+    /// The sentence with the number of items per action.
+    planned: String,
+    /// The sentence with the numbers of suspect and of wrong labels.
+    wrong: String,
     left_out: usize,
     duplicates: Vec<String>,
-    about_wrong: String,
     more_duplicates: usize,
     version: &'static str,
 }

@@ -32,12 +32,12 @@ fn audited() -> (Embeddings, Audit) {
 #[test]
 fn the_table_fits_a_terminal_whatever_the_names() {
     let (_, found) = audited();
-    let shown = AuditTable { audit: &found, all: true }.render();
+    let shown = AuditTable::new(&found).all(true).render();
     for line in shown.lines() {
         assert!(crate::visible::columns(line) <= 80, "{line}");
     }
     assert!(shown.contains("two\\nlines"), "{shown}");
-    let suspects = AuditTable { audit: &found, all: false }.render();
+    let suspects = AuditTable::new(&found).render();
     assert!(suspects.lines().count() < shown.lines().count());
     let first = suspects.lines().nth(1).unwrap();
     assert!(first.contains('%') && first.contains("picture"), "{suspects}");
@@ -93,11 +93,20 @@ fn invented() -> Audit {
             given: given.into(),
             p_wrong,
             verdict,
+            action: match verdict {
+                Verdict::Keep => Action::Keep,
+                Verdict::Relabel => Action::Relabel,
+                Verdict::Outlier | Verdict::Wrong => Action::Quarantine,
+                Verdict::Unsure => Action::Review,
+            },
             suggested: suggested.map(String::from),
             weight: 1.0,
             p_outlier: 0.0,
-            probable: Vec::new(),
-            advice: (verdict == Verdict::Unsure).then(|| "owl or ani: two more of ani would help".into()),
+            probable: vec![
+                ProbableClass { class: Some("owl".into()), p: 0.55 },
+                ProbableClass { class: None, p: 0.4 },
+            ],
+            advice: (verdict == Verdict::Unsure).then(|| "two more items of ani would help to decide".into()),
             confirmed: false,
             neighbours: Vec::new(),
         };
@@ -124,6 +133,16 @@ fn invented() -> Audit {
         ],
         classes: vec![class("ani", 2, 1.46, 1), class("owl", 2, 1.0, 0), class("quiet", 0, 0.0, 0)],
         expected_wrong: 2.46,
+        counts: AuditCounts {
+            items: 4,
+            classes: 2,
+            relabel: 1,
+            quarantine: 1,
+            review: 1,
+            keep: 1,
+            confirmed: 0,
+            suspect: 3,
+        },
         duplicates: vec![Duplicate {
             kind: DuplicateKind::Near,
             item: "ani/spoon.jpg".into(),
@@ -138,6 +157,84 @@ fn invented() -> Audit {
 }
 
 #[test]
+fn a_wide_terminal_shows_long_names_whole() {
+    let found = invented();
+    let name = "a very long name of a picture that nobody would ever type.jpeg";
+    assert!(!AuditTable::new(&found).render().contains(name));
+    let wide = AuditTable::new(&found).width(160).render();
+    assert!(wide.contains(name), "{wide}");
+    assert!(
+        AuditTable::new(&found).width(20).render().lines().all(|line| crate::visible::columns(line) <= 80)
+    );
+}
+
+#[test]
+fn sentences_are_right_for_one_and_for_none() {
+    let counts = AuditCounts { items: 1, classes: 1, keep: 1, confirmed: 1, ..AuditCounts::default() };
+    assert_eq!(planned_in_words(&counts), "1 item of 1 class: 1 to keep (1 confirmed)");
+    let mut audit = invented();
+    assert_eq!(wrong_in_words(&audit), "3 labels are suspect; about 2 are expected to be wrong");
+    (audit.counts.suspect, audit.expected_wrong) = (1, 0.9);
+    assert_eq!(wrong_in_words(&audit), "1 label is suspect; about 1 is expected to be wrong");
+    (audit.counts.suspect, audit.expected_wrong) = (0, 0.2);
+    assert_eq!(wrong_in_words(&audit), "no label is suspect; probably none is wrong");
+}
+
+/// The numbers of a sentence, in order.
+fn numbers(text: &str) -> Vec<usize> {
+    let digits = |c: char| c.is_ascii_digit();
+    text.split(|c| !digits(c)).filter_map(|part| part.parse().ok()).collect()
+}
+
+#[test]
+fn table_page_csv_json_and_plan_have_the_same_counts() {
+    let (data, found) = audited();
+    let counts = found.counts;
+    assert_eq!(counts.relabel + counts.quarantine + counts.review + counts.keep, counts.items);
+    assert_eq!(counts.items, 15);
+    let sentence = planned_in_words(&counts);
+    assert!(AuditTable::new(&found).render().contains(&sentence));
+    let points = crate::audit::map(&data, &()).unwrap();
+    let page = AuditPage {
+        title: "x",
+        audit: &found,
+        data: &data,
+        thumbnails: &[],
+        points: &points,
+        notes: Vec::new(),
+    };
+    let page = page.render();
+    assert!(page.contains(&sentence) && page.contains(&wrong_in_words(&found)));
+    let json: serde_json::Value = serde_json::from_str(&audit_json(&found)).unwrap();
+    let plan = crate::repair::RepairPlan::new(
+        &found,
+        &data,
+        crate::repair::Kind::Folder,
+        "photos".as_ref(),
+        Vec::new(),
+    );
+    let planned = [counts.relabel, counts.quarantine, counts.review];
+    assert_eq!(numbers(&plan.summary())[..3], planned, "{}", plan.summary());
+    for action in Action::ALL {
+        let (name, count) = (action.name(), counts.of(action));
+        assert_eq!(json["counts"][name], count);
+        assert_eq!(page.matches(&format!("data-action=\"{name}\"")).count(), count, "{name}");
+        assert_eq!(
+            audit_csv(&found).matches(&format!(",{name},")).count(),
+            count + verdicts_named(&found, name)
+        );
+    }
+    assert_eq!(page.matches(" data-suspect").count(), counts.suspect);
+    assert_eq!(json["counts"]["suspect"], counts.suspect);
+}
+
+/// The number of items whose verdict has the name of an action and that have this action: their lines contain it twice,
+/// with a comma between, of which `matches` counts one. Otherwise the verdict is counted, too.
+fn verdicts_named(found: &Audit, name: &str) -> usize {
+    found.items.iter().filter(|item| item.verdict.name() == name && item.action.name() != name).count()
+}
+
+#[test]
 fn the_table_matches_its_snapshot() {
-    insta::assert_snapshot!(AuditTable { audit: &invented(), all: true }.render());
+    insta::assert_snapshot!(AuditTable::new(&invented()).all(true).render());
 }

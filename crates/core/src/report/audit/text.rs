@@ -1,31 +1,50 @@
-//! The plain-text report of an audit ([`AuditTable`]) for a terminal of 80 columns: the suspect items ranked by the
-//! probability that they are wrong, then a summary, the affected classes, duplicates and warnings.
+//! The plain-text report of an audit ([`AuditTable`]) for a terminal: the items that a repair would change or leave to
+//! review, ranked by the probability that they are wrong, then a summary, the affected classes, duplicates and warnings.
 
-use super::{about_wrong, in_question, in_words, percent, short_name};
-use crate::audit::{Audit, AuditedClass, Duplicate, DuplicateKind, Verdict};
+use super::{belongs_to, counted, percent, planned_in_words, probable_classes, short_name, wrong_in_words};
+use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, DuplicateKind, Verdict};
 use crate::visible::{columns, padded, shortened, visible};
 
-/// Width of the terminal in columns.
-const WIDTH: usize = 80;
+/// Smallest and largest width of a table in columns.
+const MIN_WIDTH: usize = 80;
+const MAX_WIDTH: usize = 160;
+/// Maximum number of items that are listed, unless all are.
+const MAX_ITEMS: usize = 100;
 /// Minimum width of a column.
 const MIN_COLUMN: usize = 10;
-/// Maximum number of duplicates that are listed; of classes, twice as many.
+/// Maximum number of duplicates and of warnings that are listed; of classes, twice as many.
 const MAX_LISTED: usize = 10;
 
 /// The plain-text report of an audit.
 pub struct AuditTable<'a> {
-    /// The audit to show.
-    pub audit: &'a Audit,
-    /// Whether items with the verdict "keep" are listed, too.
-    pub all: bool,
+    audit: &'a Audit,
+    all: bool,
+    width: usize,
 }
 
-impl AuditTable<'_> {
+impl<'a> AuditTable<'a> {
+    /// A table of 80 columns without the items that keep their label.
+    pub fn new(audit: &'a Audit) -> Self {
+        AuditTable { audit, all: false, width: MIN_WIDTH }
+    }
+
+    /// Whether to list the items that keep their label, too.
+    pub fn all(mut self, all: bool) -> Self {
+        self.all = all;
+        self
+    }
+
+    /// The width of the terminal in columns. The table is never narrower than 80 columns and never wider than 160.
+    pub fn width(mut self, columns: usize) -> Self {
+        self.width = columns.clamp(MIN_WIDTH, MAX_WIDTH);
+        self
+    }
+
     /// The text of the report.
     pub fn render(&self) -> String {
         let mut text = self.items();
-        for part in [self.summary(), classes(self.audit), duplicates(&self.audit.duplicates), self.warnings()]
-        {
+        let duplicates = duplicates(&self.audit.duplicates, self.width);
+        for part in [self.summary(), classes(self.audit), duplicates, self.warnings()] {
             if !part.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
@@ -36,73 +55,94 @@ impl AuditTable<'_> {
 
     /// The ranked table of items.
     fn items(&self) -> String {
-        let is_listed = |row: &usize| self.all || self.audit.items[*row].verdict != Verdict::Keep;
-        let rows: Vec<usize> = self.audit.ranking().into_iter().filter(is_listed).collect();
+        let is_listed = |row: &usize| self.all || self.audit.items[*row].action != Action::Keep;
+        let mut rows: Vec<usize> = self.audit.ranking().into_iter().filter(is_listed).collect();
         if rows.is_empty() {
             return String::new();
         }
-        let mut lines = vec![Line::new(["wrong", "item", "label", "suggested"].map(String::from))];
+        let more = if self.all { 0 } else { rows.len().saturating_sub(MAX_ITEMS) };
+        rows.truncate(rows.len() - more);
+        let mut lines = vec![Line::new(["wrong", "action", "item", "label", "belongs to"].map(String::from))];
         for row in rows {
             let item = &self.audit.items[row];
-            let names = [short_name(item), &item.given, &in_words(item)].map(visible);
-            let [name, given, verdict] = names;
-            let mut line = Line::new([percent(item.p_wrong), name, given, verdict]);
-            let in_question = (item.verdict == Verdict::Wrong).then(|| in_question(item));
-            line.note = item.advice.as_ref().or(in_question.as_ref()).map(|note| visible(note));
+            let [name, given, belongs_to] = [short_name(item), &item.given, &belongs_to(item)].map(visible);
+            let mut line =
+                Line::new([percent(item.p_wrong), item.action.name().into(), name, given, belongs_to]);
+            line.notes = notes(item);
             lines.push(line);
         }
-        aligned(&lines)
+        let rest = match more {
+            0 => String::new(),
+            more => format!("and {}, less probably wrong\n", counted(more, "more item", "more items")),
+        };
+        aligned(&lines, self.width) + &rest
     }
 
-    /// The number of items with each verdict, and the expected number of wrong labels.
+    /// The numbers of items with each action, of suspect labels and of wrong ones.
     fn summary(&self) -> String {
-        let audit = self.audit;
-        let count = |verdict| audit.items.iter().filter(|item| item.verdict == verdict).count();
-        let unless_zero = |number: usize, what: &str| (number > 0).then(|| format!("{number} {what}"));
-        let counts = [
-            unless_zero(count(Verdict::Relabel), "to relabel"),
-            unless_zero(count(Verdict::Outlier), "of none of these classes"),
-            unless_zero(count(Verdict::Wrong), "wrong without a certain class"),
-            unless_zero(count(Verdict::Unsure), "undecided"),
-            unless_zero(audit.items.iter().filter(|item| item.confirmed).count(), "confirmed"),
-            Some(format!("{} kept", count(Verdict::Keep))),
-        ];
-        let counts: Vec<String> = counts.into_iter().flatten().collect();
-        let (items, classes) = (audit.items.len(), audit.classes.len());
-        let summary = format!("{items} items of {classes} classes: {}", counts.join(", "));
-        format!("{}\n{}\n", wrapped(&summary, WIDTH).join("\n"), about_wrong(audit.expected_wrong))
+        let planned = wrapped(&planned_in_words(&self.audit.counts), self.width).join("\n");
+        format!("{planned}\n{}\n", wrong_in_words(self.audit))
     }
 
     fn warnings(&self) -> String {
-        self.audit.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect()
+        let warnings = &self.audit.warnings;
+        let mut text: String =
+            warnings.iter().take(MAX_LISTED).map(|warning| format!("warning: {warning}\n")).collect();
+        if warnings.len() > MAX_LISTED {
+            let more = counted(warnings.len() - MAX_LISTED, "more warning", "more warnings");
+            text.push_str(&format!("and {more}\n"));
+        }
+        text
     }
 }
 
+/// The texts below an item whose class is uncertain: its most probable classes, and what would help to decide.
+fn notes(item: &AuditedItem) -> Vec<String> {
+    match item.verdict {
+        Verdict::Keep | Verdict::Relabel | Verdict::Outlier => Vec::new(),
+        Verdict::Wrong | Verdict::Unsure => {
+            let advice = item.advice.iter().map(|advice| visible(advice));
+            std::iter::once(visible(&probable_classes(item)))
+                .chain(advice)
+                .filter(|note| !note.is_empty())
+                .collect()
+        }
+    }
+}
+
+/// The number of columns of the table.
+const COLUMNS: usize = 5;
+/// The columns of texts of any length: item, label and where it belongs.
+const FLEXIBLE: std::ops::Range<usize> = 2..COLUMNS;
+
 /// A line of the table.
 struct Line {
-    cells: [String; 4],
-    /// A text in the lines below.
-    note: Option<String>,
+    cells: [String; COLUMNS],
+    /// Texts in the lines below.
+    notes: Vec<String>,
 }
 
 impl Line {
-    fn new(cells: [String; 4]) -> Self {
-        Line { cells, note: None }
+    fn new(cells: [String; COLUMNS]) -> Self {
+        Line { cells, notes: Vec::new() }
     }
 }
 
 /// Lines with aligned columns. If they are wider than the terminal, the widest columns are narrowed and their cells
 /// shortened.
-fn aligned(lines: &[Line]) -> String {
+fn aligned(lines: &[Line], max_width: usize) -> String {
     let width = |column: usize| lines.iter().map(|line| columns(&line.cells[column])).max().unwrap_or(0);
-    let mut widths = [width(0), width(1), width(2), width(3)];
-    while widths.iter().sum::<usize>() + 3 * 2 > WIDTH {
-        let widest = (1..4).max_by_key(|column| (widths[*column], 4 - column)).unwrap_or(1);
+    let mut widths: [usize; COLUMNS] = std::array::from_fn(width);
+    while widths.iter().sum::<usize>() + (COLUMNS - 1) * 2 > max_width {
+        let widest =
+            FLEXIBLE.max_by_key(|column| (widths[*column], COLUMNS - column)).unwrap_or(FLEXIBLE.start);
         if widths[widest] <= MIN_COLUMN {
             break;
         }
         widths[widest] -= 1;
     }
+    // Notes begin below the item.
+    let indent = widths[0] + widths[1] + 2 * 2;
     let mut text = String::new();
     for line in lines {
         let mut shown = format!("{:>1$}", line.cells[0], widths[0]);
@@ -112,8 +152,8 @@ fn aligned(lines: &[Line]) -> String {
         }
         text.push_str(shown.trim_end());
         text.push('\n');
-        for part in line.note.iter().flat_map(|note| wrapped(note, WIDTH - widths[0] - 2)) {
-            text.push_str(&format!("{}  {part}\n", " ".repeat(widths[0])));
+        for part in line.notes.iter().flat_map(|note| wrapped(note, max_width - indent)) {
+            text.push_str(&format!("{}{part}\n", " ".repeat(indent)));
         }
     }
     text
@@ -145,24 +185,24 @@ fn classes(audit: &Audit) -> String {
     let shown = &affected[..affected.len() - more];
     let names: Vec<String> = shown.iter().map(|class| shortened(&visible(&class.class), 44)).collect();
     let width = names.iter().map(|name| columns(name)).max().unwrap_or(0).max(5);
-    let mut text = format!("{}  items  wrong  found in other classes\n", padded("class", width));
+    let mut text = format!("{}  items  expected wrong  found in other classes\n", padded("class", width));
     for (class, name) in shown.iter().zip(&names) {
         let (items, wrong, found) = (class.items, class.expected_wrong, class.found_elsewhere);
-        text.push_str(&format!("{}  {items:>5}  {wrong:>5.1}  {found:>22}\n", padded(name, width)));
+        text.push_str(&format!("{}  {items:>5}  {wrong:>14.1}  {found:>22}\n", padded(name, width)));
     }
     if more > 0 {
-        text.push_str(&format!("and {more} more classes\n"));
+        text.push_str(&format!("and {}\n", counted(more, "more class", "more classes")));
     }
-    match audit.classes.len() - affected.len() {
-        0 => {}
-        1 => text.push_str("no suspect items in 1 other class\n"),
-        unaffected => text.push_str(&format!("no suspect items in {unaffected} other classes\n")),
+    let unaffected = audit.classes.len() - affected.len();
+    if unaffected > 0 {
+        let others = counted(unaffected, "other class", "other classes");
+        text.push_str(&format!("{others} with less than 0.5 expected wrong\n"));
     }
     text
 }
 
 /// The duplicates with different labels; those within a class are only counted.
-fn duplicates(found: &[Duplicate]) -> String {
+fn duplicates(found: &[Duplicate], width: usize) -> String {
     let across: Vec<&Duplicate> = found.iter().filter(|pair| pair.given != pair.other_given).collect();
     let within = found.len() - across.len();
     let mut text = String::new();
@@ -172,7 +212,7 @@ fn duplicates(found: &[Duplicate]) -> String {
     for pair in across.iter().take(MAX_LISTED) {
         let relation =
             if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
-        let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), 27));
+        let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), (width - 26) / 2));
         text.push_str(&format!("  {item} {relation} {other}\n"));
     }
     if across.len() > MAX_LISTED {

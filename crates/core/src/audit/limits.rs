@@ -1,0 +1,124 @@
+//! What an audit cannot know: labels of items that have no other item to be compared with.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::{Posterior, ScoredItem};
+use crate::embeddings::Embeddings;
+use crate::visible::visible;
+
+/// The smallest probability of a wrong label for the only item of a class: no other item speaks for the label.
+const MIN_P_WRONG_OF_SINGLE: f32 = 0.05;
+/// The largest number of classes that a warning names.
+const MAX_NAMED: usize = 5;
+
+/// A collection in which classes with the same items are one class: their labels cannot be told apart, and each would make
+/// the other look wrong.
+pub(super) struct Merged {
+    pub data: Embeddings,
+    /// The classes of the original collection that each class stands for.
+    originals: Vec<Vec<u32>>,
+}
+
+impl Merged {
+    /// `None` if no two classes have the same items, or if less than two classes would be left.
+    pub fn new(data: &Embeddings) -> Option<Self> {
+        let content = |class: usize| -> BTreeSet<&[u8]> {
+            data.rows_of(class)
+                .iter()
+                .map(|&row| data.features().bytes_of(row as usize..row as usize + 1))
+                .collect()
+        };
+        let mut firsts = HashMap::new();
+        let first_of: Vec<usize> =
+            (0..data.classes().len()).map(|class| *firsts.entry(content(class)).or_insert(class)).collect();
+        let classes = data.classes().len();
+        if firsts.len() == classes || firsts.len() < 2 {
+            return None;
+        }
+        let name = |label: &u32| data.classes()[first_of[*label as usize]].clone();
+        let labels = data.labels().iter().map(name).collect();
+        let merged = Embeddings::from_rows(data.all_rows().into_owned(), data.dim(), labels).ok()?;
+        let of_name = |name: &String| {
+            let is_same = |class: &u32| data.classes()[first_of[*class as usize]] == *name;
+            (0..classes as u32).filter(is_same).collect()
+        };
+        let originals = merged.classes().iter().map(of_name).collect();
+        Some(Merged { data: merged, originals })
+    }
+
+    /// Divides the probability of a class among the classes that it stands for. The given class gets half of it: how many
+    /// copies a class has says nothing about which one has the right name.
+    pub fn divide(&self, data: &Embeddings, scored: &mut [ScoredItem]) {
+        for (item, &given) in scored.iter_mut().zip(data.labels()) {
+            let shares = item.posterior.shares().iter().flat_map(|&(class, share)| {
+                let originals = &self.originals[class as usize];
+                let has_given = originals.len() > 1 && originals.contains(&given);
+                let others = if has_given { originals.len() - 1 } else { originals.len() };
+                let rest = if has_given { share / 2.0 } else { share };
+                originals.iter().map(move |&original| {
+                    let part =
+                        if has_given && original == given { share / 2.0 } else { rest / others as f32 };
+                    (original, part)
+                })
+            });
+            let none = item.posterior.p_none();
+            item.posterior = Posterior::new(given, shares.collect(), none, data.classes().len());
+        }
+    }
+}
+
+/// Adjusts probabilities that the scorer has no basis for.
+pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
+    for (row, item) in scored.iter_mut().enumerate() {
+        if is_single(data, data.labels()[row] as usize) && item.posterior.p_wrong() < MIN_P_WRONG_OF_SINGLE {
+            item.posterior.set_wrong(f64::from(MIN_P_WRONG_OF_SINGLE));
+        }
+    }
+    if all_identical(data) {
+        // No item differs from another, so no label is more probable than another.
+        let sum: f64 = scored.iter().map(|item| f64::from(item.posterior.p_wrong())).sum();
+        let mean = sum / scored.len() as f64;
+        scored.iter_mut().for_each(|item| item.posterior.set_wrong(mean));
+    }
+}
+
+/// Warnings about classes of one item.
+pub(super) fn warnings(data: &Embeddings) -> Vec<String> {
+    let classes = 0..data.classes().len();
+    let single: Vec<usize> = classes.filter(|class| is_single(data, *class)).collect();
+    let names: Vec<String> = single
+        .iter()
+        .take(MAX_NAMED)
+        .map(|class| format!("'{}'", visible(&data.classes()[*class])))
+        .collect();
+    let more = match single.len() - names.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match single.len() {
+        0 => Vec::new(),
+        count if count == data.len() => {
+            vec![
+                "no label can be checked: every class has a single item; add at least one more per class"
+                    .into(),
+            ]
+        }
+        1 => vec![format!("class {} has a single item, whose label cannot be checked", names[0])],
+        count => vec![format!(
+            "{count} classes have a single item, whose label cannot be checked: {}{more}",
+            names.join(", ")
+        )],
+    }
+}
+
+fn is_single(data: &Embeddings, class: usize) -> bool {
+    data.rows_of(class).len() == 1
+}
+
+fn all_identical(data: &Embeddings) -> bool {
+    let bytes = |row: usize| data.features().bytes_of(row..row + 1);
+    data.len() > 1 && (1..data.len()).all(|row| bytes(row) == bytes(0))
+}
+
+#[cfg(test)]
+mod tests;
