@@ -24,8 +24,9 @@ use crate::threads::Threads;
 
 /// Classify images or embeddings with a classifier from `trueshot fit`
 ///
-/// Prints the most probable class of every input, its probability, and a novelty score: above 0.5 the input probably
-/// belongs to none of the classes. INPUT is an image, a folder (searched recursively), an archive, a list, or embeddings.
+/// Prints the most probable class of every input with its probability, or that the input probably belongs to none of the
+/// classes. The probabilities of all classes and of none sum to 1. INPUT is an image, a folder (searched recursively), an
+/// archive, a list, or embeddings.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
@@ -44,7 +45,7 @@ pub struct Arguments {
     /// Print the probability of every class, not only of the most probable one (csv and jsonl)
     #[arg(long)]
     all: bool,
-    /// Novelty score from which an input is marked as unknown
+    /// Probability of "none of these" from which the table shows it instead of a class
     #[arg(long, value_name = "U", default_value_t = 0.5)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
@@ -269,9 +270,14 @@ impl PredictionWriter<'_> {
         self.written += 1;
         let line = match self.arguments.format {
             Format::Table => {
-                let unknown_mark = if *unknown >= self.arguments.unknown { " (unknown?)" } else { "" };
-                let name = visible(name);
-                format!("{:>4.0} %  {:<24}  {name}{unknown_mark}", 100.0 * probability, visible(class))
+                let (name, class) = (visible(name), visible(class));
+                match *unknown >= self.arguments.unknown {
+                    true => {
+                        let none = "none of these";
+                        format!("{:>4.0} %  {none:<24}  {name} (most similar: {class})", 100.0 * unknown)
+                    }
+                    false => format!("{:>4.0} %  {class:<24}  {name}", 100.0 * probability),
+                }
             }
             Format::Csv => {
                 let all: String = match self.arguments.all {

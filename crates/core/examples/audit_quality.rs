@@ -44,7 +44,7 @@ struct SetResult {
     verdicts: Vec<(Verdict, bool)>,
     /// For every query of the set's classes: the probability of the predicted class, and whether it is correct.
     predictions: Vec<(f32, bool)>,
-    /// For every query: its novelty score, and whether its class is unknown.
+    /// For every query: its probability of "none of the classes", and whether its class is unknown.
     unknown: Vec<(f32, bool)>,
     /// The support rows, `[items, dim]`.
     rows: Vec<f32>,
@@ -105,7 +105,8 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
     let predictor = Predictor::fit(set, &method, Some(&found)).expect("a classifier");
     let rows: Vec<&[f32]> = queries.iter().map(|(row, _)| &row[..]).collect();
     for (prediction, (_, class)) in predictor.predict(&rows).expect("predictions").iter().zip(&queries) {
-        result.predictions.push((prediction.probability, prediction.class == *class));
+        let probability = prediction.probabilities_if_known()[prediction.class as usize];
+        result.predictions.push((probability, prediction.class == *class));
         result.unknown.push((prediction.unknown, false));
     }
     let unknown: Vec<Vec<f32>> = unknown_rows(pool, data, drawn, queries.len(), index, row);

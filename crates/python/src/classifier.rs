@@ -193,7 +193,7 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }
 
-    /// Probabilities of all classes for some rows.
+    /// Probabilities of all classes for some rows, given that they belong to one of them: `[rows, classes]`.
     fn predict_proba(
         &self,
         py: Python<'_>,
@@ -203,11 +203,28 @@ impl Classifier {
         let answers = self.predictions(py, features, threads)?;
         let shape = [answers.len(), self.learned.classes().len()];
         let mut flat = numpy_features::allocate_results(shape)?;
-        flat.extend(answers.into_iter().flat_map(|answer| answer.probabilities));
+        flat.extend(answers.iter().flat_map(Prediction::probabilities_if_known));
         Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
     }
 
-    /// How strange some rows are, from 0 to 1.
+    /// Probabilities of all classes and of none for some rows: `[rows, classes + 1]`.
+    fn predict_distribution(
+        &self,
+        py: Python<'_>,
+        features: &Bound<'_, PyAny>,
+        threads: Option<i64>,
+    ) -> PyResult<Py<PyArray2<f32>>> {
+        let answers = self.predictions(py, features, threads)?;
+        let shape = [answers.len(), self.learned.classes().len() + 1];
+        let mut flat = numpy_features::allocate_results(shape)?;
+        for Prediction { probabilities, unknown, .. } in answers {
+            flat.extend(probabilities);
+            flat.push(unknown);
+        }
+        Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
+    }
+
+    /// Probability that some rows belong to none of the classes.
     fn unknown(
         &self,
         py: Python<'_>,

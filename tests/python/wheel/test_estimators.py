@@ -53,6 +53,11 @@ def test_it_predicts_what_the_clean_labels_say(rows):
     assert clf.audit_.suggested[3] == NAMES[truth[3]]
     assert clf.n_features_in_ == 64 and (clf.classes_ == NAMES).all()
     assert clf.unknown(X).shape == (25,) and clf.unknown(-X).mean() > clf.unknown(X).mean()
+    distribution = clf.predict_distribution(X)
+    assert distribution.shape == (25, 6) and np.allclose(distribution.sum(axis=1), 1, atol=1e-5)
+    assert np.array_equal(distribution[:, -1], clf.unknown(X))
+    if_known = distribution[:, :-1] / distribution[:, :-1].sum(axis=1, keepdims=True)
+    assert np.allclose(if_known, clf.predict_proba(X), atol=1e-5)
     assert clf.prototypes_.shape == (5, 64)
 
 
@@ -69,6 +74,7 @@ def test_it_answers_as_the_command_line_does(method, rows, command, tmp_path):
     theirs = ts.load_model(tmp_path / "clf.safetensors")
     assert np.array_equal(theirs.predict_proba(queries), clf.predict_proba(queries))
     assert np.array_equal(theirs.predict(queries), clf.predict(queries))
+    assert np.array_equal(theirs.predict_distribution(queries), clf.predict_distribution(queries))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -65,6 +65,10 @@ fn photos_become_a_classifier_that_answers_for_new_ones() {
     let lines: Vec<&str> = csv.lines().collect();
     assert_eq!(lines[0], "item,class,probability,unknown,blue,green,red");
     assert!(lines[1].contains("a.png,red,") && lines[2].contains("b.png,blue,"), "{csv}");
+    for line in &lines[1..] {
+        let numbers: Vec<f64> = line.split(',').skip(3).map(|number| number.parse().unwrap()).collect();
+        assert!((numbers.iter().sum::<f64>() - 1.0).abs() < 1e-3, "the classes and none: {line}");
+    }
     assert_eq!(photos.answers(&["new", "--format", "csv", "--all", "--threads", "1"]), csv);
     let line = photos.answers(&["new/b.png", "--format", "jsonl"]);
     let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
@@ -132,4 +136,23 @@ fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exis
     for command in &commands[..3] {
         photos.trueshot(&[command, &["--device", "cpu", "--size", "32"][..]].concat()).assert().success();
     }
+}
+
+#[test]
+fn an_input_unlike_the_classes_is_none_of_these() {
+    let photos = PhotoFolder::new();
+    photos.fit(&[]);
+    let noise =
+        |x: u32, y: u32| (x.wrapping_mul(2_654_435_761) ^ y.wrapping_mul(40_503)).wrapping_mul(97) as u8;
+    let image = RgbImage::from_fn(40, 36, |x, y| Rgb([noise(x, y), noise(y, x), noise(x + y, 7)]));
+    image.save(photos.path().join("noise.png")).unwrap();
+    let table = photos.answers(&["noise.png"]);
+    assert!(table.contains(" %  none of these ") && table.contains("noise.png (most similar: "), "{table}");
+    let table = photos.answers(&["noise.png", "--unknown", "1.1"]);
+    assert!(!table.contains("none of these"), "{table}");
+    let line = photos.answers(&["noise.png", "--format", "jsonl", "--all"]);
+    let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
+    let classes = answer["probabilities"].as_object().unwrap().values().map(|p| p.as_f64().unwrap());
+    assert!((classes.sum::<f64>() + answer["unknown"].as_f64().unwrap() - 1.0).abs() < 1e-5, "{answer}");
+    assert!(answer["unknown"].as_f64().unwrap() > 0.5, "{answer}");
 }

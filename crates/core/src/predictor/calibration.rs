@@ -47,14 +47,6 @@ impl LabelPosterior {
         self.shares[item].first().copied().filter(|(class, _)| (*class as usize) < self.classes)
     }
 
-    /// The probability of a class for every item.
-    pub fn of_class(&self, class: usize) -> Vec<f32> {
-        let share = |item: &Vec<(u32, f32)>| {
-            item.iter().find(|(c, _)| *c as usize == class).map_or(0.0, |(_, share)| *share)
-        };
-        self.shares.iter().map(share).collect()
-    }
-
     /// The expected number of items of every class: the sum of their probabilities.
     pub fn totals(&self) -> Vec<f32> {
         let mut totals = vec![0.0; self.classes];

@@ -3,14 +3,19 @@
 //! Tensors hold the support set, the prototypes and the novelty vectors; notes hold the classes, labels, item names, the
 //! method, the scoring rule, the embedder and the audit. The names of tensors and notes are part of the file format, so
 //! some differ from the names in the code (`placed` is a centred prototype, `unknown` is novelty).
+//!
+//! Files of version 1 are read too. They have another novelty score, so the probability of "none of the classes" is
+//! calibrated from their support set when they are opened.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::novelty::Novelty;
+use super::calibration::LabelPosterior;
+use super::novelty::{Calibration, Novelty, unit_rows};
 use super::scoring_rule::ScoringRule;
+use super::similarity::{ClassSimilarity, MEASURES};
 use super::{Predictor, UncalibratedPredictor};
 use crate::classifier::Classifier;
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
@@ -18,7 +23,11 @@ use crate::error::Result;
 use crate::tensors::Tensors;
 
 /// The version of the file format, in the note `format`.
-const VERSION: &str = "trueshot-classifier/1";
+const VERSION: &str = "trueshot-classifier/2";
+/// The version without discriminants and calibration by left-out classes.
+const VERSION_1: &str = "trueshot-classifier/1";
+/// Length of the tensor `numbers`: the sharpness, the threshold, and the middle and width of every similarity.
+const NUMBERS: usize = 2 + 2 * MEASURES;
 
 /// Maximum number of classes of a file, which limits the memory that an untrusted file makes us allocate.
 const MAX_CLASSES: usize = 100_000;
@@ -67,11 +76,20 @@ impl Predictor {
         }
         let dim = self.dim();
         file.insert("support", &[self.support().len(), dim], self.support().all_rows().into_owned());
-        let Novelty { mean, plain, centred, items: _, typical, spread } = &self.novelty;
-        file.insert("mean", &[dim], mean.clone());
-        file.insert("unknown.plain", &[plain.len(), dim], plain.concat());
-        file.insert("unknown.placed", &[centred.len(), dim], centred.concat());
-        file.insert("numbers", &[3], vec![self.sharpness, *typical, *spread]);
+        let Novelty { similarity, calibration } = &self.novelty;
+        file.insert("mean", &[dim], similarity.mean.clone());
+        let tables = [
+            ("unknown.plain", &similarity.plain),
+            ("unknown.placed", &similarity.centred),
+            ("unknown.discriminants", &similarity.discriminants),
+        ];
+        tables
+            .into_iter()
+            .for_each(|(name, vectors)| file.insert(name, &[vectors.len(), dim], vectors.concat()));
+        file.insert("unknown.biases", &[similarity.biases.len()], similarity.biases.clone());
+        let numbers =
+            [&[self.sharpness, calibration.threshold][..], &calibration.middle, &calibration.width].concat();
+        file.insert("numbers", &[NUMBERS], numbers);
         self.write_rule(&mut file);
         file
     }
@@ -127,17 +145,27 @@ impl Predictor {
             ("matching", _) => ScoringRule::Items(Classifier::Matching),
             (other, _) => return Err(file.malformed(format!("its rule is '{other}', which is unknown"))),
         };
-        let &[sharpness, typical, spread] = file.values("numbers", 3)? else {
-            unreachable!("`values` returns three numbers")
+        let is_version_1 = file.note("format") == Some(VERSION_1);
+        let numbers = file.values("numbers", if is_version_1 { 3 } else { NUMBERS })?;
+        let novelty = if is_version_1 {
+            let values = support.all_rows();
+            let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
+            Novelty::new(&rows, &LabelPosterior::new(&support, None))
+        } else {
+            let similarity = ClassSimilarity {
+                mean: file.values("mean", dim)?.to_vec(),
+                plain: vectors("unknown.plain")?,
+                centred: vectors("unknown.placed")?,
+                items: unit_rows(&support),
+                discriminants: vectors("unknown.discriminants")?,
+                biases: file.values("unknown.biases", classes.len())?.to_vec(),
+            };
+            let measures = |start: usize| std::array::from_fn(|measure| numbers[start + measure]);
+            let calibration =
+                Calibration { threshold: numbers[1], middle: measures(2), width: measures(2 + MEASURES) };
+            Novelty { similarity, calibration }
         };
-        let novelty = Novelty {
-            mean: file.values("mean", dim)?.to_vec(),
-            plain: vectors("unknown.plain")?,
-            centred: vectors("unknown.placed")?,
-            items: super::novelty::unit_rows(&support),
-            typical,
-            spread,
-        };
+        let sharpness = numbers[0];
         let audit = file.note("audit").map(str::to_string);
         let method = file.note("method").unwrap_or("unknown").to_string();
         let support = Arc::new(support);
@@ -149,7 +177,7 @@ impl Predictor {
 
 fn check_version(file: &Tensors) -> Result<()> {
     match file.note("format") {
-        Some(VERSION) => Ok(()),
+        Some(VERSION | VERSION_1) => Ok(()),
         Some(other) => Err(file.malformed(format!("its format is '{other}', not '{VERSION}'"))),
         None => Err(file.malformed("it is not a classifier written by `trueshot fit`")),
     }

@@ -1,16 +1,18 @@
-//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities and a novelty score,
+//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities of its classes and of none,
 //! in one file that `trueshot fit` writes and `trueshot predict` reads.
 //!
 //! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set,
-//! `calibration` finds the sharpness of the softmax by cross-validation, `novelty` computes how unlike the classes a row
-//! is, and `file` reads and writes the file. The file contains the support set, so that items can be added later
+//! `calibration` finds the sharpness of the softmax by cross-validation, `novelty` computes the probability that a row
+//! belongs to none of the classes (from `similarity`, calibrated by `leave_out`), and `file` reads and writes the file. The file contains the support set, so that items can be added later
 //! ([`Predictor::support`]), and the name of the embedder that rows must come from.
 
 mod builder;
 mod calibration;
 mod file;
+mod leave_out;
 mod novelty;
 mod scoring_rule;
+mod similarity;
 mod uncalibrated;
 
 use std::sync::Arc;
@@ -54,18 +56,39 @@ pub struct Predictor {
     audit: Option<String>,
 }
 
-/// The prediction for one row.
+/// The prediction for one row: a distribution over the classes and "none of the classes".
+///
+/// ```
+/// use trueshot::{Embeddings, Predictor};
+///
+/// let labels = ["cat", "cat", "cat", "dog", "dog", "dog"].map(String::from).to_vec();
+/// let values = vec![1.0, 0.0, 0.9, 0.1, 0.8, 0.1, 0.0, 1.0, 0.2, 0.9, 0.1, 0.8];
+/// let classifier = Predictor::of(Embeddings::from_rows(values, 2, labels)?).fit()?;
+/// let prediction = &classifier.predict(&[&[0.1, 1.0]])?[0];
+/// let sum = prediction.probabilities.iter().sum::<f32>() + prediction.unknown;
+/// assert!((sum - 1.0).abs() < 1e-5);
+/// # Ok::<(), trueshot::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// The most probable class, an index into [`Predictor::classes`].
+    /// The most probable class, an index into [`Predictor::classes`]; also if "none of the classes" is more probable.
     pub class: u32,
-    /// The probability of `class`, given that the row belongs to one of the classes.
+    /// The probability of `class`.
     pub probability: f32,
-    /// The novelty score, from 0 (like the items of a class) to 1 (unlike all support items).
+    /// The probability that the row belongs to none of the classes.
     pub unknown: f32,
-    /// The probabilities of all classes; they sum to 1.
+    /// The probabilities of all classes; with `unknown` they sum to 1.
     #[serde(skip)]
     pub probabilities: Vec<f32>,
+}
+
+impl Prediction {
+    /// The probabilities of all classes, given that the row belongs to one of them; they sum to 1.
+    pub fn probabilities_if_known(&self) -> Vec<f32> {
+        // The sum is `1 - unknown` without the rounding error, and above 0.
+        let sum: f32 = self.probabilities.iter().sum();
+        self.probabilities.iter().map(|probability| probability / sum).collect()
+    }
 }
 
 impl Predictor {
@@ -135,13 +158,14 @@ impl Predictor {
         }
         check_rows(rows, self.dim())?;
         let scores = self.uncalibrated.rule.scores(rows, self.support());
-        let novelties = self.novelty.scores(rows);
+        let unknown = self.novelty.probabilities(rows);
         let prediction = |(scores, unknown): (Vec<f32>, f32)| {
-            let probabilities = calibration::softmax(&scores, self.sharpness);
+            let mut probabilities = calibration::softmax(&scores, self.sharpness);
+            probabilities.iter_mut().for_each(|probability| *probability *= 1.0 - unknown);
             let class = uncalibrated::argmax(&scores);
             Prediction { class, probability: probabilities[class as usize], unknown, probabilities }
         };
-        Ok(scores.into_iter().zip(novelties).map(prediction).collect())
+        Ok(scores.into_iter().zip(unknown).map(prediction).collect())
     }
 }
 

@@ -1,131 +1,150 @@
-//! The novelty score of a row ([`Novelty`]): how unlike the support items of all classes it is, from 0 to 1.
+//! The probability that a row belongs to none of the classes ([`Novelty`]), calibrated for each classifier by leaving
+//! classes out.
 //!
-//! It is computed from the row's similarity to the support set, the sum of three cosines: with the nearest prototype, with
-//! the nearest prototype after the mean of the support set is subtracted, and with the nearest support item. The first
-//! measures what all classes have in common, which a row of another kind may lack, the second what distinguishes the
-//! classes. This similarity is compared with that of the support items themselves, each left out of its prototype.
-
-use trueshot_nn::products;
+//! A row has four similarities to the classes ([`ClassSimilarity`]). How large they are for items of the classes and for
+//! items of other classes depends on the data, and is measured on the support set itself (`leave_out`): some items are left
+//! out and compared with the rest, which contains their class, and whole classes are left out and their items compared with
+//! the other classes. Each similarity is standardised by these two distributions, and a weighted sum of the four is the
+//! log odds of "none of the classes". Few classes say little about items of other classes, so their distribution is combined
+//! with a typical one. With two classes, where only one would remain, it is the typical one.
+//!
+//! The weights and the typical distribution were fitted on simulated tasks with classes of miniImageNet, Tiny-ImageNet,
+//! CIFAR-FS and fruits by `bench/measure/fit_unknown.py` (`docs/results/unknown.md`).
 
 use super::calibration::LabelPosterior;
-use crate::classifier::centred_unit;
+use super::leave_out::LeftOut;
+use super::similarity::{ClassSimilarity, MEASURES, Similarity};
 use crate::embeddings::Embeddings;
 
-/// Weight of the cosine with the nearest prototype; the two other cosines have weight 1.
-const PLAIN_WEIGHT: f32 = 2.0;
+/// Weights of the standardised similarities in the log odds.
+const WEIGHTS: [f32; MEASURES] = [0.33, 0.44, 0.27, 0.38];
+/// The log odds of a row halfway between items of the classes and items of other classes.
+const INTERCEPT: f32 = 0.14;
+/// Typical distance between the mean similarities of items of the classes and of other classes, in standard deviations of
+/// the former.
+const TYPICAL_DISTANCE: [f32; MEASURES] = [1.40, 1.27, 1.24, 1.13];
+/// Typical ratio of the standard deviation of items of other classes to that of items of the classes.
+const TYPICAL_RATIO: [f32; MEASURES] = [1.01, 0.70, 0.96, 0.64];
+/// The number of left-out classes that the typical distribution counts for.
+const TYPICAL_CLASSES: f32 = 2.0;
+/// A row is refused (probability 0.5) at this many standard deviations above the mean log odds of left-out items of the
+/// classes; about 5 % of new items of the classes are beyond it.
+const REFUSED_FROM: f32 = 1.5;
+/// [`REFUSED_FROM`] is larger by this over the number of left-out items, because few items show too little of the spread.
+const FEW_ITEMS_MARGIN: f32 = 4.5;
+/// Limit of a standardised similarity.
+const MAX_STANDARDISED: f32 = 8.0;
+/// Limit of the log odds, which keeps all probabilities above 0.
+const MAX_LOG_ODDS: f32 = 13.8;
+/// With fewer left-out items than this, the classifier uses [`FEW_ITEMS`].
+const MIN_LEFT_OUT: usize = 4;
 
-/// The support set's statistics from which the novelty of a row is computed.
+/// The calibration of a classifier with too few items to leave some out: typical values for photos with a good embedder.
+/// The width of the discriminant, whose scale is not known, makes its weight zero.
+const FEW_ITEMS: Calibration =
+    Calibration { middle: [0.57, 0.26, 0.53, 0.0], width: [0.1, 0.15, 0.1, 1e30], threshold: 1.4 };
+
+/// The map from similarities to the log odds of "none of the classes".
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Calibration {
+    /// Halfway between the mean similarity of items of the classes and that of items of other classes.
+    pub middle: Similarity,
+    /// The root mean square of the standard deviations of the two distributions.
+    pub width: Similarity,
+    /// The log odds (at equal numbers of both) from which a row is refused.
+    pub threshold: f32,
+}
+
+/// The class vectors and the calibration from which the probability of "none of the classes" is computed.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Novelty {
-    /// The mean of the support rows, `[dim]`.
-    pub mean: Vec<f32>,
-    /// The prototypes of the unit-length rows, scaled to unit length, `[classes][dim]`.
-    pub plain: Vec<Vec<f32>>,
-    /// The prototypes of the centred unit-length rows, scaled to unit length, `[classes][dim]`.
-    pub centred: Vec<Vec<f32>>,
-    /// The support items, scaled to unit length, `[items][dim]`.
-    pub items: Vec<Vec<f32>>,
-    /// The mean similarity of the support items.
-    pub typical: f32,
-    /// The standard deviation of that similarity.
-    pub spread: f32,
+    pub similarity: ClassSimilarity,
+    pub calibration: Calibration,
 }
 
 impl Novelty {
-    /// The statistics of support rows whose class probabilities are `posterior`.
+    /// Fits and calibrates to support rows whose class probabilities are `posterior`.
     pub fn new(rows: &[&[f32]], posterior: &LabelPosterior) -> Self {
-        let dim = rows.first().map_or(0, |row| row.len());
-        let zero = vec![0.0; dim];
-        let uniform = vec![1.0 / rows.len() as f32; rows.len()];
-        let mean = weighted_sum(rows, &uniform);
-        let plain_rows: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, &zero)).collect();
-        let centred_rows: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, &mean)).collect();
-        let plain_sums = class_sums(&plain_rows, posterior);
-        let centred_sums = class_sums(&centred_rows, posterior);
-        let totals = posterior.totals();
-        let mut similarities = Vec::new();
-        for item in 0..rows.len() {
-            let Some((class, p)) = posterior.likeliest_class(item).filter(|(_, p)| *p >= 0.5) else {
-                continue;
-            };
-            // The cosine with the prototype of the class without the item itself.
-            let left_out_cosine = |own: &[f32], sum: &[f32]| {
-                let rest: Vec<f32> = sum.iter().zip(own).map(|(sum, own)| sum - p * own).collect();
-                dot(own, &centred_unit(&rest, &zero))
-            };
-            if totals[class as usize] - p > 1e-3 {
-                let plain = left_out_cosine(&plain_rows[item], &plain_sums[class as usize]);
-                let centred = left_out_cosine(&centred_rows[item], &centred_sums[class as usize]);
-                let others = (0..rows.len()).filter(|&other| other != item);
-                let nearest =
-                    others.map(|other| dot(&plain_rows[item], &plain_rows[other])).fold(-1.0, f32::max);
-                similarities.push(PLAIN_WEIGHT * plain + centred + nearest);
-            }
-        }
-        let (typical, spread) = mean_and_deviation(&similarities);
-        let unit = |sums: Vec<Vec<f32>>| sums.iter().map(|sum| centred_unit(sum, &zero)).collect();
-        Novelty {
-            mean,
-            plain: unit(plain_sums),
-            centred: unit(centred_sums),
-            items: plain_rows,
-            typical,
-            spread,
-        }
+        let order = value_order(rows);
+        let (similarity, left_out) = LeftOut::measure(rows, &order, posterior);
+        Novelty { similarity, calibration: Calibration::new(&left_out) }
     }
 
-    /// The novelty scores of rows, from 0 (like the support items) to 1 (unlike all of them).
-    pub fn scores(&self, rows: &[&[f32]]) -> Vec<f32> {
-        let zero = vec![0.0; self.mean.len()];
-        let score = |row: &&[f32]| {
-            let nearest = |row: &[f32], vectors: &[Vec<f32>]| {
-                vectors.iter().map(|vector| dot(row, vector)).fold(-1.0, f32::max)
-            };
-            let unit = centred_unit(row, &zero);
-            let centred = nearest(&centred_unit(row, &self.mean), &self.centred);
-            let similarity =
-                PLAIN_WEIGHT * nearest(&unit, &self.plain) + centred + nearest(&unit, &self.items);
-            // Rows of other classes are typically two to three standard deviations below; the score is 0.5 at 1.5.
-            let deviations = (self.typical - similarity) / self.spread - 1.5;
-            1.0 / (1.0 + (-1.5 * deviations).exp())
+    /// The probability of "none of the classes" for every row.
+    pub fn probabilities(&self, rows: &[&[f32]]) -> Vec<f32> {
+        let found = self.similarity.of_rows(rows);
+        found.iter().map(|similarity| self.calibration.probability(similarity)).collect()
+    }
+}
+
+impl Calibration {
+    fn new(left_out: &LeftOut) -> Self {
+        if left_out.known.len() < MIN_LEFT_OUT {
+            return FEW_ITEMS;
+        }
+        let (known_mean, known_deviation) = mean_and_deviation(&left_out.known);
+        let (unknown_mean, unknown_deviation) = mean_and_deviation(&left_out.unknown);
+        let share = left_out.classes as f32 / (left_out.classes as f32 + TYPICAL_CLASSES);
+        let mut calibration = Calibration { middle: [0.0; MEASURES], width: [0.0; MEASURES], threshold: 0.0 };
+        for measure in 0..MEASURES {
+            // Nearly equal items must not make the width zero. A discriminant has no natural scale, unlike a cosine.
+            let is_cosine = measure + 1 < MEASURES;
+            let floor = if is_cosine { 0.01 } else { 0.02 * known_mean[measure].abs().max(1.0) };
+            let deviation = known_deviation[measure].max(floor);
+            let typical_mean = known_mean[measure] - TYPICAL_DISTANCE[measure] * deviation;
+            let typical_deviation = TYPICAL_RATIO[measure] * deviation;
+            let other_mean = share * unknown_mean[measure] + (1.0 - share) * typical_mean;
+            let other_deviation = share * unknown_deviation[measure] + (1.0 - share) * typical_deviation;
+            calibration.middle[measure] = (known_mean[measure] + other_mean) / 2.0;
+            calibration.width[measure] =
+                ((deviation * deviation + other_deviation * other_deviation) / 2.0).sqrt();
+        }
+        let log_odds: Vec<[f32; 1]> =
+            left_out.known.iter().map(|similarity| [calibration.equal_log_odds(similarity)]).collect();
+        let ([mean], [deviation]) = mean_and_deviation(&log_odds);
+        // If the classes are far apart, nothing is gained by refusing 5 % of their items.
+        let deviations = REFUSED_FROM + FEW_ITEMS_MARGIN / left_out.known.len() as f32;
+        calibration.threshold = (mean + deviations * deviation).max(0.0);
+        calibration
+    }
+
+    /// The log odds of "none of the classes" if items of the classes and of others were equally frequent.
+    fn equal_log_odds(&self, similarity: &Similarity) -> f32 {
+        let term = |measure: usize| {
+            let standardised = (similarity[measure] - self.middle[measure]) / self.width[measure];
+            WEIGHTS[measure] * standardised.clamp(-MAX_STANDARDISED, MAX_STANDARDISED)
         };
-        rows.iter().map(score).collect()
+        INTERCEPT - (0..MEASURES).map(term).sum::<f32>()
+    }
+
+    fn probability(&self, similarity: &Similarity) -> f32 {
+        let log_odds = self.equal_log_odds(similarity) - self.threshold;
+        1.0 / (1.0 + (-log_odds.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)).exp())
     }
 }
 
 /// The rows of a support set, scaled to unit length.
 pub(super) fn unit_rows(support: &Embeddings) -> Vec<Vec<f32>> {
     let zero = vec![0.0; support.dim()];
-    support.all_rows().chunks_exact(support.dim()).map(|row| centred_unit(row, &zero)).collect()
+    let values = support.all_rows();
+    values.chunks_exact(support.dim()).map(|row| crate::classifier::centred_unit(row, &zero)).collect()
 }
 
-/// The mean and the standard deviation (at least 0.02) of similarities; a default if there are fewer than four.
-fn mean_and_deviation(similarities: &[f32]) -> (f32, f32) {
-    /// Typical values for photos with a good embedder.
-    const DEFAULT: (f32, f32) = (2.7, 0.3);
-    if similarities.len() < 4 {
-        return DEFAULT;
-    }
-    let count = similarities.len() as f32;
-    let mean = similarities.iter().sum::<f32>() / count;
-    let variance = similarities.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / count;
-    (mean, variance.sqrt().max(0.02))
+/// The indices of the rows, ordered by their values alone.
+fn value_order(rows: &[&[f32]]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+    order.sort_by(|&a, &b| {
+        let pairs = rows[a as usize].iter().zip(rows[b as usize]);
+        pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    order
 }
 
-/// For every class the sum of all rows, weighted by their probability of the class.
-fn class_sums(rows: &[Vec<f32>], posterior: &LabelPosterior) -> Vec<Vec<f32>> {
-    let rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-    (0..posterior.classes()).map(|class| weighted_sum(&rows, &posterior.of_class(class))).collect()
-}
-
-fn weighted_sum(rows: &[&[f32]], weights: &[f32]) -> Vec<f32> {
-    let mut sum = vec![0.0; rows.first().map_or(0, |row| row.len())];
-    products::weighted_sum(rows, weights, &mut sum);
-    sum
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut out = [0.0];
-    products::products(&[a], &[b], &mut out);
-    out[0]
+/// The mean and the standard deviation of each column; zeros without values.
+fn mean_and_deviation<const N: usize>(values: &[[f32; N]]) -> ([f32; N], [f32; N]) {
+    let count = values.len().max(1) as f64;
+    let column = |column: usize| values.iter().map(move |value| f64::from(value[column]));
+    let means: [f64; N] = std::array::from_fn(|i| column(i).sum::<f64>() / count);
+    let variance = |i: usize| column(i).map(|value| (value - means[i]).powi(2)).sum::<f64>() / count;
+    (means.map(|mean| mean as f32), std::array::from_fn(|i| variance(i).sqrt() as f32))
 }

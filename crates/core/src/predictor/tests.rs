@@ -46,7 +46,11 @@ fn every_method_predicts_the_same_after_saving_and_loading() {
         for (class, answer) in answers.iter().enumerate() {
             // A hundred small steps are too few to train a linear layer on features this small.
             assert!(answer.class as usize == class || method == "linear", "{method}: {answer:?}");
-            assert!((answer.probabilities.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+            let sum = answer.probabilities.iter().sum::<f32>();
+            assert!((sum + answer.unknown - 1.0).abs() < 1e-5, "{method}: {answer:?}");
+            let if_known = answer.probabilities_if_known();
+            assert!((if_known.iter().sum::<f32>() - 1.0).abs() < 1e-5);
+            assert!(if_known[answer.class as usize] >= answer.probability);
             assert!(answer.probability > 0.4 && answer.unknown < 0.5, "{method}: {answer:?}");
         }
         let bytes = predictor.to_bytes();
@@ -59,7 +63,7 @@ fn every_method_predicts_the_same_after_saving_and_loading() {
 }
 
 #[test]
-fn a_row_unlike_all_classes_has_a_high_novelty_score() {
+fn a_row_unlike_all_classes_probably_belongs_to_none() {
     let predictor = fit("relabel");
     let outlier: Vec<f32> = (0..12).map(|d| if d % 2 == 0 { -1.0 } else { 1.0 }).collect();
     let answers = predictor.predict(&[&query(0), &outlier]).unwrap();
@@ -180,4 +184,125 @@ fn transductive_methods_are_refused() {
         assert!(error.hint().unwrap().contains("simpleshot"), "{:?}", error.hint());
         assert!(Predictor::fit(support(), &method, None).is_err());
     }
+}
+
+/// A collection of classes with different centres in 32 dimensions.
+struct Clusters {
+    centres: Vec<Vec<f32>>,
+    rng: crate::rng::Rng,
+}
+
+impl Clusters {
+    const DIM: usize = 32;
+
+    fn new(classes: usize) -> Self {
+        let mut rng = crate::rng::Rng::new(5, crate::rng::Purpose::Items, 0);
+        let centres = (0..classes).map(|_| (0..Self::DIM).map(|_| 2.0 * rng.uniform()).collect()).collect();
+        Clusters { centres, rng }
+    }
+
+    fn item(&mut self, class: usize) -> Vec<f32> {
+        self.centres[class].iter().map(|centre| centre + 1.6 * (self.rng.uniform() - 0.5)).collect()
+    }
+
+    /// `count` items of each of the classes.
+    fn items(&mut self, classes: std::ops::Range<usize>, count: usize) -> Vec<(usize, Vec<f32>)> {
+        classes.flat_map(|class| vec![class; count]).map(|class| (class, self.item(class))).collect()
+    }
+
+    fn fit(items: &[(usize, Vec<f32>)]) -> Predictor {
+        let values = items.iter().flat_map(|(_, row)| row.clone()).collect();
+        let labels = items.iter().map(|(class, _)| format!("class {class}")).collect();
+        Predictor::of(Embeddings::from_rows(values, Self::DIM, labels).unwrap()).fit().unwrap()
+    }
+}
+
+/// The probability of "none of the classes" of every item.
+fn unknown(predictor: &Predictor, items: &[(usize, Vec<f32>)]) -> Vec<f32> {
+    let rows: Vec<&[f32]> = items.iter().map(|(_, row)| &row[..]).collect();
+    predictor.predict(&rows).unwrap().iter().map(|answer| answer.unknown).collect()
+}
+
+fn share_refused(unknown: &[f32]) -> f32 {
+    unknown.iter().filter(|&&unknown| unknown >= 0.5).count() as f32 / unknown.len() as f32
+}
+
+#[test]
+fn items_of_other_classes_are_refused_and_items_of_the_classes_are_not() {
+    for (classes, shots, wrong) in
+        [(2, 5, 0), (2, 10, 0), (3, 5, 0), (5, 10, 0), (5, 10, 10), (12, 10, 24), (12, 60, 0)]
+    {
+        let mut clusters = Clusters::new(20);
+        let mut support = clusters.items(0..classes, shots);
+        for number in 0..wrong {
+            let item = number * support.len() / wrong;
+            support[item].0 = (support[item].0 + 1 + number % (classes - 1)) % classes;
+        }
+        let predictor = Clusters::fit(&support);
+        let known = share_refused(&unknown(&predictor, &clusters.items(0..classes, 40)));
+        let other = share_refused(&unknown(&predictor, &clusters.items(classes..20, 40)));
+        let expected = if classes == 2 { 0.7 } else { 0.9 };
+        assert!(known < 0.12 && other > expected, "{classes} {shots} {wrong}: {known} {other}");
+        let far: Vec<_> = (0..20).map(|_| (0, (0..32).map(|_| -clusters.rng.uniform()).collect())).collect();
+        assert!(unknown(&predictor, &far).iter().all(|&unknown| unknown > 0.9), "{classes} {shots} {wrong}");
+    }
+}
+
+#[test]
+fn the_order_of_the_support_items_does_not_matter() {
+    let mut clusters = Clusters::new(8);
+    let support = clusters.items(0..6, 7);
+    let queries = clusters.items(0..8, 5);
+    let mut shuffled = support.clone();
+    shuffled.reverse();
+    shuffled.rotate_left(11);
+    let answers = unknown(&Clusters::fit(&support), &queries);
+    for (a, b) in answers.iter().zip(unknown(&Clusters::fit(&shuffled), &queries)) {
+        assert!((a - b).abs() < 1e-3, "{a} {b}");
+    }
+}
+
+#[test]
+fn one_item_per_class_is_enough_for_probabilities() {
+    let mut clusters = Clusters::new(4);
+    let predictor = Clusters::fit(&clusters.items(0..3, 1));
+    let answers = unknown(&predictor, &clusters.items(0..4, 5));
+    assert!(answers.iter().all(|unknown| (0.0..=1.0).contains(unknown)), "{answers:?}");
+    assert!(
+        answers[..15].iter().sum::<f32>() / 15.0 < answers[15..].iter().sum::<f32>() / 5.0,
+        "{answers:?}"
+    );
+}
+
+#[test]
+fn equal_items_do_not_lead_to_infinite_or_undefined_numbers() {
+    let items = [0, 0, 0, 1, 1, 1, 2, 2, 2].map(|class| (class, vec![class as f32; 32])).to_vec();
+    let predictor = Clusters::fit(&items);
+    let answers = unknown(&predictor, &[items[0].clone(), items[8].clone(), (0, vec![-5.0; 32])]);
+    assert!(answers.iter().all(|unknown| unknown.is_finite()), "{answers:?}");
+}
+
+#[test]
+fn a_classifier_of_version_1_is_calibrated_when_it_is_read() {
+    let predictor = fit("protonet");
+    let file = crate::tensors::Tensors::read_bytes(predictor.to_bytes(), "file").unwrap();
+    let mut earlier = crate::tensors::Tensors::default();
+    let notes = file.notes().filter(|(key, _)| *key != "trueshot-checksum");
+    notes.for_each(|(key, text)| earlier.set_note(key, text));
+    earlier.set_note("format", "trueshot-classifier/1");
+    for (name, tensor) in
+        file.iter().filter(|(name, _)| !["unknown.discriminants", "unknown.biases"].contains(name))
+    {
+        let values = if name == "numbers" { vec![tensor.values[0], 2.7, 0.3] } else { tensor.values.clone() };
+        let shape = if name == "numbers" { vec![3] } else { tensor.shape.clone() };
+        earlier.insert(name, &shape, values);
+    }
+    let read = Predictor::read_bytes(earlier.to_bytes(), "file").unwrap();
+    let answers = read.predict(&[&query(0), &[-1.0; 12]]).unwrap();
+    assert_eq!(answers[0].class, 0);
+    assert!(answers[0].unknown < 0.5 && answers[1].unknown > 0.8, "{answers:?}");
+    assert!(Predictor::read_bytes(read.to_bytes(), "file").is_ok());
+    earlier.set_note("format", "trueshot-classifier/3");
+    let error = Predictor::read_bytes(earlier.to_bytes(), "file").err().unwrap().to_string();
+    assert!(error.contains("its format is 'trueshot-classifier/3', not 'trueshot-classifier/2'"), "{error}");
 }

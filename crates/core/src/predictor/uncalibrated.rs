@@ -128,7 +128,7 @@ impl UncalibratedPredictor {
         }
     }
 
-    /// The predictor with calibrated probabilities and novelty scores. `method` and `audit` must be those of
+    /// The predictor with calibrated probabilities of the classes and of none. `method` and `audit` must be those of
     /// [`UncalibratedPredictor::fit`].
     pub fn calibrated(self: Arc<Self>, method: &NamedMethod, audit: Option<&Audit>) -> Result<Predictor> {
         let full = self.reduced_posterior.is_none().then(|| LabelPosterior::new(&self.support, audit));

@@ -47,11 +47,15 @@ class Model:
         return np.array(self.classes, dtype=object)[codes]
 
     def predict_proba(self, X: Any, *, threads: int | None = None) -> np.ndarray:
-        """The probability of every class for every row."""
+        """The probability of every class for every row, given that it belongs to one of them: rows sum to 1."""
         return self._native.predict_proba(self._rows(X), threads)
 
+    def predict_distribution(self, X: Any, *, threads: int | None = None) -> np.ndarray:
+        """The probability of every class and, in the last column, of none of them: rows sum to 1."""
+        return self._native.predict_distribution(self._rows(X), threads)
+
     def unknown(self, X: Any, *, threads: int | None = None) -> np.ndarray:
-        """Novelty score of every row, from 0 (like its class) to 1 (unlike all classes)."""
+        """The probability that a row belongs to none of the classes, for every row."""
         return self._native.unknown(self._rows(X), threads)
 
     def to_bytes(self) -> bytes:

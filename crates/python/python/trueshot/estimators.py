@@ -90,8 +90,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[self._model.predict(features, self.threads)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probability of every class for every row, calibrated by leave-one-out."""
+        """The probability of every class for every row, given that it belongs to one of them: rows sum to 1.
+
+        Calibrated by leaving rows out. :meth:`predict_distribution` also has the probability of none of the classes.
+        """
         return self._model_of_fit().predict_proba(self._queries(X), self.threads)
+
+    def predict_distribution(self, X: Any) -> np.ndarray:
+        """The probability of every class and, in the last column, of none of them: rows sum to 1.
+
+        The last column is :meth:`unknown`, calibrated by leaving classes out.
+        """
+        return self._model_of_fit().predict_distribution(self._queries(X), self.threads)
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithms of :meth:`predict_proba`."""
@@ -99,7 +109,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             return np.log(self.predict_proba(X))
 
     def unknown(self, X: Any) -> np.ndarray:
-        """Novelty score of every row, from 0 (like its class) to 1 (unlike all classes)."""
+        """The probability that a row belongs to none of the classes, for every row."""
         return self._model_of_fit().unknown(self._queries(X), self.threads)
 
     @property

@@ -4,8 +4,8 @@ import * as collection from "./collection.js";
 import { element, percent } from "./drawing.js";
 import * as server from "./server.js";
 
-/** An image with this novelty score or a higher one probably belongs to none of the classes. */
-const STRANGE = 0.5;
+/** From this probability of "none of these" on, it is shown instead of a class. */
+const REFUSED_FROM = 0.5;
 
 /** Predicts the classes of files and shows them, the latest first. */
 export async function ask(files, say) {
@@ -20,16 +20,20 @@ export async function ask(files, say) {
 }
 
 function card(file, answer) {
+  const isRefused = answer.unknown >= REFUSED_FROM;
   const image = element("img", { src: URL.createObjectURL(file), alt: file.name });
   const words = answer.error
     ? [element("p", { textContent: `Cannot be read: ${answer.error}` })]
     : [
-        element("p", { className: "class-name", textContent: answer.unknown >= STRANGE ? `${answer.class}?` : answer.class }),
-        element("p", { textContent: `Probability among these classes: ${percent(answer.probability)}` }),
-        bar(answer.probability),
-        element("p", { className: "unknown", textContent: answer.unknown >= STRANGE ? `Probably none of these classes (novelty score: ${answer.unknown.toFixed(2)})` : `Novelty score: ${answer.unknown.toFixed(2)}` }),
+        element("p", { className: "class-name", textContent: isRefused ? "none of these" : answer.class }),
+        element("p", { textContent: `Probability: ${percent(isRefused ? answer.unknown : answer.probability)}` }),
+        bar(isRefused ? answer.unknown : answer.probability),
+        element("p", {
+          className: "unknown",
+          textContent: isRefused ? `Most similar class: ${answer.class} (${percent(answer.probability)})` : `None of these: ${percent(answer.unknown)}`,
+        }),
       ];
-  return element("li", { className: `card answer ${answer.unknown >= STRANGE ? "strange" : ""}` }, image, ...words, element("p", { className: "name", textContent: file.name }));
+  return element("li", { className: `card answer ${isRefused ? "strange" : ""}` }, image, ...words, element("p", { className: "name", textContent: file.name }));
 }
 
 function bar(share) {

@@ -43,13 +43,13 @@ pub enum PredictionEntry {
     Predicted {
         /// The name of the query.
         item: String,
-        /// The most probable class.
+        /// The most probable class, also if the query more probably belongs to none of the classes.
         class: String,
-        /// The probability of that class, given that the query belongs to one of the classes.
+        /// The probability of that class.
         probability: f32,
-        /// The novelty score: 0 is like the items of the class, 1 unlike all items that the classifier was fitted on.
+        /// The probability that the query belongs to none of the classes.
         unknown: f32,
-        /// The probabilities of all classes.
+        /// The probabilities of all classes; with `unknown` they sum to 1.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         probabilities: Option<Vec<f32>>,

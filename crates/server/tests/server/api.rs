@@ -201,7 +201,11 @@ fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
         answers["predictions"].as_array().unwrap().iter().map(|p| p["class"].as_str().unwrap()).collect();
     assert_eq!(classes, ["ant", "bee", "cow"]);
     assert_eq!(answers["predictions"][0]["item"], "a");
-    assert_eq!(answers["predictions"][0]["probabilities"].as_array().unwrap().len(), 3);
+    let probabilities = answers["predictions"][0]["probabilities"].as_array().unwrap();
+    assert_eq!(probabilities.len(), 3);
+    let sum: f64 = probabilities.iter().map(|p| p.as_f64().unwrap()).sum();
+    let unknown = answers["predictions"][0]["unknown"].as_f64().unwrap();
+    assert!((sum + unknown - 1.0).abs() < 1e-5, "the classes and none: {answers}");
     let predict = format!("{path}/predict");
     let of_arrow =
         server.post(&predict, "application/vnd.apache.arrow.stream", arrow(&queries, false)).json();

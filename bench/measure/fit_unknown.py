@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Fit the constants from which `trueshot predict` computes the probability of "none of these".
+
+    python bench/measure/fit_unknown.py mini-train.safetensors tiny-train.safetensors cifar-train.safetensors
+
+Each argument is an embeddings file with right labels. Support sets of 2 to 30 classes with 3 to 20 items each are drawn,
+half of them from classes that are similar to each other. Each gives four similarities (see
+crates/core/src/predictor/similarity.rs) of queries of its classes, of queries of other classes, and of its own left-out
+items and classes. Prints the typical distance and ratio of left-out classes (medians over the tasks) and the weights and
+the intercept of a logistic regression on similarities standardised as in crates/core/src/predictor/novelty.rs. Needs numpy
+and torch.
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import benchlib  # noqa: E402
+
+SHRINKAGE = 0.6
+ROUNDS = 10
+TYPICAL_CLASSES = 2
+QUERIES = 10
+
+
+@dataclass
+class Task:
+    """Similarities `[rows, 4]` of queries and of left-out items."""
+
+    known: object
+    unknown: object
+    left_out_known: object
+    left_out_unknown: object
+    left_out_classes: int
+
+
+def unit(rows):
+    import torch
+
+    return torch.nn.functional.normalize(rows, dim=-1)
+
+
+class ClassSimilarity:
+    """The class vectors of crates/core/src/predictor/similarity.rs, for right labels."""
+
+    def __init__(self, rows, labels, classes: int) -> None:
+        import torch
+
+        members = torch.nn.functional.one_hot(labels, classes).float()
+        self.mean, self.items = rows.mean(0), unit(rows)
+        centred = unit(rows - self.mean)
+        self.plain, self.centred = unit(members.T @ self.items), unit(members.T @ centred)
+        means = (members.T @ centred) / members.sum(0)[:, None]
+        residuals = centred - means[labels]
+        freedom = max(len(rows) - classes, 1)
+        variance = float((residuals**2).sum()) / freedom / rows.shape[1]
+        shift = freedom * SHRINKAGE / (1 - SHRINKAGE) * variance
+        inverse = torch.linalg.inv(residuals @ residuals.T + shift * torch.eye(len(rows)))
+        differences = means - centred.mean(0)
+        explained = differences @ residuals.T @ inverse @ residuals
+        self.discriminants = (differences - explained) / (SHRINKAGE * variance)
+        self.biases = -0.5 * ((means + centred.mean(0)) * self.discriminants).sum(1)
+
+    def of_rows(self, rows):
+        import torch
+
+        units, centred = unit(rows), unit(rows - self.mean)
+        products = [units @ self.plain.T, centred @ self.centred.T, units @ self.items.T,
+                    centred @ self.discriminants.T + self.biases]  # fmt: skip
+        return torch.stack([product.max(1)[0] for product in products], 1)
+
+
+def left_out(rows, labels, classes: int) -> tuple:
+    """Similarities of left-out items and of items of left-out classes, and the number of these classes."""
+    import torch
+
+    number = torch.cat([torch.arange(int((labels == c).sum())) for c in range(classes)])
+    known, unknown, out = [], [], 0
+    for round_ in range(ROUNDS):
+        classes_out = [c for c in range(classes) if c % ROUNDS == round_]
+        classes_out = classes_out if classes - len(classes_out) >= 2 else []
+        is_out = torch.isin(labels, torch.tensor(classes_out, dtype=torch.long))
+        is_held = (number % ROUNDS == round_) & ~is_out
+        if not (is_out.any() or is_held.any()):
+            continue
+        kept = ~is_out & ~is_held
+        names, codes = torch.unique(labels[kept], return_inverse=True)
+        similarity = ClassSimilarity(rows[kept], codes, len(names))
+        known.append(similarity.of_rows(rows[is_held]))
+        unknown.append(similarity.of_rows(rows[is_out]))
+        out += len(classes_out)
+    return torch.cat(known), torch.cat(unknown), out
+
+
+def draw(rng, rows, by_class: list, means) -> Task:
+    import numpy as np
+    import torch
+
+    classes = min(int(rng.choice([2, 3, 5, 5, 8, 10, 20, 30])), len(by_class) - 5)
+    shots = int(rng.choice([3, 5, 10, 10, 20])) if classes <= 10 else int(rng.choice([3, 5, 10]))
+    order = rng.permutation(len(by_class))
+    if rng.random() < 0.5:
+        nearest = np.argsort(-(means @ means[order[0]]).numpy())
+        order = rng.permutation(nearest[:max(2 * classes, classes + 5)])
+    items = [rng.permutation(by_class[index])[:shots + QUERIES] for index in order[:classes]]
+    support = rows[np.concatenate([some[:shots] for some in items])]
+    labels = torch.arange(classes).repeat_interleave(shots)
+    queries = np.concatenate([some[shots:] for some in items])
+    others = np.concatenate([by_class[index] for index in order[classes:]])
+    similarity = ClassSimilarity(support, labels, classes)
+    unknown = rows[rng.choice(others, min(len(others), len(queries)), replace=False)]
+    return Task(similarity.of_rows(rows[queries]), similarity.of_rows(unknown), *left_out(support, labels, classes))
+
+
+def typical(tasks: list[Task]) -> tuple:
+    """The median distance (in standard deviations) and ratio of deviations of left-out classes to left-out items."""
+    import torch
+
+    known = [task for task in tasks if len(task.left_out_unknown) >= 10]
+    deviations = [task.left_out_known.std(0, correction=0) + 1e-6 for task in known]
+    distance = [(t.left_out_known.mean(0) - t.left_out_unknown.mean(0)) / d for t, d in zip(known, deviations)]
+    ratio = [task.left_out_unknown.std(0, correction=0) / d for task, d in zip(known, deviations)]
+    return torch.stack(distance).median(0)[0], torch.stack(ratio).median(0)[0]
+
+
+def standardised(task: Task, distance, ratio) -> tuple:
+    """The similarities of known and unknown queries, standardised by the left-out items."""
+    mean, deviation = task.left_out_known.mean(0), task.left_out_known.std(0, correction=0) + 1e-6
+    share = task.left_out_classes / (task.left_out_classes + TYPICAL_CLASSES)
+    other_mean, other_deviation = mean - distance * deviation, ratio * deviation
+    if share > 0:
+        other_mean = share * task.left_out_unknown.mean(0) + (1 - share) * other_mean
+        other_deviation = share * task.left_out_unknown.std(0, correction=0) + (1 - share) * other_deviation
+    width = ((deviation**2 + other_deviation**2) / 2).sqrt()
+    return tuple((((rows - (mean + other_mean) / 2) / width).clamp(-8, 8)) for rows in (task.known, task.unknown))
+
+
+def main() -> None:
+    parser = benchlib.new_parser(__doc__)
+    parser.add_argument("files", nargs="+", type=benchlib.existing_file, metavar="FILE", help="embeddings with right labels")
+    parser.add_argument("--tasks", type=benchlib.positive, default=400, metavar="N", help="tasks to draw [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks [default: %(default)s]")
+    benchlib.add_threads(parser)
+    arguments: argparse.Namespace = parser.parse_args()
+    benchlib.require("numpy", "torch")
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(arguments.threads)
+    tasks = []
+    for index, path in enumerate(arguments.files):
+        rows, labels, _ = benchlib.read_embeddings(path)
+        rows, by_class = torch.tensor(rows), [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        means = torch.stack([unit(rows[items]).mean(0) for items in by_class])
+        means = unit(means - means.mean(0))
+        rng = np.random.default_rng([arguments.seed, index])
+        tasks += [draw(rng, rows, by_class, means) for _ in range(arguments.tasks // len(arguments.files))]
+        benchlib.progress(f"{path.stem}: {len(tasks)} tasks so far")
+    tasks = [task for task in tasks if len(task.left_out_known) >= 4]
+    distance, ratio = typical(tasks)
+    weights, intercept = torch.full((4,), 0.3, requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimiser = torch.optim.Adam([weights, intercept], lr=0.03)
+    pairs = [standardised(task, distance, ratio) for task in tasks]
+    loss_of = torch.nn.functional.softplus
+    for _ in range(400):
+        losses = [loss_of(intercept - a @ weights).mean() + loss_of(b @ weights - intercept).mean() for a, b in pairs]
+        optimiser.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimiser.step()
+    print("TYPICAL_DISTANCE", [round(value, 2) for value in distance.tolist()])
+    print("TYPICAL_RATIO", [round(value, 2) for value in ratio.tolist()])
+    print("WEIGHTS", [round(value, 2) for value in weights.tolist()])
+    print("INTERCEPT", round(float(intercept.detach()), 2))
+
+
+if __name__ == "__main__":
+    main()

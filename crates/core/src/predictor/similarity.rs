@@ -1,0 +1,271 @@
+//! The similarity of rows to a set of classes ([`ClassSimilarity`]): four values per row from which the novelty score is
+//! computed.
+//!
+//! Three of them are cosines. They measure what the classes have in common as well as what distinguishes them, so rows of
+//! another kind have small values. The fourth is a linear discriminant with a shrunk covariance: it measures only what
+//! distinguishes the classes, and recognises rows of other classes of the same kind, such as another species of birds.
+
+use rayon::prelude::*;
+use trueshot_nn::products;
+
+use crate::classifier::centred_unit;
+
+/// Number of values that describe how similar a row is to the classes.
+pub(super) const MEASURES: usize = 4;
+
+/// The similarity of a row to its most similar class, larger is more similar: the cosine with the nearest prototype, the
+/// same after the mean of the support set is subtracted, the cosine with the nearest support item, and the largest linear
+/// discriminant.
+pub(super) type Similarity = [f32; MEASURES];
+
+/// Weight of the identity in the shrunk covariance `(1 - SHRINKAGE) C + SHRINKAGE trace(C) / dim I`.
+const SHRINKAGE: f64 = 0.6;
+/// Maximum number of rows from which the covariance is estimated; its cost grows with the cube of this.
+const MAX_COVARIANCE_ROWS: usize = 1000;
+/// Lower bound of the variance of unit-length rows within their classes, over all dimensions.
+const MIN_VARIANCE: f64 = 1e-4;
+/// The bias of a class without items, whose discriminant is never the largest one.
+const NEVER: f32 = -1e30;
+/// Rows that one task of the thread pool compares.
+const CHUNK: usize = 64;
+
+/// Vectors of the classes that rows are compared with.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ClassSimilarity {
+    /// The mean of the support rows, `[dim]`.
+    pub mean: Vec<f32>,
+    /// The prototypes of the unit-length rows, scaled to unit length, `[classes][dim]`.
+    pub plain: Vec<Vec<f32>>,
+    /// The prototypes of the centred unit-length rows, scaled to unit length, `[classes][dim]`.
+    pub centred: Vec<Vec<f32>>,
+    /// The support items, scaled to unit length, `[items][dim]`.
+    pub items: Vec<Vec<f32>>,
+    /// The linear discriminants of centred unit-length rows, `[classes][dim]`.
+    pub discriminants: Vec<Vec<f32>>,
+    /// The bias of each discriminant.
+    pub biases: Vec<f32>,
+}
+
+impl ClassSimilarity {
+    /// Fits the vectors to rows. `shares` has, for every row, its classes below `classes` with their probabilities.
+    pub fn new(rows: &[&[f32]], shares: &[Vec<(u32, f32)>], classes: usize) -> Self {
+        let dim = rows.first().map_or(0, |row| row.len());
+        let zero = vec![0.0; dim];
+        let mut mean = zero.clone();
+        products::weighted_sum(rows, &vec![1.0 / rows.len() as f32; rows.len()], &mut mean);
+        let items: Vec<Vec<f32>> = rows.par_iter().map(|row| centred_unit(row, &zero)).collect();
+        let centred_rows: Vec<Vec<f32>> = rows.par_iter().map(|row| centred_unit(row, &mean)).collect();
+        let (centred_sums, totals) = class_sums(&centred_rows, shares, classes, dim);
+        let (plain_sums, _) = class_sums(&items, shares, classes, dim);
+        let (discriminants, biases) = discriminants(&centred_rows, shares, &centred_sums, &totals);
+        let unit = |sums: &[Vec<f32>]| sums.iter().map(|sum| centred_unit(sum, &zero)).collect();
+        let (plain, centred) = (unit(&plain_sums), unit(&centred_sums));
+        ClassSimilarity { mean, plain, centred, items, discriminants, biases }
+    }
+
+    /// The similarity of every row. It does not depend on the other rows.
+    pub fn of_rows(&self, rows: &[&[f32]]) -> Vec<Similarity> {
+        let tables =
+            [&self.plain, &self.centred, &self.items, &self.discriminants].map(|vectors| as_slices(vectors));
+        rows.par_chunks(CHUNK).flat_map_iter(|rows| self.of_chunk(rows, &tables)).collect()
+    }
+
+    fn of_chunk(&self, rows: &[&[f32]], tables: &[Vec<&[f32]>; MEASURES]) -> Vec<Similarity> {
+        let zero = vec![0.0; self.mean.len()];
+        let units: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, &zero)).collect();
+        let centred: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, &self.mean)).collect();
+        let no_biases = vec![0.0; self.items.len().max(self.biases.len())];
+        let mut similarities = vec![[0.0; MEASURES]; rows.len()];
+        for (measure, vectors) in tables.iter().enumerate() {
+            let compared = as_slices(if measure % 2 == 0 { &units } else { &centred });
+            let biases = if measure == 3 { &self.biases } else { &no_biases };
+            let mut found = vec![0.0; vectors.len() * rows.len()];
+            products::products(vectors, &compared, &mut found);
+            for (similarity, found) in similarities.iter_mut().zip(found.chunks_exact(vectors.len().max(1))) {
+                let biased = found.iter().zip(biases).map(|(product, bias)| product + bias);
+                similarity[measure] = biased.fold(f32::MIN, f32::max);
+            }
+        }
+        similarities
+    }
+}
+
+fn as_slices(rows: &[Vec<f32>]) -> Vec<&[f32]> {
+    rows.iter().map(Vec::as_slice).collect()
+}
+
+/// For every class the sum of the rows, weighted by their shares, and the sum of the shares.
+fn class_sums(
+    rows: &[Vec<f32>],
+    shares: &[Vec<(u32, f32)>],
+    classes: usize,
+    dim: usize,
+) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let (mut sums, mut totals) = (vec![vec![0.0; dim]; classes], vec![0.0; classes]);
+    for (row, shares) in rows.iter().zip(shares) {
+        for &(class, share) in shares {
+            totals[class as usize] += share;
+            sums[class as usize].iter_mut().zip(row).for_each(|(sum, value)| *sum += share * value);
+        }
+    }
+    (sums, totals)
+}
+
+/// The linear discriminants `A⁻¹ (p - m)` of all classes and their biases `-(p + m)ᵀ A⁻¹ (p - m) / 2`, with the mean `p` of
+/// the class, the mean `m` of all rows and the shrunk covariance `A` within classes.
+///
+/// `A` is the sum of a multiple of the identity and of `RᵀR` with the residuals `R` of the rows, so its inverse is computed
+/// from the Gram matrix of the residuals (Woodbury), which is small.
+fn discriminants(
+    rows: &[Vec<f32>],
+    shares: &[Vec<(u32, f32)>],
+    sums: &[Vec<f32>],
+    totals: &[f32],
+) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let dim = rows.first().map_or(0, Vec::len);
+    let mut mean = vec![0.0; dim];
+    products::weighted_sum(&as_slices(rows), &vec![1.0 / rows.len() as f32; rows.len()], &mut mean);
+    let class_means: Vec<Vec<f32>> = (sums.iter().zip(totals))
+        .map(|(sum, total)| sum.iter().map(|value| value / total.max(f32::MIN_POSITIVE)).collect())
+        .collect();
+    let stride = rows.len().div_ceil(MAX_COVARIANCE_ROWS).max(1);
+    let (mut residuals, mut weight): (Vec<Vec<f32>>, f64) = (Vec::new(), 0.0);
+    for (row, shares) in rows.iter().zip(shares).step_by(stride) {
+        if let Some(&(class, share)) = shares.iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0))) {
+            let own = &class_means[class as usize];
+            residuals.push(row.iter().zip(own).map(|(value, mean)| (value - mean) * share.sqrt()).collect());
+            weight += f64::from(share);
+        }
+    }
+    let total: f64 = totals.iter().map(|&total| f64::from(total)).sum();
+    let used = totals.iter().filter(|&&total| total > 0.0).count() as f64;
+    let freedom = (weight * (1.0 - used / total.max(1.0))).max(1.0);
+    let residual_rows = as_slices(&residuals);
+    let scatter: f64 = residual_rows.iter().map(|row| f64::from(products::squared_norm(row))).sum();
+    let variance = (scatter / freedom).max(MIN_VARIANCE) / dim.max(1) as f64;
+    let gram = ShiftedGram::new(&residual_rows, freedom * SHRINKAGE / (1.0 - SHRINKAGE) * variance);
+    let scale = (SHRINKAGE * variance).recip() as f32;
+    (class_means.par_iter().zip(totals))
+        .map(|(class_mean, &total)| {
+            if total <= 0.0 {
+                return (vec![0.0; dim], NEVER);
+            }
+            let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(own, all)| own - all).collect();
+            let mut explained = vec![0.0; dim];
+            let mut with_residuals = vec![0.0; residual_rows.len()];
+            products::products(&residual_rows, &[&difference], &mut with_residuals);
+            products::weighted_sum(&residual_rows, &gram.solve(&with_residuals), &mut explained);
+            let discriminant: Vec<f32> =
+                difference.iter().zip(&explained).map(|(all, explained)| (all - explained) * scale).collect();
+            let middle = class_mean.iter().zip(&mean).map(|(own, all)| own + all);
+            let bias = -0.5 * middle.zip(&discriminant).map(|(middle, value)| middle * value).sum::<f32>();
+            (discriminant, bias)
+        })
+        .unzip()
+}
+
+/// The Cholesky decomposition of a Gram matrix plus a multiple of the identity.
+struct ShiftedGram {
+    /// The lower triangle, `[size, size]`.
+    lower: Vec<f64>,
+    size: usize,
+}
+
+impl ShiftedGram {
+    fn new(rows: &[&[f32]], shift: f64) -> Self {
+        let size = rows.len();
+        let mut lower = vec![0.0; size * size];
+        lower.par_chunks_exact_mut(size.max(1)).zip(rows).for_each(|(out, row)| {
+            let mut products = vec![0.0; size];
+            products::products(rows, &[row], &mut products);
+            out.iter_mut().zip(products).for_each(|(out, product)| *out = f64::from(product));
+        });
+        for i in 0..size {
+            let (above, rest) = lower.split_at_mut(i * size);
+            let row = &mut rest[..size];
+            row[i] += shift;
+            for (j, other) in above.chunks_exact(size).enumerate() {
+                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+            }
+            // Positive up to rounding.
+            row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
+        }
+        ShiftedGram { lower, size }
+    }
+
+    /// Solves the equation with this matrix and a right side.
+    fn solve(&self, right: &[f32]) -> Vec<f32> {
+        let mut solution: Vec<f64> = right.iter().map(|&value| f64::from(value)).collect();
+        for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate() {
+            solution[i] = (solution[i] - dot(&row[..i], &solution[..i])) / row[i];
+        }
+        for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate().rev() {
+            solution[i] /= row[i];
+            let (before, rest) = solution.split_at_mut(i);
+            before.iter_mut().zip(row).for_each(|(value, factor)| *value -= factor * rest[0]);
+        }
+        solution.into_iter().map(|value| value as f32).collect()
+    }
+}
+
+/// The inner product, as eight partial sums.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
+    let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    for (a, b) in a_chunks.zip(b_chunks) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    rest + sums.iter().sum::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{Purpose, Rng};
+
+    #[test]
+    fn the_gram_solver_solves_the_equation() {
+        let mut rng = Rng::for_item(1, Purpose::Projection, 0, 0);
+        let rows: Vec<Vec<f32>> = (0..7).map(|_| (0..5).map(|_| rng.uniform() - 0.5).collect()).collect();
+        let rows = as_slices(&rows);
+        let right: Vec<f32> = (0..7).map(|_| rng.uniform()).collect();
+        let solution = ShiftedGram::new(&rows, 0.3).solve(&right);
+        for (i, (row, right)) in rows.iter().zip(right).enumerate() {
+            let products = rows.iter().map(|other| row.iter().zip(*other).map(|(a, b)| a * b).sum::<f32>());
+            let left: f32 =
+                products.zip(&solution).map(|(product, x)| product * x).sum::<f32>() + 0.3 * solution[i];
+            assert!((left - right).abs() < 1e-4, "{left} {right}");
+        }
+    }
+
+    #[test]
+    fn discriminants_equal_those_of_the_inverted_covariance() {
+        // Two classes in the plane, whose covariance can be inverted by hand.
+        let rows = [[1.0, 0.1], [0.8, -0.3], [-0.9, 0.2], [-0.7, 0.2]].map(|row| row.to_vec());
+        let shares: Vec<Vec<(u32, f32)>> = [0, 0, 1, 1].map(|class| vec![(class, 1.0)]).to_vec();
+        let (sums, totals) = class_sums(&rows, &shares, 2, 2);
+        let (found, biases) = discriminants(&rows, &shares, &sums, &totals);
+        let means = [[0.9, -0.1], [-0.8, 0.2]];
+        let mean = [0.05, 0.05];
+        // Scatter of the residuals, divided by 4 items - 2 classes.
+        let (a, b, c) = (0.04 / 2.0, 0.04 / 2.0, 0.08 / 2.0);
+        let variance = (a + c) / 2.0;
+        let shrunk = [0.4 * a + 0.6 * variance, 0.4 * b, 0.4 * c + 0.6 * variance];
+        let determinant = shrunk[0] * shrunk[2] - shrunk[1] * shrunk[1];
+        for class in 0..2 {
+            let d = [means[class][0] - mean[0], means[class][1] - mean[1]];
+            let expected = [
+                (shrunk[2] * d[0] - shrunk[1] * d[1]) / determinant,
+                (shrunk[0] * d[1] - shrunk[1] * d[0]) / determinant,
+            ];
+            let bias = -0.5
+                * ((means[class][0] + mean[0]) * expected[0] + (means[class][1] + mean[1]) * expected[1]);
+            assert!((found[class][0] - expected[0]).abs() < 0.05, "{found:?} {expected:?}");
+            assert!((found[class][1] - expected[1]).abs() < 0.05, "{found:?} {expected:?}");
+            assert!((biases[class] - bias).abs() < 0.05, "{biases:?} {bias}");
+        }
+    }
+}
