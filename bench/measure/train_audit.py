@@ -33,7 +33,7 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
     import torch
     from torch.nn import functional
 
-NOISES = {"symmetric": 0.24, "paired": 0.15, "dependent": 0.14, "outlier": 0.23, "foreign": 0.17}
+NOISES = {"symmetric": 0.22, "paired": 0.15, "dependent": 0.13, "outlier": 0.23, "foreign": 0.20}
 PER_STEP, EPOCHS = 8, 12
 # Collections up to this size are also scored without one of their items, and differences of P(wrong) add to the loss.
 MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0

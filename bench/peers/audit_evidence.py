@@ -214,8 +214,10 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     chosen = rng.choice(pool, classes, replace=False)
     rest = [number for number in pool if number not in set(chosen)]
     picked = []
+    # Ragged classes have a third of the items and more, or in two of five collections a twentieth and more.
+    smallest = (0.05 if rng.uniform() < 0.4 else 0.3) if ragged else 1
     for number in chosen:
-        wanted = max(3, int(items * rng.uniform(0.3, 1))) if ragged else items
+        wanted = max(2, int(items * smallest ** rng.uniform(0, 1))) if ragged else items
         picked.append(rng.permutation(bank.classes[number])[:wanted])
     truth = np.concatenate([np.full(len(rows), label) for label, rows in enumerate(picked)])
     rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
