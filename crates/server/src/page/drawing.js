@@ -26,6 +26,18 @@ export function aboutWrong(expected) {
   return count === 1 ? "about 1 label is probably wrong" : `about ${count} labels are probably wrong`;
 }
 
+const named = (item, label) => (item.startsWith(`${label}/`) ? item : `${item} (${label})`);
+
+/** The label conflicts of an audit, one line each, worded as in the reports of the command line. */
+export const conflicts = (found) => found.duplicates.filter((pair) => pair.label_conflict).map(({ kind, item, given, other, other_given: label }) =>
+  `${named(item, given)} ${kind === "exact" ? "is identical to" : "is nearly identical to"} ${named(other, label)}`);
+
+/** The problems of images, one line each: those that the audit found, and the images that cannot be read. */
+export const imageProblems = (found, pictures) => [
+  ...found.image_problems.map(({ item, kinds }) => `${item}: ${kinds.join(", ")}`),
+  ...pictures.filter((picture) => picture.problem).map(({ path }) => `${path}: unreadable`),
+];
+
 /** The most probable classes of an image whose label is wrong. */
 const inQuestion = ({ given, probable }) =>
   probable.filter(({ class: name }) => name !== given).slice(0, 2).map(({ class: name, p }) => `${name ?? "None"} ${percent(p)}`).join(" or ");

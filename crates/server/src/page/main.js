@@ -3,7 +3,7 @@
 import { ask, setUpCamera } from "./asking.js";
 import * as collection from "./collection.js";
 import * as downloads from "./downloads.js";
-import { aboutWrong, draw, element } from "./drawing.js";
+import { aboutWrong, conflicts, draw, element, imageProblems } from "./drawing.js";
 import { chosen, dropped, folderOf, sorted } from "./receiving.js";
 import * as server from "./server.js";
 
@@ -118,9 +118,19 @@ function show(state) {
   const suggested = collection.suggestions().length;
   byId("accept-all").hidden = suggested === 0;
   byId("accept-all").textContent = suggested === 1 ? "Accept the suggestion" : `Accept all ${suggested} suggestions`;
-  byId("skipped").hidden = skipped.length === 0;
-  byId("skipped").querySelector("summary").textContent = `${skipped.length} ${skipped.length === 1 ? "file was" : "files were"} skipped`;
-  byId("skipped").querySelector("ul").replaceChildren(...skipped.slice(0, 200).map(({ name, reason }) => element("li", { textContent: `${name}: ${reason}` })));
+  const skippedFiles = skipped.map(({ name, reason }) => `${name}: ${reason}`);
+  list("skipped", `${skipped.length} ${skipped.length === 1 ? "file was" : "files were"} skipped`, skippedFiles);
+  const same = state.found ? conflicts(state.found) : [];
+  list("conflicts", `${same.length} label ${same.length === 1 ? "conflict" : "conflicts"}: the same item with different labels`, same);
+  const poor = state.found ? imageProblems(state.found, [...state.pictures.values()]) : [];
+  list("image-problems", `${poor.length} image ${poor.length === 1 ? "problem" : "problems"}`, poor);
+}
+
+/** Shows lines under a summary; nothing if there are no lines. */
+function list(id, summary, lines) {
+  byId(id).hidden = lines.length === 0;
+  byId(id).querySelector("summary").textContent = summary;
+  byId(id).querySelector("ul").replaceChildren(...lines.slice(0, 200).map((line) => element("li", { textContent: line })));
 }
 
 const question = guarded((files) => ask(files.filter((file) => file.size > 0), say));

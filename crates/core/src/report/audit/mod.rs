@@ -8,7 +8,7 @@ mod text;
 
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
-use crate::audit::{Audit, AuditedItem, ProbableClass, Verdict};
+use crate::audit::{Audit, AuditedItem, DuplicateKind, ImageProblem, ProbableClass, Verdict};
 
 /// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
 impl std::fmt::Display for Audit {
@@ -55,6 +55,30 @@ fn about_wrong(expected: f64) -> String {
         1 => "about 1 label is probably wrong".into(),
         count => format!("about {count} labels are probably wrong"),
     }
+}
+
+/// The heading of the duplicates with different labels, in every report and on the web page.
+const LABEL_CONFLICTS: &str = "label conflicts: the same item with different labels";
+
+/// How the first item of a pair of duplicates relates to the second.
+fn relation(kind: DuplicateKind) -> &'static str {
+    match kind {
+        DuplicateKind::Exact => "is identical to",
+        DuplicateKind::Near => "is nearly identical to",
+    }
+}
+
+/// The name of an item with its label, unless the name starts with it.
+fn name_and_label(item: &str, label: &str) -> String {
+    match item.strip_prefix(label).is_some_and(|rest| rest.starts_with('/')) {
+        true => item.into(),
+        false => format!("{item} ({label})"),
+    }
+}
+
+/// What is wrong with an image, such as "blurred, dark".
+fn problems_in_words(problem: &ImageProblem) -> String {
+    problem.kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The name of an item without the folder of its class, which is shown next to it.
