@@ -188,8 +188,9 @@ fn near_pairs(
     let threshold = cosine_threshold(given.neighbours);
     let is_near = |&(one, other, cosine): &(u32, u32, f32)| {
         let of_image = |row: u32| given.measures.get(row as usize).and_then(Option::as_ref);
-        let by_pixels =
-            of_image(one).zip(of_image(other)).and_then(|(one, other)| thumbnails::is_copy(one, other));
+        let by_pixels = of_image(one)
+            .zip(of_image(other))
+            .and_then(|(one, other)| thumbnails::is_copy(one, other, cosine));
         by_pixels.unwrap_or(cosine >= threshold)
     };
     let near_of_block = |block: &[(u32, u32, f32)]| {

@@ -7,11 +7,13 @@ use crate::embeddings::Embeddings;
 
 /// Differences between pixels this far apart show the contrast of an edge, even of a blurred one.
 const EDGE_WIDTH: usize = 8;
-/// One in this many differences, or pixels, is larger than the quantile that is measured.
-const RARE: usize = 200;
+/// The darkest and brightest pixels are one in this many.
+const RARE_LEVEL: usize = 200;
+/// The strongest edges are one in this many of those with [`MIN_EDGE_CONTRAST`], so that paper around a drawing does not count.
+const RARE_EDGE: usize = 100;
 /// An image is blurred if its steepest edges rise less than this share of their height from one pixel to the next.
 const BLURRED_PERCENT: u32 = 22;
-/// Weaker edges than this, in grey levels, say nothing about sharpness.
+/// Differences that are smaller than this, in grey levels, are not edges.
 const MIN_EDGE_CONTRAST: u8 = 12;
 /// An image is dark if hardly any pixel is brighter than this.
 const DARK_LEVEL: u8 = 48;
@@ -22,16 +24,17 @@ const TINY_SIDE: u32 = 32;
 
 /// What an audit needs to know about the image behind a row: its size, sharpness, brightness and a thumbnail.
 ///
-/// Grey levels are from 0 (black) to 255. Extreme values are those that 0.5 % of the pixels or differences exceed.
+/// Grey levels are from 0 (black) to 255. The darkest and brightest are those that 0.5 % of the pixels reach; the strongest
+/// edges are 1 % of the edges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMeasures {
     /// The width of the image in pixels.
     pub width: u32,
     /// The height of the image in pixels.
     pub height: u32,
-    /// The largest difference of neighbouring pixels, at a reduced size.
+    /// The difference of neighbouring pixels at the strongest edges, at a reduced size.
     pub edge_step: u8,
-    /// The largest difference of pixels that are 8 apart, at a reduced size.
+    /// The difference of pixels that are 8 apart at the strongest edges, at a reduced size; 0 without edges.
     pub edge_contrast: u8,
     /// The grey level of the darkest pixels.
     pub darkest: u8,
@@ -100,14 +103,17 @@ impl ImageMeasures {
         pixels.iter().for_each(|&level| levels[usize::from(level)] += 1);
         let mut reversed = levels;
         reversed.reverse();
-        let edge = |distance: usize| exceeded(&differences(width, pixels, distance));
+        let rare_level = pixels.len().div_ceil(RARE_LEVEL);
+        let [steps, contrasts] = [1, EDGE_WIDTH].map(|distance| differences(width, pixels, distance));
+        let edges: usize = contrasts[usize::from(MIN_EDGE_CONTRAST)..].iter().sum();
+        let rare_edge = edges.div_ceil(RARE_EDGE);
         ImageMeasures {
             width: width as u32,
             height: height as u32,
-            edge_step: edge(1),
-            edge_contrast: edge(EDGE_WIDTH),
-            darkest: 255 - exceeded(&reversed),
-            brightest: exceeded(&levels),
+            edge_step: reached(&steps, rare_edge),
+            edge_contrast: reached(&contrasts, rare_edge),
+            darkest: 255 - reached(&reversed, rare_level),
+            brightest: reached(&levels, rare_level),
             thumbnail: thumbnail.into(),
         }
     }
@@ -184,9 +190,8 @@ fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
     counts
 }
 
-/// The largest value that at least one in [`RARE`] of the counted values reaches; 0 if there are none.
-fn exceeded(counts: &[usize; 256]) -> u8 {
-    let rare = counts.iter().sum::<usize>().div_ceil(RARE);
+/// The largest value that at least `rare` of the counted values reach; 0 if there are none.
+fn reached(counts: &[usize; 256], rare: usize) -> u8 {
     let mut larger = 0;
     for (value, count) in (0..=255).zip(counts).rev() {
         larger += count;
@@ -263,7 +268,10 @@ pub(super) mod tests {
         assert_eq!(measured(64, |x, y| 2 * noise(x, y)).problems(64), [ImageProblemKind::Dark]);
         assert_eq!(measured(64, |x, y| 200 + noise(x, y)).problems(64), [ImageProblemKind::Blank]);
         assert_eq!(measured(64, |x, y| 20 * noise(x, y)).problems(64), []);
-        // A drawing: thin lines on white paper.
+        // Drawings: thin lines on white paper, and a small object.
+        let small =
+            measured(200, |x, y| if x < 180 || y < 185 { 255 } else { ((x * 37 + y * 91) % 200) as u8 });
+        assert_eq!(small.problems(200), []);
         assert_eq!(measured(100, |x, y| if x == y { 0 } else { 255 }).problems(100), []);
     }
 

@@ -16,7 +16,11 @@ const MIN_COARSE: f32 = 0.7;
 /// The smallest correlation of copies.
 const MIN_CORRELATION: f32 = 0.85;
 /// The smallest correlation of the details of copies.
-const MIN_DETAIL: f32 = 0.65;
+const MIN_DETAIL: f32 = 0.75;
+/// The same for images whose embeddings are similar, too. Drawings on white paper often have similar outlines.
+const MIN_DETAIL_IF_SIMILAR: f32 = 0.65;
+/// The smallest cosine of similar embeddings.
+const SIMILAR: f32 = 0.6;
 /// The smallest share of a thumbnail that the other one covers: that of a copy from which 10 % was cropped on every side.
 const MIN_OVERLAP: f32 = 0.6;
 /// The largest change of scale, and the largest shift as a share of half a side.
@@ -24,13 +28,15 @@ const MAX_CHANGE: f64 = 0.35;
 /// Thumbnails with a smaller standard deviation, in grey levels, show nothing that could be compared.
 const MIN_DEVIATION: f32 = 4.0;
 
-/// Whether one of two images is a copy of the other; `None` if they show too little to tell.
-pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures) -> Option<bool> {
+/// Whether one of two images is a copy of the other, given the cosine of their embeddings; `None` if they show too little
+/// to tell.
+pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures, cosine: f32) -> Option<bool> {
+    let min_detail = if cosine >= SIMILAR { MIN_DETAIL_IF_SIMILAR } else { MIN_DETAIL };
     let [one, other] = [one, other].map(|measures| Pyramid::new(measures.thumbnail()));
     if one.deviation() < MIN_DEVIATION || other.deviation() < MIN_DEVIATION {
         return None;
     }
-    Some(contains(&one, &other) || contains(&other, &one))
+    Some(contains(&one, &other, min_detail) || contains(&other, &one, min_detail))
 }
 
 /// A thumbnail in the sizes of [`LEVELS`].
@@ -68,8 +74,8 @@ struct Alignment {
     axes: [(f64, f64); 2],
 }
 
-/// Whether the larger image contains the smaller one.
-fn contains(larger: &Pyramid, smaller: &Pyramid) -> bool {
+/// Whether the larger image contains the smaller one, with at least this correlation of the details.
+fn contains(larger: &Pyramid, smaller: &Pyramid, min_detail: f32) -> bool {
     let mut alignment = Alignment::default();
     for (level, (side, steps)) in LEVELS.into_iter().enumerate() {
         let (from, to) = (&larger.0[level], &smaller.0[level]);
@@ -86,7 +92,7 @@ fn contains(larger: &Pyramid, smaller: &Pyramid) -> bool {
         if level + 1 == LEVELS.len() {
             return aligned.covered() >= MIN_OVERLAP
                 && aligned.correlation(&aligned.values, to) >= MIN_CORRELATION
-                && aligned.correlation(&details(&aligned.values, side), &details(to, side)) >= MIN_DETAIL;
+                && aligned.correlation(&details(&aligned.values, side), &details(to, side)) >= min_detail;
         }
     }
     false
@@ -271,8 +277,8 @@ mod tests {
         for window in [WHOLE, [0.05, 0.05, 0.95, 0.95], [0.0, 0.1, 1.0, 1.0], [0.03, 0.08, 0.99, 0.96]] {
             for seed in 0..5 {
                 let (whole, part) = (picture(seed, WHOLE), picture(seed, window));
-                assert_eq!(is_copy(&whole, &part), Some(true), "{seed} {window:?}");
-                assert_eq!(is_copy(&part, &whole), Some(true), "{seed} {window:?}");
+                assert_eq!(is_copy(&whole, &part, 0.6), Some(true), "{seed} {window:?}");
+                assert_eq!(is_copy(&part, &whole, 0.6), Some(true), "{seed} {window:?}");
             }
         }
     }
@@ -280,9 +286,13 @@ mod tests {
     #[test]
     fn other_pictures_and_small_parts_are_not_copies() {
         for seed in 0..20 {
-            assert_eq!(is_copy(&picture(seed, WHOLE), &picture(seed + 20, WHOLE)), Some(false), "{seed}");
+            assert_eq!(
+                is_copy(&picture(seed, WHOLE), &picture(seed + 20, WHOLE), 1.0),
+                Some(false),
+                "{seed}"
+            );
         }
-        assert_eq!(is_copy(&picture(1, WHOLE), &picture(1, [0.3, 0.3, 0.7, 0.7])), Some(false));
+        assert_eq!(is_copy(&picture(1, WHOLE), &picture(1, [0.3, 0.3, 0.7, 0.7]), 1.0), Some(false));
     }
 
     #[test]
@@ -293,14 +303,14 @@ mod tests {
             ImageMeasures::from_bytes(&bytes).unwrap()
         };
         let whole = picture(3, WHOLE);
-        assert_eq!(is_copy(&whole, &dimmed(&whole)), Some(true));
+        assert_eq!(is_copy(&whole, &dimmed(&whole), 0.0), Some(true));
     }
 
     #[test]
     fn images_that_show_nothing_are_not_compared() {
         let grey = measured(64, |_, _| 90);
-        assert_eq!(is_copy(&grey, &picture(0, WHOLE)), None);
-        assert_eq!(is_copy(&grey, &grey), None);
+        assert_eq!(is_copy(&grey, &picture(0, WHOLE), 1.0), None);
+        assert_eq!(is_copy(&grey, &grey, 1.0), None);
     }
 
     /// Thumbnails arrive over the network, so every one of them must be compared without a panic.
@@ -311,7 +321,7 @@ mod tests {
         let images = [stripes(2), stripes(4), stripes(32), corner, picture(0, WHOLE)];
         for one in &images {
             for other in &images {
-                is_copy(one, other);
+                is_copy(one, other, 0.0);
             }
         }
     }
