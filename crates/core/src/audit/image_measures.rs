@@ -9,7 +9,7 @@ use crate::embeddings::Embeddings;
 const EDGE_WIDTH: usize = 8;
 /// The darkest and brightest pixels are one in this many.
 const RARE_LEVEL: usize = 200;
-/// The strongest edges are one in this many of those with [`MIN_EDGE_CONTRAST`], so that paper around a drawing does not count.
+/// The strongest edges are one in this many of all edges, so that paper around a drawing does not count.
 const RARE_EDGE: usize = 100;
 /// An image is blurred if its steepest edges rise less than this share of their height from one pixel to the next.
 const BLURRED_PERCENT: u32 = 22;

@@ -233,7 +233,7 @@ fn similar_items_of_tight_classes_are_not_copies() {
     assert_eq!(found.duplicates, []);
 }
 
-/// A grey image of random blobs, of which `window` is shown; with a row that is similar for all images.
+/// A grey image of twelve random waves, moved to the left by a share of its width.
 fn image(seed: usize, shift: f64) -> ImageMeasures {
     image_measures::tests::measured(96, |x, y| {
         let mut rng = Rng::new(seed as u64, Purpose::Method, 0);
@@ -253,7 +253,7 @@ fn copies_by_pixels(order: &[usize], rename: impl Fn(usize) -> String) -> Vec<(S
     let mut labels = labels;
     (labels[0], labels[1], labels[2], labels[3]) = (0, 0, 1, 2);
     let row = |row: usize| {
-        // A copy is similar, but not more similar than other items of tight classes.
+        // A copy is similar, but not nearly equal.
         let source = if row < 4 { row / 2 * 2 } else { row };
         (0..12).map(move |d| (row, source, d))
     };

@@ -1,10 +1,10 @@
 //! Compares thumbnails: whether two images show the same picture, one of them possibly cropped, resized or compressed.
 //!
 //! A crop moves every pixel of a thumbnail, so thumbnails are aligned first: Gauss-Newton steps find the scale and shift of
-//! both axes, and the gain and offset of the grey levels, that make one thumbnail most like the other (Lucas and Kanade, "An
-//! iterative image registration technique", 1981), from a thumbnail of 8 x 8 pixels to the full one. Then the correlation
-//! of the details is computed, the differences between each pixel and the mean of the pixels around it. Photographs of similar scenes
-//! have similar large areas, but not the same details.
+//! both axes, and the gain and offset of the grey levels, that make one thumbnail most like the other (Lucas and Kanade,
+//! "An iterative image registration technique", 1981), from a thumbnail of 8 x 8 pixels to the full one. Then the
+//! correlation of the details is computed: the differences between each pixel and the mean of the pixels around it.
+//! Photographs of similar scenes have similar large areas, but not the same details.
 
 use super::image_measures::ImageMeasures;
 
