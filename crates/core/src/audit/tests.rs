@@ -302,7 +302,8 @@ fn image_problems_are_listed_with_their_items() {
         ["a", "b", "a"].map(String::from).to_vec(),
     );
     let black = image_measures::tests::measured(64, |_, _| 3);
-    let measures = [Some(image(1, 0.0)), Some(black), None];
+    let checks = image_measures::tests::measured(64, |x, y| ((x / 8 + y / 8) % 2 * 200) as u8);
+    let measures = [Some(checks), Some(black), None];
     let unreadable = [("z.png".to_string(), Some("b".to_string())), ("c.png".to_string(), None)];
     let data = data.unwrap();
     let found = Audit::of(&data).image_measures(&measures).unreadable_images(unreadable).run().unwrap();
