@@ -133,11 +133,7 @@ impl Arguments {
             neighbours: usize::from(self.neighbours),
         };
         let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
-        let found = Audit::of(&support.embeddings)
-            .options(options)
-            .confirmed(&support.confirmed)
-            .progress(&progress)
-            .run();
+        let found = support.audit().options(options).progress(&progress).run();
         progress.finish();
         Ok(found?)
     }

@@ -4,8 +4,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
+
+use trueshot::audit::ImageMeasures;
 
 use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
 
@@ -21,6 +25,8 @@ pub struct SupportJson {
     pub confirmed: Option<BoundedList<bool>>,
     #[serde(default)]
     pub embedder: Option<JsonName>,
+    #[serde(default)]
+    pub images: Option<BoundedList<Option<JsonImage>>>,
 }
 
 /// Query rows as JSON.
@@ -45,6 +51,27 @@ pub struct BoundedList<T>(pub Vec<T>);
 
 /// A name, given as text or as an integer.
 pub struct JsonName(pub String);
+
+/// The number of characters of a [`JsonImage`].
+pub const MAX_IMAGE_CHARACTERS: usize = ImageMeasures::BYTES.div_ceil(3) * 4;
+
+/// The measures of an image, given as base64.
+pub struct JsonImage(pub ImageMeasures);
+
+/// The measures of an image as base64.
+pub fn image_text(measures: &ImageMeasures) -> String {
+    BASE64.encode(measures.to_bytes())
+}
+
+impl<'de> Deserialize<'de> for JsonImage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes = BASE64.decode(text.as_bytes()).ok();
+        let measures = bytes.and_then(|bytes| ImageMeasures::from_bytes(&bytes));
+        let expected = "expected the text that /api/v1/embed returned in 'image'";
+        measures.map(JsonImage).ok_or_else(|| D::Error::custom(expected))
+    }
+}
 
 impl BoundedList<JsonName> {
     /// The names.

@@ -10,10 +10,11 @@ use serde_json::{Value, json};
 use trueshot::audit::{Action, Verdict};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{
-    ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type,
+    ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, SchemaType, Type,
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
+use crate::json_rows::MAX_IMAGE_CHARACTERS;
 use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
 use crate::request_rows::SkippedItem;
 use crate::routes::{about, audits, classifiers, embeddings, predictions};
@@ -40,6 +41,10 @@ pub struct SupportBody {
     /// The name of the network that computed the rows.
     #[schema(required = false, max_length = 512)]
     embedder: Option<String>,
+    /// The measures of the images behind the rows, as `/api/v1/embed` returned them in `image`; null for a row without an
+    /// image. They show which images are copies of each other, and which are too poor to be used.
+    #[schema(schema_with = images_schema, required = false)]
+    images: Option<Vec<Option<String>>>,
 }
 
 /// Query rows as JSON.
@@ -76,6 +81,13 @@ fn labels_schema() -> Schema {
 
 fn names_schema() -> Schema {
     ArrayBuilder::new().items(name_schema()).max_items(Some(MAX_ITEMS)).into()
+}
+
+fn images_schema() -> Schema {
+    let text = ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
+        .max_length(Some(MAX_IMAGE_CHARACTERS));
+    ArrayBuilder::new().items(text).max_items(Some(MAX_ITEMS)).into()
 }
 
 /// The schema of a name: text or an integer.
@@ -139,8 +151,10 @@ pub struct AuditBody {
     expected_wrong: f64,
     /// Numbers of items per action, and of suspect labels.
     counts: AuditCounts,
-    /// Pairs of identical or nearly identical items.
+    /// Pairs of identical or nearly identical items, those with different labels first.
     duplicates: Vec<Duplicate>,
+    /// Images that are blurred, dark, blank, tiny or unreadable; empty for rows without `images`.
+    image_problems: Vec<ImageProblem>,
     /// Problems of whole classes.
     warnings: Vec<String>,
     /// The name of the network that computed the rows, if known.
@@ -263,6 +277,21 @@ pub struct Duplicate {
     other: String,
     /// The label of the second item.
     other_given: String,
+    /// Whether the labels differ, so that at least one of them is wrong.
+    label_conflict: bool,
+}
+
+/// An image that is too poor to be used, or cannot be read.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+pub struct ImageProblem {
+    /// The name of the item.
+    item: String,
+    /// The label of the item, if it has one.
+    given: Option<String>,
+    /// What is wrong with the image: blurred, dark, blank, tiny, unreadable.
+    kinds: Vec<String>,
 }
 
 /// The OpenAPI document as utoipa derives it.

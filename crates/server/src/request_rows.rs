@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use trueshot::Embeddings;
+use trueshot::audit::ImageMeasures;
 use trueshot::embeddings::Items;
 use trueshot_vision::embedder::EmbeddingResult;
 use trueshot_vision::{ImageInput, LabelledRows, Skipped, Unreadable};
@@ -47,6 +48,8 @@ pub struct Queries {
     pub rows: Vec<EmbeddingResult>,
     /// What made them, if we did.
     pub embedder: Option<String>,
+    /// The measures of the images, one entry per row; empty for rows that are not images.
+    pub measures: Vec<Option<ImageMeasures>>,
 }
 
 /// Reads the labelled rows of a body: a support set as JSON or Arrow, or images in a form.
@@ -70,12 +73,16 @@ pub fn parse_labelled_rows(
 }
 
 fn parse_support_json(given: SupportJson) -> Result<LabelledRows, Problem> {
-    let SupportJson { rows, labels, items, confirmed, embedder } = given;
+    let SupportJson { rows, labels, items, confirmed, embedder, images } = given;
     let items = items.filter(|items| !items.0.is_empty());
     let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
     check_length("labels", labels.0.len(), &rows)?;
     if !confirmed.is_empty() {
         check_length("confirmed", confirmed.len(), &rows)?;
+    }
+    let images = images.map_or_else(Vec::new, |images| images.0);
+    if !images.is_empty() {
+        check_length("images", images.len(), &rows)?;
     }
     if rows.count == 0 {
         return Err(trueshot::Error::Empty.into());
@@ -90,7 +97,8 @@ fn parse_support_json(given: SupportJson) -> Result<LabelledRows, Problem> {
     if let Some(embedder) = embedder {
         data = data.with_backbone(embedder.0);
     }
-    Ok(LabelledRows { confirmed, ..data.into() })
+    let measures = images.into_iter().map(|image| image.map(|image| image.0)).collect();
+    Ok(LabelledRows { confirmed, measures, ..data.into() })
 }
 
 /// Embeds the images of a form, whose classes follow from their fields.
@@ -100,15 +108,15 @@ fn embed_labelled(
     cancellation: &Cancellation,
 ) -> Result<LabelledRows, Problem> {
     let classes: Vec<String> = files.iter().map(class_of).collect::<Result<_, _>>()?;
-    let rows = embed(files, app, cancellation)?;
+    let (rows, measures) = embed(files, app, cancellation)?;
     if let (None, Some((file, Err(reason)))) =
         (rows.iter().find(|row| row.is_ok()), files.iter().zip(&rows).next())
     {
         let error = format!("none of the images can be read; {}: {}", file.file, reason);
         return Err(Problem::unusable(error));
     }
-    let results =
-        files.iter().zip(classes).zip(rows).map(|((file, class), row)| (file.file.clone(), class, row));
+    let results = files.iter().zip(classes).zip(rows.into_iter().zip(measures));
+    let results = results.map(|((file, class), (row, measures))| (file.file.clone(), class, row, measures));
     LabelledRows::from_results(results, app.embedder.backbone()).map_err(|error| match error {
         trueshot_vision::Error::Core(error) => error.into(),
         error => Problem::failed("embedding images", error),
@@ -143,22 +151,21 @@ impl Queries {
         let name = |row: usize| rows.item(row).map_or_else(|| format!("row {row}"), str::to_owned);
         let items = items.unwrap_or_else(|| (0..rows.len()).map(name).collect());
         let values = (0..rows.len()).map(|row| Ok(rows.row(row).into_owned())).collect();
-        Ok(Queries { items, rows: values, embedder: None })
+        Ok(Queries { items, rows: values, embedder: None, measures: Vec::new() })
     }
 
     fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
-        let rows = embed(pictures, app, cancellation)?;
+        let (rows, measures) = embed(pictures, app, cancellation)?;
         let items = pictures.iter().map(|picture| picture.file.clone()).collect();
-        Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()) })
+        Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()), measures })
     }
 }
 
-/// Embeds images; those that cannot be read have a reason instead of a row.
-fn embed(
-    pictures: &[FormFile],
-    app: &App,
-    cancellation: &Cancellation,
-) -> Result<Vec<EmbeddingResult>, Problem> {
+/// The rows of images and the measures of the images.
+type EmbeddedForm = (Vec<EmbeddingResult>, Vec<Option<ImageMeasures>>);
+
+/// Embeds images; those that cannot be read have a reason instead of a row, and no measures.
+fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<EmbeddedForm, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
     let embedded = app.embedder.embed_images(&given, cancellation).map_err(|error| match error {
@@ -168,12 +175,12 @@ fn embed(
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
-    let mut rows = embedded.rows.into_iter();
+    let mut rows = embedded.rows.into_iter().zip(embedded.measures);
     let row = |picture: &FormFile| match &picture.contents {
         Ok(_) => rows.next().expect("one row per image"),
-        Err(problem) => Err(Unreadable::BadName(problem.clone())),
+        Err(problem) => (Err(Unreadable::BadName(problem.clone())), None),
     };
-    Ok(pictures.iter().map(row).collect())
+    Ok(pictures.iter().map(row).unzip())
 }
 
 /// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.

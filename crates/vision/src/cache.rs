@@ -8,8 +8,8 @@
 //!
 //! Packs that were not used for longest go first when all of them together are too large.
 //!
-//! A pack is `trucach1`, the numbers of a row and the rows (u32 each, little-endian), then for every row the hash of its
-//! image (32 bytes) and its checksum (8), then the rows (f32).
+//! A pack is `trucach2`, the numbers of a row and the rows (u32 each, little-endian), then for every row the hash of its
+//! image (32 bytes) and its checksum (8), then per row its values (f32) and the [measures](ImageMeasures) of its image.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,11 +19,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use trueshot::atomic::write_atomically;
+use trueshot::audit::ImageMeasures;
 
-const MAGIC: &[u8; 8] = b"trucach1";
+const MAGIC: &[u8; 8] = b"trucach2";
 const HEADER_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 40;
-/// What all packs together may take: some 200,000 embeddings of 1,280 numbers.
+/// What all packs together may take: some 170,000 images with embeddings of 1,280 numbers.
 const MAX_BYTES: u64 = 1 << 30;
 /// So many small packs of a backbone are made one.
 const MAX_PACKS: usize = 32;
@@ -80,9 +81,18 @@ struct CacheState {
     packs: Vec<File>,
     rows: HashMap<ContentHash, RowLocation>,
     /// What is not written yet, in the order it came.
-    pending: Vec<(ContentHash, Vec<f32>)>,
+    pending: Vec<(ContentHash, CachedImage)>,
     /// Why the last pack could not be written.
     problem: Option<String>,
+}
+
+/// What is stored about an image.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CachedImage {
+    /// The embedding.
+    pub row: Vec<f32>,
+    /// The measures of the decoded image.
+    pub measures: ImageMeasures,
 }
 
 /// Where a row is.
@@ -120,28 +130,29 @@ impl EmbeddingCache {
         self
     }
 
-    /// A row, if there is a good one.
-    pub fn get(&self, key: &ContentHash) -> Option<Vec<f32>> {
+    /// The row and the measures of an image, if they are stored and intact.
+    pub fn get(&self, key: &ContentHash) -> Option<CachedImage> {
         let mut state = self.state();
         let (pack, offset, checksum) = match *state.rows.get(key)? {
             RowLocation::Pending(number) => return Some(state.pending[number].1.clone()),
             RowLocation::Packed { pack, offset, checksum } => (pack, offset, checksum),
         };
-        let row = read_row(&mut state.packs[pack], offset, self.dim);
+        let bytes = read_bytes(&mut state.packs[pack], offset, self.dim);
         drop(state);
-        row.filter(|row| checksum_of(key, row) == checksum && row.iter().all(|value| value.is_finite()))
+        let image = decode(&bytes.filter(|bytes| checksum_of(key, bytes) == checksum)?, self.dim)?;
+        image.row.iter().all(|value| value.is_finite()).then_some(image)
     }
 
-    /// Keeps a row.
+    /// Stores the row and the measures of an image.
     ///
     /// # Panics
-    /// If it has another length than the backbone's.
-    pub fn put(&self, key: ContentHash, row: Vec<f32>) {
-        assert_eq!(row.len(), self.dim, "numbers of an embedding");
+    /// If the length of the row is not the dimension of the backbone.
+    pub fn put(&self, key: ContentHash, image: CachedImage) {
+        assert_eq!(image.row.len(), self.dim, "numbers of an embedding");
         let mut state = self.state();
         let number = state.pending.len();
         state.rows.insert(key, RowLocation::Pending(number));
-        state.pending.push((key, row));
+        state.pending.push((key, image));
     }
 
     /// Writes what waits if it is enough for a pack.
@@ -200,7 +211,7 @@ impl EmbeddingCache {
         let pack = state.packs.len();
         let rows = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
         for (number, (key, checksum)) in entries.into_iter().enumerate() {
-            let offset = rows + (number * self.dim * 4) as u64;
+            let offset = rows + (number * row_bytes(self.dim)) as u64;
             state.rows.insert(key, RowLocation::Packed { pack, offset, checksum });
         }
         state.packs.push(file);
@@ -208,20 +219,20 @@ impl EmbeddingCache {
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    fn write(&self, rows: &[(ContentHash, Vec<f32>)]) -> Result<PathBuf, String> {
+    fn write(&self, images: &[(ContentHash, CachedImage)]) -> Result<PathBuf, String> {
         std::fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
-        let mut bytes =
-            Vec::with_capacity(rows.len() * (ENTRY_BYTES as usize + self.dim * 4) + HEADER_BYTES as usize);
+        let rows: Vec<(&ContentHash, Vec<u8>)> =
+            images.iter().map(|(key, image)| (key, encode(image))).collect();
+        let row_and_entry = ENTRY_BYTES as usize + row_bytes(self.dim);
+        let mut bytes = Vec::with_capacity(rows.len() * row_and_entry + HEADER_BYTES as usize);
         bytes.extend(MAGIC);
         bytes.extend((self.dim as u32).to_le_bytes());
         bytes.extend((rows.len() as u32).to_le_bytes());
-        for (key, row) in rows {
-            bytes.extend(key);
+        for (key, row) in &rows {
+            bytes.extend(*key);
             bytes.extend(checksum_of(key, row));
         }
-        for (_, row) in rows {
-            bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
-        }
+        rows.iter().for_each(|(_, row)| bytes.extend(row));
         let name = format!("{}.rows", &blake3::hash(&bytes).to_hex()[..32]);
         let path = self.folder.join(name);
         write_atomically(&path, |out| out.write_all(&bytes)).map_err(|error| error.to_string())?;
@@ -239,13 +250,15 @@ impl EmbeddingCache {
             let Some(entries) = read_entries(&mut file, self.dim) else { continue };
             let start = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
             for (number, (key, checksum)) in entries.into_iter().enumerate() {
-                let row = read_row(&mut file, start + (number * self.dim * 4) as u64, self.dim);
-                if let Some(row) = row.filter(|row| checksum_of(&key, row) == checksum) {
-                    rows.insert(key, row);
+                let offset = start + (number * row_bytes(self.dim)) as u64;
+                let bytes = read_bytes(&mut file, offset, self.dim);
+                let bytes = bytes.filter(|bytes| checksum_of(&key, bytes) == checksum);
+                if let Some(image) = bytes.and_then(|bytes| decode(&bytes, self.dim)) {
+                    rows.insert(key, image);
                 }
             }
         }
-        let mut rows: Vec<(ContentHash, Vec<f32>)> = rows.into_iter().collect();
+        let mut rows: Vec<(ContentHash, CachedImage)> = rows.into_iter().collect();
         rows.sort_by_key(|(key, _)| *key);
         let Ok(merged) = self.write(&rows) else { return };
         for path in small.into_iter().filter(|path| **path != merged) {
@@ -282,7 +295,7 @@ impl Drop for EmbeddingCache {
 
 /// A change in how images are decoded or resized needs another version, or old rows would stand beside new ones.
 fn folder_name(identity: &str) -> String {
-    blake3::hash(format!("pictures/1 {identity}").as_bytes()).to_hex()[..16].to_owned()
+    blake3::hash(format!("pictures/2 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }
 
 fn packs_in(folder: &Path) -> Vec<PathBuf> {
@@ -293,12 +306,27 @@ fn packs_in(folder: &Path) -> Vec<PathBuf> {
     packs
 }
 
-fn checksum_of(key: &ContentHash, row: &[f32]) -> [u8; 8] {
+/// The bytes of a row of `dim` values and the measures of its image.
+fn row_bytes(dim: usize) -> usize {
+    dim * 4 + ImageMeasures::BYTES
+}
+
+fn encode(image: &CachedImage) -> Vec<u8> {
+    let mut bytes: Vec<u8> = image.row.iter().flat_map(|value| value.to_le_bytes()).collect();
+    bytes.extend(image.measures.to_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8], dim: usize) -> Option<CachedImage> {
+    let (row, measures) = bytes.split_at_checked(dim * 4)?;
+    let row = row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    Some(CachedImage { row, measures: ImageMeasures::from_bytes(measures)? })
+}
+
+fn checksum_of(key: &ContentHash, row: &[u8]) -> [u8; 8] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(key);
-    row.iter().for_each(|value| {
-        hasher.update(&value.to_le_bytes());
-    });
+    hasher.update(row);
     let mut checksum = [0; 8];
     checksum.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
     checksum
@@ -311,7 +339,7 @@ fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8]
     file.read_exact(&mut header).ok()?;
     let number = |place: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[place + byte]));
     let (found, count) = (u64::from(number(8)), u64::from(number(12)));
-    let whole = HEADER_BYTES + count * ENTRY_BYTES + count * (dim as u64) * 4;
+    let whole = HEADER_BYTES + count * ENTRY_BYTES + count * row_bytes(dim) as u64;
     if &header[..8] != MAGIC || found != dim as u64 || whole != length {
         return None;
     }
@@ -326,11 +354,11 @@ fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8]
     Some(entries.as_chunks().0.iter().map(entry).collect())
 }
 
-fn read_row(file: &mut File, offset: u64, dim: usize) -> Option<Vec<f32>> {
-    let mut bytes = vec![0; dim * 4];
+fn read_bytes(file: &mut File, offset: u64, dim: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; row_bytes(dim)];
     file.seek(SeekFrom::Start(offset)).ok()?;
     file.read_exact(&mut bytes).ok()?;
-    Some(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    Some(bytes)
 }
 
 #[cfg(test)]
@@ -341,15 +369,20 @@ mod tests {
         [number; 32]
     }
 
+    fn image(row: &[f32]) -> CachedImage {
+        let measures = ImageMeasures::of_grey(4, 2, &[7; 8], &[9; ImageMeasures::THUMBNAIL_LEN]);
+        CachedImage { row: row.to_vec(), measures }
+    }
+
     #[test]
     fn what_was_put_is_found_again_by_the_same_backbone_only() {
         let root = tempfile::tempdir().unwrap();
         let cache = EmbeddingCache::open(root.path(), "a", 3);
-        cache.put(key(1), vec![1.0, 2.0, 3.0]);
-        assert_eq!(cache.get(&key(1)), Some(vec![1.0, 2.0, 3.0]));
+        cache.put(key(1), image(&[1.0, 2.0, 3.0]));
+        assert_eq!(cache.get(&key(1)), Some(image(&[1.0, 2.0, 3.0])));
         drop(cache);
         let again = EmbeddingCache::open(root.path(), "a", 3);
-        assert_eq!(again.get(&key(1)), Some(vec![1.0, 2.0, 3.0]));
+        assert_eq!(again.get(&key(1)), Some(image(&[1.0, 2.0, 3.0])));
         assert_eq!(again.get(&key(2)), None);
         assert_eq!(EmbeddingCache::open(root.path(), "b", 3).get(&key(1)), None);
     }
@@ -358,7 +391,7 @@ mod tests {
     fn a_damaged_pack_is_no_reason_to_fail() {
         let root = tempfile::tempdir().unwrap();
         let cache = EmbeddingCache::open(root.path(), "a", 2);
-        (0..4).for_each(|number| cache.put(key(number), vec![f32::from(number), 1.0]));
+        (0..4).for_each(|number| cache.put(key(number), image(&[f32::from(number), 1.0])));
         drop(cache);
         let path = packs_in(&root.path().join(folder_name("a"))).pop().unwrap();
         let whole = std::fs::read(&path).unwrap();
@@ -367,9 +400,9 @@ mod tests {
             damaged[place] ^= 0x40;
             std::fs::write(&path, &damaged).unwrap();
             let cache = EmbeddingCache::open(root.path(), "a", 2);
-            let rows: Vec<Option<Vec<f32>>> = (0..4).map(|number| cache.get(&key(number))).collect();
+            let rows: Vec<Option<CachedImage>> = (0..4).map(|number| cache.get(&key(number))).collect();
             for (number, row) in rows.iter().enumerate() {
-                assert!(row.is_none() || row.as_deref() == Some(&[number as f32, 1.0]), "{place}: {row:?}");
+                assert!(row.is_none() || *row == Some(image(&[number as f32, 1.0])), "{place}: {row:?}");
             }
             assert!(rows.iter().any(Option::is_none), "byte {place} is not watched over");
         }
@@ -384,11 +417,11 @@ mod tests {
     fn many_small_packs_become_one() {
         let root = tempfile::tempdir().unwrap();
         for number in 0..40 {
-            EmbeddingCache::open(root.path(), "a", 1).put(key(number), vec![f32::from(number)]);
+            EmbeddingCache::open(root.path(), "a", 1).put(key(number), image(&[f32::from(number)]));
         }
         let cache = EmbeddingCache::open(root.path(), "a", 1);
         assert!(cache.packs().len() < 40);
-        (0..40).for_each(|number| assert_eq!(cache.get(&key(number)), Some(vec![f32::from(number)])));
+        (0..40).for_each(|number| assert_eq!(cache.get(&key(number)), Some(image(&[f32::from(number)]))));
     }
 
     #[test]
@@ -396,7 +429,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let pack = |backbone: &str, number: u8| {
             let cache = EmbeddingCache::open(root.path(), backbone, 100).with_limit(1000);
-            cache.put(key(number), vec![1.0; 100]);
+            cache.put(key(number), image(&[1.0; 100]));
         };
         pack("a", 1);
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -411,7 +444,7 @@ mod tests {
     fn a_folder_that_cannot_be_written_is_said_and_no_more() {
         let root = tempfile::NamedTempFile::new().unwrap();
         let cache = EmbeddingCache::open(root.path(), "a", 1);
-        cache.put(key(1), vec![1.0]);
+        cache.put(key(1), image(&[1.0]));
         cache.flush();
         assert!(cache.problem().is_some());
         assert_eq!(cache.get(&key(1)), None);

@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use trueshot::audit::ImageMeasures;
 use trueshot::progress::Progress;
 
 use bytes::Bytes;
@@ -16,9 +17,10 @@ use trueshot::Embeddings;
 
 use crate::backbone::{Backbone, BackboneOptions};
 use crate::batch_queue::{BatchQueue, PendingRow};
-use crate::cache::{CacheLocation, ContentHash, EmbeddingCache};
+use crate::cache::{CacheLocation, CachedImage, ContentHash, EmbeddingCache};
 use crate::decoded_image::{DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::image_measures::measure;
 use crate::labelled::LabelledRows;
 use crate::network::EmbeddingSession;
 use crate::source::{self, Collection, ImageContents, ImageEntry};
@@ -52,6 +54,8 @@ pub struct EmbeddedImages {
     pub from_cache: usize,
     /// For every image that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
     pub hashes: Vec<Option<ContentHash>>,
+    /// For every image that was given its measures; `None` if it cannot be read.
+    pub measures: Vec<Option<ImageMeasures>>,
 }
 
 /// One embedded image.
@@ -60,6 +64,8 @@ pub(crate) struct EmbeddedImage {
     pub was_cached: bool,
     /// The BLAKE3 hash of its file.
     pub hash: Option<ContentHash>,
+    /// The measures of the image, if it can be read.
+    pub measures: Option<ImageMeasures>,
 }
 
 /// The embeddings of a collection.
@@ -74,6 +80,8 @@ pub struct EmbeddedCollection {
     pub from_cache: usize,
     /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
     pub hashes: Vec<Option<ContentHash>>,
+    /// For every row the measures of its image.
+    pub measures: Vec<Option<ImageMeasures>>,
 }
 
 /// A backbone with a cache and the memory of its threads: embeds images from files, bytes and collections.
@@ -185,14 +193,19 @@ impl Embedder {
 
     fn embed_windows(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
         let total = images.len() as u64;
-        let mut embedded =
-            EmbeddedImages { rows: Vec::with_capacity(images.len()), from_cache: 0, hashes: Vec::new() };
+        let mut embedded = EmbeddedImages {
+            rows: Vec::with_capacity(images.len()),
+            from_cache: 0,
+            hashes: Vec::new(),
+            measures: Vec::with_capacity(images.len()),
+        };
         for images in images.chunks(self.window_len()) {
             let window = Window { progress, before: embedded.rows.len() as u64, total };
             for image in self.embed_window(images, window)? {
                 embedded.from_cache += usize::from(image.was_cached);
                 embedded.rows.push(image.row);
                 embedded.hashes.push(image.hash);
+                embedded.measures.push(image.measures);
             }
         }
         if let Some(cache) = &self.cache {
@@ -215,7 +228,7 @@ impl Embedder {
     ) -> Result<EmbeddedCollection> {
         let given: Vec<ImageInput<'_>> =
             collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect();
-        let EmbeddedImages { rows, from_cache, hashes } = self.embed_images(&given, progress)?;
+        let EmbeddedImages { rows, from_cache, hashes, measures } = self.embed_images(&given, progress)?;
         let mut skipped = collection.skipped().to_vec();
         let entries: Vec<u32> =
             (0..).zip(&rows).filter(|(_, row)| row.is_ok()).map(|(entry, _)| entry).collect();
@@ -230,15 +243,13 @@ impl Embedder {
                 skipped: first.as_ref().map(Skipped::to_string),
             });
         }
-        let results = collection
-            .entries()
-            .iter()
-            .zip(rows)
-            .map(|(entry, row)| (entry.item.clone(), collection.class_of(entry).to_owned(), row));
-        let LabelledRows { embeddings, skipped: unreadable, .. } =
+        let results = collection.entries().iter().zip(rows).zip(measures).map(|((entry, row), measures)| {
+            (entry.item.clone(), collection.class_of(entry).to_owned(), row, measures)
+        });
+        let LabelledRows { embeddings, skipped: unreadable, measures, .. } =
             LabelledRows::from_results(results, &self.backbone)?;
         skipped.extend(unreadable);
-        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes })
+        Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes, measures })
     }
 
     /// Images of a window, which are in work at once.
@@ -293,43 +304,50 @@ impl Embedder {
         // Single images, so that no thread has a share of images left when the others have none.
         let submitted: Vec<SubmittedImage> =
             images.par_iter().with_max_len(1).map(submit).collect::<Result<_>>()?;
-        let finish = |SubmittedImage { source, hash }: SubmittedImage| {
+        let finish = |SubmittedImage { source, hash, measures }: SubmittedImage| {
             let (row, was_cached) = match source {
                 RowSource::Cache(row) => (Ok(row), true),
                 RowSource::Unreadable(reason) => (Err(reason), false),
                 RowSource::Network(key, row) => {
-                    (row.wait().and_then(|row| check_and_cache(&row, key, self)), false)
+                    (row.wait().and_then(|row| check_and_cache(&row, key, &measures, self)), false)
                 }
             };
-            EmbeddedImage { row, was_cached, hash }
+            EmbeddedImage { row, was_cached, hash, measures }
         };
         Ok(submitted.into_iter().map(finish).collect())
     }
 
     fn submit(&self, queue: &BatchQueue, given: &ImageInput<'_>) -> SubmittedImage {
-        let ReadImage { source, hash } = self.read(given);
+        let ReadImage { source, hash, measures } = self.read(given);
         let source = match source {
             RowSource::Cache(row) => RowSource::Cache(row),
             RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
             RowSource::Network(key, image) => RowSource::Network(key, queue.submit(image.pixels)),
         };
-        SubmittedImage { source, hash }
+        SubmittedImage { source, hash, measures }
     }
 
-    /// Looks an image up, or decodes and resizes it.
+    /// Looks an image up, or decodes, measures and resizes it.
     fn read(&self, given: &ImageInput<'_>) -> ReadImage {
-        let mut hash = None;
+        let (mut hash, mut measures) = (None, None);
         let mut attempt = || {
             let contents = self.read_contents(given)?;
             let key = Embedder::content_hash(&contents);
             hash = matches!(contents, ImageContents::File(_)).then_some(key);
             match self.cache.as_ref().and_then(|cache| cache.get(&key)) {
-                Some(row) => Ok(RowSource::Cache(row)),
-                None => Ok(RowSource::Network(key, self.decode_and_resize(contents)?)),
+                Some(cached) => {
+                    measures = Some(cached.measures);
+                    Ok(RowSource::Cache(cached.row))
+                }
+                None => {
+                    let (measured, image) = self.decode_and_resize(contents)?;
+                    measures = Some(measured);
+                    Ok(RowSource::Network(key, image))
+                }
             }
         };
         let source = attempt().unwrap_or_else(RowSource::Unreadable);
-        ReadImage { source, hash }
+        ReadImage { source, hash, measures }
     }
 
     /// The same for the images of one thread.
@@ -370,13 +388,17 @@ impl Embedder {
         }
     }
 
-    /// Decodes an image and brings it to the size of the network.
-    fn decode_and_resize(&self, contents: ImageContents) -> std::result::Result<DecodedImage, Unreadable> {
+    /// Decodes an image, measures it and brings it to the size of the network.
+    fn decode_and_resize(
+        &self,
+        contents: ImageContents,
+    ) -> std::result::Result<(ImageMeasures, DecodedImage), Unreadable> {
         let to = self.backbone.preprocessing();
+        let process = |image: DecodedImage| (measure(&image), to.fitted(image));
         match contents {
-            ImageContents::Pixels(image) => Ok(to.fitted(image)),
+            ImageContents::Pixels(image) => Ok(process(image)),
             ImageContents::File(bytes) => {
-                DecodedImage::decode_then(&bytes, to.channels, &self.limits, |image| to.fitted(image))
+                DecodedImage::decode_then(&bytes, to.channels, &self.limits, process)
             }
         }
     }
@@ -399,48 +421,41 @@ enum RowSource<T> {
     Unreadable(Unreadable),
 }
 
-/// An image, or its row, with the hash of its file.
-struct ReadImage {
-    source: RowSource<DecodedImage>,
+/// An image, or its row, with the hash of its file and its measures; `T` is what the network makes the row of.
+struct ReadImage<T = DecodedImage> {
+    source: RowSource<T>,
     hash: Option<ContentHash>,
+    measures: Option<ImageMeasures>,
 }
 
-/// An image whose row is being computed, with the hash of its file.
-struct SubmittedImage {
-    source: RowSource<PendingRow>,
-    hash: Option<ContentHash>,
-}
+/// An image whose row is being computed.
+type SubmittedImage = ReadImage<PendingRow>;
 
 impl EmbedWorker {
     fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let sources: Vec<(RowSource<()>, Option<ContentHash>)> =
-            images.iter().map(|given| self.prepare(embedder, given)).collect();
+        let sources: Vec<ReadImage<()>> = images.iter().map(|given| self.prepare(embedder, given)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(backbone.dim());
-        let mut row = |(source, hash)| {
+        let mut row = |ReadImage { source, hash, measures }: ReadImage<()>| {
             let (row, was_cached) = match source {
                 RowSource::Cache(row) => (Ok(row), true),
                 RowSource::Unreadable(reason) => (Err(reason), false),
                 RowSource::Network(key, ()) => {
                     let row = rows.next().expect("a row for every picture that was read");
-                    (outcome.clone().and_then(|()| check_and_cache(row, key, embedder)), false)
+                    (outcome.clone().and_then(|()| check_and_cache(row, key, &measures, embedder)), false)
                 }
             };
-            EmbeddedImage { row, was_cached, hash }
+            EmbeddedImage { row, was_cached, hash, measures }
         };
         sources.into_iter().map(&mut row).collect()
     }
 
-    /// Looks an image up, or appends the input made of it; with the hash of its file.
-    fn prepare(
-        &mut self,
-        embedder: &Embedder,
-        given: &ImageInput<'_>,
-    ) -> (RowSource<()>, Option<ContentHash>) {
-        let ReadImage { source, hash } = embedder.read(given);
+    /// Looks an image up, or appends the input made of it.
+    fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> ReadImage<()> {
+        let ReadImage { source, hash, measures } = embedder.read(given);
         let source = match source {
             RowSource::Cache(row) => RowSource::Cache(row),
             RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
@@ -452,17 +467,22 @@ impl EmbedWorker {
                 RowSource::Network(key, ())
             }
         };
-        (source, hash)
+        ReadImage { source, hash, measures }
     }
 }
 
-/// A row that may go on, and into the cache.
-fn check_and_cache(row: &[f32], key: ContentHash, embedder: &Embedder) -> EmbeddingResult {
+/// Checks that the values of a row are finite, and stores it in the cache with the measures of its image.
+fn check_and_cache(
+    row: &[f32],
+    key: ContentHash,
+    measures: &Option<ImageMeasures>,
+    embedder: &Embedder,
+) -> EmbeddingResult {
     if let Some(place) = row.iter().position(|value| !value.is_finite()) {
         return Err(Unreadable::NotFinite { place, value: row[place].to_string() });
     }
-    if let Some(cache) = &embedder.cache {
-        cache.put(key, row.to_vec());
+    if let (Some(cache), Some(measures)) = (&embedder.cache, measures) {
+        cache.put(key, CachedImage { row: row.to_vec(), measures: measures.clone() });
     }
     Ok(row.to_vec())
 }

@@ -416,6 +416,14 @@ pub enum Unreadable {
     Decoder(String),
 }
 
+impl Unreadable {
+    /// Whether this is an image whose contents cannot be used, and not a file that was left out for its name or place.
+    pub fn is_unreadable_image(&self) -> bool {
+        use Unreadable::*;
+        !matches!(self, BadName(_) | Name | NotUtf8 | Video | Loop | NoClass | NotFinite { .. } | Network(_))
+    }
+}
+
 /// A skipped image and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {

@@ -2,6 +2,7 @@
 //! skipped, and the images behind the rows. Audits and classifiers start from them, on the command line and in the server.
 
 use trueshot::Embeddings;
+use trueshot::audit::{Audit, AuditBuilder, ImageMeasures};
 use trueshot::embeddings::Items;
 
 use crate::backbone::Backbone;
@@ -20,6 +21,8 @@ pub struct LabelledRows {
     pub skipped: Vec<Skipped>,
     /// The images behind the rows, if the rows were made from a collection of images.
     pub images: Option<RowImages>,
+    /// For every row the measures of its image, if known; empty if the rows were not made from images.
+    pub measures: Vec<Option<ImageMeasures>>,
 }
 
 /// The images behind labelled rows.
@@ -34,42 +37,60 @@ pub struct RowImages {
 
 impl From<Embeddings> for LabelledRows {
     fn from(embeddings: Embeddings) -> Self {
-        LabelledRows { embeddings, confirmed: Vec::new(), skipped: Vec::new(), images: None }
+        LabelledRows {
+            embeddings,
+            confirmed: Vec::new(),
+            skipped: Vec::new(),
+            images: None,
+            measures: Vec::new(),
+        }
     }
 }
 
 impl LabelledRows {
     /// The rows of an embedded collection, which keep their relation to the images.
     pub fn from_collection(collection: Collection, embedded: EmbeddedCollection) -> Self {
-        let EmbeddedCollection { embeddings, entries, skipped, hashes, .. } = embedded;
+        let EmbeddedCollection { embeddings, entries, skipped, hashes, measures, .. } = embedded;
         let images = RowImages { collection, entries, hashes };
-        LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: Some(images) }
+        LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: Some(images), measures }
     }
 
-    /// The rows of embedded images, each given as item name, class and embedding. Images without an embedding are listed
-    /// as skipped.
+    /// The rows of embedded images, each given as item name, class, embedding and measures. Images without an embedding
+    /// are listed as skipped.
     ///
     /// # Errors
     /// If none of the images has an embedding.
     pub fn from_results(
-        results: impl IntoIterator<Item = (String, String, EmbeddingResult)>,
+        results: impl IntoIterator<Item = (String, String, EmbeddingResult, Option<ImageMeasures>)>,
         backbone: &Backbone,
     ) -> Result<Self> {
         let (mut values, mut labels, mut items, mut skipped) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for (item, class, result) in results {
+        let mut measures = Vec::new();
+        for (item, class, result, measured) in results {
             match result {
                 Ok(row) => {
                     values.extend(row);
                     labels.push(class);
                     items.push(item);
+                    measures.push(measured);
                 }
                 Err(reason) => skipped.push(Skipped { item, class: Some(class), reason }),
             }
         }
         let embeddings = Embeddings::from_rows(values, backbone.dim(), labels)?;
         let embeddings = embeddings.with_items(Items::from_names(items))?.with_backbone(backbone.name());
-        Ok(LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: None })
+        Ok(LabelledRows { embeddings, confirmed: Vec::new(), skipped, images: None, measures })
+    }
+
+    /// Starts an audit of the rows, with everything that is known about them: confirmed labels, the measures of the
+    /// images, and the images that cannot be read.
+    pub fn audit(&self) -> AuditBuilder<'_> {
+        let unreadable = self.skipped.iter().filter(|skipped| skipped.reason.is_unreadable_image());
+        Audit::of(&self.embeddings)
+            .confirmed(&self.confirmed)
+            .image_measures(&self.measures)
+            .unreadable_images(unreadable.map(|skipped| (skipped.item.clone(), skipped.class.clone())))
     }
 }
 

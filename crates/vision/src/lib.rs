@@ -44,6 +44,7 @@ pub mod embedder;
 pub mod error;
 #[cfg(feature = "cuda")]
 mod gpu_network;
+mod image_measures;
 pub mod labelled;
 pub mod loader;
 pub mod maml;

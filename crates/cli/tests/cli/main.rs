@@ -10,6 +10,7 @@ mod embed;
 mod eval;
 mod fit;
 mod fixture;
+mod image_problems;
 mod inspect;
 mod names;
 mod outputs;

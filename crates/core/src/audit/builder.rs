@@ -1,6 +1,6 @@
 //! The builder of an audit, and its options with their ranges.
 
-use super::{Audit, Certainty, run};
+use super::{Audit, Certainty, ImageMeasures, RowFacts, run};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -51,12 +51,21 @@ pub struct AuditBuilder<'a> {
     data: &'a Embeddings,
     options: Options,
     confirmed: &'a [bool],
+    measures: &'a [Option<ImageMeasures>],
+    unreadable: Vec<(String, Option<String>)>,
     progress: &'a dyn Progress,
 }
 
 impl<'a> AuditBuilder<'a> {
     pub(super) fn new(data: &'a Embeddings) -> Self {
-        AuditBuilder { data, options: Options::default(), confirmed: &[], progress: &() }
+        AuditBuilder {
+            data,
+            options: Options::default(),
+            confirmed: &[],
+            measures: &[],
+            unreadable: Vec::new(),
+            progress: &(),
+        }
     }
 
     /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure), unless the
@@ -90,6 +99,19 @@ impl<'a> AuditBuilder<'a> {
         self
     }
 
+    /// The measures of the images behind the rows, one entry per row; empty if the rows were not made from images. They
+    /// show which images are copies of each other, and which are too poor to be used.
+    pub fn image_measures(mut self, measures: &'a [Option<ImageMeasures>]) -> Self {
+        self.measures = measures;
+        self
+    }
+
+    /// Names and classes of images that cannot be read, and have no rows: listed in [`Audit::image_problems`].
+    pub fn unreadable_images(mut self, images: impl IntoIterator<Item = (String, Option<String>)>) -> Self {
+        self.unreadable = images.into_iter().collect();
+        self
+    }
+
     /// Reports the number of scored items and allows to stop. Between two of these updates `progress` is called again
     /// with the same number, from any thread, so that an audit can be stopped at any time.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
@@ -101,16 +123,21 @@ impl<'a> AuditBuilder<'a> {
     ///
     /// # Errors
     /// [`Error::OneClass`] if the data has fewer than two classes, [`Error::OutOfRange`] for an option or a wrong number
-    /// of confirmed entries, [`Error::Interrupted`] if the progress stopped it.
+    /// of entries for the rows, [`Error::Interrupted`] if the progress stopped it.
     pub fn run(self) -> Result<Audit> {
         self.options.validate()?;
         if self.data.classes().len() < 2 {
             return Err(Error::OneClass);
         }
-        let (entries, rows) = (self.confirmed.len(), self.data.len());
+        let rows = self.data.len();
         let allowed = format!("{rows} entries, one per row");
-        require("confirmed", format!("a list of {entries}"), entries == 0 || entries == rows, &allowed)?;
-        run(self.data, &self.options, self.confirmed, self.progress)
+        for (name, entries) in [("confirmed", self.confirmed.len()), ("image_measures", self.measures.len())]
+        {
+            require(name, format!("a list of {entries}"), entries == 0 || entries == rows, &allowed)?;
+        }
+        let facts =
+            RowFacts { confirmed: self.confirmed, measures: self.measures, unreadable: &self.unreadable };
+        run(self.data, &self.options, &facts, self.progress)
     }
 }
 

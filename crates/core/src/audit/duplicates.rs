@@ -1,13 +1,17 @@
 //! Finds duplicates: items with equal features, and pairs that are nearly equal.
+//!
+//! Candidates for nearly equal items are the nearest neighbours that the audit has found anyway, so neither time nor memory
+//! is quadratic. If the images behind two rows are known, their thumbnails decide: photographs of one class are often
+//! as similar by their embeddings as a copy that was resized, cropped or compressed. Otherwise the cosine decides.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use rayon::prelude::*;
 use serde::Serialize;
-use trueshot_nn::products;
 
-use super::{Poll, item_name};
+use super::image_measures::ImageMeasures;
+use super::{Poll, item_name, thumbnails};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::visible::visible;
@@ -25,6 +29,8 @@ pub struct Duplicate {
     pub other: String,
     /// The label of the second item.
     pub other_given: String,
+    /// Whether the labels differ, so that at least one of them is wrong.
+    pub label_conflict: bool,
     /// The rows of both.
     #[serde(skip)]
     pub rows: [u32; 2],
@@ -36,18 +42,21 @@ pub struct Duplicate {
 pub enum DuplicateKind {
     /// All features are equal.
     Exact,
-    /// The cosine is at least 0.99: typically the same image in another size or compression.
+    /// The same image in another size or compression, or slightly cropped; without images, nearly equal features.
     Near,
 }
 
-/// The smallest cosine of near duplicates.
-const NEAR: f32 = 0.99;
-
-/// The largest collection in which near duplicates are searched: comparing all pairs of more items takes minutes.
-const MAX_ITEMS_FOR_PAIRS: usize = 20_000;
+/// The largest distance `1 - cosine` of near duplicates that are recognised by their embeddings alone.
+const NEAR_DISTANCE: f32 = 0.1;
+/// The largest distance of near duplicates as a share of the usual distance of similar items.
+const NEAR_SHARE: f32 = 0.25;
+/// Nearest neighbours of an item that are compared with it.
+pub(super) const COMPARED_NEIGHBOURS: usize = 10;
+/// Pairs that are compared between two checks for cancellation.
+const BLOCK: usize = 64;
 
 /// Near duplicates reported per item within its class, and across classes: the frames of a video would otherwise give
-/// millions of pairs.
+/// many pairs each.
 const MAX_PAIRS_PER_ITEM: usize = 4;
 
 type Pair = (u32, u32, DuplicateKind);
@@ -60,16 +69,28 @@ pub(super) struct DuplicateFindings {
     pub warnings: Vec<String>,
 }
 
+/// What is known about the rows.
+pub(super) struct Given<'a> {
+    /// For each row its nearest neighbours with their cosines, in descending order.
+    pub neighbours: &'a [Vec<(u32, f32)>],
+    /// For each row the measures of its image; empty if the rows were not made from images.
+    pub measures: &'a [Option<ImageMeasures>],
+}
+
 /// Finds duplicates. Equal items form groups, which are reported by their first item.
-pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<DuplicateFindings> {
+pub(super) fn find(data: &Embeddings, given: &Given<'_>, poll: &Poll<'_>) -> Result<DuplicateFindings> {
     let groups = equal_rows(data, poll)?;
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
-    if data.len() <= MAX_ITEMS_FOR_PAIRS {
-        let firsts: Vec<u32> = groups.iter().map(|group| group[0]).collect();
-        pairs.extend(near_pairs(data, &firsts, poll)?);
-    }
+    pairs.extend(near_pairs(data, &groups, given, poll)?);
     let class = |row: u32| data.labels()[row as usize];
-    pairs.sort_by_key(|pair| (class(pair.0) == class(pair.1), pair.0, pair.1));
+    // By names, so that the order of the rows does not matter.
+    let key = |row: u32| (data.item(row as usize), row);
+    for (one, other, _) in &mut pairs {
+        if key(*one) > key(*other) {
+            std::mem::swap(one, other);
+        }
+    }
+    pairs.sort_by_key(|&(one, other, _)| (class(one) == class(other), key(one), key(other)));
     let name = |row: u32| data.classes()[class(row) as usize].clone();
     let to_duplicate = |(one, other, kind): Pair| Duplicate {
         kind,
@@ -77,13 +98,14 @@ pub(super) fn find(data: &Embeddings, poll: &Poll<'_>) -> Result<DuplicateFindin
         given: name(one),
         other: item_name(data, other as usize),
         other_given: name(other),
+        label_conflict: class(one) != class(other),
         rows: [one, other],
     };
     let duplicates = pairs.into_iter().map(to_duplicate).collect();
     Ok(DuplicateFindings { duplicates, warnings: warnings(data, &groups) })
 }
 
-/// Groups of rows with equal features, ordered by their first row; most groups have one row.
+/// Groups of rows with equal features, each ordered by the names of its items; most groups have one row.
 fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
     let mut group_of = HashMap::new();
     let mut groups: Vec<Vec<u32>> = Vec::new();
@@ -97,6 +119,7 @@ fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
         });
         groups[group].push(row as u32);
     }
+    groups.iter_mut().for_each(|group| group.sort_by_key(|&row| (data.item(row as usize), row)));
     Ok(groups)
 }
 
@@ -146,35 +169,67 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
     warnings
 }
 
-/// Compares all pairs of groups, block by block, in parallel.
-fn near_pairs(data: &Embeddings, firsts: &[u32], poll: &Poll<'_>) -> Result<Vec<Pair>> {
-    const BLOCK: usize = 256;
-    let dim = data.dim();
-    let values = data.gather(firsts);
-    let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
-    let lengths: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).sqrt()).collect();
-    let starts: Vec<usize> = (0..rows.len()).step_by(BLOCK).collect();
-    let found = starts.par_iter().map(|&start| {
-        let left = start..(start + BLOCK).min(rows.len());
-        let mut found = Vec::new();
-        let mut reported = vec![[0; 2]; left.len()];
-        for start in (start..rows.len()).step_by(BLOCK) {
-            poll.check()?;
-            let right = start..(start + BLOCK).min(rows.len());
-            let mut out = vec![0.0; left.len() * right.len()];
-            products::products(&rows[right.clone()], &rows[left.clone()], &mut out);
-            for ((i, reported), out) in left.clone().zip(&mut reported).zip(out.chunks_exact(right.len())) {
-                for (j, &product) in right.clone().zip(out).filter(|(j, _)| *j > i) {
-                    let across = data.labels()[firsts[i] as usize] != data.labels()[firsts[j] as usize];
-                    let near = product >= NEAR * lengths[i] * lengths[j] && lengths[i] > 0.0;
-                    if near && reported[usize::from(across)] < MAX_PAIRS_PER_ITEM {
-                        reported[usize::from(across)] += 1;
-                        found.push((firsts[i], firsts[j], DuplicateKind::Near));
-                    }
-                }
-            }
-        }
-        Ok(found)
-    });
-    Ok(found.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
+/// Pairs of nearly equal rows among the nearest neighbours, each row with its group of equal rows represented by its first.
+fn near_pairs(
+    data: &Embeddings,
+    groups: &[Vec<u32>],
+    given: &Given<'_>,
+    poll: &Poll<'_>,
+) -> Result<Vec<Pair>> {
+    let mut first_of = vec![0; data.len()];
+    groups.iter().for_each(|group| group.iter().for_each(|&row| first_of[row as usize] = group[0]));
+    let mut candidates: Vec<(u32, u32, f32)> = Vec::new();
+    for (row, others) in given.neighbours.iter().enumerate() {
+        let one = first_of[row];
+        let others = others.iter().map(|&(other, cosine)| (first_of[other as usize], cosine));
+        let others = others.filter(|&(other, _)| other != one);
+        candidates.extend(others.map(|(other, cosine)| (one.min(other), one.max(other), cosine)));
+    }
+    candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
+    candidates.dedup_by_key(|&mut (one, other, _)| (one, other));
+    let threshold = cosine_threshold(given.neighbours);
+    let is_near = |&(one, other, cosine): &(u32, u32, f32)| {
+        let of_image = |row: u32| given.measures.get(row as usize).and_then(Option::as_ref);
+        let by_pixels = of_image(one)
+            .zip(of_image(other))
+            .and_then(|(one, other)| thumbnails::is_copy(one, other, cosine));
+        by_pixels.unwrap_or(cosine >= threshold)
+    };
+    let near_of_block = |block: &[(u32, u32, f32)]| {
+        poll.check()?;
+        Ok(block.iter().filter(|pair| is_near(pair)).copied().collect())
+    };
+    let near: Vec<Vec<(u32, u32, f32)>> =
+        candidates.par_chunks(BLOCK).map(near_of_block).collect::<Result<_>>()?;
+    Ok(most_similar(data, near.into_iter().flatten().collect()))
+}
+
+/// The smallest cosine of near duplicates that are recognised by their embeddings alone: their distance `1 - cosine` is far
+/// smaller than is usual between an item and its second nearest neighbour.
+fn cosine_threshold(neighbours: &[Vec<(u32, f32)>]) -> f32 {
+    let distance = |others: &Vec<(u32, f32)>| others.get(1).map(|&(_, cosine)| 1.0 - cosine);
+    let mut distances: Vec<f32> = neighbours.iter().filter_map(distance).collect();
+    distances.sort_unstable_by(f32::total_cmp);
+    let usual = distances.get(distances.len() / 2).copied().unwrap_or(0.0);
+    1.0 - (usual * NEAR_SHARE).min(NEAR_DISTANCE)
+}
+
+/// The pairs that are among the [`MAX_PAIRS_PER_ITEM`] most similar ones of one of their items, within its class or across
+/// classes.
+fn most_similar(data: &Embeddings, mut near: Vec<(u32, u32, f32)>) -> Vec<Pair> {
+    let key = |row: u32| (data.item(row as usize), row);
+    near.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| (key(a.0), key(a.1)).cmp(&(key(b.0), key(b.1)))));
+    let mut counts = vec![[0; 2]; data.len()];
+    let mut is_kept = |&(one, other, _): &(u32, u32, f32)| {
+        let across = usize::from(data.labels()[one as usize] != data.labels()[other as usize]);
+        let mut count = |row: u32| {
+            let count = &mut counts[row as usize][across];
+            *count += 1;
+            *count <= MAX_PAIRS_PER_ITEM
+        };
+        let (of_one, of_other) = (count(one), count(other));
+        of_one || of_other
+    };
+    near.retain(|pair| is_kept(pair));
+    near.into_iter().map(|(one, other, _)| (one, other, DuplicateKind::Near)).collect()
 }

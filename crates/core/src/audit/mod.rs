@@ -28,6 +28,7 @@ mod builder;
 mod duplicates;
 mod effects;
 mod evidence;
+mod image_measures;
 mod limits;
 mod map;
 mod ordered_rows;
@@ -35,6 +36,7 @@ mod ridge;
 mod rows;
 mod scorer;
 mod similar;
+mod thumbnails;
 mod verdict;
 mod waves;
 
@@ -42,10 +44,11 @@ use serde::Serialize;
 
 pub use self::action::{Action, AuditCounts};
 pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
-use self::duplicates::DuplicateFindings;
+use self::duplicates::{COMPARED_NEIGHBOURS, DuplicateFindings};
 pub use self::duplicates::{Duplicate, DuplicateKind};
 pub use self::effects::{Change, Effects, effects};
 use self::evidence::Evidence;
+pub use self::image_measures::{ImageMeasures, ImageProblem, ImageProblemKind};
 pub use self::map::map;
 use self::ordered_rows::OrderedRows;
 use self::scorer::Scorer;
@@ -70,8 +73,10 @@ pub struct Audit {
     pub expected_wrong: f64,
     /// The numbers of items to relabel, to quarantine, to review and to keep.
     pub counts: AuditCounts,
-    /// Pairs of items that are equal or nearly equal.
+    /// Pairs of items that are equal or nearly equal; those with different labels are label conflicts and come first.
     pub duplicates: Vec<Duplicate>,
+    /// Images that are blurred, dark, blank, tiny or unreadable; empty if the rows were not made from images.
+    pub image_problems: Vec<ImageProblem>,
     /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
     pub warnings: Vec<String>,
     /// How probable something had to be.
@@ -154,13 +159,23 @@ pub struct AuditedClass {
 struct ScoredItem {
     posterior: Posterior,
     weight: f32,
-    /// Rows and similarities, in descending order of similarity.
+    /// Rows and similarities, in descending order of similarity: at least as many as are reported.
     neighbours: Vec<(u32, f32)>,
 }
 
+/// What is known about the rows besides their features and labels.
+struct RowFacts<'a> {
+    /// Which labels the user has confirmed; empty if none.
+    confirmed: &'a [bool],
+    /// The measures of the images; empty if there are none.
+    measures: &'a [Option<ImageMeasures>],
+    /// Names and classes of the images that cannot be read.
+    unreadable: &'a [(String, Option<String>)],
+}
+
 /// Scores all items and turns the probabilities into verdicts: what [`AuditBuilder::run`] does after its checks.
-fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn Progress) -> Result<Audit> {
-    let is_confirmed = |row: usize| confirmed.get(row).copied().unwrap_or(false);
+fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dyn Progress) -> Result<Audit> {
+    let is_confirmed = |row: usize| facts.confirmed.get(row).copied().unwrap_or(false);
     let merged = limits::Merged::new(data);
     let scored_data = merged.as_ref().map_or(data, |merged| &merged.data);
     let mut scored = score_items(scored_data, options.neighbours, is_confirmed, progress)?;
@@ -175,9 +190,14 @@ fn run(data: &Embeddings, options: &Options, confirmed: &[bool], progress: &dyn 
         let mut posteriors: Vec<&mut Posterior> = scored.iter_mut().map(|item| &mut item.posterior).collect();
         verdict::expect(&mut posteriors, share);
     }
-    let mut duplicates = duplicates::find(data, &Poll::at_end(data, progress))?;
+    let compared = |item: &ScoredItem| item.neighbours.iter().take(COMPARED_NEIGHBOURS).copied().collect();
+    let neighbours: Vec<Vec<(u32, f32)>> = scored.iter().map(compared).collect();
+    let given = duplicates::Given { neighbours: &neighbours, measures: facts.measures };
+    let mut duplicates = duplicates::find(data, &given, &Poll::at_end(data, progress))?;
     duplicates.warnings.splice(..0, limits::warnings(data));
-    Ok(Audit::new(data, scored, options.certainty, is_confirmed, duplicates))
+    scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
+    let audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
+    Ok(Audit { image_problems: image_measures::find(data, facts.measures, facts.unreadable), ..audit })
 }
 
 /// Checks for cancellation in phases during which the number of finished items stays the same. Every loop that can take
@@ -225,7 +245,7 @@ fn score_items(
         let known: f32 = shares.iter().map(|(_, share)| share).sum();
         let shares = shares.iter().map(|&(class, share)| (classes[class as usize], share)).collect();
         let given = classes[collection.given[position] as usize];
-        let nearest = evidence.neighbours[position].iter().take(neighbours);
+        let nearest = evidence.neighbours[position].iter();
         scored[collection.order[position] as usize] = Some(ScoredItem {
             posterior: Posterior::new(given, shares, (1.0 - known).max(0.0), classes.len()),
             weight: weights[position],
@@ -318,6 +338,7 @@ impl Audit {
             classes,
             expected_wrong,
             duplicates,
+            image_problems: Vec::new(),
             warnings,
             certainty,
             shares,

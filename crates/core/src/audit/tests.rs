@@ -203,6 +203,7 @@ fn copies_are_named_those_across_classes_first() {
     let pairs: Vec<([u32; 2], DuplicateKind)> = found.iter().map(|pair| (pair.rows, pair.kind)).collect();
     let (exact, near) = (DuplicateKind::Exact, DuplicateKind::Near);
     assert_eq!(pairs, [([0, 8], near), ([0, 1], exact)]);
+    assert!(found[0].label_conflict && !found[1].label_conflict);
 }
 
 #[test]
@@ -232,10 +233,112 @@ fn a_single_class_and_impossible_expectations_are_refused() {
 fn of_many_equal_items_only_some_pairs_are_named() {
     let labels = (0..600).map(|row| format!("class {}", row % 2)).collect();
     let data = Embeddings::from_rows(vec![1.0; 600 * 2], 2, labels).unwrap();
-    let found = super::duplicates::find(&data, &Poll::at_end(&data, &())).unwrap();
+    let found = look(&data, &Options::default(), &[]);
     assert!(found.duplicates.len() <= 600 * 8, "{} pairs", found.duplicates.len());
     let named: std::collections::HashSet<u32> = found.duplicates.iter().flat_map(|pair| pair.rows).collect();
     assert_eq!(named.len(), 600, "every one is named");
+}
+
+#[test]
+fn similar_items_of_tight_classes_are_not_copies() {
+    // Items of a class have cosines above 0.9, like copies in other collections.
+    let (values, labels) = {
+        let mut rng = Rng::new(3, Purpose::Method, 0);
+        let centres: Vec<f32> = (0..5 * 20).map(|_| rng.uniform() - 0.5).collect();
+        let value = |row: usize, column: usize| centres[row % 5 * 20 + column];
+        let values = (0..100).flat_map(|row| (0..20).map(move |column| (row, column)));
+        let values: Vec<f32> =
+            values.map(|(row, column)| value(row, column) + 0.2 * (rng.uniform() - 0.5)).collect();
+        (values, (0..100).map(|row| format!("{}", row % 5)).collect())
+    };
+    let data = Embeddings::from_rows(values, 20, labels).unwrap();
+    let found = look(&data, &Options::default(), &[]);
+    assert!(found.items.iter().all(|item| item.neighbours[0].similarity > 0.9));
+    assert_eq!(found.duplicates, []);
+}
+
+/// A grey image of twelve random waves, moved to the left by a share of its width.
+fn image(seed: usize, shift: f64) -> ImageMeasures {
+    image_measures::tests::measured(96, |x, y| {
+        let mut rng = Rng::new(seed as u64, Purpose::Method, 0);
+        let (x, y) = (x as f64 / 96.0 + shift, y as f64 / 96.0);
+        let wave = |rng: &mut Rng| {
+            let mut part = || f64::from(rng.uniform());
+            let (angle, frequency, phase) = (6.3 * part(), 6.3 * (1.0 + 8.0 * part()), 6.3 * part());
+            (frequency * (x * angle.cos() + y * angle.sin()) + phase).sin()
+        };
+        (128.0 + 12.0 * (0..12).map(|_| wave(&mut rng)).sum::<f64>()).clamp(0.0, 255.0) as u8
+    })
+}
+
+/// The names of duplicates, of a collection in which items 0 and 1 (of one class) and 2 and 3 (of two) show the same.
+fn copies_by_pixels(order: &[usize], rename: impl Fn(usize) -> String) -> Vec<(String, String, bool)> {
+    let (values, labels) = overlapping(4, 10, 12);
+    let mut labels = labels;
+    (labels[0], labels[1], labels[2], labels[3]) = (0, 0, 1, 2);
+    let row = |row: usize| {
+        // A copy is similar, but not nearly equal.
+        let source = if row < 4 { row / 2 * 2 } else { row };
+        (0..12).map(move |d| (row, source, d))
+    };
+    let value = |(row, source, d): (usize, usize, usize)| {
+        if row == source {
+            values[row * 12 + d]
+        } else {
+            values[source * 12 + d] * 0.8 + values[row * 12 + d] * 0.2
+        }
+    };
+    let picture = |row: usize| image(if row < 4 { row / 2 * 2 } else { row }, 0.04 * (row % 2) as f64);
+    let rows = order.iter().flat_map(|&place| row(place)).map(value).collect();
+    let given = order.iter().map(|&row| format!("class {}", labels[row])).collect();
+    let data = Embeddings::from_rows(rows, 12, given).unwrap();
+    let names: Vec<String> = order.iter().map(|&row| rename(row)).collect();
+    let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
+    let measures: Vec<Option<ImageMeasures>> = order.iter().map(|&row| Some(picture(row))).collect();
+    let found = Audit::of(&data).image_measures(&measures).run().unwrap();
+    found.duplicates.into_iter().map(|pair| (pair.item, pair.other, pair.label_conflict)).collect()
+}
+
+#[test]
+fn pixels_tell_copies_in_any_order_of_the_items() {
+    let order: Vec<usize> = (0..40).collect();
+    let name = |row: usize| format!("{row:02}.jpg");
+    let expected = [("02.jpg", "03.jpg", true), ("00.jpg", "01.jpg", false)];
+    let expected = expected.map(|(item, other, conflict)| (item.to_string(), other.to_string(), conflict));
+    assert_eq!(copies_by_pixels(&order, name), expected);
+    let mut rng = Rng::new(8, Purpose::Method, 0);
+    for _ in 0..5 {
+        let mut shuffled = order.clone();
+        rng.shuffle(&mut shuffled);
+        assert_eq!(copies_by_pixels(&shuffled, name), expected);
+    }
+    let renamed = copies_by_pixels(&order, |row| format!("{:02}.jpg", 99 - row));
+    let renamed_back = |name: &str| format!("{:02}.jpg", 99 - name[..2].parse::<usize>().unwrap());
+    let renamed: Vec<_> = renamed.iter().map(|(a, b, c)| (renamed_back(b), renamed_back(a), *c)).collect();
+    assert_eq!(renamed, expected);
+}
+
+#[test]
+fn image_problems_are_listed_with_their_items() {
+    let data = Embeddings::from_rows(
+        vec![1.0, 0.0, 0.0, 1.0, 0.5, 0.5],
+        2,
+        ["a", "b", "a"].map(String::from).to_vec(),
+    );
+    let black = image_measures::tests::measured(64, |_, _| 3);
+    let checks = image_measures::tests::measured(64, |x, y| ((x / 8 + y / 8) % 2 * 200) as u8);
+    let measures = [Some(checks), Some(black), None];
+    let unreadable = [("z.png".to_string(), Some("b".to_string())), ("c.png".to_string(), None)];
+    let data = data.unwrap();
+    let found = Audit::of(&data).image_measures(&measures).unreadable_images(unreadable).run().unwrap();
+    let kinds = |problem: &ImageProblem| (problem.item.clone(), problem.kinds.clone());
+    let expected = [
+        ("row 1".to_string(), vec![ImageProblemKind::Dark]),
+        ("c.png".to_string(), vec![ImageProblemKind::Unreadable]),
+        ("z.png".to_string(), vec![ImageProblemKind::Unreadable]),
+    ];
+    assert_eq!(found.image_problems.iter().map(kinds).collect::<Vec<_>>(), expected);
+    assert!(Audit::of(&data).image_measures(&measures[1..]).run().is_err());
 }
 
 /// Refuses to go on from the n-th question on in which `done` items are finished.

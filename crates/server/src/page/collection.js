@@ -1,7 +1,7 @@
 // The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
 // touches the DOM. A picture is {id, name, path, origin (its class when it was added), place (its class now), blob, url,
-// row (its embedding), problem (why it has no row), confirmed, aside (set aside: it belongs to no class and is not audited),
-// number (order of adding)}.
+// row (its embedding), image (its measures, for the audit), problem (why it has no row), confirmed, aside (set aside: it
+// belongs to no class and is not audited), number (order of adding)}.
 
 import * as keeping from "./keeping.js";
 import * as server from "./server.js";
@@ -57,7 +57,7 @@ export async function recall(embedder) {
   state.classifier = usable ? notes.classifier : null;
   for (const picture of pictures) {
     if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
-    if (!usable) Object.assign(picture, { row: null, problem: null });
+    if (!usable) Object.assign(picture, { row: null, image: null, problem: null });
     state.pictures.set(picture.id, { ...picture, url: URL.createObjectURL(picture.blob) });
     state.number = Math.max(state.number, picture.number + 1);
   }
@@ -109,7 +109,7 @@ async function embedQueue() {
 async function embed(batch) {
   try {
     const { pictures } = await server.embed(batch.map((picture) => new File([picture.blob], picture.name)));
-    pictures.forEach(({ row, error }, place) => Object.assign(batch[place], { row: row ?? null, problem: error ?? null }));
+    pictures.forEach(({ row, image, error }, place) => Object.assign(batch[place], { row: row ?? null, image: image ?? null, problem: error ?? null }));
   } catch (error) {
     if (batch.length > 1 && error.status === 413) {
       for (const picture of batch) await embed([picture]);
@@ -131,6 +131,7 @@ export function support() {
       items: usable.map((picture) => picture.path.slice(-120)),
       confirmed: usable.map((picture) => Boolean(picture.confirmed)),
       embedder: state.embedder,
+      images: usable.map((picture) => picture.image ?? null),
     },
   };
 }

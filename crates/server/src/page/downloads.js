@@ -1,7 +1,7 @@
 // Downloads: a plan, reports, and a classifier.
 
 import * as collection from "./collection.js";
-import { standing, summary } from "./drawing.js";
+import { conflicts, imageProblems, standing, summary } from "./drawing.js";
 import * as server from "./server.js";
 
 const THUMBNAIL = 160;
@@ -110,6 +110,11 @@ export async function saveHtml() {
       parts.push(`<li class="${style}"><img alt="${escaped(picture.name)}" src="${await thumbnail(picture.blob)}">${escaped(picture.path)}<br><strong>${escaped(text)}</strong></li>`);
     }
     parts.push("</ul>");
+  }
+  const section = (title, lines) => (lines.length > 0 ? `<h2>${title}</h2>${lines.map((line) => `<p>${escaped(line)}</p>`).join("")}` : "");
+  if (state.found) {
+    parts.push(section("Label conflicts: the same item with different labels", conflicts(state.found)));
+    parts.push(section("Image problems", imageProblems(state.found, [...state.pictures.values()])));
   }
   const expected = state.found ? `<p>${escaped(summary(state.found))}</p>` : "";
   const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${expected}${parts.join("")}</body></html>`;

@@ -38,6 +38,18 @@ export const className = (name) => name ?? "none of these";
 /** The most probable classes of an image, such as "dog 55 %, none of these 40 %, cat 5 %". */
 const probableClasses = ({ probable }) => probable.map(({ class: name, p }) => `${className(name)} ${percent(p)}`).join(", ");
 
+const named = (item, label) => (item.startsWith(`${label}/`) ? item : `${item} (${label})`);
+
+/** The label conflicts of an audit, one line each, worded as in the reports of the command line. */
+export const conflicts = (found) => found.duplicates.filter((pair) => pair.label_conflict).map(({ kind, item, given, other, other_given: label }) =>
+  `${named(item, given)} ${kind === "exact" ? "is identical to" : "is nearly identical to"} ${named(other, label)}`);
+
+/** The problems of images, one line each: those that the audit found, and the images that cannot be read. */
+export const imageProblems = (found, pictures) => [
+  ...found.image_problems.map(({ item, kinds }) => `${item}: ${kinds.join(", ")}`),
+  ...pictures.filter((picture) => picture.problem).map(({ path }) => `${path}: unreadable`),
+];
+
 /** How the card of an image shows its verdict: style, text, advice, and whether the user can still confirm the label. */
 export function standing(picture, verdict) {
   if (picture.problem) return { style: "unsure", text: `Cannot be read: ${picture.problem}`, open: false };

@@ -26,7 +26,7 @@ async function within(stores, mode, work) {
   });
 }
 
-const light = ({ id, name, path, origin, place, row, problem, confirmed, aside, number }) => ({ id, name, path, origin, class: place, row, problem, confirmed, aside, number });
+const light = ({ id, name, path, origin, place, row, image, problem, confirmed, aside, number }) => ({ id, name, path, origin, class: place, row, image, problem, confirmed, aside, number });
 
 export const keepFiles = (pictures) => within(["files", "pictures"], "readwrite", (files, records) => {
   for (const picture of pictures) {

@@ -3,7 +3,7 @@
 import { ask, setUpCamera } from "./asking.js";
 import * as collection from "./collection.js";
 import * as downloads from "./downloads.js";
-import { counted, draw, element, summary as counts } from "./drawing.js";
+import { conflicts, counted, draw, element, imageProblems, summary as counts } from "./drawing.js";
 import { chosen, dropped, folderOf, sorted } from "./receiving.js";
 import * as reviewing from "./reviewing.js";
 import * as server from "./server.js";
@@ -129,9 +129,19 @@ function show(state) {
     const { changes: made, review } = downloads.planned();
     byId("take-plan").textContent = `Plan: ${counted(made.length, "change")}, ${review.length} to review`;
   }
-  byId("skipped").hidden = skipped.length === 0;
-  byId("skipped").querySelector("summary").textContent = `${skipped.length} ${skipped.length === 1 ? "file was" : "files were"} skipped`;
-  byId("skipped").querySelector("ul").replaceChildren(...skipped.slice(0, 200).map(({ name, reason }) => element("li", { textContent: `${name}: ${reason}` })));
+  const skippedFiles = skipped.map(({ name, reason }) => `${name}: ${reason}`);
+  list("skipped", `${counted(skipped.length, "file was", "files were")} skipped`, skippedFiles);
+  const same = state.found ? conflicts(state.found) : [];
+  list("conflicts", `${counted(same.length, "label conflict")}: the same item with different labels`, same);
+  const poor = state.found ? imageProblems(state.found, [...state.pictures.values()]) : [];
+  list("image-problems", counted(poor.length, "image problem"), poor);
+}
+
+/** Shows lines under a summary; nothing if there are no lines. */
+function list(id, summary, lines) {
+  byId(id).hidden = lines.length === 0;
+  byId(id).querySelector("summary").textContent = summary;
+  byId(id).querySelector("ul").replaceChildren(...lines.slice(0, 200).map((line) => element("li", { textContent: line })));
 }
 
 const question = guarded((files) => ask(files.filter((file) => file.size > 0), say));

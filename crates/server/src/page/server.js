@@ -58,7 +58,7 @@ const json = (body, signal) => ({ method: "POST", body: JSON.stringify(body), he
 
 export const about = async () => (await ask("/api/v1")).json();
 
-/** Embeds image files: {pictures: [{row} or {error}]}, in the order of the files. */
+/** Embeds image files: {pictures: [{row, image} or {error}]}, in the order of the files. */
 export async function embed(files, signal) {
   const form = new FormData();
   for (const file of files) form.append("images", file, file.name || "picture");

@@ -102,11 +102,7 @@ pub fn audit_rows(
     options: &Options,
     cancellation: &Cancellation,
 ) -> Result<Audit, Problem> {
-    let found = Audit::of(&support.embeddings)
-        .options(options.clone())
-        .confirmed(&support.confirmed)
-        .progress(cancellation)
-        .run();
+    let found = support.audit().options(options.clone()).progress(cancellation).run();
     let found = found.map_err(|error| match error {
         trueshot::Error::Interrupted => cancellation.timed_out(),
         error => error.into(),
@@ -141,6 +137,7 @@ mod tests {
             reply["items"][1]["advice"].is_string() && reply["duplicates"][0]["kind"] == "exact",
             "{reply}"
         );
+        assert_eq!(reply["duplicates"][0]["label_conflict"], true);
         serde_json::from_value::<AuditBody>(reply).expect("exactly the described fields");
     }
 }

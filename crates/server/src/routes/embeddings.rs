@@ -4,11 +4,13 @@
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Serialize;
+use trueshot::audit::ImageMeasures;
 use trueshot_vision::embedder::EmbeddingResult;
 use utoipa::ToSchema;
 
 use super::JsonBytes;
 use crate::body::{BodyKind, receive};
+use crate::json_rows::image_text;
 use crate::openapi::PicturesBody;
 use crate::problem::Problem;
 use crate::request_rows::Queries;
@@ -32,6 +34,10 @@ pub struct EmbeddedPicture {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     row: Option<Vec<f32>>,
+    /// The measures of the image as text, for `images` of an audit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    image: Option<String>,
     /// Why the image cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
@@ -50,12 +56,17 @@ pub async fn post(State(app): State<SharedApp>, request: Request) -> Result<Json
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
     let embedded = admitted.run(move |job| {
-        let Queries { items, rows, embedder } = Queries::parse(body, &app, &job.cancellation)?;
-        let picture = |(item, row): (String, EmbeddingResult)| match row {
-            Ok(row) => EmbeddedPicture { item, row: Some(row), error: None },
-            Err(error) => EmbeddedPicture { item, row: None, error: Some(error.to_string()) },
+        let Queries { items, rows, embedder, measures } = Queries::parse(body, &app, &job.cancellation)?;
+        let picture = |((item, row), measures): ((String, EmbeddingResult), Option<ImageMeasures>)| {
+            let image = measures.as_ref().map(image_text);
+            match row {
+                Ok(row) => EmbeddedPicture { item, row: Some(row), image, error: None },
+                Err(error) => {
+                    EmbeddedPicture { item, row: None, image: None, error: Some(error.to_string()) }
+                }
+            }
         };
-        let pictures = items.into_iter().zip(rows).map(picture).collect();
+        let pictures = items.into_iter().zip(rows).zip(measures).map(picture).collect();
         job.json_response(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
     });
     Ok(JsonBytes(embedded.await?))

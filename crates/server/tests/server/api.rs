@@ -94,7 +94,17 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
     }
     assert_eq!(found["neighbours"][0]["item"], shown["neighbours"][0]["item"]);
     assert!((answer["expected_wrong"].as_f64().unwrap() - 2.06).abs() < 0.01, "{answer}");
-    for key in ["method", "classes", "expected_wrong", "counts", "duplicates", "embedder", "skipped"] {
+    let keys = [
+        "method",
+        "classes",
+        "expected_wrong",
+        "counts",
+        "duplicates",
+        "image_problems",
+        "embedder",
+        "skipped",
+    ];
+    for key in keys {
         assert!(answer.get(key).is_some(), "{key}");
     }
     let refused = server.post("/api/v1/audit", "application/x-www-form-urlencoded", "x").text();
@@ -171,6 +181,11 @@ fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
     let by_field = by_field.json();
     assert_eq!(by_field["items"].as_array().unwrap().len(), 18);
     assert_eq!(by_field["skipped"][0]["item"], "broken.png");
+    let problems = by_field["image_problems"].as_array().unwrap();
+    assert_eq!(
+        problems.last().unwrap(),
+        &json!({"item": "broken.png", "given": "ant", "kinds": ["unreadable"]})
+    );
     assert!(by_field["embedder"].as_str().unwrap().starts_with("omniglot-conv4"));
     let in_folders: Vec<_> = drawings()
         .into_iter()
@@ -179,6 +194,33 @@ fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
     let by_folder = server.post_form("/api/v1/audit", &in_folders).json();
     assert_eq!(by_folder["items"][0]["given"], "ant");
     assert_eq!(by_folder["items"][0]["p_wrong"], by_field["items"][0]["p_wrong"]);
+}
+
+/// The web page embeds images once and audits their rows with the measures that it got.
+#[test]
+fn rows_with_the_measures_of_their_images_are_audited_like_the_images() {
+    let server = TestServer::new();
+    let mut files = drawings();
+    files.push(("bee".into(), "again.png".into(), files[0].2.clone()));
+    let of_images = server.post_form("/api/v1/audit", &files).json();
+    let embedded = server.post_form("/api/v1/embed", &files).json();
+    let pictures = embedded["pictures"].as_array().unwrap();
+    let column = |key: &str| -> Vec<Value> { pictures.iter().map(|picture| picture[key].clone()).collect() };
+    let labels: Vec<&String> = files.iter().map(|(class, _, _)| class).collect();
+    let mut body = json!({ "rows": column("row"), "labels": labels, "items": column("item"), "images": column("image") });
+    let of_rows = server.post_json("/api/v1/audit", &body).json();
+    assert_eq!(of_rows["duplicates"], of_images["duplicates"]);
+    assert_eq!(of_rows["duplicates"][0]["label_conflict"], true, "{}", of_rows["duplicates"]);
+    assert_eq!(of_rows["image_problems"], of_images["image_problems"]);
+
+    body["images"][0] = Value::Null;
+    assert_eq!(server.post_json("/api/v1/audit", &body).status, 200);
+    for broken in [json!("AAAA"), json!("no base64!"), json!(7)] {
+        body["images"][0] = broken;
+        assert_eq!(server.post_json("/api/v1/audit", &body).status, 422);
+    }
+    body["images"] = json!([null]);
+    assert!(server.post_json("/api/v1/audit", &body).error().contains("'images' has 1 entries for 19 rows"));
 }
 
 #[test]

@@ -8,7 +8,9 @@ mod text;
 
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
-use crate::audit::{Action, Audit, AuditCounts, AuditedItem, ProbableClass, Verdict};
+use crate::audit::{
+    Action, Audit, AuditCounts, AuditedItem, DuplicateKind, ImageProblem, ProbableClass, Verdict,
+};
 
 /// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
 impl std::fmt::Display for Audit {
@@ -81,6 +83,30 @@ fn wrong_in_words(audit: &Audit) -> String {
         count => format!("about {count} are expected to be wrong"),
     };
     format!("{suspect}; {expected}")
+}
+
+/// The heading of the duplicates with different labels, in every report and on the web page.
+const LABEL_CONFLICTS: &str = "label conflicts: the same item with different labels";
+
+/// How the first item of a pair of duplicates relates to the second.
+fn relation(kind: DuplicateKind) -> &'static str {
+    match kind {
+        DuplicateKind::Exact => "is identical to",
+        DuplicateKind::Near => "is nearly identical to",
+    }
+}
+
+/// The name of an item with its label, unless the name starts with it.
+fn name_and_label(item: &str, label: &str) -> String {
+    match item.strip_prefix(label).is_some_and(|rest| rest.starts_with('/')) {
+        true => item.into(),
+        false => format!("{item} ({label})"),
+    }
+}
+
+/// What is wrong with an image, such as "blurred, dark".
+fn problems_in_words(problem: &ImageProblem) -> String {
+    problem.kinds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The name of an item without the folder of its class, which is shown next to it.

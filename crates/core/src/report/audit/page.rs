@@ -5,9 +5,10 @@
 use askama::Template;
 
 use super::{
-    belongs_to, counted, percent, planned_in_words, probable_classes, scatter, short_name, wrong_in_words,
+    LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
+    problems_in_words, relation, scatter, short_name, wrong_in_words,
 };
-use crate::audit::{Action, Audit, AuditedItem, Duplicate, DuplicateKind};
+use crate::audit::{Action, Audit, AuditedItem, Duplicate, ImageProblem};
 use crate::embeddings::Embeddings;
 
 /// Maximum number of items on a page; more thumbnails make it slow to open.
@@ -16,8 +17,8 @@ const MAX_ITEMS: usize = 1200;
 const MIN_PER_CLASS: usize = 3;
 /// Number of items per class that are shown if [`MAX_ITEMS`] allows it.
 const MAX_PER_CLASS: usize = 12;
-/// Maximum number of duplicates that are listed.
-const MAX_DUPLICATES: usize = 50;
+/// Maximum number of lines of a list: label conflicts, other duplicates, image problems.
+const MAX_LISTED: usize = 50;
 
 /// The HTML page of an audit.
 pub struct AuditPage<'a> {
@@ -73,19 +74,33 @@ impl AuditPage<'_> {
         let shown = shown_rows(self.audit, self.data);
         let mut is_shown = vec![false; self.audit.items.len()];
         shown.iter().for_each(|row| is_shown[*row] = true);
-        let duplicates = self.audit.duplicates.iter();
         let view = View {
             page: self,
             map: scatter::svg(self.audit, self.data, self.points, |row| is_shown[row]),
             classes: (0..self.data.classes().len()).map(|class| self.class(class, &is_shown)).collect(),
             left_out: self.audit.items.len() - shown.len(),
-            duplicates: duplicates.clone().take(MAX_DUPLICATES).map(duplicate_in_words).collect(),
+            lists: self.lists(),
             planned: planned_in_words(&self.audit.counts),
             wrong: wrong_in_words(self.audit),
-            more_duplicates: self.audit.duplicates.len().saturating_sub(MAX_DUPLICATES),
             version: env!("CARGO_PKG_VERSION"),
         };
         view.render().expect("the template is compiled in and its data is complete")
+    }
+
+    /// The label conflicts, the duplicates within a class and the image problems; empty lists are left out.
+    fn lists(&self) -> Vec<ListView> {
+        let (conflicts, within): (Vec<&Duplicate>, Vec<&Duplicate>) =
+            self.audit.duplicates.iter().partition(|pair| pair.label_conflict);
+        let problem = |problem: &ImageProblem| {
+            let label = problem.given.as_deref().unwrap_or_default();
+            format!("{}: {}", name_and_label(&problem.item, label), problems_in_words(problem))
+        };
+        let lists = [
+            ListView::new(LABEL_CONFLICTS, conflicts.into_iter().map(duplicate_in_words)),
+            ListView::new("duplicates within their class", within.into_iter().map(duplicate_in_words)),
+            ListView::new("image problems", self.audit.image_problems.iter().map(problem)),
+        ];
+        lists.into_iter().filter(|list| !list.lines.is_empty()).collect()
     }
 
     /// The view of a class, with its most suspicious items first.
@@ -121,8 +136,26 @@ impl AuditPage<'_> {
 }
 
 fn duplicate_in_words(pair: &Duplicate) -> String {
-    let same = if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
-    format!("{} {same} {}", pair.item, pair.other)
+    let (item, other) =
+        (name_and_label(&pair.item, &pair.given), name_and_label(&pair.other, &pair.other_given));
+    format!("{item} {} {other}", relation(pair.kind))
+}
+
+/// One list in the template.
+struct ListView {
+    /// The heading, with a capital letter.
+    heading: String,
+    lines: Vec<String>,
+    /// How many lines were left out.
+    more: usize,
+}
+
+impl ListView {
+    fn new(heading: &str, lines: impl ExactSizeIterator<Item = String>) -> Self {
+        let more = lines.len().saturating_sub(MAX_LISTED);
+        let heading = heading[..1].to_uppercase() + &heading[1..];
+        ListView { heading, lines: lines.take(MAX_LISTED).collect(), more }
+    }
 }
 
 /// One class in the template.
@@ -160,7 +193,6 @@ struct View<'a> {
     /// The sentence with the numbers of suspect and of wrong labels.
     wrong: String,
     left_out: usize,
-    duplicates: Vec<String>,
-    more_duplicates: usize,
+    lists: Vec<ListView>,
     version: &'static str,
 }

@@ -86,7 +86,7 @@ fn the_page_of_a_large_collection_shows_suspects_and_some_items_of_every_class()
 
 /// A made-up audit, so that the snapshot does not depend on a trained network.
 fn invented() -> Audit {
-    use crate::audit::{AuditedClass, Duplicate, DuplicateKind};
+    use crate::audit::{AuditedClass, Duplicate, ImageProblemKind};
     let item =
         |item: &str, given: &str, p_wrong: f32, verdict: Verdict, suggested: Option<&str>| AuditedItem {
             item: format!("{given}/{item}"),
@@ -149,8 +149,21 @@ fn invented() -> Audit {
             given: "ani".into(),
             other: "owl/kept.jpg".into(),
             other_given: "owl".into(),
+            label_conflict: true,
             rows: [2, 0],
         }],
+        image_problems: vec![
+            ImageProblem {
+                item: "owl/kept.jpg".into(),
+                given: Some("owl".into()),
+                kinds: vec![ImageProblemKind::Blurred, ImageProblemKind::Tiny],
+            },
+            ImageProblem {
+                item: "owl/broken.jpg".into(),
+                given: Some("owl".into()),
+                kinds: vec![ImageProblemKind::Unreadable],
+            },
+        ],
         warnings: vec!["classes 'ani' and 'owl' contain the same items".into()],
         shares: Vec::new(),
     }
@@ -232,6 +245,36 @@ fn table_page_csv_json_and_plan_have_the_same_counts() {
 /// with a comma between, of which `matches` counts one. Otherwise the verdict is counted, too.
 fn verdicts_named(found: &Audit, name: &str) -> usize {
     found.items.iter().filter(|item| item.verdict.name() == name && item.action.name() != name).count()
+}
+
+#[test]
+fn conflicts_and_image_problems_have_the_same_words_in_the_table_and_on_the_page() {
+    let data = audited().0;
+    let mut audit = audited().1;
+    (audit.duplicates, audit.image_problems) = (invented().duplicates, invented().image_problems);
+    audit.duplicates[0].item = "spoon.jpg".into();
+    let points = crate::audit::map(&data, &()).unwrap();
+    let page = AuditPage {
+        title: "x",
+        audit: &audit,
+        data: &data,
+        thumbnails: &[],
+        points: &points,
+        notes: Vec::new(),
+    };
+    let (page, table) = (page.render(), AuditTable::new(&audit).render());
+    for words in [
+        "abel conflicts: the same item with different labels",
+        "spoon.jpg (ani) is nearly identical to owl/kept.jpg",
+        "mage problems",
+        "owl/kept.jpg: blurred, tiny",
+        "owl/broken.jpg: unreadable",
+    ] {
+        assert!(page.contains(words) && table.contains(words), "{words}: {table}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&audit_json(&audit)).unwrap();
+    assert_eq!(json["duplicates"][0]["label_conflict"], true);
+    assert_eq!(json["image_problems"][0]["kinds"], serde_json::json!(["blurred", "tiny"]));
 }
 
 #[test]

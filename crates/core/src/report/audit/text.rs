@@ -1,8 +1,12 @@
 //! The plain-text report of an audit ([`AuditTable`]) for a terminal: the items that a repair would change or leave to
-//! review, ranked by the probability that they are wrong, then a summary, the affected classes, duplicates and warnings.
+//! review, ranked by the probability that they are wrong, then a summary, the affected classes, duplicates, image problems
+//! and warnings.
 
-use super::{belongs_to, counted, percent, planned_in_words, probable_classes, short_name, wrong_in_words};
-use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, DuplicateKind, Verdict};
+use super::{
+    LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
+    problems_in_words, relation, short_name, wrong_in_words,
+};
+use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, ImageProblem, Verdict};
 use crate::visible::{columns, padded, shortened, visible};
 
 /// Smallest and largest width of a table in columns.
@@ -12,7 +16,7 @@ const MAX_WIDTH: usize = 160;
 const MAX_ITEMS: usize = 100;
 /// Minimum width of a column.
 const MIN_COLUMN: usize = 10;
-/// Maximum number of duplicates and of warnings that are listed; of classes, twice as many.
+/// Maximum number of label conflicts, of image problems and of warnings that are listed; of classes, twice as many.
 const MAX_LISTED: usize = 10;
 
 /// The plain-text report of an audit.
@@ -43,8 +47,14 @@ impl<'a> AuditTable<'a> {
     /// The text of the report.
     pub fn render(&self) -> String {
         let mut text = self.items();
-        let duplicates = duplicates(&self.audit.duplicates, self.width);
-        for part in [self.summary(), classes(self.audit), duplicates, self.warnings()] {
+        let parts = [
+            self.summary(),
+            classes(self.audit),
+            duplicates(&self.audit.duplicates, self.width),
+            image_problems(&self.audit.image_problems, self.width),
+            self.warnings(),
+        ];
+        for part in parts {
             if !part.is_empty() && !text.is_empty() {
                 text.push('\n');
             }
@@ -201,27 +211,40 @@ fn classes(audit: &Audit) -> String {
     text
 }
 
-/// The duplicates with different labels; those within a class are only counted.
+/// The label conflicts; duplicates within a class are only counted.
 fn duplicates(found: &[Duplicate], width: usize) -> String {
-    let across: Vec<&Duplicate> = found.iter().filter(|pair| pair.given != pair.other_given).collect();
-    let within = found.len() - across.len();
-    let mut text = String::new();
-    if !across.is_empty() {
-        text.push_str("duplicates with different labels:\n");
-    }
-    for pair in across.iter().take(MAX_LISTED) {
-        let relation =
-            if pair.kind == DuplicateKind::Exact { "is identical to" } else { "is nearly identical to" };
-        let [item, other] = [&pair.item, &pair.other].map(|name| shortened(&visible(name), (width - 26) / 2));
-        text.push_str(&format!("  {item} {relation} {other}\n"));
-    }
-    if across.len() > MAX_LISTED {
-        text.push_str(&format!("  and {} more\n", across.len() - MAX_LISTED));
-    }
+    let conflicts: Vec<&Duplicate> = found.iter().filter(|pair| pair.label_conflict).collect();
+    let within = found.len() - conflicts.len();
+    let in_words = |pair: &&Duplicate| {
+        let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
+        let [item, other] =
+            names.map(|(item, label)| shortened(&visible(&name_and_label(item, label)), (width - 26) / 2));
+        format!("{item} {} {other}", relation(pair.kind))
+    };
+    let mut text = listed(LABEL_CONFLICTS, conflicts.iter().map(in_words));
     match within {
         0 => {}
         1 => text.push_str("1 duplicate within its class\n"),
         count => text.push_str(&format!("{count} duplicates within their class\n")),
     }
     text
+}
+
+/// The images that are too poor to be used, or cannot be read.
+fn image_problems(found: &[ImageProblem], width: usize) -> String {
+    let in_words = |problem: &ImageProblem| {
+        format!("{}: {}", shortened(&visible(&problem.item), width - 36), problems_in_words(problem))
+    };
+    listed("image problems", found.iter().map(in_words))
+}
+
+/// A heading and the first few lines under it; nothing if there are no lines.
+fn listed(heading: &str, lines: impl ExactSizeIterator<Item = String>) -> String {
+    let more = lines.len().saturating_sub(MAX_LISTED);
+    let shown: String = lines.take(MAX_LISTED).map(|line| format!("  {line}\n")).collect();
+    match (shown.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("{heading}\n{shown}"),
+        (false, more) => format!("{heading}\n{shown}  and {more} more\n"),
+    }
 }

@@ -1,0 +1,306 @@
+//! Measures of the images behind the rows, and the problems of images that follow from them.
+
+use serde::Serialize;
+
+use super::item_name;
+use crate::embeddings::Embeddings;
+
+/// Differences between pixels this far apart show the contrast of an edge, even of a blurred one.
+const EDGE_WIDTH: usize = 8;
+/// The darkest and brightest pixels are one in this many.
+const RARE_LEVEL: usize = 200;
+/// The strongest edges are one in this many of all edges, so that paper around a drawing does not count.
+const RARE_EDGE: usize = 100;
+/// An image is blurred if its steepest edges rise less than this share of their height from one pixel to the next.
+const BLURRED_PERCENT: u32 = 22;
+/// Differences that are smaller than this, in grey levels, are not edges.
+const MIN_EDGE_CONTRAST: u8 = 12;
+/// An image is dark if hardly any pixel is brighter than this.
+const DARK_LEVEL: u8 = 48;
+/// An image is blank if its darkest and brightest pixels differ by less than this.
+const BLANK_RANGE: u8 = 16;
+/// An image is tiny if its shorter side has fewer pixels, and the usual image of the collection at least twice as many.
+const TINY_SIDE: u32 = 32;
+
+/// What an audit needs to know about the image behind a row: its size, sharpness, brightness and a thumbnail.
+///
+/// Grey levels are from 0 (black) to 255. The darkest and brightest are those that 0.5 % of the pixels reach; the strongest
+/// edges are 1 % of the edges.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageMeasures {
+    /// The width of the image in pixels.
+    pub width: u32,
+    /// The height of the image in pixels.
+    pub height: u32,
+    /// The difference of neighbouring pixels at the strongest edges, at a reduced size.
+    pub edge_step: u8,
+    /// The difference of pixels that are 8 apart at the strongest edges, at a reduced size; 0 without edges.
+    pub edge_contrast: u8,
+    /// The grey level of the darkest pixels.
+    pub darkest: u8,
+    /// The grey level of the brightest pixels.
+    pub brightest: u8,
+    /// [`Self::THUMBNAIL_LEN`] grey levels: the whole image, stretched to a square, in rows from the top.
+    thumbnail: Box<[u8]>,
+}
+
+/// What is wrong with an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageProblemKind {
+    /// Even the sharpest edges are blurred.
+    Blurred,
+    /// The image is almost black.
+    Dark,
+    /// The image has almost only one colour.
+    Blank,
+    /// A side has fewer than 32 pixels, and most images of the collection are at least twice as large.
+    Tiny,
+    /// The image cannot be read. It has no row.
+    Unreadable,
+}
+
+impl std::fmt::Display for ImageProblemKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ImageProblemKind::Blurred => "blurred",
+            ImageProblemKind::Dark => "dark",
+            ImageProblemKind::Blank => "blank",
+            ImageProblemKind::Tiny => "tiny",
+            ImageProblemKind::Unreadable => "unreadable",
+        })
+    }
+}
+
+/// An image that is too poor to be used, or cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ImageProblem {
+    /// The name of the item.
+    pub item: String,
+    /// Its label, if it has one.
+    pub given: Option<String>,
+    /// What is wrong with the image, in the order of [`ImageProblemKind`].
+    pub kinds: Vec<ImageProblemKind>,
+}
+
+impl ImageMeasures {
+    /// The side of the thumbnail in pixels.
+    pub const THUMBNAIL_SIDE: usize = 32;
+    /// The number of pixels of the thumbnail.
+    pub const THUMBNAIL_LEN: usize = Self::THUMBNAIL_SIDE * Self::THUMBNAIL_SIDE;
+    /// The number of bytes of [`Self::to_bytes`].
+    pub const BYTES: usize = 12 + Self::THUMBNAIL_LEN;
+
+    /// Measures a grey image of `width` x `height` pixels. The caller has reduced large images, so that sharpness is
+    /// comparable, and replaces `width` and `height` by those of the original.
+    ///
+    /// # Panics
+    /// If `pixels` or `thumbnail` has a wrong length.
+    pub fn of_grey(width: usize, height: usize, pixels: &[u8], thumbnail: &[u8]) -> Self {
+        assert_eq!(pixels.len(), width * height, "pixels of a grey image");
+        assert_eq!(thumbnail.len(), Self::THUMBNAIL_LEN, "pixels of a thumbnail");
+        let mut levels = [0; 256];
+        pixels.iter().for_each(|&level| levels[usize::from(level)] += 1);
+        let mut reversed = levels;
+        reversed.reverse();
+        let rare_level = pixels.len().div_ceil(RARE_LEVEL);
+        let [steps, contrasts] = [1, EDGE_WIDTH].map(|distance| differences(width, pixels, distance));
+        let edges: usize = contrasts[usize::from(MIN_EDGE_CONTRAST)..].iter().sum();
+        let rare_edge = edges.div_ceil(RARE_EDGE);
+        ImageMeasures {
+            width: width as u32,
+            height: height as u32,
+            edge_step: reached(&steps, rare_edge),
+            edge_contrast: reached(&contrasts, rare_edge),
+            darkest: 255 - reached(&reversed, rare_level),
+            brightest: reached(&levels, rare_level),
+            thumbnail: thumbnail.into(),
+        }
+    }
+
+    /// The grey levels of the thumbnail.
+    pub fn thumbnail(&self) -> &[u8] {
+        &self.thumbnail
+    }
+
+    /// The measures as bytes: sizes (u32, little-endian), edges, grey levels, thumbnail.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(Self::BYTES);
+        bytes.extend(self.width.to_le_bytes());
+        bytes.extend(self.height.to_le_bytes());
+        bytes.extend([self.edge_step, self.edge_contrast, self.darkest, self.brightest]);
+        bytes.extend(&self.thumbnail);
+        bytes
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote; `None` if the length is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != Self::BYTES {
+            return None;
+        }
+        let number = |place: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[place + byte]));
+        Some(ImageMeasures {
+            width: number(0),
+            height: number(4),
+            edge_step: bytes[8],
+            edge_contrast: bytes[9],
+            darkest: bytes[10],
+            brightest: bytes[11],
+            thumbnail: bytes[12..].into(),
+        })
+    }
+
+    fn shorter_side(&self) -> u32 {
+        self.width.min(self.height)
+    }
+
+    /// Whether the image has almost only one colour.
+    fn is_blank(&self) -> bool {
+        self.brightest.saturating_sub(self.darkest) < BLANK_RANGE
+    }
+
+    /// What is wrong with the image, in a collection with this median of the shorter sides.
+    pub(super) fn problems(&self, usual_side: u32) -> Vec<ImageProblemKind> {
+        let is_dark = self.brightest < DARK_LEVEL;
+        let has_edges = self.edge_contrast >= MIN_EDGE_CONTRAST && !self.is_blank();
+        let is_soft = u32::from(self.edge_step) * 100 < u32::from(self.edge_contrast) * BLURRED_PERCENT;
+        let side = self.shorter_side();
+        let found = [
+            (ImageProblemKind::Blurred, has_edges && is_soft),
+            (ImageProblemKind::Dark, is_dark),
+            (ImageProblemKind::Blank, self.is_blank() && !is_dark),
+            (ImageProblemKind::Tiny, side < TINY_SIDE && usual_side / 2 >= side),
+        ];
+        found.into_iter().filter(|(_, found)| *found).map(|(kind, _)| kind).collect()
+    }
+}
+
+/// How many pairs of pixels at a distance, in rows and in columns, differ by 0 to 255.
+fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
+    let mut counts = [0; 256];
+    let mut count = |a: &[u8], b: &[u8]| {
+        a.iter().zip(b).for_each(|(&a, &b)| counts[usize::from(a.abs_diff(b))] += 1);
+    };
+    for row in pixels.chunks_exact(width).filter(|row| row.len() > distance) {
+        count(row, &row[distance..]);
+    }
+    if let Some(below) = pixels.get(distance * width..) {
+        count(pixels, below);
+    }
+    counts
+}
+
+/// The largest value that at least `rare` of the counted values reach; 0 if there are none.
+fn reached(counts: &[usize; 256], rare: usize) -> u8 {
+    let mut larger = 0;
+    for (value, count) in (0..=255).zip(counts).rev() {
+        larger += count;
+        if larger >= rare && rare > 0 {
+            return value;
+        }
+    }
+    0
+}
+
+/// The problems of the images behind the rows, in the order of the rows, then the images that cannot be read, by name.
+pub(super) fn find(
+    data: &Embeddings,
+    measures: &[Option<ImageMeasures>],
+    unreadable: &[(String, Option<String>)],
+) -> Vec<ImageProblem> {
+    let mut sides: Vec<u32> = measures.iter().flatten().map(ImageMeasures::shorter_side).collect();
+    sides.sort_unstable();
+    let usual_side = sides.get(sides.len().saturating_sub(1) / 2).copied().unwrap_or(0);
+    let of_row = |(row, measures): (usize, &Option<ImageMeasures>)| {
+        let kinds = measures.as_ref()?.problems(usual_side);
+        let given = Some(data.classes()[data.labels()[row] as usize].clone());
+        (!kinds.is_empty()).then(|| ImageProblem { item: item_name(data, row), given, kinds })
+    };
+    let mut found: Vec<ImageProblem> = measures.iter().enumerate().filter_map(of_row).collect();
+    let mut unreadable: Vec<&(String, Option<String>)> = unreadable.iter().collect();
+    unreadable.sort();
+    found.extend(unreadable.into_iter().map(|(item, class)| ImageProblem {
+        item: item.clone(),
+        given: class.clone(),
+        kinds: vec![ImageProblemKind::Unreadable],
+    }));
+    found
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// The measures of a grey image given by a function, and the image reduced to a thumbnail by the mean of blocks.
+    pub fn measured(side: usize, level: impl Fn(usize, usize) -> u8) -> ImageMeasures {
+        let pixels: Vec<u8> = (0..side * side).map(|place| level(place % side, place / side)).collect();
+        let small = ImageMeasures::THUMBNAIL_SIDE;
+        let cell = |cell: usize| {
+            let range = |at: usize| at * side / small..((at + 1) * side / small).max(at * side / small + 1);
+            let (rows, columns) = (range(cell / small), range(cell % small));
+            let area = (rows.len() * columns.len()) as u32;
+            let sum: u32 = rows
+                .flat_map(|y| columns.clone().map(move |x| (x, y)))
+                .map(|(x, y)| u32::from(pixels[y.min(side - 1) * side + x.min(side - 1)]))
+                .sum();
+            (sum / area) as u8
+        };
+        let thumbnail: Vec<u8> = (0..ImageMeasures::THUMBNAIL_LEN).map(cell).collect();
+        ImageMeasures::of_grey(side, side, &pixels, &thumbnail)
+    }
+
+    /// A step from dark to bright that takes `width` pixels.
+    fn edge(width: usize) -> ImageMeasures {
+        measured(128, |x, _| (20 + 200 * x.saturating_sub(60).min(width) / width) as u8)
+    }
+
+    #[test]
+    fn a_sharp_edge_is_not_blurred_and_a_wide_one_is() {
+        assert_eq!(edge(1).problems(128), []);
+        assert_eq!(edge(2).problems(128), []);
+        assert_eq!(edge(8).problems(128), [ImageProblemKind::Blurred]);
+        assert_eq!(edge(30).problems(128), [ImageProblemKind::Blurred]);
+    }
+
+    #[test]
+    fn dark_and_blank_images_are_told_apart() {
+        let noise = |x: usize, y: usize| ((x * 7 + y * 13) % 11) as u8;
+        assert_eq!(measured(64, |x, y| 2 * noise(x, y)).problems(64), [ImageProblemKind::Dark]);
+        assert_eq!(measured(64, |x, y| 200 + noise(x, y)).problems(64), [ImageProblemKind::Blank]);
+        assert_eq!(measured(64, |x, y| 20 * noise(x, y)).problems(64), []);
+        // Drawings: thin lines on white paper, and a small object.
+        let small =
+            measured(200, |x, y| if x < 180 || y < 185 { 255 } else { ((x * 37 + y * 91) % 200) as u8 });
+        assert_eq!(small.problems(200), []);
+        assert_eq!(measured(100, |x, y| if x == y { 0 } else { 255 }).problems(100), []);
+    }
+
+    #[test]
+    fn an_image_is_tiny_only_among_larger_ones() {
+        let small = measured(28, |x, y| ((x * 31 + y * 17) % 256) as u8);
+        assert_eq!(small.problems(28), []);
+        assert_eq!(small.problems(64), [ImageProblemKind::Tiny]);
+        assert_eq!(measured(32, |x, y| ((x * 31 + y * 17) % 256) as u8).problems(640), []);
+    }
+
+    #[test]
+    fn images_of_every_size_can_be_measured() {
+        for (width, height) in [(1, 1), (1, 300), (300, 1), (8, 9), (9, 8)] {
+            let pixels: Vec<u8> = (0..width * height).map(|place| (place % 251) as u8).collect();
+            let found = ImageMeasures::of_grey(width, height, &pixels, &[0; ImageMeasures::THUMBNAIL_LEN]);
+            assert!(found.darkest <= found.brightest, "{found:?}");
+            found.problems(100);
+        }
+    }
+
+    #[test]
+    fn bytes_of_another_length_are_refused() {
+        let one = edge(3);
+        let bytes = one.to_bytes();
+        assert_eq!(ImageMeasures::from_bytes(&bytes), Some(one));
+        assert_eq!(ImageMeasures::from_bytes(&bytes[1..]), None);
+        assert_eq!(ImageMeasures::from_bytes(&[]), None);
+        let extreme = ImageMeasures::from_bytes(&vec![255; ImageMeasures::BYTES]).unwrap();
+        assert_eq!(extreme.problems(u32::MAX), [ImageProblemKind::Blank]);
+    }
+}
