@@ -106,8 +106,8 @@ def draw_task(rng, banks: list[Bank]) -> dict:
 
 
 def new_task(rows: np.ndarray, drawn: Drawn, chosen: np.ndarray) -> dict:
-    unit, lengths = audit_evidence.centred(torch.from_numpy(rows[chosen].astype(np.float32)))
     given, truth = torch.from_numpy(drawn.given[chosen]), torch.from_numpy(drawn.truth[chosen])
+    unit, lengths = audit_evidence.centred(torch.from_numpy(rows[chosen].astype(np.float32)), given)
     shares = functional.one_hot(given, drawn.classes).float()
     return {"rows": unit.half(), "lengths": lengths, "given": given, "truth": truth, "shares": shares}
 
@@ -179,7 +179,7 @@ def write_example(scorers: list, path: Path) -> None:
     rows = drawn.rows.round(3)
     task = new_task(rows, drawn, np.arange(len(rows)))
     with torch.no_grad():
-        unit, lengths = audit_evidence.centred(torch.from_numpy(rows))
+        unit, lengths = audit_evidence.centred(torch.from_numpy(rows), task["given"])
         collection = Collection(unit, lengths)
         for scorer in scorers:
             candidates, features = audit_evidence.evidence(collection, task["shares"], task["given"])

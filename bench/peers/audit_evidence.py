@@ -17,9 +17,13 @@ FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
 CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 10, 33, 7, 32, 3
 
 
-def centred(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows after subtraction of their mean, at unit length, and their lengths before."""
-    rows = rows - rows.mean(0, keepdim=True)
+def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows after subtraction of the mean of the classes' means, at unit length, and their lengths before."""
+    import torch
+
+    weights = 1 / torch.bincount(given)[given].double()
+    centre = (weights @ rows.double() / weights.sum()).float()
+    rows = rows - centre
     lengths = rows.norm(dim=1).clamp(min=1e-9)
     return rows / lengths[:, None], lengths
 

@@ -55,7 +55,7 @@ struct LeaveOneOut<'a> {
     products: Vec<f32>,
     /// Squared lengths of the sums.
     lengths: Vec<f32>,
-    /// Squared lengths of the rows: 1, or 0 for a row that equals the mean.
+    /// Squared lengths of the rows: 1, or 0 for a row that equals the centre.
     own: Vec<f32>,
     /// Per row the three nearest classes: a change affects two classes, so one of the three is unaffected.
     nearest: Vec<[(u32, f32); 3]>,

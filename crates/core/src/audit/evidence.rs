@@ -53,13 +53,13 @@ pub(super) struct Evidence<'a> {
     /// The most similar items of each item, most similar first.
     pub neighbours: Vec<Vec<(u32, f32)>>,
     ridges: [Ridge; REGRESSIONS],
-    /// Squared lengths of the rows: 1, or 0 for a row that equals the mean.
+    /// Squared lengths of the rows: 1, or 0 for a row that equals the centre.
     squares: Vec<f32>,
     /// How close every item is to any other: the cosine with the nearest, and the mean of the nearest five.
     closeness: [Deviations; 2],
     /// The logarithms of the leverages in the first and the last regression: how little the other items explain each item.
     leverages: [Deviations; 2],
-    /// The logarithms of the distances from the mean of all items.
+    /// The logarithms of the distances from the centre of all items.
     lengths: Deviations,
 }
 

@@ -138,7 +138,7 @@ pub struct Neighbour {
     pub item: String,
     /// Its label in the data.
     pub given: String,
-    /// The cosine of the two items, after subtraction of the mean of all items.
+    /// The cosine of the two items, after subtraction of the mean of the classes' means.
     pub similarity: f32,
 }
 

@@ -10,7 +10,7 @@ use crate::embeddings::Embeddings;
 pub(super) struct OrderedRows {
     values: Vec<f32>,
     dim: usize,
-    /// The distance of each row from the mean, before it was scaled to unit length.
+    /// The distance of each row from the centre, before it was scaled to unit length.
     pub lengths: Vec<f32>,
     /// The row of the data at each position.
     pub order: Vec<u32>,
@@ -45,9 +45,9 @@ impl OrderedRows {
             }
             *number
         });
-        let given = given.collect();
+        let given: Vec<u32> = given.collect();
         let mut values = data.gather(&order).into_owned();
-        let lengths = rows::centre(&mut values, dim);
+        let lengths = rows::centre(&mut values, dim, &given);
         let confirmed = order.iter().map(|&row| is_confirmed(row as usize)).collect();
         OrderedRows { values, dim, lengths, order, given, classes, confirmed }
     }
@@ -57,7 +57,7 @@ impl OrderedRows {
         self.dim
     }
 
-    /// All rows; a row that equals the mean is zero.
+    /// All rows; a row that equals the centre is zero.
     pub fn rows(&self) -> Vec<&[f32]> {
         self.values.chunks_exact(self.dim).collect()
     }

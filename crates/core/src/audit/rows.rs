@@ -1,4 +1,7 @@
-//! Rows prepared for cosines: after subtraction of the mean of all rows, at unit length.
+//! Rows prepared for cosines: after subtraction of their centre, at unit length.
+//!
+//! The centre is the mean of the means of the classes. The mean of all rows would be near the items of a class that is much
+//! larger than the others, and what is left of them would have no common direction.
 
 use rayon::prelude::*;
 
@@ -11,17 +14,17 @@ const CHUNK: usize = 256;
 pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     let dim = data.dim();
     let mut values = data.all_rows().into_owned();
-    centre(&mut values, dim);
+    centre(&mut values, dim, data.labels());
     values
 }
 
-/// Subtracts the mean from rows and scales them to unit length. A row that equals the mean becomes zero. Returns the lengths
-/// before scaling.
-pub(super) fn centre(values: &mut [f32], dim: usize) -> Vec<f32> {
-    let mean = mean(values, dim);
+/// Subtracts the centre from rows with these labels and scales them to unit length. A row that equals the centre becomes
+/// zero. Returns the lengths before scaling.
+pub(super) fn centre(values: &mut [f32], dim: usize, labels: &[u32]) -> Vec<f32> {
+    let centre = mean_of_classes(values, dim, labels);
     let centre_row = |row: &mut [f32]| {
         let before = length(row);
-        row.iter_mut().zip(&mean).for_each(|(value, mean)| *value -= mean);
+        row.iter_mut().zip(&centre).for_each(|(value, centre)| *value -= centre);
         let after = length(row);
         // If all rows are equal, only rounding errors are left, which have no direction.
         let scale = if after > 1e-6 * before { after.recip() } else { 0.0 };
@@ -36,17 +39,23 @@ fn length(row: &[f32]) -> f64 {
     row.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt()
 }
 
-fn mean(values: &[f32], dim: usize) -> Vec<f32> {
-    let add = |mut sum: Vec<f64>, row: &[f32]| {
-        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+fn mean_of_classes(values: &[f32], dim: usize, labels: &[u32]) -> Vec<f32> {
+    let mut counts = vec![0.0; labels.iter().max().map_or(0, |label| *label as usize + 1)];
+    labels.iter().for_each(|label| counts[*label as usize] += 1.0);
+    let classes = counts.iter().filter(|count| **count > 0.0).count().max(1) as f64;
+    let weighted_sum = |(rows, labels): (&[f32], &[u32])| {
+        let mut sum = vec![0.0; dim];
+        for (row, label) in rows.chunks_exact(dim).zip(labels) {
+            let weight = 1.0 / (classes * counts[*label as usize]);
+            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * f64::from(*value));
+        }
         sum
     };
-    let sums: Vec<Vec<f64>> =
-        values.par_chunks(CHUNK * dim).map(|rows| rows.chunks_exact(dim).fold(vec![0.0; dim], add)).collect();
-    let rows = (values.len() / dim).max(1) as f64;
+    let chunks = values.par_chunks(CHUNK * dim).zip(labels.par_chunks(CHUNK));
+    let sums: Vec<Vec<f64>> = chunks.map(weighted_sum).collect();
     let mut mean = vec![0.0; dim];
     for sum in sums {
-        mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean += sum / rows);
+        mean.iter_mut().zip(sum).for_each(|(mean, sum)| *mean += sum);
     }
     mean.into_iter().map(|value| value as f32).collect()
 }
