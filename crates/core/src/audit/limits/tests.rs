@@ -175,6 +175,18 @@ fn small_classes_next_to_one_with_nine_of_ten_items_are_not_taken_apart() {
 }
 
 #[test]
+fn items_of_the_class_with_nine_of_ten_items_are_found_in_small_classes() {
+    let mut sample = Sample::new();
+    sample.add(180, 0, 0);
+    (1..5).for_each(|class| sample.add(8, class as u64, class));
+    (1..5).for_each(|class| sample.add(1, 0, class));
+    let found = audit(&sample.data());
+    let (right, wrong) = found.items.split_at(180 + 4 * 8);
+    assert!(wrong.iter().all(|item| item.is_suspect()), "{wrong:?}");
+    assert!(right.iter().all(|item| item.action == Action::Keep), "{:?}", found.counts);
+}
+
+#[test]
 fn nan_and_infinite_rows_are_refused_with_their_place() {
     for bad in [f32::NAN, f32::INFINITY] {
         let mut sample = Sample::new();
