@@ -51,6 +51,14 @@ def named_folder(text: str) -> tuple[str, Path]:
     return name, benchlib.existing_folder(folder)
 
 
+def named_count(text: str) -> tuple[str, int]:
+    """An argument type: NAME=N."""
+    name, _, count = text.partition("=")
+    if not name or not count.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=N")
+    return name, int(count)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("photos", type=named_folder, nargs="+", metavar="NAME=FOLDER", help="a folder of class folders")
@@ -58,6 +66,8 @@ def parse_arguments() -> argparse.Namespace:
                         help="photos per class [default: %(default)s]")
     parser.add_argument("--copies", type=benchlib.positive, default=150, metavar="N",
                         help="copies of each kind [default: %(default)s]")
+    parser.add_argument("--same", type=named_count, nargs="*", default=[], metavar="NAME=N",
+                        help="pairs of a collection without copies that show the same subject, judged by eye after a first run")
     benchlib.add_out(parser, "duplicates.md")
     benchlib.add_trueshot(parser)
     return parser.parse_args()
@@ -218,6 +228,10 @@ def page(result: dict) -> str:
         f"({one['name']})" for one in sets)
     per_thousand = [[words, *(f"{1000 * one['false_pairs'][key] / one['photos']:.1f}" for one in sets)]
                     for key, words in (("images", "by the images"), ("rows", "by the embeddings alone"))]
+    judged = " ".join(
+        f"Judged by eye, {result['same'][one['name']]} of the {one['false_pairs']['images']} pairs of {one['name']} that were "
+        "found by the images show the same photo or the same subject photographed again; the others are different subjects."
+        for one in sets if one["name"] in result["same"])
     spoiled = [[words, problem, *(percent(one["found"][kind]["found"], one["found"][kind]["copies"]) for one in sets)]
                for kind, (problem, words) in SPOILED.items()]
     false = [[kind, *(percent(one["false_problems"][kind], one["photos"]) for one in sets)]
@@ -241,7 +255,7 @@ are often as similar to each other as a photo and its copy.
 
 ## Pairs reported in collections without copies
 
-Pairs per 1,000 photos. The JSON file of this page names the pairs that were found by the images.
+Pairs per 1,000 photos. The JSON file of this page names the pairs that were found by the images. {judged}
 
 {benchlib.table(["found", *names], per_thousand)}
 
@@ -272,7 +286,10 @@ def main() -> None:
     words = " ".join(f"{name}={name.upper()}" for name, _ in arguments.photos)
     command = (f"python bench/measure/duplicates.py {words} --per-class {arguments.per_class} --copies {arguments.copies} "
                "--out docs/results/duplicates.md")
-    result = {"command": command, "copies": arguments.copies, "sets": sets}
+    same = dict(arguments.same)
+    if same:
+        command += " --same " + " ".join(f"{name}={count}" for name, count in same.items())
+    result = {"command": command, "copies": arguments.copies, "same": same, "sets": sets}
     benchlib.publish(arguments.out, page(result), result)
 
 
