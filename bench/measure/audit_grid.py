@@ -32,6 +32,8 @@ from audit_evidence import Bank, Drawn  # noqa: E402
 
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 BINS = 15
+# Pooled items from which the calibration error of a single cell means something.
+LARGE_CELL = 2000
 
 
 def numbers(text: str) -> list[int]:
@@ -101,15 +103,38 @@ def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: 
     return found
 
 
-def calibration_error(suspicion, wrong) -> float:
+def binned(suspicion, wrong) -> list[list[float]]:
+    """Per bin of P(wrong): the number of items, the sum of P(wrong), and the number of wrong labels."""
     import numpy as np
 
     bins = np.minimum((suspicion * BINS).astype(int), BINS - 1)
-    error = 0.0
-    for number in np.unique(bins):
-        chosen = bins == number
-        error += abs(suspicion[chosen].mean() - wrong[chosen].mean()) * chosen.sum()
-    return error / len(suspicion)
+    return [[float(values[bins == number].sum()) for values in (np.ones(len(wrong)), suspicion, wrong)] for number in range(BINS)]
+
+
+def calibration_error(bins: list[list[float]]) -> float:
+    return sum(abs(expected - wrong) for _, expected, wrong in bins) / sum(count for count, _, _ in bins)
+
+
+def together(results: list[dict]) -> dict:
+    """Sums and means over several cells."""
+    import numpy as np
+
+    counts = {name: sum(result["counts"][name] for result in results) for name in results[0]["counts"]}
+    peers = [result["average_precision"][result["best_peer"]] for result in results if result["best_peer"]]
+    bins = np.sum([result["bins"] for result in results], 0).tolist()
+    large = [result["calibration_error"] for result in results if result["rows"] >= LARGE_CELL]
+    return {
+        "cells": len(results),
+        "trueshot": float(np.mean([result["average_precision"]["trueshot"] for result in results])),
+        "best_peer": float(np.mean(peers)) if peers else None,
+        "behind": sum(bool(result["best_peer"]) and sum(result["difference"]) < 0 for result in results),
+        "calibration_error": calibration_error(bins),
+        "worst_large_cell": max(large, default=None),
+        "expected_over_true": sum(expected for _, expected, _ in bins) / sum(wrong for _, _, wrong in bins),
+        "planned_precision": counts["planned_wrong"] / max(1, counts["planned"]),
+        "planned_of_found": counts["planned_wrong"] / max(1, counts["found"]),
+        "suggestions_right": counts["right"] / max(1, counts["suggested"]),
+    }
 
 
 def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, noise: str) -> dict | None:
@@ -144,20 +169,44 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
     suspicion, wrong, planned, suggested, right = (np.concatenate(values) for values in pooled.values())
     complete = {name: values for name, values in precisions.items() if len(values) == len(precisions["trueshot"])}
     best = max((name for name in complete if name != "trueshot"), key=lambda name: np.mean(complete[name]), default=None)
+    bins = binned(suspicion, wrong)
+    counts = {
+        "planned": planned, "planned_wrong": planned & wrong, "found": (suspicion >= 0.5) & wrong,
+        "suggested": suggested, "right": suggested & right,
+    }  # fmt: skip
+    counts = {name: int(chosen.sum()) for name, chosen in counts.items()}
     result = {
-        "data": bank.name, "classes": classes, "items": items, "noise": noise, "rows": len(wrong),
+        "data": bank.name, "classes": classes, "items": items, "noise": noise, "rows": len(wrong), "bins": bins, "counts": counts,
         "average_precision": {name: float(np.mean(values)) for name, values in complete.items()},
-        "best_peer": best, "calibration_error": calibration_error(suspicion, wrong),
+        "best_peer": best, "calibration_error": calibration_error(bins),
         "expected_over_true": float(suspicion.sum() / wrong.sum()),
-        "planned_precision": float(wrong[planned].mean()) if planned.any() else None,
-        "planned_of_found": float((planned & wrong).sum() / max(1, ((suspicion >= 0.5) & wrong).sum())),
-        "suggestions_right": float(right[suggested].mean()) if suggested.any() else None,
+        "planned_precision": counts["planned_wrong"] / counts["planned"] if counts["planned"] else None,
+        "planned_of_found": counts["planned_wrong"] / max(1, counts["found"]),
+        "suggestions_right": counts["right"] / counts["suggested"] if counts["suggested"] else None,
     }  # fmt: skip
     if best is not None:
         difference = np.array(complete["trueshot"]) - np.array(complete[best])
         spread = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0
         result["difference"] = [float(difference.mean()), float(1.96 * spread)]
     return result
+
+
+def summary_table(results: list[dict], name: str) -> str:
+    """One row for each value of a property of the cells, and one for all cells."""
+    values = list(dict.fromkeys(result[name] for result in results))
+    groups = [(str(value), [result for result in results if result[name] == value]) for value in values]
+    rows = []
+    for value, group in [*groups, ("all", results)]:
+        found = together(group)
+        peer, worst = found["best_peer"], found["worst_large_cell"]
+        rows.append([
+            value, str(found["cells"]), f"{found['trueshot']:.3f}", "-" if peer is None else f"{peer:.3f}", str(found["behind"]),
+            f"{found['calibration_error']:.3f}", "-" if worst is None else f"{worst:.3f}", f"{found['expected_over_true']:.2f}",
+            *(f"{100 * found[share]:.1f} %" for share in ("planned_precision", "planned_of_found", "suggestions_right")),
+        ])  # fmt: skip
+    head = [name, "cells", "trueshot", "best peer of each cell", "peer ahead in", "ECE of all items", "worst large cell",
+            "expected / true", "planned right", "of found", "suggestions right"]  # fmt: skip
+    return benchlib.table(head, rows)
 
 
 def page(arguments: argparse.Namespace, results: list[dict]) -> str:
@@ -175,10 +224,11 @@ def page(arguments: argparse.Namespace, results: list[dict]) -> str:
         numbers = [f"{result['average_precision']['trueshot']:.3f}", peer, difference, f"{result['calibration_error']:.3f}"]
         cells = [result["data"], str(result["classes"]), str(result["items"]), result["noise"], *numbers]
         rows.append([*cells, f"{result['expected_over_true']:.2f}", *planned])
-    behind = [result for result in results if result["best_peer"] and sum(result["difference"]) < 0]
-    summary = (f"{len(results)} cells, {arguments.draws} collections each, {arguments.level} % of the labels wrong. "
-               f"A peer is ahead with its interval above zero in {len(behind)} of them.")  # fmt: skip
-    return f"{summary}\n\n{benchlib.table(head, rows, left=4)}\n"
+    summary = f"{len(results)} cells, {arguments.draws} collections each, {arguments.level} % of the labels wrong."
+    if not arguments.no_peers:
+        summary += f" A peer is ahead with its interval above zero in {together(results)['behind']} of them."
+    summaries = [summary_table(results, name) for name in ("data", "items", "noise", "classes")]
+    return "\n\n".join([summary, *summaries, "## All cells", benchlib.table(head, rows, left=4)]) + "\n"
 
 
 def main() -> None:

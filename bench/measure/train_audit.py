@@ -174,8 +174,8 @@ def save(scorers: list, path: Path) -> None:
 
 def write_example(scorers: list, path: Path) -> None:
     """A small collection with the probabilities of all classes for every item, for a test of the Rust code."""
-    rng = np.random.default_rng(0)
-    drawn = audit_evidence.draw(rng, random_clusters(rng), 12, 6, "symmetric", 0.2, ragged=True)
+    rng = np.random.default_rng(11)
+    drawn = audit_evidence.draw(rng, random_clusters(rng), 12, 6, "symmetric", 0.25, ragged=True)
     rows = drawn.rows.round(3)
     task = new_task(rows, drawn, np.arange(len(rows)))
     with torch.no_grad():

@@ -148,7 +148,7 @@ describe("the served page", () => {
     assert.match(await page.textContent(".answer .class-name"), /^cross/);
     const file = await download(page, "#take-classifier");
     assert.equal(file.name, "trueshot-classifier.safetensors");
-    assert.ok(file.text.includes("trueshot-classifier/1"));
+    assert.ok(file.text.includes("trueshot-classifier/2"));
 
     await page.reload();
     await settled(page);
