@@ -14,52 +14,99 @@ const MEASURED_SIDE: usize = 256;
 
 /// Measures an image.
 pub(crate) fn measure(image: &DecodedImage) -> ImageMeasures {
-    let grey = reduced(image);
-    let side = ImageMeasures::THUMBNAIL_SIDE;
-    let longest = grey.width.max(grey.height);
+    let reduced = reduced(image);
+    let longest = reduced.width.max(reduced.height);
     let scaled = |length: usize| (length * MEASURED_SIDE).div_ceil(longest).max(1);
-    let (width, height) = (scaled(grey.width), scaled(grey.height));
-    let grey = if longest > MEASURED_SIDE { grey.resized(width, height) } else { grey };
+    let (width, height) = (scaled(reduced.width), scaled(reduced.height));
+    let reduced = if longest > MEASURED_SIDE { reduced.resized(width, height) } else { reduced };
+    let grey = DecodedImage::new(reduced.width, reduced.height, Channels::Grey, shades(&reduced));
+    let side = ImageMeasures::THUMBNAIL_SIDE;
     let thumbnail = grey.clone().resized(side, side).pixels;
     let mut measures = ImageMeasures::of_grey(grey.width, grey.height, &grey.pixels, &thumbnail);
+    let count = reduced.channels.count();
+    for channel in (0..count).filter(|_| count > 1) {
+        measures.add_channel(reduced.pixels.iter().skip(channel).step_by(count).copied());
+    }
     (measures.width, measures.height) = (image.width as u32, image.height as u32);
     measures
 }
 
-/// The grey image, with every block of `n x n` pixels averaged, so that its longer side has less than twice
-/// [`MEASURED_SIDE`] pixels. Much faster than resizing a large photograph.
+/// The image with every block of `n x n` pixels averaged, so that its longer side has less than twice [`MEASURED_SIDE`]
+/// pixels. Much faster than resizing a large photograph.
 fn reduced(image: &DecodedImage) -> DecodedImage {
     let n = (image.width.max(image.height) / MEASURED_SIDE).max(1);
     // Neither side of a narrow image vanishes.
     let (columns, rows) = (n.min(image.width), n.min(image.height));
     let (width, height) = (image.width / columns, image.height / rows);
     let count = image.channels.count();
-    let mut sums = vec![0u32; width];
-    let mut pixels = Vec::with_capacity(width * height);
+    let mut sums = vec![0u32; width * count];
+    let mut pixels = Vec::with_capacity(width * height * count);
     for lines in image.pixels.chunks_exact(image.width * count * rows).take(height) {
         sums.fill(0);
         for line in lines.chunks_exact(image.width * count) {
-            match image.channels {
-                Channels::Grey => add_blocks(&mut sums, line.iter().map(|&value| u32::from(value)), columns),
-                Channels::Colour => {
-                    add_blocks(&mut sums, line.as_chunks::<3>().0.iter().map(luminance), columns);
+            // Pixels that do not fill a block are left out.
+            for (sums, block) in sums.chunks_exact_mut(count).zip(line.chunks_exact(columns * count)) {
+                for pixel in block.chunks_exact(count) {
+                    sums.iter_mut().zip(pixel).for_each(|(sum, &level)| *sum += u32::from(level));
                 }
             }
         }
         let area = (columns * rows) as u32;
         pixels.extend(sums.iter().map(|sum| ((sum + area / 2) / area) as u8));
     }
-    DecodedImage::new(width, height, Channels::Grey, pixels)
+    DecodedImage::new(width, height, image.channels, pixels)
 }
 
-/// Adds the sums of `columns` values each; values that do not fill a block are left out.
-fn add_blocks(sums: &mut [u32], mut values: impl Iterator<Item = u32>, columns: usize) {
-    for sum in sums {
-        *sum += values.by_ref().take(columns).sum::<u32>();
+/// The luminance of every pixel by Rec. 601, as Pillow computes it.
+fn shades(image: &DecodedImage) -> Vec<u8> {
+    let luminance = |&[red, green, blue]: &[u8; 3]| {
+        let sum = u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471;
+        ((sum + 0x8000) >> 16) as u8
+    };
+    match image.channels {
+        Channels::Grey => image.pixels.clone(),
+        Channels::Colour => image.pixels.as_chunks::<3>().0.iter().map(luminance).collect(),
     }
 }
 
-/// The luminance of a pixel by Rec. 601, from 0 to 255, as Pillow computes it.
-fn luminance(&[red, green, blue]: &[u8; 3]) -> u32 {
-    (u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471 + 0x8000) >> 16
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn striped(width: usize, height: usize) -> DecodedImage {
+        let pixel = |place: usize| if place % width / 5 % 2 == 0 { [170, 10, 0] } else { [15, 80, 25] };
+        let pixels = (0..width * height).flat_map(pixel).collect();
+        DecodedImage::new(width, height, Channels::Colour, pixels)
+    }
+
+    #[test]
+    fn images_of_every_shape_are_measured_with_their_own_size() {
+        for (width, height) in [(1, 1), (1, 700), (700, 1), (31, 3000), (255, 256), (257, 511), (513, 1030)] {
+            let found = measure(&striped(width, height));
+            assert_eq!((found.width, found.height), (width as u32, height as u32));
+            let grey = striped(width, height).with_channels(Channels::Grey);
+            assert_eq!(measure(&grey).width, width as u32);
+        }
+    }
+
+    #[test]
+    fn stripes_of_the_same_shade_have_a_range_of_colours() {
+        let found = measure(&striped(120, 90));
+        assert!(found.range > 100 && found.brightest > 100, "{found:?}");
+        let grey = measure(&striped(120, 90).with_channels(Channels::Grey));
+        assert!(grey.range < 30, "{grey:?}");
+    }
+
+    #[test]
+    fn blocks_are_averaged() {
+        let image = DecodedImage::new(
+            1024,
+            512,
+            Channels::Grey,
+            (0..1024 * 512).map(|n| (n % 2 * 200) as u8).collect(),
+        );
+        let small = reduced(&image);
+        assert_eq!((small.width, small.height), (256, 128));
+        assert!(small.pixels.iter().all(|&level| level == 100));
+    }
 }

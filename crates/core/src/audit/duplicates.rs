@@ -50,6 +50,8 @@ pub enum DuplicateKind {
 const NEAR_DISTANCE: f32 = 0.1;
 /// The largest distance of near duplicates as a share of the usual distance of similar items.
 const NEAR_SHARE: f32 = 0.25;
+/// The largest distance of unusually similar images as a share of the usual distance of similar items.
+const SIMILAR_SHARE: f32 = 0.8;
 /// Nearest neighbours of an item that are compared with it.
 pub(super) const COMPARED_NEIGHBOURS: usize = 10;
 /// Pairs that are compared between two checks for cancellation.
@@ -187,13 +189,13 @@ fn near_pairs(
     }
     candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
     candidates.dedup_by_key(|&mut (one, other, _)| (one, other));
-    let threshold = cosine_threshold(given.neighbours);
+    let distances = Distances::new(given.neighbours);
     let is_near = |&(one, other, cosine): &(u32, u32, f32)| {
         let of_image = |row: u32| given.measures.get(row as usize).and_then(Option::as_ref);
-        let by_pixels = of_image(one)
-            .zip(of_image(other))
-            .and_then(|(one, other)| thumbnails::is_copy(one, other, cosine));
-        by_pixels.unwrap_or(cosine >= threshold)
+        let is_similar = 1.0 - cosine <= SIMILAR_SHARE * distances.usual;
+        let compare = |(one, other)| thumbnails::is_copy(one, other, is_similar);
+        let by_pixels = of_image(one).zip(of_image(other)).and_then(compare);
+        by_pixels.unwrap_or_else(|| distances.are_near(one, other, cosine))
     };
     let near_of_block = |block: &[(u32, u32, f32)]| {
         poll.check()?;
@@ -204,14 +206,29 @@ fn near_pairs(
     Ok(most_similar(data, near.into_iter().flatten().collect()))
 }
 
-/// The smallest cosine of near duplicates that are recognised by their embeddings alone: their distance `1 - cosine` is far
-/// smaller than is usual between an item and its second nearest neighbour.
-fn cosine_threshold(neighbours: &[Vec<(u32, f32)>]) -> f32 {
-    let distance = |others: &Vec<(u32, f32)>| others.get(1).map(|&(_, cosine)| 1.0 - cosine);
-    let mut distances: Vec<f32> = neighbours.iter().filter_map(distance).collect();
-    distances.sort_unstable_by(f32::total_cmp);
-    let usual = distances.get(distances.len() / 2).copied().unwrap_or(0.0);
-    1.0 - (usual * NEAR_SHARE).min(NEAR_DISTANCE)
+/// How far similar items are from each other, by `1 - cosine`.
+struct Distances<'a> {
+    /// The median of the distances between the items and their second nearest neighbours.
+    usual: f32,
+    neighbours: &'a [Vec<(u32, f32)>],
+}
+
+impl<'a> Distances<'a> {
+    fn new(neighbours: &'a [Vec<(u32, f32)>]) -> Self {
+        let distance = |others: &Vec<(u32, f32)>| others.get(1).map(|&(_, cosine)| 1.0 - cosine);
+        let mut distances: Vec<f32> = neighbours.iter().filter_map(distance).collect();
+        distances.sort_unstable_by(f32::total_cmp);
+        Distances { usual: distances.get(distances.len() / 2).copied().unwrap_or(0.0), neighbours }
+    }
+
+    /// Whether two items are near duplicates by their embeddings alone: their distance is far smaller than is usual in the
+    /// collection, and far smaller than the distances to the last of their own neighbours. The latter rules out
+    /// items in dense regions, where many items are equally close.
+    fn are_near(&self, one: u32, other: u32, cosine: f32) -> bool {
+        let last = |row: u32| self.neighbours[row as usize].last().map_or(0.0, |&(_, cosine)| 1.0 - cosine);
+        let reference = self.usual.min(last(one)).min(last(other));
+        1.0 - cosine <= NEAR_DISTANCE.min(NEAR_SHARE * reference)
+    }
 }
 
 /// The pairs that are among the [`MAX_PAIRS_PER_ITEM`] most similar ones of one of their items, within its class or across

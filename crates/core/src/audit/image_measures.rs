@@ -7,7 +7,7 @@ use crate::embeddings::Embeddings;
 
 /// Differences between pixels this far apart show the contrast of an edge, even of a blurred one.
 const EDGE_WIDTH: usize = 8;
-/// The darkest and brightest pixels are one in this many.
+/// The brightest and darkest pixels are one in this many.
 const RARE_LEVEL: usize = 200;
 /// The strongest edges are one in this many of all edges, so that paper around a drawing does not count.
 const RARE_EDGE: usize = 100;
@@ -15,17 +15,17 @@ const RARE_EDGE: usize = 100;
 const BLURRED_PERCENT: u32 = 22;
 /// Differences that are smaller than this, in grey levels, are not edges.
 const MIN_EDGE_CONTRAST: u8 = 12;
-/// An image is dark if hardly any pixel is brighter than this.
+/// An image is dark if hardly any pixel is brighter than this, in any channel.
 const DARK_LEVEL: u8 = 48;
-/// An image is blank if its darkest and brightest pixels differ by less than this.
+/// An image is blank if its brightest and darkest pixels differ by less than this, in every channel.
 const BLANK_RANGE: u8 = 16;
 /// An image is tiny if its shorter side has fewer pixels, and the usual image of the collection at least twice as many.
 const TINY_SIDE: u32 = 32;
 
 /// What an audit needs to know about the image behind a row: its size, sharpness, brightness and a thumbnail.
 ///
-/// Grey levels are from 0 (black) to 255. The darkest and brightest are those that 0.5 % of the pixels reach; the strongest
-/// edges are 1 % of the edges.
+/// Levels are from 0 (black) to 255. The brightest and darkest pixels are 0.5 % of all pixels each; the strongest edges are
+/// 1 % of the edges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMeasures {
     /// The width of the image in pixels.
@@ -36,10 +36,10 @@ pub struct ImageMeasures {
     pub edge_step: u8,
     /// The difference of pixels that are 8 apart at the strongest edges, at a reduced size; 0 without edges.
     pub edge_contrast: u8,
-    /// The grey level of the darkest pixels.
-    pub darkest: u8,
-    /// The grey level of the brightest pixels.
+    /// The level of the brightest pixels, in the channel where it is highest.
     pub brightest: u8,
+    /// The difference between the brightest and the darkest pixels, in the channel where it is largest.
+    pub range: u8,
     /// [`Self::THUMBNAIL_LEN`] grey levels: the whole image, stretched to a square, in rows from the top.
     thumbnail: Box<[u8]>,
 }
@@ -99,23 +99,33 @@ impl ImageMeasures {
     pub fn of_grey(width: usize, height: usize, pixels: &[u8], thumbnail: &[u8]) -> Self {
         assert_eq!(pixels.len(), width * height, "pixels of a grey image");
         assert_eq!(thumbnail.len(), Self::THUMBNAIL_LEN, "pixels of a thumbnail");
-        let mut levels = [0; 256];
-        pixels.iter().for_each(|&level| levels[usize::from(level)] += 1);
-        let mut reversed = levels;
-        reversed.reverse();
-        let rare_level = pixels.len().div_ceil(RARE_LEVEL);
         let [steps, contrasts] = [1, EDGE_WIDTH].map(|distance| differences(width, pixels, distance));
         let edges: usize = contrasts[usize::from(MIN_EDGE_CONTRAST)..].iter().sum();
         let rare_edge = edges.div_ceil(RARE_EDGE);
-        ImageMeasures {
+        let mut measures = ImageMeasures {
             width: width as u32,
             height: height as u32,
             edge_step: reached(&steps, rare_edge),
             edge_contrast: reached(&contrasts, rare_edge),
-            darkest: 255 - reached(&reversed, rare_level),
-            brightest: reached(&levels, rare_level),
+            brightest: 0,
+            range: 0,
             thumbnail: thumbnail.into(),
-        }
+        };
+        measures.add_channel(pixels.iter().copied());
+        measures
+    }
+
+    /// Takes the levels of a colour channel into account: pure blue is dark in shades of grey, and red and green can have
+    /// the same shade.
+    pub fn add_channel(&mut self, levels: impl Iterator<Item = u8>) {
+        let mut counts = [0; 256];
+        levels.for_each(|level| counts[usize::from(level)] += 1);
+        let rare = counts.iter().sum::<usize>().div_ceil(RARE_LEVEL);
+        let brightest = reached(&counts, rare);
+        counts.reverse();
+        let darkest = 255 - reached(&counts, rare);
+        self.brightest = self.brightest.max(brightest);
+        self.range = self.range.max(brightest.saturating_sub(darkest));
     }
 
     /// The grey levels of the thumbnail.
@@ -123,12 +133,12 @@ impl ImageMeasures {
         &self.thumbnail
     }
 
-    /// The measures as bytes: sizes (u32, little-endian), edges, grey levels, thumbnail.
+    /// The measures as bytes: sizes (u32, little-endian), edges, levels, thumbnail.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend(self.width.to_le_bytes());
         bytes.extend(self.height.to_le_bytes());
-        bytes.extend([self.edge_step, self.edge_contrast, self.darkest, self.brightest]);
+        bytes.extend([self.edge_step, self.edge_contrast, self.brightest, self.range]);
         bytes.extend(&self.thumbnail);
         bytes
     }
@@ -144,8 +154,8 @@ impl ImageMeasures {
             height: number(4),
             edge_step: bytes[8],
             edge_contrast: bytes[9],
-            darkest: bytes[10],
-            brightest: bytes[11],
+            brightest: bytes[10],
+            range: bytes[11],
             thumbnail: bytes[12..].into(),
         })
     }
@@ -156,7 +166,7 @@ impl ImageMeasures {
 
     /// Whether the image has almost only one colour.
     fn is_blank(&self) -> bool {
-        self.brightest.saturating_sub(self.darkest) < BLANK_RANGE
+        self.range < BLANK_RANGE
     }
 
     /// What is wrong with the image, in a collection with this median of the shorter sides.
@@ -276,6 +286,14 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn colours_of_the_same_shade_are_neither_dark_nor_blank() {
+        let mut red_and_green = measured(64, |_, _| 40);
+        assert_eq!(red_and_green.problems(64), [ImageProblemKind::Dark]);
+        red_and_green.add_channel((0..64 * 64).map(|place| if place % 64 < 32 { 130 } else { 0 }));
+        assert_eq!(red_and_green.problems(64), []);
+    }
+
+    #[test]
     fn an_image_is_tiny_only_among_larger_ones() {
         let small = measured(28, |x, y| ((x * 31 + y * 17) % 256) as u8);
         assert_eq!(small.problems(28), []);
@@ -288,7 +306,7 @@ pub(super) mod tests {
         for (width, height) in [(1, 1), (1, 300), (300, 1), (8, 9), (9, 8)] {
             let pixels: Vec<u8> = (0..width * height).map(|place| (place % 251) as u8).collect();
             let found = ImageMeasures::of_grey(width, height, &pixels, &[0; ImageMeasures::THUMBNAIL_LEN]);
-            assert!(found.darkest <= found.brightest, "{found:?}");
+            assert!(found.range <= found.brightest, "{found:?}");
             found.problems(100);
         }
     }
@@ -301,6 +319,8 @@ pub(super) mod tests {
         assert_eq!(ImageMeasures::from_bytes(&bytes[1..]), None);
         assert_eq!(ImageMeasures::from_bytes(&[]), None);
         let extreme = ImageMeasures::from_bytes(&vec![255; ImageMeasures::BYTES]).unwrap();
-        assert_eq!(extreme.problems(u32::MAX), [ImageProblemKind::Blank]);
+        assert_eq!(extreme.problems(u32::MAX), []);
+        let black = ImageMeasures::from_bytes(&vec![0; ImageMeasures::BYTES]).unwrap();
+        assert_eq!(black.problems(u32::MAX), [ImageProblemKind::Dark, ImageProblemKind::Tiny]);
     }
 }

@@ -257,6 +257,22 @@ fn similar_items_of_tight_classes_are_not_copies() {
     assert_eq!(found.duplicates, []);
 }
 
+#[test]
+fn items_of_a_dense_region_are_not_copies() {
+    // Forty items lie very close together, the others far apart; two of the others are nearly equal.
+    let mut rng = Rng::new(4, Purpose::Method, 0);
+    let centre: Vec<f32> = (0..20).map(|_| 2.0 * (rng.uniform() - 0.5)).collect();
+    let mut values: Vec<f32> = (0..40 * 20).map(|n| centre[n % 20] + 0.02 * (rng.uniform() - 0.5)).collect();
+    values.extend((0..120 * 20).map(|_| rng.uniform() - 0.5));
+    let nearly_equal: Vec<f32> =
+        values[100 * 20..101 * 20].iter().map(|value| value * 1.001 + 1e-4).collect();
+    values[60 * 20..61 * 20].copy_from_slice(&nearly_equal);
+    let labels = (0..160).map(|row| format!("{}", row % 4)).collect();
+    let found = look(&Embeddings::from_rows(values, 20, labels).unwrap(), &Options::default(), &[]);
+    let pairs: Vec<[u32; 2]> = found.duplicates.iter().map(|pair| pair.rows).collect();
+    assert_eq!(pairs, [[60, 100]]);
+}
+
 /// A grey image of twelve random waves, moved to the left by a share of its width.
 fn image(seed: usize, shift: f64) -> ImageMeasures {
     image_measures::tests::measured(96, |x, y| {

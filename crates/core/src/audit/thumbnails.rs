@@ -17,10 +17,8 @@ const MIN_COARSE: f32 = 0.7;
 const MIN_CORRELATION: f32 = 0.85;
 /// The smallest correlation of the details of copies.
 const MIN_DETAIL: f32 = 0.75;
-/// The same for images whose embeddings are similar, too. Drawings on white paper often have similar outlines.
+/// The same for images whose embeddings are unusually similar. Drawings on white paper often have similar outlines.
 const MIN_DETAIL_IF_SIMILAR: f32 = 0.65;
-/// The smallest cosine of similar embeddings.
-const SIMILAR: f32 = 0.6;
 /// The smallest share of a thumbnail that the other one covers: that of a copy from which 10 % was cropped on every side.
 const MIN_OVERLAP: f32 = 0.6;
 /// The largest change of scale, and the largest shift as a share of half a side.
@@ -28,10 +26,10 @@ const MAX_CHANGE: f64 = 0.35;
 /// Thumbnails with a smaller standard deviation, in grey levels, show nothing that could be compared.
 const MIN_DEVIATION: f32 = 4.0;
 
-/// Whether one of two images is a copy of the other, given the cosine of their embeddings; `None` if they show too little
-/// to tell.
-pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures, cosine: f32) -> Option<bool> {
-    let min_detail = if cosine >= SIMILAR { MIN_DETAIL_IF_SIMILAR } else { MIN_DETAIL };
+/// Whether one of two images is a copy of the other; `None` if they show too little to tell. `is_similar` says whether their
+/// embeddings are more similar than those of other images usually are.
+pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures, is_similar: bool) -> Option<bool> {
+    let min_detail = if is_similar { MIN_DETAIL_IF_SIMILAR } else { MIN_DETAIL };
     let [one, other] = [one, other].map(|measures| Pyramid::new(measures.thumbnail()));
     if one.deviation() < MIN_DEVIATION || other.deviation() < MIN_DEVIATION {
         return None;
@@ -277,8 +275,8 @@ mod tests {
         for window in [WHOLE, [0.05, 0.05, 0.95, 0.95], [0.0, 0.1, 1.0, 1.0], [0.03, 0.08, 0.99, 0.96]] {
             for seed in 0..5 {
                 let (whole, part) = (picture(seed, WHOLE), picture(seed, window));
-                assert_eq!(is_copy(&whole, &part, 0.6), Some(true), "{seed} {window:?}");
-                assert_eq!(is_copy(&part, &whole, 0.6), Some(true), "{seed} {window:?}");
+                assert_eq!(is_copy(&whole, &part, true), Some(true), "{seed} {window:?}");
+                assert_eq!(is_copy(&part, &whole, true), Some(true), "{seed} {window:?}");
             }
         }
     }
@@ -287,12 +285,12 @@ mod tests {
     fn other_pictures_and_small_parts_are_not_copies() {
         for seed in 0..20 {
             assert_eq!(
-                is_copy(&picture(seed, WHOLE), &picture(seed + 20, WHOLE), 1.0),
+                is_copy(&picture(seed, WHOLE), &picture(seed + 20, WHOLE), true),
                 Some(false),
                 "{seed}"
             );
         }
-        assert_eq!(is_copy(&picture(1, WHOLE), &picture(1, [0.3, 0.3, 0.7, 0.7]), 1.0), Some(false));
+        assert_eq!(is_copy(&picture(1, WHOLE), &picture(1, [0.3, 0.3, 0.7, 0.7]), true), Some(false));
     }
 
     #[test]
@@ -303,14 +301,14 @@ mod tests {
             ImageMeasures::from_bytes(&bytes).unwrap()
         };
         let whole = picture(3, WHOLE);
-        assert_eq!(is_copy(&whole, &dimmed(&whole), 0.0), Some(true));
+        assert_eq!(is_copy(&whole, &dimmed(&whole), false), Some(true));
     }
 
     #[test]
     fn images_that_show_nothing_are_not_compared() {
         let grey = measured(64, |_, _| 90);
-        assert_eq!(is_copy(&grey, &picture(0, WHOLE), 1.0), None);
-        assert_eq!(is_copy(&grey, &grey, 1.0), None);
+        assert_eq!(is_copy(&grey, &picture(0, WHOLE), true), None);
+        assert_eq!(is_copy(&grey, &grey, true), None);
     }
 
     /// Thumbnails arrive over the network, so every one of them must be compared without a panic.
@@ -321,7 +319,7 @@ mod tests {
         let images = [stripes(2), stripes(4), stripes(32), corner, picture(0, WHOLE)];
         for one in &images {
             for other in &images {
-                is_copy(one, other, 0.0);
+                is_copy(one, other, false);
             }
         }
     }
