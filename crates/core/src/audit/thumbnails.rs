@@ -129,8 +129,9 @@ impl Alignment {
                 }
             }
         }
-        for i in 0..6 {
-            (i + 1..6).for_each(|j| normal[i][j] = normal[j][i]);
+        let lower = normal;
+        for (i, row) in normal.iter_mut().enumerate() {
+            (i + 1..6).for_each(|j| row[j] = lower[j][i]);
         }
         (0..6).for_each(|i| normal[i][i] += normal[i][i] * if i < 4 { 1e-3 } else { 1e-6 } + 1e-3);
         let [dx_scale, dx_shift, dy_scale, dy_shift, gain, _] = solve(normal, right)?;
@@ -314,7 +315,8 @@ mod tests {
     /// Thumbnails arrive over the network, so every one of them must be compared without a panic.
     #[test]
     fn extreme_thumbnails_are_compared() {
-        let stripes = |width: usize| measured(64, move |x, _| if x / width % 2 == 0 { 0 } else { 255 });
+        let stripes =
+            |width: usize| measured(64, move |x, _| if (x / width).is_multiple_of(2) { 0 } else { 255 });
         let corner = measured(64, |x, y| if x + y == 0 { 255 } else { 0 });
         let images = [stripes(2), stripes(4), stripes(32), corner, picture(0, WHOLE)];
         for one in &images {
