@@ -74,7 +74,8 @@ mod tests {
     use super::*;
 
     fn striped(width: usize, height: usize) -> DecodedImage {
-        let pixel = |place: usize| if place % width / 5 % 2 == 0 { [170, 10, 0] } else { [15, 80, 25] };
+        let pixel =
+            |place: usize| if (place % width / 5).is_multiple_of(2) { [170, 10, 0] } else { [15, 80, 25] };
         let pixels = (0..width * height).flat_map(pixel).collect();
         DecodedImage::new(width, height, Channels::Colour, pixels)
     }
