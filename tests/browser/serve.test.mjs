@@ -258,6 +258,7 @@ describe("the served page", () => {
     assert.match(await unsure.locator(".verdict").textContent(), /Unsure/);
     assert.equal(await unsure.evaluate((card) => getComputedStyle(card).borderTopStyle), "dashed");
     assert.deepEqual(problems, []);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
   });
 
@@ -335,6 +336,7 @@ describe("the served page", () => {
     await until(page, () => /18 items/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "cross-3.png"), "cross");
     assert.deepEqual(problems, []);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
   });
 
