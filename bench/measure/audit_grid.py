@@ -146,11 +146,11 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
     pooled: dict[str, list] = {"suspicion": [], "wrong": [], "planned": [], "suggested": [], "right": []}
     for number in range(arguments.draws):
         rng = np.random.default_rng([arguments.seed, number])
-        drawn = audit_evidence.draw(rng, bank, classes, items, noise, arguments.level / 100)
+        drawn = audit_evidence.draw(rng, bank, classes, items, noise, arguments.level / 100, ratio=arguments.ratio)
         wrong = drawn.given != drawn.truth
         if wrong.all() or not wrong.any():
             continue
-        key = f"{bank.name} {classes} {items} {noise} {arguments.level} {arguments.seed} {number}"
+        key = f"{bank.name} {classes} {items} {noise} {arguments.level} {arguments.ratio} {arguments.seed} {number}"
         for name, precision in average_precisions_of_peers(arguments, key, drawn, wrong).items():
             precisions.setdefault(name, []).append(precision)
         if arguments.peers_only:
@@ -239,6 +239,7 @@ def main() -> None:
     parser.add_argument("--noise", type=names, default=["symmetric", "paired", "dependent", "outlier"],
                         help="types of noise, separated by commas")  # fmt: skip
     parser.add_argument("--level", type=int, default=20, help="wrong labels in percent")
+    parser.add_argument("--ratio", type=benchlib.positive, default=1, help="how many times as many items the first class has")
     parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per cell")
     parser.add_argument("--most-rows", type=benchlib.positive, default=2000, help="skip larger collections")
     parser.add_argument("--seed", type=int, default=0, help="random seed")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
+LARGEST_SIZE_RATIO = 6.0
 FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
 CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 10, 33, 7, 32, 3
 
@@ -99,7 +100,7 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     every = torch.arange(count)
     sizes = shares.sum(0)
     total = sizes.sum().clamp(min=1e-6)
-    ridges = [5 * ridge.predictions(shares - sizes / total) for ridge in collection.ridges]
+    ridges = [5 * ridge.predictions(shares - 1 / classes) for ridge in collection.ridges]
     products = collection.gram @ shares
     squares = collection.gram.diagonal()[:, None]
     lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squares
@@ -119,8 +120,10 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     own[every, given] = 1
     same = (shares.T @ own)[:, given].T - shares
     prior = torch.where(own > 0, 0.8, 0.2 / max(classes - 1, 1))
-    labels = torch.log(((same + 4 * prior) / (others + 4)).clamp(min=1e-4)) / 2
-    sizes_seen = torch.log1p(others.clamp(min=0, max=150)) / 2
+    counted = torch.minimum(others, LARGEST_SIZE_RATIO * torch.bincount(given)[given][:, None])
+    same = torch.where(counted < others, same * counted / others, same)
+    labels = torch.log(((same + 4 * prior) / (counted + 4)).clamp(min=1e-4)) / 2
+    sizes_seen = torch.log1p(counted.clamp(min=0, max=150)) / 2
     columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * own, sizes_seen]
     features = torch.stack(columns, 2)
     candidates = (ridges[1] + 4 * cosines + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
@@ -206,8 +209,11 @@ class Drawn:
 
 
 def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *, ragged=False, similar=False,
-         foreign: Bank | None = None) -> Drawn:
-    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or foreign."""
+         foreign: Bank | None = None, ratio: int = 1) -> Drawn:
+    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or foreign.
+
+    The first class has `ratio` times as many items as the others, if the bank has so many.
+    """
     import numpy as np
 
     classes = min(classes, len(bank.classes))
@@ -222,7 +228,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     smallest = (0.05 if rng.uniform() < 0.4 else 0.3) if ragged else 1
     for number in chosen:
         wanted = max(2, int(items * smallest ** rng.uniform(0, 1))) if ragged else items
-        picked.append(rng.permutation(bank.classes[number])[:wanted])
+        picked.append(rng.permutation(bank.classes[number])[: wanted if picked else wanted * ratio])
     truth = np.concatenate([np.full(len(rows), label) for label, rows in enumerate(picked)])
     rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
 

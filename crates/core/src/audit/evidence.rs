@@ -38,6 +38,10 @@ const TYPICAL_PRIOR: f32 = 3.0;
 /// of them are right.
 const LABEL_PRIOR: f32 = 4.0;
 const RIGHT_PRIOR: f32 = 0.8;
+/// How many times as large as the number of items with the given label a class may be. The items of a larger class count
+/// less. Otherwise the network, which was trained on classes of more similar sizes, would trust a wrong label because nearly
+/// all items of the large class have the right one.
+const LARGEST_SIZE_RATIO: f32 = 6.0;
 /// Rows scored at a time.
 const BLOCK: usize = 64;
 
@@ -123,6 +127,7 @@ impl<'a> Evidence<'a> {
             let of_class = |score: &ClassScore| {
                 let class = score.class as usize;
                 let others = members.counts[class] - score.share;
+                let counted = labels.counted(given, others);
                 [
                     5.0 * score.ridge[0],
                     5.0 * score.ridge[1],
@@ -133,7 +138,7 @@ impl<'a> Evidence<'a> {
                     3.0 * share(&votes[1], score.class),
                     labels.log_probability(score, given, others, members.counts.len()),
                     if score.class == given { 2.0 } else { 0.0 },
-                    others.clamp(0.0, 150.0).ln_1p() / 2.0,
+                    counted.clamp(0.0, 150.0).ln_1p() / 2.0,
                 ]
             };
             scores[item].candidates.iter().map(of_class).collect()
@@ -214,7 +219,7 @@ impl<'a> Evidence<'a> {
                 let at = |matrix: usize, class: u32| found[matrix][place * count + class as usize];
                 let score = |class: u32| {
                     let share = share(&before[item], class);
-                    let target = share - members.priors[class as usize];
+                    let target = share - members.central_share();
                     let ridge = [0, 1, 2].map(|n| self.ridges[n].without(item, at(n + 1, class), target));
                     let (product, square) = (at(0, class), self.squares[item]);
                     let length = lengths[class as usize] - 2.0 * share * product + share * share * square;
@@ -287,8 +292,6 @@ struct Members {
     items: Vec<Vec<(u32, f32)>>,
     /// Sums of the shares.
     counts: Vec<f32>,
-    /// Counts as parts of their sum.
-    priors: Vec<f32>,
 }
 
 impl Members {
@@ -301,10 +304,13 @@ impl Members {
         }
         let count =
             |items: &Vec<(u32, f32)>| items.iter().map(|&(_, share)| f64::from(share)).sum::<f64>() as f32;
-        let counts: Vec<f32> = members.iter().map(count).collect();
-        let all: f32 = counts.iter().sum::<f32>().max(1e-6);
-        let priors = counts.iter().map(|count| count / all).collect();
-        Members { items: members, counts, priors }
+        let counts = members.iter().map(count).collect();
+        Members { items: members, counts }
+    }
+
+    /// The share of a class in an item at the centre of the rows, which is the mean of the means of all classes.
+    fn central_share(&self) -> f32 {
+        1.0 / self.counts.len() as f32
     }
 }
 
@@ -333,14 +339,15 @@ impl<'a> ClassSums<'a> {
     }
 }
 
-/// The target of a class is the share of each item in it, minus the mean share.
+/// The target of a class is the share of each item in it, minus the share at the centre of the rows, where a regression
+/// without an intercept predicts zero.
 impl Targets for ClassSums<'_> {
     fn count(&self) -> usize {
         self.members.counts.len()
     }
 
     fn values(&self, class: usize) -> Vec<f32> {
-        let mut values = vec![-self.members.priors[class]; self.rows.len()];
+        let mut values = vec![-self.members.central_share(); self.rows.len()];
         for &(item, share) in &self.members.items[class] {
             values[item as usize] += share;
         }
@@ -350,7 +357,8 @@ impl Targets for ClassSums<'_> {
     fn sum(&self, class: usize) -> Vec<f32> {
         let dim = self.total.len();
         let sum = &self.sums[class * dim..(class + 1) * dim];
-        sum.iter().zip(&self.total).map(|(sum, total)| sum - self.members.priors[class] * total).collect()
+        let central = self.members.central_share();
+        sum.iter().zip(&self.total).map(|(sum, total)| sum - central * total).collect()
     }
 }
 
@@ -395,28 +403,41 @@ impl TypicalCosines {
     }
 }
 
-/// How many items that belong to a class carry each label.
-struct LabelCounts(HashMap<(u32, u32), f32>);
+/// How many items carry each label, and how many of them belong to each class.
+struct LabelCounts {
+    /// By label.
+    items: HashMap<u32, f32>,
+    /// By class and label.
+    members: HashMap<(u32, u32), f32>,
+}
 
 impl LabelCounts {
     fn new(given: &[u32], shares: &[Shares]) -> Self {
-        let mut counts = HashMap::new();
+        let (mut items, mut members) = (HashMap::new(), HashMap::new());
         for (given, shares) in given.iter().zip(shares) {
+            *items.entry(*given).or_insert(0.0) += 1.0;
             for &(class, share) in shares {
-                *counts.entry((class, *given)).or_insert(0.0) += share;
+                *members.entry((class, *given)).or_insert(0.0) += share;
             }
         }
-        LabelCounts(counts)
+        LabelCounts { items, members }
+    }
+
+    /// How many of the `others` of a class count for an item with this label.
+    fn counted(&self, given: u32, others: f32) -> f32 {
+        others.min(LARGEST_SIZE_RATIO * self.items[&given])
     }
 
     /// Half the logarithm of the probability that an item of the class carries this label, by the `others` of its items.
     fn log_probability(&self, score: &ClassScore, given: u32, others: f32, classes: usize) -> f32 {
-        let same = self.0.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
+        let same = self.members.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
+        let counted = self.counted(given, others);
+        let same = if counted < others { same * counted / others } else { same };
         let prior = match score.class == given {
             true => RIGHT_PRIOR,
             false => (1.0 - RIGHT_PRIOR) / (classes - 1).max(1) as f32,
         };
-        ((same + LABEL_PRIOR * prior) / (others + LABEL_PRIOR)).max(1e-4).ln() / 2.0
+        ((same + LABEL_PRIOR * prior) / (counted + LABEL_PRIOR)).max(1e-4).ln() / 2.0
     }
 }
 

@@ -176,16 +176,19 @@ fn small_classes_next_to_one_with_nine_of_ten_items_are_not_taken_apart() {
 
 #[test]
 fn items_of_a_large_class_are_found_in_small_ones() {
-    let mut sample = Sample::new();
-    sample.add(60, 0, 0);
-    (1..5).for_each(|class| sample.add(10, class as u64, class));
-    (1..5).for_each(|class| sample.add(1, 0, class));
-    let found = audit(&sample.data());
-    let mut most_suspect = found.ranking()[..4].to_vec();
-    most_suspect.sort_unstable();
-    assert_eq!(most_suspect, [100, 101, 102, 103]);
-    assert!(found.items[100..].iter().all(|item| item.is_suspect()), "{:?}", &found.items[100..]);
-    assert!(found.items[..100].iter().all(|item| item.action == Action::Keep), "{:?}", found.counts);
+    for large in [60, 200] {
+        let mut sample = Sample::new();
+        sample.add(large, 0, 0);
+        (1..5).for_each(|class| sample.add(10, class as u64, class));
+        (1..5).for_each(|class| sample.add(1, 0, class));
+        let found = audit(&sample.data());
+        let right = large + 40;
+        let mut most_suspect = found.ranking()[..4].to_vec();
+        most_suspect.sort_unstable();
+        assert_eq!(most_suspect, Vec::from_iter(right..right + 4));
+        assert!(found.items[right..].iter().all(|item| item.is_suspect()), "{:?}", &found.items[right..]);
+        assert!(found.items[..right].iter().all(|item| item.action == Action::Keep), "{:?}", found.counts);
+    }
 }
 
 #[test]
