@@ -15,7 +15,7 @@ use trueshot_vision::{LabelledRows, thumbnail};
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
 use crate::messages::say;
-use crate::output::{OutputArgument, check_writable, write_file};
+use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
@@ -73,6 +73,8 @@ pub struct Arguments {
     /// Number of similar items to report per item
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
     neighbours: u16,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -155,22 +157,12 @@ impl Arguments {
             say!("{}: {}", path.display(), plan.summary());
         }
         match self.format {
-            Format::Table => self.output.write_text(&self.table(found)),
+            Format::Table => {
+                let width = self.width.limit(self.output.output.as_ref());
+                self.output.write_text(&AuditTable::new(found).all(self.all).width(width).render())
+            }
             Format::Json => self.output.write_data(&audit_json(support, found)),
             Format::Csv => self.output.write_data(&report::audit_csv(found)),
-        }
-    }
-
-    /// The table for people, as wide as the terminal.
-    fn table(&self, found: &Audit) -> String {
-        let terminal = match self.output.output {
-            None => terminal_size::terminal_size_of(std::io::stdout()),
-            Some(_) => None,
-        };
-        let table = AuditTable::new(found).all(self.all);
-        match terminal {
-            Some((width, _)) => table.width(usize::from(width.0)).render(),
-            None => table.render(),
         }
     }
 

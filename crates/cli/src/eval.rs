@@ -18,7 +18,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing};
 use crate::device_argument::{DeviceArgument, say_device};
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
-use crate::output::{OutputArgument, check_writable, write_file};
+use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::threads::Threads;
 
@@ -107,6 +107,8 @@ pub struct Arguments {
     html: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgument,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     device: DeviceArgument,
     #[command(flatten)]
@@ -335,7 +337,10 @@ impl Arguments {
             say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
-        let result = report::evaluation(found, self.format.into(), tables);
+        let result = match (self.format, self.width.limit(self.output.output.as_ref())) {
+            (Format::Table, Some(width)) => report::evaluation_text(found, tables, width),
+            (format, _) => report::evaluation(found, format.into(), tables),
+        };
         match self.format {
             Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),
             _ => self.output.write_text(&result),

@@ -5,6 +5,7 @@ mod attention;
 mod audit;
 mod backbone_argument;
 mod bench;
+mod completions;
 mod confirmed_labels;
 mod dataset;
 mod demo;
@@ -15,6 +16,7 @@ mod eval;
 mod fit;
 mod images_argument;
 mod inspect;
+mod manual;
 mod messages;
 mod output;
 mod predict;
@@ -57,6 +59,8 @@ enum Command {
     Reproduce(reproduce::Arguments),
     Serve(serve::Arguments),
     Bench(bench::Arguments),
+    Completions(completions::Arguments),
+    Man(manual::Arguments),
 }
 
 /// Runs the command with these arguments, the first of which names the program, and returns its exit status: 0 success,
@@ -93,6 +97,8 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Reproduce(arguments) => reproduce::run(&arguments),
             Command::Serve(arguments) => serve::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
+            Command::Completions(arguments) => completions::run(&arguments, Arguments::command()),
+            Command::Man(arguments) => manual::run(&arguments, Arguments::command()),
         }
     };
     messages::exit_status(run(), &options)

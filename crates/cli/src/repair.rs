@@ -8,11 +8,11 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
-use trueshot::report::visible;
+use trueshot::report::{Column, TextTable, visible};
 use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::say;
-use crate::output::{check_writable, print_escaped, write_file};
+use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::listing;
 
@@ -27,6 +27,7 @@ use crate::support_argument::listing;
 #[command(after_help = "Examples:
   trueshot repair plan.jsonl
   trueshot repair plan.jsonl --into photos-clean
+  trueshot repair plan.jsonl --into photos-clean.zip
   trueshot repair plan.jsonl --in-place
   trueshot repair --undo plan.undo.jsonl
   trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
@@ -34,7 +35,7 @@ pub struct Arguments {
     /// RepairPlan file
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
     plan: Option<PathBuf>,
-    /// Write a repaired copy to a new folder; for embeddings, to a .safetensors file
+    /// Write a repaired copy to a new folder or .zip archive; for embeddings, to a .safetensors file
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "in_place")]
     into: Option<PathBuf>,
     /// Move the original files
@@ -58,6 +59,8 @@ pub struct Arguments {
     /// Write the cleaned labels for FiftyOne (FiftyOneImageClassificationDataset)
     #[arg(long, value_name = "FILE")]
     fiftyone: Option<PathBuf>,
+    #[command(flatten)]
+    width: WidthArgument,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -199,7 +202,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             self.copy(plan, into, &moves)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(plan, &moves));
+            return print_escaped(&shown(plan, &moves, self.width.limit(None)));
         }
         let paths: HashMap<(&str, u32), PathBuf> = collection
             .entries()
@@ -215,6 +218,8 @@ impl Arguments {
     /// The folder in which files lie after this, where they have moved.
     fn base(&self, root: &Path) -> Option<PathBuf> {
         match (&self.into, self.in_place) {
+            // Paths within the archive.
+            (Some(into), _) if repair::is_zip(into) => Some(PathBuf::new()),
             (Some(into), _) => Some(std::fs::canonicalize(into).unwrap_or_else(|_| into.clone())),
             (None, true) => Some(root.to_owned()),
             (None, false) => None,
@@ -260,7 +265,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(&plan, &[]));
+            return print_escaped(&shown(&plan, &[], self.width.limit(None)));
         }
         self.write_labels(&labelled)
     }
@@ -371,21 +376,22 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 }
 
 /// What would be done.
-fn shown(plan: &RepairPlan, moves: &[Move]) -> String {
+fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
-    let mut text = String::new();
+    let mut table = TextTable::new(vec![Column::Item, Column::Word, Column::Item, Column::Word]);
     for change in &plan.changes {
         let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
-        text.push_str(&format!("{} -> {target}{}\n", visible(&change.item), effect(change.effect)));
+        table.line([visible(&change.item), "->".into(), target, effect(change.effect)]);
     }
-    text + &format!(
-        "{}\n\
+    table.render(width)
+        + &format!(
+            "{}\n\
          nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n",
-        plan.summary()
-    )
+            plan.summary()
+        )
 }
 
 fn effect(effect: Option<f64>) -> String {
-    effect.map_or_else(String::new, |effect| format!("  ({:+.1} points alone)", 100.0 * effect))
+    effect.map_or_else(String::new, |effect| format!("({:+.1} points alone)", 100.0 * effect))
 }

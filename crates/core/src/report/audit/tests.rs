@@ -34,7 +34,7 @@ fn the_table_fits_a_terminal_whatever_the_names() {
     let (_, found) = audited();
     let shown = AuditTable::new(&found).all(true).render();
     for line in shown.lines() {
-        assert!(crate::visible::columns(line) <= 80, "{line}");
+        assert!(crate::visible::display_width(line) <= 80, "{line}");
     }
     assert!(shown.contains("two\\nlines"), "{shown}");
     let suspects = AuditTable::new(&found).render();
@@ -177,7 +177,11 @@ fn a_wide_terminal_shows_long_names_whole() {
     let wide = AuditTable::new(&found).width(160).render();
     assert!(wide.contains(name), "{wide}");
     assert!(
-        AuditTable::new(&found).width(20).render().lines().all(|line| crate::visible::columns(line) <= 80)
+        AuditTable::new(&found)
+            .width(20)
+            .render()
+            .lines()
+            .all(|line| crate::visible::display_width(line) <= 80)
     );
 }
 
