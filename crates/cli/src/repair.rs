@@ -378,11 +378,11 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 /// What would be done.
 fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
-    let mut table = TextTable::new(vec![Column::Item, Column::Word, Column::Item, Column::Word]);
+    let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);
     for change in &plan.changes {
         let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
-        table.line([visible(&change.item), "->".into(), target, effect(change.effect)]);
+        table.line([visible(&change.item), format!("-> {target}"), effect(change.effect)]);
     }
     table.render(width)
         + &format!(

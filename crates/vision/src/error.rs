@@ -332,17 +332,11 @@ impl UnsupportedFormat {
     /// What to do with such a file, with a command that does it if there is a usual one.
     fn way_out(self) -> &'static str {
         match self {
-            UnsupportedFormat::Heic => {
-                "convert it to JPEG or PNG first, for example with heif-convert IN.heic OUT.jpg"
-            }
-            UnsupportedFormat::Avif => {
-                "convert it to JPEG or PNG first, for example with avifdec IN.avif OUT.png"
-            }
-            UnsupportedFormat::JpegXl => {
-                "convert it to JPEG or PNG first, for example with djxl IN.jxl OUT.png"
-            }
+            UnsupportedFormat::Heic => "convert it to JPEG or PNG first (mogrify -format jpg *.heic)",
+            UnsupportedFormat::Avif => "convert it to JPEG or PNG first (mogrify -format jpg *.avif)",
+            UnsupportedFormat::JpegXl => "convert it to JPEG or PNG first (mogrify -format jpg *.jxl)",
             UnsupportedFormat::Svg => {
-                "a drawing without pixels; draw it in the size you need first, for example with rsvg-convert -w 512 IN.svg -o OUT.png"
+                "a drawing without pixels; convert it to PNG first (rsvg-convert -w 512 IN.svg -o OUT.png)"
             }
             UnsupportedFormat::Jpeg2000 | UnsupportedFormat::Photoshop | UnsupportedFormat::CameraRaw => {
                 "convert it to JPEG or PNG first"

@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             skipped,
             [
-                "owl/2.HEIC: HEIC is not supported: convert it to JPEG or PNG first, for example with heif-convert IN.heic OUT.jpg",
+                "owl/2.HEIC: HEIC is not supported: convert it to JPEG or PNG first (mogrify -format jpg *.heic)",
                 "owl/3.nef: a camera's RAW file is not supported: convert it to JPEG or PNG first",
                 "owl/4.mov: a video, not an image: extract single frames"
             ]
