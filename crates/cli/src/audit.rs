@@ -35,7 +35,7 @@ use crate::threads::Threads;
 pub struct Arguments {
     #[command(flatten)]
     support: SupportArgument,
-    /// Output format
+    /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
@@ -58,20 +58,20 @@ pub struct Arguments {
     /// Exit with status 3 if any label is suspect (more likely wrong than right)
     #[arg(long)]
     check: bool,
-    /// Share of wrong labels in percent, if known [default: estimated]
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    /// Expect this share of wrong labels, in percent [default: estimated]
+    #[arg(long, value_name = "PERCENT", help_heading = "Judging labels", value_parser = parse_percent)]
     expected_noise: Option<f64>,
-    /// Probability that an action needs, from 0.5 to 1; items below it are left to review [default: 0.75]
-    #[arg(long, value_name = "P", value_parser = parse_certainty)]
+    /// Require this probability, from 0.5 to 1, for an action; leave other items to review [default: 0.75]
+    #[arg(long, value_name = "P", help_heading = "Judging labels", value_parser = parse_certainty)]
     certainty: Option<f32>,
-    /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
-    #[arg(long, value_name = "FILE")]
+    /// Read confirmed labels from FILE, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
+    #[arg(long, value_name = "FILE", help_heading = "Judging labels")]
     confirmed: Option<PathBuf>,
     /// Mark the labels of these items as confirmed, for this and every later audit
-    #[arg(long, value_name = "ITEM", num_args = 1..)]
+    #[arg(long, value_name = "ITEM", help_heading = "Judging labels", num_args = 1..)]
     confirm: Vec<String>,
-    /// Number of similar items to report per item
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
+    /// Report N similar items per item
+    #[arg(long, value_name = "N", help_heading = "Judging labels", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
     neighbours: u16,
     #[command(flatten)]
     width: WidthArgument,

@@ -31,10 +31,10 @@ use crate::threads::Threads;
 pub struct Arguments {
     #[command(flatten)]
     support: SupportArgument,
-    /// Classifier file to write (.safetensors)
+    /// Write the classifier to FILE (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Method; `trueshot eval --list-methods` lists all methods. Transductive methods cannot be fitted
+    /// Fit with this method, which must not be transductive; `trueshot eval --list-methods` lists all
     #[arg(short, long, default_value = "relabel")]
     method: String,
     /// Add the examples and classes to those of an existing classifier

@@ -18,10 +18,10 @@ pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Labels for a .npy file, if they are not next to it
-    #[arg(long, value_name = "FILE")]
+    /// Read the labels of a .npy file from FILE, if they are not next to it
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
     labels: Option<PathBuf>,
-    /// Output format
+    /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]

@@ -35,7 +35,7 @@ impl OutputArgument {
 pub struct WidthArgument {
     /// Shorten names in tables so that lines have N columns [default: COLUMNS or the width of the terminal; whole names in
     /// a pipe or file]
-    #[arg(long, value_name = "N", help_heading = "Display", value_parser = clap::value_parser!(u16).range(MIN_COLUMNS..))]
+    #[arg(long, value_name = "N", help_heading = "Other options", value_parser = clap::value_parser!(u16).range(MIN_COLUMNS..))]
     columns: Option<u16>,
 }
 

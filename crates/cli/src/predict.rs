@@ -42,13 +42,13 @@ pub struct Arguments {
     /// Images or embeddings to classify, or - for standard input
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
-    /// Output format
+    /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// Print the probability of every class, not only of the most probable one (csv and jsonl)
     #[arg(long)]
     all: bool,
-    /// Probability of "none of these" from which the table shows it instead of a class
+    /// Show "none of these" instead of a class in the table from this probability on
     #[arg(long, value_name = "U", default_value_t = 0.5)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output

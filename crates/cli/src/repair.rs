@@ -32,7 +32,7 @@ use crate::support_argument::listing;
   trueshot repair --undo plan.undo.jsonl
   trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
 pub struct Arguments {
-    /// RepairPlan file
+    /// Plan file written by `trueshot audit --plan`
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
     plan: Option<PathBuf>,
     /// Write a repaired copy to a new folder or .zip archive; for embeddings, to a .safetensors file
@@ -41,23 +41,23 @@ pub struct Arguments {
     /// Move the original files
     #[arg(long)]
     in_place: bool,
-    /// Undo file that --in-place writes [default: PLAN with the extension .undo.jsonl]
-    #[arg(long, value_name = "FILE", requires = "in_place")]
+    /// Write the undo file of --in-place to FILE [default: PLAN with the extension .undo.jsonl]
+    #[arg(long, value_name = "FILE", help_heading = "Other options", requires = "in_place")]
     undo_file: Option<PathBuf>,
     /// Revert an --in-place repair, given its undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
     undo: Option<PathBuf>,
-    /// Current path of the audited data, if it was moved since the audit
-    #[arg(long, value_name = "PATH")]
+    /// Read the audited data from PATH, if it was moved since the audit
+    #[arg(long, value_name = "PATH", help_heading = "Other options")]
     root: Option<PathBuf>,
     /// Write the cleaned labels as CSV: path, label and previous label
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     labels: Option<PathBuf>,
     /// Write the cleaned labels as tasks for Label Studio
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     label_studio: Option<PathBuf>,
     /// Write the cleaned labels for FiftyOne (FiftyOneImageClassificationDataset)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     fiftyone: Option<PathBuf>,
     #[command(flatten)]
     width: WidthArgument,
