@@ -33,8 +33,6 @@ use crate::threads::Threads;
   trueshot audit photos/ --confirm owl/3.jpg
   trueshot audit features.safetensors --format json --check")]
 pub struct Arguments {
-    #[command(flatten)]
-    support: SupportArgument,
     /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -73,6 +71,8 @@ pub struct Arguments {
     /// Report N similar items per item
     #[arg(long, value_name = "N", help_heading = "Judging labels", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
     neighbours: u16,
+    #[command(flatten)]
+    support: SupportArgument,
     #[command(flatten)]
     width: WidthArgument,
     #[command(flatten)]

@@ -30,8 +30,6 @@ pub struct Arguments {
     /// Images
     #[arg(value_name = "DATASET")]
     pictures: PathBuf,
-    #[command(flatten)]
-    part: ImagesArgument,
     /// Write the SVG file, with the images in it, to FILE
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -43,6 +41,8 @@ pub struct Arguments {
     outliers_split: Option<String>,
     #[command(flatten)]
     which: EpisodeArgument,
+    #[command(flatten)]
+    part: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }

@@ -29,25 +29,15 @@ use crate::threads::Threads;
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot eval test.safetensors
-  trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1 --noise symmetric=0,20,40
+  trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1
   trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
-  trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors --device cpu
   trueshot eval --list-methods")]
 pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
-    /// Draw episodes of images, for methods that take images (maml), from a folder, archive, list or `omniglot`, as for
-    /// `trueshot embed`
-    #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels"])]
-    pictures: Option<PathBuf>,
-    #[command(flatten)]
-    part: ImagesArgument,
-    /// Read the labels of a .npy file from FILE, if they are not next to it
-    #[arg(long, value_name = "FILE", help_heading = "Other options")]
-    labels: Option<PathBuf>,
     /// Evaluate these methods, separated by commas, with parameters after colons [default: all methods that need no model
     /// file and are not transductive]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
@@ -63,9 +53,6 @@ pub struct Arguments {
     /// are not in the episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
-    /// Use this split of the outliers, if there are several (with --pictures)
-    #[arg(long, value_name = "NAME", help_heading = "Selecting images", requires_all = ["outliers", "pictures"])]
-    outliers_split: Option<String>,
     /// Draw N classes per episode
     #[arg(long, default_value_t = 5, value_name = "N")]
     ways: usize,
@@ -113,9 +100,21 @@ pub struct Arguments {
     #[command(flatten)]
     output: OutputArgument,
     #[command(flatten)]
-    width: WidthArgument,
-    #[command(flatten)]
     device: DeviceArgument,
+    /// Draw episodes of images, for methods that take images (maml), from a folder, archive, list or `omniglot`, as for
+    /// `trueshot embed`
+    #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels"])]
+    pictures: Option<PathBuf>,
+    #[command(flatten)]
+    part: ImagesArgument,
+    /// Use this split of the outliers, if there are several (with --pictures)
+    #[arg(long, value_name = "NAME", help_heading = "Selecting images", requires_all = ["outliers", "pictures"])]
+    outliers_split: Option<String>,
+    /// Read the labels of a .npy file from FILE, if they are not next to it
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    labels: Option<PathBuf>,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
 }

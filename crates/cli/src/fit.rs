@@ -29,8 +29,6 @@ use crate::threads::Threads;
   trueshot fit more-photos --add animals.safetensors -o animals.safetensors
   trueshot predict animals.safetensors new.jpg")]
 pub struct Arguments {
-    #[command(flatten)]
-    support: SupportArgument,
     /// Write the classifier to FILE (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -40,6 +38,8 @@ pub struct Arguments {
     /// Add the examples and classes to those of an existing classifier
     #[arg(long, value_name = "CLASSIFIER")]
     add: Option<PathBuf>,
+    #[command(flatten)]
+    support: SupportArgument,
     #[command(flatten)]
     threads: Threads,
 }

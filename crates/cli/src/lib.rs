@@ -36,7 +36,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Find wrong labels in small labelled data sets, and train few-shot classifiers that stay accurate despite them.
 #[derive(Parser)]
-#[command(name = "trueshot", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "trueshot", version, max_term_width = 100, arg_required_else_help = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -45,19 +45,19 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Arguments),
-    Inspect(inspect::Arguments),
-    Dataset(dataset::Arguments),
-    Embed(embed::Arguments),
     Audit(Box<audit::Arguments>),
     Repair(repair::Arguments),
-    Eval(Box<eval::Arguments>),
     Fit(Box<fit::Arguments>),
     Predict(Box<predict::Arguments>),
-    Episode(episode::Arguments),
-    Train(train::Arguments),
-    Attention(attention::Arguments),
-    Reproduce(reproduce::Arguments),
     Serve(serve::Arguments),
+    Embed(embed::Arguments),
+    Inspect(inspect::Arguments),
+    Eval(Box<eval::Arguments>),
+    Train(train::Arguments),
+    Episode(episode::Arguments),
+    Attention(attention::Arguments),
+    Dataset(dataset::Arguments),
+    Reproduce(reproduce::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
     Man(manual::Arguments),

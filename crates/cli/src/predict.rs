@@ -8,7 +8,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
-use trueshot::report::{csv_field, display_width, padded, shortened, shortened_item, visible, visible_lines};
+use trueshot::report::{
+    csv_field, display_width, padded, percent, shortened, shortened_item, visible, visible_lines,
+};
 use trueshot_vision::backbone::GPU_MIN_IMAGES;
 use trueshot_vision::embedder::ImageInput;
 use trueshot_vision::source::{ImageFiles, images_below};
@@ -33,7 +35,7 @@ use crate::threads::Threads;
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
   trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
-  find inbox -newer last-run -name '*.jpg' | trueshot predict animals.safetensors -
+  find inbox -name '*.jpg' | trueshot predict animals.safetensors -
   trueshot predict animals.safetensors embeddings.npz --format jsonl --all")]
 pub struct Arguments {
     /// Classifier file written by `trueshot fit`
@@ -178,7 +180,7 @@ struct TableLayout {
 
 impl TableLayout {
     /// The width of probability and spaces in front of the class.
-    const BEFORE_CLASS: usize = 8;
+    const BEFORE_CLASS: usize = 7;
     /// Longer names of classes are not aligned.
     const MAX_CLASS: usize = 40;
 
@@ -201,7 +203,7 @@ impl TableLayout {
             }
             None => name.to_owned(),
         };
-        format!("{:>4.0} %  {}  {name}{note}", 100.0 * probability, padded(&class, self.class))
+        format!("{:>5}  {}  {name}{note}", percent(probability), padded(&class, self.class))
     }
 }
 

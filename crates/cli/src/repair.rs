@@ -11,7 +11,7 @@ use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move
 use trueshot::report::{Column, TextTable, visible};
 use trueshot_vision::{Collection, SourceOptions};
 
-use crate::messages::say;
+use crate::messages::{hinted, say};
 use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::listing;
@@ -228,10 +228,10 @@ impl Arguments {
 
     fn copy(&self, plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
         if plan.header.kind != Kind::Folder {
-            anyhow::bail!(
-                "--into copies class folders, but this plan is for {}; use --labels to write a list",
-                kind(plan)
-            );
+            return Err(hinted(
+                format!("--into copies class folders, but this plan is for {}", kind(plan)),
+                "unpack the archive and audit the folder, or write a list with --labels",
+            ));
         }
         let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
         let copied = repair::copy(&plan.header.root, into, moves, &progress);
@@ -387,7 +387,10 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     table.render(width)
         + &format!(
             "{}\n\
-         nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n",
+         nothing was changed\n\
+         \x20 --into DIR|FILE.zip  writes a repaired copy\n\
+         \x20 --in-place           moves the files, and can be undone\n\
+         \x20 --labels FILE        writes a list\n",
             plan.summary()
         )
 }

@@ -24,11 +24,11 @@ pub struct SupportArgument {
     /// or embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
     #[arg(value_name = "SUPPORT")]
     pub support: PathBuf,
+    #[command(flatten)]
+    pub backbone: BackboneArgument,
     /// Read the labels of a .npy file from FILE, if they are not next to it
     #[arg(long, value_name = "FILE", help_heading = "Other options")]
     labels_of_rows: Option<PathBuf>,
-    #[command(flatten)]
-    pub backbone: BackboneArgument,
 }
 
 /// Whether a path names rows rather than images.

@@ -44,35 +44,41 @@ pub struct Arguments {
     /// Write DIR/test, with --imagenet also DIR/train, and DIR/outliers.json, which lists their contents
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    #[command(flatten)]
-    part: ImagesArgument,
     /// Take classes of ImageNet that are in no split
-    #[arg(long, conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
+    #[arg(long, help_heading = "Outliers from ImageNet", conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
     imagenet: bool,
     /// Use the classes in this text file, one per line, as outliers [default: the 350 of the paper]
-    #[arg(long, value_name = "FILE", requires = "imagenet")]
+    #[arg(long, value_name = "FILE", requires = "imagenet", help_heading = "Outliers from ImageNet")]
     classes: Option<PathBuf>,
     /// Leave out the classes of these split files or built-in splits; without --classes, all other folders can be used
     /// [default: miniimagenet, tieredimagenet]
-    #[arg(long, value_name = "SPLITS", value_delimiter = ',', requires = "imagenet")]
+    #[arg(
+        long,
+        value_name = "SPLITS",
+        value_delimiter = ',',
+        requires = "imagenet",
+        help_heading = "Outliers from ImageNet"
+    )]
     exclude: Option<Vec<PathBuf>>,
     /// Use N classes, selected by the seed if there are more [default: 350]
-    #[arg(long, value_name = "N", requires = "imagenet",
+    #[arg(long, value_name = "N", requires = "imagenet", help_heading = "Outliers from ImageNet",
           value_parser = clap::value_parser!(u32).range(2..))]
     classes_count: Option<u32>,
     /// Use N images per class, selected by the seed if there are more [default: all; with --imagenet 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     per_class: Option<u32>,
     /// Resize images to PX x PX pixels [default: 84]
-    #[arg(long, value_name = "PX", requires = "imagenet",
+    #[arg(long, value_name = "PX", requires = "imagenet", help_heading = "Outliers from ImageNet",
           value_parser = clap::value_parser!(u32).range(8..=1024))]
     size: Option<u32>,
     /// Make images that are not square fit in this way [default: squash]
-    #[arg(long, value_enum, requires = "imagenet")]
+    #[arg(long, value_enum, requires = "imagenet", help_heading = "Outliers from ImageNet")]
     fit: Option<FitArgument>,
     /// Select classes and images with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    part: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }

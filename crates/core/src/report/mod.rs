@@ -19,7 +19,7 @@ mod text_table;
 
 pub use crate::csv_field::{csv_field, without_apostrophe};
 pub use crate::visible::{display_width, padded, shortened, shortened_item, visible, visible_lines};
-pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
+pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, percent, shown_rows};
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
