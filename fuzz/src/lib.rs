@@ -7,8 +7,8 @@ use std::alloc::System;
 
 use cap::Cap;
 use trueshot::embeddings::{Embeddings, inspect};
-use trueshot_vision::{Backbone, Channels, Collection, SourceOptions};
 use trueshot_vision::pickle::{Pickle, Value};
+use trueshot_vision::{Backbone, Channels, Collection, SourceOptions};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 1 << 30);

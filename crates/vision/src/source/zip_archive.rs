@@ -43,7 +43,9 @@ pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection
     let ZipContents { files, skipped } =
         found.map_err(|problem| Error::BadArchive { path: path.into(), problem })?;
     let allowed = max_unpacked_bytes(length);
-    let claimed = files.iter().fold(0, |sum: u64, (_, member)| sum.saturating_add(member.size));
+    // Other files are never unpacked.
+    let images = files.iter().filter(|(item, _)| paths::skip_reason(item).is_none());
+    let claimed = images.fold(0, |sum: u64, (_, member)| sum.saturating_add(member.size));
     if claimed > allowed {
         return Err(Error::TooLarge { path: path.into(), allowed });
     }
