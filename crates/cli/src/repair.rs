@@ -9,6 +9,7 @@ use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
 use trueshot::report::{Column, TextTable, visible};
+use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::{hinted, say};
@@ -291,19 +292,14 @@ impl Arguments {
 
 /// Refuses a collection that has changed since the audit.
 fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
-    let paths: HashMap<(&str, &str), &Path> = collection
+    let entries: HashMap<(&str, &str), &ImageEntry> = collection
         .entries()
         .iter()
-        .filter_map(|entry| {
-            let class = collection.class_of(entry);
-            Some(((entry.item.as_str(), class), entry.path()?))
-        })
+        .map(|entry| ((entry.item.as_str(), collection.class_of(entry)), entry))
         .collect();
     let hash = |listed: &Listed| {
-        let path = paths.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
-        Some(hasher.finalize().to_hex().to_string())
+        let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
+        Some(collection.file_hash(entry)?.to_hex().to_string())
     };
     plan.check(&listing(collection), &hash)
 }

@@ -100,6 +100,8 @@ fn a_damaged_archive_is_refused_and_a_plan_of_an_archive_cannot_be_copied() {
     std::fs::write(photos.path("cut.zip"), &bytes[..bytes.len() / 2]).unwrap();
     refused(photos.trueshot(&["audit", "cut.zip"]), &["cut.zip is not a valid archive"]);
     photos.trueshot(&["audit", "clean.zip", "--plan", "zip.jsonl"]).assert().success();
+    photos.trueshot(&["repair", "zip.jsonl", "--labels", "labels.csv"]).assert().success();
+    assert_eq!(std::fs::read_to_string(photos.path("labels.csv")).unwrap().lines().count(), 19);
     refused(
         photos.trueshot(&["repair", "zip.jsonl", "--into", "other.zip"]),
         &["this plan is for images in a list or an archive", "hint: unpack the archive and audit the folder"],

@@ -297,6 +297,21 @@ impl Collection {
         }
     }
 
+    /// The BLAKE3 hash of the file of an image, also of a file in an archive; `None` if it cannot be read or is not a file.
+    pub fn file_hash(&self, entry: &ImageEntry) -> Option<blake3::Hash> {
+        match &entry.location {
+            ImageLocation::File(path) => {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
+                Some(hasher.finalize())
+            }
+            _ => match self.contents(entry, Channels::Colour).ok()? {
+                ImageContents::File(bytes) => Some(blake3::hash(&bytes)),
+                ImageContents::Pixels(_) => None,
+            },
+        }
+    }
+
     /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
     pub(crate) fn contents(
         &self,
