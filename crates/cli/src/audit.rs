@@ -33,29 +33,29 @@ use crate::threads::Threads;
   trueshot audit photos/ --confirm owl/3.jpg
   trueshot audit features.safetensors --format json --check")]
 pub struct Arguments {
-    /// Print the result in this format
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-    #[command(flatten)]
-    output: OutputArgument,
-    /// Also show the items whose label is kept
-    #[arg(long)]
-    all: bool,
     /// Also write an HTML report with thumbnails and a map to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write the whole result as JSON to FILE
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also write one CSV line per item to FILE
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
     /// Write the planned changes and the items to review to FILE, for `trueshot repair`
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Exit with status 3 if any label is suspect (more likely wrong than right)
     #[arg(long)]
     check: bool,
+    /// Also show the items whose label is kept
+    #[arg(long)]
+    all: bool,
+    /// Print the result in this format
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    #[command(flatten)]
+    output: OutputArgument,
+    /// Also write the whole result as JSON to FILE
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write one CSV line per item to FILE
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Expect this share of wrong labels, in percent [default: estimated]
     #[arg(long, value_name = "PERCENT", help_heading = "Judging labels", value_parser = parse_percent)]
     expected_noise: Option<f64>,

@@ -8,8 +8,8 @@ use crate::output::OutputArgument;
 /// Write a script with which a shell completes the commands and options of trueshot
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot completions bash -o ~/.local/share/bash-completion/completions/trueshot
-  trueshot completions zsh -o ~/.zfunc/_trueshot      (~/.zfunc must be in fpath)
+  source <(trueshot completions bash)
+  trueshot completions zsh -o ~/.zfunc/_trueshot
   trueshot completions fish -o ~/.config/fish/completions/trueshot.fish
   trueshot completions powershell >> $PROFILE")]
 pub struct Arguments {

@@ -15,7 +15,7 @@ use crate::output::{print_data, write_file};
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot man | man -l -
-  trueshot man --out ~/.local/share/man/man1 && man trueshot-audit")]
+  trueshot man --out ~/.local/share/man/man1")]
 pub struct Arguments {
     /// Write one page per command to DIR, such as trueshot-audit.1
     #[arg(long, value_name = "DIR")]

@@ -31,7 +31,7 @@ use crate::support_argument::listing;
   trueshot repair plan.jsonl --into photos-clean.zip
   trueshot repair plan.jsonl --in-place
   trueshot repair --undo plan.undo.jsonl
-  trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
+  trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json")]
 pub struct Arguments {
     /// Plan file written by `trueshot audit --plan`
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
@@ -42,15 +42,9 @@ pub struct Arguments {
     /// Move the original files
     #[arg(long)]
     in_place: bool,
-    /// Write the undo file of --in-place to FILE [default: PLAN with the extension .undo.jsonl]
-    #[arg(long, value_name = "FILE", help_heading = "Other options", requires = "in_place")]
-    undo_file: Option<PathBuf>,
     /// Revert an --in-place repair, given its undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
     undo: Option<PathBuf>,
-    /// Read the audited data from PATH, if it was moved since the audit
-    #[arg(long, value_name = "PATH", help_heading = "Other options")]
-    root: Option<PathBuf>,
     /// Write the cleaned labels as CSV: path, label and previous label
     #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     labels: Option<PathBuf>,
@@ -60,6 +54,12 @@ pub struct Arguments {
     /// Write the cleaned labels for FiftyOne (FiftyOneImageClassificationDataset)
     #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     fiftyone: Option<PathBuf>,
+    /// Write the undo file of --in-place to FILE [default: PLAN with the extension .undo.jsonl]
+    #[arg(long, value_name = "FILE", help_heading = "Other options", requires = "in_place")]
+    undo_file: Option<PathBuf>,
+    /// Read the audited data from PATH, if it was moved since the audit
+    #[arg(long, value_name = "PATH", help_heading = "Other options")]
+    root: Option<PathBuf>,
     #[command(flatten)]
     width: WidthArgument,
 }

@@ -6,7 +6,7 @@ use clap::Args;
 #[derive(Args)]
 pub struct Threads {
     /// Use N threads; results do not depend on it [default: all cores]
-    #[arg(long, value_name = "N", help_heading = "Other options", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", help_heading = "Performance", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
 

@@ -66,8 +66,10 @@ pub fn shortened_item(item: &str, max_columns: usize) -> String {
 /// A text wrapped at spaces into lines of at most `max_columns` columns; one line if there is no maximum.
 pub(crate) fn wrapped(text: &str, max_columns: Option<usize>) -> Vec<String> {
     let Some(max_columns) = max_columns else { return vec![text.into()] };
+    // A number stays in front of its percent sign.
+    let text = text.replace(" %", "\u{a0}%");
     let mut lines = vec![String::new()];
-    for word in text.split(' ').map(|word| shortened(word, max_columns)) {
+    for word in text.split(' ').map(|word| shortened(&word.replace('\u{a0}', " "), max_columns)) {
         let line = lines.last_mut().expect("there is a first line");
         match line.is_empty() {
             true => line.push_str(&word),
@@ -109,6 +111,13 @@ mod tests {
     #[test]
     fn line_ends_are_kept_in_texts_of_several_lines() {
         assert_eq!(visible_lines("a\x1b[31m\nb\r\u{9b}\n"), "a\\u{1b}[31m\nb\\r\\u{9b}\n");
+    }
+
+    #[test]
+    fn texts_are_wrapped_at_spaces_but_not_before_a_percent_sign() {
+        assert_eq!(wrapped("owl 55 %, ant 40 %", Some(12)), ["owl 55 %,", "ant 40 %"]);
+        assert_eq!(wrapped("owl 55 %, ant 40 %", Some(15)), ["owl 55 %, ant", "40 %"]);
+        assert_eq!(wrapped("owl 55 %", None), ["owl 55 %"]);
     }
 
     #[test]

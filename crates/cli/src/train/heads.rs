@@ -97,7 +97,7 @@ struct HeadFlags {
     /// Train with this random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
-    /// Number of parts the episodes of a step are split into, which limits the number of threads used
+    /// Split the episodes of a step into this number of parts, which limits the number of threads used
     #[arg(long, help_heading = "The run")]
     parts: Option<usize>,
 }
@@ -108,14 +108,14 @@ struct DataFlags {
     /// Embeddings to train on
     #[arg(value_name = "EMBEDDINGS", required_unless_present = "config")]
     train: Option<Vec<PathBuf>>,
-    /// Embeddings of other classes for outlier noise, one file per training file
-    /// [default: outliers are items of training classes that are not in the episode]
+    /// Draw outliers from these embeddings of other classes, one file per training file
+    /// [default: from training classes that are not in the episode]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
-    /// Embeddings of other classes for validation, which selects the best model
+    /// Validate on these embeddings of other classes, to select the best model
     #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
-    /// Embeddings for outlier noise in validation, one file per validation file [default: the training files]
+    /// Draw outliers in validation from these embeddings, one file per validation file [default: the training files]
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
@@ -123,25 +123,25 @@ struct DataFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Episodes per step
+    /// Train on N episodes per step
     #[arg(long, value_name = "N")]
     per_step: Option<usize>,
-    /// Classes per episode: numbers or ranges to draw from, such as 5 or 3-10
+    /// Draw one of these numbers of classes per episode: numbers or ranges, such as 5 or 3-10
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<CountRange>>,
-    /// Labelled items per class: numbers to draw from, such as 1,2,5,10; from a range (3-10) each class draws its own
+    /// Draw one of these numbers of labelled items per class, such as 1,2,5,10; from a range (3-10) each class draws its own
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<CountRange>>,
     /// Draw Q queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// Noise type and the levels to draw from, in percent; can be repeated, all are equally likely
+    /// Draw noise of this type and of one of these levels in percent; can be repeated, all are equally likely
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// Share of classes and outliers that are blends of two, which reduces overfitting with --item-width
+    /// Blend this share of classes and outliers from two, which reduces overfitting with --item-width
     #[arg(long, value_name = "SHARE")]
     blended: Option<f64>,
-    /// Share of episodes in which noise is mixed with outliers and its level differs between classes, as in real data sets
+    /// Mix noise with outliers, at levels that differ between classes as in real data sets, in this share of episodes
     #[arg(long, value_name = "SHARE")]
     mixed: Option<f64>,
 }
@@ -155,10 +155,10 @@ struct ValidationFlags {
     /// Validate on N episodes, the same ones every time
     #[arg(id = "val_episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
-    /// Classes per episode [default: as in training]
+    /// Draw one of these numbers of classes per episode [default: as in training]
     #[arg(id = "val_ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<CountRange>>,
-    /// Labelled items per class [default: as in training]
+    /// Draw one of these numbers of labelled items per class [default: as in training]
     #[arg(id = "val_shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<CountRange>>,
     /// Draw Q queries per class
@@ -190,7 +190,7 @@ pub(super) struct OptimiserFlags {
     /// End the cosine schedule at this share of the maximum learning rate
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
-    /// Decrease the learning rate by this factor (with --schedule steps)
+    /// Multiply the learning rate by this factor at each decrease (with --schedule steps)
     #[arg(long, value_name = "FACTOR")]
     decay: Option<f64>,
     /// Decrease the learning rate after every such share of the run (with --schedule steps)

@@ -16,7 +16,9 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     let mut lines = Vec::new();
     let fact_width = width.map(|width| width.saturating_sub(FACT_NAME));
     let mut fact = |name: &str, value: String| {
-        for (number, part) in wrapped(&value, fact_width).iter().enumerate() {
+        // A single word, such as the fingerprint, is never shortened.
+        let width = fact_width.filter(|_| value.contains(' '));
+        for (number, part) in wrapped(&value, width).iter().enumerate() {
             lines.push(format!("{:<FACT_NAME$}{part}", if number == 0 { name } else { "" }));
         }
     };
