@@ -380,15 +380,17 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
         table.line([visible(&change.item), format!("-> {target}"), effect(change.effect)]);
     }
-    table.render(width)
-        + &format!(
-            "{}\n\
-         nothing was changed\n\
-         \x20 --into DIR|FILE.zip  writes a repaired copy\n\
-         \x20 --in-place           moves the files, and can be undone\n\
-         \x20 --labels FILE        writes a list\n",
-            plan.summary()
-        )
+    let ways: &[&str] = match plan.header.kind {
+        Kind::Folder => &[
+            "--into DIR|FILE.zip  writes a repaired copy",
+            "--in-place           moves the files, and can be undone",
+            "--labels FILE        writes a list",
+        ],
+        Kind::Pictures => &["--labels FILE  writes a list"],
+        Kind::Embeddings => &["--into FILE    writes a repaired copy", "--labels FILE  writes a list"],
+    };
+    let ways: String = ways.iter().map(|way| format!("  {way}\n")).collect();
+    table.render(width) + &format!("{}\nnothing was changed\n{ways}", plan.summary())
 }
 
 fn effect(effect: Option<f64>) -> String {
