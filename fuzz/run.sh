@@ -9,7 +9,7 @@ cd "$(dirname "$0")"
 seconds=${1:?usage: run.sh SECONDS_PER_TARGET [TARGET...]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow pickle onnx)
+[ ${#targets[@]} -gt 0 ] || targets=(safetensors npy npz parquet arrow pickle onnx zip)
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # The seeds are made by the formats' own writers, in an ordinary build.

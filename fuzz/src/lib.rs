@@ -7,8 +7,8 @@ use std::alloc::System;
 
 use cap::Cap;
 use trueshot::embeddings::{Embeddings, inspect};
-use trueshot_vision::Backbone;
 use trueshot_vision::pickle::{Pickle, Value};
+use trueshot_vision::{Backbone, Channels, Collection, SourceOptions};
 
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 1 << 30);
@@ -34,6 +34,17 @@ pub fn read_pickle(bytes: &[u8]) {
 /// is its own business.
 pub fn check_model(bytes: &[u8]) {
     let _ = Backbone::check_onnx(bytes, "fuzzed");
+}
+
+/// Reads a ZIP archive of images from a file, and every image in it.
+pub fn read_zip(bytes: &[u8]) {
+    let path = std::env::temp_dir().join(format!("trueshot-fuzz-{}.zip", std::process::id()));
+    std::fs::write(&path, bytes).expect("a temporary file");
+    let Ok(collection) = Collection::open(&path, SourceOptions::default()) else { return };
+    for entry in collection.entries() {
+        assert!(entry.item.split('/').all(|part| !matches!(part, "" | "." | "..")), "{}", entry.item);
+        let _ = collection.read_image(entry, Channels::Colour);
+    }
 }
 
 /// As far as a reader of data sets would look: a pickle may hold itself.

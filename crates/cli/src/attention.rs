@@ -32,14 +32,14 @@ pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "EMBEDDINGS")]
     embeddings: PathBuf,
-    /// Output folder, created if it does not exist; with --show, the PNG file
+    /// Write to this folder, created if it does not exist; with --show, to this PNG file
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// Embeddings of other classes for outlier noise [default: outliers come from classes of the embeddings that are not in
-    /// the episode]
+    /// Draw outliers from these embeddings of other classes [default: from classes of the embeddings that are not in the
+    /// episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
-    /// Folder of the images, if item names are paths relative to it; shows them in index.html
+    /// Show the images of DIR in index.html, if item names are paths relative to it
     #[arg(long, value_name = "DIR")]
     images: Option<PathBuf>,
     /// Draw only these maps side by side into one PNG file, OUT: LAYER.HEAD, LAYER.mean, or LAYER.best, the head whose class

@@ -15,7 +15,7 @@ use trueshot_vision::{LabelledRows, thumbnail};
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
 use crate::messages::say;
-use crate::output::{OutputArgument, check_writable, write_file};
+use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
@@ -33,46 +33,48 @@ use crate::threads::Threads;
   trueshot audit photos/ --confirm owl/3.jpg
   trueshot audit features.safetensors --format json --check")]
 pub struct Arguments {
-    #[command(flatten)]
-    support: SupportArgument,
-    /// Output format
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-    #[command(flatten)]
-    output: OutputArgument,
-    /// Also show the items whose label is kept
-    #[arg(long)]
-    all: bool,
     /// Also write an HTML report with thumbnails and a map to FILE
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Also write the whole result as JSON to FILE
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also write one CSV line per item to FILE
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
     /// Write the planned changes and the items to review to FILE, for `trueshot repair`
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
     /// Exit with status 3 if any label is suspect (more likely wrong than right)
     #[arg(long)]
     check: bool,
-    /// Share of wrong labels in percent, if known [default: estimated]
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
-    expected_noise: Option<f64>,
-    /// Probability that an action needs, from 0.5 to 1; items below it are left to review [default: 0.75]
-    #[arg(long, value_name = "P", value_parser = parse_certainty)]
-    certainty: Option<f32>,
-    /// File with confirmed labels, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
+    /// Also show the items whose label is kept
+    #[arg(long)]
+    all: bool,
+    /// Print the result in this format
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    #[command(flatten)]
+    output: OutputArgument,
+    /// Also write the whole result as JSON to FILE
     #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also write one CSV line per item to FILE
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Expect this share of wrong labels, in percent [default: estimated]
+    #[arg(long, value_name = "PERCENT", help_heading = "Judging labels", value_parser = parse_percent)]
+    expected_noise: Option<f64>,
+    /// Require this probability, from 0.5 to 1, for an action; leave other items to review [default: 0.75]
+    #[arg(long, value_name = "P", help_heading = "Judging labels", value_parser = parse_certainty)]
+    certainty: Option<f32>,
+    /// Read confirmed labels from FILE, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
+    #[arg(long, value_name = "FILE", help_heading = "Judging labels")]
     confirmed: Option<PathBuf>,
     /// Mark the labels of these items as confirmed, for this and every later audit
-    #[arg(long, value_name = "ITEM", num_args = 1..)]
+    #[arg(long, value_name = "ITEM", help_heading = "Judging labels", num_args = 1..)]
     confirm: Vec<String>,
-    /// Number of similar items to report per item
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
+    /// Report N similar items per item
+    #[arg(long, value_name = "N", help_heading = "Judging labels", default_value_t = 5, value_parser = clap::value_parser!(u16).range(0..=MAX_NEIGHBOURS as i64))]
     neighbours: u16,
+    #[command(flatten)]
+    support: SupportArgument,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -155,22 +157,12 @@ impl Arguments {
             say!("{}: {}", path.display(), plan.summary());
         }
         match self.format {
-            Format::Table => self.output.write_text(&self.table(found)),
+            Format::Table => {
+                let width = self.width.limit(self.output.output.as_ref());
+                self.output.write_text(&AuditTable::new(found).all(self.all).width(width).render())
+            }
             Format::Json => self.output.write_data(&audit_json(support, found)),
             Format::Csv => self.output.write_data(&report::audit_csv(found)),
-        }
-    }
-
-    /// The table for people, as wide as the terminal.
-    fn table(&self, found: &Audit) -> String {
-        let terminal = match self.output.output {
-            None => terminal_size::terminal_size_of(std::io::stdout()),
-            Some(_) => None,
-        };
-        let table = AuditTable::new(found).all(self.all);
-        match terminal {
-            Some((width, _)) => table.width(usize::from(width.0)).render(),
-            None => table.render(),
         }
     }
 

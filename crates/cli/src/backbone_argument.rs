@@ -15,14 +15,14 @@ use crate::messages::{hinted, say};
 #[derive(Args)]
 #[command(next_help_heading = "Embedding images")]
 pub struct BackboneArgument {
-    /// Backbone: the built-in efficientnet-lite0 or omniglot-conv4, an ONNX image model (.onnx), or a model from
-    /// `train backbone` (.safetensors) [default: efficientnet-lite0; omniglot-conv4 for omniglot]
+    /// Embed with this backbone: the built-in efficientnet-lite0 or omniglot-conv4, an ONNX image model (.onnx), or a model
+    /// from `train backbone` (.safetensors) [default: efficientnet-lite0; omniglot-conv4 for omniglot]
     #[arg(short, long, value_name = "NAME|FILE")]
     backbone: Option<PathBuf>,
-    /// Height and width to resize images to (efficientnet-lite0, and ONNX models without a fixed input size)
+    /// Resize images to PX x PX pixels (efficientnet-lite0, and ONNX models without a fixed input size)
     #[arg(long, value_name = "PX", value_parser = clap::value_parser!(u32).range(1..))]
     size: Option<u32>,
-    /// Mean to subtract from colour values in 0..1 [default: ImageNet's mean]
+    /// Subtract this mean from colour values in 0..1 [default: ImageNet's mean]
     #[arg(
         long,
         help_heading = "ONNX models",
@@ -31,7 +31,7 @@ pub struct BackboneArgument {
         allow_negative_numbers = true
     )]
     mean: Option<Vec<f32>>,
-    /// Standard deviation to divide by after subtracting the mean [default: ImageNet's standard deviation]
+    /// Divide by this standard deviation after subtracting the mean [default: ImageNet's standard deviation]
     #[arg(
         long,
         help_heading = "ONNX models",
@@ -40,16 +40,16 @@ pub struct BackboneArgument {
         allow_negative_numbers = true
     )]
     std: Option<Vec<f32>>,
-    /// Output of the model to use [default: the first output with one row per image]
+    /// Use this output of the model [default: the first output with one row per image]
     #[arg(long, help_heading = "ONNX models", value_name = "NAME")]
     output_name: Option<String>,
-    /// How to handle an image that is not square [default: squash]
+    /// Make images that are not square fit in this way [default: squash]
     #[arg(long, value_enum)]
     fit: Option<FitArgument>,
-    /// Interpolation for resizing images [default: the one the backbone specifies, or bilinear]
+    /// Resize images with this interpolation [default: the one the backbone specifies, or bilinear]
     #[arg(long, value_enum)]
     resampling: Option<ResamplingArgument>,
-    /// Cache directory for embeddings [default: trueshot in the user's cache directory]
+    /// Cache embeddings in DIR [default: trueshot in the user's cache directory]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Do not use the cache of embeddings

@@ -41,13 +41,13 @@ use crate::threads::Threads;
 /// includes making its images; the other workloads are left out.
 #[derive(Args)]
 pub struct Arguments {
-    /// Workloads, separated by commas [default: all]
+    /// Run these workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
-    /// Minimum time to repeat each workload, in seconds
+    /// Repeat each workload for at least this time, in seconds
     #[arg(long, default_value_t = 3.0, value_name = "S")]
     seconds: f64,
-    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
+    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
     #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
     device: DeviceChoice,
     #[command(flatten)]

@@ -9,8 +9,7 @@ use crate::messages::{hinted, say};
 /// The device to compute on.
 #[derive(Args)]
 pub struct DeviceArgument {
-    /// Device to compute on: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one; for embedding, except
-    /// in `serve`, only from 512 images on)
+    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one and the work is large enough
     #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
     device: DeviceChoice,
 }

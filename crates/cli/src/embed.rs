@@ -17,7 +17,7 @@ use crate::threads::Threads;
 
 /// Compute the embeddings of images
 ///
-/// IMAGES is a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels, a data set in
+/// IMAGES is a folder of class folders, a .zip, .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels, a data set in
 /// its published form (miniImageNet's and TieredImageNet's .pkl and .npz files, CIFAR-100's python and binary files, Ravi's
 /// lists; or the folder that contains them), or `omniglot`, which is built in. Supported formats are BMP, GIF, JPEG, PNG,
 /// TIFF and WebP; files that cannot be read are skipped and listed. The same seed gives the same file with any number of
@@ -28,18 +28,18 @@ use crate::threads::Threads;
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot embed photos/ -o photos.safetensors
-  trueshot embed photos/ -o photos.safetensors --backbone resnet50.onnx --output-name features --size 224
-  trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors --backbone conv4.safetensors
-  trueshot embed tiered-imagenet/ --split test -o test.safetensors --backbone conv4.safetensors
-  trueshot embed cifar-100-python --split-file cifar-fs --split test -o test.safetensors --backbone cifar.safetensors
-  trueshot embed mini/ --pool --split-file miniimagenet --split test -o test.safetensors --backbone conv4.safetensors
-  trueshot embed mini/train -o train.safetensors --backbone conv4.safetensors --augment --copies 8 --precision f16
-  trueshot embed omniglot --split test -o drawings.safetensors --backbone drawings-conv4.safetensors")]
+  trueshot embed photos.zip -o photos.safetensors -b resnet50.onnx --size 224
+  trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors -b c4.safetensors
+  trueshot embed tiered-imagenet/ --split test -o test.safetensors
+  trueshot embed cifar-100-python --split-file cifar-fs --split test -o test.safetensors
+  trueshot embed mini/ --pool --split-file miniimagenet --split test -o test.safetensors
+  trueshot embed mini/train -o train.safetensors --augment --copies 8 --precision f16
+  trueshot embed omniglot --split test -o drawings.safetensors")]
 pub struct Arguments {
-    /// Images: a folder of class folders, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot
+    /// Images: a folder of class folders, .zip, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot
     #[arg(value_name = "IMAGES")]
     images: PathBuf,
-    /// Embeddings file to write (.safetensors)
+    /// Write the embeddings to FILE (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -47,22 +47,22 @@ pub struct Arguments {
     #[command(flatten)]
     pictures: ImagesArgument,
     /// Augment every image: random flip, crop and colour changes
-    #[arg(long)]
+    #[arg(long, help_heading = "Augmentation")]
     augment: bool,
     /// Embed every image N times, each with a different augmentation; items are named NAME#1, NAME#2, ..
-    #[arg(long, default_value_t = 1, value_name = "N", requires = "augment", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, help_heading = "Augmentation", default_value_t = 1, value_name = "N", requires = "augment", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     copies: u32,
-    /// Random seed of the augmentation
-    #[arg(short, long, default_value_t = 0)]
+    /// Draw the augmentations with this random seed
+    #[arg(short, long, help_heading = "Augmentation", default_value_t = 0)]
     seed: u64,
-    /// Precision of the stored embeddings
-    #[arg(long, value_enum, default_value_t = PrecisionArgument::F32)]
+    /// Store embeddings in this precision
+    #[arg(long, value_enum, help_heading = "Other options", default_value_t = PrecisionArgument::F32)]
     precision: PrecisionArgument,
     /// Fail if a class has fewer than N readable images
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, help_heading = "Other options", default_value_t = 1, value_name = "N")]
     least_per_class: usize,
     /// Write the names of skipped files, with the reasons, to FILE
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
     skipped: Option<PathBuf>,
     #[command(flatten)]
     threads: Threads,

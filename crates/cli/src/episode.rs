@@ -30,19 +30,19 @@ pub struct Arguments {
     /// Images
     #[arg(value_name = "DATASET")]
     pictures: PathBuf,
-    #[command(flatten)]
-    part: ImagesArgument,
-    /// SVG file to write, with the images embedded in it
+    /// Write the SVG file, with the images in it, to FILE
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Images of other classes for outlier noise [default: outliers come from classes of DATASET that are not in the episode]
+    /// Draw outliers from these images of other classes [default: from classes of DATASET that are not in the episode]
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
-    /// Split of the outliers to use, if there are several
+    /// Use this split of the outliers, if there are several
     #[arg(long, value_name = "NAME", requires = "outliers")]
     outliers_split: Option<String>,
     #[command(flatten)]
     which: EpisodeArgument,
+    #[command(flatten)]
+    part: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -50,22 +50,22 @@ pub struct Arguments {
 /// Which episode.
 #[derive(Args)]
 pub struct EpisodeArgument {
-    /// Number of the episode, from 0
+    /// Draw the episode of this number, from 0
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     episode: u64,
-    /// Noise type and one level in percent
+    /// Apply noise of this type and level in percent
     #[arg(short, long, default_value = "symmetric=40", value_name = "TYPE=LEVEL")]
     noise: NoiseLevels,
-    /// Classes per episode
-    #[arg(long, default_value_t = 5)]
+    /// Draw N classes per episode
+    #[arg(long, default_value_t = 5, value_name = "N")]
     ways: usize,
-    /// Labelled items per class
-    #[arg(long, default_value_t = 5)]
+    /// Draw K labelled items per class
+    #[arg(long, default_value_t = 5, value_name = "K")]
     shots: usize,
-    /// Queries per class; they are not drawn, but together with the seed they determine the episode
-    #[arg(long, default_value_t = 15)]
+    /// Assume Q queries per class, which are not shown, but determine the episode together with the seed
+    #[arg(long, default_value_t = 15, value_name = "Q")]
     queries: usize,
-    /// Random seed of the episodes
+    /// Draw the episode with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
 }

@@ -18,7 +18,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing};
 use crate::device_argument::{DeviceArgument, say_device};
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
-use crate::output::{OutputArgument, check_writable, write_file};
+use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::threads::Threads;
 
@@ -29,86 +29,92 @@ use crate::threads::Threads;
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot eval test.safetensors
-  trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1 --noise symmetric=0,20,40
+  trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1
   trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
-  trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors --device cpu
   trueshot eval --list-methods")]
 pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
-    /// Draw episodes of images, for methods that take images (maml): a folder, archive, list or `omniglot`, as for
-    /// `trueshot embed`. These methods run on a GPU if there is one (--device)
-    #[arg(long, value_name = "DATASET", conflicts_with_all = ["embeddings", "labels"])]
-    pictures: Option<PathBuf>,
-    #[command(flatten)]
-    part: ImagesArgument,
-    /// Labels for a .npy file, if they are not next to it
-    #[arg(long, value_name = "FILE")]
-    labels: Option<PathBuf>,
-    /// Methods, separated by commas, with parameters after colons [default: all methods that need no model file
-    /// and are not transductive]
+    /// Evaluate these methods, separated by commas, with parameters after colons [default: all methods that need no model
+    /// file and are not transductive]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
     /// List all methods with their parameters and exit
     #[arg(long)]
     list_methods: bool,
-    /// Noise type (symmetric, paired or outlier) and its levels in percent; can be repeated
+    /// Apply noise of this type (symmetric, paired or outlier) and these levels in percent; can be repeated
     /// [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseLevels>,
-    /// Embeddings (with --pictures: images) of other classes for outlier noise [default: outliers come from classes of the
-    /// data that are not in the episode]
+    /// Draw outliers from these embeddings (with --pictures: images) of other classes [default: from classes of the data that
+    /// are not in the episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
-    /// With --pictures: split of the outliers to use, if there are several
-    #[arg(long, value_name = "NAME", requires_all = ["outliers", "pictures"])]
-    outliers_split: Option<String>,
-    /// Classes per episode
-    #[arg(long, default_value_t = 5)]
+    /// Draw N classes per episode
+    #[arg(long, default_value_t = 5, value_name = "N")]
     ways: usize,
-    /// Labelled items per class: a number, or a range such as 3-10 from which each class draws its own
+    /// Draw K labelled items per class: a number, or a range such as 3-10 from which each class draws its own
     #[arg(long, default_value = "5", value_parser = parse_shots, value_name = "K")]
     shots: Shots,
-    /// Queries per class; with 0, only the detection of wrong labels is evaluated
-    #[arg(long, default_value_t = 15)]
+    /// Draw Q queries per class; with 0, evaluate only the detection of wrong labels
+    #[arg(long, default_value_t = 15, value_name = "Q")]
     queries: usize,
-    /// Number of episodes
-    #[arg(short, long, default_value_t = 10_000)]
+    /// Evaluate N episodes
+    #[arg(short, long, default_value_t = 10_000, value_name = "N")]
     episodes: u64,
-    /// Random seed; the same seed gives the same episodes and the same result
+    /// Draw episodes with this random seed; the same seed gives the same result
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
-    /// Method to which all others are compared [default: protonet]
-    #[arg(long, value_name = "METHOD")]
+    /// Compare all other methods to this one [default: protonet]
+    #[arg(long, value_name = "METHOD", help_heading = "Report")]
     baseline: Option<String>,
     /// Also report the accuracy per class
-    #[arg(long)]
+    #[arg(long, help_heading = "Report")]
     per_class: bool,
     /// Also report the confusion matrix (JSON and HTML)
-    #[arg(long)]
+    #[arg(long, help_heading = "Report")]
     confusion: bool,
     /// Also compare all pairs of methods (JSON and HTML always do)
-    #[arg(long)]
+    #[arg(long, help_heading = "Report")]
     significance: bool,
     /// Write the episodes to FILE before the evaluation, one line of JSON each
-    #[arg(long, value_name = "FILE", conflicts_with = "manifest")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Recording and replaying episodes",
+        conflicts_with = "manifest"
+    )]
     write_manifest: Option<PathBuf>,
     /// Replay the episodes of FILE, including its ways, shots, queries, noise and seed
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
+    #[arg(long, value_name = "FILE", help_heading = "Recording and replaying episodes", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
     manifest: Option<PathBuf>,
-    /// Output format
+    /// Print the result in this format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// Also write an HTML report with plots to FILE
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
     html: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgument,
     #[command(flatten)]
     device: DeviceArgument,
+    /// Draw episodes of images, for methods that take images (maml), from a folder, archive, list or `omniglot`, as for
+    /// `trueshot embed`
+    #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels"])]
+    pictures: Option<PathBuf>,
+    #[command(flatten)]
+    part: ImagesArgument,
+    /// Use this split of the outliers, if there are several (with --pictures)
+    #[arg(long, value_name = "NAME", help_heading = "Selecting images", requires_all = ["outliers", "pictures"])]
+    outliers_split: Option<String>,
+    /// Read the labels of a .npy file from FILE, if they are not next to it
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    labels: Option<PathBuf>,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -335,7 +341,10 @@ impl Arguments {
             say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
-        let result = report::evaluation(found, self.format.into(), tables);
+        let result = match (self.format, self.width.limit(self.output.output.as_ref())) {
+            (Format::Table, Some(width)) => report::evaluation_text(found, tables, width),
+            (format, _) => report::evaluation(found, format.into(), tables),
+        };
         match self.format {
             Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),
             _ => self.output.write_text(&result),

@@ -29,17 +29,17 @@ use crate::threads::Threads;
   trueshot fit more-photos --add animals.safetensors -o animals.safetensors
   trueshot predict animals.safetensors new.jpg")]
 pub struct Arguments {
-    #[command(flatten)]
-    support: SupportArgument,
-    /// Classifier file to write (.safetensors)
+    /// Write the classifier to FILE (.safetensors)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// Method; `trueshot eval --list-methods` lists all methods. Transductive methods cannot be fitted
+    /// Fit with this method, which must not be transductive; `trueshot eval --list-methods` lists all
     #[arg(short, long, default_value = "relabel")]
     method: String,
     /// Add the examples and classes to those of an existing classifier
     #[arg(long, value_name = "CLASSIFIER")]
     add: Option<PathBuf>,
+    #[command(flatten)]
+    support: SupportArgument,
     #[command(flatten)]
     threads: Threads,
 }

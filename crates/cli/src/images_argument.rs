@@ -12,12 +12,13 @@ use crate::messages::say;
 
 /// Which images of a source to use.
 #[derive(Args)]
+#[command(next_help_heading = "Selecting images")]
 pub struct ImagesArgument {
-    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
-    /// cifar-fs, cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
+    /// Split classes by a JSON file {"train": [..], "val": [..], "test": [..]}, or by one of the built-in splits cifar-fs,
+    /// cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     pub split_file: Option<PathBuf>,
-    /// Split to use: of the split file, of omniglot, or of the data set, if it has one folder or file per split
+    /// Use this split: of the split file, of omniglot, or of the data set, if it has one folder or file per split
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
     /// Use the images in train/, val/ and test/ together; the folders in them are the classes

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::report;
 
-use crate::output::OutputArgument;
+use crate::output::{OutputArgument, WidthArgument};
 
 /// Show the contents of an embeddings file and check it for problems
 ///
@@ -18,14 +18,16 @@ pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Labels for a .npy file, if they are not next to it
-    #[arg(long, value_name = "FILE")]
+    /// Read the labels of a .npy file from FILE, if they are not next to it
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
     labels: Option<PathBuf>,
-    /// Output format
+    /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
     output: OutputArgument,
+    #[command(flatten)]
+    width: WidthArgument,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -41,7 +43,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let inspection = trueshot::embeddings::inspect(&embeddings);
     match arguments.format {
-        Format::Table => arguments.output.write_text(&report::inspection_text(&inspection)),
+        Format::Table => {
+            let width = arguments.width.limit(arguments.output.output.as_ref());
+            arguments.output.write_text(&report::inspection_text(&inspection, width))
+        }
         Format::Json => arguments.output.write_data(&(serde_json::to_string_pretty(&inspection)? + "\n")),
     }
 }

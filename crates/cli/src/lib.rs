@@ -5,6 +5,7 @@ mod attention;
 mod audit;
 mod backbone_argument;
 mod bench;
+mod completions;
 mod confirmed_labels;
 mod dataset;
 mod demo;
@@ -15,6 +16,7 @@ mod eval;
 mod fit;
 mod images_argument;
 mod inspect;
+mod manual;
 mod messages;
 mod output;
 mod predict;
@@ -34,7 +36,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Find wrong labels in small labelled data sets, and train few-shot classifiers that stay accurate despite them.
 #[derive(Parser)]
-#[command(name = "trueshot", version, about, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "trueshot", version, max_term_width = 100, arg_required_else_help = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -43,20 +45,22 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Arguments),
-    Inspect(inspect::Arguments),
-    Dataset(dataset::Arguments),
-    Embed(embed::Arguments),
     Audit(Box<audit::Arguments>),
     Repair(repair::Arguments),
-    Eval(Box<eval::Arguments>),
     Fit(Box<fit::Arguments>),
     Predict(Box<predict::Arguments>),
-    Episode(episode::Arguments),
-    Train(train::Arguments),
-    Attention(attention::Arguments),
-    Reproduce(reproduce::Arguments),
     Serve(serve::Arguments),
+    Embed(embed::Arguments),
+    Inspect(inspect::Arguments),
+    Eval(Box<eval::Arguments>),
+    Train(train::Arguments),
+    Episode(episode::Arguments),
+    Attention(attention::Arguments),
+    Dataset(dataset::Arguments),
+    Reproduce(reproduce::Arguments),
     Bench(bench::Arguments),
+    Completions(completions::Arguments),
+    Man(manual::Arguments),
 }
 
 /// Runs the command with these arguments, the first of which names the program, and returns its exit status: 0 success,
@@ -93,6 +97,8 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Reproduce(arguments) => reproduce::run(&arguments),
             Command::Serve(arguments) => serve::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
+            Command::Completions(arguments) => completions::run(&arguments, Arguments::command()),
+            Command::Man(arguments) => manual::run(&arguments, Arguments::command()),
         }
     };
     messages::exit_status(run(), &options)

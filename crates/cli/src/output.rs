@@ -25,15 +25,44 @@ impl OutputArgument {
     pub fn write_data(&self, data: &str) -> anyhow::Result<()> {
         match &self.output {
             Some(path) => write_file(path, data),
-            None if std::io::stdout().is_terminal() => print_escaped(data),
-            None => print_raw(data),
+            None => print_data(data),
         }
+    }
+}
+
+/// The width of tables for people.
+#[derive(Args)]
+pub struct WidthArgument {
+    /// Shorten names in tables so that lines have N columns [default: COLUMNS or the width of the terminal; whole names in
+    /// a pipe or file]
+    #[arg(long, value_name = "N", help_heading = "Other options", value_parser = clap::value_parser!(u16).range(MIN_COLUMNS..))]
+    columns: Option<u16>,
+}
+
+/// The narrowest table that can be asked for.
+const MIN_COLUMNS: i64 = 20;
+
+impl WidthArgument {
+    /// The width of tables in columns, if there is a limit. `output` is the file that they are written to, if it is not
+    /// standard output.
+    pub fn limit(&self, output: Option<&PathBuf>) -> Option<usize> {
+        let variable = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
+        let is_possible = |columns: &u16| i64::from(*columns) >= MIN_COLUMNS;
+        let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0);
+        let of_stdout = || variable().filter(is_possible).or_else(terminal);
+        let columns = self.columns.or_else(|| if output.is_none() { of_stdout() } else { None });
+        columns.map(usize::from)
     }
 }
 
 /// Writes text to standard output, with control characters other than line ends escaped.
 pub fn print_escaped(text: &str) -> anyhow::Result<()> {
     print_raw(&visible_lines(text))
+}
+
+/// Writes data for programs to standard output. Control characters are escaped if it is a terminal.
+pub fn print_data(data: &str) -> anyhow::Result<()> {
+    if std::io::stdout().is_terminal() { print_escaped(data) } else { print_raw(data) }
 }
 
 /// Writes text to standard output unchanged. Unlike `print!`, it returns an error instead of panicking, for example if a

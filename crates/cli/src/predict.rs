@@ -1,6 +1,6 @@
 //! `trueshot predict`: classifies images or embeddings with a classifier from `trueshot fit`.
 
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use trueshot::progress::Progress;
 
@@ -8,16 +8,19 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
-use trueshot::report::{csv_field, visible, visible_lines};
+use trueshot::report::{
+    csv_field, display_width, padded, percent, shortened, shortened_item, visible, visible_lines,
+};
 use trueshot_vision::backbone::GPU_MIN_IMAGES;
 use trueshot_vision::embedder::ImageInput;
 use trueshot_vision::source::{ImageFiles, images_below};
-use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions};
+use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, looks_like_image};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
 use crate::images_argument::print_skipped;
 use crate::messages::{hinted, say};
+use crate::output::WidthArgument;
 use crate::progress::{ProgressDisplay, check_interrupted};
 use crate::support_argument::is_embeddings;
 use crate::threads::Threads;
@@ -26,26 +29,28 @@ use crate::threads::Threads;
 ///
 /// Prints the most probable class of every input with its probability, or that the input probably belongs to none of the
 /// classes. The probabilities of all classes and of none sum to 1. INPUT is an image, a folder (searched recursively), an
-/// archive, a list, or embeddings.
+/// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or one path per
+/// line.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
   trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
+  find inbox -name '*.jpg' | trueshot predict animals.safetensors -
   trueshot predict animals.safetensors embeddings.npz --format jsonl --all")]
 pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
     classifier: PathBuf,
-    /// Images or embeddings to classify
+    /// Images or embeddings to classify, or - for standard input
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
-    /// Output format
+    /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// Print the probability of every class, not only of the most probable one (csv and jsonl)
     #[arg(long)]
     all: bool,
-    /// Probability of "none of these" from which the table shows it instead of a class
+    /// Show "none of these" instead of a class in the table from this probability on
     #[arg(long, value_name = "U", default_value_t = 0.5)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
@@ -53,6 +58,8 @@ pub struct Arguments {
     output: Option<PathBuf>,
     #[command(flatten)]
     backbone: BackboneArgument,
+    #[command(flatten)]
+    width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -69,11 +76,7 @@ const CHUNK: usize = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let predictor = open_classifier(&arguments.classifier)?;
-    let inputs = &arguments.inputs;
-    inputs.iter().try_for_each(|path| {
-        anyhow::ensure!(path.exists(), "{} does not exist", path.display());
-        Ok(())
-    })?;
+    let inputs = inputs(&arguments.inputs)?;
     arguments.threads.run(|| {
         let out: Box<dyn Write> = match &arguments.output {
             Some(path) => Box::new(
@@ -86,16 +89,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             predictor: &predictor,
             out: BufWriter::new(out),
             is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
+            layout: TableLayout::new(&predictor, arguments.width.limit(arguments.output.as_ref())),
             embedder: None,
             considered_gpu: false,
             written: 0,
             failed: 0,
         };
         writer.write_header()?;
-        for input in inputs {
-            match is_embeddings(input) {
-                true => writer.predict_rows(input)?,
-                false => writer.predict_images(input)?,
+        for part in inputs.chunk_by(|one, next| one.is_plain() && next.is_plain()) {
+            match &part[0] {
+                PredictInput::Path(path) if is_embeddings(path) => writer.predict_rows(path)?,
+                PredictInput::Path(path) if is_list_or_archive(path) => writer.predict_collection(path)?,
+                _ => writer.predict_images(part)?,
             }
         }
         writer.out.flush().context("cannot write the predictions")?;
@@ -104,12 +109,114 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
+/// What to classify.
+enum PredictInput {
+    /// An image, a folder, an archive, a list or embeddings.
+    Path(PathBuf),
+    /// The bytes of an image.
+    Image(Vec<u8>),
+}
+
+impl PredictInput {
+    /// Whether it is an image or a folder of images, which are classified together with the next ones.
+    fn is_plain(&self) -> bool {
+        match self {
+            PredictInput::Path(path) => !is_embeddings(path) && !is_list_or_archive(path),
+            PredictInput::Image(_) => true,
+        }
+    }
+}
+
+/// The name of what standard input holds.
+const STANDARD_INPUT: &str = "standard input";
+/// The largest image or list of paths that is read from standard input.
+const MAX_STANDARD_INPUT: u64 = 1 << 29;
+
+/// The inputs that arguments name; `-` stands for what standard input holds.
+fn inputs(arguments: &[PathBuf]) -> anyhow::Result<Vec<PredictInput>> {
+    let mut inputs = Vec::new();
+    for path in arguments {
+        match path.as_os_str() == "-" {
+            true => inputs.extend(standard_input()?),
+            false => {
+                anyhow::ensure!(path.exists(), "{} does not exist", path.display());
+                inputs.push(PredictInput::Path(path.clone()));
+            }
+        }
+    }
+    Ok(inputs)
+}
+
+/// What standard input holds: an image, or paths, one per line.
+fn standard_input() -> anyhow::Result<Vec<PredictInput>> {
+    let mut bytes = Vec::new();
+    let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT);
+    stdin.read_to_end(&mut bytes).with_context(|| format!("cannot read {STANDARD_INPUT}"))?;
+    anyhow::ensure!(stdin.limit() > 0, "{STANDARD_INPUT} is longer than {} MB", MAX_STANDARD_INPUT >> 20);
+    anyhow::ensure!(
+        !bytes.is_empty(),
+        hinted(format!("{STANDARD_INPUT} is empty"), "give it one image, or paths of images, one per line")
+    );
+    let text = match std::str::from_utf8(&bytes) {
+        Ok(text) if !looks_like_image(&bytes) && !text.contains('\0') => text,
+        // What is neither text nor an image is refused where images are decoded.
+        _ => return Ok(vec![PredictInput::Image(bytes)]),
+    };
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let paths = lines.map(|(number, line)| {
+        anyhow::ensure!(Path::new(line).exists(), "{STANDARD_INPUT}, line {number}: {line} does not exist");
+        Ok(PredictInput::Path(line.into()))
+    });
+    paths.collect()
+}
+
+/// The widths of the table's columns, which are known before the first prediction.
+struct TableLayout {
+    class: usize,
+    /// The width of the terminal, if names are shortened to fit into it.
+    width: Option<usize>,
+}
+
+impl TableLayout {
+    /// The width of probability and spaces in front of the class.
+    const BEFORE_CLASS: usize = 7;
+    /// Longer names of classes are not aligned.
+    const MAX_CLASS: usize = 40;
+
+    fn new(predictor: &Predictor, width: Option<usize>) -> Self {
+        let classes = predictor.classes().iter().map(|class| display_width(&visible(class)));
+        let widest = classes.max().unwrap_or(0).max(NONE_OF_THESE.len());
+        TableLayout { class: widest.min(width.map_or(Self::MAX_CLASS, |width| width / 3)), width }
+    }
+
+    /// A line of the table; `note` stands behind the name.
+    fn line(&self, probability: f32, class: &str, name: &str, note: &str) -> String {
+        let class = match self.width {
+            Some(_) => shortened(class, self.class),
+            None => class.to_owned(),
+        };
+        let name = match self.width {
+            Some(width) => {
+                let used = Self::BEFORE_CLASS + self.class + 2 + display_width(note);
+                shortened_item(name, width.saturating_sub(used))
+            }
+            None => name.to_owned(),
+        };
+        format!("{:>5}  {}  {name}{note}", percent(probability), padded(&class, self.class))
+    }
+}
+
+/// What the table shows instead of a class.
+const NONE_OF_THESE: &str = "none of these";
+
 /// Where answers go, as they come.
 struct PredictionWriter<'a> {
     arguments: &'a Arguments,
     predictor: &'a Predictor,
     out: BufWriter<Box<dyn Write>>,
     is_terminal: bool,
+    layout: TableLayout,
     /// The embedder of the previous input.
     embedder: Option<Embedder>,
     /// Whether there were enough images for a GPU, so that the embedder is on one if there is one.
@@ -149,33 +256,43 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
-    fn predict_images(&mut self, path: &Path) -> anyhow::Result<()> {
-        // A backbone that cannot be opened is said before a large folder is looked through.
+    fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
+        // A backbone that cannot be opened is said before a large archive is looked through.
         let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
-        let embedder;
-        if is_list_or_archive(path) {
-            let collection = Collection::open(path, SourceOptions::default())?;
-            self.report_skipped(collection.skipped());
-            let entries = collection.entries().iter();
-            let inputs: Vec<_> =
-                entries.map(|entry| (entry.item.clone(), ImageInput::Entry(&collection, entry))).collect();
-            embedder = self.embedder(found, inputs.len())?;
-            self.predict_all(&embedder, &inputs)?;
-        } else {
-            let ImageFiles { files, skipped } = images_below(path)?;
-            if files.is_empty() {
-                let skipped = skipped.first().map(Skipped::to_string);
-                return Err(trueshot_vision::Error::NoImages { path: path.into(), skipped }.into());
+        let collection = Collection::open(path, SourceOptions::default())?;
+        self.report_skipped(collection.skipped());
+        let entries = collection.entries().iter();
+        let inputs: Vec<_> =
+            entries.map(|entry| (entry.item.clone(), ImageInput::Entry(&collection, entry))).collect();
+        self.predict_all(found, &inputs)
+    }
+
+    /// Classifies images that are files, and the images in folders.
+    fn predict_images(&mut self, given: &[PredictInput]) -> anyhow::Result<()> {
+        let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
+        let mut listed = Vec::new();
+        for input in given {
+            match input {
+                PredictInput::Image(bytes) => listed.push((STANDARD_INPUT.into(), ListedImage::Bytes(bytes))),
+                PredictInput::Path(path) => {
+                    let ImageFiles { files, skipped } = images_below(path)?;
+                    if files.is_empty() {
+                        let skipped = skipped.first().map(Skipped::to_string);
+                        return Err(trueshot_vision::Error::NoImages { path: path.into(), skipped }.into());
+                    }
+                    self.report_skipped(&skipped);
+                    listed.extend(files.into_iter().map(|(name, file)| (name, ListedImage::File(file))));
+                }
             }
-            self.report_skipped(&skipped);
-            let inputs: Vec<_> =
-                files.iter().map(|(name, file)| (name.clone(), ImageInput::File(file))).collect();
-            embedder = self.embedder(found, inputs.len())?;
-            self.predict_all(&embedder, &inputs)?;
         }
-        self.arguments.backbone.report_cache_problem(&embedder);
-        self.embedder = Some(embedder);
-        Ok(())
+        let inputs: Vec<(String, ImageInput<'_>)> = listed
+            .iter()
+            .map(|(name, image)| match image {
+                ListedImage::File(path) => (name.clone(), ImageInput::File(path)),
+                ListedImage::Bytes(bytes) => (name.clone(), ImageInput::Bytes(bytes)),
+            })
+            .collect();
+        self.predict_all(found, &inputs)
     }
 
     fn report_skipped(&mut self, skipped: &[Skipped]) {
@@ -185,17 +302,20 @@ impl PredictionWriter<'_> {
 
     fn predict_all(
         &mut self,
-        embedder: &Embedder,
+        found: Option<Backbone>,
         inputs: &[(String, ImageInput<'_>)],
     ) -> anyhow::Result<()> {
+        let embedder = self.embedder(found, inputs.len())?;
         let progress = ProgressDisplay::counting(inputs.len() as u64, "images");
         for (number, part) in inputs.chunks(CHUNK).enumerate() {
-            self.predict_chunk(embedder, part, (&progress, number * CHUNK))?;
+            self.predict_chunk(&embedder, part, (&progress, number * CHUNK))?;
             if check_interrupted().is_break() {
                 break;
             }
         }
         progress.finish();
+        self.arguments.backbone.report_cache_problem(&embedder);
+        self.embedder = Some(embedder);
         Ok(())
     }
 
@@ -239,7 +359,6 @@ impl PredictionWriter<'_> {
 
     /// The embedder of the previous input, or a new one. One on the CPU is replaced if `images` are enough for a GPU.
     fn embedder(&mut self, found: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
-        let images = images.max(self.arguments.inputs.len());
         let suffices = self.considered_gpu || images < GPU_MIN_IMAGES;
         if let Some(embedder) = self.embedder.take().filter(|_| suffices) {
             return Ok(embedder);
@@ -273,10 +392,10 @@ impl PredictionWriter<'_> {
                 let (name, class) = (visible(name), visible(class));
                 match *unknown >= self.arguments.unknown {
                     true => {
-                        let none = "none of these";
-                        format!("{:>4.0} %  {none:<24}  {name} (most similar: {class})", 100.0 * unknown)
+                        let note = format!(" (most similar: {class})");
+                        self.layout.line(*unknown, NONE_OF_THESE, &name, &note)
                     }
-                    false => format!("{:>4.0} %  {class:<24}  {name}", 100.0 * probability),
+                    false => self.layout.line(*probability, &class, &name, ""),
                 }
             }
             Format::Csv => {
@@ -310,7 +429,13 @@ impl PredictionWriter<'_> {
     }
 }
 
+/// An image in a file or in memory.
+enum ListedImage<'a> {
+    File(PathBuf),
+    Bytes(&'a [u8]),
+}
+
 fn is_list_or_archive(path: &Path) -> bool {
     let name = path.display().to_string().to_lowercase();
-    [".csv", ".jsonl", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))
+    [".csv", ".jsonl", ".zip", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))
 }

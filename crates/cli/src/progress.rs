@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use trueshot::progress::Progress;
 
 use crate::messages::say;
@@ -26,8 +26,9 @@ impl ProgressDisplay {
     pub fn counting(count: u64, things: &str) -> Self {
         handle_interrupts();
         let bar = ProgressBar::new(count);
-        let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{per_sec}}  {{eta}} left");
-        bar.set_style(ProgressStyle::with_template(&style).expect("the template is ours"));
+        let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{rate}}  {{eta}} left");
+        let style = ProgressStyle::with_template(&style).expect("the template is ours");
+        bar.set_style(style.with_key("rate", write_rate));
         ProgressDisplay { bar }
     }
 
@@ -42,6 +43,13 @@ impl Progress for ProgressDisplay {
         self.bar.set_position(done);
         check_interrupted()
     }
+}
+
+/// Items per second, as people say it.
+fn write_rate(state: &ProgressState, text: &mut dyn std::fmt::Write) {
+    let rate = state.per_sec();
+    let decimals = usize::from(rate < 10.0);
+    let _ = write!(text, "{rate:.decimals$}/s");
 }
 
 /// [`ControlFlow::Break`] once the user has pressed Ctrl-C.

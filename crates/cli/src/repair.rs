@@ -8,11 +8,12 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
-use trueshot::report::visible;
+use trueshot::report::{Column, TextTable, visible};
+use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, SourceOptions};
 
-use crate::messages::say;
-use crate::output::{check_writable, print_escaped, write_file};
+use crate::messages::{hinted, say};
+use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::listing;
 
@@ -27,37 +28,40 @@ use crate::support_argument::listing;
 #[command(after_help = "Examples:
   trueshot repair plan.jsonl
   trueshot repair plan.jsonl --into photos-clean
+  trueshot repair plan.jsonl --into photos-clean.zip
   trueshot repair plan.jsonl --in-place
   trueshot repair --undo plan.undo.jsonl
-  trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json --fiftyone labels.json")]
+  trueshot repair plan.jsonl --labels labels.csv --label-studio tasks.json")]
 pub struct Arguments {
-    /// RepairPlan file
+    /// Plan file written by `trueshot audit --plan`
     #[arg(value_name = "PLAN", required_unless_present = "undo")]
     plan: Option<PathBuf>,
-    /// Write a repaired copy to a new folder; for embeddings, to a .safetensors file
+    /// Write a repaired copy to a new folder or .zip archive; for embeddings, to a .safetensors file
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "in_place")]
     into: Option<PathBuf>,
     /// Move the original files
     #[arg(long)]
     in_place: bool,
-    /// Undo file that --in-place writes [default: PLAN with the extension .undo.jsonl]
-    #[arg(long, value_name = "FILE", requires = "in_place")]
-    undo_file: Option<PathBuf>,
     /// Revert an --in-place repair, given its undo file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
     undo: Option<PathBuf>,
-    /// Current path of the audited data, if it was moved since the audit
-    #[arg(long, value_name = "PATH")]
-    root: Option<PathBuf>,
     /// Write the cleaned labels as CSV: path, label and previous label
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     labels: Option<PathBuf>,
     /// Write the cleaned labels as tasks for Label Studio
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     label_studio: Option<PathBuf>,
     /// Write the cleaned labels for FiftyOne (FiftyOneImageClassificationDataset)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
     fiftyone: Option<PathBuf>,
+    /// Write the undo file of --in-place to FILE [default: PLAN with the extension .undo.jsonl]
+    #[arg(long, value_name = "FILE", help_heading = "Other options", requires = "in_place")]
+    undo_file: Option<PathBuf>,
+    /// Read the audited data from PATH, if it was moved since the audit
+    #[arg(long, value_name = "PATH", help_heading = "Other options")]
+    root: Option<PathBuf>,
+    #[command(flatten)]
+    width: WidthArgument,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -199,7 +203,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             self.copy(plan, into, &moves)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(plan, &moves));
+            return print_escaped(&shown(plan, &moves, self.width.limit(None)));
         }
         let paths: HashMap<(&str, u32), PathBuf> = collection
             .entries()
@@ -215,6 +219,8 @@ impl Arguments {
     /// The folder in which files lie after this, where they have moved.
     fn base(&self, root: &Path) -> Option<PathBuf> {
         match (&self.into, self.in_place) {
+            // Paths within the archive.
+            (Some(into), _) if repair::is_zip(into) => Some(PathBuf::new()),
             (Some(into), _) => Some(std::fs::canonicalize(into).unwrap_or_else(|_| into.clone())),
             (None, true) => Some(root.to_owned()),
             (None, false) => None,
@@ -223,10 +229,10 @@ impl Arguments {
 
     fn copy(&self, plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
         if plan.header.kind != Kind::Folder {
-            anyhow::bail!(
-                "--into copies class folders, but this plan is for {}; use --labels to write a list",
-                kind(plan)
-            );
+            return Err(hinted(
+                format!("--into copies class folders, but this plan is for {}", kind(plan)),
+                "unpack the archive and audit the folder, or write a list with --labels",
+            ));
         }
         let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
         let copied = repair::copy(&plan.header.root, into, moves, &progress);
@@ -260,7 +266,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(&plan, &[]));
+            return print_escaped(&shown(&plan, &[], self.width.limit(None)));
         }
         self.write_labels(&labelled)
     }
@@ -286,19 +292,14 @@ impl Arguments {
 
 /// Refuses a collection that has changed since the audit.
 fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
-    let paths: HashMap<(&str, &str), &Path> = collection
+    let entries: HashMap<(&str, &str), &ImageEntry> = collection
         .entries()
         .iter()
-        .filter_map(|entry| {
-            let class = collection.class_of(entry);
-            Some(((entry.item.as_str(), class), entry.path()?))
-        })
+        .map(|entry| ((entry.item.as_str(), collection.class_of(entry)), entry))
         .collect();
     let hash = |listed: &Listed| {
-        let path = paths.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
-        Some(hasher.finalize().to_hex().to_string())
+        let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
+        Some(collection.file_hash(entry)?.to_hex().to_string())
     };
     plan.check(&listing(collection), &hash)
 }
@@ -371,21 +372,27 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 }
 
 /// What would be done.
-fn shown(plan: &RepairPlan, moves: &[Move]) -> String {
+fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
-    let mut text = String::new();
+    let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);
     for change in &plan.changes {
         let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
-        text.push_str(&format!("{} -> {target}{}\n", visible(&change.item), effect(change.effect)));
+        table.line([visible(&change.item), format!("-> {target}"), effect(change.effect)]);
     }
-    text + &format!(
-        "{}\n\
-         nothing was changed: --into DIR writes a repaired copy, --in-place moves files, --labels FILE writes a list\n",
-        plan.summary()
-    )
+    let ways: &[&str] = match plan.header.kind {
+        Kind::Folder => &[
+            "--into DIR|FILE.zip  writes a repaired copy",
+            "--in-place           moves the files, and can be undone",
+            "--labels FILE        writes a list",
+        ],
+        Kind::Pictures => &["--labels FILE  writes a list"],
+        Kind::Embeddings => &["--into FILE    writes a repaired copy", "--labels FILE  writes a list"],
+    };
+    let ways: String = ways.iter().map(|way| format!("  {way}\n")).collect();
+    table.render(width) + &format!("{}\nnothing was changed\n{ways}", plan.summary())
 }
 
 fn effect(effect: Option<f64>) -> String {
-    effect.map_or_else(String::new, |effect| format!("  ({:+.1} points alone)", 100.0 * effect))
+    effect.map_or_else(String::new, |effect| format!("({:+.1} points alone)", 100.0 * effect))
 }

@@ -22,10 +22,10 @@ const MIN_TOKEN_LEN: usize = 16;
 /// Serve an HTTP API and a page for the browser: audit, fit, predict
 #[derive(Args)]
 pub struct Arguments {
-    /// Address to listen on; any address other than loopback requires a token
+    /// Listen on this address; any address other than loopback requires a token
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
-    /// Port to listen on; 0 selects a free port
+    /// Listen on this port; 0 selects a free port
     #[arg(short, long, value_name = "N", default_value_t = 7878)]
     port: u16,
     /// Store classifiers in DIR [default: trueshot in the user data directory]
@@ -47,34 +47,34 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "Limits")]
 struct LimitArguments {
-    /// Largest body of a request, in MiB
+    /// Refuse requests with a body larger than this, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_body: u32,
-    /// Largest image, in millions of pixels
+    /// Refuse images larger than this, in millions of pixels
     #[arg(long, value_name = "MP", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_pixels: u32,
-    /// Memory for decoding images, in MiB, over all threads; an image that needs more is refused
+    /// Use at most this memory for decoding images, in MiB, over all threads; refuse an image that needs more
     #[arg(long, value_name = "MIB", default_value_t = 384, value_parser = clap::value_parser!(u32).range(16..))]
     picture_memory: u32,
-    /// Longest time for a request, in seconds
+    /// End requests that take longer than this, in seconds
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     timeout: u32,
-    /// Requests computed at the same time [default: one per core]
+    /// Compute N requests at the same time [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// Requests that may wait in the queue; further ones are refused with status 429
+    /// Let N requests wait in the queue; refuse further ones with status 429
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: u16,
-    /// Open connections; beyond that, the connection that has been silent longest is closed
+    /// Keep at most N connections open; then close the one that has been silent longest
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
-    /// Longest time for the headers of a request to arrive, in seconds
+    /// Close connections whose headers take longer than this to arrive, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     header_timeout: u32,
-    /// Longest time for the next 10 KiB of a body to arrive, or for a client to read part of its response, in seconds
+    /// Close connections on which 10 KiB of a body, or reading a response, take longer than this, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     stall_timeout: u32,
-    /// Longest time that a connection stays open between two requests, in seconds
+    /// Close connections without a request for this time, in seconds
     #[arg(long, value_name = "S", default_value_t = 75, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     idle_timeout: u32,
 }

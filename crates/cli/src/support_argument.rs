@@ -20,15 +20,15 @@ const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", 
 /// The labelled examples and how to embed them.
 #[derive(Args)]
 pub struct SupportArgument {
-    /// Labelled examples: a folder of class folders, a .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels,
+    /// Labelled examples: a folder of class folders, a .zip, .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels,
     /// or embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
     #[arg(value_name = "SUPPORT")]
     pub support: PathBuf,
-    /// Labels for a .npy file, if they are not next to it
-    #[arg(long, value_name = "FILE")]
-    labels_of_rows: Option<PathBuf>,
     #[command(flatten)]
     pub backbone: BackboneArgument,
+    /// Read the labels of a .npy file from FILE, if they are not next to it
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    labels_of_rows: Option<PathBuf>,
 }
 
 /// Whether a path names rows rather than images.

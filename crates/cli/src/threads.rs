@@ -5,8 +5,8 @@ use clap::Args;
 /// How many threads to use.
 #[derive(Args)]
 pub struct Threads {
-    /// Number of threads; results do not depend on it [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Use N threads; results do not depend on it [default: all cores]
+    #[arg(long, value_name = "N", help_heading = "Performance", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 }
 

@@ -6,6 +6,9 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+/// Width to which the file name of an item can be shortened.
+pub(crate) const MIN_FILE_NAME: usize = 9;
+
 /// A name in one line, with control characters, line separators and invisible marks written as escapes. Letters of any
 /// script are unchanged.
 ///
@@ -37,19 +40,46 @@ fn needs_escape(character: char) -> bool {
 }
 
 /// The width of a text in terminal columns.
-pub(crate) fn columns(text: &str) -> usize {
+pub fn display_width(text: &str) -> usize {
     text.width()
 }
 
 /// A text shortened to at most `max_columns` columns, with an ellipsis in its middle.
-pub(crate) fn shortened(text: &str, max_columns: usize) -> String {
-    if columns(text) <= max_columns {
+pub fn shortened(text: &str, max_columns: usize) -> String {
+    if display_width(text) <= max_columns {
         return text.into();
     }
     let available = max_columns.saturating_sub(1);
     let head = take_columns(text.chars(), available / 2);
     let tail: String = take_columns(text.chars().rev(), available - available / 2).chars().rev().collect();
     format!("{head}…{tail}")
+}
+
+/// The name of an item shortened to at most `max_columns` columns, with an ellipsis in the middle of its file name. The
+/// folders in front of the file name are never shortened, so the result may be wider than that.
+pub fn shortened_item(item: &str, max_columns: usize) -> String {
+    let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
+    let available = max_columns.saturating_sub(display_width(folders)).max(MIN_FILE_NAME);
+    format!("{folders}{}", shortened(file, available))
+}
+
+/// A text wrapped at spaces into lines of at most `max_columns` columns; one line if there is no maximum.
+pub(crate) fn wrapped(text: &str, max_columns: Option<usize>) -> Vec<String> {
+    let Some(max_columns) = max_columns else { return vec![text.into()] };
+    // A number stays in front of its percent sign.
+    let text = text.replace(" %", "\u{a0}%");
+    let mut lines = vec![String::new()];
+    for word in text.split(' ').map(|word| shortened(&word.replace('\u{a0}', " "), max_columns)) {
+        let line = lines.last_mut().expect("there is a first line");
+        match line.is_empty() {
+            true => line.push_str(&word),
+            false if display_width(line) + 1 + display_width(&word) <= max_columns => {
+                line.push_str(&format!(" {word}"))
+            }
+            false => lines.push(word),
+        }
+    }
+    lines
 }
 
 /// The first characters that fit into `max_columns` columns.
@@ -64,8 +94,8 @@ fn take_columns(characters: impl Iterator<Item = char>, max_columns: usize) -> S
 }
 
 /// A text padded with spaces to `width` columns.
-pub(crate) fn padded(text: &str, width: usize) -> String {
-    format!("{text}{}", " ".repeat(width.saturating_sub(columns(text))))
+pub fn padded(text: &str, width: usize) -> String {
+    format!("{text}{}", " ".repeat(width.saturating_sub(display_width(text))))
 }
 
 #[cfg(test)]
@@ -84,10 +114,19 @@ mod tests {
     }
 
     #[test]
+    fn texts_are_wrapped_at_spaces_but_not_before_a_percent_sign() {
+        assert_eq!(wrapped("owl 55 %, ant 40 %", Some(12)), ["owl 55 %,", "ant 40 %"]);
+        assert_eq!(wrapped("owl 55 %, ant 40 %", Some(15)), ["owl 55 %, ant", "40 %"]);
+        assert_eq!(wrapped("owl 55 %", None), ["owl 55 %"]);
+    }
+
+    #[test]
     fn long_names_are_shortened_in_the_middle_by_columns() {
         assert_eq!(shortened("abcdefghij", 7), "abc…hij");
         assert_eq!(shortened("猫猫猫猫猫", 7), "猫…猫");
         assert_eq!(shortened("abc", 3), "abc");
         assert_eq!(padded("猫", 4), "猫  ");
+        assert_eq!(shortened_item("owl/a very long name.jpg", 16), "owl/a ver…me.jpg");
+        assert_eq!(shortened_item("a long folder/a very long name.jpg", 16), "a long folder/a ve….jpg");
     }
 }

@@ -19,7 +19,7 @@ use image::{
 };
 
 use crate::decode_memory::ImageHeader;
-use crate::error::Unreadable;
+use crate::error::{Unreadable, UnsupportedFormat};
 use crate::memory_budget::{self, Share};
 
 /// The most pixels an image may have: beyond every camera, and below what exhausts memory.
@@ -224,15 +224,32 @@ fn decoder_limits(memory: u64) -> Limits {
     limits
 }
 
-/// Phones send HEIC under the name of a JPEG.
+/// Whether bytes are an image or a video by their first bytes, of a supported format or not.
+pub fn looks_like_image(bytes: &[u8]) -> bool {
+    image::guess_format(bytes).is_ok() || unknown_format(bytes) != Unreadable::Format
+}
+
+/// What a file is that none of our decoders reads. Phones send HEIC under the name of a JPEG.
 fn unknown_format(bytes: &[u8]) -> Unreadable {
-    const BRANDS: [&[u8]; 6] = [b"heic", b"heix", b"heim", b"hevc", b"mif1", b"msf1"];
+    const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
+    const AVIF: [&[u8]; 2] = [b"avif", b"avis"];
     let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
     match brand {
-        Some(brand) if BRANDS.contains(&brand) => Unreadable::ConvertFirst("HEIC"),
+        Some(brand) if AVIF.contains(&brand) => Unreadable::ConvertFirst(UnsupportedFormat::Avif),
+        Some(brand) if HEIC.contains(&brand) => Unreadable::ConvertFirst(UnsupportedFormat::Heic),
         Some(_) => Unreadable::Video,
+        None if is_svg(bytes) => Unreadable::ConvertFirst(UnsupportedFormat::Svg),
         None => Unreadable::Format,
     }
+}
+
+/// Whether a text starts as an SVG drawing does: `<svg`, maybe after an XML declaration, a type and comments.
+fn is_svg(bytes: &[u8]) -> bool {
+    const SEARCHED_BYTES: usize = 4096;
+    let start = bytes[..bytes.len().min(SEARCHED_BYTES)].trim_ascii_start();
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    let is_xml = [b"<?xml".as_slice(), b"<!DOCTYPE svg", b"<!--"].iter().any(|head| start.starts_with(head));
+    start.starts_with(b"<svg") || is_xml && start.windows(4).any(|window| window == b"<svg")
 }
 
 /// How many pixels a file of so many bytes may have.

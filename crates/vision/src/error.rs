@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The source is of a kind that is not supported.
     #[error(
-        "{path}: unknown kind of data set; supported: a folder, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
+        "{path}: unknown kind of data set; supported: a folder, .zip, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
     )]
     UnknownSource {
         /// What was given.
@@ -264,6 +264,7 @@ impl Error {
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
+            Error::TooLarge { .. } => Some("if you trust the archive, unpack it and give the folder".into()),
             Error::TooFewClasses { have, .. } if *have >= 2 && has("--classes-count") => {
                 Some(format!("use all of them with --classes-count {have}"))
             }
@@ -305,7 +306,57 @@ fn more(count: usize) -> String {
 
 fn is_packed(path: &std::path::Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    matches!(extension.as_deref(), Some("xz" | "zst" | "bz2" | "zip" | "7z" | "txz" | "tbz2"))
+    matches!(extension.as_deref(), Some("xz" | "zst" | "bz2" | "7z" | "txz" | "tbz2"))
+}
+
+/// An image format that is not supported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnsupportedFormat {
+    /// HEIC and HEIF, the photos of phones.
+    Heic,
+    /// AVIF.
+    Avif,
+    /// JPEG XL.
+    JpegXl,
+    /// JPEG 2000.
+    Jpeg2000,
+    /// SVG, drawings without pixels.
+    Svg,
+    /// Adobe Photoshop's own format.
+    Photoshop,
+    /// A raw file of a camera, of any maker.
+    CameraRaw,
+}
+
+impl UnsupportedFormat {
+    /// What to do with such a file, with a command that does it if there is a usual one.
+    fn way_out(self) -> &'static str {
+        match self {
+            UnsupportedFormat::Heic => "convert it to JPEG or PNG first (mogrify -format jpg *.heic)",
+            UnsupportedFormat::Avif => "convert it to JPEG or PNG first (mogrify -format jpg *.avif)",
+            UnsupportedFormat::JpegXl => "convert it to JPEG or PNG first (mogrify -format jpg *.jxl)",
+            UnsupportedFormat::Svg => {
+                "a drawing without pixels; convert it to PNG first (rsvg-convert -w 512 IN.svg -o OUT.png)"
+            }
+            UnsupportedFormat::Jpeg2000 | UnsupportedFormat::Photoshop | UnsupportedFormat::CameraRaw => {
+                "convert it to JPEG or PNG first"
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for UnsupportedFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            UnsupportedFormat::Heic => "HEIC",
+            UnsupportedFormat::Avif => "AVIF",
+            UnsupportedFormat::JpegXl => "JPEG XL",
+            UnsupportedFormat::Jpeg2000 => "JPEG 2000",
+            UnsupportedFormat::Svg => "SVG",
+            UnsupportedFormat::Photoshop => "a Photoshop file",
+            UnsupportedFormat::CameraRaw => "a camera's RAW file",
+        })
+    }
 }
 
 /// Why an image was skipped.
@@ -323,9 +374,20 @@ pub enum Unreadable {
     /// The name of the file, or of a folder that contains it, is not valid UTF-8.
     #[error("its name is not valid UTF-8: rename it")]
     NotUtf8,
+    /// A member of an archive whose path leads out of the archive.
+    #[error("its path leads out of the archive")]
+    OutsideArchive,
+    /// A member of an archive that can only be read with a password.
+    #[error("encrypted: unpack the archive with its password, and give the folder")]
+    Encrypted,
+    /// A member of an archive with a compression that is not supported.
+    #[error(
+        "compressed with {0}, supported are stored and deflated: unpack the archive, and give the folder"
+    )]
+    Compression(String),
     /// An image format that is not supported and must be converted first.
-    #[error("{0} is not supported: convert it to JPEG or PNG first")]
-    ConvertFirst(&'static str),
+    #[error("{format} is not supported: {way_out}", format = .0, way_out = .0.way_out())]
+    ConvertFirst(UnsupportedFormat),
     /// A video.
     #[error("a video, not an image: extract single frames")]
     Video,
@@ -420,7 +482,18 @@ impl Unreadable {
     /// Whether this is an image whose contents cannot be used, and not a file that was left out for its name or place.
     pub fn is_unreadable_image(&self) -> bool {
         use Unreadable::*;
-        !matches!(self, BadName(_) | Name | NotUtf8 | Video | Loop | NoClass | NotFinite { .. } | Network(_))
+        !matches!(
+            self,
+            BadName(_)
+                | Name
+                | NotUtf8
+                | OutsideArchive
+                | Video
+                | Loop
+                | NoClass
+                | NotFinite { .. }
+                | Network(_)
+        )
     }
 }
 

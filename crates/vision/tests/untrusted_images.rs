@@ -93,6 +93,19 @@ fn archive() -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
+/// The same in ZIP archives: stored, and deflated.
+static ZIPS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+    [zip::CompressionMethod::Stored, zip::CompressionMethod::Deflated].map(|method| {
+        let options = zip::write::SimpleFileOptions::default().compression_method(method);
+        let mut archive = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
+        for (number, (name, bytes)) in image_kinds::coloured().into_iter().enumerate() {
+            archive.start_file(format!("class{}/{number}-{name}", number % 2), options).unwrap();
+            std::io::Write::write_all(&mut archive, &bytes).unwrap();
+        }
+        archive.finish().unwrap().into_inner()
+    })
+});
+
 fn read_all(name: &str, bytes: &[u8]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -276,6 +289,11 @@ proptest! {
         encoder.write_all(&plain).unwrap();
         let bytes = encoder.finish().unwrap();
         read_all("a.tar.gz", &damaged(&bytes, &changes, cut, splice));
+    }
+
+    #[test]
+    fn damaged_zip_archives_never_panic((changes, cut, splice) in damage(), method in 0..2_usize) {
+        read_all("a.zip", &damaged(&ZIPS[method], &changes, cut, splice));
     }
 
     #[test]

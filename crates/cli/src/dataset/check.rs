@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Images, in any form that `trueshot embed` accepts
     #[arg(value_name = "DATASET")]
     path: PathBuf,
-    /// Published data set to compare with
+    /// Compare with this published data set
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED_DATASETS.map(|published| published.name)))]
     expect: Option<String>,
     /// Use the images in train/, val/ and test/ together, split by the built-in split file

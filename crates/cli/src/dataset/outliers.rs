@@ -34,45 +34,50 @@ const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
   trueshot dataset outliers mini/ -o outliers
   trueshot dataset outliers cifar-100-python --split-file cifar-fs -o outliers
   trueshot dataset outliers imagenet/ --imagenet -o outliers
-  trueshot dataset outliers tiny-imagenet-200/ --imagenet -o outliers --classes-count 69 --per-class 200
-  trueshot dataset outliers imagenet/ --imagenet -o outliers --exclude my-splits.json --classes-count 100
-  trueshot embed outliers/test -o outliers.safetensors --backbone conv4.safetensors")]
+  trueshot dataset outliers imagenet/ --imagenet -o outliers --classes-count 100
+  trueshot embed outliers/test -o outliers.safetensors -b conv4.safetensors")]
 pub struct Arguments {
     /// A data set with validation classes, or with --imagenet the folder with ImageNet's class folders
     #[arg(value_name = "DATASET")]
     source: PathBuf,
-    /// Output folder: DIR/test, with --imagenet also DIR/train, and DIR/outliers.json, which lists their contents
+    /// Write DIR/test, with --imagenet also DIR/train, and DIR/outliers.json, which lists their contents
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    #[command(flatten)]
-    part: ImagesArgument,
     /// Take classes of ImageNet that are in no split
-    #[arg(long, conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
+    #[arg(long, help_heading = "Outliers from ImageNet", conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
     imagenet: bool,
-    /// Text file with the classes to use as outliers, one per line [default: the 350 of the paper]
-    #[arg(long, value_name = "FILE", requires = "imagenet")]
+    /// Use the classes in this text file, one per line, as outliers [default: the 350 of the paper]
+    #[arg(long, value_name = "FILE", requires = "imagenet", help_heading = "Outliers from ImageNet")]
     classes: Option<PathBuf>,
-    /// Split files, or names of built-in splits, whose classes must not be outliers; without --classes, all other folders
-    /// can be used [default: miniimagenet, tieredimagenet]
-    #[arg(long, value_name = "SPLITS", value_delimiter = ',', requires = "imagenet")]
+    /// Leave out the classes of these split files or built-in splits; without --classes, all other folders can be used
+    /// [default: miniimagenet, tieredimagenet]
+    #[arg(
+        long,
+        value_name = "SPLITS",
+        value_delimiter = ',',
+        requires = "imagenet",
+        help_heading = "Outliers from ImageNet"
+    )]
     exclude: Option<Vec<PathBuf>>,
-    /// Number of classes, selected by the seed if there are more [default: 350]
-    #[arg(long, value_name = "N", requires = "imagenet",
+    /// Use N classes, selected by the seed if there are more [default: 350]
+    #[arg(long, value_name = "N", requires = "imagenet", help_heading = "Outliers from ImageNet",
           value_parser = clap::value_parser!(u32).range(2..))]
     classes_count: Option<u32>,
-    /// Images per class, selected by the seed if there are more [default: all; with --imagenet 600]
+    /// Use N images per class, selected by the seed if there are more [default: all; with --imagenet 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     per_class: Option<u32>,
-    /// Height and width of the images [default: 84]
-    #[arg(long, value_name = "PX", requires = "imagenet",
+    /// Resize images to PX x PX pixels [default: 84]
+    #[arg(long, value_name = "PX", requires = "imagenet", help_heading = "Outliers from ImageNet",
           value_parser = clap::value_parser!(u32).range(8..=1024))]
     size: Option<u32>,
-    /// How to handle an image that is not square [default: squash]
-    #[arg(long, value_enum, requires = "imagenet")]
+    /// Make images that are not square fit in this way [default: squash]
+    #[arg(long, value_enum, requires = "imagenet", help_heading = "Outliers from ImageNet")]
     fit: Option<FitArgument>,
-    /// Random seed that selects classes and images
+    /// Select classes and images with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    part: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }

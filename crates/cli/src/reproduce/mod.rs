@@ -59,33 +59,33 @@ pub struct Arguments {
     /// List all tables and figures and exit
     #[arg(long)]
     list: bool,
-    /// Experiments to use instead of those of the paper, in the format of crates/cli/experiments/paper.toml
+    /// Run these experiments instead of those of the paper, in the format of crates/cli/experiments/paper.toml
     #[arg(long, value_name = "TOML")]
     experiments: Option<PathBuf>,
-    /// Folder with the data sets
+    /// Read the data sets from DIR
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Output folder for features, models and the report
+    /// Write features, models and the report to DIR
     #[arg(long, value_name = "DIR", required_unless_present = "list")]
     out: Option<PathBuf>,
-    /// Data sets to use [default: all data sets of each table]
+    /// Use these data sets [default: all data sets of each table]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     dataset: Vec<String>,
     /// Use an existing backbone instead of training one; can be repeated
     #[arg(long, value_name = "DATASET=FILE")]
     backbone: Vec<String>,
-    /// Folder of outliers with train/ and test/, as `trueshot dataset outliers --imagenet` writes it [default: outliers are
+    /// Draw outliers from DIR, which has train/ and test/ as `trueshot dataset outliers --imagenet` writes them [default: from
     /// other classes of the same data set: training classes in training, validation classes in test]
     #[arg(long, value_name = "DIR")]
     outliers: Option<PathBuf>,
-    /// Factor for the number of training steps and, if below 1, of evaluation episodes; noted in every output
+    /// Multiply the number of training steps by this and, if below 1, of evaluation episodes; every output says so
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Episodes per evaluation [default: 10,000 times the scale, at least 200 and at most 10,000; for MAML without a
-    /// GPU at most 600]
-    #[arg(short, long)]
+    /// Evaluate on N episodes [default: 10,000 times the scale, at least 200 and at most 10,000; for MAML without a GPU at
+    /// most 600]
+    #[arg(short, long, value_name = "N")]
     episodes: Option<u64>,
-    /// Random seed of the evaluation episodes
+    /// Draw the evaluation episodes with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     /// Print the steps and their estimated duration, and exit
@@ -94,13 +94,13 @@ pub struct Arguments {
     /// Skip a row, such as MAML, whose training takes longest; can be repeated
     #[arg(long, value_name = "ROW")]
     without: Vec<String>,
-    /// Number of steps to run in parallel, each with its share of the threads
+    /// Run N steps in parallel, each with its share of the threads
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
-    /// Number of threads [default: all cores]
+    /// Use N threads [default: all cores]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Device for training, embedding and models that take images: cpu, cuda, cuda:N or auto [default: auto]
+    /// Train, embed and run models that take images on cpu, cuda, cuda:N or auto [default: auto]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// Stop after this time: training saves a checkpoint, and the same command continues later (exit status 130)

@@ -12,7 +12,7 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
 /// Train a backbone, the network that embeds images
 ///
 /// Trains a Conv4 on episodes of images, one episode per step, without noise unless --noise is given; images are augmented
-/// by random flips, crops and colour changes. DATASET is a folder of class folders, a .tar or .tar.gz of one, a .csv or
+/// by random flips, crops and colour changes. DATASET is a folder of class folders, a .zip, .tar or .tar.gz of one, a .csv or
 /// .jsonl list of paths and labels, a data set in its published form (see `trueshot embed --help`), or `omniglot`, which is
 /// built in. All images are held in memory.
 #[derive(Args)]
@@ -44,19 +44,19 @@ struct BackboneFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Classes per episode
+    /// Draw N classes per episode
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
-    /// Labelled images per class
+    /// Draw K labelled images per class
     #[arg(long, value_name = "K")]
     shots: Option<usize>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
+    /// Draw noise of this type (symmetric, paired or outlier) and of one of these levels in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// How prototypes are computed from the embeddings of a class
+    /// Compute prototypes from the embeddings of a class in this way
     #[arg(long, value_enum)]
     aggregate: Option<AggregateArgument>,
 }

@@ -88,16 +88,16 @@ struct HeadFlags {
     validation: ValidationFlags,
     #[command(flatten)]
     optimiser: OptimiserFlags,
-    /// Number of training steps
-    #[arg(long, help_heading = "Optimiser")]
+    /// Train for N steps
+    #[arg(long, value_name = "N", help_heading = "Optimiser")]
     steps: Option<u64>,
     /// Start from the parameters of another model of the same kind and size
     #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
     from: Option<PathBuf>,
-    /// Random seed; the same seed gives the same model
+    /// Train with this random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
-    /// Number of parts the episodes of a step are split into, which limits the number of threads used
+    /// Split the episodes of a step into this number of parts, which limits the number of threads used
     #[arg(long, help_heading = "The run")]
     parts: Option<usize>,
 }
@@ -108,14 +108,14 @@ struct DataFlags {
     /// Embeddings to train on
     #[arg(value_name = "EMBEDDINGS", required_unless_present = "config")]
     train: Option<Vec<PathBuf>>,
-    /// Embeddings of other classes for outlier noise, one file per training file
-    /// [default: outliers are items of training classes that are not in the episode]
+    /// Draw outliers from these embeddings of other classes, one file per training file
+    /// [default: from training classes that are not in the episode]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     outliers: Option<Vec<PathBuf>>,
-    /// Embeddings of other classes for validation, which selects the best model
+    /// Validate on these embeddings of other classes, to select the best model
     #[arg(id = "val", long = "val", value_name = "FILE", num_args = 1..)]
     validation: Option<Vec<PathBuf>>,
-    /// Embeddings for outlier noise in validation, one file per validation file [default: the training files]
+    /// Draw outliers in validation from these embeddings, one file per validation file [default: the training files]
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "FILE", num_args = 1..)]
     validation_outliers: Option<Vec<PathBuf>>,
 }
@@ -123,25 +123,25 @@ struct DataFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Episodes per step
+    /// Train on N episodes per step
     #[arg(long, value_name = "N")]
     per_step: Option<usize>,
-    /// Classes per episode: numbers or ranges to draw from, such as 5 or 3-10
+    /// Draw one of these numbers of classes per episode: numbers or ranges, such as 5 or 3-10
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<CountRange>>,
-    /// Labelled items per class: numbers to draw from, such as 1,2,5,10; from a range (3-10) each class draws its own
+    /// Draw one of these numbers of labelled items per class, such as 1,2,5,10; from a range (3-10) each class draws its own
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<CountRange>>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// Noise type and the levels to draw from, in percent; can be repeated, all are equally likely
+    /// Draw noise of this type and of one of these levels in percent; can be repeated, all are equally likely
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// Share of classes and outliers that are blends of two, which reduces overfitting with --item-width
+    /// Blend this share of classes and outliers from two, which reduces overfitting with --item-width
     #[arg(long, value_name = "SHARE")]
     blended: Option<f64>,
-    /// Share of episodes in which noise is mixed with outliers and its level differs between classes, as in real data sets
+    /// Mix noise with outliers, at levels that differ between classes as in real data sets, in this share of episodes
     #[arg(long, value_name = "SHARE")]
     mixed: Option<f64>,
 }
@@ -149,25 +149,25 @@ struct EpisodeFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
-    /// Steps between validations
-    #[arg(id = "val_every", long = "val-every", value_name = "STEPS")]
+    /// Validate every N steps
+    #[arg(id = "val_every", long = "val-every", value_name = "N")]
     every: Option<u64>,
-    /// Episodes per validation, the same ones every time
+    /// Validate on N episodes, the same ones every time
     #[arg(id = "val_episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
-    /// Classes per episode [default: as in training]
+    /// Draw one of these numbers of classes per episode [default: as in training]
     #[arg(id = "val_ways", long = "val-ways", value_name = "N,..", value_delimiter = ',')]
     ways: Option<Vec<CountRange>>,
-    /// Labelled items per class [default: as in training]
+    /// Draw one of these numbers of labelled items per class [default: as in training]
     #[arg(id = "val_shots", long = "val-shots", value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<CountRange>>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(id = "val_queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
-    /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
+    /// Validate with these noise types and levels; the score is the mean accuracy [default: as in training]
     #[arg(id = "val_noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// Random seed of the validation episodes
+    /// Draw the validation episodes with this random seed
     #[arg(id = "val_seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }
@@ -175,28 +175,28 @@ struct ValidationFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Optimiser")]
 pub(super) struct OptimiserFlags {
-    /// Maximum learning rate of AdamW
+    /// Set the maximum learning rate of AdamW
     #[arg(long)]
     rate: Option<f64>,
-    /// Weight decay
+    /// Set the weight decay
     #[arg(long)]
     weight_decay: Option<f64>,
-    /// Warm-up of the learning rate, as a share of the run
+    /// Warm up the learning rate over this share of the run
     #[arg(long, value_name = "SHARE")]
     warm_up: Option<f64>,
-    /// Learning rate schedule after the warm-up
+    /// Change the learning rate by this schedule after the warm-up
     #[arg(long, value_enum)]
     schedule: Option<ScheduleArgument>,
-    /// Final learning rate of the cosine schedule, as a share of the maximum
+    /// End the cosine schedule at this share of the maximum learning rate
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
-    /// With --schedule steps: factor of each decrease
+    /// Multiply the learning rate by this factor at each decrease (with --schedule steps)
     #[arg(long, value_name = "FACTOR")]
     decay: Option<f64>,
-    /// With --schedule steps: interval between decreases, as a share of the run
+    /// Decrease the learning rate after every such share of the run (with --schedule steps)
     #[arg(long, value_name = "SHARE")]
     decay_every: Option<f64>,
-    /// Maximum gradient norm; 0: no clipping
+    /// Clip gradients to this norm; 0: no clipping
     #[arg(long, value_name = "LENGTH")]
     clip: Option<f64>,
 }
@@ -212,40 +212,40 @@ pub(super) enum ScheduleArgument {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct TranfsFlags {
-    /// Maximum number of classes of the model; 0: the number of classes of training episodes
+    /// Build the model for up to N classes; 0: the number of classes of training episodes
     #[arg(long, value_name = "N")]
     classes: Option<usize>,
-    /// Number of encoder layers
+    /// Use N encoder layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Width of a token
+    /// Use tokens of width N
     #[arg(long, value_name = "N")]
     width: Option<usize>,
-    /// Attention heads, a divisor of the width
+    /// Use N attention heads, a divisor of the width
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Width of the feed-forward layers
+    /// Use feed-forward layers of width N
     #[arg(long, value_name = "N")]
     feed_forward: Option<usize>,
-    /// Dropout rate
+    /// Set the dropout rate
     #[arg(long, value_name = "SHARE")]
     dropout: Option<f64>,
-    /// Kind of class tokens
+    /// Use this kind of class tokens
     #[arg(long, value_enum)]
     class_tokens: Option<TokenKind>,
-    /// Kind of position embedding added to the tokens of a class
+    /// Add this kind of position embedding to the tokens of a class
     #[arg(long, value_enum)]
     positions: Option<PositionKind>,
     /// Tie the output projection to the input projection
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     tied: Option<bool>,
-    /// Loss between prototypes and the mean of the clean items
+    /// Use this loss between prototypes and the mean of the clean items
     #[arg(long, value_enum)]
     clean_loss: Option<CleanKind>,
-    /// Weight of the clean prototype loss
+    /// Weigh the clean prototype loss by W
     #[arg(long, value_name = "W")]
     clean_weight: Option<f64>,
-    /// Weight of the loss for detecting wrong labels
+    /// Weigh the loss for detecting wrong labels by W
     #[arg(long, value_name = "W")]
     mislabelled_weight: Option<f64>,
 }
@@ -253,41 +253,41 @@ struct TranfsFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Model")]
 struct RelabelFlags {
-    /// Number of layers
+    /// Use N layers
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Width of a state
+    /// Use states of width N
     #[arg(long, value_name = "N")]
     width: Option<usize>,
-    /// Attention heads, a divisor of the width
+    /// Use N attention heads, a divisor of the width
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Hidden units of the feed-forward part of a layer
+    /// Use N hidden units in the feed-forward part of a layer
     #[arg(long, value_name = "N")]
     hidden: Option<usize>,
-    /// Hidden units of the network over pairs of items
+    /// Use N hidden units in the network over pairs of items
     #[arg(long, value_name = "N")]
     edge_hidden: Option<usize>,
     /// Subtract the mean of the support items and normalise to unit length first
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     centred: Option<bool>,
-    /// Width of the item view, which ties the model to one backbone (64 works well); 0: relations only
+    /// Use an item view of width N, which ties the model to one backbone (64 works well); 0: relations only
     #[arg(long, value_name = "N")]
     item_width: Option<usize>,
-    /// Dropout rate of the item view
+    /// Set the dropout rate of the item view
     #[arg(long, value_name = "SHARE")]
     item_dropout: Option<f64>,
-    /// What the item view affects: all states, or only 'none', that an item belongs to no class
+    /// Let the item view affect all states, or only 'none', that an item belongs to no class
     #[arg(long, value_name = "WHAT", value_parser = ["states", "none"])]
     item_reach: Option<String>,
-    /// Minimum weight of an item in the prototype of its given class
+    /// Give an item at least this weight in the prototype of its given class
     #[arg(long = "least-share", value_name = "SHARE")]
     #[serde(rename = "floor")]
     least_share: Option<f64>,
-    /// Weight of the loss for the true class of every item
+    /// Weigh the loss for the true class of every item by W
     #[arg(long, value_name = "W")]
     items_weight: Option<f64>,
-    /// Weight of the loss on the queries
+    /// Weigh the loss on the queries by W
     #[arg(long, value_name = "W")]
     queries_weight: Option<f64>,
 }

@@ -31,13 +31,13 @@ pub struct ImageTrainingFlags {
     validation: ValidationFlags,
     #[command(flatten)]
     optimiser: OptimiserFlags,
-    /// Number of training steps
-    #[arg(long, help_heading = "Optimiser")]
+    /// Train for N steps
+    #[arg(long, value_name = "N", help_heading = "Optimiser")]
     steps: Option<u64>,
     /// Start from the parameters of another model of the same kind
     #[arg(long, value_name = "MODEL", help_heading = "Optimiser")]
     from: Option<PathBuf>,
-    /// Random seed; the same seed gives the same model
+    /// Train with this random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
 }
@@ -48,24 +48,24 @@ struct DataFlags {
     /// Images to train on
     #[arg(value_name = "DATASET", required_unless_present = "config")]
     train: Option<PathBuf>,
-    /// Images of other classes for outlier noise in training [default: outliers are images of training classes that are not
-    /// in the episode]
+    /// Draw outliers in training from these images of other classes [default: from training classes that are not in the
+    /// episode]
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
-    /// Images for validation, which selects the best model, if they are not in DATASET
+    /// Validate on these images, if they are not in DATASET, to select the best model
     #[arg(id = "val", long = "val", value_name = "DATASET")]
     validation: Option<PathBuf>,
-    /// Images for outlier noise in validation [default: images of the training classes]
+    /// Draw outliers in validation from these images [default: images of the training classes]
     #[arg(id = "val-outliers", long = "val-outliers", value_name = "DATASET")]
     validation_outliers: Option<PathBuf>,
-    /// Classes of each split: a JSON file {"train": [..], "val": [..], "test": [..]}, or one of the built-in splits
-    /// cifar-fs, cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
+    /// Split classes by a JSON file {"train": [..], "val": [..], "test": [..]}, or by one of the built-in splits cifar-fs,
+    /// cub, fc100, miniimagenet, tiered-tiny and tieredimagenet
     #[arg(long, value_name = "JSON|NAME")]
     split_file: Option<PathBuf>,
-    /// Split to train on [default: train]
+    /// Train on this split [default: train]
     #[arg(long, value_name = "NAME")]
     train_split: Option<String>,
-    /// Split to validate on; '' for none [default: val]
+    /// Validate on this split; '' for none [default: val]
     #[arg(id = "val-split", long = "val-split", value_name = "NAME")]
     validation_split: Option<String>,
     /// Use the images in train/, val/ and test/ together; the folders in them are the classes
@@ -79,13 +79,13 @@ struct DataFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Images")]
 struct PictureFlags {
-    /// Height and width of the network input [default: 84; omniglot: 28]
+    /// Resize images to PX x PX pixels [default: 84; omniglot: 28]
     #[arg(long, value_name = "PX")]
     size: Option<usize>,
-    /// Colour images (true) or grey drawings, dark on white (false) [default: true; omniglot: false]
+    /// Read colour images (true) or grey drawings, dark on white (false) [default: true; omniglot: false]
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     colour: Option<bool>,
-    /// How to handle an image that is not square
+    /// Make images that are not square fit in this way
     #[arg(long, value_enum)]
     fit: Option<FitArgument>,
     /// Augment images with random changes [default: true; omniglot: false]
@@ -99,25 +99,25 @@ struct PictureFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Validation")]
 struct ValidationFlags {
-    /// Steps between validations
-    #[arg(id = "val-every", long = "val-every", value_name = "STEPS")]
+    /// Validate every N steps
+    #[arg(id = "val-every", long = "val-every", value_name = "N")]
     every: Option<u64>,
-    /// Episodes per validation, the same ones every time
+    /// Validate on N episodes, the same ones every time
     #[arg(id = "val-episodes", long = "val-episodes", value_name = "N")]
     episodes: Option<u64>,
-    /// Classes per episode
+    /// Draw N classes per episode
     #[arg(id = "val-ways", long = "val-ways", value_name = "N")]
     ways: Option<usize>,
-    /// Labelled images per class
+    /// Draw K labelled images per class
     #[arg(id = "val-shots", long = "val-shots", value_name = "K")]
     shots: Option<usize>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(id = "val-queries", long = "val-queries", value_name = "Q")]
     queries: Option<usize>,
-    /// Noise types and levels; the score is the mean accuracy over all of them [default: as in training]
+    /// Validate with these noise types and levels; the score is the mean accuracy [default: as in training]
     #[arg(id = "val-noise", long = "val-noise", value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// Random seed of the validation episodes
+    /// Draw the validation episodes with this random seed
     #[arg(id = "val-seed", long = "val-seed", value_name = "SEED")]
     seed: Option<u64>,
 }

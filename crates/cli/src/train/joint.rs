@@ -37,16 +37,16 @@ pub struct Arguments {
 /// Options of joint training.
 #[derive(Args, Serialize)]
 struct JointFlags {
-    /// Backbone to start from
+    /// Start from this backbone
     #[arg(long, value_name = "MODEL", help_heading = "Models")]
     backbone: Option<PathBuf>,
-    /// Head to start from, trained on embeddings of this backbone
+    /// Start from this head, trained on embeddings of the backbone
     #[arg(long, value_name = "MODEL", help_heading = "Models")]
     head: Option<PathBuf>,
-    /// Weight of the loss of nearest prototypes on the true labels [default: 0.5]
+    /// Weigh the loss of nearest prototypes on the true labels by W [default: 0.5]
     #[arg(long, value_name = "W", help_heading = "Optimiser")]
     prototype_weight: Option<f64>,
-    /// Part that the running average of the parameters keeps in each step; 0: no average [default: 0.999]
+    /// Keep this part of the running average of the parameters in each step; 0: no average [default: 0.999]
     #[arg(long, value_name = "SHARE", help_heading = "Optimiser")]
     average: Option<f64>,
     #[command(flatten)]
@@ -56,20 +56,20 @@ struct JointFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Most images per step; a step has as many episodes as fit [default: 520]
+    /// Use at most N images per step, for as many episodes as fit [default: 520]
     #[arg(long, value_name = "N")]
     images_per_step: Option<usize>,
-    /// Classes per episode
+    /// Draw N classes per episode
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
-    /// Labelled images per class: a step draws one of these numbers; a repeated number is drawn more often [default:
+    /// Draw one of these numbers of labelled images per class in each step; a repeated number is drawn more often [default:
     /// 5,5,5,5,10; omniglot: 5]
     #[arg(long, value_name = "K,..", value_delimiter = ',')]
     shots: Option<Vec<usize>>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
+    /// Draw noise of this type (symmetric, paired or outlier) and of one of these levels in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
 }

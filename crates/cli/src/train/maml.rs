@@ -40,19 +40,19 @@ struct MamlFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Training episodes")]
 struct EpisodeFlags {
-    /// Episodes per step [default: 32]
+    /// Train on N episodes per step [default: 32]
     #[arg(id = "tasks", long = "tasks", value_name = "N")]
     per_step: Option<usize>,
-    /// Classes per episode; the network is built for this number of classes
+    /// Draw N classes per episode; the network is built for this number of classes
     #[arg(long, value_name = "N")]
     ways: Option<usize>,
-    /// Labelled images per class
+    /// Draw K labelled images per class
     #[arg(long, value_name = "K")]
     shots: Option<usize>,
-    /// Queries per class
+    /// Draw Q queries per class
     #[arg(long, value_name = "Q")]
     queries: Option<usize>,
-    /// Noise type (symmetric, paired or outlier) and the levels to draw from, in percent; can be repeated
+    /// Draw noise of this type (symmetric, paired or outlier) and of one of these levels in percent; can be repeated
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
 }
@@ -60,16 +60,16 @@ struct EpisodeFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Adaptation")]
 struct AdaptationFlags {
-    /// Learning rate of the adaptation [default: 0.01]
+    /// Adapt with this learning rate [default: 0.01]
     #[arg(long, value_name = "RATE")]
     inner_rate: Option<f64>,
-    /// Adaptation steps in training [default: 5]
+    /// Adapt in N steps in training [default: 5]
     #[arg(long, value_name = "N")]
     inner_steps: Option<usize>,
-    /// Adaptation steps in validation and at test time [default: 10]
+    /// Adapt in N steps in validation and at test time [default: 10]
     #[arg(long, value_name = "N")]
     test_steps: Option<usize>,
-    /// Whether to differentiate through the adaptation steps (second) or not (first) [default: second]
+    /// Differentiate through the adaptation steps (second) or not (first) [default: second]
     #[arg(long, value_enum)]
     order: Option<OrderArgument>,
 }

@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[derive(Args)]
 #[command(next_help_heading = "The run")]
 pub struct RunArguments {
-    /// Model file to write (.safetensors); the other files of the run are written next to it
+    /// Write the model to this file (.safetensors), and the other files of the run next to it
     #[arg(short, long, value_name = "MODEL", value_parser = model_path)]
     pub output: PathBuf,
     /// Read options from FILE (TOML); options on the command line take precedence
@@ -67,14 +67,14 @@ pub struct RunArguments {
     /// Start from step 0 and overwrite an existing model or checkpoint
     #[arg(long)]
     overwrite: bool,
-    /// Maximum time between checkpoints, in seconds; a checkpoint is also written after every validation
+    /// Write a checkpoint after this time, in seconds, and after every validation
     #[arg(long, default_value_t = 60.0, value_name = "S")]
     save_every: f64,
     /// Stop after this time as after Ctrl-C, with a checkpoint and exit status 130; continue with --resume
     #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
     minutes: Option<Duration>,
-    /// Steps between lines in the metrics file
-    #[arg(long, default_value_t = 100, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Write a line to the metrics file every N steps
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     record_every: u64,
     #[command(flatten)]
     pub device: DeviceArgument,

@@ -37,13 +37,13 @@ struct NegMarginFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Loss")]
 struct LossFlags {
-    /// Images per step [default: 128]
+    /// Train on N images per step [default: 128]
     #[arg(long, value_name = "N")]
     batch: Option<usize>,
-    /// Scale of the cosines [default: 30]
+    /// Multiply the cosines by this scale [default: 30]
     #[arg(long)]
     scale: Option<f64>,
-    /// Margin subtracted from the cosine of the true class before scaling [default: -0.02]
+    /// Subtract this margin from the cosine of the true class before scaling [default: -0.02]
     #[arg(long, allow_negative_numbers = true)]
     margin: Option<f64>,
 }

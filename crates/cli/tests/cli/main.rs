@@ -1,5 +1,6 @@
 //! Tests of the command line: each module runs one command as a process.
 
+mod archives;
 mod audit;
 mod audit_counts;
 mod audit_limits;
@@ -19,4 +20,7 @@ mod refusals;
 mod repair;
 mod reproduce;
 mod serve;
+mod shell;
+mod standard_input;
+mod tables;
 mod train;

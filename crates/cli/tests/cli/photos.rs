@@ -47,7 +47,8 @@ impl PhotoFolder {
 
     pub fn trueshot(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
-        command.current_dir(self.0.path()).env("XDG_CACHE_HOME", self.path("cache")).args(arguments);
+        command.current_dir(self.0.path()).env("XDG_CACHE_HOME", self.path("cache")).env_remove("COLUMNS");
+        command.args(arguments);
         command
     }
 

@@ -34,7 +34,7 @@ fn a_plan_says_what_where_why_and_what_it_is_good_for() {
     let shown = photos.trueshot(&["repair", "plan.jsonl"]).assert().success();
     let shown = text(&shown.get_output().stdout);
     assert!(
-        shown.contains("rings/0.png -> stripes/0-2.png") && shown.contains("nothing was changed"),
+        shown.contains("rings/0.png    -> stripes/0-2.png") && shown.contains("nothing was changed"),
         "{shown}"
     );
 }

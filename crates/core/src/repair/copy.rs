@@ -1,4 +1,4 @@
-//! Repaired copies of a folder: [`copy`] copies all files, with some of them moved.
+//! Repaired copies of a folder: [`copy`] copies all files, with some of them moved, into a new folder or a ZIP archive.
 //!
 //! The copy is built in a hidden folder next to the destination and renamed when it is complete, so the destination never
 //! contains half a copy. A hidden folder left by an interrupted copy is removed by the next one. The destination is locked
@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::moves::Move;
+use super::zip_copy;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
 
@@ -25,19 +26,32 @@ pub struct Copied {
     pub left_out: Vec<String>,
 }
 
-/// Copies the folder `root` to `into` with files moved. `progress` counts the copied files.
+/// Copies the folder `root` to `into` with files moved: to a new folder, or to a new ZIP archive if `into` ends in `.zip`.
+/// `progress` counts the copied files.
 ///
 /// # Errors
 /// [`Error::Locked`] if another process copies to the same destination or repairs the source; [`Error::Write`] if the
 /// destination exists, is inside the source or cannot be written; [`Error::Interrupted`] if `progress` stopped it.
 pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
+    check_outside(root, into)?;
+    let _destination = Lock::beside(into)?;
+    let _source = Lock::for_reading(root)?;
+    match is_zip(into) {
+        true => zip_copy::write(root, into, moves, progress),
+        false => copy_to_folder(root, into, moves, progress),
+    }
+}
+
+/// Whether a path names a ZIP archive.
+pub fn is_zip(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"))
+}
+
+fn copy_to_folder(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Error::Write { path: path.clone(), source }
     };
-    check_outside(root, into)?;
-    let _destination = Lock::beside(into)?;
-    let _source = Lock::for_reading(root)?;
     let UnfinishedCopy { part, mark } = UnfinishedCopy::prepare(into)?;
     fs::write(&mark, "").map_err(failed(&mark))?;
     fs::create_dir(&part).map_err(failed(&part))?;
@@ -54,7 +68,7 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
         copy_file(path, &target).map_err(failed(&target))?;
         progress.check(done, found.files.len() as u64)?;
     }
-    write_log(&part.join(LOG), moves).map_err(failed(&part))?;
+    fs::write(part.join(LOG), log(moves)).map_err(failed(&part))?;
     // The destination may be an empty folder; a folder with contents is not replaced.
     let _ = fs::remove_dir(into);
     fs::rename(&part, into).map_err(failed(into))?;
@@ -142,23 +156,24 @@ fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn write_log(path: &Path, moves: &[Move]) -> std::io::Result<()> {
+/// The contents of the log file of a copy.
+pub(super) fn log(moves: &[Move]) -> String {
     let line = |one: &Move| serde_json::to_string(one).expect("a move is plain data") + "\n";
-    fs::write(path, moves.iter().map(line).collect::<String>())
+    moves.iter().map(line).collect()
 }
 
 /// Everything below a folder, following links. Names are relative paths with parts separated by `/`.
 #[derive(Default)]
-struct FolderContents {
+pub(super) struct FolderContents {
     /// Names and full paths of the files.
-    files: Vec<(String, PathBuf)>,
-    folders: Vec<String>,
+    pub files: Vec<(String, PathBuf)>,
+    pub folders: Vec<String>,
     /// Names of entries that are neither files nor folders, and of links to a parent folder.
-    left_out: Vec<String>,
+    pub left_out: Vec<String>,
 }
 
 impl FolderContents {
-    fn read(root: &Path) -> Result<Self> {
+    pub fn read(root: &Path) -> Result<Self> {
         let mut found = Self::default();
         found.add_folder(root, "", &mut Vec::new())?;
         found.files.retain(|(item, _)| item != LOCK_FILE);

@@ -2,7 +2,8 @@
 //! repaired [`copy`], moves within the folder with an undo file ([`Journal`]), or label lists for other programs
 //! ([`labels_csv`], [`label_studio`], [`fiftyone`]).
 //!
-//! No file is ever deleted or overwritten. A copy is built under a hidden name and renamed when it is complete. In place,
+//! No file is ever deleted or overwritten. A copy, a folder or a ZIP archive, is built under a hidden name and renamed when it is
+//! complete. In place,
 //! all moves are written to the undo file before the first one is made, so an interrupted repair can be finished or
 //! undone. Both ways lock the folder against other processes ([`LockedFolder`]).
 
@@ -12,8 +13,9 @@ mod folder;
 mod journal;
 mod moves;
 mod plan;
+mod zip_copy;
 
-pub use self::copy::{Copied, LOG, copy, files_below};
+pub use self::copy::{Copied, LOG, copy, files_below, is_zip};
 pub use self::exports::{Labelled, fiftyone, label_studio, labels_csv};
 pub use self::folder::LockedFolder;
 pub use self::journal::{Journal, Outcome};

@@ -131,6 +131,73 @@ fn a_copy_is_repaired_and_the_original_is_unchanged() {
     assert!(matches!(copy(root.path(), &inside, &moves, &()), Err(Error::Write { .. })), "not inside");
 }
 
+/// The contents of all files in a ZIP archive, in their order.
+fn zipped(path: &Path) -> Vec<(String, String)> {
+    let mut archive = zip::ZipArchive::new(fs::File::open(path).unwrap()).unwrap();
+    let names: Vec<String> = archive.file_names().map(|name| name.unwrap().into_owned()).collect();
+    let mut found = Vec::new();
+    for name in names.into_iter().filter(|name| !name.ends_with('/')) {
+        let text = std::io::read_to_string(archive.by_name(&name).unwrap()).unwrap();
+        found.push((name, text));
+    }
+    found
+}
+
+#[test]
+fn a_copy_to_a_zip_archive_has_the_same_files_and_always_the_same_bytes() {
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    let moves = moves(&plan(root.path()), []);
+    let into = out.path().join("clean.zip");
+    fs::create_dir(root.path().join("all/empty")).unwrap();
+    assert_eq!(copy(root.path(), &into, &moves, &()).unwrap().files, 6);
+    let mut found = zipped(&into);
+    let (name, log) = found.pop().unwrap();
+    assert!(name == LOG && log.contains("lynx"), "{name}: {log}");
+    assert_eq!(found, repaired().into_iter().collect::<Vec<_>>(), "sorted by name");
+    let mut archive = zip::ZipArchive::new(fs::File::open(&into).unwrap()).unwrap();
+    assert!(archive.by_name("all/empty/").unwrap().is_dir());
+    // Other times of the files, and another copy of the folder.
+    let other = folder();
+    fs::create_dir(other.path().join("all/empty")).unwrap();
+    let file = fs::File::options().write(true).open(other.path().join("all/cat/2.jpg")).unwrap();
+    file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)).unwrap();
+    let again = out.path().join("again.ZIP");
+    copy(other.path(), &again, &moves, &()).unwrap();
+    assert_eq!(fs::read(&again).unwrap(), fs::read(&into).unwrap());
+    // An existing file is never overwritten, and an archive is not written into the folder that it contains.
+    fs::write(&again, "mine").unwrap();
+    assert!(matches!(copy(root.path(), &again, &moves, &()), Err(Error::Write { .. })));
+    assert_eq!(fs::read_to_string(&again).unwrap(), "mine");
+    let inside = root.path().join("all/copy.zip");
+    assert!(matches!(copy(root.path(), &inside, &moves, &()), Err(Error::Write { .. })), "not inside");
+}
+
+#[test]
+fn an_interrupted_copy_to_a_zip_archive_leaves_nothing_and_one_in_progress_is_locked() {
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean.zip"));
+    assert!(matches!(copy(root.path(), &into, &moves, &stop_after(3)), Err(Error::Interrupted)));
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
+    let lock = crate::lock::Lock::beside(&into).unwrap();
+    assert!(matches!(copy(root.path(), &into, &moves, &()), Err(Error::Locked { .. })));
+    drop(lock);
+    let source = crate::lock::Lock::on_folder(root.path()).unwrap();
+    assert!(matches!(copy(root.path(), &into, &moves, &()), Err(Error::Locked { .. })));
+    drop(source);
+    copy(root.path(), &into, &moves, &()).unwrap();
+    assert_eq!(zipped(&into).len(), 7);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_name_that_is_not_utf_8_cannot_be_in_a_zip_archive() {
+    use std::os::unix::ffi::OsStrExt;
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    fs::write(root.path().join(std::ffi::OsStr::from_bytes(b"all/cat/\xff.jpg")), "x").unwrap();
+    let said = copy(root.path(), &out.path().join("clean.zip"), &[], &()).unwrap_err().to_string();
+    assert!(said.contains("is not valid UTF-8: rename the file"), "{said}");
+}
+
 #[test]
 fn an_interrupted_copy_is_made_again() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());

@@ -1,15 +1,27 @@
 //! The text report of an inspection of an embeddings file, as `trueshot inspect` prints it.
 
-use super::thousands;
+use super::{Column, TextTable, thousands};
 use crate::embeddings::Inspection;
+use crate::visible::{visible, wrapped};
 
 /// Maximum number of classes that are listed; the others are counted.
 const MAX_CLASSES: usize = 12;
 
-/// Formats an inspection as plain text for a terminal.
-pub fn inspection_text(found: &Inspection) -> String {
+/// Width of the names of facts.
+const FACT_NAME: usize = 15;
+
+/// Formats an inspection as plain text. In a terminal of `width` columns, texts are wrapped and long names of classes are
+/// shortened.
+pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     let mut lines = Vec::new();
-    let mut fact = |name: &str, value: String| lines.push(format!("{name:<15}{value}"));
+    let fact_width = width.map(|width| width.saturating_sub(FACT_NAME));
+    let mut fact = |name: &str, value: String| {
+        // A single word, such as the fingerprint, is never shortened.
+        let width = fact_width.filter(|_| value.contains(' '));
+        for (number, part) in wrapped(&value, width).iter().enumerate() {
+            lines.push(format!("{:<FACT_NAME$}{part}", if number == 0 { name } else { "" }));
+        }
+    };
     if let Some(path) = &found.path {
         fact("file", path.display().to_string());
     }
@@ -25,7 +37,8 @@ pub fn inspection_text(found: &Inspection) -> String {
     fact("classes", sizes(found));
     if let Some(norms) = &found.norms {
         let zero = if norms.zero > 0 { format!("; {} rows are all zero", norms.zero) } else { String::new() };
-        fact("norms", format!("{:.4} to {:.4}, median {:.4}{zero}", norms.min, norms.max, norms.median));
+        let [min, max, median] = [norms.min, norms.max, norms.median].map(rounded);
+        fact("norms", format!("{min} to {max}, median {median}{zero}"));
     }
     let duplicates = &found.duplicates;
     fact(
@@ -50,13 +63,24 @@ pub fn inspection_text(found: &Inspection) -> String {
             }
         },
     );
-    lines.push(String::new());
-    lines.extend(class_list(found));
+    let mut text = lines.join("\n") + "\n\n" + &class_list(found, width);
     if !found.warnings.is_empty() {
-        lines.push(String::new());
-        lines.extend(found.warnings.iter().map(|warning| format!("warning: {warning}")));
+        let warnings = found.warnings.iter().map(|warning| format!("warning: {warning}"));
+        let lines: Vec<String> = warnings.flat_map(|warning| wrapped(&warning, width)).collect();
+        text.push_str(&format!("\n{}\n", lines.join("\n")));
     }
-    lines.join("\n") + "\n"
+    text
+}
+
+/// A number with three significant digits.
+fn rounded(number: f32) -> String {
+    match number.abs() {
+        large if large >= 100.0 => format!("{number:.0}"),
+        large if large >= 10.0 => format!("{number:.1}"),
+        medium if medium >= 1.0 || medium == 0.0 => format!("{number:.2}"),
+        small if small >= 0.001 => format!("{number:.3}"),
+        _ => format!("{number:.1e}"),
+    }
 }
 
 /// The number of classes and the range of their sizes.
@@ -71,12 +95,15 @@ fn sizes(found: &Inspection) -> String {
     }
 }
 
-fn class_list(found: &Inspection) -> Vec<String> {
-    let shown = found.classes.iter().take(MAX_CLASSES);
-    let mut lines: Vec<String> =
-        shown.map(|class| format!("{:>9}  {}", thousands(class.count), class.name)).collect();
-    if found.classes.len() > MAX_CLASSES {
-        lines.push(format!("{:>9}  and {} more classes", "", found.classes.len() - MAX_CLASSES));
+/// The sizes and names of the first classes.
+fn class_list(found: &Inspection, width: Option<usize>) -> String {
+    let mut table = TextTable::new(vec![Column::Number, Column::Name]);
+    for class in found.classes.iter().take(MAX_CLASSES) {
+        table.line([format!("{:>9}", thousands(class.count)), visible(&class.name)]);
     }
-    lines
+    let more = found.classes.len().saturating_sub(MAX_CLASSES);
+    if more > 0 {
+        table.line([String::new(), format!("and {more} more classes")]);
+    }
+    table.render(width)
 }

@@ -15,13 +15,15 @@ mod markdown;
 pub mod reproduction;
 mod support_set_figure;
 mod text;
+mod text_table;
 
 pub use crate::csv_field::{csv_field, without_apostrophe};
-pub use crate::visible::{visible, visible_lines};
-pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, shown_rows};
+pub use crate::visible::{display_width, padded, shortened, shortened_item, visible, visible_lines};
+pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, percent, shown_rows};
 pub use html::Page;
 pub use inspection::inspection_text;
 pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
+pub use text_table::{Column, TextTable};
 
 use crate::evaluate::Evaluation;
 use crate::noise::NoiseKind;
@@ -71,12 +73,9 @@ pub enum Tables {
 /// # Ok::<(), trueshot::Error>(())
 /// ```
 pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> String {
-    let mut shown = grids::all(evaluation);
-    if tables == Tables::WithSignificance {
-        shown.extend(grids::significance(evaluation));
-    }
+    let shown = shown_grids(evaluation, tables);
     match format {
-        Format::Table => text::tables(evaluation, &shown),
+        Format::Table => text::tables(evaluation, &shown, DEFAULT_WIDTH),
         Format::Json => serde_json::to_string_pretty(evaluation).expect("results are plain data") + "\n",
         Format::Csv => csv::evaluation(evaluation),
         Format::Markdown => markdown::tables(evaluation, &shown),
@@ -85,10 +84,26 @@ pub fn evaluation(evaluation: &Evaluation, format: Format, tables: Tables) -> St
     }
 }
 
+/// The width of plain-text tables of evaluations in columns, if no other is given.
+const DEFAULT_WIDTH: usize = 80;
+
+/// Formats an evaluation as plain text for a terminal of `width` columns. Columns that do not fit follow below.
+pub fn evaluation_text(evaluation: &Evaluation, tables: Tables, width: usize) -> String {
+    text::tables(evaluation, &shown_grids(evaluation, tables), width)
+}
+
+fn shown_grids(evaluation: &Evaluation, tables: Tables) -> Vec<grids::Grid> {
+    let mut shown = grids::all(evaluation);
+    if tables == Tables::WithSignificance {
+        shown.extend(grids::significance(evaluation));
+    }
+    shown
+}
+
 /// The accuracy tables of an evaluation alone, as plain text for a terminal.
 pub fn accuracies(evaluation: &Evaluation) -> String {
     let accuracies = NoiseKind::ALL.into_iter().filter_map(|kind| grids::accuracy(evaluation, kind));
-    text::tables(evaluation, &accuracies.collect::<Vec<_>>())
+    text::tables(evaluation, &accuracies.collect::<Vec<_>>(), DEFAULT_WIDTH)
 }
 
 /// The tables of `trueshot eval` for a terminal.

@@ -1,41 +1,42 @@
-//! The plain-text report of an evaluation: tables with aligned columns for a terminal of 80 columns, without colours.
+//! The plain-text report of an evaluation: tables with aligned columns for a terminal, without colours.
 
 use super::grids::{self, Grid};
 use crate::evaluate::Evaluation;
+use crate::visible::{display_width, padded, visible};
 
 /// All grids as text tables, one below the other; the best cell of a column has a star.
-pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
+pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid], width: usize) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best in its column (oracle excluded)\n");
     text.extend(grids::footnote(evaluation).map(|note| note + "\n"));
     for grid in grids {
         text.push('\n');
-        text.push_str(&table(grid));
+        text.push_str(&table(grid, width));
     }
     text
 }
 
-/// Width of the terminal in columns.
-const WIDTH: usize = 80;
-
-/// One table, with row names aligned left and cells aligned right. Columns that do not fit into the width follow below,
-/// with the row names repeated.
-fn table(grid: &Grid) -> String {
+/// One table, with row names aligned left and cells aligned right. Columns that do not fit into `max_width` columns of a
+/// terminal follow below, with the row names repeated.
+fn table(grid: &Grid, max_width: usize) -> String {
     // Headers end in a space, because cells below them may end in a star.
-    let mut lines: Vec<Vec<String>> = vec![grid.columns.iter().map(|name| format!("{name} ")).collect()];
+    let mut lines: Vec<Vec<String>> =
+        vec![grid.columns.iter().map(|name| format!("{} ", visible(name))).collect()];
     for (name, cells) in &grid.rows {
         let cell = |cell: &grids::Cell| format!("{}{}", cell.text, if cell.best { "*" } else { " " });
-        lines.push(std::iter::once(name.clone()).chain(cells.iter().map(cell)).collect());
+        lines.push(std::iter::once(visible(name)).chain(cells.iter().map(cell)).collect());
     }
-    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let width = |column: usize| lines.iter().map(|line| display_width(&line[column])).max().unwrap_or(0);
     let names = width(0);
     let widths: Vec<usize> = (1..grid.columns.len()).map(|column| width(column).max(6)).collect();
     let mut text = format!("{}\n", grid.title);
-    for range in column_ranges(&widths, WIDTH.saturating_sub(2 + names)) {
+    for range in column_ranges(&widths, max_width.saturating_sub(2 + names)) {
         for line in &lines {
-            let mut shown = format!("  {:<names$}", line[0]);
+            let mut shown = format!("  {}", padded(&line[0], names));
             for column in range.clone() {
-                shown.push_str(&format!("  {:>1$}", line[column + 1], widths[column]));
+                let cell = &line[column + 1];
+                let spaces = widths[column].saturating_sub(display_width(cell));
+                shown.push_str(&format!("  {}{cell}", " ".repeat(spaces)));
             }
             text.push_str(shown.trim_end());
             text.push('\n');

@@ -46,7 +46,7 @@ pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection
 pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let file = open(path)?;
     let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
-    let allowed = ALWAYS_ALLOWED_BYTES.saturating_add(length.saturating_mul(MAX_RATIO));
+    let allowed = max_unpacked_bytes(length);
     let mut unpacked = MultiGzDecoder::new(BufReader::new(file)).take(allowed);
     let location = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
         let mut bytes = Vec::new();
@@ -63,6 +63,11 @@ pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Colle
         return Err(Error::TooLarge { path: path.into(), allowed });
     }
     into_collection(path, files, options)
+}
+
+/// How much an archive of so many bytes may unpack to.
+pub(super) fn max_unpacked_bytes(length: u64) -> u64 {
+    ALWAYS_ALLOWED_BYTES.saturating_add(length.saturating_mul(MAX_RATIO))
 }
 
 fn open(path: &Path) -> Result<File> {

@@ -64,7 +64,7 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let mut columns = None;
     let mut rows = Vec::new();
     while let Some((line, record)) =
-        records.next_record().map_err(|line| bad(line, "a quote is not closed"))?
+        records.next_record().map_err(|BadQuote { line, problem }| bad(line, problem))?
     {
         let (path_column, label_column) = match columns {
             Some(columns) => columns,
@@ -93,7 +93,13 @@ fn header_columns(record: &[String]) -> Option<(usize, usize)> {
     Some((column(&PATH_COLUMNS)?, column(&LABEL_COLUMNS)?))
 }
 
-/// Splits CSV into records; a quoted cell may hold commas, line ends, doubled quotes and spaces at its ends, which are
+/// A quote in a place where CSV does not allow one.
+struct BadQuote {
+    line: usize,
+    problem: &'static str,
+}
+
+/// Splits CSV into records, which end in a line feed, a carriage return or both; a quoted cell may hold commas, line ends, doubled quotes and spaces at its ends, which are
 /// trimmed elsewhere.
 struct CsvRecords<'a> {
     rest: &'a str,
@@ -101,8 +107,8 @@ struct CsvRecords<'a> {
 }
 
 impl CsvRecords<'_> {
-    /// The next record that is not blank, with its line; `Err` is the line of a quote that is never closed.
-    fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, usize> {
+    /// The next record that is not blank, with the line in which it starts.
+    fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, BadQuote> {
         loop {
             if self.rest.is_empty() {
                 return Ok(None);
@@ -115,34 +121,52 @@ impl CsvRecords<'_> {
         }
     }
 
-    fn record(&mut self) -> std::result::Result<Vec<String>, usize> {
-        let (mut record, mut cell, mut quoted) = (Vec::new(), CsvCell::default(), false);
-        let start = self.line;
+    fn record(&mut self) -> std::result::Result<Vec<String>, BadQuote> {
+        let (mut record, mut cell, mut opened) = (Vec::new(), CsvCell::default(), None);
         let mut letters = self.rest.char_indices().peekable();
         while let Some((place, letter)) = letters.next() {
-            self.line += usize::from(letter == '\n');
+            let is_break =
+                letter == '\n' || letter == '\r' && letters.peek().is_none_or(|(_, next)| *next != '\n');
+            let line = self.line;
+            self.line += usize::from(is_break);
+            let bad = |problem| BadQuote { line, problem };
             match letter {
-                '"' if quoted && letters.next_if(|(_, next)| *next == '"').is_some() => cell.text.push('"'),
-                '"' => {
-                    quoted = !quoted;
-                    cell.quoted_to = cell.text.len();
-                    if quoted && cell.quoted_from.is_none() {
-                        cell.quoted_from = Some(cell.text.len());
-                    }
+                '"' if opened.is_some() => match letters.next_if(|(_, next)| *next == '"') {
+                    Some(_) => cell.text.push('"'),
+                    None => (opened, cell.is_closed) = (None, true),
+                },
+                _ if opened.is_some() => cell.text.push(letter),
+                '"' if cell.is_closed => {
+                    return Err(bad("a quote after a quoted cell; write a quote in quotes twice"));
                 }
-                ',' if !quoted => record.push(std::mem::take(&mut cell).trimmed()),
-                '\n' if !quoted => {
-                    record.push(cell.trimmed());
+                '"' if cell.text.trim().is_empty() => {
+                    cell.text.clear();
+                    opened = Some(line);
+                }
+                '"' => {
+                    return Err(bad(
+                        "a quote in a cell that does not start with one; put the whole cell in quotes, and quotes in it twice",
+                    ));
+                }
+                ',' => record.push(std::mem::take(&mut cell).text()),
+                _ if is_break => {
+                    record.push(cell.text());
                     self.rest = &self.rest[place + 1..];
                     return Ok(record);
                 }
-                '\r' if !quoted => {}
+                _ if cell.is_closed && !letter.is_whitespace() => {
+                    return Err(bad("text after a quoted cell; put the whole cell in quotes"));
+                }
+                _ if cell.is_closed || letter == '\r' => {}
                 other => cell.text.push(other),
             }
         }
         self.rest = "";
-        record.push(cell.trimmed());
-        if quoted { Err(start) } else { Ok(record) }
+        record.push(cell.text());
+        match opened {
+            Some(line) => Err(BadQuote { line, problem: "a quote is not closed" }),
+            None => Ok(record),
+        }
     }
 }
 
@@ -150,18 +174,14 @@ impl CsvRecords<'_> {
 #[derive(Default)]
 struct CsvCell {
     text: String,
-    /// Where the first quote opened, and where the last quote was.
-    quoted_from: Option<usize>,
-    quoted_to: usize,
+    /// Whether it was in quotes, and the last quote has been read.
+    is_closed: bool,
 }
 
 impl CsvCell {
-    /// Without the spaces around it that are not within quotes.
-    fn trimmed(self) -> String {
-        let from = self.quoted_from.unwrap_or(self.text.len());
-        let start = self.text[..from].len() - self.text[..from].trim_start().len();
-        let end = self.quoted_to.max(start) + self.text[self.quoted_to.max(start)..].trim_end().len();
-        self.text[start..end].to_owned()
+    /// Its text; spaces around it are part of it only if it is in quotes.
+    fn text(self) -> String {
+        if self.is_closed { self.text } else { self.text.trim().to_owned() }
     }
 }
 
@@ -207,8 +227,38 @@ mod tests {
     fn quoted_cells_hold_commas_quotes_and_lines() {
         let rows = csv("path,label\n\"a, \"\"b\"\".jpg\",\"two\nlines\"\nc.jpg,d\n").unwrap();
         assert_eq!(rows, [pair("a, \"b\".jpg", "two\nlines"), pair("c.jpg", "d")]);
+        let rows = csv(" \"a, b.jpg\" ,\" owl \"\r\n\"c.jpg\",\"\"\"\"\r\n").unwrap();
+        assert_eq!(rows, [pair("a, b.jpg", " owl "), pair("c.jpg", "\"")]);
         assert!(csv("a.jpg,\"owl").unwrap_err().to_string().contains("line 1: a quote is not closed"));
         assert!(csv("a.jpg,owl\nb.jpg\n").unwrap_err().to_string().contains("line 2: no label"));
+    }
+
+    #[test]
+    fn lines_may_end_in_any_way() {
+        let rows = [pair("a.jpg", "owl"), pair("b.jpg", "ant")];
+        for end in ["\n", "\r\n", "\r"] {
+            assert_eq!(
+                csv(&format!("path,label{end}a.jpg,owl{end}{end}b.jpg,ant")).unwrap(),
+                rows,
+                "{end:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn bad_quoting_is_refused_with_the_line() {
+        for (text, expected) in [
+            (
+                "a.jpg,owl\r\n12\" disc.jpg,record\r\n",
+                "line 2: a quote in a cell that does not start with one",
+            ),
+            ("a.jpg,\"two\nlines\"\nb.jpg,\"owl\" x\n", "line 3: text after a quoted cell"),
+            ("a.jpg,\"owl\" \"x\"\n", "line 1: a quote after a quoted cell"),
+            ("a.jpg,owl\nb.jpg,\"owl\nc.jpg,ant\n", "line 2: a quote is not closed"),
+        ] {
+            let said = csv(text).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod folder;
 mod list;
 mod paths;
 mod published;
+mod zip_archive;
 
 pub(crate) use drawings::{class_name as drawing_class_name, image as drawing_image};
 pub use folder::{ImageFiles, images_below};
@@ -68,6 +69,8 @@ enum ImageLocation {
     File(PathBuf),
     /// In a part of the source's file.
     Range { offset: u64, length: u64 },
+    /// In a member of a ZIP archive.
+    Zip(zip_archive::ZipMember),
     /// In memory, unpacked; or a file within a mapped file.
     Memory(bytes::Bytes),
     /// In an array, as they are.
@@ -116,7 +119,7 @@ impl ImageEntry {
 }
 
 impl Collection {
-    /// Lists the images of a source: a folder, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
+    /// Lists the images of a source: a folder, `.zip`, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
     /// (`.pkl`, `.npz`, CIFAR-100's files), or `omniglot`, of which a split is not chosen here but kept
     /// ([`Collection::keep_split`]).
     pub fn open(path: impl AsRef<Path>, options: SourceOptions<'_>) -> Result<Self> {
@@ -142,6 +145,8 @@ impl Collection {
         }
         if path.is_dir() {
             folder::list(path, options)
+        } else if ends(".zip") {
+            zip_archive::list(path, options)
         } else if ends(".tar") {
             archive::list(path, options)
         } else if ends(".tar.gz") || ends(".tgz") {
@@ -292,6 +297,21 @@ impl Collection {
         }
     }
 
+    /// The BLAKE3 hash of the file of an image, also of a file in an archive; `None` if it cannot be read or is not a file.
+    pub fn file_hash(&self, entry: &ImageEntry) -> Option<blake3::Hash> {
+        match &entry.location {
+            ImageLocation::File(path) => {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update_reader(std::fs::File::open(path).ok()?).ok()?;
+                Some(hasher.finalize())
+            }
+            _ => match self.contents(entry, Channels::Colour).ok()? {
+                ImageContents::File(bytes) => Some(blake3::hash(&bytes)),
+                ImageContents::Pixels(_) => None,
+            },
+        }
+    }
+
     /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
     pub(crate) fn contents(
         &self,
@@ -303,6 +323,7 @@ impl Collection {
             ImageLocation::Range { offset, length } => {
                 ImageContents::File(archive::read(&self.path, *offset, *length)?.into())
             }
+            ImageLocation::Zip(member) => ImageContents::File(zip_archive::read(&self.path, member)?.into()),
             ImageLocation::Memory(bytes) => ImageContents::File(bytes.clone()),
             ImageLocation::Pixels(pixels) => ImageContents::Pixels(pixels.to_image(channels)),
             ImageLocation::Drawing { character, number } => {

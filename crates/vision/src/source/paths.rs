@@ -7,31 +7,31 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{Collection, ImageLocation, SourceOptions};
-use crate::error::{Error, Result, Skipped, Unreadable};
+use crate::error::{Error, Result, Skipped, Unreadable, UnsupportedFormat};
 
 const IMAGE_EXTENSIONS: [&str; 10] =
     ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
 /// What phones and cameras write and no decoder of ours reads; a user should hear of it by its name.
-const CONVERT_FIRST: [(&str, &str); 17] = [
-    ("heic", "HEIC"),
-    ("heif", "HEIF"),
-    ("hif", "HEIF"),
-    ("avif", "AVIF"),
-    ("jxl", "JPEG XL"),
-    ("jp2", "JPEG 2000"),
-    ("svg", "SVG"),
-    ("psd", "a Photoshop file"),
-    ("dng", CAMERA_RAW),
-    ("cr2", CAMERA_RAW),
-    ("cr3", CAMERA_RAW),
-    ("nef", CAMERA_RAW),
-    ("arw", CAMERA_RAW),
-    ("orf", CAMERA_RAW),
-    ("raf", CAMERA_RAW),
-    ("rw2", CAMERA_RAW),
-    ("pef", CAMERA_RAW),
+const CONVERT_FIRST: [(&str, UnsupportedFormat); 18] = [
+    ("heic", UnsupportedFormat::Heic),
+    ("heif", UnsupportedFormat::Heic),
+    ("hif", UnsupportedFormat::Heic),
+    ("avif", UnsupportedFormat::Avif),
+    ("jxl", UnsupportedFormat::JpegXl),
+    ("jp2", UnsupportedFormat::Jpeg2000),
+    ("svg", UnsupportedFormat::Svg),
+    ("svgz", UnsupportedFormat::Svg),
+    ("psd", UnsupportedFormat::Photoshop),
+    ("dng", UnsupportedFormat::CameraRaw),
+    ("cr2", UnsupportedFormat::CameraRaw),
+    ("cr3", UnsupportedFormat::CameraRaw),
+    ("nef", UnsupportedFormat::CameraRaw),
+    ("arw", UnsupportedFormat::CameraRaw),
+    ("orf", UnsupportedFormat::CameraRaw),
+    ("raf", UnsupportedFormat::CameraRaw),
+    ("rw2", UnsupportedFormat::CameraRaw),
+    ("pef", UnsupportedFormat::CameraRaw),
 ];
-const CAMERA_RAW: &str = "a camera's RAW file";
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
 /// Where repairs put what belongs to no class; no class itself.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(
             skipped,
             [
-                "owl/2.HEIC: HEIC is not supported: convert it to JPEG or PNG first",
+                "owl/2.HEIC: HEIC is not supported: convert it to JPEG or PNG first (mogrify -format jpg *.heic)",
                 "owl/3.nef: a camera's RAW file is not supported: convert it to JPEG or PNG first",
                 "owl/4.mov: a video, not an image: extract single frames"
             ]

@@ -12,3 +12,4 @@ mod published;
 mod sources;
 mod striped_images;
 mod training;
+mod zip_archives;

@@ -91,10 +91,12 @@ fn what_is_missing_or_of_no_known_form_is_said() {
         format!("{error}\n{}", error.hint().unwrap_or_default())
     };
     assert!(problem("nothing").contains("cannot read"));
-    for name in ["pictures.zip", "pictures.tar.xz"] {
+    for name in ["pictures.7z", "pictures.tar.xz"] {
         std::fs::write(folder.path().join(name), b"x").unwrap();
         assert!(problem(name).contains("unpack the archive first"), "{}", problem(name));
     }
+    std::fs::write(folder.path().join("not.zip"), b"x").unwrap();
+    assert!(problem("not.zip").contains("not.zip is not a valid archive"), "{}", problem("not.zip"));
     std::fs::write(folder.path().join("cut.tar"), &tar("")[..700]).unwrap();
     assert!(problem("cut.tar").contains("not a valid archive"), "{}", problem("cut.tar"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();

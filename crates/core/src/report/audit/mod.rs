@@ -116,7 +116,13 @@ fn short_name(item: &AuditedItem) -> &str {
 }
 
 /// A probability in percent, where only exactly 0 and 1 become 0 % and 100 %.
-fn percent(probability: f32) -> String {
+///
+/// ```
+/// use trueshot::report::percent;
+///
+/// assert_eq!([0.0, 0.002, 0.5, 0.998].map(percent), ["0 %", "<1 %", "50 %", ">99 %"]);
+/// ```
+pub fn percent(probability: f32) -> String {
     match probability * 100.0 {
         percent if percent > 99.5 && percent < 100.0 => ">99 %".into(),
         percent if percent < 0.5 && percent > 0.0 => "<1 %".into(),

@@ -32,9 +32,14 @@ fn audited() -> (Embeddings, Audit) {
 #[test]
 fn the_table_fits_a_terminal_whatever_the_names() {
     let (_, found) = audited();
-    let shown = AuditTable::new(&found).all(true).render();
+    let shown = AuditTable::new(&found).all(true).width(Some(150)).render();
     for line in shown.lines() {
-        assert!(crate::visible::columns(line) <= 80, "{line}");
+        assert!(crate::visible::display_width(line) <= 150, "{line}");
+    }
+    // The folder of an item is its class, and stays whatever the width.
+    let narrow = AuditTable::new(&found).all(true).width(Some(80)).render();
+    for line in narrow.lines().filter(|line| line.contains(".jpg")) {
+        assert!(["cat/", "two\\nlines/", "should be/"].iter().any(|class| line.contains(class)), "{line}");
     }
     assert!(shown.contains("two\\nlines"), "{shown}");
     let suspects = AuditTable::new(&found).render();
@@ -173,12 +178,14 @@ fn invented() -> Audit {
 fn a_wide_terminal_shows_long_names_whole() {
     let found = invented();
     let name = "a very long name of a picture that nobody would ever type.jpeg";
-    assert!(!AuditTable::new(&found).render().contains(name));
-    let wide = AuditTable::new(&found).width(160).render();
-    assert!(wide.contains(name), "{wide}");
-    assert!(
-        AuditTable::new(&found).width(20).render().lines().all(|line| crate::visible::columns(line) <= 80)
-    );
+    assert!(AuditTable::new(&found).render().contains(name), "whole names without a terminal");
+    let shown = |width| AuditTable::new(&found).width(Some(width)).render();
+    assert!(shown(160).contains(name), "{}", shown(160));
+    for width in [76, 80] {
+        let shown = shown(width);
+        assert!(!shown.contains(name) && shown.contains("owl/a ver"), "{shown}");
+        assert!(shown.lines().all(|line| crate::visible::display_width(line) <= width), "{shown}");
+    }
 }
 
 #[test]
@@ -279,5 +286,5 @@ fn conflicts_and_image_problems_have_the_same_words_in_the_table_and_on_the_page
 
 #[test]
 fn the_table_matches_its_snapshot() {
-    insta::assert_snapshot!(AuditTable::new(&invented()).all(true).render());
+    insta::assert_snapshot!(AuditTable::new(&invented()).all(true).width(Some(80)).render());
 }

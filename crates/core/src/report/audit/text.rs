@@ -4,18 +4,14 @@
 
 use super::{
     LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
-    problems_in_words, relation, short_name, wrong_in_words,
+    problems_in_words, relation, wrong_in_words,
 };
 use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, ImageProblem, Verdict};
-use crate::visible::{columns, padded, shortened, visible};
+use crate::report::{Column, TextTable};
+use crate::visible::{shortened_item, visible, wrapped};
 
-/// Smallest and largest width of a table in columns.
-const MIN_WIDTH: usize = 80;
-const MAX_WIDTH: usize = 160;
 /// Maximum number of items that are listed, unless all are.
 const MAX_ITEMS: usize = 100;
-/// Minimum width of a column.
-const MIN_COLUMN: usize = 10;
 /// Maximum number of label conflicts, of image problems and of warnings that are listed; of classes, twice as many.
 const MAX_LISTED: usize = 10;
 
@@ -23,13 +19,13 @@ const MAX_LISTED: usize = 10;
 pub struct AuditTable<'a> {
     audit: &'a Audit,
     all: bool,
-    width: usize,
+    width: Option<usize>,
 }
 
 impl<'a> AuditTable<'a> {
-    /// A table of 80 columns without the items that keep their label.
+    /// A table with whole names, without the items that keep their label.
     pub fn new(audit: &'a Audit) -> Self {
-        AuditTable { audit, all: false, width: MIN_WIDTH }
+        AuditTable { audit, all: false, width: None }
     }
 
     /// Whether to list the items that keep their label, too.
@@ -38,9 +34,10 @@ impl<'a> AuditTable<'a> {
         self
     }
 
-    /// The width of the terminal in columns. The table is never narrower than 80 columns and never wider than 160.
-    pub fn width(mut self, columns: usize) -> Self {
-        self.width = columns.clamp(MIN_WIDTH, MAX_WIDTH);
+    /// The width of the terminal in columns, to which names are shortened. Classes and folders in the names of items are
+    /// always shown, so some lines may be wider.
+    pub fn width(mut self, columns: Option<usize>) -> Self {
+        self.width = columns;
         self
     }
 
@@ -49,7 +46,7 @@ impl<'a> AuditTable<'a> {
         let mut text = self.items();
         let parts = [
             self.summary(),
-            classes(self.audit),
+            classes(self.audit, self.width),
             duplicates(&self.audit.duplicates, self.width),
             image_problems(&self.audit.image_problems, self.width),
             self.warnings(),
@@ -72,20 +69,21 @@ impl<'a> AuditTable<'a> {
         }
         let more = if self.all { 0 } else { rows.len().saturating_sub(MAX_ITEMS) };
         rows.truncate(rows.len() - more);
-        let mut lines = vec![Line::new(["wrong", "action", "item", "label", "belongs to"].map(String::from))];
+        let columns = vec![Column::Number, Column::Word, Column::Item, Column::Name, Column::Name];
+        let mut table = TextTable::new(columns);
+        table.line(["wrong", "action", "item", "label", "belongs to"]);
         for row in rows {
             let item = &self.audit.items[row];
-            let [name, given, belongs_to] = [short_name(item), &item.given, &belongs_to(item)].map(visible);
-            let mut line =
-                Line::new([percent(item.p_wrong), item.action.name().into(), name, given, belongs_to]);
-            line.notes = notes(item);
-            lines.push(line);
+            let [name, given, belongs_to] =
+                [&item.item, &item.given, &belongs_to(item)].map(|name| visible(name));
+            table.line([percent(item.p_wrong), item.action.name().into(), name, given, belongs_to]);
+            notes(item).into_iter().for_each(|note| table.note(note));
         }
         let rest = match more {
             0 => String::new(),
             more => format!("and {}, less probably wrong\n", counted(more, "more item", "more items")),
         };
-        aligned(&lines, self.width) + &rest
+        table.render(self.width) + &rest
     }
 
     /// The numbers of items with each action, of suspect labels and of wrong ones.
@@ -120,71 +118,8 @@ fn notes(item: &AuditedItem) -> Vec<String> {
     }
 }
 
-/// The number of columns of the table.
-const COLUMNS: usize = 5;
-/// The columns of texts of any length: item, label and where it belongs.
-const FLEXIBLE: std::ops::Range<usize> = 2..COLUMNS;
-
-/// A line of the table.
-struct Line {
-    cells: [String; COLUMNS],
-    /// Texts in the lines below.
-    notes: Vec<String>,
-}
-
-impl Line {
-    fn new(cells: [String; COLUMNS]) -> Self {
-        Line { cells, notes: Vec::new() }
-    }
-}
-
-/// Lines with aligned columns. If they are wider than the terminal, the widest columns are narrowed and their cells
-/// shortened.
-fn aligned(lines: &[Line], max_width: usize) -> String {
-    let width = |column: usize| lines.iter().map(|line| columns(&line.cells[column])).max().unwrap_or(0);
-    let mut widths: [usize; COLUMNS] = std::array::from_fn(width);
-    while widths.iter().sum::<usize>() + (COLUMNS - 1) * 2 > max_width {
-        let widest =
-            FLEXIBLE.max_by_key(|column| (widths[*column], COLUMNS - column)).unwrap_or(FLEXIBLE.start);
-        if widths[widest] <= MIN_COLUMN {
-            break;
-        }
-        widths[widest] -= 1;
-    }
-    // Notes begin below the item.
-    let indent = widths[0] + widths[1] + 2 * 2;
-    let mut text = String::new();
-    for line in lines {
-        let mut shown = format!("{:>1$}", line.cells[0], widths[0]);
-        for (cell, width) in line.cells.iter().zip(widths).skip(1) {
-            shown.push_str("  ");
-            shown.push_str(&padded(&shortened(cell, width), width));
-        }
-        text.push_str(shown.trim_end());
-        text.push('\n');
-        for part in line.notes.iter().flat_map(|note| wrapped(note, max_width - indent)) {
-            text.push_str(&format!("{}{part}\n", " ".repeat(indent)));
-        }
-    }
-    text
-}
-
-/// A text wrapped at spaces into lines of at most `max_columns` columns.
-fn wrapped(text: &str, max_columns: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ').map(|word| shortened(word, max_columns)) {
-        let line = lines.last_mut().expect("there is a first line");
-        match line.is_empty() {
-            true => line.push_str(&word),
-            false if columns(line) + 1 + columns(&word) <= max_columns => line.push_str(&format!(" {word}")),
-            false => lines.push(word),
-        }
-    }
-    lines
-}
-
 /// The table of classes with expected wrong items, or with items found under other classes.
-fn classes(audit: &Audit) -> String {
+fn classes(audit: &Audit, width: Option<usize>) -> String {
     let is_affected = |class: &&AuditedClass| class.expected_wrong >= 0.5 || class.found_elsewhere > 0;
     let mut affected: Vec<&AuditedClass> = audit.classes.iter().filter(is_affected).collect();
     if affected.is_empty() {
@@ -193,32 +128,38 @@ fn classes(audit: &Audit) -> String {
     affected.sort_by(|a, b| b.expected_wrong.total_cmp(&a.expected_wrong));
     let more = affected.len().saturating_sub(2 * MAX_LISTED);
     let shown = &affected[..affected.len() - more];
-    let names: Vec<String> = shown.iter().map(|class| shortened(&visible(&class.class), 44)).collect();
-    let width = names.iter().map(|name| columns(name)).max().unwrap_or(0).max(5);
-    let mut text = format!("{}  items  expected wrong  found in other classes\n", padded("class", width));
-    for (class, name) in shown.iter().zip(&names) {
-        let (items, wrong, found) = (class.items, class.expected_wrong, class.found_elsewhere);
-        text.push_str(&format!("{}  {items:>5}  {wrong:>14.1}  {found:>22}\n", padded(name, width)));
+    let mut table = TextTable::new(vec![Column::Name, Column::Number, Column::Number, Column::Number]);
+    table.line(["class", "items", "expected wrong", "found in other classes"]);
+    for class in shown {
+        let wrong = format!("{:.0}", class.expected_wrong);
+        table.line([
+            visible(&class.class),
+            class.items.to_string(),
+            wrong,
+            class.found_elsewhere.to_string(),
+        ]);
     }
+    let mut text = table.render(width);
     if more > 0 {
         text.push_str(&format!("and {}\n", counted(more, "more class", "more classes")));
     }
     let unaffected = audit.classes.len() - affected.len();
     if unaffected > 0 {
         let others = counted(unaffected, "other class", "other classes");
-        text.push_str(&format!("{others} with less than 0.5 expected wrong\n"));
+        text.push_str(&format!("{others} with fewer than 1 expected wrong\n"));
     }
     text
 }
 
 /// The label conflicts; duplicates within a class are only counted.
-fn duplicates(found: &[Duplicate], width: usize) -> String {
+fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
     let conflicts: Vec<&Duplicate> = found.iter().filter(|pair| pair.label_conflict).collect();
     let within = found.len() - conflicts.len();
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        let [item, other] =
-            names.map(|(item, label)| shortened(&visible(&name_and_label(item, label)), (width - 26) / 2));
+        // The names share what the words between them leave.
+        let width = width.map(|width| width.saturating_sub(26) / 2);
+        let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
         format!("{item} {} {other}", relation(pair.kind))
     };
     let mut text = listed(LABEL_CONFLICTS, conflicts.iter().map(in_words));
@@ -231,11 +172,17 @@ fn duplicates(found: &[Duplicate], width: usize) -> String {
 }
 
 /// The images that are too poor to be used, or cannot be read.
-fn image_problems(found: &[ImageProblem], width: usize) -> String {
+fn image_problems(found: &[ImageProblem], width: Option<usize>) -> String {
     let in_words = |problem: &ImageProblem| {
-        format!("{}: {}", shortened(&visible(&problem.item), width - 36), problems_in_words(problem))
+        let width = width.map(|width| width.saturating_sub(36));
+        format!("{}: {}", fitted(&problem.item, width), problems_in_words(problem))
     };
     listed("image problems", found.iter().map(in_words))
+}
+
+/// The name of an item in at most so many columns, if its folders leave enough of them.
+fn fitted(item: &str, max_columns: Option<usize>) -> String {
+    shortened_item(&visible(item), max_columns.unwrap_or(usize::MAX))
 }
 
 /// A heading and the first few lines under it; nothing if there are no lines.

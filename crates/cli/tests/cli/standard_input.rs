@@ -1,0 +1,62 @@
+//! Tests of `trueshot predict CLASSIFIER -`: an image or paths from standard input.
+
+use crate::fixture::{refused, text};
+use crate::photos::PhotoFolder;
+
+fn fitted() -> PhotoFolder {
+    let photos = PhotoFolder::new();
+    photos.trueshot(&["fit", "photos", "-o", "classifier.safetensors"]).assert().success();
+    photos
+}
+
+/// The lines that `predict - --format csv` prints, without the header.
+fn predicted(photos: &PhotoFolder, input: impl Into<Vec<u8>>) -> Vec<String> {
+    let mut command = photos.trueshot(&["predict", "classifier.safetensors", "-", "--format", "csv"]);
+    let done = command.write_stdin(input).assert().success();
+    text(&done.get_output().stdout).lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn one_image_is_classified() {
+    let photos = fitted();
+    let lines = predicted(&photos, std::fs::read(photos.path("photos/rings/1.png")).unwrap());
+    assert_eq!(lines.len(), 1);
+    assert!(lines[0].starts_with("standard input,rings,"), "{lines:?}");
+}
+
+#[test]
+fn paths_are_classified_in_their_order_whatever_the_line_ends() {
+    let photos = fitted();
+    let lines = predicted(&photos, "\u{feff}photos/stripes/2.png\r\n\r\nphotos/checks/0.png\r\nphotos/rings");
+    assert_eq!(lines.len(), 8);
+    assert!(lines[0].starts_with("photos/stripes/2.png,stripes,"), "{lines:?}");
+    assert!(lines[1].starts_with("photos/checks/0.png,checks,"), "{lines:?}");
+    assert!(lines[2].starts_with("photos/rings/0.png,rings,"), "{lines:?}");
+}
+
+#[test]
+fn what_is_neither_an_image_nor_a_list_of_paths_is_refused() {
+    let photos = fitted();
+    let refuse = |input: &[u8], expected: &[&str]| {
+        let mut command = photos.trueshot(&["predict", "classifier.safetensors", "-"]);
+        command.write_stdin(input);
+        refused(command, expected);
+    };
+    refuse(b"", &["standard input is empty", "hint: give it one image, or paths of images, one per line"]);
+    refuse(b"photos/rings/0.png\nno/such.png\n", &["standard input, line 2: no/such.png does not exist"]);
+    let said = |input: &[u8]| {
+        let mut command = photos.trueshot(&["predict", "classifier.safetensors", "-"]);
+        text(&command.write_stdin(input).assert().code(1).get_output().stderr)
+    };
+    assert!(said(b"\0\x01\x02").contains("unknown image format; supported: BMP"), "{}", said(b"\0\x01\x02"));
+    let drawing = b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>";
+    assert!(said(drawing).contains("SVG is not supported: a drawing without pixels"), "{}", said(drawing));
+    let phone = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic";
+    assert!(
+        said(phone).contains("HEIC is not supported: convert it to JPEG or PNG first"),
+        "{}",
+        said(phone)
+    );
+    let avif = b"\0\0\0\x1cftypavif\0\0\0\0avifmif1";
+    assert!(said(avif).contains("AVIF is not supported: convert it"), "{}", said(avif));
+}

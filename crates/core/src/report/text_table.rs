@@ -1,0 +1,169 @@
+//! [`TextTable`]: a plain-text table with aligned columns, which can be narrowed to the width of a terminal.
+
+use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
+
+/// Width to which a column of names can be narrowed.
+const MIN_NAME: usize = 10;
+/// Smallest width of the notes below a line.
+const MIN_NOTE: usize = 40;
+
+/// What a column of a table contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Column {
+    /// Numbers, aligned right and never shortened.
+    Number,
+    /// Short words, aligned left and never shortened.
+    Word,
+    /// Names of classes, which are shortened in the middle.
+    Name,
+    /// Names of items. The file name is shortened in the middle; the folders in front of it, which are often the class,
+    /// are always shown.
+    Item,
+}
+
+/// A plain-text table with aligned columns.
+///
+/// ```
+/// use trueshot::report::{Column, TextTable};
+///
+/// let mut table = TextTable::new(vec![Column::Number, Column::Item]);
+/// table.line(["97 %", "owl/a photo with a long name.jpg"]);
+/// table.line(["3 %", "ant/7.jpg"]);
+/// assert_eq!(table.render(None), "97 %  owl/a photo with a long name.jpg\n 3 %  ant/7.jpg\n");
+/// assert_eq!(table.render(Some(24)), "97 %  owl/a photo…me.jpg\n 3 %  ant/7.jpg\n");
+/// ```
+#[derive(Debug, Clone)]
+pub struct TextTable {
+    columns: Vec<Column>,
+    lines: Vec<Line>,
+}
+
+#[derive(Debug, Clone)]
+struct Line {
+    /// One per column.
+    cells: Vec<String>,
+    /// Texts in the lines below.
+    notes: Vec<String>,
+}
+
+impl TextTable {
+    /// A table without lines.
+    pub fn new(columns: Vec<Column>) -> Self {
+        TextTable { columns, lines: Vec::new() }
+    }
+
+    /// Adds a line with one cell per column.
+    ///
+    /// # Panics
+    /// If the number of cells is not the number of columns.
+    pub fn line<const N: usize>(&mut self, cells: [impl Into<String>; N]) {
+        assert_eq!(N, self.columns.len(), "cells of a line");
+        self.lines.push(Line { cells: cells.map(Into::into).into(), notes: Vec::new() });
+    }
+
+    /// Adds a text below the last line. It begins in the column of items.
+    pub fn note(&mut self, text: String) {
+        if let Some(line) = self.lines.last_mut() {
+            line.notes.push(text);
+        }
+    }
+
+    /// The text of the table. If it is wider than `max_width` columns of a terminal, its widest columns of names and items
+    /// are narrowed as far as that is possible.
+    pub fn render(&self, max_width: Option<usize>) -> String {
+        let widths = self.widths(max_width.unwrap_or(usize::MAX));
+        let before_items = self.columns.iter().take_while(|column| **column != Column::Item).count();
+        let indent: usize = widths[..before_items].iter().map(|width| width + 2).sum();
+        let note_width = max_width.map(|width| width.saturating_sub(indent).max(MIN_NOTE));
+        let mut text = String::new();
+        for line in &self.lines {
+            let cells = line.cells.iter().zip(&self.columns).zip(&widths);
+            let cells: Vec<String> =
+                cells.map(|((cell, column), width)| column.fitted(cell, *width)).collect();
+            text.push_str(cells.join("  ").trim_end());
+            text.push('\n');
+            for part in line.notes.iter().flat_map(|note| wrapped(note, note_width)) {
+                text.push_str(&format!("{}{part}\n", " ".repeat(indent)));
+            }
+        }
+        text
+    }
+
+    /// The widths of the columns.
+    fn widths(&self, max_width: usize) -> Vec<usize> {
+        let cells = |column: usize| self.lines.iter().map(move |line| line.cells[column].as_str());
+        let largest = |column: usize| cells(column).map(display_width).max().unwrap_or(0);
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(largest).collect();
+        let smallest = |(number, column): (usize, &Column)| match column {
+            Column::Number | Column::Word => widths[number],
+            Column::Name => widths[number].min(MIN_NAME),
+            Column::Item => cells(number).map(min_item_width).max().unwrap_or(0),
+        };
+        let min_widths: Vec<usize> = self.columns.iter().enumerate().map(smallest).collect();
+        let separators = 2 * self.columns.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + separators > max_width {
+            let can_shrink = |column: &usize| widths[*column] > min_widths[*column];
+            let widest = (0..widths.len()).rev().filter(can_shrink).max_by_key(|column| widths[*column]);
+            let Some(widest) = widest else { break };
+            widths[widest] -= 1;
+        }
+        widths
+    }
+}
+
+impl Column {
+    /// A cell in `width` columns of a terminal.
+    fn fitted(self, cell: &str, width: usize) -> String {
+        match self {
+            Column::Number => format!("{}{cell}", " ".repeat(width.saturating_sub(display_width(cell)))),
+            Column::Word => padded(cell, width),
+            Column::Name => padded(&shortened(cell, width), width),
+            Column::Item => padded(&shortened_item(cell, width), width),
+        }
+    }
+}
+
+/// The width to which the name of an item can be shortened.
+fn min_item_width(item: &str) -> usize {
+    let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
+    display_width(folders) + display_width(file).min(MIN_FILE_NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(lines: &[[&str; 3]]) -> TextTable {
+        let mut table = TextTable::new(vec![Column::Number, Column::Item, Column::Name]);
+        lines.iter().for_each(|line| table.line(*line));
+        table
+    }
+
+    #[test]
+    fn columns_are_aligned_for_wide_letters_and_lines_do_not_end_in_spaces() {
+        let shown = table(&[["1 %", "夜/梟.jpg", "owl"], ["10 %", "ant/7.jpg", "a"]]).render(None);
+        assert_eq!(shown, " 1 %  夜/梟.jpg  owl\n10 %  ant/7.jpg  a\n");
+    }
+
+    #[test]
+    fn folders_are_shown_even_if_the_terminal_is_narrow() {
+        let shown = table(&[["1 %", "a/long/path/of/folders/DSC_000123456.jpg", "golden retriever"]]);
+        assert_eq!(shown.render(Some(30)), "1 %  a/long/path/of/folders/DSC_….jpg  gold…iever\n");
+        assert_eq!(
+            shown.render(Some(60)),
+            "1 %  a/long/path/of/folders/DSC_000…3456.jpg  golden retriever\n"
+        );
+        assert!(shown.render(Some(80)).contains("DSC_000123456.jpg  golden retriever"));
+    }
+
+    #[test]
+    fn notes_begin_below_the_item_and_are_wrapped() {
+        let mut shown = table(&[["1 %", "owl/1.jpg", "owl"]]);
+        shown.note("a note of nine words that does not fit here".into());
+        assert_eq!(
+            shown.render(Some(40)),
+            "1 %  owl/1.jpg  owl\n     a note of nine words that does not fit\n     here\n"
+        );
+        assert_eq!(shown.render(None).lines().count(), 2);
+    }
+}
