@@ -71,7 +71,7 @@ pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
 impl DemoFolder {
     /// Draws characters and their drawings from the embeddings of all of them.
     pub(super) fn draw(characters: &Embeddings, seed: u64) -> anyhow::Result<Self> {
-        let spec = EpisodeSpec { ways: CLASSES, shots: Shots::exactly(DRAWINGS), queries: 1, seed };
+        let spec = EpisodeSpec { ways: CLASSES, shots: Shots::exactly(DRAWINGS), queries: 0, seed };
         let noise = Noise { kind: NoiseKind::Symmetric, level: WRONG };
         let drawn =
             Sampler::new(characters, None, spec, vec![noise])?.draw(0, &mut IndexSampler::default())?;
