@@ -37,7 +37,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Number of episodes
-    #[arg(short, long, default_value_t = 300)]
+    #[arg(short, long, default_value_t = 200)]
     episodes: u64,
     /// Random seed that selects the characters
     #[arg(short, long, default_value_t = 0)]
@@ -65,8 +65,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         let start = Instant::now();
         let backbone = built_in::omniglot_conv4()?;
-        let characters = embed(&backbone, OmniglotHalf::Evaluation)?;
-        let others = embed(&backbone, OmniglotHalf::Background)?;
+        let omniglot = Omniglot::sample();
+        let characters = embed(&backbone, omniglot.characters_of(OmniglotHalf::Evaluation))?;
+        let others = embed(&backbone, omniglot.characters_of(OmniglotHalf::Background))?;
         say!(
             "{} drawings of {} characters as {}-dimensional embeddings ({:.1} s)",
             characters.len(),
@@ -74,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             characters.dim(),
             start.elapsed().as_secs_f64(),
         );
-        let sorted = DemoFolder::draw(&characters, arguments.seed)?;
+        let sorted = DemoFolder::draw(&backbone, arguments.seed)?;
         if let Some(folder) = &arguments.folder {
             sorted.write(folder)?;
         }
@@ -219,14 +220,11 @@ fn class_name(character: usize) -> String {
     format!("{}-{}", character.alphabet, character.name.trim_start_matches("character"))
 }
 
-/// All built-in drawings of one half as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
-fn embed(backbone: &Backbone, half: OmniglotHalf) -> anyhow::Result<Embeddings> {
-    let omniglot = Omniglot::sample();
-    let numbers = 0..omniglot.drawings_per_character();
-    let places: Vec<(usize, usize)> = omniglot
-        .characters_of(half)
-        .flat_map(|character| numbers.clone().map(move |number| (character, number)))
-        .collect();
+/// All drawings of some characters as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
+fn embed(backbone: &Backbone, characters: impl Iterator<Item = usize>) -> anyhow::Result<Embeddings> {
+    let numbers = 0..Omniglot::sample().drawings_per_character();
+    let places: Vec<(usize, usize)> =
+        characters.flat_map(|character| numbers.clone().map(move |number| (character, number))).collect();
     let drawings = places.iter().map(|&(character, number)| drawing(character, number));
     let features = built_in::embed_drawings(backbone, &drawings.collect::<anyhow::Result<Vec<_>>>()?);
     let labels = places.iter().map(|&(character, _)| class_name(character)).collect();

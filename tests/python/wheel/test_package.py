@@ -89,7 +89,7 @@ def test_the_demo_works_without_the_whole_data_set_and_other_commands_say_where_
         return subprocess.run(command, env={**kept, **variables}, cwd=tmp_path, capture_output=True, text=True)
 
     done = run("demo", "--episodes", "10", "--folder", "drawings")
-    assert done.returncode == 0 and "After the repair, 60 are" in done.stdout and "tranfs" not in done.stdout, done.stderr
+    assert done.returncode == 0 and "and 60 are after the repair" in done.stdout and "tranfs" not in done.stdout, done.stderr
     assert all((tmp_path / page).exists() for page in ["report.html", "report-audit.html"])
     assert len(list((tmp_path / "drawings").glob("*/*.png"))) == 60
 

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Context;
-use trueshot::Embeddings;
 use trueshot::audit::{self, Action, Audit};
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::noise::{Noise, NoiseKind};
@@ -12,12 +11,12 @@ use trueshot::repair::{self, Kind, Listed, RepairPlan};
 use trueshot::report::{AuditPage, AuditTable};
 use trueshot::rng::IndexSampler;
 use trueshot_vision::cache::CacheLocation;
-use trueshot_vision::{Backbone, Embedder, ImageInput, LabelledRows};
+use trueshot_vision::{Backbone, Embedder, ImageInput, LabelledRows, Omniglot};
 
-use super::{class_name, drawing};
+use super::{class_name, drawing, embed};
 
-/// Number of class folders.
-const CLASSES: usize = 6;
+/// The class folders. Simpler characters of few strokes count as copies of each other.
+const CLASSES: [&str; 6] = ["Tengwar-06", "Tengwar-11", "Tengwar-16", "Tengwar-19", "Tengwar-20", "ULOG-24"];
 /// Number of drawings per folder.
 const DRAWINGS: usize = 10;
 /// Share of the drawings that are in the wrong folder: one per folder.
@@ -69,9 +68,12 @@ pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
 }
 
 impl DemoFolder {
-    /// Draws characters and their drawings from the embeddings of all of them.
-    pub(super) fn draw(characters: &Embeddings, seed: u64) -> anyhow::Result<Self> {
-        let spec = EpisodeSpec { ways: CLASSES, shots: Shots::exactly(DRAWINGS), queries: 0, seed };
+    /// Draws which drawings are in the folders.
+    pub(super) fn draw(backbone: &Backbone, seed: u64) -> anyhow::Result<Self> {
+        let chosen = (0..Omniglot::sample().characters().len())
+            .filter(|character| CLASSES.contains(&class_name(*character).as_str()));
+        let characters = &embed(backbone, chosen)?;
+        let spec = EpisodeSpec { ways: CLASSES.len(), shots: Shots::exactly(DRAWINGS), queries: 0, seed };
         let noise = Noise { kind: NoiseKind::Symmetric, level: WRONG };
         let drawn =
             Sampler::new(characters, None, spec, vec![noise])?.draw(0, &mut IndexSampler::default())?;
@@ -146,23 +148,25 @@ impl AuditedFolder {
             None => AuditTable::new(&self.found).render(),
         };
         let plan = self.plan();
+        let classes = CLASSES.len();
         let mut text = format!(
-            "1. A FOLDER OF PICTURES, SOME OF THEM IN THE WRONG PLACE\n\n\
-             {items} drawings of {CLASSES} handwritten characters, one folder per character; {wrong} drawings are in a wrong\n\
+            "1. A FOLDER OF PICTURES, SOME OF THEM IN THE WRONG FOLDER\n\n\
+             {items} drawings of {classes} handwritten characters, one folder per character; {wrong} drawings are in a wrong\n\
              folder. The name of a file says what it shows, but the audit looks at the pictures only. It finds:\n\n\
              {table}\n\
-             The plan for the repair ({}):\n",
-            plan.summary()
+             The plan of the repair:\n"
         );
         for change in repair::moves(&plan, []) {
             let _ = writeln!(text, "  {} -> {}", change.from, change.to);
         }
-        let (right, quarantined) = (self.right_after(), self.found.counts.quarantine);
         let _ = writeln!(
             text,
-            "\n{} of {items} drawings were in the right folder. After the repair, {right} are, and {quarantined} in quarantine.\n\
+            "{}\n\n\
+             {} of {items} drawings were in the right folder, and {} are after the repair.\n\
              Open {} to see the audit with the drawings.",
+            plan.summary(),
             items - wrong,
+            self.right_after(),
             page.display()
         );
         if let Some(folder) = folder {
@@ -207,10 +211,10 @@ impl AuditedFolder {
 fn commands(folder: &Path) -> String {
     let folder = folder.display();
     format!(
-        "{folder} has these drawings as files. Do it yourself:\n\
+        "The folder {folder} contains these drawings. To do the same yourself:\n\
          \x20 trueshot audit {folder} --backbone omniglot-conv4 --html audit.html --plan plan.jsonl\n\
          \x20 trueshot repair plan.jsonl --into {folder}-clean\n\
-         \x20 trueshot serve --backbone omniglot-conv4    # then drop {folder} on the page\n\
+         \x20 trueshot serve --backbone omniglot-conv4    # and drop the folder {folder} on the page\n\
          Folders of photos need no --backbone.\n"
     )
 }

@@ -13,7 +13,7 @@ fn the_demo_cleans_a_folder_compares_methods_and_writes_a_page_about_each() {
     assert!(cleaned.starts_with("1. A FOLDER OF PICTURES"), "{cleaned}");
     assert!(cleaned.contains("60 items of 6 classes: 6 to relabel, 54 to keep\n"), "{cleaned}");
     assert!(
-        cleaned.contains("54 of 60 drawings were in the right folder. After the repair, 60 are"),
+        cleaned.contains("54 of 60 drawings were in the right folder, and 60 are after the repair"),
         "{cleaned}"
     );
     assert!(cleaned.contains("page-audit.html") && !cleaned.contains("trueshot serve"), "{cleaned}");
