@@ -17,7 +17,7 @@ before(async () => {
 after(() => browser.close());
 
 /** Opens the page and notes everything that goes wrong or goes outside. */
-async function open(options) {
+async function open(options, url = page_url) {
   const page = await browser.newPage(options);
   const problems = [];
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
@@ -25,7 +25,7 @@ async function open(options) {
   page.on("request", (request) => {
     if (!request.url().startsWith("file:") && !request.url().startsWith("data:")) problems.push(`asks for ${request.url()}`);
   });
-  await page.goto(page_url);
+  await page.goto(url);
   return { page, problems };
 }
 
@@ -83,6 +83,16 @@ for (const colorScheme of ["light", "dark"]) {
     });
   });
 }
+
+test("the page of the demo's audit shows every drawing and frames those in the wrong folder", async () => {
+  const { page, problems } = await open({ viewport: { width: 1100, height: 900 } }, page_url.replace(".html", "-audit.html"));
+  assert.deepEqual(problems, []);
+  const loaded = await page.$$eval("li.item > img", (images) => images.map((image) => image.complete && image.naturalWidth > 0));
+  assert.equal(loaded.length, 60);
+  assert.ok(loaded.every(Boolean), "a drawing did not load");
+  assert.equal(await page.locator("li.item.relabel").count(), 6);
+  await page.close();
+});
 
 test("on a telephone only tables scroll sideways", async () => {
   const { page } = await open({ viewport: { width: 360, height: 740 } });

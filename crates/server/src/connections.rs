@@ -24,10 +24,12 @@ use tokio::time::Instant;
 use crate::limits::Limits;
 
 /// Descriptors that are left for files, standard streams and the runtime.
+#[cfg(unix)]
 const OTHER_DESCRIPTORS: usize = 64;
 /// How much longer than others a connection may wait on which a request was answered, when one must be closed.
 const ANSWERED_PATIENCE: u32 = 10;
 /// Connections that are allowed even where the system allows few descriptors.
+#[cfg(unix)]
 const MIN_CONNECTIONS: usize = 16;
 
 /// All open connections.

@@ -149,5 +149,7 @@ pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
 #[cfg(windows)]
 pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     let mut interrupted = tokio::signal::windows::ctrl_c()?;
-    Ok(async move { drop(interrupted.recv().await) })
+    Ok(async move {
+        let _ = interrupted.recv().await;
+    })
 }

@@ -8,11 +8,9 @@ use trueshot::model::Model;
 use trueshot::tensors::Tensors;
 
 use crate::backbone::{Backbone, EFFICIENTNET_ARCHITECTURE};
+use crate::drawing::Bitmap;
 use crate::embed::resize_for_training;
 use crate::error::Result;
-use crate::omniglot::Omniglot;
-use crate::source::{drawing_class_name, drawing_image};
-use crate::split::Split;
 
 static EFFICIENTNET_BYTES: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
 static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
@@ -47,19 +45,8 @@ pub fn omniglot_tranfs() -> Result<Model> {
     Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)
 }
 
-/// The numbers of the characters of a split: `train`, `val` or `test`.
-pub fn omniglot_characters(split: &str) -> Result<Vec<usize>> {
-    let split = Split::omniglot(split)?;
-    let characters = Omniglot::embedded()?.characters().iter().enumerate();
-    let of_split = characters.filter(|(_, character)| split.contains(&drawing_class_name(character)));
-    Ok(of_split.map(|(number, _)| number).collect())
-}
-
-/// Embeds drawings, given by the numbers of character and drawing, one behind the other.
-///
-/// # Panics
-/// If there is no such drawing.
-pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
+/// Embeds drawings, one behind the other.
+pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let mut features = vec![0.0; drawings.len() * backbone.dim()];
     let blocks = drawings
         .par_chunks(DRAWINGS_PER_CALL)
@@ -74,12 +61,11 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f
     features
 }
 
-fn network_inputs(backbone: &Backbone, drawings: &[(usize, usize)]) -> Vec<f32> {
+fn network_inputs(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let to = backbone.preprocessing();
     let mut inputs = vec![0.0; drawings.len() * to.input_len()];
-    for (&(character, number), input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
-        let image = drawing_image(character, number, to.channels).expect("built-in drawings can be unpacked");
-        to.normalise(&resize_for_training(image, to, false), input);
+    for (drawing, input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
+        to.normalise(&resize_for_training(drawing.to_image(to.channels), to, false), input);
     }
     inputs
 }

@@ -9,6 +9,8 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
+use crate::decoded_image::{Channels, DecodedImage};
+
 /// An image of one bit a pixel: ink or paper.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bitmap {
@@ -110,6 +112,16 @@ impl Bitmap {
         }
         let cell = (self.width * self.height) as f32;
         areas.into_iter().map(|area| area as f32 / cell).collect()
+    }
+
+    /// The drawing as an image, black ink on white paper.
+    pub fn to_image(&self, channels: Channels) -> DecodedImage {
+        let mut pixels = vec![255; self.width * self.height * channels.count()];
+        for (x, y) in self.ink() {
+            let place = (y * self.width + x) * channels.count();
+            pixels[place..place + channels.count()].fill(0);
+        }
+        DecodedImage::new(self.width, self.height, channels, pixels)
     }
 
     /// The drawing as a PNG file of one bit a pixel, black ink on white paper.

@@ -37,6 +37,11 @@ const MAX_DEFLATE_RATIO: usize = 1032;
 static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
     LazyLock::new(|| Omniglot::open(omniglot_bytes()?));
 
+static SAMPLE: LazyLock<Omniglot<'static>> = LazyLock::new(|| {
+    let bytes = include_bytes!("../assets/omniglot-sample.bin");
+    Omniglot::open(bytes).expect("the sample that is built in can be read")
+});
+
 #[cfg(feature = "drawings")]
 fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
     Ok(trueshot_omniglot::DRAWINGS)
@@ -177,6 +182,12 @@ impl Omniglot<'static> {
     /// `TRUESHOT_ASSETS` names. Unpacked drawings are kept for the life of the process.
     pub fn embedded() -> Result<&'static Self, OmniglotError> {
         EMBEDDED.as_ref().map_err(Clone::clone)
+    }
+
+    /// Four alphabets that are part of every program, also of those without the whole data set: 77 characters of the half
+    /// [`OmniglotHalf::Evaluation`] that are in the split `test`, and 22 of the other half that are in the split `val`.
+    pub fn sample() -> &'static Self {
+        &SAMPLE
     }
 }
 
@@ -339,6 +350,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::split::Split;
+
+    #[test]
+    fn the_sample_has_alphabets_of_the_data_set_that_no_model_was_trained_on() {
+        let (sample, all) = (Omniglot::sample(), Omniglot::embedded().unwrap());
+        let (test, val) = (Split::omniglot("test").unwrap(), Split::omniglot("val").unwrap());
+        for (place, character) in sample.characters().iter().enumerate() {
+            let is_same =
+                |other: &Character| (other.alphabet, &other.name) == (character.alphabet, &character.name);
+            let same = all.characters().iter().position(is_same).unwrap();
+            for number in 0..sample.drawings_per_character() {
+                assert_eq!(sample.drawing(place, number).unwrap(), all.drawing(same, number).unwrap());
+            }
+            let split = match character.split {
+                OmniglotHalf::Evaluation => &test,
+                OmniglotHalf::Background => &val,
+            };
+            assert!(split.contains(&format!("{}/{}", character.alphabet, character.name)), "{character:?}");
+        }
+        assert_eq!(sample.characters_of(OmniglotHalf::Evaluation).count(), 77);
+        assert_eq!(sample.characters_of(OmniglotHalf::Background).count(), 22);
+    }
 
     /// Two alphabets with one and two characters, two drawings of 9 px each, numbered by their first byte.
     fn small_file() -> Vec<u8> {

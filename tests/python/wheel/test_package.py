@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.metadata
 import os
 import pkgutil
 import subprocess
@@ -81,14 +82,28 @@ def test_onnx_models_run_in_a_process_of_the_same_interpreter(tmp_path):
     assert done.returncode == 0 and "4 embeddings of 3 dimensions" in done.stderr, done.stderr
 
 
-def test_the_drawings_of_the_demo_are_left_out_and_it_says_where_they_are(tmp_path):
-    command = [sys.executable, "-m", "trueshot", "demo", "--episodes", "10", "-o", tmp_path / "report.html"]
-    without = {name: value for name, value in os.environ.items() if name != "TRUESHOT_ASSETS"}
-    done = subprocess.run(command, env=without, capture_output=True, text=True)
+def test_the_demo_works_without_the_whole_data_set_and_other_commands_say_where_it_is(tmp_path):
+    def run(*arguments, **variables):
+        command = [sys.executable, "-m", "trueshot", *arguments]
+        kept = {name: value for name, value in os.environ.items() if name != "TRUESHOT_ASSETS"}
+        return subprocess.run(command, env={**kept, **variables}, cwd=tmp_path, capture_output=True, text=True)
+
+    done = run("demo", "--episodes", "10", "--folder", "drawings")
+    assert done.returncode == 0 and "and 60 are after the repair" in done.stdout and "tranfs" not in done.stdout, done.stderr
+    assert all((tmp_path / page).exists() for page in ["report.html", "report-audit.html"])
+    assert len(list((tmp_path / "drawings").glob("*/*.png"))) == 60
+
+    embed = ["embed", "omniglot", "--split", "val", "-o", "rows.safetensors"]
+    done = run(*embed)
     assert done.returncode == 1 and "assets" in done.stderr and "TRUESHOT_ASSETS" in done.stderr
     folder = str(Path(__file__).parents[3] / "crates" / "omniglot" / "assets")
-    done = subprocess.run(command, env={**without, "TRUESHOT_ASSETS": folder}, capture_output=True, text=True)
-    assert done.returncode == 0 and (tmp_path / "report.html").exists(), done.stderr
+    done = run(*embed, TRUESHOT_ASSETS=folder)
+    assert done.returncode == 0 and (tmp_path / "rows.safetensors").exists(), done.stderr
+
+
+def test_the_licences_of_what_is_built_in_are_part_of_the_wheel():
+    names = {file.name for file in importlib.metadata.files("trueshot")}
+    assert {"LICENSE-APACHE", "LICENSE-MIT", "efficientnet-lite0.LICENSE", "omniglot.LICENSE"} <= names
 
 
 def test_plots_are_drawn_on_the_axes_given():

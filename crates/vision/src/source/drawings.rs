@@ -29,14 +29,8 @@ pub(crate) fn class_name(character: &Character<'_>) -> String {
 }
 
 /// Black ink on white paper, as the published files have it.
-pub(crate) fn image(character: usize, number: usize, channels: Channels) -> Result<DecodedImage, Unreadable> {
+pub(super) fn image(character: usize, number: usize, channels: Channels) -> Result<DecodedImage, Unreadable> {
     let drawing = Omniglot::embedded().and_then(|omniglot| omniglot.drawing(character, number));
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;
-    let (width, height) = (drawing.width(), drawing.height());
-    let mut pixels = vec![255; width * height * channels.count()];
-    for (x, y) in drawing.ink() {
-        let place = (y * width + x) * channels.count();
-        pixels[place..place + channels.count()].fill(0);
-    }
-    Ok(DecodedImage::new(width, height, channels, pixels))
+    Ok(drawing.to_image(channels))
 }

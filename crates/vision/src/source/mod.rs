@@ -15,7 +15,7 @@ mod paths;
 mod published;
 mod zip_archive;
 
-pub(crate) use drawings::{class_name as drawing_class_name, image as drawing_image};
+pub(crate) use drawings::class_name as drawing_class_name;
 pub use folder::{ImageFiles, images_below};
 pub(crate) use folder::{class_images, read as file_bytes};
 

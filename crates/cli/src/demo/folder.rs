@@ -1,0 +1,220 @@
+//! The first part of the demo: drawings in class folders, some of them in the wrong one, are audited and repaired.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context;
+use trueshot::audit::{self, Action, Audit};
+use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
+use trueshot::noise::{Noise, NoiseKind};
+use trueshot::repair::{self, Kind, Listed, RepairPlan};
+use trueshot::report::{AuditPage, AuditTable};
+use trueshot::rng::IndexSampler;
+use trueshot_vision::cache::CacheLocation;
+use trueshot_vision::{Backbone, Embedder, ImageInput, LabelledRows, Omniglot};
+
+use super::{class_name, drawing, embed};
+
+/// The class folders. Simpler characters of few strokes count as copies of each other.
+const CLASSES: [&str; 6] = ["Tengwar-06", "Tengwar-11", "Tengwar-16", "Tengwar-19", "Tengwar-20", "ULOG-24"];
+/// Number of drawings per folder.
+const DRAWINGS: usize = 10;
+/// Share of the drawings that are in the wrong folder: one per folder.
+const WRONG: f64 = 0.1;
+
+/// A drawing in one of the folders.
+struct SortedDrawing {
+    /// The folder that it is in.
+    folder: String,
+    /// The folder that it belongs into.
+    truth: String,
+    /// The name of its file, which says what the drawing shows: `Tengwar-07-03.png`. The audit does not use it.
+    file: String,
+    png: Vec<u8>,
+    /// The drawing as the address of an image in a page.
+    thumbnail: String,
+}
+
+impl SortedDrawing {
+    fn item(&self) -> String {
+        format!("{}/{}", self.folder, self.file)
+    }
+}
+
+/// Drawings in class folders, before the audit.
+pub(super) struct DemoFolder {
+    drawings: Vec<SortedDrawing>,
+}
+
+/// The folder with its audit.
+pub(super) struct AuditedFolder {
+    drawings: Vec<SortedDrawing>,
+    rows: LabelledRows,
+    found: Audit,
+}
+
+/// Checks that nothing would be overwritten by the drawings.
+pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
+    let is_free = match std::fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(_) => !folder.exists(),
+    };
+    anyhow::ensure!(
+        is_free,
+        "{} exists and is not an empty folder; name one that does not exist yet",
+        folder.display()
+    );
+    Ok(())
+}
+
+impl DemoFolder {
+    /// Draws which drawings are in the folders.
+    pub(super) fn draw(backbone: &Backbone, seed: u64) -> anyhow::Result<Self> {
+        let chosen = (0..Omniglot::sample().characters().len())
+            .filter(|character| CLASSES.contains(&class_name(*character).as_str()));
+        let characters = &embed(backbone, chosen)?;
+        let spec = EpisodeSpec { ways: CLASSES.len(), shots: Shots::exactly(DRAWINGS), queries: 0, seed };
+        let noise = Noise { kind: NoiseKind::Symmetric, level: WRONG };
+        let drawn =
+            Sampler::new(characters, None, spec, vec![noise])?.draw(0, &mut IndexSampler::default())?;
+        let class = |class: u32| drawn.episode.classes[class as usize].class as usize;
+        let sorted = drawn.supports[0].iter().map(|item| {
+            let name = characters.item(item.row as usize).unwrap_or_default();
+            let (character, number) = name.split_once('/').unwrap_or_default();
+            let (character, number) = (character.parse()?, number.parse::<usize>()?);
+            let drawing = drawing(character, number)?;
+            let truth = class_name(character);
+            Ok(SortedDrawing {
+                folder: characters.classes()[class(item.given)].clone(),
+                file: format!("{truth}-{:02}.png", number + 1),
+                truth,
+                png: drawing.to_png(),
+                thumbnail: drawing.to_png_data_uri(),
+            })
+        });
+        Ok(DemoFolder { drawings: sorted.collect::<anyhow::Result<_>>()? })
+    }
+
+    /// Writes the drawings as files in class folders.
+    pub(super) fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        for drawing in &self.drawings {
+            let class = folder.join(&drawing.folder);
+            std::fs::create_dir_all(&class).with_context(|| format!("cannot create {}", class.display()))?;
+            trueshot::atomic::write_atomically(&class.join(&drawing.file), |file| {
+                file.write_all(&drawing.png)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Audits the drawings as `trueshot audit` does with a folder.
+    pub(super) fn audit(self, backbone: Backbone) -> anyhow::Result<AuditedFolder> {
+        let embedder = Embedder::new(backbone, &CacheLocation::Disabled);
+        let images: Vec<ImageInput<'_>> =
+            self.drawings.iter().map(|drawing| ImageInput::Bytes(&drawing.png)).collect();
+        let embedded = embedder.embed_images(&images, &())?;
+        let results = self.drawings.iter().zip(embedded.rows).zip(embedded.measures);
+        let results =
+            results.map(|((drawing, row), measures)| (drawing.item(), drawing.folder.clone(), row, measures));
+        let rows = LabelledRows::from_results(results, embedder.backbone())?;
+        let found = rows.audit().run()?;
+        Ok(AuditedFolder { drawings: self.drawings, rows, found })
+    }
+}
+
+impl AuditedFolder {
+    /// The HTML page of the audit.
+    pub(super) fn page(&self) -> anyhow::Result<String> {
+        let data = &self.rows.embeddings;
+        let thumbnails: Vec<Option<String>> =
+            self.drawings.iter().map(|drawing| Some(drawing.thumbnail.clone())).collect();
+        let points = audit::map(data, &())?;
+        let page = AuditPage {
+            title: "Audit of drawings in folders",
+            audit: &self.found,
+            data,
+            thumbnails: &thumbnails,
+            points: &points,
+            notes: Vec::new(),
+        };
+        Ok(page.render())
+    }
+
+    /// What the audit finds and what a repair does about it, as text.
+    pub(super) fn summary(&self, page: &Path, folder: Option<&Path>) -> String {
+        let (items, wrong) = (self.drawings.len(), self.drawings.len() - self.right_before());
+        let table = match terminal_size::terminal_size_of(std::io::stdout()) {
+            Some((width, _)) => AuditTable::new(&self.found).width(usize::from(width.0)).render(),
+            None => AuditTable::new(&self.found).render(),
+        };
+        let plan = self.plan();
+        let classes = CLASSES.len();
+        let mut text = format!(
+            "1. A FOLDER OF PICTURES, SOME OF THEM IN THE WRONG FOLDER\n\n\
+             {items} drawings of {classes} handwritten characters, one folder per character; {wrong} drawings are in a wrong\n\
+             folder. The name of a file says what it shows, but the audit looks at the pictures only. It finds:\n\n\
+             {table}\n\
+             The plan of the repair:\n"
+        );
+        for change in repair::moves(&plan, []) {
+            let _ = writeln!(text, "  {} -> {}", change.from, change.to);
+        }
+        let _ = writeln!(
+            text,
+            "{}\n\n\
+             {} of {items} drawings were in the right folder, and {} are after the repair.\n\
+             Open {} to see the audit with the drawings.",
+            plan.summary(),
+            items - wrong,
+            self.right_after(),
+            page.display()
+        );
+        if let Some(folder) = folder {
+            let _ = write!(text, "\n{}", commands(folder));
+        }
+        text
+    }
+
+    fn plan(&self) -> RepairPlan {
+        let listed = self.drawings.iter().map(|drawing| Listed {
+            item: drawing.item(),
+            class: Some(drawing.folder.clone()),
+            ..Listed::default()
+        });
+        RepairPlan::new(
+            &self.found,
+            &self.rows.embeddings,
+            Kind::Folder,
+            Path::new("drawings"),
+            listed.collect(),
+        )
+    }
+
+    fn right_before(&self) -> usize {
+        self.drawings.iter().filter(|drawing| drawing.folder == drawing.truth).count()
+    }
+
+    fn right_after(&self) -> usize {
+        let repaired = self.drawings.iter().zip(&self.found.items).filter(|(drawing, item)| {
+            let folder = match item.action {
+                Action::Relabel => item.suggested.as_ref(),
+                Action::Quarantine => None,
+                Action::Keep | Action::Review => Some(&item.given),
+            };
+            folder == Some(&drawing.truth)
+        });
+        repaired.count()
+    }
+}
+
+/// The commands that do the same with the folder of drawings. Its backbone is the one for drawings; photos need none.
+fn commands(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "The folder {folder} contains these drawings. To do the same yourself:\n\
+         \x20 trueshot audit {folder} --backbone omniglot-conv4 --html audit.html --plan plan.jsonl\n\
+         \x20 trueshot repair plan.jsonl --into {folder}-clean\n\
+         \x20 trueshot serve --backbone omniglot-conv4    # and drop the folder {folder} on the page\n\
+         Folders of photos need no --backbone.\n"
+    )
+}

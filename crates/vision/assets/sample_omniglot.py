@@ -1,0 +1,50 @@
+"""Copies a few alphabets of the packed drawings into a small file of the same form, for `trueshot demo`.
+
+Three alphabets of the split `test`, whose characters no built-in model has seen, and one of the split
+`val`, from which the demo takes outliers. The compressed streams are copied as they are.
+
+Usage: python sample_omniglot.py ../../omniglot/assets/omniglot.bin omniglot-sample.bin
+"""
+
+import struct
+import sys
+
+ALPHABETS = ["Hebrew", "Keble", "Tengwar", "ULOG"]
+HEADER = struct.Struct("<8sHHH")
+ENTRY = struct.Struct("<BHBI")
+
+
+def read_alphabets(packed):
+    """Every alphabet of a packed file, by name: its line of the table and its stream."""
+    _, _, _, count = HEADER.unpack_from(packed)
+    table, place = [], HEADER.size
+    for _ in range(count):
+        _, _, name_length, stream_length = ENTRY.unpack_from(packed, place)
+        entry = packed[place : place + ENTRY.size + name_length]
+        table.append((entry, stream_length))
+        place += len(entry)
+    alphabets = {}
+    for entry, stream_length in table:
+        alphabets[entry[ENTRY.size :].decode()] = entry, packed[place : place + stream_length]
+        place += stream_length
+    return alphabets
+
+
+def sample(packed):
+    """The packed file with ALPHABETS alone."""
+    magic, side, drawings, _ = HEADER.unpack_from(packed)
+    chosen = [read_alphabets(packed)[name] for name in ALPHABETS]
+    header = HEADER.pack(magic, side, drawings, len(chosen))
+    return header + b"".join(entry for entry, _ in chosen) + b"".join(stream for _, stream in chosen)
+
+
+def main():
+    packed_path, sample_path = sys.argv[1:]
+    with open(packed_path, "rb") as file:
+        packed = file.read()
+    with open(sample_path, "wb") as file:
+        file.write(sample(packed))
+
+
+if __name__ == "__main__":
+    main()
