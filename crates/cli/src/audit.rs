@@ -11,7 +11,7 @@ use serde::Serialize;
 use trueshot::audit::{self, Action, Audit, Certainty, MAX_NEIGHBOURS, Options};
 use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
-use trueshot_vision::{LabelledRows, thumbnail};
+use trueshot_vision::{Channels, LabelledRows, thumbnail};
 
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
@@ -182,6 +182,8 @@ impl Arguments {
     fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
+        // A plan is UTF-8. A path that is not needs `repair --root`.
+        let root = PathBuf::from(root.to_string_lossy().into_owned());
         let files = support.images.as_ref().map(audited_files);
         RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
@@ -240,11 +242,19 @@ fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Optio
     let is_suspicious = |row: &usize| found.items[*row].action != Action::Keep;
     let enlarged: HashSet<usize> =
         found.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
-    let side = |row: &usize| if enlarged.contains(row) { ENLARGED_SIDE } else { THUMBNAIL_SIDE };
+    let thumbnail = |row: usize| {
+        let (collection, entry) = (&images.collection, images.entry(row));
+        match enlarged.contains(&row) {
+            true => {
+                collection.read_image_then(entry, Channels::Colour, |image| image.to_data_uri(ENLARGED_SIDE))
+            }
+            false => thumbnail::data_uri(collection, entry, THUMBNAIL_SIDE),
+        }
+    };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     let one = |&row: &usize| {
-        let made = thumbnail::data_uri(&images.collection, images.entry(row), side(&row)).ok();
+        let made = thumbnail(row).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress.check(done, rows.len() as u64).map(|()| (row, made))
     };
