@@ -1,10 +1,14 @@
 // The page of an audit as people see and use it: suspects are framed, filters filter, neighbours come up for the mouse
-// and for the keyboard, and nothing comes from outside.
+// and for the keyboard, a review ends with a plan that `trueshot repair` carries out, and nothing comes from outside.
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { existsSync, mkdtempSync, readFileSync, readdirSync } from "node:fs";
+import { createRequire } from "node:module";
 import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
 const page_url = `file://${process.env.PAGES}/audit.html`;
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let browser;
 
 before(async () => {
@@ -57,7 +61,7 @@ describe("somebody who looks for suspects", () => {
 
   test("sees on every button the number of items that it shows", async () => {
     const { page } = await open();
-    for (const button of await page.locator(".filters button").all()) {
+    for (const button of await page.locator(".filters button:visible").all()) {
       await button.click();
       const count = Number((await button.textContent()).match(/\((\d+)\)/)[1]);
       assert.equal(await page.locator("li.item:visible").count(), count, await button.textContent());
@@ -90,8 +94,212 @@ describe("somebody who looks for suspects", () => {
   });
 });
 
+/** Opens the page and the review, which begins with rings/0.bmp or stripes/0.bmp: the two are exchanged. */
+async function review(options) {
+  const { page, problems } = await open(options);
+  await page.getByRole("button", { name: "Review 2 items" }).click();
+  return { page, problems, given: () => page.textContent("#review-given"), progress: () => page.textContent("#review-progress") };
+}
+
+/** Saves the plan of a page and returns the path of its file. */
+async function savedPlan(page) {
+  const [download] = await Promise.all([page.waitForEvent("download"), page.click("#review-save")]);
+  assert.equal(download.suggestedFilename(), "plan.jsonl");
+  const path = `${mkdtempSync(`${process.env.PAGES}/plan-`)}/plan.jsonl`;
+  await download.saveAs(path);
+  return path;
+}
+
+const repair = (...options) => execFileSync(process.env.TRUESHOT_BIN, ["repair", ...options], { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
+
+/** The lines of a plan without those that list the folder and that begin with #. */
+const changes = (path) => readFileSync(path, "utf8").split("\n").filter((line) => line.startsWith('{"item"')).map((line) => JSON.parse(line));
+
+describe("a review", () => {
+  test("shows each suspect with its probable classes and most similar items", async () => {
+    const { page, problems, progress } = await review();
+    assert.equal(await progress(), "1 of 2");
+    const first = await page.textContent("#review-name");
+    assert.match(first, /^(rings|stripes)\/0\.bmp$/);
+    assert.equal(await page.locator("#review-probable button").count(), 3);
+    assert.equal(await page.locator("#review-nearest img").count(), 5);
+    const size = await page.$eval("#review-picture img", (image) => image.getBoundingClientRect().height);
+    assert.ok(size > 200, `the image is ${size} pixels high`);
+    await page.keyboard.press("ArrowRight");
+    assert.equal(await progress(), "2 of 2");
+    assert.notEqual(await page.textContent("#review-name"), first);
+    await page.keyboard.press("ArrowLeft");
+    assert.equal(await progress(), "1 of 2");
+    assert.equal(await page.textContent("#review-name"), first);
+    assert.deepEqual(problems, []);
+    await page.close();
+  });
+
+  test("ends with a plan of the decisions, which repair carries out", async () => {
+    const { page, given } = await review();
+    const moved = await given();
+    await page.keyboard.press("m");
+    await page.keyboard.type("che");
+    await page.keyboard.press("Enter");
+    const kept = await given();
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent("#review-done"), /All 2 decided/);
+    await page.keyboard.press("Escape");
+    // An item that the audit keeps can be decided about, too.
+    await page.locator("li.item[data-action=keep]", { hasText: "3.bmp" }).first().click();
+    const aside = await page.textContent("#review-name");
+    await page.keyboard.press("a");
+    assert.ok(!(await page.locator("#review").isVisible()));
+    assert.equal(await page.textContent("#review-state"), "3 decisions.");
+
+    const path = await savedPlan(page);
+    assert.match(await page.textContent("#review-state"), /1 to relabel, 1 to quarantine, 0 to review/);
+    assert.deepEqual(changes(path).map(({ item, from, to, quarantine }) => ({ item, from, to, quarantine })), [
+      { item: `${moved}/0.bmp`, from: moved, to: "checks", quarantine: undefined },
+      { item: aside, from: aside.split("/")[0], to: undefined, quarantine: true },
+    ]);
+    const into = path.replace("plan.jsonl", "clean");
+    repair(path, "--into", into);
+    assert.equal(readdirSync(`${into}/checks`).length, aside.startsWith("checks/") ? 6 : 7);
+    assert.ok(!existsSync(`${into}/${moved}/0.bmp`) && existsSync(`${into}/${kept}/0.bmp`));
+    assert.ok(!existsSync(`${into}/${aside}`) && existsSync(`${into}/_quarantine`));
+
+    const [download] = await Promise.all([page.waitForEvent("download"), page.click("#review-confirmed")]);
+    const confirmed = path.replace("plan.jsonl", "confirmed.jsonl");
+    await download.saveAs(confirmed);
+    const audit = execFileSync(process.env.TRUESHOT_BIN, ["audit", `${process.env.PAGES}/photos`, "--no-cache", "--confirmed", confirmed], { encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });
+    assert.match(audit, /\(1 confirmed\)/);
+    await page.close();
+  });
+
+  test("keeps the planned changes of items without a decision, with their effect", async () => {
+    const { page } = await open();
+    const untouched = await savedPlan(page);
+    assert.equal(changes(untouched).length, 2);
+    assert.match(repair(untouched), /2 to relabel, 0 to quarantine, 0 to review; leave-one-out accuracy/);
+    await page.getByRole("button", { name: "Review 2 items" }).click();
+    const planned = await page.textContent("#review-verdict");
+    const to = planned.match(/move to (\w+)/)[1];
+    await page.locator("#review-probable button", { hasText: to }).click();
+    await page.keyboard.press("Enter");
+    await page.keyboard.press("Escape");
+    const [change, ...others] = changes(await savedPlan(page));
+    assert.deepEqual([change.to, others.length], [to, 0]);
+    assert.ok("effect" in change, "a decision that is the planned change is the planned line");
+    await page.close();
+  });
+
+  test("undoes and redoes decisions, in the dialog and on the page", async () => {
+    const { page, progress } = await review();
+    await page.keyboard.press("1");
+    await page.keyboard.press("a");
+    assert.equal(await page.locator("li.item[data-decided]").count(), 2);
+    await page.keyboard.press("ArrowLeft");
+    assert.equal(await progress(), "2 of 2");
+    await page.keyboard.press("ArrowLeft");
+    assert.equal(await progress(), "1 of 2");
+    assert.equal(await page.locator("li.item[data-decided]").count(), 0);
+    await page.keyboard.press("Control+y");
+    assert.equal(await page.locator("li.item[data-decided]").count(), 1);
+    await page.keyboard.press("Escape");
+    await page.getByRole("button", { name: "Redo" }).click();
+    assert.equal(await page.textContent("#review-state"), "2 decisions.");
+    await page.keyboard.press("Control+z");
+    await page.keyboard.press("Control+z");
+    assert.equal(await page.locator("li.item[data-decided]").count(), 0);
+    assert.ok(await page.getByRole("button", { name: "Undo" }).isDisabled());
+    await page.close();
+  });
+
+  test("survives a reload, and shows what was decided", async () => {
+    const { page } = await review();
+    await page.keyboard.press("a");
+    await page.reload();
+    assert.equal(await page.textContent("#review-open"), "Review 1 item");
+    assert.equal(await page.textContent("li.item[data-decided] .decision"), "Decided: set aside");
+    await page.getByRole("button", { name: "decided (1)" }).click();
+    assert.equal(await page.locator("li.item:visible").count(), 1);
+    await page.close();
+  });
+
+  test("works and warns in a browser that stores nothing, and ignores what is not a decision", async () => {
+    const context = await browser.newContext();
+    await context.addInitScript(() => { Storage.prototype.setItem = () => { throw new Error("full"); }; Storage.prototype.getItem = () => '{"done":[{"row":99,"to":"x"}],"undone":[]}'; });
+    const page = await context.newPage();
+    const problems = [];
+    page.on("pageerror", (error) => problems.push(String(error)));
+    await page.goto(page_url);
+    assert.equal(await page.locator("li.item[data-decided]").count(), 0);
+    await page.getByRole("button", { name: "Review 2 items" }).click();
+    await page.keyboard.press("a");
+    await page.keyboard.press("Escape");
+    assert.match(await page.textContent("#review-state"), /does not store decisions: save the plan/);
+    assert.equal(changes(await savedPlan(page)).length, 2);
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("opens at an item that is clicked, or entered with the keyboard, and gives the focus back", async () => {
+    const { page } = await open();
+    const item = page.locator("li.item[data-action=keep]").first();
+    await item.locator("img").first().click();
+    assert.ok(await page.locator("#review").isVisible());
+    assert.equal(await page.textContent("#review-progress"), "");
+    await page.keyboard.press("Escape");
+    const suspect = page.locator("li.item.relabel").last();
+    await suspect.focus();
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent("#review-progress"), /of 2/);
+    await page.keyboard.press("Escape");
+    assert.ok(await suspect.evaluate((one) => one === document.activeElement));
+    await page.close();
+  });
+
+  test("closes the list of classes first and finds classes by a part of their name", async () => {
+    const { page } = await review();
+    await page.keyboard.press("m");
+    assert.equal(await page.locator("#review-choices button").count(), 3);
+    await page.keyboard.type("ing");
+    assert.deepEqual(await page.locator("#review-choices button").allTextContents(), ["rings Enter"]);
+    await page.keyboard.type("x");
+    assert.match(await page.textContent("#review-choices"), /No class/);
+    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent("#review-progress"), "1 of 2");
+    await page.keyboard.press("Escape");
+    assert.ok(await page.locator("#review").isVisible());
+    assert.ok(!(await page.locator("#review-classes").isVisible()));
+    await page.close();
+  });
+});
+
+for (const [name, options] of Object.entries({
+  light: {}, dark: { colorScheme: "dark" }, "on a phone": { viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true },
+})) {
+  test(`axe finds no accessibility problem on the page, in the review and at its end, ${name}`, async () => {
+    const { page } = await open(options);
+    const check = async (where) => {
+      await page.evaluate(axe);
+      const found = await page.evaluate(() => window.axe.run());
+      assert.deepEqual(found.violations.map((one) => `${where}: ${one.id}, ${one.nodes[0].html}`), []);
+      const width = await page.evaluate(() => document.documentElement.scrollWidth);
+      assert.ok(width <= page.viewportSize().width, `${where} is ${width} wide`);
+    };
+    await check("page");
+    await page.locator("#review-open").click();
+    await check("review");
+    await page.keyboard.press("m");
+    await check("classes");
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("a");
+    await page.keyboard.press("ArrowRight");
+    await check("end");
+    await page.close();
+  });
+}
+
 test("without its script the page still says everything", async () => {
   const { page } = await open({ javaScriptEnabled: false });
+  assert.ok(!(await page.locator("#review-tools").isVisible()));
   assert.equal(await page.locator("li.item:visible").count(), 18);
   assert.ok(!(await page.locator(".filters").isVisible()));
   await page.locator("li.item.relabel").first().hover();

@@ -1,11 +1,14 @@
 // The pages as people see them: light, dark and on a telephone. Nothing may come from outside, nothing may
 // hang over the edge, and everything must be readable.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
 const page_url = `file://${process.env.PAGES}/demo.html`;
 const methods = ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp", "simpleshot", "relabel", "tranfs"];
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let browser;
 
 before(async () => {
@@ -65,22 +68,42 @@ for (const colorScheme of ["light", "dark"]) {
       await page.close();
     });
 
-    test("draws a line for every method, with names that do not cover each other", async () => {
-      const { page } = await open({ colorScheme, viewport: { width: 1100, height: 900 } });
-      for (const chart of await page.$$(".chart")) {
+    for (const [device, width] of [["a screen", 1100], ["a phone", 360]]) test(`draws six lines in their own colours, and all on request, with names that do not cover each other, on ${device}`, async () => {
+      const { page } = await open({ colorScheme, viewport: { width, height: 900 } });
+      const charts = () => page.locator(".chart:visible").elementHandles();
+      const few = await charts();
+      assert.ok(few.length > 0);
+      for (const chart of few) {
+        const lines = await chart.$$eval(".series", (lines) => lines.map((line) => [line.querySelector("title").textContent, getComputedStyle(line.querySelector("polyline")).stroke]));
+        assert.equal(lines.length, 6);
+        assert.ok(["oracle", "protonet", "relabel"].every((name) => lines.some(([shown]) => shown === name)), String(lines));
+        assert.equal(new Set(lines.map(([, colour]) => colour)).size, 6, String(lines));
+      }
+      await checkNames(few, 6);
+      for (const summary of await page.locator(".charts summary").all()) await summary.click();
+      const all = await charts();
+      assert.equal(all.length, few.length);
+      await checkNames(all, methods.length);
+      await page.close();
+    });
+
+    /** Checks that the names at the ends of lines are complete, large enough to read and do not cover each other. */
+    async function checkNames(charts, count) {
+      for (const chart of charts) {
         const names = await chart.$$eval(".series > text", (texts) =>
           texts.map((text) => ({ name: text.textContent, box: text.getBoundingClientRect().toJSON() })));
-        assert.deepEqual(names.map(({ name }) => name).sort(), [...methods].sort());
+        assert.equal(names.length, count);
+        assert.ok(names.every(({ name }) => methods.includes(name)), String(names.map(({ name }) => name)));
         const frame = await chart.boundingBox();
         const sorted = names.toSorted((a, b) => a.box.y - b.box.y);
         sorted.forEach(({ name, box }, place) => {
           assert.ok(box.right <= frame.x + frame.width, `${name} hangs over the edge`);
           assert.ok(box.bottom <= frame.y + frame.height, `${name} hangs below the edge`);
-          if (place > 0) assert.ok(box.y - sorted[place - 1].box.y >= 8, `${name} covers ${sorted[place - 1].name}`);
+          assert.ok(box.height >= 9, `${name} is ${box.height} pixels high`);
+          if (place > 0) assert.ok(box.y - sorted[place - 1].box.y >= 9, `${name} covers ${sorted[place - 1].name}`);
         });
       }
-      await page.close();
-    });
+    }
   });
 }
 
@@ -100,6 +123,30 @@ test("on a telephone only tables scroll sideways", async () => {
   assert.ok(width <= 360, `the page is ${width} wide`);
   await page.close();
 });
+
+test("a table that is wider than a phone shows that it goes on, keeps its first column and can be scrolled by keyboard", async () => {
+  const { page } = await open({ viewport: { width: 360, height: 740 } });
+  const wide = page.locator(".scroll").first();
+  const { scrolls, shadow } = await wide.evaluate((one) => ({ scrolls: one.scrollWidth > one.clientWidth, shadow: getComputedStyle(one).backgroundImage }));
+  assert.ok(scrolls && shadow.includes("gradient"));
+  const left = () => wide.locator("tbody th").first().evaluate((cell) => cell.getBoundingClientRect().x);
+  const before = await left();
+  await wide.focus();
+  await page.keyboard.press("ArrowRight");
+  await page.waitForFunction((one) => one.scrollLeft > 0, await wide.elementHandle());
+  assert.equal(await left(), before);
+  await page.close();
+});
+
+for (const options of [{ colorScheme: "light" }, { colorScheme: "dark" }, { viewport: { width: 360, height: 740 } }]) {
+  test(`axe finds no accessibility problem, ${JSON.stringify(options)}`, async () => {
+    const { page } = await open(options);
+    await page.evaluate(axe);
+    const found = await page.evaluate(() => window.axe.run());
+    assert.deepEqual(found.violations.map((one) => `${one.id}, ${one.nodes[0].html}`), []);
+    await page.close();
+  });
+}
 
 test("every line of a chart can be reached by keyboard and is named", async () => {
   const { page } = await open({ viewport: { width: 1100, height: 900 } });

@@ -1,5 +1,6 @@
 //! `trueshot audit`: finds wrong labels and suggests the right ones.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use trueshot::progress::Progress;
@@ -7,10 +8,10 @@ use trueshot::progress::Progress;
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
-use trueshot::audit::{self, Audit, Certainty, MAX_NEIGHBOURS, Options};
+use trueshot::audit::{self, Action, Audit, Certainty, MAX_NEIGHBOURS, Options};
 use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
-use trueshot_vision::{LabelledRows, thumbnail};
+use trueshot_vision::{Channels, LabelledRows, thumbnail};
 
 use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::ProblemsFound;
@@ -104,6 +105,10 @@ fn parse_certainty(text: &str) -> Result<f32, String> {
 
 /// The side of a thumbnail: twice what a page shows would be sharper and four times the bytes.
 const THUMBNAIL_SIDE: usize = 112;
+/// The side of the images that the review on the page shows enlarged: the most suspicious ones.
+const ENLARGED_SIDE: usize = 320;
+/// The number of images that are enlarged in the review; more would make the page slow to open.
+const MAX_ENLARGED: usize = 300;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
@@ -142,8 +147,9 @@ impl Arguments {
 
     /// Files first: whoever closes the pipe after a few lines still gets them.
     fn write(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<()> {
-        if let Some(path) = &self.html {
-            write_file(path, &self.page(support, found)?)?;
+        let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(support, found));
+        if let (Some(path), Some(plan)) = (&self.html, &plan) {
+            write_file(path, &self.page(support, found, plan)?)?;
         }
         if let Some(path) = &self.json {
             write_file(path, &audit_json(support, found))?;
@@ -151,8 +157,7 @@ impl Arguments {
         if let Some(path) = &self.csv {
             write_file(path, &report::audit_csv(found))?;
         }
-        if let Some(path) = &self.plan {
-            let plan = self.plan(support, found);
+        if let (Some(path), Some(plan)) = (&self.plan, &plan) {
             write_file(path, &plan.to_text())?;
             say!("{}: {}", path.display(), plan.summary());
         }
@@ -169,6 +174,8 @@ impl Arguments {
     fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
+        // A plan is UTF-8. A path that is not needs `repair --root`.
+        let root = PathBuf::from(root.to_string_lossy().into_owned());
         let files = support.images.as_ref().map(audited_files);
         RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
@@ -181,15 +188,14 @@ impl Arguments {
         }
     }
 
-    fn page(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<String> {
+    fn page(&self, support: &LabelledRows, found: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
         let data = &support.embeddings;
-        let thumbnails = thumbnails(support, &report::shown_rows(found, data))?;
+        let thumbnails = thumbnails(support, found)?;
         let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
         let title = format!("Audit of {}", display_name(&self.support.support));
         let notes = support.skipped.iter().map(ToString::to_string).collect();
-        let page =
-            AuditPage { title: &title, audit: found, data, thumbnails: &thumbnails, points: &points, notes };
-        Ok(page.render())
+        let (audit, title, thumbnails, points) = (found, title.as_str(), &thumbnails[..], &points[..]);
+        Ok(AuditPage { title, audit, data, plan, thumbnails, points, notes }.render())
     }
 }
 
@@ -221,13 +227,26 @@ fn display_name(path: &Path) -> String {
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Small images of some rows, on all threads; none for what has vanished meanwhile.
-fn thumbnails(support: &LabelledRows, rows: &[usize]) -> anyhow::Result<Vec<Option<String>>> {
+/// Small images of the rows on the page, on all threads; none for what has vanished meanwhile.
+fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &support.images else { return Ok(Vec::new()) };
+    let rows = report::shown_rows(found, &support.embeddings);
+    let is_suspicious = |row: &usize| found.items[*row].action != Action::Keep;
+    let enlarged: HashSet<usize> =
+        found.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
+    let thumbnail = |row: usize| {
+        let (collection, entry) = (&images.collection, images.entry(row));
+        match enlarged.contains(&row) {
+            true => {
+                collection.read_image_then(entry, Channels::Colour, |image| image.to_data_uri(ENLARGED_SIDE))
+            }
+            false => thumbnail::data_uri(collection, entry, THUMBNAIL_SIDE),
+        }
+    };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     let one = |&row: &usize| {
-        let made = thumbnail::data_uri(&images.collection, images.entry(row), THUMBNAIL_SIDE).ok();
+        let made = thumbnail(row).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress.check(done, rows.len() as u64).map(|()| (row, made))
     };

@@ -7,7 +7,7 @@
   const classes = [...document.querySelectorAll("section.class")];
   let show = "all";
   const passes = (item) =>
-    (show === "all" || (show === "suspect" ? "suspect" in item.dataset : item.dataset.action === show)) &&
+    (show === "all" || (show === "suspect" || show === "decided" ? show in item.dataset : item.dataset.action === show)) &&
     item.dataset.text.toLowerCase().includes(search.value.trim().toLowerCase());
   const apply = () => {
     let count = 0;
@@ -26,6 +26,13 @@
     });
   }
   search.addEventListener("input", apply);
+  document.addEventListener("decided", () => {
+    const button = buttons.find((one) => one.dataset.show === "decided");
+    const count = document.querySelectorAll("li.item[data-decided]").length;
+    button.textContent = `decided (${count})`;
+    button.hidden = count === 0 && show !== "decided";
+    apply();
+  });
   form.hidden = false;
   apply();
 
@@ -51,6 +58,7 @@
   document.addEventListener("focusin", open);
   // Arrow keys move between the visible items; a link from the map clears the filters if they hide its item.
   document.addEventListener("keydown", (event) => {
+    if (document.querySelector("dialog[open]")) return;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const item = document.activeElement?.closest?.("li.item");
     if (!step || !item) return;

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use trueshot::Embeddings;
 use trueshot::audit::{self as library, Action, AuditedItem, Certainty, Options};
 use trueshot::embeddings::{Features, Items};
+use trueshot::repair::{Kind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 
 use crate::exceptions::{to_exception, value_error};
@@ -236,7 +237,9 @@ impl Audit {
         thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();
-            Ok(AuditPage { title, audit, data, thumbnails, points: &points, notes }.render())
+            // Where the rows come from is not known here: `trueshot repair` gets their file with --root.
+            let plan = &RepairPlan::new(audit, data, Kind::Embeddings, "rows".as_ref(), Vec::new());
+            Ok(AuditPage { title, audit, data, plan, thumbnails, points: &points, notes }.render())
         })
     }
 }

@@ -1,44 +1,107 @@
-//! The chart of accuracy against noise level as SVG, with one line per method ([`accuracy_against_noise`]).
+//! Charts of accuracy against noise level as SVG, with one line per method ([`accuracy_against_noise`]).
 //!
-//! Lines have CSS classes instead of colours, so that the page's style sheet chooses colours for light mode, dark mode and
-//! print.
+//! A chart shows at most [`MAX_LINES`] lines: the references and the best methods. A page also contains the chart of all
+//! lines, behind a toggle that needs no script, and both in two sizes, for screens and for phones; the style sheet shows one
+//! of them. Lines have CSS classes instead of colours, so that the style sheet chooses colours for light mode, dark mode and
+//! print. The first six colours of the style sheet can be told apart with every kind of colour blindness.
 
 use super::grids;
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::{Noise, NoiseKind};
 
-/// Size of the chart in SVG units.
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 380.0;
-/// Margins: left for the labels of the vertical axis, right for the names at the ends of the lines.
+/// Margins in SVG units; the right one depends on the names at the ends of the lines.
 const LEFT: f64 = 46.0;
-const RIGHT: f64 = 150.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 44.0;
 /// Minimum vertical distance between the names at the ends of the lines.
-const LABEL_GAP: f64 = 13.0;
-/// Number of series colours in the style sheet, the CSS classes `c0` to `c11`.
+const LABEL_GAP: f64 = 13.5;
+/// Distance from the end of a line to its name, and the mean width of a character.
+const LABEL_OFFSET: f64 = 20.0;
+const CHARACTER_WIDTH: f64 = 6.5;
+/// Minimum horizontal distance between the labels of levels.
+const TICK_GAP: f64 = 34.0;
+/// Number of class colours in the style sheet, the CSS classes `c0` to `c11`.
 pub(super) const COLOURS: usize = 12;
+/// Maximum number of lines with a colour, and so of lines in a chart that does not show all.
+pub(super) const MAX_LINES: usize = 6;
+
+/// The marks of points as SVG paths, one per colour.
+const MARKS: [&str; MAX_LINES] = [
+    "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
+    "M-3 -3h6v6h-6z",
+    "M0 -4L4 3H-4z",
+    "M0 -4.5L4.5 0L0 4.5L-4.5 0z",
+    "M0 4L4 -3H-4z",
+    "M-1.3 -4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",
+];
+
+/// The size of a chart in SVG units, and the CSS class that selects it.
+struct Size {
+    class: &'static str,
+    width: f64,
+    height: f64,
+}
+
+const WIDE: Size = Size { class: "wide", width: 640.0, height: 380.0 };
+const NARROW: Size = Size { class: "narrow", width: 360.0, height: 330.0 };
 
 /// One line of a chart: the accuracies of a method by noise level.
 pub(super) struct Line {
     pub name: String,
-    /// Index of the colour, below [`COLOURS`].
-    pub colour: usize,
+    /// Index of the colour, below [`MAX_LINES`]; `None` for a line that is shown only with all others, in grey.
+    pub colour: Option<usize>,
     /// Whether the line is dashed, for the oracle.
     pub dashed: bool,
     /// Noise level (0 to 1), accuracy in percent and half the width of its 95 % confidence interval.
     pub points: Vec<(f64, f64, Option<f64>)>,
 }
 
-/// The chart of one noise kind; `None` if there are fewer than two levels.
+/// How important a line is: whether it is a reference, whether it was chosen for charts, and its mean accuracy.
+pub(super) type Importance = (bool, bool, f64);
+
+/// Gives the most important lines a colour. The oracle, if it is `dashed`, gets the first one, which is grey.
+pub(super) fn assign_colours(lines: &mut [Line], importance: &[Importance]) {
+    let mut order: Vec<usize> = (0..lines.len()).collect();
+    let key = |line: usize| importance[line];
+    order.sort_by(|&a, &b| {
+        let ((ra, ca, ma), (rb, cb, mb)) = (key(a), key(b));
+        (rb, cb).cmp(&(ra, ca)).then(mb.total_cmp(&ma))
+    });
+    order.truncate(MAX_LINES);
+    order.sort_unstable();
+    let mut colours = (1..MAX_LINES).chain([0]);
+    for line in order {
+        lines[line].colour = if lines[line].dashed { Some(0) } else { colours.next() };
+    }
+}
+
+/// The chart of one noise kind as HTML; `None` if there are fewer than two levels.
 pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -> Option<String> {
     // All kinds are the same without noise, so the clean setting is part of every chart.
     let belongs = |setting: &&SettingResult| setting.noise == kind || setting.level == 0.0;
     let mut settings: Vec<&SettingResult> = evaluation.settings.iter().filter(belongs).collect();
     settings.sort_by(|a, b| a.level.total_cmp(&b.level));
     let levels: Vec<f64> = settings.iter().map(|setting| setting.level).collect();
-    plot(&Axis::in_percent(kind, &levels), &levels, &lines(&settings))
+    let mut lines = lines(&settings);
+    assign_colours(&mut lines, &importance(evaluation));
+    figure(&Axis::in_percent(kind, &levels), &levels, &lines)
+}
+
+/// The importance of every method. It is the same in the charts of all noise kinds, and so are the colours.
+fn importance(evaluation: &Evaluation) -> Vec<Importance> {
+    let methods = evaluation.settings.first().map_or(&[][..], |setting| &setting.methods);
+    let one = |(m, method): (usize, &crate::evaluate::MethodResult)| {
+        let is_reference = method.method == "oracle" || method.method == evaluation.baseline;
+        let accuracies = evaluation.settings.iter().filter_map(|setting| setting.methods.get(m)?.accuracy);
+        (is_reference, false, mean(accuracies))
+    };
+    methods.iter().enumerate().map(one).collect()
+}
+
+/// The mean of some values; 0 if there are none.
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / f64::max(count, 1.0)
 }
 
 /// The horizontal axis of a chart.
@@ -69,21 +132,41 @@ impl Axis {
     }
 }
 
+/// The charts of a page as HTML: that of the lines with colours, and behind a toggle that of all lines, if there are more;
+/// `None` if there are fewer than two levels or no points.
+pub(super) fn figure(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
+    let featured = || lines.iter().filter(|line| line.colour.is_some());
+    let both =
+        |lines: &[&Line]| Some(plot(axis, levels, lines, &WIDE)? + &plot(axis, levels, lines, &NARROW)?);
+    let few = both(&featured().collect::<Vec<_>>())?;
+    if featured().count() == lines.len() {
+        return Some(format!("<div class=\"charts\">\n{few}</div>\n"));
+    }
+    // Lines without a colour come first, so that the others are drawn on top of them.
+    let others = lines.iter().filter(|line| line.colour.is_none());
+    let all = both(&others.chain(featured()).collect::<Vec<_>>())?;
+    let summary = format!("Show all {} lines instead of {}", lines.len(), featured().count());
+    Some(format!(
+        "<div class=\"charts\">\n<details><summary>{summary}</summary>\n{all}</details>\n{few}</div>\n"
+    ))
+}
+
 /// A chart of lines over noise levels in ascending order; `None` if there are fewer than two levels or no points.
-pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
+fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<String> {
+    let lines: Vec<&Line> = lines.iter().copied().filter(|line| !line.points.is_empty()).collect();
     let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
-    if levels.len() < 2 || values().next().is_none() {
+    if levels.len() < 2 || lines.is_empty() {
         return None;
     }
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-    let scale = Scale::new(*levels.first()?, *levels.last()?, low, high);
+    let scale = Scale::new((*levels.first()?, *levels.last()?), (low, high), &lines, size);
     let mut svg = format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"Accuracy against {}\">\n",
-        axis.title
+        "<svg class=\"chart {}\" viewBox=\"0 0 {} {}\" role=\"group\" aria-label=\"Accuracy against {}\">\n",
+        size.class, scale.width, scale.height, axis.title
     );
     svg.push_str(&scale.axes(levels, axis));
-    let lines: Vec<&Line> = lines.iter().filter(|line| !line.points.is_empty()).collect();
-    let ends = spread(lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect());
+    let ideal = lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect();
+    let ends = spread(ideal, scale.height - BOTTOM);
     for (line, label_y) in lines.into_iter().zip(ends) {
         svg.push_str(&scale.line(line, label_y));
     }
@@ -91,29 +174,30 @@ pub(super) fn plot(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String
     Some(svg)
 }
 
-/// A chart as a file of its own, with colours for light and dark mode.
-pub(super) fn standalone(chart: &str) -> String {
+/// The chart of the lines with colours as a file of its own, with colours for light and dark mode; `None` if there are
+/// fewer than two levels or no points.
+pub(super) fn standalone(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
+    let featured: Vec<&Line> = lines.iter().filter(|line| line.colour.is_some()).collect();
+    let chart = plot(axis, levels, &featured, &WIDE)?;
     let inner = chart.trim_start().trim_start_matches("<svg ");
     let (attributes, contents) = inner.split_once('>').unwrap_or((inner, ""));
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" {attributes}>\n\
-         <style>{STANDALONE_STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{HEIGHT}\"/>{contents}"
-    )
+    let Size { width, height, .. } = WIDE;
+    Some(format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" {attributes}>\n\
+         <style>{STANDALONE_STYLE}</style>\n<rect class=\"paper\" width=\"{width}\" height=\"{height}\"/>{contents}"
+    ))
 }
 
 /// The part of the style sheet of pages that a chart needs.
-const STANDALONE_STYLE: &str = "svg{--paper:#fff;--soft:#59636e;--rule:#d8dee4;--c0:#57606a;--c1:#0969da;--c2:#bf3989;\
---c3:#1a7f37;--c4:#bc4c00;--c5:#8250df;--c6:#9a6700;--c7:#116a7b;--c8:#a40e26;--c9:#4d7c0f;--c10:#6e40c9;--c11:#b35900;\
-font:11.5px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
-@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--soft:#9198a1;--rule:#30363d;--c0:#9198a1;--c1:#58a6ff;\
---c2:#f778ba;--c3:#56d364;--c4:#ffa657;--c5:#bc8cff;--c6:#e3b341;--c7:#39c5cf;--c8:#ff7b72;--c9:#a5d255;--c10:#d2a8ff;\
---c11:#f0883e}}\
+const STANDALONE_STYLE: &str = "svg{--paper:#fff;--soft:#59636e;--rule:#d8dee4;--c0:#6b7480;--c1:#2874cc;--c2:#c04000;\
+--c3:#007a3d;--c4:#a0309a;--c5:#5a1800;font:11.5px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
+@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--soft:#9198a1;--rule:#30363d;--c0:#8b929b;--c1:#3f8cff;\
+--c2:#ff8c3a;--c3:#39d0b0;--c4:#c85ae0;--c5:#fff3a0}}\
 .paper{fill:var(--paper)}.axis line{stroke:var(--rule)}.axis text{fill:var(--soft)}\
 .series polyline{fill:none;stroke-width:2;stroke-linejoin:round}.series .lead{fill:none;opacity:.5}\
 .series.dashed polyline{stroke-dasharray:6 4}.c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}\
-.c4{--c:var(--c4)}.c5{--c:var(--c5)}.c6{--c:var(--c6)}.c7{--c:var(--c7)}.c8{--c:var(--c8)}.c9{--c:var(--c9)}\
-.c10{--c:var(--c10)}.c11{--c:var(--c11)}.series polyline,.series .lead{stroke:var(--c)}\
-.series circle,.series text{fill:var(--c)}";
+.c4{--c:var(--c4)}.c5{--c:var(--c5)}.series polyline,.series .lead{stroke:var(--c)}\
+.series .point,.series text{fill:var(--c)}";
 
 /// One line per method.
 fn lines(settings: &[&SettingResult]) -> Vec<Line> {
@@ -125,13 +209,17 @@ fn lines(settings: &[&SettingResult]) -> Vec<Line> {
         };
         let name = grids::shown_name(&settings[0].methods[m]);
         let dashed = name == "oracle";
-        Line { name, colour: m % COLOURS, dashed, points: settings.iter().filter_map(point).collect() }
+        Line { name, colour: None, dashed, points: settings.iter().filter_map(point).collect() }
     };
     (0..methods).map(line).collect()
 }
 
 /// The coordinate system of a chart.
 struct Scale {
+    width: f64,
+    height: f64,
+    /// The right margin, for the names at the ends of the lines.
+    right: f64,
     /// First and last level of the horizontal axis.
     levels: (f64, f64),
     /// Lowest and highest accuracy of the vertical axis.
@@ -141,7 +229,9 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(first: f64, last: f64, low: f64, high: f64) -> Self {
+    /// The scale for levels and accuracies from a lowest to a highest value. The margin is as wide as the names need, up to
+    /// a third of the chart, and the chart is higher if it has many lines.
+    fn new(levels: (f64, f64), (low, high): (f64, f64), lines: &[&Line], size: &Size) -> Self {
         let step = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
             .into_iter()
             .find(|step| (high - low) / step <= 7.0)
@@ -150,22 +240,26 @@ impl Scale {
             (low / step).floor() * step,
             ((high / step).ceil() * step).max((low / step).floor() * step + step),
         );
-        Scale { levels: (first, last), accuracies, step }
+        let longest = lines.iter().map(|line| line.name.chars().count()).max().unwrap_or(0) as f64;
+        let right = (LABEL_OFFSET + 6.0 + longest * CHARACTER_WIDTH).min(size.width * 0.36);
+        let height = size.height.max(TOP + BOTTOM + LABEL_GAP * lines.len() as f64);
+        Scale { width: size.width, height, right, levels, accuracies, step }
     }
 
     fn x(&self, level: f64) -> f64 {
-        LEFT + (level - self.levels.0) / (self.levels.1 - self.levels.0).max(1e-9) * (WIDTH - LEFT - RIGHT)
+        LEFT + (level - self.levels.0) / (self.levels.1 - self.levels.0).max(1e-9)
+            * (self.width - LEFT - self.right)
     }
 
     fn y(&self, accuracy: f64) -> f64 {
         let fraction = (accuracy - self.accuracies.0) / (self.accuracies.1 - self.accuracies.0);
-        HEIGHT - BOTTOM - fraction * (HEIGHT - TOP - BOTTOM)
+        self.height - BOTTOM - fraction * (self.height - TOP - BOTTOM)
     }
 
     /// Grid lines, tick labels and the title of the horizontal axis.
     fn axes(&self, levels: &[f64], axis: &Axis) -> String {
         let mut svg = String::from("<g class=\"axis\">\n");
-        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let (right, bottom) = (self.width - self.right, self.height - BOTTOM);
         let mut accuracy = self.accuracies.0;
         while accuracy <= self.accuracies.1 + 1e-9 {
             let (y, text_y) = (self.y(accuracy), self.y(accuracy) + 4.0);
@@ -177,11 +271,16 @@ impl Scale {
             ));
             accuracy += self.step;
         }
+        let mut free = f64::NEG_INFINITY;
         for (&level, name) in levels.iter().zip(&axis.names) {
             let (x, y) = (self.x(level), bottom + 17.0);
+            if x < free {
+                continue;
+            }
+            free = x + TICK_GAP;
             svg.push_str(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{name}</text>\n"));
         }
-        let (x, y) = ((LEFT + right) / 2.0, HEIGHT - 8.0);
+        let (x, y) = ((LEFT + right) / 2.0, self.height - 8.0);
         svg.push_str(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>\n",
             axis.title
@@ -195,32 +294,48 @@ impl Scale {
             |point: &(f64, f64, Option<f64>)| format!("{:.1},{:.1}", self.x(point.0), self.y(point.1));
         let path: Vec<String> = line.points.iter().map(coordinates).collect();
         let dashed = if line.dashed { " dashed" } else { "" };
+        let colour = line.colour.map_or("other".into(), |colour| format!("c{colour}"));
+        let mark = MARKS[line.colour.unwrap_or(0) % MARKS.len()];
         let name = escaped(&line.name);
-        let mut svg =
-            format!("<g class=\"series c{}{dashed}\" tabindex=\"0\"><title>{name}</title>\n", line.colour);
+        let value = |&(level, accuracy, ci95): &(f64, f64, Option<f64>)| {
+            let interval = ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}"));
+            format!("{}: {accuracy:.2}{interval}", grids::percent(level))
+        };
+        let values: Vec<String> = line.points.iter().map(value).collect();
+        let mut svg = format!(
+            "<g class=\"series {colour}{dashed}\" tabindex=\"0\" role=\"img\" aria-label=\"{name}, {}\"><title>{name}</title>\n",
+            values.join(", ")
+        );
         svg.push_str(&format!("<polyline points=\"{}\"/>\n", path.join(" ")));
-        for point in &line.points {
-            let interval = point.2.map_or(String::new(), |ci| format!(" ±{ci:.2}"));
+        for (point, value) in line.points.iter().zip(values) {
             svg.push_str(&format!(
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\"><title>{name}, {}: {:.2}{interval}</title></circle>\n",
+                "<path class=\"point\" d=\"{mark}\" transform=\"translate({:.1} {:.1})\"><title>{name}, {value}</title></path>\n",
                 self.x(point.0),
                 self.y(point.1),
-                super::grids::percent(point.0),
-                point.1,
             ));
         }
         if let Some(end) = line.points.last() {
             let (x, y) = (self.x(end.0), self.y(end.1));
-            let (bend, text_x, text_y) = (x + 14.0, x + 20.0, label_y + 4.0);
+            let (bend, text_x, text_y) = (x + 14.0, x + LABEL_OFFSET, label_y + 4.0);
             svg.push_str(&format!("<path class=\"lead\" d=\"M{x:.1} {y:.1} L{bend:.1} {label_y:.1}\"/>"));
-            svg.push_str(&format!("<text x=\"{text_x:.1}\" y=\"{text_y:.1}\">{name}</text>\n"));
+            let max_characters = ((self.width - text_x - 2.0) / CHARACTER_WIDTH).max(1.0) as usize;
+            let label = escaped(&shortened(&line.name, max_characters));
+            svg.push_str(&format!("<text x=\"{text_x:.1}\" y=\"{text_y:.1}\">{label}</text>\n"));
         }
         svg + "</g>\n"
     }
 }
 
-/// Moves the labels at heights `ideal` apart until none overlaps another, keeping their order.
-fn spread(ideal: Vec<f64>) -> Vec<f64> {
+/// A name of at most `max` characters, with an ellipsis if it is longer.
+fn shortened(name: &str, max: usize) -> String {
+    match name.chars().count() > max {
+        true => name.chars().take(max.saturating_sub(1)).chain(['…']).collect(),
+        false => name.into(),
+    }
+}
+
+/// Moves the labels at heights `ideal` apart until none overlaps another, keeping their order; none is below `bottom`.
+fn spread(ideal: Vec<f64>, bottom: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..ideal.len()).collect();
     order.sort_by(|&a, &b| ideal[a].total_cmp(&ideal[b]));
     let mut heights = ideal.clone();
@@ -230,7 +345,7 @@ fn spread(ideal: Vec<f64>) -> Vec<f64> {
         last = heights[label];
     }
     // Labels below the bottom of the chart move up again, together with their neighbours.
-    let mut limit = HEIGHT - BOTTOM;
+    let mut limit = bottom;
     for &label in order.iter().rev() {
         heights[label] = heights[label].min(limit);
         limit = heights[label] - LABEL_GAP;

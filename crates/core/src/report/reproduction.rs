@@ -8,7 +8,7 @@
 use askama::Template;
 use serde::Serialize;
 
-use super::chart::{self, Axis, COLOURS, Line};
+use super::chart::{self, Axis, Line};
 use super::{latex, markdown};
 use crate::noise::NoiseKind;
 
@@ -390,16 +390,29 @@ impl Table {
         parts.join(", ")
     }
 
-    /// The chart of the measured accuracies; `None` if there are too few.
-    fn chart(&self) -> Option<String> {
-        self.chart_of(|_| true)
+    /// The chart of the measured accuracies as HTML; `None` if there are too few. The rows in `plotted` come before others.
+    fn chart(&self, plotted: &[String]) -> Option<String> {
+        chart::figure(&self.axis(), &self.levels, &self.lines(plotted, |_| true))
     }
 
-    /// The chart of some rows.
-    fn chart_of(&self, is_shown: impl Fn(&Row) -> bool) -> Option<String> {
-        let line = |(index, row): (usize, &Row)| Line {
+    /// The chart of some rows as an SVG file.
+    fn plot(&self, plotted: &[String]) -> Option<String> {
+        let lines = self.lines(plotted, |row| plotted.contains(&row.name));
+        chart::standalone(&self.axis(), &self.levels, &lines)
+    }
+
+    fn axis(&self) -> Axis {
+        match self.samples {
+            None => Axis::in_percent(self.noise, &self.levels),
+            Some(shots) => Axis::in_samples(self.noise, &self.levels, shots),
+        }
+    }
+
+    /// The lines of the rows with more than one measured accuracy.
+    fn lines(&self, plotted: &[String], is_shown: impl Fn(&Row) -> bool) -> Vec<Line> {
+        let line = |row: &Row| Line {
             name: row.name.clone(),
-            colour: index % COLOURS,
+            colour: None,
             dashed: row.reference == Some(Reference::Oracle),
             points: self
                 .levels
@@ -408,13 +421,26 @@ impl Table {
                 .filter_map(|(&level, cell)| cell.measured.map(|m| (level, m.accuracy, m.ci95)))
                 .collect(),
         };
-        let rows = self.rows.iter().filter(|row| is_shown(row)).enumerate();
-        let lines = rows.map(line).filter(|line| line.points.len() > 1);
-        let axis = match self.samples {
-            None => Axis::in_percent(self.noise, &self.levels),
-            Some(shots) => Axis::in_samples(self.noise, &self.levels, shots),
+        let rows = self.rows.iter().filter(|row| is_shown(row)).map(|row| (row, line(row)));
+        let (rows, mut lines): (Vec<&Row>, Vec<Line>) =
+            rows.filter(|(_, line)| line.points.len() > 1).unzip();
+        let importance = |(row, line): (&&Row, &Line)| {
+            let accuracies = line.points.iter().map(|point| point.1);
+            (row.reference.is_some(), plotted.contains(&row.name), chart::mean(accuracies))
         };
-        chart::plot(&axis, &self.levels, &lines.collect::<Vec<_>>())
+        let importance: Vec<_> = rows.iter().zip(&lines).map(importance).collect();
+        chart::assign_colours(&mut lines, &importance);
+        lines
+    }
+
+    /// Whether a row has the best measured accuracy of a column; the oracle does not take part.
+    fn is_best(&self, row: &Row, column: usize) -> bool {
+        let accuracy = |row: &Row| {
+            let cell = row.cells.get(column).filter(|_| row.reference != Some(Reference::Oracle))?;
+            Some(cell.measured?.accuracy)
+        };
+        let best = self.rows.iter().filter_map(accuracy).fold(f64::NEG_INFINITY, f64::max);
+        accuracy(row) == Some(best)
     }
 }
 
@@ -452,12 +478,11 @@ impl Reproduction {
     /// The chart of each data set, as the name of the file and the SVG: accuracy against noise in the first table with
     /// several levels.
     pub fn plots(&self) -> Vec<(String, String)> {
-        let is_plotted = |row: &Row| self.plotted_rows.contains(&row.name);
         let mut plots: Vec<(String, String)> = Vec::new();
         for table in &self.tables {
             let name = plot_name(&table.dataset);
             if plots.iter().all(|(known, _)| *known != name) {
-                plots.extend(table.chart_of(is_plotted).map(|chart| (name, chart::standalone(&chart))));
+                plots.extend(table.plot(&self.plotted_rows).map(|chart| (name, chart)));
             }
         }
         plots
@@ -540,7 +565,7 @@ impl Reproduction {
         text
     }
 
-    /// The report as LaTeX tables for the package booktabs.
+    /// The report as LaTeX tables for the package booktabs; the best measured accuracy of a column is bold.
     pub fn latex(&self) -> String {
         let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", self.title);
         for (name, value) in &self.facts {
@@ -558,7 +583,13 @@ impl Reproduction {
             text.push_str(&line(std::iter::once(String::new()).chain(columns).collect()));
             text.push_str("\\midrule\n");
             for row in &table.rows {
-                let cells = row.cells.iter().map(|cell| latex::escaped(&cell.text()));
+                let cells = row.cells.iter().enumerate().map(|(column, cell)| {
+                    let (text, measured) = (latex::escaped(&cell.text()), latex::escaped(&cell.accuracy()));
+                    match table.is_best(row, column) {
+                        true => text.replacen(&measured, &format!("\\textbf{{{measured}}}"), 1),
+                        false => text,
+                    }
+                });
                 text.push_str(&line(std::iter::once(latex::escaped(&row.name)).chain(cells).collect()));
             }
             text.push_str("\\bottomrule\n\\end{tabular}\n\\end{table}\n");
@@ -738,7 +769,7 @@ mod tests {
         table.samples = Some(5);
         assert_eq!(table.columns(), ["0 of 5", "2 of 5"]);
         table.rows[0].cells[1] = table.rows[0].cells[0].clone();
-        let chart = table.chart().unwrap();
+        let chart = table.chart(&[]).unwrap();
         assert!(chart.contains("mislabelled samples of 5 per class, symmetric noise"), "{chart}");
     }
 
@@ -763,7 +794,8 @@ mod tests {
             "{markdown}"
         );
         let latex = small().latex();
-        assert!(latex.contains("A\\_row & 57.00 $\\pm$0.10 (59.90) ! & - \\\\"), "{latex}");
+        assert!(latex.contains("A\\_row & \\textbf{57.00 $\\pm$0.10} (59.90) ! & - \\\\"), "{latex}");
+        assert!(latex.contains("Oracle & 60.00 $\\pm$0.10 (61.00) & - \\\\"), "{latex}");
         let html = small().html();
         assert!(html.contains("A &#60;title&#62;") || html.contains("A &lt;title&gt;"), "{html}");
         assert!(html.contains("class=\"differs\"") && html.contains("class=\"missing\""));

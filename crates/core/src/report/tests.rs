@@ -298,13 +298,62 @@ fn tables_of_the_papers_settings_fit_80_columns() {
 #[test]
 fn a_chart_has_one_series_per_method_and_finite_coordinates() {
     let found = everything();
-    let svg = chart::accuracy_against_noise(&found, NoiseKind::Symmetric).unwrap();
-    assert_eq!(svg.matches("<g class=\"series").count(), 4);
-    assert_eq!(svg.matches("<polyline").count(), 4);
-    assert_eq!(svg.matches("<circle").count(), 4 * 2, "one point per level");
-    assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    let html = chart::accuracy_against_noise(&found, NoiseKind::Symmetric).unwrap();
+    assert!(!html.contains("<details>"), "four lines need no toggle: {html}");
+    for size in ["wide", "narrow"] {
+        let svg = chart_of_size(&html, size);
+        assert_eq!(svg.matches("<g class=\"series").count(), 4);
+        assert_eq!(svg.matches("<polyline").count(), 4);
+        assert_eq!(svg.matches("class=\"point\"").count(), 4 * 2, "one point per level");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
     let outlier = chart::accuracy_against_noise(&found, NoiseKind::Outlier).unwrap();
-    assert_eq!(outlier.matches("<circle").count(), 4 * 2, "the clean level is in every chart");
+    let points = chart_of_size(&outlier, "wide").matches("class=\"point\"").count();
+    assert_eq!(points, 4 * 2, "the clean level is in every chart");
+}
+
+/// The last chart of a size, which is the one that is not behind a toggle.
+fn chart_of_size<'a>(html: &'a str, size: &str) -> &'a str {
+    let (_, chart) = html.rsplit_once(&format!("<svg class=\"chart {size}\"")).expect("the size is there");
+    chart.split("</svg>").next().unwrap_or_default()
+}
+
+#[test]
+fn a_chart_of_many_methods_shows_the_references_and_the_best_and_the_others_behind_a_toggle() {
+    let names = ["oracle", "protonet", "a", "b", "c", "d", "e", "a method with a very long name indeed"];
+    let accuracies = [90.0, 20.0, 50.0, 51.0, 30.0, 52.0, 53.0, 54.0];
+    let methods = || names.iter().zip(accuracies).map(|(name, accuracy)| method(name, accuracy)).collect();
+    let found = found([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
+    let html = chart::accuracy_against_noise(&found, NoiseKind::Paired).unwrap();
+    assert!(html.contains("<summary>Show all 8 lines instead of 6</summary>"), "{html}");
+    assert_eq!(html.matches("<svg ").count(), 4, "six and all lines, each in two sizes");
+    assert_eq!(html.matches("<g class=\"series").count(), 2 * (8 + 6));
+    for size in ["wide", "narrow"] {
+        let few = chart_of_size(&html, size);
+        let shown = |name: &&str| few.contains(&format!("<title>{name}</title>"));
+        let shown: Vec<&str> = names.into_iter().filter(shown).collect();
+        assert_eq!(shown, ["oracle", "protonet", "b", "d", "e", "a method with a very long name indeed"]);
+        let colours: std::collections::BTreeSet<&str> =
+            few.split("class=\"series ").skip(1).map(|rest| &rest[..2]).collect();
+        assert_eq!(colours.len(), 6, "every line has its own colour: {colours:?}");
+    }
+    assert!(chart_of_size(&html, "narrow").contains("…</text>"), "a long name is shortened: {html}");
+}
+
+#[test]
+fn names_at_the_ends_of_lines_do_not_overlap_however_many_there_are() {
+    let methods = || (0..40).map(|m| method(&format!("method {m}"), 50.0 + 0.01 * f64::from(m))).collect();
+    let found = found([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
+    let html = chart::accuracy_against_noise(&found, NoiseKind::Paired).unwrap();
+    for svg in html.split("<svg ").skip(1) {
+        let labels = svg.split("class=\"lead\"").skip(1);
+        let height = |rest: &str| rest.split("y=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
+        let mut heights: Vec<f64> = labels.filter_map(height).collect();
+        heights.sort_by(f64::total_cmp);
+        assert!(heights.len() == 6 || heights.len() == 40, "{}", heights.len());
+        assert!(heights.windows(2).all(|pair| pair[1] - pair[0] > 13.0), "{heights:?}");
+        assert!(heights[0] > 0.0, "{heights:?}");
+    }
 }
 
 #[test]

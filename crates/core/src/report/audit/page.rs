@@ -1,15 +1,20 @@
-//! The HTML page of an audit ([`AuditPage`]): thumbnails by class with frames around suspect items, a map, and filters.
+//! The HTML page of an audit ([`AuditPage`]): thumbnails by class with frames around suspect items, a map, filters, and a
+//! review in which a user decides about one item after the other and saves a repair plan.
 //!
-//! The page is self-contained and can be read without its script. The template is `templates/audit.html`.
+//! The page is self-contained and can be read without its scripts. The template is `templates/audit.html`; the review is in
+//! `templates/review.js` and gets its data from [`ReviewData`].
 
 use askama::Template;
+use serde::Serialize;
 
 use super::{
     LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
     problems_in_words, relation, scatter, short_name, wrong_in_words,
 };
-use crate::audit::{Action, Audit, AuditedItem, Duplicate, ImageProblem};
+use crate::audit::{Action, Audit, AuditedItem, Duplicate, ImageProblem, ProbableClass, Verdict};
 use crate::embeddings::Embeddings;
+use crate::repair::RepairPlan;
+use crate::report::chart::escaped;
 
 /// Maximum number of items on a page; more thumbnails make it slow to open.
 const MAX_ITEMS: usize = 1200;
@@ -28,6 +33,8 @@ pub struct AuditPage<'a> {
     pub audit: &'a Audit,
     /// The audited embeddings.
     pub data: &'a Embeddings,
+    /// The plan that the audit suggests. A user who reviews items on the page saves it with their decisions.
+    pub plan: &'a RepairPlan,
     /// The thumbnail of every row as a data URI, if it has one. Empty if the rows have no images.
     pub thumbnails: &'a [Option<String>],
     /// The position of every row on the map, in any scale.
@@ -79,6 +86,8 @@ impl AuditPage<'_> {
             map: scatter::svg(self.audit, self.data, self.points, |row| is_shown[row]),
             classes: (0..self.data.classes().len()).map(|class| self.class(class, &is_shown)).collect(),
             left_out: self.audit.items.len() - shown.len(),
+            review: in_script(&self.review_data(&shown)),
+            plan: in_script(&self.plan.to_text()),
             lists: self.lists(),
             planned: planned_in_words(&self.audit.counts),
             wrong: wrong_in_words(self.audit),
@@ -111,12 +120,31 @@ impl AuditPage<'_> {
         let found = &self.audit.classes[class];
         ClassView {
             name: &self.data.classes()[class],
+            heading: breakable(&self.data.classes()[class]),
             colour: class % crate::report::chart::COLOURS,
             items: counted(found.items, "item", "items"),
             expected_wrong: found.expected_wrong,
             found_elsewhere: found.found_elsewhere,
             shown: rows.into_iter().filter(|row| is_shown[*row]).map(|row| self.item(row)).collect(),
         }
+    }
+
+    /// What the script of the review needs to know about the shown rows, as JSON.
+    fn review_data(&self, shown: &[usize]) -> String {
+        let is_shown = |row: &usize| shown.binary_search(row).is_ok();
+        let with_actions = |actions: &[Action]| -> Vec<usize> {
+            let has_action = |row: &usize| actions.contains(&self.audit.items[*row].action);
+            self.audit.ranking().into_iter().filter(has_action).filter(is_shown).collect()
+        };
+        let to_review = with_actions(&[Action::Review]);
+        let planned = with_actions(&[Action::Relabel, Action::Quarantine]);
+        let data = ReviewData {
+            key: format!("{} {}", self.data.fingerprint(), self.plan.header.root.display()),
+            classes: self.data.classes(),
+            queue: [to_review, planned].concat(),
+            items: shown.iter().map(|row| ReviewItem::new(*row, &self.audit.items[*row])).collect(),
+        };
+        serde_json::to_string(&data).expect("the data of a review is plain data")
     }
 
     fn item(&self, row: usize) -> ItemView<'_> {
@@ -127,10 +155,98 @@ impl AuditPage<'_> {
             item,
             kind,
             image: self.thumbnails.get(row).and_then(Option::as_deref),
-            name: short_name(item),
+            name: breakable(short_name(item)),
             wrong: percent(item.p_wrong),
             belongs_to: belongs_to(item),
             probable: probable_classes(item),
+        }
+    }
+}
+
+/// A text whose first character is a capital letter.
+fn capitalised(text: &str) -> String {
+    let mut rest = text.chars();
+    let first = rest.next().map(char::to_uppercase).into_iter().flatten();
+    first.chain(rest.clone()).collect()
+}
+
+/// A name as HTML that may be wrapped after separators, which are frequent in names of files.
+fn breakable(name: &str) -> String {
+    let mut html = String::new();
+    for character in name.chars() {
+        html.push_str(&escaped(character.encode_utf8(&mut [0; 4])));
+        if matches!(character, '/' | '\\' | '_' | '-' | '.') {
+            html.push_str("<wbr>");
+        }
+    }
+    html
+}
+
+/// JSON, or lines of JSON, as the content of a script element, which no name can end early.
+fn in_script(json: &str) -> String {
+    json.replace('<', "\\u003c")
+}
+
+/// The data of the review script.
+#[derive(Serialize)]
+struct ReviewData<'a> {
+    /// The key under which the browser stores decisions: the fingerprint of the rows and the path of the collection.
+    key: String,
+    classes: &'a [String],
+    /// The rows to decide about, in the order of the review: first those that the audit is unsure about.
+    queue: Vec<usize>,
+    items: Vec<ReviewItem<'a>>,
+}
+
+/// One item in the data of the review script. Texts for the user are made here, so that they are those of the page.
+#[derive(Serialize)]
+struct ReviewItem<'a> {
+    row: usize,
+    item: &'a str,
+    given: &'a str,
+    p_wrong: f32,
+    /// `p_wrong` in percent.
+    wrong: String,
+    /// The verdict and the planned action.
+    verdict: String,
+    probable: Vec<ProbableView<'a>>,
+}
+
+/// A class that an item may belong to; without a class, it stands for none of the classes.
+#[derive(Serialize)]
+struct ProbableView<'a> {
+    class: Option<&'a str>,
+    p: f32,
+    percent: String,
+}
+
+impl<'a> ReviewItem<'a> {
+    fn new(row: usize, item: &'a AuditedItem) -> Self {
+        let probable = |probable: &'a ProbableClass| ProbableView {
+            class: probable.class.as_deref(),
+            p: probable.p,
+            percent: percent(probable.p),
+        };
+        let mut verdict = match (item.action, item.verdict) {
+            (Action::Keep, _) if item.confirmed => "The label is confirmed.".into(),
+            (Action::Keep, _) => "The audit keeps this label.".into(),
+            (Action::Relabel, _) => format!("Planned: move to {}.", belongs_to(item)),
+            (Action::Quarantine, Verdict::Outlier) => "Planned: quarantine, it belongs to no class.".into(),
+            (Action::Quarantine, _) => "Planned: quarantine, the right class is uncertain.".into(),
+            (Action::Review, Verdict::Unsure) => "The audit is unsure.".into(),
+            (Action::Review, _) => "Probably wrong, but not certain enough for a change.".to_string(),
+        };
+        if let Some(advice) = &item.advice {
+            verdict.push_str(&format!(" {}.", capitalised(advice)));
+        }
+        ReviewItem {
+            row,
+            item: &item.item,
+            given: &item.given,
+            p_wrong: item.p_wrong,
+            wrong: percent(item.p_wrong),
+            verdict,
+            probable: item.probable.iter().map(probable).collect(),
         }
     }
 }
@@ -153,14 +269,15 @@ struct ListView {
 impl ListView {
     fn new(heading: &str, lines: impl ExactSizeIterator<Item = String>) -> Self {
         let more = lines.len().saturating_sub(MAX_LISTED);
-        let heading = heading[..1].to_uppercase() + &heading[1..];
-        ListView { heading, lines: lines.take(MAX_LISTED).collect(), more }
+        ListView { heading: capitalised(heading), lines: lines.take(MAX_LISTED).collect(), more }
     }
 }
 
 /// One class in the template.
 struct ClassView<'a> {
     name: &'a str,
+    /// The name as HTML.
+    heading: String,
     colour: usize,
     items: String,
     expected_wrong: f64,
@@ -175,7 +292,8 @@ struct ItemView<'a> {
     /// The CSS class that says what the verdict is.
     kind: &'static str,
     image: Option<&'a str>,
-    name: &'a str,
+    /// The name as HTML.
+    name: String,
     wrong: String,
     belongs_to: String,
     probable: String,
@@ -193,6 +311,9 @@ struct View<'a> {
     /// The sentence with the numbers of suspect and of wrong labels.
     wrong: String,
     left_out: usize,
+    /// [`ReviewData`] as JSON, and the text of the plan, each as the content of a script element.
+    review: String,
+    plan: String,
     lists: Vec<ListView>,
     version: &'static str,
 }

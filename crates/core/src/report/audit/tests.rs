@@ -29,6 +29,12 @@ fn audited() -> (Embeddings, Audit) {
     (data, found)
 }
 
+/// The plan of an audit of a folder.
+fn planned(audit: &Audit, data: &Embeddings) -> crate::repair::RepairPlan {
+    let listing = vec![crate::repair::Listed { item: "a </script> name.jpg".into(), ..Default::default() }];
+    crate::repair::RepairPlan::new(audit, data, crate::repair::Kind::Folder, "photos".as_ref(), listing)
+}
+
 #[test]
 fn the_table_fits_a_terminal_whatever_the_names() {
     let (_, found) = audited();
@@ -64,7 +70,8 @@ fn the_page_escapes_names_and_loads_nothing() {
     let thumbnails = vec![Some("data:image/jpeg;base64,AAAA".to_string()); data.len()];
     let page = |thumbnails: &[Option<String>]| {
         let notes = vec!["x.heic: convert it".into()];
-        AuditPage { title: "photos", audit: &found, data: &data, thumbnails, points: &points, notes }.render()
+        let (audit, data, plan) = (&found, &data, &planned(&found, &data));
+        AuditPage { title: "photos", audit, data, plan, thumbnails, points: &points, notes }.render()
     };
     let shown = page(&thumbnails);
     assert!(!shown.contains("<b>bold</b>"));
@@ -72,6 +79,35 @@ fn the_page_escapes_names_and_loads_nothing() {
     assert_eq!(shown.matches("<img src=").count(), 15);
     assert!(!shown.contains("http://") && !shown.contains("https://"));
     assert_eq!(page(&[]).matches("<img src=").count(), 0);
+    assert!(shown.contains("two\nlines/<wbr>picture") || shown.contains("picture 5.<wbr>jpg"), "{shown}");
+}
+
+/// The content of a script element of a page.
+fn script<'a>(page: &'a str, id: &str) -> &'a str {
+    let after = page.split(&format!("id=\"{id}\">")).nth(1).expect("the element is there");
+    after.split("</script>").next().unwrap_or_default()
+}
+
+#[test]
+fn the_page_contains_the_plan_and_the_data_of_the_review() {
+    let (data, found) = audited();
+    let points = crate::audit::map(&data, &()).unwrap();
+    let (audit, data, plan) = (&found, &data, &planned(&found, &data));
+    let page =
+        AuditPage { title: "x", audit, data, plan, thumbnails: &[], points: &points, notes: Vec::new() };
+    let page = page.render();
+    let parsed = crate::repair::RepairPlan::parse(script(&page, "review-plan"), "page".as_ref()).unwrap();
+    assert_eq!(&parsed, plan);
+    let review: serde_json::Value = serde_json::from_str(script(&page, "review-data")).unwrap();
+    assert_eq!(review["classes"].as_array().unwrap().len(), 3);
+    let counts = found.counts;
+    let queue = review["queue"].as_array().unwrap();
+    assert_eq!(queue.len(), counts.relabel + counts.quarantine + counts.review);
+    let action = |row: &serde_json::Value| found.items[row.as_u64().unwrap() as usize].action;
+    assert!(queue.iter().map(action).skip(counts.review).all(|action| action != Action::Review));
+    let row = review["items"].as_array().unwrap().iter().find(|item| item["row"] == 4).unwrap();
+    assert_eq!((&row["given"], &row["item"]), (&"cat".into(), &"cat/picture 4.jpg".into()));
+    assert_eq!(row["probable"][0]["class"], "two\nlines");
 }
 
 #[test]
@@ -219,6 +255,7 @@ fn table_page_csv_json_and_plan_have_the_same_counts() {
         title: "x",
         audit: &found,
         data: &data,
+        plan: &planned(&found, &data),
         thumbnails: &[],
         points: &points,
         notes: Vec::new(),
@@ -226,13 +263,7 @@ fn table_page_csv_json_and_plan_have_the_same_counts() {
     let page = page.render();
     assert!(page.contains(&sentence) && page.contains(&wrong_in_words(&found)));
     let json: serde_json::Value = serde_json::from_str(&audit_json(&found)).unwrap();
-    let plan = crate::repair::RepairPlan::new(
-        &found,
-        &data,
-        crate::repair::Kind::Folder,
-        "photos".as_ref(),
-        Vec::new(),
-    );
+    let plan = planned(&found, &data);
     let planned = [counts.relabel, counts.quarantine, counts.review];
     assert_eq!(numbers(&plan.summary())[..3], planned, "{}", plan.summary());
     for action in Action::ALL {
@@ -265,6 +296,7 @@ fn conflicts_and_image_problems_have_the_same_words_in_the_table_and_on_the_page
         title: "x",
         audit: &audit,
         data: &data,
+        plan: &planned(&audit, &data),
         thumbnails: &[],
         points: &points,
         notes: Vec::new(),

@@ -1,0 +1,364 @@
+"use strict";
+// The review: a user decides about one item after the other, with the keyboard or the mouse, and saves a plan for
+// `trueshot repair`. The browser stores the decisions, so that a reload does not lose them.
+{
+  const byId = (id) => document.getElementById(id);
+  const element = (name, properties, ...children) => {
+    const made = Object.assign(document.createElement(name), properties);
+    made.append(...children);
+    return made;
+  };
+  const { key, classes, queue, items: list } = JSON.parse(byId("review-data").textContent);
+  const items = new Map(list.map((item) => [item.row, item]));
+  const tile = (row) => byId(`i${row}`);
+  const dialog = byId("review");
+  const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+  /** A name that may be wrapped after separators. */
+  const breakable = (name) => name.split(/(?<=[/\\_.-])/).flatMap((part, place) => (place > 0 ? [element("wbr"), part] : [part]));
+
+  // ---- Decisions ----
+
+  // The steps so far, and those that were undone: {row, to}, where `to` is a class, the given one if the label is right, or
+  // null if the item is set aside; or {row, later: true}.
+  let [done, undone] = [[], []];
+  let isStored = true;
+  const STORAGE = `trueshot review ${key}`;
+
+  const isStep = (step) => items.has(step?.row) && (step.later === true || step.to === null || classes.includes(step.to));
+
+  function load() {
+    try {
+      const stored = JSON.parse(localStorage.getItem(STORAGE));
+      if (stored?.done.every(isStep) && stored.undone.every(isStep)) [done, undone] = [stored.done, stored.undone];
+    } catch {
+      // Storage is forbidden, which the first decision reports, or its content is not from this page.
+    }
+  }
+
+  function store() {
+    try {
+      localStorage.setItem(STORAGE, JSON.stringify({ done, undone }));
+      isStored = true;
+    } catch {
+      isStored = false;
+    }
+  }
+
+  /** The last decision about every row. */
+  const decisions = () => new Map(done.filter((step) => !step.later).map(({ row, to }) => [row, to]));
+
+  function changed() {
+    store();
+    showDecisions();
+  }
+
+  function take(step) {
+    done.push(step);
+    undone = [];
+    changed();
+  }
+
+  /** Undoes the last step, or redoes the last one that was undone, and returns it. */
+  function undo() {
+    const step = done.pop();
+    if (step) undone.push(step);
+    changed();
+    return step;
+  }
+
+  function redo() {
+    const step = undone.pop();
+    if (step) done.push(step);
+    changed();
+    return step;
+  }
+
+  const inWords = (row, to) => (to === null ? "set aside" : to === items.get(row).given ? "label is right" : `move to ${to}`);
+
+  function showDecisions() {
+    const decided = decisions();
+    for (const old of document.querySelectorAll("li.item[data-decided]")) {
+      delete old.dataset.decided;
+      old.querySelector(".decision").remove();
+    }
+    for (const [row, to] of decided) {
+      tile(row).dataset.decided = "";
+      tile(row).querySelector(".says").after(element("span", { className: "decision", textContent: `Decided: ${inWords(row, to)}` }));
+    }
+    const left = queue.filter((row) => !decided.has(row)).length;
+    byId("review-open").textContent = left > 0 ? `Review ${counted(left, "item")}` : "Review again";
+    byId("review-undo").disabled = byId("review-back").disabled = byId("review-end-back").disabled = done.length === 0;
+    byId("review-redo").disabled = byId("review-again").disabled = undone.length === 0;
+    byId("review-confirmed").hidden = ![...decided].some(([row, to]) => to === items.get(row).given);
+    const warning = isStored ? "" : " This browser does not store decisions: save the plan before you close the page.";
+    byId("review-state").textContent = (decided.size > 0 ? `${counted(decided.size, "decision")}.` : "") + (done.length > 0 ? warning : "");
+    document.dispatchEvent(new Event("decided"));
+  }
+
+  // ---- Plan ----
+
+  /** The line of a plan for a decision; null if the label is right. */
+  function planLine({ row, item, given, p_wrong }, to) {
+    if (to === given) return null;
+    return JSON.stringify({ item, from: given, ...(to === null ? { quarantine: true } : { to }), p_wrong, reason: "decided in the report" });
+  }
+
+  /**
+   * The plan of the audit with all decisions: {text, counts}. Lines without a decision stay as they are; the last one, which
+   * lists all files, must not be parsed, because its times have more digits than a number in JavaScript.
+   */
+  function plan() {
+    const [header, ...lines] = byId("review-plan").textContent.trim().split("\n");
+    const listing = lines.pop();
+    const decided = decisions();
+    const rows = new Map(list.map(({ row, item, given }) => [JSON.stringify([item, given]), row]));
+    const changes = [], review = [];
+    for (const line of lines) {
+      const isReview = line.startsWith("#");
+      if (isReview && !line.startsWith("# {")) continue;
+      const change = JSON.parse(line.replace(/^# /, ""));
+      const row = rows.get(JSON.stringify([change.item, change.from]));
+      const isPlanned = decided.get(row) === (change.to ?? null);
+      if (isReview && !decided.has(row)) review.push(line);
+      if (!isReview && (!decided.has(row) || isPlanned)) {
+        changes.push(line);
+        decided.delete(row);
+      }
+    }
+    changes.push(...[...decided].map(([row, to]) => planLine(items.get(row), to)).filter(Boolean));
+    const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.", ...review] : [];
+    const aside = changes.filter((line) => JSON.parse(line).quarantine).length;
+    const counts = `${changes.length - aside} to relabel, ${aside} to quarantine, ${review.length} to review`;
+    return { text: [header, ...changes, ...comments, listing, ""].join("\n"), counts };
+  }
+
+  function save(name, text) {
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "application/jsonl" })), download: name });
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+
+  function savePlan() {
+    const { text, counts } = plan();
+    save("plan.jsonl", text);
+    const saved = `plan.jsonl: ${counts}. Apply it with: trueshot repair plan.jsonl`;
+    byId("review-state").textContent = saved;
+    byId("review-done").textContent = saved;
+  }
+
+  /** Saves the labels that the user has found right, for `trueshot audit --confirmed`. */
+  function saveConfirmed() {
+    const right = [...decisions()].filter(([row, to]) => to === items.get(row).given);
+    save("confirmed.jsonl", right.map(([row]) => `${JSON.stringify({ item: items.get(row).item, given: items.get(row).given })}\n`).join(""));
+    byId("review-state").textContent = "confirmed.jsonl: for the option --confirmed of trueshot audit";
+  }
+
+  // ---- Dialog ----
+
+  // The rows to go through, the row that is shown (null at the end), and the place in the rows to continue at.
+  let rows = queue;
+  let current = null;
+  let place = 0;
+
+  function open(row) {
+    rows = queue.includes(row) || row === undefined ? queue : [row];
+    dialog.showModal();
+    if (row === undefined) restart();
+    else show(row);
+  }
+
+  /** Goes through the rows without a decision, or through all again if there are none. */
+  function restart() {
+    place = 0;
+    const decided = decisions();
+    if (rows.every((row) => decided.has(row))) show(rows[0] ?? null);
+    else next();
+  }
+
+  /** Shows the next row without a decision. */
+  function next() {
+    const decided = decisions();
+    const found = rows.findIndex((row, index) => index >= place && !decided.has(row));
+    show(found < 0 ? null : rows[found]);
+  }
+
+  function decide(to) {
+    take({ row: current, to });
+    if (rows === queue) next();
+    else dialog.close();
+  }
+
+  function later() {
+    if (rows !== queue) return;
+    take({ row: current, later: true });
+    next();
+  }
+
+  function goBack() {
+    const step = undo();
+    if (step) show(step.row);
+  }
+
+  function goForward() {
+    const step = redo();
+    if (!step) return;
+    show(step.row);
+    next();
+  }
+
+  /** Shows an item, or the end. The Enter key then confirms its label, whatever had the focus before. */
+  function show(row) {
+    current = row;
+    if (row !== null && rows.includes(row)) place = rows.indexOf(row) + 1;
+    closeClasses();
+    byId("review-item").hidden = row === null;
+    byId("review-end").hidden = row !== null;
+    const position = queue.indexOf(row);
+    byId("review-progress").textContent = position < 0 ? "" : `${position + 1} of ${queue.length}`;
+    if (row === null) showEnd();
+    else showItem(items.get(row));
+    byId(row === null ? "review-end-save" : "review-keep").focus();
+    dialog.scrollTop = 0;
+  }
+
+  function showEnd() {
+    const decided = decisions();
+    const left = rows.filter((row) => !decided.has(row)).length;
+    byId("review-done").textContent = left > 0 ? `${rows.length - left} of ${rows.length} decided.` : `All ${rows.length} decided.`;
+    byId("review-restart").textContent = left > 0 ? `Go on with the ${counted(left, "item")} left` : "Start again";
+  }
+
+  const picture = (row) => tile(row)?.querySelector(":scope > img, :scope > .blank")?.cloneNode(true) ?? "";
+
+  function showItem({ row, item, given, wrong, verdict, probable }) {
+    byId("review-picture").replaceChildren(picture(row));
+    byId("review-name").replaceChildren(...breakable(item));
+    byId("review-given").replaceChildren(...breakable(given));
+    byId("review-wrong").textContent = `(wrong: ${wrong})`;
+    byId("review-verdict").textContent = verdict;
+    const to = decisions().get(row);
+    byId("review-decision").textContent = to === undefined ? "" : `Decided: ${inWords(row, to)}.`;
+    byId("review-keep").replaceChildren(`The label is right `, element("kbd", { textContent: "Enter" }));
+    byId("review-probable").replaceChildren(...probable.map((one, index) => {
+      const name = one.class === null ? ["none of these"] : breakable(one.class);
+      const button = element("button", { type: "button", onclick: () => decide(one.class) },
+        element("span", {}, ...name), element("span", { textContent: one.percent }), element("kbd", { textContent: String(index + 1) }));
+      button.style.setProperty("--share", `${(100 * one.p).toFixed(1)}%`);
+      return button;
+    }));
+    byId("review-later").hidden = rows !== queue;
+    const similar = [...tile(row).querySelectorAll(".near li")].map((line) => {
+      const [name, label] = [line.querySelector("span"), line.querySelector("i")];
+      return element("li", {}, picture(line.dataset.row), element("strong", { textContent: label.textContent }), element("span", {}, ...breakable(name.textContent)));
+    });
+    byId("review-nearest").replaceChildren(...similar);
+    byId("review-nearest").parentElement.hidden = similar.length === 0;
+  }
+
+  // ---- Another class ----
+
+  const MAX_CHOICES = 30;
+
+  function openClasses() {
+    byId("review-classes").hidden = false;
+    byId("review-move").setAttribute("aria-expanded", "true");
+    byId("review-class").value = "";
+    showChoices();
+    byId("review-class").focus();
+  }
+
+  function closeClasses() {
+    byId("review-classes").hidden = true;
+    byId("review-move").setAttribute("aria-expanded", "false");
+  }
+
+  /** The classes whose name contains the text, those that begin with it first. */
+  function matching() {
+    const text = byId("review-class").value.trim().toLowerCase();
+    const found = classes.filter((name) => name.toLowerCase().includes(text));
+    return found.sort((a, b) => b.toLowerCase().startsWith(text) - a.toLowerCase().startsWith(text));
+  }
+
+  function showChoices() {
+    const found = matching();
+    const choice = (name, index) => element("button", { type: "button", onclick: () => decide(name) },
+      ...breakable(name), ...(index === 0 ? [" ", element("kbd", { textContent: "Enter" })] : []));
+    const more = found.length - MAX_CHOICES;
+    const note = found.length === 0 ? "No class has this in its name." : more > 0 ? `and ${more} more: type a part of the name` : "";
+    byId("review-choices").replaceChildren(...found.slice(0, MAX_CHOICES).map(choice), note);
+  }
+
+  byId("review-class").addEventListener("input", showChoices);
+  byId("review-classes").addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      closeClasses();
+      byId("review-move").focus();
+    } else if (event.key === "Enter" && event.target.id === "review-class") {
+      const [first] = matching();
+      if (first !== undefined) decide(first);
+    } else return;
+    event.preventDefault();
+  });
+
+  // ---- Events ----
+
+  /** Handles a key of the dialog. The page listens, because nothing in the dialog has the focus after a click on the image. */
+  function press(event) {
+    if (event.defaultPrevented || event.altKey || event.target.closest("input")) return;
+    const pressed = event.key.toLowerCase();
+    if (event.ctrlKey || event.metaKey) {
+      const isRedo = pressed === "y" || (pressed === "z" && event.shiftKey);
+      if (!isRedo && pressed !== "z") return;
+      if (dialog.open) (isRedo ? goForward : goBack)();
+      else (isRedo ? redo : undo)();
+    } else if (!dialog.open) {
+      const item = event.target.closest("li.item");
+      if (event.key !== "Enter" || event.target !== item) return;
+      open(Number(item.id.slice(1)));
+    } else if (event.key === "ArrowLeft") goBack();
+    else if (current === null) return;
+    else if (event.key === "ArrowRight") later();
+    else if (pressed === "a") decide(null);
+    else if (pressed === "m") openClasses();
+    else if (event.key === "Enter" && (event.target.id === "review-keep" || !event.target.closest("button"))) decide(items.get(current).given);
+    else if (items.get(current).probable[Number(pressed) - 1]) decide(items.get(current).probable[Number(pressed) - 1].class);
+    else return;
+    event.preventDefault();
+  }
+
+  document.addEventListener("keydown", press);
+  document.addEventListener("click", (event) => {
+    const item = event.target.closest("li.item");
+    if (item && !event.target.closest(".near")) open(Number(item.id.slice(1)));
+  });
+  dialog.addEventListener("close", () => {
+    current = null;
+    [done, undone] = [done, undone].map((steps) => steps.filter((step) => !step.later));
+    changed();
+  });
+  addEventListener("beforeunload", (event) => {
+    if (!isStored && done.length > 0) event.preventDefault();
+  });
+  byId("review-open").onclick = () => open();
+  byId("review-undo").onclick = undo;
+  byId("review-redo").onclick = redo;
+  byId("review-save").onclick = byId("review-end-save").onclick = savePlan;
+  byId("review-confirmed").onclick = saveConfirmed;
+  byId("review-close").onclick = () => dialog.close();
+  byId("review-keep").onclick = () => decide(items.get(current).given);
+  byId("review-aside").onclick = () => decide(null);
+  byId("review-move").onclick = () => (byId("review-classes").hidden ? openClasses() : closeClasses());
+  byId("review-back").onclick = byId("review-end-back").onclick = goBack;
+  byId("review-again").onclick = goForward;
+  byId("review-later").onclick = later;
+  byId("review-restart").onclick = restart;
+
+  document.body.classList.add("scripted");
+  byId("review-tools").hidden = byId("review-hint").hidden = false;
+  byId("review-open").hidden = queue.length === 0;
+  load();
+  showDecisions();
+}
