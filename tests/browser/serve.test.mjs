@@ -30,9 +30,10 @@ async function until(page, holds) {
   assert.fail(`never true: ${holds}; the page shows: ${await page.textContent("#status")} ${await page.textContent("#alert")}`);
 }
 
-/** Opens a page, and collects its errors and its requests to other servers. */
+/** Opens a page, and collects its errors and its requests to other servers. The window is so high that all cards of a small
+ * collection are in the document. */
 async function open(options = {}, address = server, isReady = () => document.getElementById("about").textContent !== "") {
-  const context = await browser.newContext({ viewport: { width: 1100, height: 900 }, acceptDownloads: true, permissions: ["camera"], ...options });
+  const context = await browser.newContext({ viewport: { width: 1100, height: 2400 }, acceptDownloads: true, permissions: ["camera"], ...options });
   const page = await context.newPage();
   const problems = [];
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
@@ -119,8 +120,7 @@ async function download(page, id) {
 
 describe("the served page", () => {
   test("frames wrong labels, accepts corrections, predicts, and is the same after a reload", async () => {
-    // The viewport is high enough that nothing scrolls while a card is dragged.
-    const { page, problems, context } = await open({ viewport: { width: 1100, height: 2400 } });
+    const { page, problems, context } = await open();
     assert.deepEqual(await faults(page), []);
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
@@ -395,7 +395,7 @@ describe("the served page", () => {
   const pressed = async (page, keys) => { await page.keyboard.press(keys); await page.waitForTimeout(50); };
 
   test("undoes and redoes every kind of change", async () => {
-    const { page, problems, context } = await openWithImages({ viewport: { width: 1100, height: 2400 } });
+    const { page, problems, context } = await openWithImages();
     const changes = [
       ["move ring-0.png to ring", () => card(page, "ring-0.png").locator(".accept").click()],
       ["keep comb-0.png", () => card(page, "comb-0.png").locator(".keep").click()],
@@ -492,7 +492,7 @@ describe("the served page", () => {
   });
 
   test("selects several images with the mouse and the keyboard, and changes all of them", async () => {
-    const { page, problems, context } = await openWithImages({ viewport: { width: 1100, height: 2400 } });
+    const { page, problems, context } = await openWithImages();
     const count = () => page.textContent("#selection-count");
     await card(page, "ring-1.png").locator(".open").click({ modifiers: ["Control"] });
     await card(page, "ring-4.png").locator(".open").click({ modifiers: ["Shift"] });
@@ -621,7 +621,7 @@ describe("the served page", () => {
   });
 
   test("keeps only the visible cards of a large collection in the document", async () => {
-    const { page, problems, context } = await open();
+    const { page, problems, context } = await open({ viewport: { width: 1100, height: 900 } });
     await mockLargeServer(page);
     await dropManyFiles(page, { classes: 10, perClass: 300 });
     await settled(page);

@@ -32,6 +32,7 @@ const ASSETS: &[(&str, &str, &str)] = &[
     ("listing.js", SCRIPT, include_str!("page/listing.js")),
     ("main.js", SCRIPT, include_str!("page/main.js")),
     ("name_dialog.js", SCRIPT, include_str!("page/name_dialog.js")),
+    ("object_urls.js", SCRIPT, include_str!("page/object_urls.js")),
     ("predictions.js", SCRIPT, include_str!("page/predictions.js")),
     ("quarantine_section.js", SCRIPT, include_str!("page/quarantine_section.js")),
     ("review.js", SCRIPT, include_str!("page/review.js")),

@@ -1,14 +1,17 @@
 // The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
 // touches the DOM. A picture is {id, name, path, originalLabel (its class when it was added), label (its class now), blob,
-// url, row (its embedding, as JSON text), image (its measures, for the audit), problem (why it has no row), confirmed,
+// row (its embedding, as JSON text), image (its measures, for the audit), problem (why it has no row), confirmed,
 // quarantined (not audited), removed (only in the history), number (order of adding)}.
 
 import * as storage from "./browser_storage.js";
 import * as history from "./history.js";
+import { revokeAll } from "./object_urls.js";
 import { counted, imagesInWords } from "./wording.js";
 
 /** The certainty that `trueshot audit` uses by default. */
 export const DEFAULT_CERTAINTY = 0.75;
+/** The page stays responsive between two transactions. */
+const FILES_PER_TRANSACTION = 100;
 
 const state = {
   classes: [],
@@ -40,7 +43,7 @@ export const saveNotes = () => storage.saveNotes({ classes: state.classes, embed
 
 export const pictures = () => [...state.pictures.values()];
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
-export const quarantine = () => pictures().filter((picture) => picture.quarantined);
+export const inQuarantine = () => pictures().filter((picture) => picture.quarantined);
 /** The images that an audit compares: with an embedding and not in quarantine. */
 export const audited = () => pictures().filter((picture) => picture.row && !picture.quarantined);
 export const classesInUse = () => new Set(audited().map((picture) => picture.label)).size;
@@ -71,7 +74,7 @@ export async function recall(embedder) {
   state.classifier = usable ? notes.classifier : null;
   for (const picture of stored) {
     if (!usable) Object.assign(picture, { row: null, image: null, problem: null });
-    state.pictures.set(picture.id, { ...picture, url: URL.createObjectURL(picture.blob) });
+    state.pictures.set(picture.id, picture);
     state.number = Math.max(state.number, picture.number + 1);
   }
   addMissingClasses();
@@ -83,12 +86,12 @@ export async function recall(embedder) {
 export async function add(files) {
   const added = files.map(({ file, path, label }) => ({
     id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, originalLabel: label, label,
-    blob: file, url: URL.createObjectURL(file), row: null, image: null, problem: null, confirmed: false, quarantined: false, number: state.number++,
+    blob: file, row: null, image: null, problem: null, confirmed: false, quarantined: false, number: state.number++,
   }));
   for (const picture of added) state.pictures.set(picture.id, picture);
   addMissingClasses();
   notify();
-  await storage.saveFiles(added);
+  for (let at = 0; at < added.length; at += FILES_PER_TRANSACTION) await storage.saveFiles(added.slice(at, at + FILES_PER_TRANSACTION));
   saveNotes();
   return added;
 }
@@ -188,7 +191,7 @@ export function keep(ids) {
   if (kept.length > 0) edit(words("keep", kept), kept, () => ({ confirmed: true }));
 }
 
-export function setAside(ids) {
+export function quarantine(ids) {
   const moved = known(ids).filter((id) => !find(id).quarantined);
   if (moved.length > 0) edit(words("quarantine", moved), moved, () => ({ quarantined: true, confirmed: false }));
 }
@@ -233,7 +236,7 @@ export function setCertainty(certainty) {
 
 /** Deletes everything; this cannot be undone. */
 export async function clear() {
-  for (const { url } of [...state.pictures.values(), ...removed.values()]) URL.revokeObjectURL(url);
+  revokeAll();
   Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY });
   removed.clear();
   history.clear();

@@ -46,7 +46,7 @@ function nextBatch(waiting) {
 /** Sets row and image, or problem, of {name, blob}s; one at a time if the server refuses the batch as too large. */
 async function embedBatch(batch) {
   try {
-    const { pictures } = await server.embed(batch.map(({ blob, name }) => new File([blob], name)));
+    const { pictures } = await server.embed(batch);
     pictures.forEach(({ row, image, error }, index) => Object.assign(batch[index], { row: row ?? null, image: image ?? null, problem: error ?? null }));
   } catch (error) {
     if (batch.length > 1 && error.status === 413) {

@@ -2,6 +2,7 @@
 
 import * as collection from "./collection.js";
 import { byId, setText } from "./dom.js";
+import { ACTIONS } from "./wording.js";
 
 const filter = { show: "all", text: "" };
 const listeners = new Set();
@@ -38,14 +39,14 @@ function set(show, text) {
 
 /** Updates the counts of the filter bar. `shown` is the number of images that pass. */
 export function update(state, shown) {
-  const counts = { all: state.pictures.size, unreadable: collection.pictures().filter((picture) => picture.problem).length, ...state.found?.counts };
-  counts.all = collection.pictures().filter((picture) => !picture.quarantined).length;
+  const all = collection.pictures().filter((picture) => !picture.quarantined);
+  const counts = { ...state.found?.counts, all: all.length, unreadable: all.filter((picture) => picture.problem).length };
   byId("filters").hidden = state.pictures.size === 0;
   for (const choice of byId("filters").querySelectorAll("[data-show]")) {
     const { show } = choice.dataset;
     choice.setAttribute("aria-pressed", String(filter.show === show));
     choice.hidden = show !== "all" && filter.show !== show && !counts[show];
-    setText(choice, `${show === "all" || show === "suspect" || show === "unreadable" ? show : `to ${show}`} (${counts[show] ?? 0})`);
+    setText(choice, `${ACTIONS.includes(show) ? `to ${show}` : show} (${counts[show] ?? 0})`);
   }
   setText(byId("shown"), isActive() ? `${shown} of ${counts.all} shown` : "");
 }

@@ -8,6 +8,7 @@ import * as collection from "./collection.js";
 import { chooseClass } from "./class_chooser.js";
 import { pictureNamed } from "./auditing.js";
 import { breakable, byId, element, setText } from "./dom.js";
+import { urlOf } from "./object_urls.js";
 import { className, percent, verdictInWords } from "./wording.js";
 
 const NEIGHBOURS = 5;
@@ -53,7 +54,7 @@ function showItem(picture, verdict) {
   if (content === shown) return;
   shown = content;
   const image = byId("item-picture");
-  if (image.getAttribute("src") !== picture.url) image.src = picture.url;
+  if (image.getAttribute("src") !== urlOf(picture)) image.src = urlOf(picture);
   image.alt = picture.name;
   byId("item-name").replaceChildren(...breakable(picture.path));
   byId("item-label").textContent = picture.label;
@@ -77,12 +78,12 @@ function probableButton({ class: name, p }, index) {
 
 function neighbour({ item, given, similarity }) {
   const picture = pictureNamed(item);
-  return element("li", {}, element("img", { src: picture?.url ?? "", alt: "" }),
+  return element("li", {}, element("img", { src: picture ? urlOf(picture) : "", alt: "" }),
     element("strong", { textContent: given }), element("div", {}, ...breakable(picture?.name ?? item)), element("div", { textContent: `similarity ${similarity.toFixed(2)}` }));
 }
 
 const keep = () => controller.decide((id) => collection.keep([id]));
-const quarantine = () => controller.decide((id) => collection.setAside([id]));
+const quarantine = () => controller.decide((id) => collection.quarantine([id]));
 const remove = () => controller.decide((id) => collection.remove([id]));
 
 /** Moves the shown image to a class; null stands for none of the classes. The class that it has already is confirmed. */

@@ -99,7 +99,7 @@ const actions = {
   select: (id, event) => (event.shiftKey ? selection.extendTo(id) : selection.toggle(id)),
   accept: onCards(collection.accept),
   keep: onCards(collection.keep),
-  quarantine: onCards(collection.setAside),
+  quarantine: onCards(collection.quarantine),
   remove: onCards(collection.remove),
   move: onCards(chooseAndMove),
   chooseFiles: guarded(async (input, label) => { const files = chosen(input); input.value = ""; await take(files, label); }),
@@ -135,7 +135,7 @@ function show() {
   filters.update(state, listing.current().reduce((sum, { shown }) => sum + shown.length, 0));
   showTools(state);
   classSections.draw(actions);
-  quarantineSection.draw((id) => viewer.open(id, collection.quarantine().map((picture) => picture.id), () => byId("quarantine-cards").querySelector("button")?.focus()));
+  quarantineSection.draw((id) => viewer.open(id, collection.inQuarantine().map((picture) => picture.id), () => byId("quarantine-cards").querySelector("button")?.focus()));
   setText(byId("status"), status(state));
   showProgress(state);
   if (state.problem) complain(state.problem);

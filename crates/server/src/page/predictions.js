@@ -14,7 +14,7 @@ export const isRefused = ({ unknown }) => unknown >= REFUSED_FROM;
 /** Predicts the classes of files and shows them, the latest first. */
 export async function predictFiles(files, say) {
   say(files.length === 1 ? "Predicting the class of the image" : `Predicting the classes of ${files.length} images`);
-  const [{ pictures }, id] = await Promise.all([server.embed(files), classifier()]);
+  const [{ pictures }, id] = await Promise.all([server.embed(files.map((file) => ({ blob: file, name: file.name }))), classifier()]);
   const rows = pictures.map(({ row }) => row).filter(Boolean);
   const { predictions } = rows.length > 0 ? await server.predict(id, rows) : { predictions: [] };
   const answers = pictures.map((picture) => (picture.row ? predictions.shift() : { error: picture.error }));

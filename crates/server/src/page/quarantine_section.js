@@ -19,7 +19,7 @@ function newCard(picture, open) {
 
 /** Shows the images in quarantine; `open` shows one of them in large. */
 export function draw(open) {
-  const pictures = collection.quarantine();
+  const pictures = collection.inQuarantine();
   const shown = pictures.slice(0, MOST_SHOWN);
   const key = ({ id, label }) => `${id} ${label}`;
   const wanted = new Set(shown.map(key));

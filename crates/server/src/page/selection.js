@@ -57,7 +57,7 @@ export function update() {
 export function setUp(choose) {
   const withAll = (work) => () => { const all = ids(); clear(); work(all); };
   byId("selection-keep").onclick = withAll(collection.keep);
-  byId("selection-quarantine").onclick = withAll(collection.setAside);
+  byId("selection-quarantine").onclick = withAll(collection.quarantine);
   byId("selection-remove").onclick = withAll(collection.remove);
   byId("selection-move").onclick = () => choose(ids());
   byId("selection-all").onclick = selectAll;

@@ -61,10 +61,10 @@ export const jsonWithRows = (rows, fields = {}) => `{"rows":[${rows.join(",")}]$
 
 export const about = async () => (await ask("/api/v1")).json();
 
-/** Embeds image files: {pictures: [{row, image} or {error}]}, in the order of the files. Rows are JSON text. */
-export async function embed(files, signal) {
+/** Embeds images [{blob, name}]: {pictures: [{row, image} or {error}]}, in the same order. Rows are JSON text. */
+export async function embed(images, signal) {
   const form = new FormData();
-  for (const file of files) form.append("images", file, file.name || "picture");
+  for (const { blob, name } of images) form.append("images", blob, name || "picture");
   const { pictures } = await (await ask("/api/v1/embed", { method: "POST", body: form, signal })).json();
   return { pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
 }

@@ -45,7 +45,7 @@ export async function measure(say) {
   }
   const result = evaluate(readable, classes);
   [accuracyBefore, accuracy, measured] = [accuracy, result.images > 0 ? result.right / result.images : null, revision];
-  show(result, readable);
+  show(result);
   say("");
 }
 

@@ -1,5 +1,7 @@
 // Small versions of large images: a photograph of 12 megapixels takes the browser too long to decode while it scrolls.
 
+import { urlOf } from "./object_urls.js";
+
 const SIDE = 320;
 /** Files below this size are shown as they are. */
 const SMALL_BYTES = 150_000;
@@ -11,7 +13,7 @@ let running = 0;
 
 /** Shows a picture in an <img>, as a thumbnail if its file is large. */
 export function show(image, picture) {
-  if (picture.blob.size <= SMALL_BYTES) image.src = picture.url;
+  if (picture.blob.size <= SMALL_BYTES) image.src = urlOf(picture);
   else if (made.has(picture.id)) image.src = made.get(picture.id);
   else {
     waiting.push({ image, picture });
@@ -25,7 +27,7 @@ async function work() {
   running += 1;
   const { image, picture } = waiting.pop();
   if (image.isConnected) {
-    if (!made.has(picture.id)) made.set(picture.id, await thumbnail(picture).catch(() => picture.url));
+    if (!made.has(picture.id)) made.set(picture.id, await thumbnail(picture).catch(() => urlOf(picture)));
     image.src = made.get(picture.id);
   }
   running -= 1;
