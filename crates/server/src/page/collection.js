@@ -1,15 +1,17 @@
 // The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
-// touches the DOM. A picture is {id, name, path, origin (its class when it was added), place (its class now), blob, url,
-// row (its embedding), image (its measures, for the audit), problem (why it has no row), confirmed, aside (set aside: it
-// belongs to no class and is not audited), number (order of adding)}.
+// touches the DOM. A picture is {id, name, path, originalLabel (its class when it was added), label (its class now), blob,
+// row (its embedding, as JSON text), image (its measures, for the audit), problem (why it has no row), confirmed,
+// quarantined (not audited), removed (only in the history), number (order of adding)}.
 
-import * as keeping from "./keeping.js";
-import * as server from "./server.js";
+import * as storage from "./browser_storage.js";
+import * as history from "./history.js";
+import { revokeAll } from "./object_urls.js";
+import { counted, imagesInWords } from "./wording.js";
 
-const BATCH_FILES = 8;
-const BATCH_BYTES = 16 << 20;
 /** The certainty that `trueshot audit` uses by default. */
 export const DEFAULT_CERTAINTY = 0.75;
+/** The page stays responsive between two transactions. */
+const FILES_PER_TRANSACTION = 100;
 
 const state = {
   classes: [],
@@ -19,26 +21,41 @@ const state = {
   embedder: null,
   waiting: 0,
   total: 0,
-  looking: false,
+  auditing: false,
   problem: null,
   classifier: null,
   certainty: DEFAULT_CERTAINTY,
   number: 0,
+  /** Grows with every change of images or labels; results that were computed before are out of date. */
+  revision: 0,
 };
+/** Images that Undo can bring back. */
+const removed = new Map();
 const listeners = new Set();
-let queue = [];
-let embedding = false;
-let timer = null;
-let looking = null;
+const editListeners = new Set();
 
-export const look = () => state;
+export const current = () => state;
 export const subscribe = (listener) => listeners.add(listener);
-const tell = () => listeners.forEach((listener) => listener(state));
-const keepNotes = () => keeping.keepNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty });
+/** Calls a function after every change of images or labels, which a new audit must follow. */
+export const onEdit = (listener) => editListeners.add(listener);
+export const notify = () => listeners.forEach((listener) => listener(state));
+export const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty });
 
-export const inClass = (place) => [...state.pictures.values()].filter((picture) => picture.place === place && !picture.aside);
-export const setAsideImages = () => [...state.pictures.values()].filter((picture) => picture.aside);
+export const pictures = () => [...state.pictures.values()];
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
+export const inQuarantine = () => pictures().filter((picture) => picture.quarantined);
+/** The images that an audit compares: with an embedding and not in quarantine. */
+export const audited = () => pictures().filter((picture) => picture.row && !picture.quarantined);
+export const classesInUse = () => new Set(audited().map((picture) => picture.label)).size;
+export const inClass = (label) => pictures().filter((picture) => picture.label === label && !picture.quarantined).sort((a, b) => a.number - b.number);
+
+/** The images of every class, in the order of adding. */
+export function byClass() {
+  const groups = new Map(state.classes.map((name) => [name, []]));
+  for (const picture of pictures()) if (!picture.quarantined) groups.get(picture.label).push(picture);
+  for (const group of groups.values()) group.sort((a, b) => a.number - b.number);
+  return groups;
+}
 
 /** The images with one of these actions, the most probably wrong first. */
 export const withAction = (...actions) => [...state.verdicts]
@@ -46,213 +63,183 @@ export const withAction = (...actions) => [...state.verdicts]
   .sort(([, a], [, b]) => b.p_wrong - a.p_wrong)
   .map(([id]) => id);
 
-/** Restores the state of an earlier visit. */
+/** Restores the state of an earlier visit. Returns the images that are not embedded yet. */
 export async function recall(embedder) {
-  const { pictures, notes } = await keeping.recall();
+  const { pictures: stored, notes } = await storage.load();
   // Rows of another backbone cannot be compared with new ones: the images are embedded again.
   const usable = notes?.embedder === embedder;
   state.embedder = embedder;
   state.classes = notes?.classes ?? [];
   state.certainty = notes?.certainty ?? DEFAULT_CERTAINTY;
   state.classifier = usable ? notes.classifier : null;
-  for (const picture of pictures) {
-    if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
+  for (const picture of stored) {
     if (!usable) Object.assign(picture, { row: null, image: null, problem: null });
-    state.pictures.set(picture.id, { ...picture, url: URL.createObjectURL(picture.blob) });
+    state.pictures.set(picture.id, picture);
     state.number = Math.max(state.number, picture.number + 1);
   }
-  queue = [...state.pictures.values()].filter((picture) => !picture.row && !picture.problem);
-  embedQueue();
-  changed();
+  addMissingClasses();
+  edited();
+  return pictures().filter((picture) => !picture.row && !picture.problem);
 }
 
-/** Adds files: [{file, path, place}]. */
+/** Adds files: [{file, path, label}]. Returns the new images. */
 export async function add(files) {
-  const added = files.map(({ file, path, place }) => ({
-    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, origin: place, place,
-    blob: file, url: URL.createObjectURL(file), row: null, problem: null, confirmed: false, aside: false, number: state.number++,
+  const added = files.map(({ file, path, label }) => ({
+    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, originalLabel: label, label,
+    blob: file, row: null, image: null, problem: null, confirmed: false, quarantined: false, number: state.number++,
   }));
-  for (const picture of added) {
-    if (!state.classes.includes(picture.place)) state.classes.push(picture.place);
-    state.pictures.set(picture.id, picture);
-  }
-  tell();
-  await keeping.keepFiles(added);
-  keepNotes();
-  queue.push(...added);
-  embedQueue();
+  for (const picture of added) state.pictures.set(picture.id, picture);
+  addMissingClasses();
+  notify();
+  for (let at = 0; at < added.length; at += FILES_PER_TRANSACTION) await storage.saveFiles(added.slice(at, at + FILES_PER_TRANSACTION));
+  saveNotes();
+  return added;
 }
 
-/** Embeds the queued images in small batches, so that progress is visible. */
-async function embedQueue() {
-  if (embedding) return;
-  embedding = true;
-  state.total = queue.length;
-  while (queue.length > 0) {
-    state.total = Math.max(state.total, queue.length);
-    state.waiting = queue.length;
-    tell();
-    const batch = [queue.shift()];
-    let bytes = batch[0].blob.size;
-    while (queue.length > 0 && batch.length < BATCH_FILES && bytes + queue[0].blob.size <= BATCH_BYTES) {
-      bytes += queue[0].blob.size;
-      batch.push(queue.shift());
-    }
-    await embed(batch);
-  }
-  embedding = false;
-  state.waiting = 0;
-  changed();
+/** Adds the classes of images that are not in the list, in alphabetical order. The order of the others never changes. */
+function addMissingClasses() {
+  const known = new Set(state.classes);
+  const missing = new Set(pictures().map((picture) => picture.label).filter((label) => !known.has(label)));
+  state.classes = [...state.classes, ...[...missing].sort((a, b) => a.localeCompare(b, "en", { numeric: true }))];
 }
 
-/** Embeds a batch; one image at a time if the server refuses the batch as too large. */
-async function embed(batch) {
-  try {
-    const { pictures } = await server.embed(batch.map((picture) => new File([picture.blob], picture.name)));
-    pictures.forEach(({ row, image, error }, place) => Object.assign(batch[place], { row: row ?? null, image: image ?? null, problem: error ?? null }));
-  } catch (error) {
-    if (batch.length > 1 && error.status === 413) {
-      for (const picture of batch) await embed([picture]);
-      return;
-    }
-    batch.forEach((picture) => { picture.problem = error.message; });
-  }
-  keeping.keepPictures(batch.filter((picture) => state.pictures.has(picture.id)));
+/** Saves what the server returned for images: row, image, problem. */
+export const saveEmbedded = (embedded) => storage.saveRecords(embedded.filter((picture) => state.pictures.has(picture.id)));
+
+/** Shows a change of images or labels and schedules an audit. */
+export function edited() {
+  state.classifier = null;
+  state.revision += 1;
+  saveNotes();
+  editListeners.forEach((listener) => listener());
+  notify();
 }
 
-/** The support set as a request body, and the pictures of its rows in the same order. */
-export function support() {
-  const usable = [...state.pictures.values()].filter((picture) => picture.row && !picture.aside);
+// Changes that can be undone. A snapshot is {classes, pictures: [{id, label, confirmed, quarantined, removed, verdict}]}.
+
+const find = (id) => state.pictures.get(id) ?? removed.get(id);
+
+function snapshot(ids) {
   return {
-    pictures: usable,
-    body: {
-      rows: usable.map((picture) => picture.row),
-      labels: usable.map((picture) => picture.place),
-      items: usable.map((picture) => picture.path.slice(-120)),
-      confirmed: usable.map((picture) => Boolean(picture.confirmed)),
-      embedder: state.embedder,
-      images: usable.map((picture) => picture.image ?? null),
-    },
+    classes: [...state.classes],
+    pictures: ids.map(find).map(({ id, label, confirmed, quarantined }) => ({ id, label, confirmed, quarantined, removed: removed.has(id), verdict: verdictOf(id) })),
   };
 }
 
-export const classesInUse = () => new Set([...state.pictures.values()].filter((picture) => picture.row && !picture.aside).map((picture) => picture.place)).size;
-
-/** Shows a change of the collection and schedules an audit; changes in quick succession cause one audit. */
-function changed() {
-  state.classifier = null;
-  keepNotes();
-  tell();
-  clearTimeout(timer);
-  timer = setTimeout(audit, 120);
-}
-
-async function audit() {
-  looking?.abort();
-  if (state.waiting > 0) return;
-  if (classesInUse() < 2) {
-    Object.assign(state, { verdicts: new Map(), found: null, looking: false, problem: null });
-    return tell();
+/** Puts a snapshot back. Its verdicts are shown until the next audit arrives. */
+function restore({ classes, pictures: stored }) {
+  state.classes = [...classes];
+  // The files of images that come back are not in the database any more.
+  storage.saveFiles(stored.filter(({ id, removed: isRemoved }) => !isRemoved && removed.has(id)).map(({ id }) => find(id)));
+  for (const { id, verdict, removed: isRemoved, ...labels } of stored) {
+    Object.assign(find(id), labels);
+    setRemoved(id, isRemoved);
+    if (verdict) state.verdicts.set(id, verdict);
+    else state.verdicts.delete(id);
   }
-  const { pictures, body } = support();
-  const current = looking = new AbortController();
-  state.looking = true;
-  tell();
-  try {
-    const found = await server.audit(body, state.certainty, current.signal);
-    if (current !== looking) return;
-    state.verdicts = new Map(pictures.map((picture, place) => [picture.id, found.items[place]]));
-    Object.assign(state, { found, problem: null });
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    Object.assign(state, { problem: error.message, verdicts: new Map(), found: null });
-  }
-  state.looking = false;
-  tell();
+  settle(stored.map(({ id }) => id));
+  edited();
 }
 
-/** Moves an image to a class. A label that the user chose is confirmed. */
-export function move(id, place) {
-  const picture = state.pictures.get(id);
-  if (picture && (picture.place !== place || picture.aside)) decide(id, { place, confirmed: true, aside: false });
+function setRemoved(id, isRemoved) {
+  const [from, to] = isRemoved ? [state.pictures, removed] : [removed, state.pictures];
+  if (!from.has(id)) return;
+  to.set(id, from.get(id));
+  from.delete(id);
 }
 
-/** Makes the planned changes of these images: those to relabel move, those to quarantine are set aside. */
-export function accept(ids) {
-  const changes = ids.map((id) => [state.pictures.get(id), state.verdicts.get(id)]).filter(([picture, verdict]) => picture && ["relabel", "quarantine"].includes(verdict?.action));
-  for (const [picture, verdict] of changes) {
-    Object.assign(picture, verdict.action === "relabel" ? { place: verdict.suggested, confirmed: false } : { aside: true, confirmed: false });
-    state.verdicts.delete(picture.id);
-  }
-  keeping.keepPictures(changes.map(([picture]) => picture));
-  changed();
+/** Makes classes, verdicts and the database consistent with changed images. */
+function settle(ids) {
+  addMissingClasses();
+  const classes = new Set(state.classes);
+  for (const [id, { suggested }] of state.verdicts) if (suggested && !classes.has(suggested)) state.verdicts.delete(id);
+  storage.remove(ids.filter((id) => removed.has(id)));
+  storage.saveRecords(ids.filter((id) => state.pictures.has(id)).map(find));
 }
 
-/** Changes what the user decided about an image: its class (place), confirmed, aside. Returns what it was before. */
-export function decide(id, decision) {
-  const picture = state.pictures.get(id);
-  const before = { place: picture.place, confirmed: picture.confirmed, aside: picture.aside };
-  Object.assign(picture, decision);
-  keeping.keepPictures([picture]);
-  state.verdicts.delete(id);
-  changed();
-  return before;
-}
-
-export const setAside = (id) => decide(id, { aside: true, confirmed: false });
-export const putBack = (id) => decide(id, { aside: false });
-
-export function setCertainty(certainty) {
-  state.certainty = certainty;
-  changed();
-}
-
-export const confirm = (id) => decide(id, { confirmed: true });
-
-export function remove(ids) {
+/** Changes images, each by what `change` returns for it, and records the change under `words`. */
+function edit(words, ids, change, classes = state.classes) {
+  const before = snapshot(ids);
+  state.classes = [...classes];
   for (const id of ids) {
-    URL.revokeObjectURL(state.pictures.get(id)?.url);
-    state.pictures.delete(id);
+    const { removed: isRemoved = false, ...labels } = change(find(id));
+    Object.assign(find(id), labels);
+    setRemoved(id, isRemoved);
     state.verdicts.delete(id);
   }
-  queue = queue.filter((picture) => !ids.includes(picture.id));
-  keeping.forget(ids);
-  changed();
+  settle(ids);
+  history.record({ words, before, after: snapshot(ids) });
+  edited();
+}
+
+/** Takes back the last change, or makes it again. Returns the ids of its images; null if there is nothing to do. */
+export const undo = () => history.undo(restore)?.before.pictures.map(({ id }) => id) ?? null;
+export const redo = () => history.redo(restore)?.before.pictures.map(({ id }) => id) ?? null;
+
+const known = (ids) => ids.filter((id) => state.pictures.has(id));
+const words = (verb, ids, rest = "") => `${verb} ${imagesInWords(ids.map(find))}${rest}`;
+
+/** Moves images to a class, which may be new. A label that the user chose is confirmed. */
+export function move(ids, label) {
+  const moved = known(ids).filter((id) => find(id).label !== label || find(id).quarantined);
+  if (moved.length > 0) edit(words("move", moved, ` to ${label}`), moved, () => ({ label, confirmed: true, quarantined: false }));
+}
+
+/** Confirms the labels of images. */
+export function keep(ids) {
+  const kept = known(ids).filter((id) => find(id).row && !find(id).quarantined && !find(id).confirmed);
+  if (kept.length > 0) edit(words("keep", kept), kept, () => ({ confirmed: true }));
+}
+
+export function quarantine(ids) {
+  const moved = known(ids).filter((id) => !find(id).quarantined);
+  if (moved.length > 0) edit(words("quarantine", moved), moved, () => ({ quarantined: true, confirmed: false }));
+}
+
+/** Puts images from the quarantine back into their classes. */
+export const putBack = (ids) => edit(words("put back", ids), known(ids), () => ({ quarantined: false }));
+
+export const remove = (ids) => known(ids).length > 0 && edit(words("remove", known(ids)), known(ids), () => ({ removed: true }));
+
+/** Makes the planned changes of these images: those to relabel move, those to quarantine are quarantined. */
+export function accept(ids) {
+  const planned = known(ids).filter((id) => ["relabel", "quarantine"].includes(verdictOf(id)?.action));
+  if (planned.length === 0) return;
+  const target = planned.length === 1 && verdictOf(planned[0]).suggested;
+  const change = ({ id }) => (verdictOf(id).action === "relabel" ? { label: verdictOf(id).suggested, confirmed: false } : { quarantined: true, confirmed: false });
+  const what = target ? words("move", planned, ` to ${target}`) : planned.length === 1 ? words("quarantine", planned) : `make ${planned.length} planned changes`;
+  edit(what, planned, change);
 }
 
 export function addClass(name) {
-  if (!state.classes.includes(name)) state.classes.push(name);
-  keepNotes();
-  tell();
+  if (!state.classes.includes(name)) edit(`add the class ${name}`, [], () => ({}), [...state.classes, name]);
 }
 
+/** Gives a class another name. If another class has this name, the two are merged. */
 export function renameClass(from, to) {
   if (from === to) return;
-  const moved = [...state.pictures.values()].filter((picture) => picture.place === from);
-  moved.forEach((picture) => { picture.place = to; });
-  state.classes = state.classes.includes(to) ? state.classes.filter((name) => name !== from) : state.classes.map((name) => (name === from ? to : name));
-  keeping.keepPictures(moved);
-  changed();
+  const merges = state.classes.includes(to);
+  const classes = merges ? state.classes.filter((name) => name !== from) : state.classes.map((name) => (name === from ? to : name));
+  const ids = pictures().filter((picture) => picture.label === from).map(({ id }) => id);
+  edit(merges ? `merge ${from} into ${to}` : `rename ${from} to ${to}`, ids, () => ({ label: to }), classes);
 }
 
 export function removeClass(name) {
-  state.classes = state.classes.filter((other) => other !== name);
-  remove(inClass(name).map((picture) => picture.id));
+  const ids = inClass(name).map(({ id }) => id);
+  edit(`remove the class ${name}${ids.length > 0 ? ` and ${counted(ids.length, "image")}` : ""}`, ids, () => ({ removed: true }), state.classes.filter((other) => other !== name));
 }
 
+export function setCertainty(certainty) {
+  state.certainty = certainty;
+  edited();
+}
+
+/** Deletes everything; this cannot be undone. */
 export async function clear() {
-  for (const { url } of state.pictures.values()) URL.revokeObjectURL(url);
-  queue = [];
+  revokeAll();
   Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY });
-  await keeping.forgetAll();
-  changed();
-}
-
-/** The id of a classifier for the current labels, fitted when it is first needed. */
-export async function classifier() {
-  if (state.classifier && await server.isKept(state.classifier)) return state.classifier;
-  const made = await server.fit(support().body);
-  state.classifier = made.id;
-  keepNotes();
-  return made.id;
+  removed.clear();
+  history.clear();
+  await storage.removeAll();
+  edited();
 }

@@ -1,8 +1,9 @@
 // Downloads: a plan, reports, and a classifier.
 
+import { classifier } from "./auditing.js";
 import * as collection from "./collection.js";
-import { conflicts, imageProblems, standing, summary } from "./drawing.js";
 import * as server from "./server.js";
+import { conflicts, imageProblems, standing, summary, unreadable } from "./wording.js";
 
 const THUMBNAIL = 160;
 
@@ -29,25 +30,25 @@ function probableChange({ given, probable }) {
 
 /** The change of an image since it was added: one that the user made, or one that the audit plans; null if nothing changes. */
 function change(picture, verdict) {
-  if (picture.aside) return { quarantine: true, reason: "set aside on the page" };
+  if (picture.quarantined) return { quarantine: true, reason: "quarantined on the page" };
   if (verdict?.action === "relabel") return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
   if (verdict?.action === "quarantine") return { quarantine: true, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
-  return picture.place === picture.origin ? null : { to: picture.place, reason: picture.confirmed ? "chosen on the page" : "accepted on the page" };
+  return picture.label === picture.originalLabel ? null : { to: picture.label, reason: picture.confirmed ? "chosen on the page" : "accepted on the page" };
 }
 
 const line = (value) => `${JSON.stringify(value)}\n`;
 
 /** All changes of the plan and all items to review: {changes, review}. */
 export function planned() {
-  const pictures = [...collection.look().pictures.values()];
+  const pictures = collection.pictures();
   const { within } = rooted(pictures);
   const changes = [], review = [];
   const byDoubt = (a, b) => (b.p_wrong ?? 1) - (a.p_wrong ?? 1);
   for (const picture of pictures) {
     const verdict = collection.verdictOf(picture.id);
     const what = change(picture, verdict);
-    const about = { item: within(picture.path), from: picture.origin };
-    if (what && what.to !== picture.origin) changes.push({ ...about, ...what });
+    const about = { item: within(picture.path), from: picture.originalLabel };
+    if (what && what.to !== picture.originalLabel) changes.push({ ...about, ...what });
     else if (!what && verdict?.action === "review") review.push({ ...about, ...probableChange(verdict), p_wrong: verdict.p_wrong });
   }
   return { changes: changes.sort(byDoubt), review: review.sort(byDoubt) };
@@ -55,31 +56,31 @@ export function planned() {
 
 /** A plan for `trueshot repair` as JSON lines: a header, one line per change, items to review as comments, and all items. */
 export function plan() {
-  const pictures = [...collection.look().pictures.values()];
+  const pictures = collection.pictures();
   const { kind, root, within } = rooted(pictures);
   const { changes, review } = planned();
   const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
-  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.origin }), size: picture.blob.size }));
+  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.originalLabel }), size: picture.blob.size }));
   const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.\n", ...review.map((item) => `# ${line(item)}`)] : [];
   return [line(header), ...changes.map(line), ...comments, line({ listing })].join("");
 }
 
 /** The labels that the user confirmed and that are still those of the folder, for `trueshot audit --confirmed`. */
 export function confirmedLabels() {
-  const pictures = [...collection.look().pictures.values()];
+  const pictures = collection.pictures();
   const { within } = rooted(pictures);
-  return pictures.filter((picture) => picture.confirmed && !picture.aside && picture.place === picture.origin)
-    .map((picture) => line({ item: within(picture.path), given: picture.origin })).join("");
+  return pictures.filter((picture) => picture.confirmed && !picture.quarantined && picture.label === picture.originalLabel)
+    .map((picture) => line({ item: within(picture.path), given: picture.originalLabel })).join("");
 }
 
 export const saveConfirmed = () => save("trueshot-confirmed.jsonl", new Blob([confirmedLabels()], { type: "application/jsonl" }));
 
 export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { type: "application/jsonl" }));
 
-export const saveJson = () => save("trueshot-report.json", new Blob([JSON.stringify(collection.look().found, null, 2)], { type: "application/json" }));
+export const saveJson = () => save("trueshot-report.json", new Blob([JSON.stringify(collection.current().found, null, 2)], { type: "application/json" }));
 
 export async function saveClassifier() {
-  const id = await collection.classifier();
+  const id = await classifier();
   save("trueshot-classifier.safetensors", await server.download(id));
 }
 
@@ -101,11 +102,11 @@ const STYLE = "body{font:16px/1.45 system-ui,sans-serif;max-width:70rem;margin:1
 
 /** Saves a report as one self-contained HTML file. */
 export async function saveHtml() {
-  const state = collection.look();
+  const state = collection.current();
   const parts = [];
-  for (const place of state.classes) {
-    parts.push(`<h2>${escaped(place)}</h2><ul>`);
-    for (const picture of collection.inClass(place)) {
+  for (const label of state.classes) {
+    parts.push(`<h2>${escaped(label)}</h2><ul>`);
+    for (const picture of collection.inClass(label)) {
       const { style, text } = standing(picture, collection.verdictOf(picture.id));
       parts.push(`<li class="${style}"><img alt="${escaped(picture.name)}" src="${await thumbnail(picture.blob)}">${escaped(picture.path)}<br><strong>${escaped(text)}</strong></li>`);
     }
@@ -114,7 +115,7 @@ export async function saveHtml() {
   const section = (title, lines) => (lines.length > 0 ? `<h2>${title}</h2>${lines.map((line) => `<p>${escaped(line)}</p>`).join("")}` : "");
   if (state.found) {
     parts.push(section("Label conflicts: the same item with different labels", conflicts(state.found)));
-    parts.push(section("Image problems", imageProblems(state.found, [...state.pictures.values()])));
+    parts.push(section("Image problems", [...imageProblems(state.found), ...unreadable(collection.pictures())]));
   }
   const expected = state.found ? `<p>${escaped(summary(state.found))}</p>` : "";
   const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${expected}${parts.join("")}</body></html>`;

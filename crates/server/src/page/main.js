@@ -1,14 +1,30 @@
-// Entry point of the page: handlers for buttons, drag and drop and the clipboard, and the status line.
+// Entry point of the page: handlers for buttons, drag and drop, keys and the clipboard, and the status line.
 
-import { ask, setUpCamera } from "./asking.js";
+import * as camera from "./camera.js";
+import { chooseClass } from "./class_chooser.js";
+import * as classSections from "./class_sections.js";
 import * as collection from "./collection.js";
+import { byId, element, setText } from "./dom.js";
 import * as downloads from "./downloads.js";
-import { conflicts, counted, draw, element, imageProblems, summary as counts } from "./drawing.js";
-import { chosen, dropped, folderOf, sorted } from "./receiving.js";
-import * as reviewing from "./reviewing.js";
+import { makeTarget } from "./drop_target.js";
+import { embedAgain, embedImages } from "./embedding.js";
+import { chosen, folderOf, separateImages } from "./file_input.js";
+import * as filters from "./filters.js";
+import * as history from "./history.js";
+import * as itemDialog from "./item_dialog.js";
+import * as listing from "./listing.js";
+import { askName } from "./name_dialog.js";
+import { predictFiles } from "./predictions.js";
+import * as quarantineSection from "./quarantine_section.js";
+import * as review from "./review.js";
+import * as selection from "./selection.js";
 import * as server from "./server.js";
+import * as testSet from "./test_set.js";
+import * as viewer from "./viewer.js";
+import { conflicts, counted, imageProblems, imagesInWords, summary, unreadable } from "./wording.js";
 
-const byId = (id) => document.getElementById(id);
+/** Lists of problems show this number of lines at most. */
+const MOST_LINES = 200;
 const skipped = [];
 let spoken = "";
 
@@ -19,9 +35,10 @@ function complain(message) {
 /** Shows a message in the status line instead of the summary; an empty message shows the summary again. */
 function say(message) {
   spoken = message;
-  show(collection.look());
+  scheduleShow();
 }
 
+/** Shows the error of an action that fails. */
 const guarded = (work) => async (...given) => {
   byId("alert").replaceChildren();
   try {
@@ -32,154 +49,252 @@ const guarded = (work) => async (...given) => {
   }
 };
 
-function askName(title, value = "") {
-  const [dialog, input] = [byId("name-dialog"), byId("name-input")];
-  byId("name-title").textContent = title;
-  input.value = value;
-  return new Promise((done) => {
-    let answer = null;
-    const end = (yes) => { answer = yes ? input.value.trim() : null; dialog.close(); };
-    dialog.querySelectorAll("button").forEach((button) => { button.onclick = () => end(button.value === "yes"); });
-    input.onkeydown = (event) => { if (event.key === "Enter") { event.preventDefault(); end(true); } };
-    dialog.onclose = () => done(answer || null);
-    dialog.showModal();
-    input.select();
-  });
+/** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
+async function take(files, label = null) {
+  const { kept, skipped: left } = separateImages(files);
+  skipped.push(...left);
+  let labelled = kept.map((entry) => ({ ...entry, label: label ?? folderOf(entry.path) }));
+  if (labelled.some((entry) => !entry.label)) {
+    const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
+    labelled = labelled.map((entry) => ({ ...entry, label: entry.label ?? name })).filter((entry) => entry.label);
+  }
+  if (labelled.length === 0 && left.length === 0) return;
+  if (labelled.length === 0) complain("None of these files is an image.");
+  embedImages(await collection.add(labelled));
 }
 
-/** Adds files to the class `place`, or, if it is null, to the classes named by their folders. */
-async function take(files, place = null) {
-  const { kept, skipped: left } = sorted(files);
-  skipped.push(...left);
-  let named = kept.map((entry) => ({ ...entry, place: place ?? folderOf(entry.path) }));
-  if (named.some((entry) => !entry.place)) {
-    const name = await askName("Which class do these images belong to?");
-    named = named.map((entry) => ({ ...entry, place: entry.place ?? name })).filter((entry) => entry.place);
+/** Asks for a class and moves images there. */
+async function chooseAndMove(ids) {
+  const { classes, pictures } = collection.current();
+  const moved = ids.map((id) => pictures.get(id));
+  const labels = new Set(moved.map(({ label }) => label));
+  const others = labels.size === 1 ? classes.filter((name) => !labels.has(name)) : classes;
+  const label = await chooseClass(`Move ${imagesInWords(moved)} to`, others);
+  if (!label) return;
+  selection.clear();
+  collection.move(ids, label);
+}
+
+/** Makes an action on a card act on the whole selection if the card is part of it. By keyboard, the focus goes on to the
+ * next card, because the image may leave its class. */
+const onCards = (work) => async (id, event) => {
+  const next = event?.detail === 0 || event instanceof KeyboardEvent ? classSections.neighbourOf(id) : null;
+  const ids = selection.withSelected(id);
+  await work(ids);
+  if (ids.length > 1) selection.clear();
+  if (next) {
+    show();
+    classSections.focusCard(next);
   }
-  if (named.length === 0 && left.length === 0) return;
-  if (named.length === 0) complain("None of these files is an image.");
-  await collection.add(named);
+};
+
+function openCard(id, event) {
+  if (event.ctrlKey || event.metaKey) return selection.toggle(id);
+  if (event.shiftKey) return selection.extendTo(id);
+  viewer.open(id, listing.shownIds(), (last) => classSections.focusCard(collection.current().pictures.has(last) ? last : id));
 }
 
 const actions = {
-  accept: (id) => { collection.accept([id]); },
-  keep: (id) => collection.confirm(id),
-  setAside: (id) => collection.setAside(id),
-  putBack: (id) => collection.putBack(id),
-  remove: (id) => collection.remove([id]),
-  move: (id, place) => place && collection.move(id, place),
-  choose: guarded(async (input, place) => { const files = chosen(input); input.value = ""; await take(files, place); }),
-  rename: async (name) => { const to = await askName(`Rename ${name}`, name); if (to) collection.renameClass(name, to); },
-  removeClass: (name) => { if (collection.inClass(name).length === 0 || confirm(`Remove the class ${name} and its images from this page?`)) collection.removeClass(name); },
-  target: (section, place) => target(section, (files) => take(files, place), (id) => collection.move(id, place)),
+  open: openCard,
+  select: (id, event) => (event.shiftKey ? selection.extendTo(id) : selection.toggle(id)),
+  accept: onCards(collection.accept),
+  keep: onCards(collection.keep),
+  quarantine: onCards(collection.quarantine),
+  remove: onCards(collection.remove),
+  move: onCards(chooseAndMove),
+  chooseFiles: guarded(async (input, label) => { const files = chosen(input); input.value = ""; await take(files, label); }),
+  record: guarded(async (label) => { const frames = await camera.recordFrames(label); await take(frames.map((file) => ({ file, path: file.name })), label); }),
+  renameClass: async (name) => {
+    const note = (to) => (to !== name && collection.current().classes.includes(to) ? `The class ${to} exists: the two classes will be merged.` : "");
+    const to = await askName(`Rename ${name}`, name, note);
+    if (to) collection.renameClass(name, to);
+  },
+  mergeClass: async (name) => {
+    const into = await chooseClass(`Merge ${name} into`, collection.current().classes.filter((other) => other !== name), false);
+    if (into) collection.renameClass(name, into);
+  },
+  selectClass: (name) => listing.current().find((section) => section.name === name).shown.forEach(({ id }) => selection.has(id) || selection.toggle(id)),
+  removeClass: collection.removeClass,
+  makeTarget: (section, label) => makeTarget(section, guarded((files) => take(files, label)), (ids) => { selection.clear(); collection.move(ids, label); }),
 };
 
-/** Makes an element a drop target for files and, if `takeCard` is given, for cards. */
-function target(holder, takeFiles, takeCard = null) {
-  const wants = (event) => event.dataTransfer.types.includes("Files") || (takeCard && event.dataTransfer.types.includes("application/x-trueshot"));
-  holder.addEventListener("dragover", (event) => { if (wants(event)) { event.preventDefault(); event.stopPropagation(); holder.classList.add("over"); } });
-  holder.addEventListener("dragleave", (event) => { if (!holder.contains(event.relatedTarget)) holder.classList.remove("over"); });
-  holder.addEventListener("drop", guarded(async (event) => {
-    if (!wants(event)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    holder.classList.remove("over");
-    const id = event.dataTransfer.getData("application/x-trueshot");
-    if (id && takeCard) takeCard(id);
-    else await takeFiles(await dropped(event.dataTransfer));
-  }));
-}
-
-function summary(state) {
-  const pictures = [...state.pictures.values()];
+function status(state) {
   if (spoken) return spoken;
-  if (pictures.length === 0) return state.classes.length > 0 ? "Add images to the classes." : "";
+  if (state.pictures.size === 0) return state.classes.length > 0 ? "Add images to the classes." : "";
   if (state.waiting > 0) return `Embedding images: ${state.total - state.waiting} of ${state.total}`;
   if (collection.classesInUse() < 2) return "Add images of a second class: labels are checked by comparing classes.";
-  if (state.looking) return "Checking labels";
-  if (!state.found) return "";
-  return counts(state.found);
+  if (state.auditing) return "Checking labels";
+  return state.found ? summary(state.found) : "";
 }
 
-function show(state) {
-  draw(state, actions);
-  const text = summary(state);
-  if (byId("status").textContent !== text) byId("status").textContent = text;
-  const progress = byId("progress");
-  progress.hidden = state.waiting === 0;
-  progress.max = state.total || 1;
-  progress.value = state.total - state.waiting;
+/** Updates the page to the state of the collection. */
+function show() {
+  const state = collection.current();
+  listing.update();
+  selection.update();
+  filters.update(state, listing.current().reduce((sum, { shown }) => sum + shown.length, 0));
+  showTools(state);
+  classSections.draw(actions);
+  quarantineSection.draw((id) => viewer.open(id, collection.inQuarantine().map((picture) => picture.id), () => byId("quarantine-cards").querySelector("button")?.focus()));
+  setText(byId("status"), status(state));
+  showProgress(state);
   if (state.problem) complain(state.problem);
+  showLists(state);
+  showDownloads(state);
+  testSet.update(state);
+}
+
+function showTools(state) {
   const any = state.classes.length > 0;
   byId("intake").classList.toggle("empty", !any);
   byId("invitation").hidden = any;
   byId("start-over").hidden = !any;
-  byId("try").hidden = byId("take").hidden = !state.found;
+  byId("toolbar").hidden = !any && !history.nextUndo() && !history.nextRedo();
+  byId("try").hidden = byId("test").hidden = byId("take").hidden = !state.found;
   const changes = collection.withAction("relabel", "quarantine").length;
   byId("accept-all").hidden = changes === 0;
-  byId("accept-all").textContent = changes === 1 ? "Make the planned change" : `Make all ${changes} planned changes`;
+  setText(byId("accept-all"), changes === 1 ? "Make the planned change" : `Make all ${changes} planned changes`);
   byId("review").hidden = !state.found || (state.found.counts.review === 0 && changes === 0);
-  byId("review").textContent = state.found?.counts.review > 0 ? `Review ${counted(state.found.counts.review, "label")}` : `Check ${counted(changes, "planned change")}`;
+  setText(byId("review"), state.found?.counts.review > 0 ? `Review ${counted(state.found.counts.review, "label")}` : `Check ${counted(changes, "planned change")}`);
   byId("certainty-choice").hidden = !any;
   if (document.activeElement !== byId("certainty")) byId("certainty").value = state.certainty;
-  byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
+  for (const [id, verb, words] of [["undo", "Undo", history.nextUndo()], ["redo", "Redo", history.nextRedo()]]) {
+    byId(id).disabled = words === null;
+    byId(id).title = words === null ? "" : `${verb}: ${words}`;
+    byId(id).setAttribute("aria-label", words === null ? verb : `${verb}: ${words}`);
+  }
+}
+
+function showProgress(state) {
+  const progress = byId("progress");
+  progress.hidden = state.waiting === 0;
+  progress.max = state.total || 1;
+  progress.value = state.total - state.waiting;
+}
+
+function showLists(state) {
   const warnings = state.found?.warnings ?? [];
   byId("warnings").replaceChildren(...warnings.slice(0, 20).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
-  if (!byId("take").hidden) {
-    const { changes: made, review } = downloads.planned();
-    byId("take-plan").textContent = `Plan: ${counted(made.length, "change")}, ${review.length} to review`;
-  }
-  const skippedFiles = skipped.map(({ name, reason }) => `${name}: ${reason}`);
-  list("skipped", `${counted(skipped.length, "file was", "files were")} skipped`, skippedFiles);
+  list("skipped", `${counted(skipped.length, "file was", "files were")} skipped`, skipped.map(({ name, reason }) => `${name}: ${reason}`));
+  const unread = unreadable(collection.pictures());
+  list("unreadable", `${counted(unread.length, "image")} cannot be read`, unread);
   const same = state.found ? conflicts(state.found) : [];
   list("conflicts", `${counted(same.length, "label conflict")}: the same item with different labels`, same);
-  const poor = state.found ? imageProblems(state.found, [...state.pictures.values()]) : [];
+  const poor = state.found ? imageProblems(state.found) : [];
   list("image-problems", counted(poor.length, "image problem"), poor);
 }
 
 /** Shows lines under a summary; nothing if there are no lines. */
-function list(id, summary, lines) {
+function list(id, title, lines) {
   byId(id).hidden = lines.length === 0;
-  byId(id).querySelector("summary").textContent = summary;
-  byId(id).querySelector("ul").replaceChildren(...lines.slice(0, 200).map((line) => element("li", { textContent: line })));
+  const shown = lines.slice(0, MOST_LINES);
+  if (lines.length > MOST_LINES) shown.push(`and ${lines.length - MOST_LINES} more`);
+  setText(byId(id).querySelector("summary"), title);
+  if (byId(id).querySelector("ul").dataset.content === shown.join("\n")) return;
+  byId(id).querySelector("ul").dataset.content = shown.join("\n");
+  byId(id).querySelector("ul").replaceChildren(...shown.map((line) => element("li", { textContent: line })));
 }
 
-const question = guarded((files) => ask(files.filter((file) => file.size > 0), say));
+function showDownloads(state) {
+  if (byId("take").hidden) return;
+  byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
+  const { changes, review: left } = downloads.planned();
+  setText(byId("take-plan"), `Plan: ${counted(changes.length, "change")}, ${left.length} to review`);
+}
 
-function setUp() {
-  document.querySelectorAll("[data-opens]").forEach((button) => { button.onclick = () => byId(button.dataset.opens).click(); });
-  byId("folder-input").onchange = guarded(async (event) => { const files = chosen(event.target); event.target.value = ""; await take(files); });
-  byId("query-input").onchange = (event) => { const files = [...event.target.files]; event.target.value = ""; question(files); };
-  byId("new-class").onclick = async () => { const name = await askName("New class"); if (name) collection.addClass(name); };
-  byId("accept-all").onclick = () => collection.accept(collection.withAction("relabel", "quarantine"));
-  byId("review").onclick = () => reviewing.open();
-  byId("certainty").onchange = (event) => {
-    const given = event.target.valueAsNumber;
-    if (given >= 0.5 && given <= 1) collection.setCertainty(given);
-    else event.target.value = collection.look().certainty;
-  };
-  byId("start-over").onclick = () => { if (confirm("Remove all images from this page?")) { skipped.length = 0; collection.clear(); } };
+let isShowScheduled = false;
+
+/** Updates the page before the next frame, once for all changes until then. */
+function scheduleShow() {
+  if (isShowScheduled) return;
+  isShowScheduled = true;
+  // Not requestAnimationFrame, which the browser does not call for a tab in the background.
+  queueMicrotask(() => { isShowScheduled = false; show(); });
+}
+
+const predict = guarded((files) => predictFiles(files.filter((file) => file.size > 0), say));
+const addTestFiles = guarded((files) => testSet.addFiles(files, say));
+
+const undo = () => review.undo() || collection.undo();
+const redo = () => review.redo() || collection.redo();
+
+function setUpDownloads() {
   byId("take-plan").onclick = guarded(downloads.savePlan);
   byId("take-confirmed").onclick = guarded(downloads.saveConfirmed);
   byId("take-json").onclick = guarded(downloads.saveJson);
   byId("take-html").onclick = guarded(downloads.saveHtml);
   byId("take-classifier").onclick = guarded(downloads.saveClassifier);
-  target(byId("intake"), (files) => take(files));
-  target(byId("try"), (files) => question(files.map(({ file }) => file)));
-  // Without this, the browser would open a file that is dropped outside the other targets.
-  target(document.body, (files) => take(files));
-  document.addEventListener("paste", (event) => {
-    const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
-    if (files.length > 0 && !byId("try").hidden) { event.preventDefault(); question(files); }
-  });
-  setUpCamera(question, complain);
 }
 
-setUp();
-collection.subscribe(show);
-collection.subscribe(reviewing.update);
+function setUpTools() {
+  byId("new-class").onclick = async () => { const name = await askName("New class"); if (name) collection.addClass(name); };
+  byId("accept-all").onclick = () => collection.accept(collection.withAction("relabel", "quarantine"));
+  byId("review").onclick = () => review.start();
+  byId("undo").onclick = undo;
+  byId("redo").onclick = redo;
+  byId("certainty").onchange = (event) => {
+    const given = event.target.valueAsNumber;
+    if (given >= 0.5 && given <= 1) collection.setCertainty(given);
+    else event.target.value = collection.current().certainty;
+  };
+  byId("start-over").onclick = () => {
+    if (!confirm("Remove all images from this page? This cannot be undone.")) return;
+    skipped.length = 0;
+    filters.reset();
+    testSet.clear();
+    collection.clear();
+  };
+  byId("read-again").onclick = embedAgain;
+  byId("remove-unreadable").onclick = () => collection.remove(collection.pictures().filter((picture) => picture.problem).map(({ id }) => id));
+  byId("test-again").onclick = guarded(() => testSet.measure(say));
+  byId("test-clear").onclick = () => { testSet.clear(); scheduleShow(); };
+  byId("camera").hidden = !camera.isAvailable();
+  byId("camera").onclick = guarded(async () => { const files = await camera.takePhoto(); if (files.length > 0) await predict(files); });
+}
+
+function setUpFiles() {
+  document.querySelectorAll("[data-opens]").forEach((opener) => { opener.onclick = () => byId(opener.dataset.opens).click(); });
+  const onFiles = (id, use) => { byId(id).onchange = (event) => { const files = chosen(event.target); event.target.value = ""; use(files); }; };
+  onFiles("folder-input", guarded((files) => take(files)));
+  onFiles("test-input", addTestFiles);
+  onFiles("query-input", (files) => predict(files.map(({ file }) => file)));
+  makeTarget(byId("intake"), guarded((files) => take(files)));
+  makeTarget(byId("try"), (files) => predict(files.map(({ file }) => file)));
+  makeTarget(byId("test"), addTestFiles);
+  // Without this, the browser would open a file that is dropped outside the other targets.
+  makeTarget(document.body, guarded((files) => take(files)));
+  document.addEventListener("paste", (event) => {
+    const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
+    if (files.length > 0 && !byId("try").hidden) { event.preventDefault(); predict(files); }
+  });
+}
+
+/** Keys that work everywhere: Ctrl-Z, Ctrl-Shift-Z and Ctrl-Y, / for the search, Esc to clear the selection. */
+function pressGlobal(event) {
+  const isTyping = event.target.matches("input:not([type=checkbox]), select, textarea");
+  const key = event.key.toLowerCase();
+  const withControl = event.ctrlKey || event.metaKey;
+  if (isTyping || (document.querySelector("dialog[open]") && !byId("item-dialog").open)) return;
+  if (withControl && key === "z") (event.shiftKey ? redo : undo)();
+  else if (withControl && key === "y") redo();
+  else if (document.querySelector("dialog[open]") || withControl) return;
+  else if (key === "/") byId("search").focus();
+  else if (key === "escape") selection.clear();
+  else return;
+  event.preventDefault();
+}
+
+setUpTools();
+setUpDownloads();
+setUpFiles();
+selection.setUp(chooseAndMove);
+document.addEventListener("keydown", pressGlobal);
+collection.subscribe(scheduleShow);
+collection.subscribe(itemDialog.update);
+filters.onChange(scheduleShow);
+selection.onChange(scheduleShow);
 guarded(async () => {
   const { version, embedder } = await server.about();
   byId("about").textContent = `trueshot ${version}, ${embedder}`;
-  await collection.recall(embedder);
+  embedImages(await collection.recall(embedder));
 })();

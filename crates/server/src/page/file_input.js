@@ -3,7 +3,7 @@
 const PICTURES = /\.(bmp|gif|jpe?g|png|tiff?|webp)$/i;
 
 /** Separates images from other files, which are skipped with a reason and never sent. */
-export function sorted(files) {
+export function separateImages(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
     const { file } = entry;

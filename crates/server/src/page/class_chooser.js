@@ -1,0 +1,54 @@
+// The dialog in which the user chooses a class by typing a part of its name or from the list; a new name makes a new class.
+
+import { byId, element } from "./dom.js";
+
+let choices = [];
+let marked = 0;
+
+/** What the user can choose: the classes that contain the text, those that begin with it first, and a new class. */
+function matching(classes, text, isNewAllowed) {
+  const wanted = text.trim().toLowerCase();
+  const found = classes.filter((name) => name.toLowerCase().includes(wanted));
+  const begins = (name) => name.toLowerCase().startsWith(wanted);
+  const sorted = [...found.filter(begins), ...found.filter((name) => !begins(name))].map((name) => ({ name, text: name }));
+  const isNew = isNewAllowed && wanted !== "" && !classes.some((name) => name.toLowerCase() === wanted);
+  return isNew ? [...sorted, { name: text.trim(), text: `New class: ${text.trim()}` }] : sorted;
+}
+
+function draw(choose) {
+  byId("chooser-list").replaceChildren(...choices.map(({ text }, index) => element("li", {
+    id: `chooser-${index}`, role: "option", textContent: text, "aria-selected": String(index === marked), onclick: () => choose(index),
+  })));
+  const input = byId("chooser-input");
+  if (choices.length > 0) input.setAttribute("aria-activedescendant", `chooser-${marked}`);
+  else input.removeAttribute("aria-activedescendant");
+  byId("chooser-empty").hidden = choices.length > 0;
+  byId(`chooser-${marked}`)?.scrollIntoView({ block: "nearest" });
+}
+
+/** Asks for one of the classes, or a new one. Resolves to its name, or to null if the user cancels. */
+export function chooseClass(title, classes, isNewAllowed = true) {
+  const [dialog, input] = [byId("chooser-dialog"), byId("chooser-input")];
+  byId("chooser-title").textContent = title;
+  byId("chooser-label").textContent = isNewAllowed ? "Type a part of the name, or a new name" : "Type a part of the name";
+  input.value = "";
+  return new Promise((done) => {
+    let chosen = null;
+    const choose = (index) => { chosen = choices[index]?.name ?? null; if (chosen !== null) dialog.close(); };
+    const search = () => { choices = matching(classes, input.value, isNewAllowed); marked = 0; draw(choose); };
+    const mark = (step) => { marked = (marked + step + choices.length) % choices.length; draw(choose); };
+    input.oninput = search;
+    input.onkeydown = (event) => {
+      if (event.key === "Enter") choose(marked);
+      else if (event.key === "ArrowDown" && choices.length > 0) mark(1);
+      else if (event.key === "ArrowUp" && choices.length > 0) mark(-1);
+      else return;
+      event.preventDefault();
+    };
+    dialog.onclose = () => done(chosen);
+    byId("chooser-cancel").onclick = () => dialog.close();
+    search();
+    dialog.showModal();
+    input.focus();
+  });
+}

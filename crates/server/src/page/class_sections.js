@@ -1,0 +1,150 @@
+// The sections of the classes, with their cards, and the keyboard in them.
+
+import { loadPicture, newCard, updateCard } from "./card.js";
+import * as collection from "./collection.js";
+import { button, byId, element, setChildren, setText } from "./dom.js";
+import * as filters from "./filters.js";
+import * as listing from "./listing.js";
+import * as selection from "./selection.js";
+import { VirtualGrid, columns, drawNow } from "./virtual_grid.js";
+import { ACTIONS, counted } from "./wording.js";
+
+const sections = new Map();
+const cards = new Map();
+/** The image whose card has the Tab stop. */
+let active = null;
+let actions = null;
+
+/** Updates the sections to the state of the collection. `given` are the actions of cards and classes. */
+export function draw(given) {
+  actions = given;
+  const listed = listing.current();
+  const names = new Set(listed.map(({ name }) => name));
+  for (const [name, { grid }] of sections) {
+    if (names.has(name)) continue;
+    grid.remove();
+    sections.delete(name);
+  }
+  for (const { name } of listed) if (!sections.has(name)) sections.set(name, newSection(name));
+  setChildren(byId("classes"), listed.map(({ name }) => sections.get(name).holder));
+  if (!listed.some(({ shown }) => shown.some(({ id }) => id === active))) active = listed.find(({ shown }) => shown.length > 0)?.shown[0].id ?? null;
+  const focused = focusedCard();
+  listed.forEach(updateSection);
+  drawNow();
+  forgetCards();
+  // A card that has moved to another class is a new element: the focus goes where the user continues.
+  if (focused && !document.activeElement?.closest(".card")) focusCard(focused.id, focused.control);
+}
+
+const focusedCard = () => {
+  const card = document.activeElement?.closest("#classes .card");
+  return card && { id: card.dataset.id, control: document.activeElement.classList[0] };
+};
+
+function newSection(name) {
+  const list = element("ul", { className: "cards" });
+  const input = element("input", { type: "file", accept: "image/*", multiple: true, hidden: true, "aria-label": `Add images to ${name}` });
+  input.onchange = () => actions.chooseFiles(input, name);
+  const labelled = (text, action) => button(text, action, { "aria-label": `${text}: ${name}` });
+  const camera = labelled("Camera", () => actions.record(name));
+  camera.hidden = !navigator.mediaDevices?.getUserMedia;
+  const menu = element("details", { className: "menu" }, element("summary", { textContent: "Edit", "aria-label": `Edit: ${name}` }), element("div", {},
+    labelled("Rename", () => actions.renameClass(name)), labelled("Merge into…", () => actions.mergeClass(name)), labelled("Select all", () => actions.selectClass(name)), labelled("Remove class", () => actions.removeClass(name))));
+  menu.onclick = (event) => { if (event.target.closest("button")) menu.open = false; };
+  const holder = element("section", { className: "class", "aria-label": name, "data-class": name },
+    element("header", {}, element("h2", { textContent: name }), element("span", { className: "count" }), labelled("Add images", () => input.click()), input, camera, menu), list);
+  actions.makeTarget(holder, name);
+  return { holder, grid: new VirtualGrid(list, cardOf) };
+}
+
+function updateSection({ name, pictures, shown, framed }) {
+  const { holder, grid } = sections.get(name);
+  holder.hidden = filters.isActive() && shown.length === 0;
+  setText(holder.querySelector(".count"), countsInWords(pictures));
+  grid.setItems(shown.map(({ id }) => id), framed);
+}
+
+function countsInWords(pictures) {
+  const count = (action) => pictures.filter(({ id }) => collection.verdictOf(id)?.action === action).length;
+  const planned = ACTIONS.filter((action) => action !== "keep").map((action) => [count(action), action]).filter(([number]) => number > 0);
+  return [counted(pictures.length, "image"), ...planned.map(([number, action]) => `${number} to ${action}`)].join(", ");
+}
+
+function cardOf(id) {
+  const picture = collection.current().pictures.get(id);
+  if (!cards.has(id)) cards.set(id, newCard(picture, actions));
+  const card = cards.get(id);
+  updateCard(card, picture, id === active);
+  loadPicture(card, picture);
+  return card;
+}
+
+/** Drops the cards that are not in the document any more. */
+function forgetCards() {
+  for (const [id, card] of cards) if (!card.isConnected) cards.delete(id);
+}
+
+/** The image that the user continues with after an action on this one: the next of its class, or the one before. */
+export function neighbourOf(id) {
+  const { shown } = listing.current().find((section) => section.shown.some((picture) => picture.id === id)) ?? { shown: [] };
+  const index = shown.findIndex((picture) => picture.id === id);
+  return (shown[index + 1] ?? shown[index - 1])?.id ?? null;
+}
+
+/** Gives the Tab stop to the card of an image, and the focus too if `control` names what should get it. */
+export function focusCard(id, control = "open") {
+  const section = listing.current().find(({ shown }) => shown.some((picture) => picture.id === id));
+  if (!section) return;
+  const before = active;
+  active = id;
+  sections.get(section.name).grid.reveal(id);
+  for (const one of [before, id]) if (cards.has(one) && collection.current().pictures.has(one)) cardOf(one);
+  const card = cards.get(id);
+  const wanted = card?.querySelector(`.${control}`);
+  (wanted && !wanted.hidden ? wanted : card?.querySelector(".open"))?.focus({ preventScroll: true });
+}
+
+/** The image that an arrow key leads to, in the order of the page. */
+function arrowTarget(id, key) {
+  const order = listing.shownIds();
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() }[key];
+  const index = order.indexOf(id);
+  if (key === "Home") return order[0];
+  if (key === "End") return order.at(-1);
+  return order[Math.min(order.length - 1, Math.max(0, index + step))];
+}
+
+function press(event) {
+  const card = event.target.closest("#classes .card");
+  if (!card || event.altKey) return;
+  const { id } = card.dataset;
+  const isOpener = event.target.matches(".open");
+  const withControl = event.ctrlKey || event.metaKey;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (withControl && key === "a") selection.selectAll();
+  else if (withControl) return;
+  else if (["ArrowRight", "ArrowLeft", "ArrowDown", "ArrowUp", "Home", "End"].includes(key)) walk(id, arrowTarget(id, key), event.shiftKey);
+  else if (key === " " && isOpener) selection.toggle(id);
+  else if (key === "k") actions.keep(id, event);
+  else if (key === "m") actions.move(id, event);
+  else if (key === "q") actions.quarantine(id, event);
+  else if (key === "Delete") actions.remove(id, event);
+  else return;
+  event.preventDefault();
+}
+
+/** Moves the focus to another card; with Shift, the cards in between are selected. */
+function walk(from, to, isSelecting) {
+  if (isSelecting && !selection.has(from)) selection.toggle(from);
+  focusCard(to);
+  if (isSelecting) selection.extendTo(to);
+}
+
+byId("classes").addEventListener("keydown", press);
+byId("classes").addEventListener("focusin", (event) => {
+  const card = event.target.closest(".card");
+  if (!card || card.dataset.id === active) return;
+  const before = active;
+  active = card.dataset.id;
+  for (const one of [before, active]) if (cards.has(one) && collection.current().pictures.has(one)) cardOf(one);
+});

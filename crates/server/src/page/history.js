@@ -1,0 +1,31 @@
+// Undo and redo. An entry is {words, before, after}: what was done, and the two snapshots that `restore` puts back.
+
+const MOST_ENTRIES = 500;
+const done = [];
+const undone = [];
+
+export function record(entry) {
+  done.push(entry);
+  undone.length = 0;
+  if (done.length > MOST_ENTRIES) done.shift();
+}
+
+/** What Undo and Redo would do, in words; null if there is nothing to do. */
+export const nextUndo = () => done.at(-1)?.words ?? null;
+export const nextRedo = () => undone.at(-1)?.words ?? null;
+
+/** Takes back the last change, or makes the last undone change again. Returns the entry, or null if there is none. */
+export const undo = (restore) => step(done, undone, "before", restore);
+export const redo = (restore) => step(undone, done, "after", restore);
+
+function step(from, to, side, restore) {
+  const entry = from.pop();
+  if (!entry) return null;
+  to.push(entry);
+  restore(entry[side]);
+  return entry;
+}
+
+export function clear() {
+  done.length = undone.length = 0;
+}

@@ -1,0 +1,134 @@
+// The dialog that shows one image in large, with its verdict, its three most probable classes, its most similar items and
+// the actions. A controller decides which image is shown and what happens after a decision: the review or the viewer.
+//
+// A controller is {id(), verdict(), title, progress(), back, forward, decide(work), end(), closed()}: `back` and `forward`
+// are {text, key, run, enabled()}; `decide` runs a change of the shown image; `end` is what is shown when there is no image.
+
+import * as collection from "./collection.js";
+import { chooseClass } from "./class_chooser.js";
+import { pictureNamed } from "./auditing.js";
+import { breakable, byId, element, setText } from "./dom.js";
+import { urlOf } from "./object_urls.js";
+import { className, percent, verdictInWords } from "./wording.js";
+
+const NEIGHBOURS = 5;
+let controller = null;
+let shown = "";
+
+export function open(wanted) {
+  controller = wanted;
+  shown = "";
+  byId("item-title").textContent = controller.title;
+  for (const [id, { text, key }] of [["item-back", controller.back], ["item-forward", controller.forward]]) {
+    byId(id).replaceChildren(`${text} `, element("kbd", { textContent: key }));
+  }
+  if (!byId("item-dialog").open) byId("item-dialog").showModal();
+  update();
+  focusKeep();
+}
+
+/** The Enter key confirms the label of an image that has just appeared, whatever had the focus before. */
+export function focusKeep() {
+  const keep = byId("item-keep");
+  (byId("item").hidden ? byId("item-close") : keep.disabled ? byId("item-forward") : keep).focus();
+}
+
+export const close = () => byId("item-dialog").close();
+
+/** Updates the dialog to the state of the collection. */
+export function update() {
+  if (!controller) return;
+  const picture = collection.current().pictures.get(controller.id());
+  byId("item").hidden = !picture;
+  byId("item-end").hidden = Boolean(picture);
+  setText(byId("item-progress"), controller.progress());
+  byId("item-back").disabled = !controller.back.enabled();
+  byId("item-forward").disabled = !controller.forward.enabled();
+  if (picture) showItem(picture, controller.verdict());
+  else controller.end();
+}
+
+/** Shows an image. Nothing is replaced while the same content stays, so that the keyboard focus does not move. */
+function showItem(picture, verdict) {
+  const content = JSON.stringify([picture.id, picture.label, picture.confirmed, picture.quarantined, picture.problem, verdict]);
+  if (content === shown) return;
+  shown = content;
+  const image = byId("item-picture");
+  if (image.getAttribute("src") !== urlOf(picture)) image.src = urlOf(picture);
+  image.alt = picture.name;
+  byId("item-name").replaceChildren(...breakable(picture.path));
+  byId("item-label").textContent = picture.label;
+  byId("item-wrong").textContent = verdict && !picture.confirmed ? ` (wrong: ${percent(verdict.p_wrong)})` : "";
+  byId("item-verdict").textContent = [verdictInWords(picture, verdict), verdict?.advice && `${verdict.advice}.`].filter(Boolean).join(" ");
+  byId("item-keep").replaceChildren(`The label ${picture.label} is right `, element("kbd", { textContent: "Enter" }));
+  byId("item-keep").disabled = !picture.row || picture.quarantined || picture.confirmed;
+  byId("item-quarantine").disabled = picture.quarantined;
+  byId("item-probable").replaceChildren(...(verdict?.probable ?? []).map(probableButton));
+  byId("item-probable-title").hidden = !verdict;
+  byId("item-nearest").replaceChildren(...(verdict?.neighbours ?? []).slice(0, NEIGHBOURS).map(neighbour));
+  byId("item-nearest-part").hidden = !verdict;
+}
+
+function probableButton({ class: name, p }, index) {
+  const made = element("button", { type: "button", onclick: () => choose(name) },
+    element("span", { textContent: className(name) }), element("span", { textContent: percent(p) }), element("kbd", { textContent: String(index + 1) }));
+  made.style.setProperty("--share", `${(100 * p).toFixed(1)}%`);
+  return made;
+}
+
+function neighbour({ item, given, similarity }) {
+  const picture = pictureNamed(item);
+  return element("li", {}, element("img", { src: picture ? urlOf(picture) : "", alt: "" }),
+    element("strong", { textContent: given }), element("div", {}, ...breakable(picture?.name ?? item)), element("div", { textContent: `similarity ${similarity.toFixed(2)}` }));
+}
+
+const keep = () => controller.decide((id) => collection.keep([id]));
+const quarantine = () => controller.decide((id) => collection.quarantine([id]));
+const remove = () => controller.decide((id) => collection.remove([id]));
+
+/** Moves the shown image to a class; null stands for none of the classes. The class that it has already is confirmed. */
+function choose(label) {
+  const picture = collection.current().pictures.get(controller.id());
+  if (label === null) quarantine();
+  else if (label === picture.label && !picture.quarantined) keep();
+  else controller.decide((id) => collection.move([id], label));
+}
+
+async function chooseOther() {
+  const { classes, pictures } = collection.current();
+  const { name, label } = pictures.get(controller.id());
+  const chosen = await chooseClass(`Move ${name} to`, classes.filter((other) => other !== label));
+  if (chosen) choose(chosen);
+  else focusKeep();
+}
+
+/** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the picture. */
+function press(event) {
+  // A key that the chooser has used reaches the page after the chooser has closed.
+  if (!byId("item-dialog").open || byId("chooser-dialog").open || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  const picture = collection.current().pictures.get(controller.id());
+  const probable = controller.verdict()?.probable[Number(key) - 1];
+  if (key === "ArrowLeft") controller.back.run();
+  else if (!picture) return;
+  else if (key === "ArrowRight") controller.forward.run();
+  else if (key === "q" && !picture.quarantined) quarantine();
+  else if (key === "m") chooseOther();
+  else if (key === "Delete") remove();
+  else if ((key === "k" || isEnterForKeep(event)) && !byId("item-keep").disabled) keep();
+  else if (probable) choose(probable.class);
+  else return;
+  event.preventDefault();
+}
+
+const isEnterForKeep = ({ key, target }) => key === "Enter" && (target.id === "item-keep" || !target.closest("button"));
+
+document.addEventListener("keydown", press);
+byId("item-dialog").addEventListener("close", () => { const { closed } = controller; controller = null; closed(); });
+byId("item-close").onclick = close;
+byId("item-keep").onclick = keep;
+byId("item-move").onclick = chooseOther;
+byId("item-quarantine").onclick = quarantine;
+byId("item-remove").onclick = remove;
+byId("item-back").onclick = () => controller.back.run();
+byId("item-forward").onclick = () => controller.forward.run();

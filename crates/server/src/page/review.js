@@ -1,0 +1,109 @@
+// The review: steps through the items that the audit leaves to a person, one at a time. Every decision is audited at once, so
+// that an item that has become certain by it is not asked about any more.
+
+import * as collection from "./collection.js";
+import { byId } from "./dom.js";
+import * as dialog from "./item_dialog.js";
+import { counted } from "./wording.js";
+
+/** The shown image, the actions of the images to go through, and the steps so far: {id, decided (or put off)}. */
+let current = null;
+let actions = ["review"];
+let steps = [];
+let isOpen = false;
+
+const passed = (id) => steps.some((step) => step.id === id);
+const remaining = () => collection.withAction(...actions).filter((id) => !passed(id));
+
+export function start() {
+  const { found } = collection.current();
+  actions = found.counts.review > 0 ? ["review"] : ["relabel", "quarantine"];
+  isOpen = true;
+  restart();
+}
+
+function restart() {
+  steps = [];
+  [current] = remaining();
+  dialog.open(controller);
+}
+
+/** Shows the next item. */
+function next() {
+  [current] = remaining();
+  dialog.update();
+  dialog.focusKeep();
+}
+
+function decide(work) {
+  steps.push({ id: current, decided: true });
+  work(current);
+  next();
+}
+
+function putOff() {
+  steps.push({ id: current, decided: false });
+  next();
+}
+
+/** Goes one step back; a decision is undone. */
+function back() {
+  const step = steps.pop();
+  if (!step) return;
+  if (step.decided) collection.undo();
+  current = step.id;
+  dialog.update();
+  dialog.focusKeep();
+}
+
+/** Undo and Redo of the page while the review is open. Return whether the review has done it. */
+export function undo() {
+  if (isOpen) back();
+  return isOpen;
+}
+
+export function redo() {
+  if (!isOpen) return false;
+  const [id] = collection.redo() ?? [];
+  if (!id) return true;
+  steps.push({ id, decided: true });
+  next();
+  return true;
+}
+
+function progress() {
+  // The shown item stays until the user decides, also if the audit has become sure of it.
+  const left = remaining().filter((id) => id !== current).length + (current ? 1 : 0);
+  const what = actions[0] === "review" ? "" : ", planned changes";
+  return current ? `${steps.length + 1} of ${steps.length + left}${what}` : "";
+}
+
+/** What is shown after the last item. */
+function showEnd() {
+  [current] = remaining();
+  if (current) {
+    dialog.update();
+    return dialog.focusKeep();
+  }
+  const waiting = collection.current().auditing;
+  const changes = collection.withAction("relabel", "quarantine").length;
+  const [decided, later] = [true, false].map((kind) => steps.filter((step) => step.decided === kind).length);
+  const made = `${counted(decided, "decision")} made${later > 0 ? `, ${later} put off` : ""}.`;
+  byId("item-done").textContent = waiting ? "Checking labels" : `${later === 0 ? "Nothing is left to review. " : ""}${made}`;
+  byId("item-changes").hidden = waiting || changes === 0 || actions[0] !== "review";
+  byId("item-changes").textContent = `Check ${counted(changes, "planned change")}, too`;
+}
+
+const controller = {
+  title: "Review",
+  id: () => current,
+  verdict: () => collection.verdictOf(current),
+  progress,
+  back: { text: "Back", key: "←", run: back, enabled: () => steps.length > 0 },
+  forward: { text: "Later", key: "→", run: putOff, enabled: () => Boolean(current) },
+  decide,
+  end: showEnd,
+  closed: () => { isOpen = false; current = null; byId("review").focus(); },
+};
+
+byId("item-changes").onclick = () => { actions = ["relabel", "quarantine"]; restart(); };

@@ -1,0 +1,110 @@
+// The test set: labelled images that the classifier is not fitted on. They stay in memory until the page is closed.
+
+import { classifier } from "./auditing.js";
+import * as collection from "./collection.js";
+import { breakable, button, byId, element, setText } from "./dom.js";
+import { embedOthers } from "./embedding.js";
+import { evaluate, predictedClass } from "./evaluation.js";
+import { folderOf, separateImages } from "./file_input.js";
+import * as server from "./server.js";
+import { className, counted, percent } from "./wording.js";
+
+/** Rows per request for predictions, which keeps requests below the limit on bodies. */
+const ROWS_PER_REQUEST = 1000;
+const MOST_SHOWN = 100;
+
+let images = [];
+/** The revision of the collection that the results are for. */
+let measured = null;
+let accuracyBefore = null;
+let accuracy = null;
+
+/** Adds files of a folder as test images, each with its folder as its class, and measures the classifier on all of them. */
+export async function addFiles(files, say) {
+  const { kept } = separateImages(files);
+  const labelled = kept.map(({ file, path }) => ({ name: file.name, path, label: folderOf(path), blob: file, url: URL.createObjectURL(file) }));
+  const added = labelled.filter(({ label }) => label !== null);
+  if (added.length === 0) throw new Error("The test set needs a folder whose sub-folders are the classes. No image in such a folder was found.");
+  await embedOthers(added, (done) => say(`Embedding test images: ${done} of ${added.length}`));
+  images.push(...added);
+  await measure(say);
+}
+
+/** Measures the classifier for the current labels. */
+export async function measure(say) {
+  say("Predicting the classes of the test images");
+  const { revision } = collection.current();
+  const id = await classifier();
+  const readable = images.filter(({ row }) => row);
+  let classes = [];
+  for (let at = 0; at < readable.length; at += ROWS_PER_REQUEST) {
+    const part = readable.slice(at, at + ROWS_PER_REQUEST);
+    const answer = await server.predict(id, part.map(({ row }) => row));
+    ({ classes } = answer);
+    answer.predictions.forEach((prediction, index) => Object.assign(part[index], { answer: prediction, predicted: predictedClass(prediction) }));
+  }
+  const result = evaluate(readable, classes);
+  [accuracyBefore, accuracy, measured] = [accuracy, result.images > 0 ? result.right / result.images : null, revision];
+  show(result);
+  say("");
+}
+
+export function clear() {
+  for (const { url } of images) URL.revokeObjectURL(url);
+  [images, measured, accuracy, accuracyBefore] = [[], null, null, null];
+  byId("test-result").hidden = true;
+}
+
+/** Offers to measure again if the labels have changed. */
+export function update(state) {
+  byId("test-again").hidden = measured === null || measured === state.revision;
+  byId("test-clear").hidden = measured === null;
+}
+
+function summary({ images: count, right, refused, others, othersRefused }) {
+  const before = accuracyBefore !== null && accuracyBefore !== accuracy ? ` Before: ${percent(accuracyBefore)}.` : "";
+  const main = count > 0 ? `Accuracy: ${percent(right / count)} (${right} of ${count}).${before}` : "No test image belongs to one of the classes.";
+  const none = refused > 0 ? ` ${counted(refused, "image was", "images were")} predicted as none of these.` : "";
+  const strange = others > 0 ? ` ${counted(others, "image", "images")} of other classes: ${othersRefused} predicted as none of these.` : "";
+  const unread = images.length - count - others;
+  return `${main}${none}${strange}${unread > 0 ? ` ${counted(unread, "image")} cannot be read.` : ""}`;
+}
+
+function show(result) {
+  setText(byId("test-summary"), summary(result));
+  byId("test-classes").replaceChildren(
+    row("th", "class", "images", "right", "recall", "precision"),
+    ...result.perClass.map((one) => row("td", one.name, one.images, one.right, ...[one.recall, one.precision].map((share) => (share === null ? "–" : percent(share))))));
+  showMatrix(result.matrix);
+  byId("test-cell").hidden = true;
+  byId("test-result").hidden = false;
+}
+
+function row(tag, first, ...rest) {
+  return element("tr", {}, element("th", { scope: tag === "th" ? "col" : "row", textContent: first }), ...rest.map((text) => element(tag, { textContent: String(text), ...(tag === "th" ? { scope: "col" } : {}) })));
+}
+
+function showMatrix({ columns, rows }) {
+  const head = element("tr", {}, element("th", { scope: "col", textContent: "label \\ prediction" }), ...columns.map((name) => element("th", { scope: "col", textContent: name })));
+  byId("test-matrix").replaceChildren(head, ...rows.map(({ label, cells }) =>
+    element("tr", {}, element("th", { scope: "row", textContent: label }), ...cells.map((cell, index) => matrixCell(label, columns[index], cell)))));
+}
+
+function matrixCell(label, column, { isRight, images: inside }) {
+  if (inside.length === 0) return element("td", { textContent: "0" });
+  const opener = button(String(inside.length), () => showCell(label, column, inside), { "aria-label": `${counted(inside.length, "image")}: label ${label}, predicted ${column}` });
+  return element("td", { className: isRight ? "right" : "wrong" }, opener);
+}
+
+/** Shows the images of a cell, the surest predictions first. */
+function showCell(label, column, inside) {
+  const shareOf = ({ answer, predicted }) => (predicted === null ? answer.unknown : answer.probability);
+  const sorted = [...inside].sort((a, b) => shareOf(b) - shareOf(a));
+  byId("test-cell").hidden = false;
+  byId("test-cell-title").textContent = `Label ${label}, predicted ${column}: ${counted(inside.length, "image")}${inside.length > MOST_SHOWN ? `, ${MOST_SHOWN} shown` : ""}`;
+  byId("test-cell-cards").replaceChildren(...sorted.slice(0, MOST_SHOWN).map((image) => element("li", { className: "card" },
+    element("a", { href: image.url, target: "_blank", rel: "noopener", "aria-label": `Open ${image.name} in a new tab` }, element("img", { src: image.url, alt: "", loading: "lazy" })),
+    element("p", { className: "name", title: image.path }, ...breakable(image.name)),
+    element("p", { textContent: `${className(image.predicted)} ${percent(shareOf(image))}` }))));
+  byId("test-cell-title").focus();
+}

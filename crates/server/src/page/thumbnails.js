@@ -1,0 +1,43 @@
+// Small versions of large images: a photograph of 12 megapixels takes the browser too long to decode while it scrolls.
+
+import { urlOf } from "./object_urls.js";
+
+const SIDE = 320;
+/** Files below this size are shown as they are. */
+const SMALL_BYTES = 150_000;
+const AT_ONCE = 2;
+
+const made = new Map();
+const waiting = [];
+let running = 0;
+
+/** Shows a picture in an <img>, as a thumbnail if its file is large. */
+export function show(image, picture) {
+  if (picture.blob.size <= SMALL_BYTES) image.src = urlOf(picture);
+  else if (made.has(picture.id)) image.src = made.get(picture.id);
+  else {
+    waiting.push({ image, picture });
+    work();
+  }
+}
+
+/** The latest requests come first: they are for the part of the page that is visible now. */
+async function work() {
+  if (running >= AT_ONCE || waiting.length === 0) return;
+  running += 1;
+  const { image, picture } = waiting.pop();
+  if (image.isConnected) {
+    if (!made.has(picture.id)) made.set(picture.id, await thumbnail(picture).catch(() => urlOf(picture)));
+    image.src = made.get(picture.id);
+  }
+  running -= 1;
+  work();
+}
+
+async function thumbnail({ blob }) {
+  const bitmap = await createImageBitmap(blob, { resizeWidth: SIDE, resizeQuality: "medium" });
+  const canvas = Object.assign(document.createElement("canvas"), { width: bitmap.width, height: bitmap.height });
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  bitmap.close();
+  return new Promise((done) => canvas.toBlob((small) => done(URL.createObjectURL(small)), "image/jpeg", 0.85));
+}

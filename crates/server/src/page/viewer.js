@@ -1,0 +1,50 @@
+// The viewer: shows an image in large, and the others of the page with the arrow keys.
+
+import * as collection from "./collection.js";
+import * as dialog from "./item_dialog.js";
+
+let current = null;
+/** The images that the arrow keys lead through, in the order of the page when the viewer was opened. */
+let order = [];
+let focusAfter = null;
+
+/** Opens the viewer. When it is closed, `focus` gets the id of the image that was shown last. */
+export function open(id, ids, focus) {
+  [current, order, focusAfter] = [id, ids, focus];
+  dialog.open(controller);
+}
+
+const present = () => order.filter((id) => collection.current().pictures.has(id));
+
+function step(by) {
+  const ids = present();
+  const index = ids.indexOf(current) + by;
+  if (!ids[index]) return;
+  current = ids[index];
+  dialog.update();
+  dialog.focusKeep();
+}
+
+/** Makes a change. The image stays; if it was removed, the next one is shown. */
+function decide(work) {
+  const ids = present();
+  const index = ids.indexOf(current);
+  work(current);
+  if (!collection.current().pictures.has(current)) current = ids[index + 1] ?? ids[index - 1] ?? null;
+  if (current === null) dialog.close();
+  dialog.update();
+  dialog.focusKeep();
+}
+
+const controller = {
+  title: "Image",
+  id: () => current,
+  verdict: () => (collection.current().pictures.get(current)?.quarantined ? null : collection.verdictOf(current)),
+  progress: () => { const ids = present(); return `${ids.indexOf(current) + 1} of ${ids.length}`; },
+  back: { text: "Previous", key: "←", run: () => step(-1), enabled: () => present().indexOf(current) > 0 },
+  forward: { text: "Next", key: "→", run: () => step(1), enabled: () => present().indexOf(current) < present().length - 1 },
+  decide,
+  // The shown image was removed by Undo or Redo.
+  end: () => dialog.close(),
+  closed: () => { const last = current; current = null; focusAfter(last); },
+};
