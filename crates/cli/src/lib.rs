@@ -12,6 +12,7 @@ mod device_argument;
 mod embed;
 mod episode;
 mod eval;
+mod export;
 mod fit;
 mod images_argument;
 mod inspect;
@@ -51,6 +52,7 @@ enum Command {
     Eval(Box<eval::Arguments>),
     Fit(Box<fit::Arguments>),
     Predict(Box<predict::Arguments>),
+    Export(Box<export::Arguments>),
     Episode(episode::Arguments),
     Train(train::Arguments),
     Attention(attention::Arguments),
@@ -87,6 +89,7 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Fit(arguments) => fit::run(&arguments),
             Command::Predict(arguments) => predict::run(&arguments),
+            Command::Export(arguments) => export::run(&arguments),
             Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),
