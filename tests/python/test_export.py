@@ -6,7 +6,9 @@ Every kind of classifier and backbone is exported, and the probabilities of onnx
 
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -61,8 +63,10 @@ def run_model(path, inputs):
 
 
 def read_image(path, preprocessing):
-    size, mode = preprocessing["size"], {"rgb": "RGB", "grey": "L"}[preprocessing["colours"]]
-    image = Image.open(path).convert(mode)
+    size, image = preprocessing["size"], Image.open(path).convert("RGB")
+    if preprocessing["colours"] == "grey":
+        # These files are grey already; for colours, Pillow has other weights than trueshot.
+        image = image.convert("L")
     if preprocessing["fit"] == "crop":
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -105,9 +109,13 @@ def test_the_default_size_and_a_crop_are_exported(trueshot, photos, tmp_path):
 
 def test_a_conv4_is_exported_with_its_classifier(trueshot, photos, tmp_path):
     classifier, model = tmp_path / "c.safetensors", tmp_path / "c.onnx"
-    trueshot("fit", photos / "known", "-o", classifier, "--backbone", "omniglot-conv4", "--no-cache")
+    for path in photos.glob("**/*.png"):
+        grey = tmp_path / path.relative_to(photos)
+        grey.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).convert("L").save(grey)
+    trueshot("fit", tmp_path / "known", "-o", classifier, "--backbone", "omniglot-conv4", "--no-cache")
     trueshot("export", classifier, "-o", model)
-    compare_on_photos(trueshot, classifier, model, photos / "new")
+    compare_on_photos(trueshot, classifier, model, tmp_path / "new")
 
 
 def test_the_same_classifier_gives_the_same_bytes(trueshot, photos, tmp_path):
@@ -156,14 +164,16 @@ def filters():
     return onnx.numpy_helper.from_array(weights, "filters")
 
 
+# trueshot's runtime needs these attributes.
+CONVOLUTION = {"strides": [1, 1], "dilations": [1, 1], "pads": [0, 0, 0, 0], "kernel_shape": [5, 5], "group": 1}
 MODELS = {
-    "rows, opset 11": (11, [None, 3, 48, 48], [("Conv", ["image", "filters"], "maps", {}),
+    "rows, opset 11": (11, [None, 3, 48, 48], [("Conv", ["image", "filters"], "maps", CONVOLUTION),
                        ("Relu", ["maps"], "activated", {}), ("GlobalAveragePool", ["activated"], "pooled", {}),
                        ("Flatten", ["pooled"], "features", {})], [None, 16]),
-    "maps, opset 21": (21, [1, 3, 48, 48], [("Conv", ["image", "filters"], "maps", {}),
+    "maps, opset 21": (21, [1, 3, 48, 48], [("Conv", ["image", "filters"], "maps", CONVOLUTION),
                        ("Relu", ["maps"], "features", {})], [1, 16, 44, 44]),
     "maps with channels last, opset 17": (17, [None, 48, 48, 3], [
-        ("Transpose", ["image"], "first", {"perm": [0, 3, 1, 2]}), ("Conv", ["first", "filters"], "maps", {}),
+        ("Transpose", ["image"], "first", {"perm": [0, 3, 1, 2]}), ("Conv", ["first", "filters"], "maps", CONVOLUTION),
         ("Relu", ["maps"], "activated", {}), ("Transpose", ["activated"], "features", {"perm": [0, 2, 3, 1]})],
         [None, 44, 44, 16]),
 }
@@ -210,3 +220,17 @@ def test_operators_that_are_too_old_are_refused(trueshot, photos, tmp_path):
     assert done.returncode == 1
     assert "version 9" in done.stderr and "--head-only" in done.stderr
     assert not (tmp_path / "c.onnx").exists()
+
+
+def test_the_example_of_the_documentation_runs(trueshot, photos, tmp_path, monkeypatch, capsys):
+    text = (Path(__file__).parents[2] / "docs" / "classifiers.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    trueshot("fit", photos / "known", "-o", tmp_path / "c.safetensors", "--no-cache")
+    trueshot("export", tmp_path / "c.safetensors", "-o", tmp_path / "clipart.onnx")
+    (tmp_path / "new.png").write_bytes((photos / "new" / "green" / "green6.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/classifiers.md", "exec"), {})
+    line = trueshot("predict", "c.safetensors", "new.png", "--no-cache", "--format", "jsonl")
+    answer = json.loads(line)
+    shown = f"{answer['class']}: {answer['probability']:.3f}, none of these: {answer['unknown']:.3f}\n"
+    assert capsys.readouterr().out == shown
