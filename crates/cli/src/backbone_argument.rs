@@ -15,6 +15,22 @@ use crate::messages::{hinted, say};
 #[derive(Args)]
 #[command(next_help_heading = "Embedding images")]
 pub struct BackboneArgument {
+    #[command(flatten)]
+    choice: BackboneChoice,
+    /// Cache embeddings in DIR [default: trueshot in the user's cache directory]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Do not use the cache of embeddings
+    #[arg(long, conflicts_with = "cache")]
+    no_cache: bool,
+    #[command(flatten)]
+    device: DeviceArgument,
+}
+
+/// The backbone and its preprocessing.
+#[derive(Args)]
+#[command(next_help_heading = "Embedding images")]
+pub struct BackboneChoice {
     /// Embed with this backbone: the built-in efficientnet-lite0 or omniglot-conv4, an ONNX image model (.onnx), or a model
     /// from `train backbone` (.safetensors) [default: efficientnet-lite0; omniglot-conv4 for omniglot]
     #[arg(short, long, value_name = "NAME|FILE")]
@@ -49,14 +65,6 @@ pub struct BackboneArgument {
     /// Resize images with this interpolation [default: the one the backbone specifies, or bilinear]
     #[arg(long, value_enum)]
     resampling: Option<ResamplingArgument>,
-    /// Cache embeddings in DIR [default: trueshot in the user's cache directory]
-    #[arg(long, value_name = "DIR")]
-    cache: Option<PathBuf>,
-    /// Do not use the cache of embeddings
-    #[arg(long, conflicts_with = "cache")]
-    no_cache: bool,
-    #[command(flatten)]
-    device: DeviceArgument,
 }
 
 /// Interpolation for resizing.
@@ -71,8 +79,7 @@ enum ResamplingArgument {
 impl BackboneArgument {
     /// The backbone that is asked for, if one is. A GPU that is asked for and cannot be used is an error here.
     pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
-        let backbone =
-            self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?;
+        let backbone = self.choice.find()?;
         backbone.as_ref().map_or(Ok(true), |backbone| self.may_use_gpu(backbone))?;
         self.device.check()?;
         Ok(backbone)
@@ -85,21 +92,12 @@ impl BackboneArgument {
 
     /// The backbone for such images.
     pub fn find_default(&self, collection: &Collection) -> anyhow::Result<Backbone> {
-        Ok(Backbone::default_for(collection, &self.options())?)
+        Ok(Backbone::default_for(collection, &self.choice.options())?)
     }
 
     /// The backbone of that name, if it is built in.
     pub fn find_named(&self, name: &str) -> anyhow::Result<Backbone> {
-        let built_in = ["efficientnet-lite0", "omniglot-conv4"];
-        let name = if name.is_empty() { built_in[0] } else { name };
-        anyhow::ensure!(
-            built_in.contains(&name),
-            hinted(
-                format!("the classifier was trained on embeddings of {name}, which is not built in"),
-                "give the file of the backbone with --backbone"
-            )
-        );
-        Ok(Backbone::find(name, &self.options())?)
+        self.choice.find_named(name, "give the file of the backbone with --backbone")
     }
 
     /// Says why nothing was kept, if so.
@@ -164,6 +162,32 @@ impl BackboneArgument {
             true => embedder.with_cpu_fallback(|reason| say!("embedding on the CPU instead ({reason})")),
             false => embedder,
         }
+    }
+}
+
+impl BackboneChoice {
+    /// Whether a backbone is asked for.
+    pub fn is_given(&self) -> bool {
+        self.backbone.is_some()
+    }
+
+    /// The backbone that is asked for, if one is.
+    pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
+        Ok(self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?)
+    }
+
+    /// The backbone of that name, if it is built in; `hint` says what to do otherwise.
+    pub fn find_named(&self, name: &str, hint: &str) -> anyhow::Result<Backbone> {
+        let built_in = ["efficientnet-lite0", "omniglot-conv4"];
+        let name = if name.is_empty() { built_in[0] } else { name };
+        anyhow::ensure!(
+            built_in.contains(&name),
+            hinted(
+                format!("the classifier was trained on embeddings of {name}, which is not built in"),
+                hint
+            )
+        );
+        Ok(Backbone::find(name, &self.options())?)
     }
 
     fn options(&self) -> BackboneOptions {

@@ -13,6 +13,7 @@ mod device_argument;
 mod embed;
 mod episode;
 mod eval;
+mod export;
 mod fit;
 mod images_argument;
 mod inspect;
@@ -49,6 +50,7 @@ enum Command {
     Repair(repair::Arguments),
     Fit(Box<fit::Arguments>),
     Predict(Box<predict::Arguments>),
+    Export(Box<export::Arguments>),
     Serve(serve::Arguments),
     Embed(embed::Arguments),
     Inspect(inspect::Arguments),
@@ -91,6 +93,7 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Eval(arguments) => eval::run(&arguments),
             Command::Fit(arguments) => fit::run(&arguments),
             Command::Predict(arguments) => predict::run(&arguments),
+            Command::Export(arguments) => export::run(&arguments),
             Command::Episode(arguments) => episode::run(&arguments),
             Command::Train(arguments) => train::run(&arguments),
             Command::Attention(arguments) => attention::run(&arguments),

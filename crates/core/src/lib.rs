@@ -89,6 +89,7 @@ pub mod lock;
 pub mod method;
 pub mod model;
 pub mod noise;
+pub mod onnx_graph;
 pub mod predictor;
 pub mod progress;
 #[doc(hidden)]

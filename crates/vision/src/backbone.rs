@@ -111,6 +111,8 @@ pub struct Backbone {
     warning: Option<String>,
     /// The parameters of a network of our own.
     parameters: Option<Parameters>,
+    /// The network itself if it is an ONNX model.
+    onnx: Option<onnx::OnnxNetwork>,
     /// The name of the GPU that embeds; `None` on the CPU.
     device: Option<String>,
 }
@@ -154,7 +156,8 @@ impl Backbone {
         let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
         let name =
             format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
-        Ok(Backbone { warning, ..Self::from_network(Box::new(network), preprocessing, name) })
+        let onnx = Some(network.clone());
+        Ok(Backbone { warning, onnx, ..Self::from_network(Box::new(network), preprocessing, name) })
     }
 
     /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
@@ -207,6 +210,16 @@ impl Backbone {
     fn from_own(parameters: Parameters, preprocessing: Preprocessing, name: String) -> Self {
         let network = parameters.network(&preprocessing);
         Backbone { parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
+    }
+
+    /// The parameters of a network of our own.
+    pub(crate) fn parameters(&self) -> Option<&Parameters> {
+        self.parameters.as_ref()
+    }
+
+    /// The network if it is an ONNX model.
+    pub(crate) fn onnx(&self) -> Option<&onnx::OnnxNetwork> {
+        self.onnx.as_ref()
     }
 
     /// Whether the network can be moved to a GPU: Conv4 and EfficientNet-Lite0 can.
@@ -325,8 +338,8 @@ impl Backbone {
         name: impl Into<String>,
     ) -> Self {
         assert_eq!(network.input_len(), preprocessing.input_len(), "values of an input image");
-        let (name, warning, parameters, device) = (name.into(), None, None, None);
-        Backbone { network, preprocessing, name, warning, parameters, device }
+        let (name, warning, parameters, onnx, device) = (name.into(), None, None, None, None);
+        Backbone { network, preprocessing, name, warning, parameters, onnx, device }
     }
 
     /// The name of the GPU that embeds; `None` on the CPU.

@@ -26,7 +26,7 @@
 //!   [`thumbnail`].
 //! - Embedding: [`backbone`], the interface of its networks ([`network`]), the queue to a GPU ([`batch_queue`]), [`onnx`] models in worker processes, [`embedder`]
 //!   (in memory), [`mod@embed`] (into a file), the [`cache`], and the [`built_in`] models. [`labelled`] holds embeddings with
-//!   their labels and images.
+//!   their labels and images. [`export`] writes a classifier with its backbone as an ONNX model.
 //! - Training: [`training`], its [`dataset`]s and batch [`loader`], the [`overlap`] of training and validation, and the
 //!   method [`maml`].
 
@@ -42,6 +42,7 @@ pub mod drawing;
 pub mod embed;
 pub mod embedder;
 pub mod error;
+pub mod export;
 #[cfg(feature = "cuda")]
 mod gpu_network;
 mod image_measures;

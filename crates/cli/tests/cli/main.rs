@@ -9,6 +9,7 @@ mod dataset;
 mod demo;
 mod embed;
 mod eval;
+mod export;
 mod fit;
 mod fixture;
 mod image_problems;

@@ -3,12 +3,14 @@
 //!
 //! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set,
 //! `calibration` finds the sharpness of the softmax by cross-validation, `novelty` computes the probability that a row
-//! belongs to none of the classes (from `similarity`, calibrated by `leave_out`), and `file` reads and writes the file. The file contains the support set, so that items can be added later
+//! belongs to none of the classes (from `similarity`, calibrated by `leave_out`), `file` reads and writes the file, and `graph` makes
+//! the classifier a part of an ONNX model. The file contains the support set, so that items can be added later
 //! ([`Predictor::support`]), and the name of the embedder that rows must come from.
 
 mod builder;
 mod calibration;
 mod file;
+mod graph;
 mod leave_out;
 mod novelty;
 mod scoring_rule;
@@ -21,6 +23,7 @@ use serde::Serialize;
 
 pub use self::builder::{DEFAULT_METHOD, PredictorBuilder};
 use self::calibration::LabelPosterior;
+pub use self::graph::OutputNames;
 use self::novelty::Novelty;
 pub use self::uncalibrated::{Prototypes, UncalibratedPredictor};
 use crate::audit::{Audit, item_name};

@@ -17,9 +17,9 @@ use super::similarity::{ClassSimilarity, MEASURES, Similarity};
 use crate::embeddings::Embeddings;
 
 /// Weights of the standardised similarities in the log odds.
-const WEIGHTS: [f32; MEASURES] = [0.33, 0.44, 0.27, 0.38];
+pub(super) const WEIGHTS: [f32; MEASURES] = [0.33, 0.44, 0.27, 0.38];
 /// The log odds of a row halfway between items of the classes and items of other classes.
-const INTERCEPT: f32 = 0.14;
+pub(super) const INTERCEPT: f32 = 0.14;
 /// Typical distance between the mean similarities of items of the classes and of other classes, in standard deviations of
 /// the former.
 const TYPICAL_DISTANCE: [f32; MEASURES] = [1.40, 1.27, 1.24, 1.13];
@@ -33,9 +33,9 @@ const REFUSED_FROM: f32 = 1.5;
 /// [`REFUSED_FROM`] is larger by this over the number of left-out items, because few items show too little of the spread.
 const FEW_ITEMS_MARGIN: f32 = 4.5;
 /// Limit of a standardised similarity.
-const MAX_STANDARDISED: f32 = 8.0;
+pub(super) const MAX_STANDARDISED: f32 = 8.0;
 /// Limit of the log odds, which keeps all probabilities above 0.
-const MAX_LOG_ODDS: f32 = 13.8;
+pub(super) const MAX_LOG_ODDS: f32 = 13.8;
 /// With fewer left-out items than this, the classifier uses [`FEW_ITEMS`].
 const MIN_LEFT_OUT: usize = 4;
 

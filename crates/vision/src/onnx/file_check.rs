@@ -44,13 +44,13 @@ fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
 }
 
 /// A field of a message: its number and what it holds.
-enum FieldValue<'a> {
+pub(super) enum FieldValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
 /// The fields of a message, one after the other.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
     fn varint(&mut self) -> CheckResult<u64> {
@@ -73,7 +73,7 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
-    fn next_field(&mut self) -> CheckResult<Option<(u64, FieldValue<'a>)>> {
+    pub fn next_field(&mut self) -> CheckResult<Option<(u64, FieldValue<'a>)>> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -92,6 +92,13 @@ impl<'a> Fields<'a> {
             0 => Err(FileProblem::NotOnnx),
             number => Ok(Some((number, value))),
         }
+    }
+
+    /// The next field, and all its bytes.
+    pub fn next_with_bytes(&mut self) -> CheckResult<Option<(u64, FieldValue<'a>, &'a [u8])>> {
+        let before = self.0;
+        let field = self.next_field()?;
+        Ok(field.map(|(number, value)| (number, value, &before[..before.len() - self.0.len()])))
     }
 }
 

@@ -24,6 +24,7 @@
 //! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
 //! are to blame are lost. `file_check` looks at a file first, because it can say more precisely what is wrong.
 
+mod export;
 mod file_check;
 mod model;
 mod process;
@@ -34,6 +35,7 @@ mod worker;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use export::ExportedModel;
 pub use process::ModelProcess;
 use process::WorkerProcess;
 use protocol::{LoadRequest, ModelDescription};
@@ -71,6 +73,7 @@ pub fn run_models_in(process: ModelProcess) {
 }
 
 /// A model that runs in a worker process, as a network.
+#[derive(Clone)]
 pub(crate) struct OnnxNetwork(Arc<OnnxWorker>);
 
 /// A session of an [`OnnxNetwork`]. The memory of the computation is in the worker process.
@@ -191,6 +194,16 @@ fn warning(model: &ModelDescription) -> Option<String> {
             "output '{output}' ({dim} numbers) looks like a score per class; features from before the last layer are better"
         )
     })
+}
+
+impl OnnxNetwork {
+    /// The model for an exported classifier. `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// If its operators are too old for the nodes of a classifier.
+    pub fn export(&self, name: &str) -> Result<ExportedModel<'_>> {
+        self.0.export(name)
+    }
 }
 
 impl EmbeddingNetwork for OnnxNetwork {

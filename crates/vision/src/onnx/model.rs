@@ -41,16 +41,26 @@ impl LoadedModel {
         let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
             .ok_or("rten panicked while loading it")?
             .map_err(|problem| first_line(&problem))?;
-        let ModelInput { node, layout, size, channels } = ModelInput::find(&model, request.size)?;
+        let ModelInput { node, layout, size, channels, is_batch_fixed } =
+            ModelInput::find(&model, request.size)?;
         let output = choose_output(&model, request.output.as_deref())?;
         let loaded = LoadedModel { model, input: node, output, layout, size, channels: channels.count() };
         let grey = vec![0.0; size * size * channels.count()];
-        let row = loaded.run(&grey, &single_thread_pool())?;
+        let (row, output_rank) = loaded.run_with_rank(&grey, &single_thread_pool())?;
         if !(1..=MAX_DIM).contains(&row.len()) {
             return Err(format!("its output has {} values per image; allowed: 1 to {MAX_DIM}", row.len()));
         }
-        let output = node_name(&loaded.model, output);
-        Ok((loaded, ModelDescription { size, channels: channels.count(), dim: row.len(), output }))
+        let description = ModelDescription {
+            size,
+            channels: channels.count(),
+            dim: row.len(),
+            input: node_name(&loaded.model, node),
+            has_channels_first: layout == TensorLayout::ChannelsFirst,
+            is_batch_fixed,
+            output: node_name(&loaded.model, output),
+            output_rank,
+        };
+        Ok((loaded, description))
     }
 
     /// The number of values in one input image.
@@ -60,6 +70,11 @@ impl LoadedModel {
 
     /// Embeds one normalised image (`[row, column, channel]`).
     pub fn run(&self, image: &[f32], pool: &Arc<ThreadPool>) -> Result<Vec<f32>, String> {
+        Ok(self.run_with_rank(image, pool)?.0)
+    }
+
+    /// Also returns the number of axes of the output.
+    fn run_with_rank(&self, image: &[f32], pool: &Arc<ThreadPool>) -> Result<(Vec<f32>, usize), String> {
         let (size, channels) = (self.size, self.channels);
         let (shape, values) = match self.layout {
             TensorLayout::ChannelsLast => ([1, size, size, channels], image.to_vec()),
@@ -75,7 +90,9 @@ impl LoadedModel {
         });
         let values =
             outcome.ok_or("rten panicked while running it")?.map_err(|problem| first_line(&problem))?;
-        self.to_row(values.into_iter().next().ok_or("it gives no output")?)
+        let value = values.into_iter().next().ok_or("it gives no output")?;
+        let rank = value.shape().len();
+        Ok((self.to_row(value)?, rank))
     }
 
     /// The output as an embedding: feature maps are averaged over their positions; of a sequence of tokens, the first one is
@@ -136,6 +153,8 @@ struct ModelInput {
     layout: TensorLayout,
     size: usize,
     channels: Channels,
+    /// Whether the model takes one image at a time.
+    is_batch_fixed: bool,
 }
 
 impl ModelInput {
@@ -173,7 +192,8 @@ impl ModelInput {
         };
         let size = choose_size(sides, requested_size)
             .map_err(|problem| format!("its input is {}: {problem}", shape_text(&shape)))?;
-        Ok(ModelInput { node: *node, layout, size, channels })
+        let is_batch_fixed = matches!(batch, Dimension::Fixed(_));
+        Ok(ModelInput { node: *node, layout, size, channels, is_batch_fixed })
     }
 }
 

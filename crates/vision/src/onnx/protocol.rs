@@ -42,8 +42,16 @@ pub struct ModelDescription {
     pub channels: usize,
     /// Numbers of an embedding.
     pub dim: usize,
+    /// The name of the input.
+    pub input: String,
+    /// Whether the input is `[batch, channels, rows, columns]`; otherwise the channels are last.
+    pub has_channels_first: bool,
+    /// Whether the model takes one image at a time.
+    pub is_batch_fixed: bool,
     /// The name of the output that is used.
     pub output: String,
+    /// The number of axes of the output.
+    pub output_rank: usize,
 }
 
 /// The row of one image, or why there is none.

@@ -1,0 +1,133 @@
+//! `trueshot export`: writes a classifier for programs that predict without trueshot.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use trueshot::atomic::write_atomically;
+use trueshot::predictor::Predictor;
+use trueshot_vision::{Backbone, export};
+
+use crate::backbone_argument::BackboneChoice;
+use crate::fit::open_classifier;
+use crate::messages::{hinted, say};
+use crate::output::check_writable;
+
+/// Write a classifier for use without trueshot, as one ONNX model
+///
+/// The model takes decoded and resized pixels and returns the probability of every class (`probabilities`) and of none of
+/// them (`unknown`), as `trueshot predict` does. It contains the backbone, the normalisation of colours and the classifier;
+/// its metadata has the names of the classes (`classes`) and how images are resized (`preprocessing`). A classifier that was
+/// fitted to embeddings of an unknown backbone is exported alone, and takes embeddings.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  trueshot export animals.safetensors -o animals.onnx
+  trueshot export animals.safetensors --backbone resnet.onnx -o animals.onnx
+  trueshot export animals.safetensors --head-only -o animals-head.onnx")]
+pub struct Arguments {
+    /// Classifier file written by `trueshot fit`
+    #[arg(value_name = "CLASSIFIER")]
+    classifier: PathBuf,
+    /// File to write (.onnx)
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Export the classifier without its backbone: the model takes embeddings
+    #[arg(long, conflicts_with = "backbone")]
+    head_only: bool,
+    #[command(flatten)]
+    backbone: BackboneChoice,
+}
+
+/// The largest file that programs read: protocol buffers have 31-bit lengths.
+const MAX_ONNX_BYTES: usize = i32::MAX as usize;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let output = &arguments.output;
+    if !output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx")) {
+        return Err(trueshot_vision::Error::OutOfRange {
+            what: "the output file",
+            given: output.display().to_string(),
+            allowed: "names that end in .onnx".into(),
+        }
+        .into());
+    }
+    check_writable([output])?;
+    let predictor = open_classifier(&arguments.classifier)?;
+    let backbone = match arguments.head_only || !arguments.has_backbone(&predictor) {
+        true => None,
+        false => Some(find_backbone(arguments, &predictor)?),
+    };
+    let graph = match &backbone {
+        Some(backbone) => export::onnx_model(&predictor, backbone)?,
+        None => predictor.to_graph(),
+    };
+    write(output, &graph.to_bytes("classifier"))?;
+    print_summary(arguments, &predictor, backbone.as_ref());
+    Ok(())
+}
+
+impl Arguments {
+    /// Whether the classifier names its backbone, or one is given.
+    fn has_backbone(&self, predictor: &Predictor) -> bool {
+        self.backbone.is_given() || predictor.embedder().is_some()
+    }
+}
+
+/// The backbone that is asked for, or the one that the classifier names, if that is built in. It must compute the embeddings
+/// that the classifier was fitted to.
+fn find_backbone(arguments: &Arguments, predictor: &Predictor) -> anyhow::Result<Backbone> {
+    let learned = predictor.embedder().unwrap_or_default();
+    let backbone = match arguments.backbone.find()? {
+        Some(backbone) => backbone,
+        None => arguments.backbone.find_named(
+            learned.split(" (").next().unwrap_or_default(),
+            "give the file of the backbone with --backbone, or export the classifier alone with --head-only",
+        )?,
+    };
+    if !learned.is_empty() {
+        anyhow::ensure!(
+            learned == backbone.name(),
+            hinted(
+                format!(
+                    "the classifier was trained on embeddings of {learned}, but the backbone is {}",
+                    backbone.name()
+                ),
+                "give the same backbone with --backbone, and the same size with --size"
+            )
+        );
+    }
+    anyhow::ensure!(
+        backbone.dim() == predictor.dim(),
+        "the classifier takes embeddings of {} dimensions, but {} computes {}",
+        predictor.dim(),
+        backbone.name(),
+        backbone.dim()
+    );
+    Ok(backbone)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        bytes.len() <= MAX_ONNX_BYTES,
+        "the model would have {} bytes; an ONNX file has at most {MAX_ONNX_BYTES}",
+        bytes.len()
+    );
+    Ok(write_atomically(path, |file| file.write_all(bytes))?)
+}
+
+fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<&Backbone>) {
+    let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
+    let input = match backbone {
+        Some(backbone) => {
+            let (size, channels) = (backbone.preprocessing().size, backbone.preprocessing().channels.count());
+            format!("images of {size} x {size} pixels (uint8 [batch, {size}, {size}, {channels}])")
+        }
+        None => format!("embeddings (float32 [batch, {}])", predictor.dim()),
+    };
+    say!(
+        "{}: {} classes by {}, from {input} ({:.1} MB)",
+        arguments.output.display(),
+        predictor.classes().len(),
+        predictor.method(),
+        bytes as f64 / 1e6
+    );
+}

@@ -1,0 +1,264 @@
+//! Export of a classifier with its backbone as one ONNX model ([`onnx_model`]), for programs that predict without trueshot.
+//!
+//! The input of the model is decoded and resized pixels, as bytes: normalisation is part of the model. Conv4 and
+//! EfficientNet-Lite0 are written as their layers. An ONNX backbone is copied, and its input and output are connected to
+//! the normalisation and to the classifier.
+
+use serde_json::json;
+use trueshot::onnx_graph::{Attribute, Axis, ElementType, GraphValue, OnnxGraph};
+use trueshot::predictor::{OutputNames, Predictor};
+use trueshot_nn::parameters::ParameterLayout;
+use trueshot_nn::{conv4, efficientnet};
+
+use crate::backbone::{Backbone, Parameters};
+use crate::decoded_image::Channels;
+use crate::error::{Error, Result};
+use crate::preprocess::Preprocessing;
+
+/// The name of the input, and of the graph.
+const INPUT: &str = "image";
+
+/// The classifier with its backbone as an ONNX model. Its input is `[batch, rows, columns, channels]` in bytes; the note
+/// `preprocessing` in its metadata describes how an image becomes one.
+///
+/// # Errors
+/// If the backbone is an ONNX model of operators that are too old, or a network that another crate implements.
+pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGraph> {
+    let preprocessing = backbone.preprocessing();
+    let mut graph = match (backbone.parameters(), backbone.onnx()) {
+        (Some(parameters), _) => {
+            let mut graph = OnnxGraph::new();
+            let image = graph.input(INPUT, ElementType::Byte, &input_shape(preprocessing, Axis::Batch));
+            let image = add_normalisation(&mut graph, &image, preprocessing);
+            let image = add_channels_first(&mut graph, &image);
+            let embedding = match parameters {
+                Parameters::Conv4(values) => {
+                    let layout = conv4::layout(preprocessing.channels.count());
+                    add_conv4(&mut graph, &image, &NamedTensors { layout, values })
+                }
+                Parameters::EfficientNet(values) => {
+                    let tensors = NamedTensors { layout: efficientnet::layout(), values };
+                    add_efficientnet(&mut graph, &image, preprocessing.size, &tensors)
+                }
+            };
+            predictor.add_to_graph(&mut graph, &embedding, &OutputNames::default(), Axis::Batch);
+            graph
+        }
+        (None, Some(network)) => {
+            let model = network.export(backbone.name())?;
+            let mut graph = OnnxGraph::for_model(&model.imported, &model.prefix);
+            let batch = if model.is_batch_fixed { Axis::Fixed(1) } else { Axis::Batch };
+            let shape = input_shape(preprocessing, batch);
+            let image = graph.input(&model.unused_name(INPUT), ElementType::Byte, &shape);
+            let mut image = add_normalisation(&mut graph, &image, preprocessing);
+            if model.has_channels_first {
+                image = add_channels_first(&mut graph, &image);
+            }
+            graph.alias(&image, &model.input);
+            graph.import(&model.imported);
+            let embedding = add_row(&mut graph, &GraphValue::named(&model.output), &model);
+            let OutputNames { probabilities, unknown } = OutputNames::default();
+            let names = OutputNames {
+                probabilities: model.unused_name(&probabilities),
+                unknown: model.unused_name(&unknown),
+            };
+            predictor.add_to_graph(&mut graph, &embedding, &names, batch);
+            graph
+        }
+        (None, None) => {
+            let problem = "it is computed by another program, so it cannot be exported".into();
+            return Err(Error::NotABackbone { path: backbone.name().into(), problem });
+        }
+    };
+    graph.set_metadata("embedder", backbone.name());
+    graph.set_metadata("preprocessing", preprocessing_note(preprocessing));
+    Ok(graph)
+}
+
+/// What must happen to an image before it is given to the model, as JSON.
+fn preprocessing_note(preprocessing: &Preprocessing) -> String {
+    let Preprocessing { size, channels, fit, resampling, .. } = preprocessing;
+    let colours = match channels {
+        Channels::Grey => "grey",
+        Channels::Colour => "rgb",
+    };
+    json!({ "size": size, "colours": colours, "fit": fit, "resampling": resampling }).to_string()
+}
+
+fn input_shape(preprocessing: &Preprocessing, batch: Axis) -> [Axis; 4] {
+    let side = Axis::Fixed(preprocessing.size);
+    [batch, side, side, Axis::Fixed(preprocessing.channels.count())]
+}
+
+/// From bytes to normalised numbers, `[batch, rows, columns, channels]`.
+fn add_normalisation(graph: &mut OnnxGraph, image: &GraphValue, preprocessing: &Preprocessing) -> GraphValue {
+    let pairs = preprocessing.scale_and_shift(255.0);
+    let count = preprocessing.channels.count();
+    let column = |place: usize| pairs.iter().take(count).map(|pair| pair[place]).collect::<Vec<f32>>();
+    let (scale, shift) = (graph.floats(&[count], &column(0)), graph.floats(&[count], &column(1)));
+    let floats = graph.node("Cast", &[image], &[Attribute::Int("to", ElementType::Float as i64)]);
+    let scaled = graph.node("Mul", &[&floats, &scale], &[]);
+    graph.node("Add", &[&scaled, &shift], &[])
+}
+
+/// From `[batch, rows, columns, channels]` to `[batch, channels, rows, columns]`.
+fn add_channels_first(graph: &mut OnnxGraph, image: &GraphValue) -> GraphValue {
+    graph.node("Transpose", &[image], &[Attribute::Ints("perm", &[0, 3, 1, 2])])
+}
+
+/// The output of an ONNX backbone as one row per image, as [`crate::onnx`] makes it: feature maps are averaged, of tokens
+/// the first one is taken.
+fn add_row(graph: &mut OnnxGraph, output: &GraphValue, model: &crate::onnx::ExportedModel) -> GraphValue {
+    match model.output_rank {
+        3 => {
+            let first = graph.integers(&[0]);
+            let token = graph.node("Gather", &[output, &first], &[Attribute::Int("axis", 1)]);
+            graph.node("Flatten", &[&token], &[Attribute::Int("axis", 1)])
+        }
+        4 => {
+            let planes = match model.has_channels_first {
+                true => output.clone(),
+                false => add_channels_first(graph, output),
+            };
+            let means = graph.node("GlobalAveragePool", &[&planes], &[]);
+            graph.node("Flatten", &[&means], &[Attribute::Int("axis", 1)])
+        }
+        _ => output.clone(),
+    }
+}
+
+/// The parameters of a network by name.
+struct NamedTensors<'a> {
+    layout: ParameterLayout,
+    values: &'a [f32],
+}
+
+impl NamedTensors<'_> {
+    /// Adds a tensor as a constant of another shape with the same number of values.
+    fn add(&self, graph: &mut OnnxGraph, name: &str, shape: &[usize]) -> GraphValue {
+        let tensor = self.layout.tensors().iter().find(|tensor| tensor.name == name);
+        let tensor = tensor.unwrap_or_else(|| panic!("the layout has a tensor '{name}'"));
+        graph.floats(shape, &self.values[tensor.range.clone()])
+    }
+}
+
+/// Embeddings of a Conv4, `[batch, features]`.
+fn add_conv4(graph: &mut OnnxGraph, image: &GraphValue, tensors: &NamedTensors<'_>) -> GraphValue {
+    let mut value = image.clone();
+    for block in 1..=conv4::BLOCKS {
+        let name = |part: &str| format!("block{block}.{part}");
+        let inputs = match block {
+            1 => tensors.layout.tensors()[0].shape[1],
+            _ => conv4::WIDTH,
+        };
+        let weight = tensors.add(graph, &name("conv.weight"), &[conv4::WIDTH, inputs, 3, 3]);
+        let [bias, scale, shift, mean, variance] =
+            ["conv.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
+                .map(|part| tensors.add(graph, &name(part), &[conv4::WIDTH]));
+        let convolved = graph.node(
+            "Conv",
+            &[&value, &weight, &bias],
+            &[Attribute::Ints("kernel_shape", &[3, 3]), Attribute::Ints("pads", &[1, 1, 1, 1])],
+        );
+        let normalised = graph.node(
+            "BatchNormalization",
+            &[&convolved, &scale, &shift, &mean, &variance],
+            &[Attribute::Float("epsilon", conv4::EPSILON)],
+        );
+        let activated = graph.node("Relu", &[&normalised], &[]);
+        value = graph.node(
+            "MaxPool",
+            &[&activated],
+            &[Attribute::Ints("kernel_shape", &[2, 2]), Attribute::Ints("strides", &[2, 2])],
+        );
+    }
+    graph.node("Flatten", &[&value], &[Attribute::Int("axis", 1)])
+}
+
+/// Embeddings of an EfficientNet-Lite0, `[batch, 1280]`.
+fn add_efficientnet(
+    graph: &mut OnnxGraph,
+    image: &GraphValue,
+    size: usize,
+    tensors: &NamedTensors<'_>,
+) -> GraphValue {
+    use efficientnet::{FEATURES, STEM};
+
+    let stem = Convolution { kernel: 3, stride: 2, inputs: 3, outputs: STEM, groups: 1 };
+    let convolved = stem.add(graph, image, size, (tensors, "stem"));
+    let (mut value, mut side) = (graph.clip(&convolved, [0.0, 6.0]), stem.output_side(size));
+    let mut channels = STEM;
+    for (number, block) in (1..).zip(efficientnet::bottlenecks()) {
+        let name = |part: &str| format!("block{number}.{part}");
+        let mut inner = value.clone();
+        if block.expands() {
+            let expand = Convolution::pointwise(block.input, block.inner);
+            let expanded = expand.add(graph, &inner, side, (tensors, &name("expand")));
+            inner = graph.clip(&expanded, [0.0, 6.0]);
+        }
+        let (kernel, stride) = (block.kernel, block.stride);
+        let depthwise = Convolution { kernel, stride, inputs: 1, outputs: block.inner, groups: block.inner };
+        let filtered = depthwise.add(graph, &inner, side, (tensors, &name("depthwise")));
+        let filtered = graph.clip(&filtered, [0.0, 6.0]);
+        side = depthwise.output_side(side);
+        let project = Convolution::pointwise(block.inner, block.output);
+        let projected = project.add(graph, &filtered, side, (tensors, &name("project")));
+        value = match block.adds_input() {
+            true => graph.node("Add", &[&projected, &value], &[]),
+            false => projected,
+        };
+        channels = block.output;
+    }
+    let head = Convolution::pointwise(channels, FEATURES);
+    let features = head.add(graph, &value, side, (tensors, "head"));
+    let features = graph.clip(&features, [0.0, 6.0]);
+    let means = graph.node("GlobalAveragePool", &[&features], &[]);
+    graph.node("Flatten", &[&means], &[Attribute::Int("axis", 1)])
+}
+
+/// A convolution of an EfficientNet with `SAME` padding.
+struct Convolution {
+    kernel: usize,
+    stride: usize,
+    /// Input channels of one filter.
+    inputs: usize,
+    outputs: usize,
+    groups: usize,
+}
+
+impl Convolution {
+    fn pointwise(inputs: usize, outputs: usize) -> Self {
+        Convolution { kernel: 1, stride: 1, inputs, outputs, groups: 1 }
+    }
+
+    fn output_side(&self, side: usize) -> usize {
+        efficientnet::same_padding(side, self.kernel, self.stride).0
+    }
+
+    /// Adds the convolution of an input with height and width `side`; its tensors begin with a name.
+    fn add(
+        &self,
+        graph: &mut OnnxGraph,
+        input: &GraphValue,
+        side: usize,
+        (tensors, name): (&NamedTensors<'_>, &str),
+    ) -> GraphValue {
+        let Convolution { kernel, stride, inputs, outputs, groups } = *self;
+        let weight = tensors.add(graph, &format!("{name}.weight"), &[outputs, inputs, kernel, kernel]);
+        let bias = tensors.add(graph, &format!("{name}.bias"), &[outputs]);
+        let (positions, before) = efficientnet::same_padding(side, kernel, stride);
+        let after = ((positions - 1) * stride + kernel).saturating_sub(side + before);
+        let [kernel, stride, before, after, groups] =
+            [kernel, stride, before, after, groups].map(|number| number as i64);
+        graph.node(
+            "Conv",
+            &[input, &weight, &bias],
+            &[
+                Attribute::Ints("kernel_shape", &[kernel, kernel]),
+                Attribute::Ints("strides", &[stride, stride]),
+                Attribute::Ints("pads", &[before, before, after, after]),
+                Attribute::Int("group", groups),
+            ],
+        )
+    }
+}

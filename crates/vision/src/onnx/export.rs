@@ -1,0 +1,134 @@
+//! The parts of an ONNX backbone that an exported classifier contains ([`ExportedModel`]).
+
+use std::path::Path;
+
+use trueshot::onnx_graph::{ImportedModel, MIN_OPSET, push_message};
+
+use super::OnnxWorker;
+use super::file_check::{FieldValue, Fields, FileProblem};
+use crate::error::{Error, Result};
+
+/// A backbone whose input and output can be connected to other nodes.
+pub(crate) struct ExportedModel<'a> {
+    pub imported: ImportedModel,
+    /// The names of its input and of the output that is the embedding.
+    pub input: String,
+    pub output: String,
+    /// Number of axes of the output.
+    pub output_rank: usize,
+    /// Whether its input is `[batch, channels, rows, columns]`.
+    pub has_channels_first: bool,
+    /// Whether it takes one image at a time.
+    pub is_batch_fixed: bool,
+    /// The beginning of names that do not occur in it.
+    pub prefix: String,
+    bytes: &'a [u8],
+}
+
+impl ExportedModel<'_> {
+    /// The name, or with something before it if the model uses the name already.
+    pub fn unused_name(&self, name: &str) -> String {
+        // A text is preceded by its length.
+        let encoded = [&[name.len() as u8], name.as_bytes()].concat();
+        if contains(self.bytes, &encoded) { format!("{}{name}", self.prefix) } else { name.into() }
+    }
+}
+
+impl OnnxWorker {
+    /// See [`super::OnnxNetwork::export`].
+    pub(super) fn export(&self, name: &str) -> Result<ExportedModel<'_>> {
+        let refused = |problem: String| Error::BadModel {
+            path: Path::new(name).into(),
+            problem,
+            hint: Some("export the classifier alone with --head-only".into()),
+        };
+        let imported = import(&self.bytes, &self.description.input);
+        let imported = imported.map_err(|problem| refused(problem.to_string()))?;
+        if imported.opset < MIN_OPSET {
+            return Err(refused(format!(
+                "its operators are of version {}; a classifier can be appended from version {MIN_OPSET} on",
+                imported.opset
+            )));
+        }
+        let free = |prefix: &String| !contains(&self.bytes, prefix.as_bytes());
+        let prefix = (1..).map(|number| format!("trueshot{number}/")).find(free).expect("files are finite");
+        let description = &self.description;
+        Ok(ExportedModel {
+            imported,
+            input: description.input.clone(),
+            output: description.output.clone(),
+            output_rank: description.output_rank,
+            has_channels_first: description.has_channels_first,
+            is_batch_fixed: description.is_batch_fixed,
+            prefix,
+            bytes: &self.bytes,
+        })
+    }
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    memchr::memmem::find(bytes, wanted).is_some()
+}
+
+/// Copies the fields of a model and of its graph that stay as they are.
+fn import(bytes: &[u8], input: &str) -> Result<ImportedModel, FileProblem> {
+    let mut model = ImportedModel::default();
+    let mut fields = Fields(bytes);
+    while let Some((number, value, raw)) = fields.next_with_bytes()? {
+        match (number, value) {
+            (1, FieldValue::Number(version)) => model.ir_version = version,
+            (7, FieldValue::Bytes(graph)) => import_graph(graph, input, &mut model.graph_fields)?,
+            (8, FieldValue::Bytes(set)) => {
+                let (domain, version) = operator_set(set)?;
+                if domain.is_empty() || domain == b"ai.onnx" {
+                    model.opset = version;
+                }
+                model.model_fields.extend_from_slice(raw);
+            }
+            // Functions that the model defines. Its producer, texts and metadata are not copied.
+            (25, _) => model.model_fields.extend_from_slice(raw),
+            _ => (),
+        }
+    }
+    Ok(model)
+}
+
+/// Copies nodes, constants, shapes and inputs, but not the input that is computed now, nor the outputs.
+fn import_graph(bytes: &[u8], input: &str, out: &mut Vec<u8>) -> Result<(), FileProblem> {
+    let mut fields = Fields(bytes);
+    while let Some((number, value, raw)) = fields.next_with_bytes()? {
+        match (number, value) {
+            (11, FieldValue::Bytes(info)) if name(info)? == input.as_bytes() => {
+                // The shape of what is an inner value now.
+                push_message(out, 13, info);
+            }
+            (1 | 5 | 11 | 13 | 14 | 15, _) => out.extend_from_slice(raw),
+            _ => (),
+        }
+    }
+    Ok(())
+}
+
+/// Domain and version of an operator set.
+fn operator_set(bytes: &[u8]) -> Result<(&[u8], u64), FileProblem> {
+    let (mut fields, mut domain, mut version) = (Fields(bytes), &[][..], 0);
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Bytes(found)) => domain = found,
+            (2, FieldValue::Number(found)) => version = found,
+            _ => (),
+        }
+    }
+    Ok((domain, version))
+}
+
+/// The name of an input.
+fn name(bytes: &[u8]) -> Result<&[u8], FileProblem> {
+    let (mut fields, mut name) = (Fields(bytes), &[][..]);
+    while let Some((number, value)) = fields.next_field()? {
+        if let (1, FieldValue::Bytes(found)) = (number, value) {
+            name = found;
+        }
+    }
+    Ok(name)
+}
