@@ -19,7 +19,7 @@ use trueshot_vision::{Backbone, Bitmap, Error, Omniglot, OmniglotError, Omniglot
 
 use self::folder::{DemoFolder, check_absent};
 use crate::messages::say;
-use crate::output::{check_writable, print_escaped, write_file};
+use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -44,6 +44,8 @@ pub struct Arguments {
     seed: u64,
     #[command(flatten)]
     threads: Threads,
+    #[command(flatten)]
+    width: WidthArgument,
 }
 
 /// A character has 20 drawings: 5 for the support set, 5 that noise may move elsewhere, 10 to recognise.
@@ -81,7 +83,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let audited = sorted.audit(backbone)?;
         write_file(&audit_page, &audited.page()?)?;
-        let cleaned = audited.summary(&audit_page, arguments.folder.as_deref());
+        let columns = arguments.width.limit(None);
+        let cleaned = audited.summary(&audit_page, arguments.folder.as_deref(), columns);
 
         let found = arguments.evaluate(&characters, &others)?;
         let page = Page::new("Learning characters from five examples, some of them wrong", &found)

@@ -129,10 +129,12 @@ impl AuditedFolder {
         let thumbnails: Vec<Option<String>> =
             self.drawings.iter().map(|drawing| Some(drawing.thumbnail.clone())).collect();
         let points = audit::map(data, &())?;
+        let plan = self.plan();
         let page = AuditPage {
             title: "Audit of drawings in folders",
             audit: &self.found,
             data,
+            plan: &plan,
             thumbnails: &thumbnails,
             points: &points,
             notes: Vec::new(),
@@ -140,13 +142,10 @@ impl AuditedFolder {
         Ok(page.render())
     }
 
-    /// What the audit finds and what a repair does about it, as text.
-    pub(super) fn summary(&self, page: &Path, folder: Option<&Path>) -> String {
+    /// What the audit finds and what a repair does about it, as text. `columns` limits the width of the table.
+    pub(super) fn summary(&self, page: &Path, folder: Option<&Path>, columns: Option<usize>) -> String {
         let (items, wrong) = (self.drawings.len(), self.drawings.len() - self.right_before());
-        let table = match terminal_size::terminal_size_of(std::io::stdout()) {
-            Some((width, _)) => AuditTable::new(&self.found).width(usize::from(width.0)).render(),
-            None => AuditTable::new(&self.found).render(),
-        };
+        let table = AuditTable::new(&self.found).width(columns).render();
         let plan = self.plan();
         let classes = CLASSES.len();
         let mut text = format!(
