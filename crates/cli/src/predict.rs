@@ -14,7 +14,7 @@ use trueshot::report::{
 use trueshot_vision::backbone::GPU_MIN_IMAGES;
 use trueshot_vision::embedder::ImageInput;
 use trueshot_vision::source::{ImageFiles, images_below};
-use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, looks_like_image};
+use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, is_svg};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
@@ -158,8 +158,8 @@ fn standard_input() -> anyhow::Result<Vec<PredictInput>> {
         hinted(format!("{STANDARD_INPUT} is empty"), "give it one image, or paths of images, one per line")
     );
     let text = match std::str::from_utf8(&bytes) {
-        Ok(text) if !looks_like_image(&bytes) && !text.contains('\0') => text,
-        // What is neither text nor an image is refused where images are decoded.
+        Ok(text) if !text.contains('\0') && !is_svg(&bytes) => text,
+        // An image, or something else, which is refused where images are decoded.
         _ => return Ok(vec![PredictInput::Image(bytes)]),
     };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);

@@ -186,7 +186,9 @@ fn decode(
     channels: Channels,
     limits: &DecodeLimits,
 ) -> Result<(DecodedImage, Share<'static>), Unreadable> {
-    let format = image::guess_format(bytes).map_err(|_| unknown_format(bytes))?;
+    // The decoder also recognises formats that it cannot read.
+    let format = image::guess_format(bytes).ok().filter(ImageFormat::reading_enabled);
+    let format = format.ok_or_else(|| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
         return Err(Unreadable::CutOff);
     }
@@ -224,11 +226,6 @@ fn decoder_limits(memory: u64) -> Limits {
     limits
 }
 
-/// Whether bytes are an image or a video by their first bytes, of a supported format or not.
-pub fn looks_like_image(bytes: &[u8]) -> bool {
-    image::guess_format(bytes).is_ok() || unknown_format(bytes) != Unreadable::Format
-}
-
 /// What a file is that none of our decoders reads. Phones send HEIC under the name of a JPEG.
 fn unknown_format(bytes: &[u8]) -> Unreadable {
     const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
@@ -243,8 +240,8 @@ fn unknown_format(bytes: &[u8]) -> Unreadable {
     }
 }
 
-/// Whether a text starts as an SVG drawing does: `<svg`, maybe after an XML declaration, a type and comments.
-fn is_svg(bytes: &[u8]) -> bool {
+/// Whether bytes start as an SVG drawing does: `<svg`, maybe after an XML declaration, a type and comments.
+pub fn is_svg(bytes: &[u8]) -> bool {
     const SEARCHED_BYTES: usize = 4096;
     let start = bytes[..bytes.len().min(SEARCHED_BYTES)].trim_ascii_start();
     let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);

@@ -70,7 +70,7 @@ mod webp_tables;
 pub use augment::Augmentation;
 pub use backbone::Backbone;
 pub use dataset::Dataset;
-pub use decoded_image::{Channels, DecodeLimits, DecodedImage, looks_like_image};
+pub use decoded_image::{Channels, DecodeLimits, DecodedImage, is_svg};
 pub use drawing::Bitmap;
 pub use embedder::{EmbeddedImages, Embedder, ImageInput};
 pub use error::{Error, Result, Skipped, Unreadable, UnsupportedFormat};

@@ -67,7 +67,8 @@ struct ZipContents {
 /// The files in an archive; or what is wrong with it.
 fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, String> {
     let problem = |error: zip::result::ZipError| error.to_string();
-    let mut archive = ZipArchive::new(reader).map_err(problem)?;
+    let mut archive = ZipArchive::new(reader)
+        .map_err(|error| format!("it is truncated, damaged or not a ZIP archive ({error})"))?;
     if archive.has_duplicate_names() {
         return Err("two of its files have the same name".into());
     }
