@@ -107,7 +107,8 @@ export function focusCard(id, control = "open") {
 /** The image that an arrow key leads to, in the order of the page. */
 function arrowTarget(id, key) {
   const order = listing.shownIds();
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() }[key];
+  const perRow = cards.get(id)?.matches(".suspect, .unsure, .unreadable") ? Math.floor(columns() / 2) : columns();
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: perRow, ArrowUp: -perRow }[key];
   const index = order.indexOf(id);
   if (key === "Home") return order[0];
   if (key === "End") return order.at(-1);
