@@ -19,9 +19,9 @@ function measure(list) {
 }
 
 export class VirtualGrid {
-  /** `cardOf(id)` makes or finds the card of an image and updates it. */
-  constructor(list, cardOf) {
-    Object.assign(this, { list, cardOf, ids: [], framed: 0, drawn: null });
+  /** `cardOf(id)` makes or finds the card of an image and updates it; `afterDraw` is called after cards have come or gone. */
+  constructor(list, cardOf, afterDraw) {
+    Object.assign(this, { list, cardOf, afterDraw, ids: [], framed: 0, drawn: null });
     grids.add(this);
   }
 
@@ -73,6 +73,7 @@ export class VirtualGrid {
     if (this.drawn === drawn) return;
     this.drawn = drawn;
     setChildren(this.list, this.ids.slice(this.firstOf(first), this.firstOf(last)).map(this.cardOf));
+    this.afterDraw();
     this.list.style.paddingTop = `${first * measures.row}px`;
   }
 
