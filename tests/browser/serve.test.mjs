@@ -374,6 +374,7 @@ describe("the served page", () => {
     assert.equal(await placeOf(page, "ring-1.png"), "new");
     assert.equal(await page.evaluate(() => document.activeElement.id), "review");
     assert.deepEqual(problems, []);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
   });
 

@@ -21,9 +21,9 @@ export function newCard(picture, actions) {
     button("Move…", (event) => actions.move(id, event), { className: "move", "aria-label": `Move ${name} to another class` }),
     button("×", (event) => actions.remove(id, event), { className: "remove", title: "Remove", "aria-label": `Remove ${name}` }),
   ];
-  const card = element("li", { draggable: true, "data-id": id }, open, check,
-    element("p", { className: "name", title: picture.path }, ...breakable(name)),
+  const facts = element("div", { className: "facts" }, element("p", { className: "name", title: picture.path }, ...breakable(name)),
     element("p", { className: "verdict" }), element("p", { className: "advice" }), accept, element("div", { className: "doings" }, ...doings));
+  const card = element("li", { draggable: true, "data-id": id }, open, check, facts);
   card.ondragstart = (event) => startDrag(event, card, id);
   card.ondragend = () => card.classList.remove("dragged");
   return card;

@@ -31,7 +31,6 @@ export function draw(given) {
   const focused = focusedCard();
   listed.forEach(updateSection);
   drawNow();
-  forgetCards();
   // A card that has moved to another class is a new element: the focus goes where the user continues.
   if (focused && !document.activeElement?.closest(".card")) focusCard(focused.id, focused.control);
 }
@@ -51,10 +50,11 @@ function newSection(name) {
   const menu = element("details", { className: "menu" }, element("summary", { textContent: "Edit", "aria-label": `Edit: ${name}` }), element("div", {},
     labelled("Rename", () => actions.renameClass(name)), labelled("Merge into…", () => actions.mergeClass(name)), labelled("Select all", () => actions.selectClass(name)), labelled("Remove class", () => actions.removeClass(name))));
   menu.onclick = (event) => { if (event.target.closest("button")) menu.open = false; };
+  menu.onkeydown = (event) => { if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); } };
   const holder = element("section", { className: "class", "aria-label": name, "data-class": name },
     element("header", {}, element("h2", { textContent: name }), element("span", { className: "count" }), labelled("Add images", () => input.click()), input, camera, menu), list);
   actions.makeTarget(holder, name);
-  return { holder, grid: new VirtualGrid(list, cardOf) };
+  return { holder, grid: new VirtualGrid(list, cardOf, forgetCards) };
 }
 
 function updateSection({ name, pictures, shown, framed }) {
@@ -107,7 +107,8 @@ export function focusCard(id, control = "open") {
 /** The image that an arrow key leads to, in the order of the page. */
 function arrowTarget(id, key) {
   const order = listing.shownIds();
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns(), ArrowUp: -columns() }[key];
+  const perRow = cards.get(id)?.matches(".suspect, .unsure, .unreadable") ? Math.floor(columns() / 2) : columns();
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: perRow, ArrowUp: -perRow }[key];
   const index = order.indexOf(id);
   if (key === "Home") return order[0];
   if (key === "End") return order.at(-1);
@@ -140,6 +141,12 @@ function walk(from, to, isSelecting) {
   if (isSelecting) selection.extendTo(to);
 }
 
+/** A click anywhere else closes the menu of a class. */
+function closeMenus(event) {
+  for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+}
+
+document.addEventListener("click", closeMenus);
 byId("classes").addEventListener("keydown", press);
 byId("classes").addEventListener("focusin", (event) => {
   const card = event.target.closest(".card");

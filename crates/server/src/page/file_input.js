@@ -2,7 +2,10 @@
 
 const PICTURES = /\.(bmp|gif|jpe?g|png|tiff?|webp)$/i;
 
-/** Separates images from other files, which are skipped with a reason and never sent. */
+/** Names in the order that people expect: image-2 before image-10. */
+const { compare } = new Intl.Collator("en", { numeric: true });
+
+/** Separates images, in the order of their names, from other files, which are skipped with a reason and never sent. */
 export function separateImages(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
@@ -15,7 +18,7 @@ export function separateImages(files) {
       skipped.push({ name: entry.path, reason: "not an image, by its file name" });
     }
   }
-  return { kept, skipped };
+  return { kept: kept.sort((a, b) => compare(a.path, b.path)), skipped };
 }
 
 /** The name of the folder that contains a file: its class. */

@@ -14,7 +14,7 @@ export function record(entry) {
 export const nextUndo = () => done.at(-1)?.words ?? null;
 export const nextRedo = () => undone.at(-1)?.words ?? null;
 
-/** Takes back the last change, or makes the last undone change again. Returns the entry, or null if there is none. */
+/** Takes back the last change, or makes the last undone change again. Returns the entry; null without one. */
 export const undo = (restore) => step(done, undone, "before", restore);
 export const redo = (restore) => step(undone, done, "after", restore);
 

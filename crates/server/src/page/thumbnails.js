@@ -17,7 +17,8 @@ export function show(image, picture) {
   else if (made.has(picture.id)) image.src = made.get(picture.id);
   else {
     waiting.push({ image, picture });
-    work();
+    // The image is put into the document after this call.
+    setTimeout(work);
   }
 }
 

@@ -1,5 +1,5 @@
-// A grid of cards of which only the rows near the visible part of the page are in the document. Cards have two heights, set
-// in the style sheet: framed cards, which come first, are taller than the others.
+// A grid of cards of which only the rows near the visible part of the page are in the document. All rows have the same
+// height, set in the style sheet. Framed cards, which come first, are two columns wide.
 
 import { setChildren } from "./dom.js";
 
@@ -10,19 +10,18 @@ const grids = new Set();
 let measures = null;
 let scheduled = false;
 
-/** Numbers that are the same for all grids: pixels per row of each kind, and columns. */
+/** Numbers that are the same for all grids: columns, pixels from one row to the next, and the gap between rows. */
 function measure(list) {
   const style = getComputedStyle(list);
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
-  const pixels = (name) => parseFloat(style.getPropertyValue(name)) * rem;
   const gap = parseFloat(style.rowGap);
-  return { gap, columns: style.gridTemplateColumns.split(" ").length, framed: pixels("--framed-height") + gap, plain: pixels("--plain-height") + gap };
+  return { gap, columns: style.gridTemplateColumns.split(" ").length, row: parseFloat(style.getPropertyValue("--card-height")) * rem + gap };
 }
 
 export class VirtualGrid {
-  /** `cardOf(id)` makes or finds the card of an image and updates it. */
-  constructor(list, cardOf) {
-    Object.assign(this, { list, cardOf, ids: [], framed: 0, drawn: null });
+  /** `cardOf(id)` makes or finds the card of an image and updates it; `afterDraw` is called after cards have come or gone. */
+  constructor(list, cardOf, afterDraw) {
+    Object.assign(this, { list, cardOf, afterDraw, ids: [], framed: 0, drawn: null });
     grids.add(this);
   }
 
@@ -35,47 +34,55 @@ export class VirtualGrid {
     grids.delete(this);
   }
 
-  /** The distance of a row from the top of the list. */
-  top(row) {
-    const framedRows = Math.ceil(this.framed / measures.columns);
-    return Math.min(row, framedRows) * measures.framed + Math.max(0, row - framedRows) * measures.plain;
+  /** How many framed cards there are in a row, and in the row that framed and other cards share. */
+  shape() {
+    const perRow = Math.max(1, Math.floor(measures.columns / 2));
+    return { perRow, fullRows: Math.floor(this.framed / perRow), rest: this.framed % perRow };
   }
 
-  /** The row at a distance from the top of the list. */
-  rowAt(y) {
-    const framedRows = Math.ceil(this.framed / measures.columns);
-    const framedEnd = framedRows * measures.framed;
-    return Math.floor(y < framedEnd ? y / measures.framed : framedRows + (y - framedEnd) / measures.plain);
+  /** The index of the first card of a row. */
+  firstOf(row) {
+    const { perRow, fullRows, rest } = this.shape();
+    if (row <= fullRows) return row * perRow;
+    return this.framed + (measures.columns - 2 * rest) + (row - fullRows - 1) * measures.columns;
+  }
+
+  /** The row of the card with an index. */
+  rowOf(index) {
+    const { perRow, fullRows, rest } = this.shape();
+    if (index < this.framed) return Math.floor(index / perRow);
+    return fullRows + Math.floor((index - this.framed + 2 * rest) / measures.columns);
   }
 
   rows() {
-    return Math.ceil(this.ids.length / measures.columns);
+    return this.ids.length === 0 ? 0 : this.rowOf(this.ids.length - 1) + 1;
   }
 
   /** Gives the list the height of all rows, whether they are in the document or not. */
   setHeight() {
-    const height = this.ids.length === 0 ? "" : `${this.top(this.rows()) - measures.gap}px`;
+    const height = this.ids.length === 0 ? "" : `${this.rows() * measures.row - measures.gap}px`;
     if (this.list.style.height !== height) this.list.style.height = height;
   }
 
   draw(top) {
     const margin = MARGIN * innerHeight;
-    const first = Math.min(this.rows(), Math.max(0, this.rowAt(-top - margin)));
-    const last = Math.max(first, Math.min(this.rows(), this.rowAt(innerHeight - top + margin) + 1));
-    const drawn = `${first} ${last} ${measures.columns} ${measures.plain} ${measures.framed}`;
+    const within = (row) => Math.min(this.rows(), Math.max(0, row));
+    const first = within(Math.floor((-top - margin) / measures.row));
+    const last = within(Math.floor((innerHeight - top + margin) / measures.row) + 1);
+    const drawn = `${first} ${last} ${measures.columns} ${measures.row}`;
     if (this.drawn === drawn) return;
     this.drawn = drawn;
-    setChildren(this.list, this.ids.slice(first * measures.columns, last * measures.columns).map(this.cardOf));
-    this.list.style.paddingTop = `${this.top(first)}px`;
+    setChildren(this.list, this.ids.slice(this.firstOf(first), this.firstOf(last)).map(this.cardOf));
+    this.afterDraw();
+    this.list.style.paddingTop = `${first * measures.row}px`;
   }
 
   /** Scrolls the row of an image into view. */
   reveal(id) {
-    const row = Math.floor(this.ids.indexOf(id) / measures.columns);
-    const [top, bottom] = [this.top(row), this.top(row + 1)].map((y) => this.list.getBoundingClientRect().top + y);
+    const top = this.list.getBoundingClientRect().top + this.rowOf(this.ids.indexOf(id)) * measures.row;
     const covered = document.getElementById("toolbar").offsetHeight;
     if (top < covered) scrollBy(0, top - covered);
-    else if (bottom > innerHeight) scrollBy(0, bottom - innerHeight);
+    else if (top + measures.row > innerHeight) scrollBy(0, top + measures.row - innerHeight);
     drawNow();
   }
 }
