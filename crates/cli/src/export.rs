@@ -1,4 +1,6 @@
-//! `trueshot export`: writes a classifier for programs that predict without trueshot.
+//! `trueshot export`: writes a classifier for use without trueshot, as an ONNX model or as a page.
+
+mod page;
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +14,18 @@ use crate::fit::open_classifier;
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
 
-/// Write a classifier for use without trueshot, as one ONNX model
+/// Write a classifier for use without trueshot: an ONNX model, or a page that classifies in the browser
 ///
-/// The model takes decoded and resized pixels and returns the probability of every class (`probabilities`) and of none of
+/// The ending of the output decides. A page (.html) is one file that needs neither a server nor the network: open it in a
+/// browser and choose, drop or paste an image, or use the camera.
+///
+/// An ONNX model (.onnx) takes decoded and resized pixels and returns the probability of every class (`probabilities`) and of none of
 /// them (`unknown`), as `trueshot predict` does. It contains the backbone, the normalisation of colours and the classifier;
 /// its metadata has the names of the classes (`classes`) and how images are resized (`preprocessing`). A classifier that was
 /// fitted to embeddings of an unknown backbone is exported alone, and takes embeddings.
 #[derive(Args)]
 #[command(after_help = "Examples:
+  trueshot export animals.safetensors -o animals.html
   trueshot export animals.safetensors -o animals.onnx
   trueshot export animals.safetensors --backbone resnet.onnx -o animals.onnx
   trueshot export animals.safetensors --head-only -o animals-head.onnx")]
@@ -27,7 +33,7 @@ pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
     classifier: PathBuf,
-    /// File to write (.onnx)
+    /// File to write (.onnx or .html)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Export the classifier without its backbone: the model takes embeddings
@@ -42,27 +48,44 @@ const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output = &arguments.output;
-    if !output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx")) {
-        return Err(trueshot_vision::Error::OutOfRange {
-            what: "the output file",
-            given: output.display().to_string(),
-            allowed: "names that end in .onnx".into(),
-        }
-        .into());
-    }
+    let form = Form::of(output)?;
     check_writable([output])?;
     let predictor = open_classifier(&arguments.classifier)?;
     let backbone = match arguments.head_only || !arguments.has_backbone(&predictor) {
         true => None,
         false => Some(find_backbone(arguments, &predictor)?),
     };
-    let graph = match &backbone {
-        Some(backbone) => export::onnx_model(&predictor, backbone)?,
-        None => predictor.to_graph(),
+    let bytes = match (form, &backbone) {
+        (Form::Page, backbone) => page::page(&predictor, backbone.as_ref(), output)?.into_bytes(),
+        (Form::Onnx, Some(backbone)) => export::onnx_model(&predictor, backbone)?.to_bytes("classifier"),
+        (Form::Onnx, None) => predictor.to_graph().to_bytes("classifier"),
     };
-    write(output, &graph.to_bytes("classifier"))?;
-    print_summary(arguments, &predictor, backbone.as_ref());
+    write(output, form, &bytes)?;
+    print_summary(arguments, &predictor, backbone.as_ref(), form);
     Ok(())
+}
+
+/// What is written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Form {
+    Onnx,
+    Page,
+}
+
+impl Form {
+    fn of(output: &Path) -> Result<Self, trueshot_vision::Error> {
+        let has =
+            |wanted: &str| output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
+        match (has("onnx"), has("html")) {
+            (true, _) => Ok(Form::Onnx),
+            (_, true) => Ok(Form::Page),
+            _ => Err(trueshot_vision::Error::OutOfRange {
+                what: "the output file",
+                given: output.display().to_string(),
+                allowed: "names that end in .onnx or .html".into(),
+            }),
+        }
+    }
 }
 
 impl Arguments {
@@ -105,26 +128,27 @@ fn find_backbone(arguments: &Arguments, predictor: &Predictor) -> anyhow::Result
     Ok(backbone)
 }
 
-fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+fn write(path: &Path, form: Form, bytes: &[u8]) -> anyhow::Result<()> {
     anyhow::ensure!(
-        bytes.len() <= MAX_ONNX_BYTES,
+        form == Form::Page || bytes.len() <= MAX_ONNX_BYTES,
         "the model would have {} bytes; an ONNX file has at most {MAX_ONNX_BYTES}",
         bytes.len()
     );
     Ok(write_atomically(path, |file| file.write_all(bytes))?)
 }
 
-fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<&Backbone>) {
+fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<&Backbone>, form: Form) {
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
-    let input = match backbone {
-        Some(backbone) => {
+    let input = match (form, backbone) {
+        (Form::Page, _) => "as a page to open in a browser".into(),
+        (Form::Onnx, Some(backbone)) => {
             let (size, channels) = (backbone.preprocessing().size, backbone.preprocessing().channels.count());
-            format!("images of {size} x {size} pixels (uint8 [batch, {size}, {size}, {channels}])")
+            format!("from images of {size} x {size} pixels (uint8 [batch, {size}, {size}, {channels}])")
         }
-        None => format!("embeddings (float32 [batch, {}])", predictor.dim()),
+        (Form::Onnx, None) => format!("from embeddings (float32 [batch, {}])", predictor.dim()),
     };
     say!(
-        "{}: {} classes by {}, from {input} ({:.1} MB)",
+        "{}: {} classes by {}, {input} ({:.1} MB)",
         arguments.output.display(),
         predictor.classes().len(),
         predictor.method(),

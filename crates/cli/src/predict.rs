@@ -51,7 +51,7 @@ pub struct Arguments {
     #[arg(long)]
     all: bool,
     /// Show "none of these" instead of a class in the table from this probability on
-    #[arg(long, value_name = "U", default_value_t = 0.5)]
+    #[arg(long, value_name = "U", default_value_t = REFUSED_FROM)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -71,6 +71,8 @@ enum Format {
     Jsonl,
 }
 
+/// Probability of "none of these" from which a table shows it instead of a class, unless another one is given.
+pub const REFUSED_FROM: f32 = 0.5;
 /// Images that are in work at once.
 const CHUNK: usize = 512;
 

@@ -97,6 +97,8 @@ pub mod ranges;
 pub mod repair;
 #[cfg(feature = "report")]
 pub mod report;
+#[doc(hidden)]
+pub mod resample;
 pub mod rng;
 pub mod task;
 #[doc(hidden)]

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
@@ -125,6 +126,11 @@ impl Tensors {
         self.notes.insert(key.into(), text.into());
     }
 
+    /// Removes a note, if it exists.
+    pub fn remove_note(&mut self, key: &str) {
+        self.notes.remove(key);
+    }
+
     /// A tensor by name, if it exists.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
@@ -179,35 +185,52 @@ impl Tensors {
     /// The bytes of the file. Equal contents give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.write_to(&mut bytes).expect("writing to memory cannot fail");
+        self.write_to(&mut bytes, |_| false).expect("writing to memory cannot fail");
+        bytes
+    }
+
+    /// The bytes of a file that stores a tensor as 16-bit floats if that changes none of its values.
+    pub fn to_compact_bytes(&self) -> Vec<u8> {
+        let is_half =
+            |tensor: &Tensor| tensor.values.iter().all(|&value| f16::from_f32(value).to_f32() == value);
+        let mut bytes = Vec::new();
+        self.write_to(&mut bytes, is_half).expect("writing to memory cannot fail");
         bytes
     }
 
     /// Writes the file atomically: if writing fails, an existing file stays unchanged.
     pub fn write(&self, path: &Path) -> Result<()> {
-        write_atomically(path, |out| self.write_to(out))
+        write_atomically(path, |out| self.write_to(out, |_| false))
     }
 
-    fn write_to(&self, mut out: &mut dyn Write) -> std::io::Result<()> {
-        let header = self.header();
+    /// Writes the file; tensors for which `is_half` is true are written as 16-bit floats.
+    fn write_to(&self, mut out: &mut dyn Write, is_half: impl Fn(&Tensor) -> bool) -> std::io::Result<()> {
+        let header = self.header(&is_half);
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for tensor in self.tensors.values() {
-            write_f32(&mut out, &tensor.values)?;
+            match is_half(tensor) {
+                true => tensor
+                    .values
+                    .iter()
+                    .try_for_each(|&value| out.write_all(&f16::from_f32(value).to_le_bytes()))?,
+                false => write_f32(&mut out, &tensor.values)?,
+            }
         }
         Ok(())
     }
 
-    fn header(&self) -> Vec<u8> {
+    fn header(&self, is_half: impl Fn(&Tensor) -> bool) -> Vec<u8> {
         let mut notes = self.notes.clone();
         notes.insert(CHECKSUM.into(), self.checksum());
         let mut header = Map::new();
         header.insert("__metadata__".into(), json!(notes));
         let mut end = 0;
         for (name, tensor) in &self.tensors {
-            let offsets = [end, end + 4 * tensor.values.len()];
+            let (kind, width) = if is_half(tensor) { (Dtype::F16, 2) } else { (Dtype::F32, 4) };
+            let offsets = [end, end + width * tensor.values.len()];
             end = offsets[1];
-            let entry = json!({ "dtype": Dtype::F32, "shape": tensor.shape, "data_offsets": offsets });
+            let entry = json!({ "dtype": kind, "shape": tensor.shape, "data_offsets": offsets });
             header.insert(name.clone(), entry);
         }
         let mut header = Value::Object(header).to_string().into_bytes();

@@ -5,12 +5,15 @@
 //! the normalisation and to the classifier.
 
 use serde_json::json;
+use trueshot::model;
 use trueshot::onnx_graph::{Attribute, Axis, ElementType, GraphValue, OnnxGraph};
 use trueshot::predictor::{OutputNames, Predictor};
 use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::{conv4, efficientnet};
 
-use crate::backbone::{Backbone, Parameters};
+use crate::backbone::{
+    Backbone, CONV4_ARCHITECTURE, EFFICIENTNET_ARCHITECTURE, Parameters, write_preprocessing_notes,
+};
 use crate::decoded_image::Channels;
 use crate::error::{Error, Result};
 use crate::preprocess::Preprocessing;
@@ -73,6 +76,24 @@ pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGrap
     graph.set_metadata("embedder", backbone.name());
     graph.set_metadata("preprocessing", preprocessing_note(preprocessing));
     Ok(graph)
+}
+
+/// The parameters and the preprocessing of a Conv4 or an EfficientNet-Lite0 as a safetensors file, which `trueshot-wasm`
+/// reads; `None` for other networks. A tensor whose values are 16-bit floats is stored as such.
+pub fn network_file(backbone: &Backbone) -> Option<Vec<u8>> {
+    let preprocessing = backbone.preprocessing();
+    let (architecture, layout, values) = match backbone.parameters()? {
+        Parameters::Conv4(values) => {
+            (CONV4_ARCHITECTURE, conv4::layout(preprocessing.channels.count()), values)
+        }
+        Parameters::EfficientNet(values) => (EFFICIENTNET_ARCHITECTURE, efficientnet::layout(), values),
+    };
+    let mut file = model::named(&layout, values);
+    write_preprocessing_notes(&mut file, preprocessing, architecture);
+    let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_string();
+    file.set_note("fit", word(json!(preprocessing.fit)));
+    file.set_note("resampling", word(json!(preprocessing.resampling)));
+    Some(file.to_compact_bytes())
 }
 
 /// What must happen to an image before it is given to the model, as JSON.

@@ -36,7 +36,10 @@ fn files_that_are_not_a_classifier_are_refused() {
     let folder = folder_with_classifier();
     let export = |classifier: &str| folder.trueshot(&["export", classifier, "-o", "x.onnx"]);
     refused(export("nowhere.safetensors"), &["cannot use nowhere.safetensors as a classifier"]);
-    refused(export("data.safetensors"), &["not a classifier written by `trueshot fit`"]);
+    refused(
+        export("data.safetensors"),
+        &["its format is 'trueshot-embeddings/1', not 'trueshot-classifier/2'"],
+    );
     std::fs::write(folder.path("text.safetensors"), "no classifier").unwrap();
     refused(export("text.safetensors"), &["cannot use text.safetensors as a classifier"]);
     assert!(!folder.path("x.onnx").exists());
@@ -75,6 +78,14 @@ fn a_backbone_that_is_not_built_in_must_be_given_or_left_out() {
     refused(export(&["--backbone", "omniglot-conv4"]), &other);
     export(&["--backbone", "omniglot-conv4", "--head-only"]).assert().code(2);
     export(&["--head-only"]).assert().success();
+}
+
+#[test]
+fn a_page_needs_images() {
+    let folder = folder_with_classifier();
+    let expected = ["a page needs a backbone", "hint: ", "--backbone", ".onnx"];
+    refused(folder.trueshot(&["export", "c.safetensors", "-o", "c.html"]), &expected);
+    assert!(!folder.path("c.html").exists());
 }
 
 #[test]

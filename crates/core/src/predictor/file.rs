@@ -55,6 +55,14 @@ impl Predictor {
         self.to_tensors().to_bytes()
     }
 
+    /// The bytes of a classifier file without the names of the examples and without the audit, which names them too.
+    pub fn to_anonymous_bytes(&self) -> Vec<u8> {
+        let mut file = self.to_tensors();
+        file.remove_note("items");
+        file.remove_note("audit");
+        file.to_bytes()
+    }
+
     fn to_tensors(&self) -> Tensors {
         let mut file = Tensors::default();
         file.set_note("format", VERSION);

@@ -306,3 +306,26 @@ fn a_classifier_of_version_1_is_calibrated_when_it_is_read() {
     let error = Predictor::read_bytes(earlier.to_bytes(), "file").err().unwrap().to_string();
     assert!(error.contains("its format is 'trueshot-classifier/3', not 'trueshot-classifier/2'"), "{error}");
 }
+
+#[test]
+fn an_anonymous_file_predicts_the_same_and_has_no_names_of_examples() {
+    let predictor = fit("protonet");
+    let bytes = predictor.to_anonymous_bytes();
+    let read = Predictor::read_bytes(bytes.clone(), "file").unwrap();
+    let row = query(1);
+    assert_eq!(read.predict(&[&row]).unwrap(), predictor.predict(&[&row]).unwrap());
+    assert_eq!((read.audit(), read.support().items().is_none()), (None, true));
+    assert!(bytes.len() < predictor.to_bytes().len());
+}
+
+#[test]
+fn a_compact_file_has_the_same_tensors_in_fewer_bytes() {
+    let mut tensors = crate::tensors::Tensors::default();
+    tensors.insert("halves", &[40], (0..40).map(|value| value as f32 / 8.0).collect());
+    tensors.insert("floats", &[2], vec![0.1, 1e-20]);
+    let bytes = tensors.to_compact_bytes();
+    assert!(bytes.len() < tensors.to_bytes().len());
+    let read = crate::tensors::Tensors::read_bytes(bytes, "file").unwrap();
+    assert_eq!(read.get("halves"), tensors.get("halves"));
+    assert_eq!(read.get("floats"), tensors.get("floats"));
+}

@@ -1,0 +1,193 @@
+"use strict";
+// Classifies images with the engine (crates/wasm) that this page contains. Nothing is loaded from elsewhere, so the page
+// also works when it is opened as a file.
+
+const element = (id) => document.getElementById(id);
+const { classes, refusedFrom, listed } = JSON.parse(element("config").textContent);
+const canvas = document.createElement("canvas");
+const context = canvas.getContext("2d", { willReadFrequently: true });
+/** Milliseconds between two images of the camera. */
+const CAMERA_PAUSE = 150;
+let engine;
+let stream;
+/** Counts images, so that a slow one does not replace a later one. */
+let latest = 0;
+let shownUrl;
+
+/** The bytes that an element of the page contains in base64. */
+function embedded(id) {
+  const text = atob(element(id).textContent);
+  element(id).textContent = "";
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
+  return bytes;
+}
+
+/** Copies bytes into the memory of the engine and returns their address. */
+function handed(bytes) {
+  const address = engine.allocate(bytes.length);
+  new Uint8Array(engine.memory.buffer, address, bytes.length).set(bytes);
+  return address;
+}
+
+/** The numbers of an answer of the engine; its message becomes an error. */
+function answer(address) {
+  const [failed, length] = new Uint32Array(engine.memory.buffer, address, 2);
+  if (failed) throw new Error(new TextDecoder().decode(new Uint8Array(engine.memory.buffer, address + 8, length)));
+  return Array.from(new Float32Array(engine.memory.buffer, address + 8, length));
+}
+
+async function start() {
+  const { instance } = await WebAssembly.instantiate(embedded("engine"), {});
+  engine = instance.exports;
+  const [backbone, classifier] = [embedded("backbone"), embedded("classifier")];
+  const [backboneAt, classifierAt] = [handed(backbone), handed(classifier)];
+  answer(engine.load(backboneAt, backbone.length, classifierAt, classifier.length));
+  element("answer").textContent = "No image yet";
+  element("detail").textContent = `It knows ${classes.length} classes.`;
+  element("camera").hidden = !navigator.mediaDevices?.getUserMedia;
+}
+
+/** Classifies what an image or video shows. */
+function classify(source, width, height) {
+  canvas.width = width;
+  canvas.height = height;
+  context.clearRect(0, 0, width, height);
+  context.drawImage(source, 0, 0);
+  const { data } = context.getImageData(0, 0, width, height);
+  const [unknown, ...probabilities] = answer(engine.classify(handed(data), width, height));
+  show(unknown, probabilities);
+}
+
+const percent = (probability) => `${Math.round(100 * probability)} %`;
+
+function show(unknown, probabilities) {
+  const order = classes.map((_, number) => number).sort((a, b) => probabilities[b] - probabilities[a]);
+  const best = order[0];
+  const refused = unknown >= refusedFrom;
+  element("answer").textContent = refused ? "None of these" : classes[best];
+  element("detail").textContent = refused
+    ? `${percent(unknown)}; most similar: ${classes[best]}`
+    : `${percent(probabilities[best])}`;
+  const rows = order.slice(0, listed).map((number) => row(classes[number], probabilities[number], ""));
+  rows.push(row("none of these", unknown, "none"));
+  element("classes").replaceChildren(...rows);
+  element("more").hidden = order.length <= listed;
+  element("more").textContent = `and ${order.length - listed} less probable classes`;
+  element("problem").hidden = true;
+}
+
+function row(name, probability, kind) {
+  const item = document.createElement("li");
+  item.className = kind;
+  item.dataset.probability = probability;
+  const label = item.appendChild(document.createElement("div"));
+  label.className = "label";
+  label.appendChild(document.createElement("span")).textContent = name;
+  label.appendChild(document.createElement("span")).textContent = percent(probability);
+  const track = item.appendChild(document.createElement("div"));
+  track.className = "track";
+  track.appendChild(document.createElement("div")).style.width = `${100 * probability}%`;
+  return item;
+}
+
+function fail(message) {
+  element("answer").textContent = "No answer";
+  element("detail").textContent = "";
+  element("classes").replaceChildren();
+  element("more").hidden = true;
+  element("problem").textContent = message;
+  element("problem").hidden = false;
+}
+
+/** Shows and classifies a file. */
+async function open(file) {
+  stopCamera();
+  const number = ++latest;
+  let bitmap;
+  try {
+    // Colours as they are in the file: without the conversions for this screen.
+    bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  } catch {
+    if (number === latest) fail(`${file.name || "This"} is not an image that this browser can read.`);
+    return;
+  }
+  if (number === latest) {
+    URL.revokeObjectURL(shownUrl);
+    shownUrl = URL.createObjectURL(file);
+    element("shown").src = shownUrl;
+    element("shown").hidden = false;
+    element("invitation").hidden = true;
+    attempt(() => classify(bitmap, bitmap.width, bitmap.height));
+  }
+  bitmap.close();
+}
+
+function attempt(work) {
+  try {
+    work();
+  } catch (error) {
+    fail(`The image could not be classified: ${error.message}`);
+  }
+}
+
+async function startCamera() {
+  const number = ++latest;
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+  } catch (error) {
+    fail(`The camera cannot be used: ${error.message}`);
+    return;
+  }
+  const video = element("video");
+  video.srcObject = stream;
+  await video.play();
+  element("camera").textContent = "Stop the camera";
+  element("invitation").hidden = element("shown").hidden = true;
+  video.hidden = false;
+  const next = () => {
+    if (number !== latest || !stream) return;
+    if (video.videoWidth > 0) attempt(() => classify(video, video.videoWidth, video.videoHeight));
+    setTimeout(next, CAMERA_PAUSE);
+  };
+  next();
+}
+
+function stopCamera() {
+  if (!stream) return;
+  stream.getTracks().forEach((track) => track.stop());
+  stream = undefined;
+  element("video").hidden = true;
+  element("invitation").hidden = false;
+  element("camera").textContent = "Use the camera";
+}
+
+const images = (list) => Array.from(list ?? []).find((file) => file.type.startsWith("image/")) ?? list?.[0];
+
+start().then(
+  () => {
+    element("file").addEventListener("change", () => {
+      const file = element("file").files[0];
+      if (file) open(file);
+      element("file").value = "";
+    });
+    element("camera").addEventListener("click", () => (stream ? stopCamera() : startCamera()));
+    document.addEventListener("paste", (event) => {
+      const file = images(event.clipboardData?.files);
+      if (file) open(file);
+    });
+    document.addEventListener("dragover", (event) => {
+      event.preventDefault();
+      element("drop").classList.add("over");
+    });
+    document.addEventListener("dragleave", () => element("drop").classList.remove("over"));
+    document.addEventListener("drop", (event) => {
+      event.preventDefault();
+      element("drop").classList.remove("over");
+      const file = images(event.dataTransfer?.files);
+      if (file) open(file);
+    });
+    document.body.dataset.ready = "true";
+  },
+  (error) => fail(`The classifier could not be started: ${error.message}`),
+);

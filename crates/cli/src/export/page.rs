@@ -1,0 +1,81 @@
+//! The page that classifies in the browser: one HTML file with the engine (`crates/wasm`), the backbone and the classifier.
+//!
+//! Browsers do not let a page that was opened as a file read other files, so everything is inside the page, in base64.
+
+use std::path::Path;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::json;
+use trueshot::predictor::Predictor;
+use trueshot_vision::{Backbone, export};
+
+use crate::messages::hinted;
+use crate::predict::REFUSED_FROM;
+
+/// Compiled by `crates/wasm/build.py`.
+static ENGINE: &[u8] = include_bytes!("../../assets/engine.wasm");
+static TEMPLATE: &str = include_str!("page.html");
+static SCRIPT: &str = include_str!("page.js");
+/// The number of classes that are listed with their probabilities.
+const LISTED: usize = 10;
+
+/// The text of the page. `output` is the file it will be in, whose name is the title.
+pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -> anyhow::Result<String> {
+    let Some(backbone) = backbone else {
+        return Err(hinted(
+            "a page needs a backbone, because it classifies images",
+            "give the backbone with --backbone, or write an .onnx file, which can take embeddings",
+        ));
+    };
+    let Some(network) = export::network_file(backbone) else {
+        return Err(hinted(
+            format!("a page cannot run {}: only Conv4 and EfficientNet-Lite0", backbone.name()),
+            "write an .onnx file instead",
+        ));
+    };
+    let title = output.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    let classes = predictor.classes();
+    let config = json!({ "classes": classes, "refusedFrom": REFUSED_FROM, "listed": LISTED }).to_string();
+    let parts = [
+        ("title", escaped(&title)),
+        ("summary", format!("Classifies images into {} classes.", classes.len())),
+        ("version", env!("CARGO_PKG_VERSION").into()),
+        ("backbone", escaped(backbone.name())),
+        // Within a script element nothing is escaped, and `</script` would end it.
+        ("config", config.replace('<', "\\u003c")),
+        ("engine", BASE64.encode(ENGINE)),
+        ("classifier", BASE64.encode(predictor.to_anonymous_bytes())),
+        ("network", BASE64.encode(network)),
+        ("script", SCRIPT.into()),
+    ];
+    Ok(filled(TEMPLATE, &parts))
+}
+
+/// The template with every `{{name}}` replaced.
+///
+/// # Panics
+/// If the template names a part that does not exist.
+fn filled(template: &str, parts: &[(&str, String)]) -> String {
+    let mut pieces = template.split("{{");
+    let mut text = pieces.next().unwrap_or_default().to_string();
+    for piece in pieces {
+        let (name, after) = piece.split_once("}}").expect("the template closes every brace");
+        let (_, part) = parts.iter().find(|(known, _)| *known == name).expect("a part of the page");
+        text.push_str(part);
+        text.push_str(after);
+    }
+    text
+}
+
+/// Text for an element of the page.
+fn escaped(text: &str) -> String {
+    let replaced = |character: char| match character {
+        '<' => "&lt;".into(),
+        '>' => "&gt;".into(),
+        '&' => "&amp;".into(),
+        '"' => "&quot;".into(),
+        other => String::from(other),
+    };
+    text.chars().map(replaced).collect()
+}

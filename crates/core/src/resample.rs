@@ -1,0 +1,328 @@
+//! Resizes images: bilinear or bicubic, with antialiasing when shrinking.
+//!
+//! The arithmetic is Pillow's, which torchvision uses on images: columns first, then rows, weights of 22 bits,
+//! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums
+//! are the same on every processor. Both passes run row by row: an image of which only the columns are resized is never
+//! held, since it can be larger than the image itself (one pixel wide and thousands high, for instance).
+
+use std::collections::VecDeque;
+
+/// Bits behind the point of a weight: 32, less 8 of the value, less 2 for sign and overflow.
+const WEIGHT_BITS: u32 = 22;
+
+/// What an image of another shape becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fit {
+    /// The whole image, stretched to a square.
+    #[default]
+    Squash,
+    /// The largest square in its middle.
+    Crop,
+}
+
+/// How a pixel in between is made of its neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resampling {
+    /// A triangle: two pixels each way when enlarging by nothing, more when shrinking.
+    #[default]
+    Bilinear,
+    /// Keys' cubic with a = -1/2, which is a little sharper.
+    Bicubic,
+}
+
+impl Resampling {
+    /// How far a pixel's influence reaches, in pixels of the smaller image.
+    fn support(self) -> f64 {
+        match self {
+            Resampling::Bilinear => 1.0,
+            Resampling::Bicubic => 2.0,
+        }
+    }
+
+    fn weight(self, distance: f64) -> f64 {
+        let x = distance.abs();
+        match self {
+            Resampling::Bilinear => (1.0 - x).max(0.0),
+            Resampling::Bicubic if x < 1.0 => (1.5 * x - 2.5) * x * x + 1.0,
+            Resampling::Bicubic if x < 2.0 => -0.5 * (((x - 5.0) * x + 8.0) * x - 4.0),
+            Resampling::Bicubic => 0.0,
+        }
+    }
+}
+
+/// The weights with which a line of pixels becomes a line of another length.
+///
+/// ```
+/// use trueshot::resample::Taps;
+///
+/// let mut taps = Taps::default();
+/// taps.set(4, 2);
+/// let (start, weights) = taps.output(0);
+/// assert_eq!(start, 0);
+/// assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Taps {
+    /// First pixel of every output.
+    starts: Vec<u32>,
+    /// `width` weights an output.
+    weights: Vec<f64>,
+    /// The same, rounded.
+    rounded: Vec<f32>,
+    width: usize,
+}
+
+impl Taps {
+    /// Computes the bilinear weights of `from` pixels for `to` outputs, reusing the memory.
+    pub fn set(&mut self, from: usize, to: usize) {
+        self.set_resampling(Resampling::Bilinear, from, to);
+    }
+
+    fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
+        let scale = from as f64 / to as f64;
+        let stretch = scale.max(1.0);
+        let reach = stretch * resampling.support();
+        self.width = ((2.0 * reach).ceil() as usize).min(from);
+        self.starts.clear();
+        self.weights.clear();
+        for output in 0..to {
+            let centre = (output as f64 + 0.5) * scale;
+            let first = (centre - reach + 0.5).max(0.0) as usize;
+            let end = ((centre + reach + 0.5) as usize).min(from);
+            // A window that would stick out is moved in: what it then covers beyond the reach has no weight.
+            let start = first.min(from - self.width);
+            let weight = |pixel: usize| match (first..end).contains(&pixel) {
+                true => resampling.weight((pixel as f64 + 0.5 - centre) / stretch),
+                false => 0.0,
+            };
+            let total: f64 = (first..end).map(weight).sum();
+            self.starts.push(start as u32);
+            self.weights.extend((start..start + self.width).map(|pixel| weight(pixel) / total));
+        }
+        self.rounded.clear();
+        self.rounded.extend(self.weights.iter().map(|&weight| weight as f32));
+    }
+
+    /// First pixel and weights of an output.
+    #[inline(always)]
+    pub fn output(&self, output: usize) -> (usize, &[f32]) {
+        (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
+    }
+
+    /// Weights of `from` pixels for `to` outputs, and the same as whole numbers.
+    fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
+        let mut taps = Taps::default();
+        taps.set_resampling(resampling, from, to);
+        let weights = taps.integer_weights();
+        (taps, weights)
+    }
+
+    fn integer_weights(&self) -> Vec<i32> {
+        self.weights.iter().map(|&weight| (weight * f64::from(1 << WEIGHT_BITS)).round() as i32).collect()
+    }
+}
+
+/// The height, the width and the bytes per pixel of an image whose pixels are in rows from the top.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PixelShape {
+    /// Pixels from left to right.
+    pub width: usize,
+    /// Pixels from top to bottom.
+    pub height: usize,
+    /// Bytes of a pixel: 1 or 3.
+    pub channels: usize,
+}
+
+/// The pixels of an image in another size.
+///
+/// # Panics
+/// If the number of bytes is not that of the shape, if an image has no pixels, or if a pixel has neither 1 nor 3 bytes.
+pub fn resized(
+    pixels: &[u8],
+    shape: PixelShape,
+    (width, height): (usize, usize),
+    resampling: Resampling,
+) -> Vec<u8> {
+    assert_eq!(pixels.len(), shape.width * shape.height * shape.channels, "bytes of the image");
+    assert!(matches!(shape.channels, 1 | 3), "{} bytes per pixel", shape.channels);
+    assert!(!pixels.is_empty() && width > 0 && height > 0, "an image without pixels");
+    let columns = RowResizer::new(shape, width, resampling);
+    let mut row = Vec::with_capacity(columns.length());
+    let mut rows = ColumnResizer::new(shape, columns.length(), height, resampling);
+    for source in pixels.chunks_exact(shape.width * shape.channels) {
+        row.clear();
+        columns.apply(source, &mut row);
+        rows.add(&row);
+    }
+    rows.pixels
+}
+
+/// The largest square in the middle of an image, in place; returns its height and width.
+pub fn crop_to_square(pixels: &mut Vec<u8>, shape: PixelShape) -> usize {
+    let PixelShape { width, height, channels } = shape;
+    let side = width.min(height);
+    let (left, top) = ((width - side) / 2, (height - side) / 2);
+    for y in 0..side {
+        let start = ((top + y) * width + left) * channels;
+        pixels.copy_within(start..start + side * channels, y * side * channels);
+    }
+    pixels.truncate(side * side * channels);
+    side
+}
+
+/// Brings one row after the other to another width.
+struct RowResizer {
+    /// `None` if rows keep their width.
+    taps: Option<(Taps, Vec<i32>)>,
+    width: usize,
+    count: usize,
+}
+
+impl RowResizer {
+    fn new(shape: PixelShape, width: usize, resampling: Resampling) -> Self {
+        let taps = (width != shape.width).then(|| Taps::with_integers(resampling, shape.width, width));
+        RowResizer { taps, width, count: shape.channels }
+    }
+
+    /// Bytes of a resized row.
+    fn length(&self) -> usize {
+        self.width * self.count
+    }
+
+    fn apply(&self, source: &[u8], row: &mut Vec<u8>) {
+        let Some((taps, weights)) = &self.taps else { return row.extend_from_slice(source) };
+        for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
+            let window = &source[start as usize * self.count..][..taps.width * self.count];
+            match self.count {
+                1 => row.extend(weighted_pixel::<1>(window, weights)),
+                _ => row.extend(weighted_pixel::<3>(window, weights)),
+            }
+        }
+    }
+}
+
+/// Sums rows, as they come, into the rows of an image of another height.
+struct ColumnResizer {
+    taps: Taps,
+    weights: Vec<i32>,
+    /// Rows added so far.
+    added: usize,
+    /// Outputs that are complete.
+    done: usize,
+    /// The sums of the outputs that some of the added rows belong to, starting with output `done`.
+    open: VecDeque<Vec<i32>>,
+    length: usize,
+    pixels: Vec<u8>,
+}
+
+impl ColumnResizer {
+    fn new(shape: PixelShape, length: usize, height: usize, resampling: Resampling) -> Self {
+        let (taps, weights) = Taps::with_integers(resampling, shape.height, height);
+        let pixels = Vec::with_capacity(length * height);
+        ColumnResizer { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
+    }
+
+    fn add(&mut self, row: &[u8]) {
+        let number = self.added;
+        self.added += 1;
+        // Windows are equally long and begin in the order of their outputs, so they also end in that order.
+        let begins_here =
+            |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
+        while begins_here(self.done + self.open.len()) {
+            self.open.push_back(vec![1 << (WEIGHT_BITS - 1); self.length]);
+        }
+        for (output, sums) in (self.done..).zip(&mut self.open) {
+            let place = number - self.taps.starts[output] as usize;
+            let weight = self.weights[output * self.taps.width + place];
+            for (sum, &value) in sums.iter_mut().zip(row) {
+                *sum += i32::from(value) * weight;
+            }
+        }
+        let ends_here = |output: usize| self.taps.starts[output] as usize + self.taps.width == self.added;
+        while !self.open.is_empty() && ends_here(self.done) {
+            let sums = self.open.pop_front().expect("an output is open");
+            self.pixels.extend(sums.into_iter().map(to_byte));
+            self.done += 1;
+        }
+    }
+}
+
+fn weighted_pixel<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
+    let mut sums = [1 << (WEIGHT_BITS - 1); COUNT];
+    for (pixel, &weight) in window.as_chunks::<COUNT>().0.iter().zip(weights) {
+        for (sum, &value) in sums.iter_mut().zip(pixel) {
+            *sum += i32::from(value) * weight;
+        }
+    }
+    sums.map(to_byte)
+}
+
+fn to_byte(sum: i32) -> u8 {
+    (sum >> WEIGHT_BITS).clamp(0, 255) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both passes over whole images, one after the other.
+    fn in_two_passes(
+        pixels: &[u8],
+        shape: PixelShape,
+        (width, height): (usize, usize),
+        resampling: Resampling,
+    ) -> Vec<u8> {
+        let count = shape.channels;
+        let (taps, weights) = Taps::with_integers(resampling, shape.width, width);
+        let mut narrowed = Vec::new();
+        for row in pixels.chunks_exact(shape.width * count) {
+            for output in 0..width {
+                for channel in 0..count {
+                    let start = taps.starts[output] as usize;
+                    let sum: i32 = (0..taps.width)
+                        .map(|tap| {
+                            i32::from(row[(start + tap) * count + channel])
+                                * weights[output * taps.width + tap]
+                        })
+                        .sum();
+                    narrowed.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
+                }
+            }
+        }
+        let (taps, weights) = Taps::with_integers(resampling, shape.height, height);
+        let mut found = Vec::new();
+        for output in 0..height {
+            for place in 0..width * count {
+                let start = taps.starts[output] as usize;
+                let sum: i32 = (0..taps.width)
+                    .map(|tap| {
+                        let value = narrowed[(start + tap) * width * count + place];
+                        i32::from(value) * weights[output * taps.width + tap]
+                    })
+                    .sum();
+                found.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn row_by_row_gives_the_same_bytes_as_two_passes() {
+        let sizes = [(1, 1), (1, 40), (40, 1), (3, 7), (17, 17), (64, 30), (100, 3)];
+        for (channels, resampling) in
+            [(1, Resampling::Bilinear), (3, Resampling::Bilinear), (3, Resampling::Bicubic)]
+        {
+            for (width, height) in sizes {
+                let bytes = (0..width * height * channels).map(|place| (place * place * 7 + place / 3) as u8);
+                let (pixels, shape) = (bytes.collect::<Vec<u8>>(), PixelShape { width, height, channels });
+                for size in sizes {
+                    let expected = in_two_passes(&pixels, shape, size, resampling);
+                    let found = resized(&pixels, shape, size, resampling);
+                    assert_eq!(found, expected, "{width} x {height} to {size:?}");
+                }
+            }
+        }
+    }
+}

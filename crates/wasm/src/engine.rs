@@ -1,0 +1,160 @@
+//! [`Engine`]: a backbone and a classifier.
+
+use trueshot::model;
+use trueshot::predictor::{Prediction, Predictor};
+use trueshot::resample::{self, Fit, PixelShape, Resampling};
+use trueshot::tensors::Tensors;
+use trueshot_nn::conv4::{self, Conv4Embedder, Conv4Session, Shape};
+use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
+
+/// A network with the memory that it computes in.
+enum Session {
+    Conv4(Conv4Session),
+    EfficientNet(EfficientNetSession),
+}
+
+/// A backbone with its preprocessing, and a classifier of its embeddings.
+pub struct Engine {
+    session: Session,
+    size: usize,
+    /// Subtracted from a colour in [0, 1], for each channel.
+    mean: Vec<f32>,
+    /// What is left is divided by this.
+    std: Vec<f32>,
+    fit: Fit,
+    resampling: Resampling,
+    predictor: Predictor,
+}
+
+impl Engine {
+    /// Reads the files that `trueshot export` embeds into a page: a backbone and a classifier.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn read(backbone: Vec<u8>, classifier: Vec<u8>) -> Result<Self, String> {
+        let tensors = Tensors::read_bytes(backbone, "backbone").map_err(|error| error.to_string())?;
+        let predictor = Predictor::read_bytes(classifier, "classifier").map_err(|error| error.to_string())?;
+        let note = |key: &str| tensors.note(key).ok_or_else(|| format!("the backbone has no note '{key}'"));
+        let numbers = |key: &str| -> Result<Vec<f32>, String> {
+            let numbers = note(key)?.split(',').map(|number| number.trim().parse::<f32>());
+            numbers
+                .collect::<Result<_, _>>()
+                .map_err(|_| format!("the note '{key}' is not a list of numbers"))
+        };
+        let (mean, std) = (numbers("mean")?, numbers("std")?);
+        let size = note("input_size")?.parse::<usize>().map_err(|_| "the input size is not a number")?;
+        let shape = Shape { size, channels: mean.len() };
+        if std.len() != mean.len() || !shape.is_possible() {
+            return Err(format!("images of {size} pixels and {} channels are not supported", mean.len()));
+        }
+        let flat = |layout| model::flat(&layout, &tensors).map_err(|error| error.to_string());
+        let session = match (note("architecture")?, mean.len()) {
+            ("conv4", channels) => {
+                Session::Conv4(Conv4Embedder::new(shape, &flat(conv4::layout(channels))?).session())
+            }
+            ("efficientnet-lite0", 3) if (efficientnet::SMALLEST..=efficientnet::LARGEST).contains(&size) => {
+                let parameters = flat(efficientnet::layout())?;
+                Session::EfficientNet(EfficientNetEmbedder::new(size, &parameters).session())
+            }
+            (other, _) => return Err(format!("the architecture '{other}' is not supported")),
+        };
+        let fit = if tensors.note("fit") == Some("crop") { Fit::Crop } else { Fit::Squash };
+        let resampling = match tensors.note("resampling") {
+            Some("bicubic") => Resampling::Bicubic,
+            _ => Resampling::Bilinear,
+        };
+        Ok(Engine { session, size, mean, std, fit, resampling, predictor })
+    }
+
+    /// Number of classes.
+    pub fn classes(&self) -> usize {
+        self.predictor.classes().len()
+    }
+
+    /// Classifies an image of red, green, blue and opacity, a byte each, in rows from the top.
+    ///
+    /// # Errors
+    /// If there are no pixels or not as many as the size says.
+    pub fn classify(&mut self, rgba: &[u8], width: usize, height: usize) -> Result<Prediction, String> {
+        let expected = width.checked_mul(height).and_then(|pixels| pixels.checked_mul(4));
+        if rgba.is_empty() || expected != Some(rgba.len()) {
+            return Err(format!("{} bytes for an image of {width} x {height} pixels", rgba.len()));
+        }
+        let channels = self.mean.len();
+        let mut pixels = match channels {
+            1 => grey(rgba),
+            _ => colour(rgba),
+        };
+        let mut shape = PixelShape { width, height, channels };
+        if self.fit == Fit::Crop {
+            let side = resample::crop_to_square(&mut pixels, shape);
+            (shape.width, shape.height) = (side, side);
+        }
+        if (shape.width, shape.height) != (self.size, self.size) {
+            pixels = resample::resized(&pixels, shape, (self.size, self.size), self.resampling);
+        }
+        let input = self.normalised(&pixels);
+        let mut row = vec![0.0; self.predictor.dim()];
+        match &mut self.session {
+            Session::Conv4(session) => session.embed(&input, &mut row),
+            Session::EfficientNet(session) => session.embed(&input, &mut row),
+        }
+        let found = self.predictor.predict(&[&row]).map_err(|error| error.to_string())?;
+        found.into_iter().next().ok_or_else(|| "no prediction".into())
+    }
+
+    /// The network's input. The order of operations is that of `Preprocessing::normalise` in trueshot-vision.
+    fn normalised(&self, pixels: &[u8]) -> Vec<f32> {
+        let pairs: Vec<[f32; 2]> =
+            self.mean.iter().zip(&self.std).map(|(mean, std)| [1.0 / (255.0 * std), -mean / std]).collect();
+        let scaled = |pixel: &[u8]| -> Vec<f32> {
+            pixel
+                .iter()
+                .zip(&pairs)
+                .map(|(&value, [scale, shift])| f32::from(value) * scale + shift)
+                .collect()
+        };
+        pixels.chunks_exact(self.mean.len()).flat_map(scaled).collect()
+    }
+}
+
+/// Colours with transparency laid on white.
+fn colour(rgba: &[u8]) -> Vec<u8> {
+    let pixels = rgba.as_chunks::<4>().0.iter();
+    pixels.flat_map(|&[r, g, b, a]| [r, g, b].map(|value| on_white(value, a))).collect()
+}
+
+/// Luminance (Rec. 709, as the `image` crate computes it) with transparency laid on white.
+fn grey(rgba: &[u8]) -> Vec<u8> {
+    let luminance = |colours: [u8; 3]| {
+        let shares = colours.map(|value| f32::from(value) * (1.0 / 255.0));
+        let terms = shares.iter().zip([0.2126, 0.7152, 0.0722]);
+        (255.0 * terms.fold(0.0f32, |sum, (share, weight)| sum + share * weight)).round() as u8
+    };
+    rgba.as_chunks::<4>().0.iter().map(|&[r, g, b, a]| on_white(luminance([r, g, b]), a)).collect()
+}
+
+fn on_white(value: u8, alpha: u8) -> u8 {
+    let (value, alpha) = (u32::from(value), u32::from(alpha));
+    ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transparency_is_laid_on_white() {
+        let rgba = [10, 20, 30, 255, 10, 20, 30, 0, 0, 0, 0, 128];
+        assert_eq!(colour(&rgba), [10, 20, 30, 255, 255, 255, 127, 127, 127]);
+        assert_eq!(grey(&rgba), [19, 255, 127]);
+    }
+
+    #[test]
+    fn files_that_are_not_a_backbone_and_a_classifier_are_refused() {
+        assert!(Engine::read(vec![1, 2, 3], Vec::new()).is_err());
+        let mut tensors = Tensors::default();
+        tensors.set_note("architecture", "conv4");
+        assert!(Engine::read(tensors.to_bytes(), Vec::new()).is_err());
+    }
+}
