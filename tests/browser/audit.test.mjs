@@ -147,8 +147,8 @@ describe("a review", () => {
     await page.keyboard.press("Escape");
     // An item that the audit keeps can be decided about, too.
     await page.locator("li.item[data-action=keep]", { hasText: "3.bmp" }).first().click();
-    const aside = await page.textContent("#review-name");
-    await page.keyboard.press("a");
+    const quarantined = await page.textContent("#review-name");
+    await page.keyboard.press("q");
     assert.ok(!(await page.locator("#review").isVisible()));
     assert.equal(await page.textContent("#review-state"), "3 decisions.");
 
@@ -156,13 +156,13 @@ describe("a review", () => {
     assert.match(await page.textContent("#review-state"), /1 to relabel, 1 to quarantine, 0 to review/);
     assert.deepEqual(changes(path).map(({ item, from, to, quarantine }) => ({ item, from, to, quarantine })), [
       { item: `${moved}/0.bmp`, from: moved, to: "checks", quarantine: undefined },
-      { item: aside, from: aside.split("/")[0], to: undefined, quarantine: true },
+      { item: quarantined, from: quarantined.split("/")[0], to: undefined, quarantine: true },
     ]);
     const into = path.replace("plan.jsonl", "clean");
     repair(path, "--into", into);
-    assert.equal(readdirSync(`${into}/checks`).length, aside.startsWith("checks/") ? 6 : 7);
+    assert.equal(readdirSync(`${into}/checks`).length, quarantined.startsWith("checks/") ? 6 : 7);
     assert.ok(!existsSync(`${into}/${moved}/0.bmp`) && existsSync(`${into}/${kept}/0.bmp`));
-    assert.ok(!existsSync(`${into}/${aside}`) && existsSync(`${into}/_quarantine`));
+    assert.ok(!existsSync(`${into}/${quarantined}`) && existsSync(`${into}/_quarantine`));
 
     const [download] = await Promise.all([page.waitForEvent("download"), page.click("#review-confirmed")]);
     const confirmed = path.replace("plan.jsonl", "confirmed.jsonl");
@@ -192,7 +192,7 @@ describe("a review", () => {
   test("undoes and redoes decisions, in the dialog and on the page", async () => {
     const { page, progress } = await review();
     await page.keyboard.press("1");
-    await page.keyboard.press("a");
+    await page.keyboard.press("q");
     assert.equal(await page.locator("li.item[data-decided]").count(), 2);
     await page.keyboard.press("ArrowLeft");
     assert.equal(await progress(), "2 of 2");
@@ -213,10 +213,10 @@ describe("a review", () => {
 
   test("survives a reload, and shows what was decided", async () => {
     const { page } = await review();
-    await page.keyboard.press("a");
+    await page.keyboard.press("q");
     await page.reload();
     assert.equal(await page.textContent("#review-open"), "Review 1 item");
-    assert.equal(await page.textContent("li.item[data-decided] .decision"), "Decided: set aside");
+    assert.equal(await page.textContent("li.item[data-decided] .decision"), "Decided: quarantine");
     await page.getByRole("button", { name: "decided (1)" }).click();
     assert.equal(await page.locator("li.item:visible").count(), 1);
     await page.close();
@@ -231,7 +231,7 @@ describe("a review", () => {
     await page.goto(page_url);
     assert.equal(await page.locator("li.item[data-decided]").count(), 0);
     await page.getByRole("button", { name: "Review 2 items" }).click();
-    await page.keyboard.press("a");
+    await page.keyboard.press("q");
     await page.keyboard.press("Escape");
     assert.match(await page.textContent("#review-state"), /does not store decisions: save the plan/);
     assert.equal(changes(await savedPlan(page)).length, 2);
@@ -290,7 +290,7 @@ for (const [name, options] of Object.entries({
     await page.keyboard.press("m");
     await check("classes");
     await page.keyboard.press("Escape");
-    await page.keyboard.press("a");
+    await page.keyboard.press("q");
     await page.keyboard.press("ArrowRight");
     await check("end");
     await page.close();

@@ -20,7 +20,7 @@
   // ---- Decisions ----
 
   // The steps so far, and those that were undone: {row, to}, where `to` is a class, the given one if the label is right, or
-  // null if the item is set aside; or {row, later: true}.
+  // null if the item goes into quarantine; or {row, later: true}.
   let [done, undone] = [[], []];
   let isStored = true;
   const STORAGE = `trueshot review ${key}`;
@@ -74,7 +74,7 @@
     return step;
   }
 
-  const inWords = (row, to) => (to === null ? "set aside" : to === items.get(row).given ? "label is right" : `move to ${to}`);
+  const inWords = (row, to) => (to === null ? "quarantine" : to === items.get(row).given ? "label is right" : `move to ${to}`);
 
   function showDecisions() {
     const decided = decisions();
@@ -128,8 +128,8 @@
     }
     changes.push(...[...decided].map(([row, to]) => planLine(items.get(row), to)).filter(Boolean));
     const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.", ...review] : [];
-    const aside = changes.filter((line) => JSON.parse(line).quarantine).length;
-    const counts = `${changes.length - aside} to relabel, ${aside} to quarantine, ${review.length} to review`;
+    const quarantined = changes.filter((line) => JSON.parse(line).quarantine).length;
+    const counts = `${changes.length - quarantined} to relabel, ${quarantined} to quarantine, ${review.length} to review`;
     return { text: [header, ...changes, ...comments, listing, ""].join("\n"), counts };
   }
 
@@ -321,7 +321,7 @@
     } else if (event.key === "ArrowLeft") goBack();
     else if (current === null) return;
     else if (event.key === "ArrowRight") later();
-    else if (pressed === "a") decide(null);
+    else if (pressed === "q") decide(null);
     else if (pressed === "m") openClasses();
     else if (event.key === "Enter" && (event.target.id === "review-keep" || !event.target.closest("button"))) decide(items.get(current).given);
     else if (items.get(current).probable[Number(pressed) - 1]) decide(items.get(current).probable[Number(pressed) - 1].class);
@@ -349,7 +349,7 @@
   byId("review-confirmed").onclick = saveConfirmed;
   byId("review-close").onclick = () => dialog.close();
   byId("review-keep").onclick = () => decide(items.get(current).given);
-  byId("review-aside").onclick = () => decide(null);
+  byId("review-quarantine").onclick = () => decide(null);
   byId("review-move").onclick = () => (byId("review-classes").hidden ? openClasses() : closeClasses());
   byId("review-back").onclick = byId("review-end-back").onclick = goBack;
   byId("review-again").onclick = goForward;
