@@ -44,7 +44,7 @@ async function start() {
   const [backboneAt, classifierAt] = [handed(backbone), handed(classifier)];
   answer(engine.load(backboneAt, backbone.length, classifierAt, classifier.length));
   element("answer").textContent = "No image yet";
-  element("detail").textContent = `It knows ${classes.length} classes.`;
+  element("detail").textContent = "Choose an image to see its class.";
   element("camera").hidden = !navigator.mediaDevices?.getUserMedia;
 }
 

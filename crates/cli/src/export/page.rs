@@ -39,7 +39,7 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
     let config = json!({ "classes": classes, "refusedFrom": REFUSED_FROM, "listed": LISTED }).to_string();
     let parts = [
         ("title", escaped(&title)),
-        ("summary", format!("Classifies images into {} classes.", classes.len())),
+        ("summary", escaped(&summary(classes))),
         ("version", env!("CARGO_PKG_VERSION").into()),
         ("backbone", escaped(backbone.name())),
         // Within a script element nothing is escaped, and `</script` would end it.
@@ -50,6 +50,14 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
         ("script", SCRIPT.into()),
     ];
     Ok(filled(TEMPLATE, &parts))
+}
+
+/// What the page does, in one sentence; with the names of the classes if they are few.
+fn summary(classes: &[String]) -> String {
+    match classes.len() {
+        count @ ..=LISTED => format!("Classifies images into {count} classes: {}.", classes.join(", ")),
+        count => format!("Classifies images into {count} classes."),
+    }
 }
 
 /// The template with every `{{name}}` replaced.
