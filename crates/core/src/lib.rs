@@ -58,14 +58,14 @@
 //! # Features
 //!
 //! All are on by default. `arrow`, `npz` and `parquet` read these formats (`.safetensors` and `.npy` are always read),
-//! `mmap` maps files into memory instead of reading them, `report` formats results as text, pages and plots, `train` adds
-//! training. Without them the library builds in a fraction of the time, and for WebAssembly.
+//! `mmap` maps files into memory instead of reading them, `zip` writes repaired copies of folders as archives, `report`
+//! formats results as text, pages and plots, `train` adds training. Without them the library builds in a fraction of the time, and for WebAssembly.
 //!
 //! Results depend on the seed and the instruction set, never on the number of threads.
 
 // Code that several optional parts share is unused if they are all left out.
 #![cfg_attr(
-    not(all(feature = "npz", feature = "parquet", feature = "report", feature = "train")),
+    not(all(feature = "npz", feature = "parquet", feature = "report", feature = "train", feature = "zip")),
     allow(dead_code)
 )]
 

@@ -10,7 +10,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::moves::Move;
-use super::zip_copy;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
 
@@ -26,7 +25,8 @@ pub struct Copied {
     pub left_out: Vec<String>,
 }
 
-/// Copies the folder `root` to `into` with files moved: to a new folder, or to a new ZIP archive if `into` ends in `.zip`.
+/// Copies the folder `root` to `into` with files moved: to a new folder, or to a new ZIP archive if `into` ends in `.zip`
+/// (with the feature `zip`).
 /// `progress` counts the copied files.
 ///
 /// # Errors
@@ -36,10 +36,17 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
     check_outside(root, into)?;
     let _destination = Lock::beside(into)?;
     let _source = Lock::for_reading(root)?;
-    match is_zip(into) {
-        true => zip_copy::write(root, into, moves, progress),
-        false => copy_to_folder(root, into, moves, progress),
+    #[cfg(feature = "zip")]
+    if is_zip(into) {
+        return super::zip_copy::write(root, into, moves, progress);
     }
+    #[cfg(not(feature = "zip"))]
+    if is_zip(into) {
+        let source =
+            std::io::Error::other("this build cannot write ZIP archives: it lacks the feature `zip`");
+        return Err(Error::Write { path: into.into(), source });
+    }
+    copy_to_folder(root, into, moves, progress)
 }
 
 /// Whether a path names a ZIP archive.

@@ -13,6 +13,7 @@ mod folder;
 mod journal;
 mod moves;
 mod plan;
+#[cfg(feature = "zip")]
 mod zip_copy;
 
 pub use self::copy::{Copied, LOG, copy, files_below, is_zip};
