@@ -157,8 +157,9 @@ fn the_page_is_complete_has_plots_and_needs_nothing_from_outside() {
     let folder = EmbeddingsFolder::new();
     let page = folder.stdout(&[&ALL_NOISE[..], &["--format", "html"]].concat());
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
-    assert_eq!(page.matches("<svg").count(), 3);
-    assert_eq!(page.matches("class=\"series").count(), 3 * METHODS.len());
+    // One chart per type of noise, with six lines and with all, each for wide and for narrow windows.
+    assert_eq!(page.matches("<svg").count(), 3 * 4);
+    assert_eq!(page.matches("class=\"series").count(), 3 * 2 * (6 + METHODS.len()));
     for foreign in ["<script", "http://", "https://", "<link", "@import", "NaN"] {
         assert!(!page.contains(foreign), "{foreign}");
     }

@@ -798,7 +798,7 @@ mod tests {
         assert!(latex.contains("Oracle & 60.00 $\\pm$0.10 (61.00) & - \\\\"), "{latex}");
         let html = small().html();
         assert!(html.contains("A &#60;title&#62;") || html.contains("A &lt;title&gt;"), "{html}");
-        assert!(html.contains("class=\"differs\"") && html.contains("class=\"missing\""));
+        assert!(html.contains("class=\"differs best\"") && html.contains("class=\"missing\""), "{html}");
         let json: serde_json::Value = serde_json::from_str(&small().json()).unwrap();
         assert_eq!(json["tables"][0]["rows"][1]["cells"][0]["published"]["accuracy"], 59.9);
     }
