@@ -76,6 +76,7 @@ pub mod atomic;
 #[cfg(feature = "report")]
 pub mod attention;
 pub mod audit;
+mod cholesky;
 pub mod classifier;
 mod csv_field;
 pub mod embeddings;

@@ -285,7 +285,8 @@ fn large_picture() -> Vec<u8> {
 #[cfg(target_os = "linux")]
 fn large_pictures_share_one_budget_of_memory() {
     let folder = tempfile::tempdir().unwrap();
-    let server = ServerProcess::start(folder.path(), &["--jobs", "4", "--picture-memory", "256"]);
+    let server =
+        ServerProcess::start(folder.path(), &["--jobs", "4", "--picture-memory", "256", "--timeout", "600"]);
     let large = large_picture();
     assert!(large.len() < 1_000_000, "{}", large.len());
     let (head, body) = form(&[("1.png", &large), ("2.png", &large), ("3.png", &large)]);
@@ -302,7 +303,8 @@ fn large_pictures_share_one_budget_of_memory() {
     }
     let peak = server.peak_memory();
     assert!(peak < 400, "{peak} MiB");
-    let small = ServerProcess::start(&folder.path().join("other"), &["--picture-memory", "64"]);
+    let small =
+        ServerProcess::start(&folder.path().join("other"), &["--picture-memory", "64", "--timeout", "600"]);
     let start = format!("POST /api/v1/embed HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{head}");
     let answer = rest(small.send(&[start.as_bytes(), &body].concat()));
     assert!(answer.contains("decoding takes 189 MiB of memory, and 64 MiB are allowed"), "{answer}");

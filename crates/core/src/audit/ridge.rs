@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use trueshot_nn::products;
 
 use super::Poll;
+use crate::cholesky::{self, Cholesky};
 use crate::error::Result;
 
 /// Rows per partial sum.
@@ -27,13 +28,11 @@ impl Ridge {
         let dim = rows[0].len();
         let by_rows = rows.len() <= dim;
         let size = rows.len().min(dim);
-        let gram = if by_rows { gram_of_rows(rows) } else { gram_of_columns(rows, poll)? };
+        let gram = if by_rows { cholesky::gram(rows) } else { gram_of_columns(rows, poll)? };
         let mut all = Vec::with_capacity(N);
         for penalty in penalties {
             poll.check()?;
-            let mut matrix = gram.clone();
-            (0..size).for_each(|i| matrix[i * size + i] += penalty);
-            let inverse = inverse(matrix, size);
+            let inverse = Cholesky::new(gram.clone(), size, penalty).inverse();
             let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
             let mut leverage: Vec<f32> = match by_rows {
                 true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
@@ -77,16 +76,6 @@ pub(super) trait Targets: Sync {
     fn sum(&self, target: usize) -> Vec<f32>;
 }
 
-fn gram_of_rows(rows: &[&[f32]]) -> Vec<f64> {
-    let mut gram = vec![0.0; rows.len() * rows.len()];
-    gram.par_chunks_exact_mut(rows.len()).zip(rows).for_each(|(out, row)| {
-        let mut products = vec![0.0; rows.len()];
-        products::products(rows, &[row], &mut products);
-        out.iter_mut().zip(products).for_each(|(out, product)| *out = f64::from(product));
-    });
-    gram
-}
-
 fn gram_of_columns(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<f64>> {
     const COLUMNS: usize = 32;
     let dim = rows[0].len();
@@ -120,51 +109,6 @@ fn leverages(rows: &[&[f32]], matrix: &[f32]) -> Vec<f32> {
         rows.iter().zip(multiplied.chunks_exact(dim)).map(dot).collect::<Vec<f32>>()
     };
     rows.par_chunks(ROWS).map(of_block).collect::<Vec<_>>().concat()
-}
-
-/// The inverse of a symmetric, positive definite matrix, by Cholesky decomposition.
-fn inverse(mut matrix: Vec<f64>, size: usize) -> Vec<f64> {
-    for i in 0..size {
-        let (above, rest) = matrix.split_at_mut(i * size);
-        let row = &mut rest[..size];
-        for (j, other) in above.chunks_exact(size).enumerate() {
-            row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
-        }
-        // Positive up to rounding.
-        row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
-    }
-    // Column c of the inverse of the lower triangle, from its first nonzero element on.
-    let column = |c: usize| {
-        let mut column = vec![0.0; size - c];
-        for i in c..size {
-            let row = &matrix[i * size..];
-            let sum = dot(&row[c..i], &column[..i - c]);
-            column[i - c] = (f64::from(u8::from(i == c)) - sum) / row[i];
-        }
-        column
-    };
-    let columns: Vec<Vec<f64>> = (0..size).into_par_iter().map(column).collect();
-    let mut inverse = vec![0.0; size * size];
-    inverse.par_chunks_exact_mut(size).enumerate().for_each(|(i, out)| {
-        for (j, out) in out.iter_mut().enumerate() {
-            let from = i.max(j);
-            *out = dot(&columns[i][from - i..], &columns[j][from - j..]);
-        }
-    });
-    inverse
-}
-
-/// The inner product, as eight partial sums.
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 8];
-    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
-        }
-    }
-    rest + sums.iter().sum::<f64>()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use rayon::prelude::*;
 use trueshot_nn::products;
 
+use crate::cholesky::{self, Cholesky};
 use crate::classifier::centred_unit;
 
 /// Number of values that describe how similar a row is to the classes.
@@ -143,7 +144,11 @@ fn discriminants(
     let residual_rows = as_slices(&residuals);
     let scatter: f64 = residual_rows.iter().map(|row| f64::from(products::squared_norm(row))).sum();
     let variance = (scatter / freedom).max(MIN_VARIANCE) / dim.max(1) as f64;
-    let gram = ShiftedGram::new(&residual_rows, freedom * SHRINKAGE / (1.0 - SHRINKAGE) * variance);
+    let gram = Cholesky::new(
+        cholesky::gram(&residual_rows),
+        residual_rows.len(),
+        freedom * SHRINKAGE / (1.0 - SHRINKAGE) * variance,
+    );
     let scale = (SHRINKAGE * variance).recip() as f32;
     (class_means.par_iter().zip(totals))
         .map(|(class_mean, &total)| {
@@ -164,82 +169,9 @@ fn discriminants(
         .unzip()
 }
 
-/// The Cholesky decomposition of a Gram matrix plus a multiple of the identity.
-struct ShiftedGram {
-    /// The lower triangle, `[size, size]`.
-    lower: Vec<f64>,
-    size: usize,
-}
-
-impl ShiftedGram {
-    fn new(rows: &[&[f32]], shift: f64) -> Self {
-        let size = rows.len();
-        let mut lower = vec![0.0; size * size];
-        lower.par_chunks_exact_mut(size.max(1)).zip(rows).for_each(|(out, row)| {
-            let mut products = vec![0.0; size];
-            products::products(rows, &[row], &mut products);
-            out.iter_mut().zip(products).for_each(|(out, product)| *out = f64::from(product));
-        });
-        for i in 0..size {
-            let (above, rest) = lower.split_at_mut(i * size);
-            let row = &mut rest[..size];
-            row[i] += shift;
-            for (j, other) in above.chunks_exact(size).enumerate() {
-                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
-            }
-            // Positive up to rounding.
-            row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
-        }
-        ShiftedGram { lower, size }
-    }
-
-    /// Solves the equation with this matrix and a right side.
-    fn solve(&self, right: &[f32]) -> Vec<f32> {
-        let mut solution: Vec<f64> = right.iter().map(|&value| f64::from(value)).collect();
-        for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate() {
-            solution[i] = (solution[i] - dot(&row[..i], &solution[..i])) / row[i];
-        }
-        for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate().rev() {
-            solution[i] /= row[i];
-            let (before, rest) = solution.split_at_mut(i);
-            before.iter_mut().zip(row).for_each(|(value, factor)| *value -= factor * rest[0]);
-        }
-        solution.into_iter().map(|value| value as f32).collect()
-    }
-}
-
-/// The inner product, as eight partial sums.
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 8];
-    let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a_chunks.zip(b_chunks) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
-        }
-    }
-    rest + sums.iter().sum::<f64>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rng::{Purpose, Rng};
-
-    #[test]
-    fn the_gram_solver_solves_the_equation() {
-        let mut rng = Rng::for_item(1, Purpose::Projection, 0, 0);
-        let rows: Vec<Vec<f32>> = (0..7).map(|_| (0..5).map(|_| rng.uniform() - 0.5).collect()).collect();
-        let rows = as_slices(&rows);
-        let right: Vec<f32> = (0..7).map(|_| rng.uniform()).collect();
-        let solution = ShiftedGram::new(&rows, 0.3).solve(&right);
-        for (i, (row, right)) in rows.iter().zip(right).enumerate() {
-            let products = rows.iter().map(|other| row.iter().zip(*other).map(|(a, b)| a * b).sum::<f32>());
-            let left: f32 =
-                products.zip(&solution).map(|(product, x)| product * x).sum::<f32>() + 0.3 * solution[i];
-            assert!((left - right).abs() < 1e-4, "{left} {right}");
-        }
-    }
 
     #[test]
     fn discriminants_equal_those_of_the_inverted_covariance() {
