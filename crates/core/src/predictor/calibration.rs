@@ -105,15 +105,19 @@ pub(super) fn sharpness(
     posterior: &LabelPosterior,
     rule: &ScoringRule,
 ) -> Result<f32> {
-    let spread = spread(&rule.scores(&rows[..rows.len().min(MAX_ITEMS)], data));
+    let order = value_order(rows);
+    let first: Vec<&[f32]> = order.iter().take(MAX_ITEMS).map(|&row| rows[row as usize]).collect();
+    let spread = spread(&rule.scores(&first, data));
     let typical = TYPICAL_SHARPNESS / spread.max(MIN_SPREAD);
-    let held_out = cross_validate(rows, data, method, posterior)?;
+    let held_out = cross_validate(rows, &order, data, method, posterior)?;
     Ok(FULL_FIT_FACTOR * most_likely_sharpness(&held_out, typical))
 }
 
-/// Fits the method without each fold and scores the items of the fold.
+/// Fits the method without each fold and scores the items of the fold. Folds are assigned within each class, so that no fold
+/// contains all items of a class, and by the `order` of the rows, which does not depend on that of the data.
 fn cross_validate(
     rows: &[&[f32]],
+    order: &[u32],
     data: &Embeddings,
     method: &NamedMethod,
     posterior: &LabelPosterior,
@@ -123,14 +127,20 @@ fn cross_validate(
     if rows.len() > MAX_ITEMS {
         return Ok(held_out);
     }
+    let mut seen = vec![0; classes];
+    let with_fold = |&row: &u32| {
+        let class = data.labels()[row as usize] as usize;
+        seen[class] += 1;
+        let size = data.rows_of(class).len();
+        (row as usize, (size > 1).then(|| (seen[class] - 1) % FOLDS.min(size)))
+    };
+    let folds: Vec<(usize, Option<usize>)> = order.iter().map(with_fold).collect();
     for fold in 0..FOLDS {
-        // Folds are assigned within each class, so that no fold contains all items of a class.
-        let is_in_fold = |row: usize| {
-            let class = data.rows_of(data.labels()[row] as usize);
-            let index = class.iter().position(|&other| other as usize == row).unwrap_or(0);
-            class.len() > 1 && index % FOLDS.min(class.len()) == fold
+        let rows_where = |in_fold: bool| {
+            let chosen = folds.iter().filter(move |(_, of_row)| (*of_row == Some(fold)) == in_fold);
+            chosen.map(|&(row, _)| row).collect::<Vec<usize>>()
         };
-        let (out, kept): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&row| is_in_fold(row));
+        let (out, kept) = (rows_where(true), rows_where(false));
         if out.is_empty() {
             continue;
         }
@@ -146,6 +156,16 @@ fn cross_validate(
         }));
     }
     Ok(held_out)
+}
+
+/// The indices of the rows, ordered by their values alone.
+pub(super) fn value_order(rows: &[&[f32]]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
+    order.sort_by(|&a, &b| {
+        let pairs = rows[a as usize].iter().zip(rows[b as usize]);
+        pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+    });
+    order
 }
 
 /// The spread of scores `[rows][classes]`: the largest score of a row minus its mean score, averaged over the rows.

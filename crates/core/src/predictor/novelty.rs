@@ -11,7 +11,7 @@
 //! The weights and the typical distribution were fitted on simulated tasks with classes of miniImageNet, Tiny-ImageNet,
 //! CIFAR-FS and fruits by `bench/measure/fit_unknown.py` (`docs/results/unknown.md`).
 
-use super::calibration::LabelPosterior;
+use super::calibration::{LabelPosterior, value_order};
 use super::leave_out::LeftOut;
 use super::similarity::{ClassSimilarity, MEASURES, Similarity};
 use crate::embeddings::Embeddings;
@@ -128,16 +128,6 @@ pub(super) fn unit_rows(support: &Embeddings) -> Vec<Vec<f32>> {
     let zero = vec![0.0; support.dim()];
     let values = support.all_rows();
     values.chunks_exact(support.dim()).map(|row| crate::classifier::centred_unit(row, &zero)).collect()
-}
-
-/// The indices of the rows, ordered by their values alone.
-fn value_order(rows: &[&[f32]]) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..rows.len() as u32).collect();
-    order.sort_by(|&a, &b| {
-        let pairs = rows[a as usize].iter().zip(rows[b as usize]);
-        pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
-    });
-    order
 }
 
 /// The mean and the standard deviation of each column; zeros without values.

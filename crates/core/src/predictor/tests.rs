@@ -256,10 +256,11 @@ fn the_order_of_the_support_items_does_not_matter() {
     let mut shuffled = support.clone();
     shuffled.reverse();
     shuffled.rotate_left(11);
-    let answers = unknown(&Clusters::fit(&support), &queries);
-    for (a, b) in answers.iter().zip(unknown(&Clusters::fit(&shuffled), &queries)) {
+    let (one, other) = (Clusters::fit(&support), Clusters::fit(&shuffled));
+    for (a, b) in unknown(&one, &queries).iter().zip(unknown(&other, &queries)) {
         assert!((a - b).abs() < 1e-3, "{a} {b}");
     }
+    assert!((one.sharpness / other.sharpness - 1.0).abs() < 1e-3, "{} {}", one.sharpness, other.sharpness);
 }
 
 #[test]
