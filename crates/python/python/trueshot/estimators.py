@@ -283,7 +283,7 @@ def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
     if len(bad):
         raise ValueError(f"sample_weight is {weights[bad[0]]} in row {bad[0]}; allowed: 0 or more")
     if not weights.any():
-        raise ValueError("sample_weight is 0 in all rows, so there is nothing to fit")
+        raise ValueError("sample_weight is zero in all rows, so there is nothing to fit")
     return weights
 
 
