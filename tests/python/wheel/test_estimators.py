@@ -29,12 +29,16 @@ EXPECTED = {
         "with steps=1000 it passes, see below"
     },
 }
+# It fits with weights and with repeated rows in another order, and calibration depends on the order of rows. In the same
+# order results are equal: test_a_row_of_weight_two_counts_as_two_rows.
+IN_ANOTHER_ORDER = {"check_sample_weight_equivalence_on_dense_data": "probabilities depend on the order of rows"}
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", [*METHODS, "linear:steps=1000", "nearest:k=3", "cosine:T=0.5"])
 def test_scikit_learns_own_checks_pass(method):
-    check_estimator(ts.FewShotClassifier(method), expected_failed_checks=EXPECTED.get(method, {}))
+    expected = {**EXPECTED.get(method, {}), **({} if method == "nearest" else IN_ANOTHER_ORDER)}
+    check_estimator(ts.FewShotClassifier(method), expected_failed_checks=expected)
 
 
 @pytest.mark.parametrize("method", ["laplacianshot", "tim", "bd-cspn", "pt-map:steps=3"])
@@ -189,14 +193,14 @@ def test_rows_that_cannot_be_added_are_refused_and_change_nothing(rows):
     assert np.array_equal(clf.predict_proba(X), expected.predict_proba(X))
 
 
-@pytest.mark.parametrize("method", ["protonet", "simpleshot", "median", "nearest:k=3", "matching", "linear"])
+@pytest.mark.parametrize("method", [*METHODS, "nearest:k=3"])
 def test_a_row_of_weight_two_counts_as_two_rows(method, rows):
     X, y, _ = rows
     weights = np.arange(25) % 4
     fit = ts.FewShotClassifier(method).fit
     expected = fit(X.repeat(weights, axis=0), y.repeat(weights)).predict_proba(X)
     assert np.array_equal(fit(X, y, sample_weight=weights).predict_proba(X), expected)
-    if not method.startswith("nearest"):
+    if method in ("protonet", "simpleshot", "median", "matching", "linear"):
         assert np.array_equal(fit(X, y, sample_weight=weights / 10).predict_proba(X), expected)
     plain = fit(X, y).predict_proba(X)
     assert np.array_equal(fit(X, y, sample_weight=np.full(25, 0.7)).predict_proba(X), plain)
@@ -217,15 +221,15 @@ def test_the_mean_of_a_class_is_weighted(rows):
 def test_weights_that_cannot_be_used_are_refused(rows):
     X, y, _ = rows
     for method, weights, said in [
-        ("relabel", np.arange(25), "method 'relabel' cannot use sample_weight: it compares rows with each other"),
-        ("cosine:T=0.5", np.arange(25), "method 'cosine:T=0.5' cannot use sample_weight"),
+        ("relabel", np.arange(25) / 2, "sample_weight is 0.5 in row 1; allowed: whole numbers, because method 'relabel' counts"),
+        ("cosine:T=0.5", 1 + np.arange(25) / 2, "sample_weight is 1.5 in row 1; allowed: whole numbers, because method 'cosine:T"),
         ("protonet", np.arange(24), r"25 numbers, one per row, got an array of shape \(24,\)"),
         ("protonet", -np.arange(25), "sample_weight is -1.0 in row 1; allowed: 0 or more"),
         ("protonet", np.full(25, np.nan), "sample_weight is nan in row 0"),
         ("protonet", np.zeros(25), "sample_weight is zero in all rows"),
         ("protonet", np.full(25, "a"), "sample_weight must be numbers"),
         ("linear", np.linspace(1, 2, 25), "in row 1; allowed: whole numbers, or multiples of the smallest weight"),
-        ("nearest", np.arange(25) / 2, "sample_weight is 0.5 in row 1; allowed: whole numbers"),
+        ("nearest", np.arange(25) / 2, "sample_weight is 0.5 in row 1; allowed: whole numbers, because method 'nearest' counts"),
         ("median", 100 * (1 + np.arange(25)), "sample_weight stands for 32500 rows; allowed: at most 500"),
         ("protonet", np.where(y == 0, 1, 0), "sample_weight leaves rows of 1 class"),
     ]:

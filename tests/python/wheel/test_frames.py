@@ -16,6 +16,8 @@ X, Y, TRUTH = support_set(ways=3, shots=4, dim=8)
 NAMES = np.array(["ant", "bee", "cow"])
 LABELS = NAMES[Y]
 LISTS = X.tolist()
+# Episodes that fit into these rows.
+SMALL = dict(ways=2, shots=1, queries=1, episodes=20, methods=["protonet"], noise={"symmetric": 0})
 
 
 class Capsule:
@@ -67,8 +69,7 @@ def test_all_functions_take_tables_and_columns(case):
     clf = ts.FewShotClassifier("median").fit(given(), LABELS)
     assert np.array_equal(clf.predict_proba(given()), ts.FewShotClassifier("median").fit(X, LABELS).predict_proba(X))
     assert np.array_equal(ts.find_label_issues(LABELS, given()), ts.find_label_issues(LABELS, X))
-    settings = dict(ways=2, shots=2, queries=1, episodes=20, methods=["protonet"], noise={"symmetric": 0})
-    assert ts.evaluate(given(), LABELS, **settings).to_json() == ts.evaluate(X, LABELS, **settings).to_json()
+    assert ts.evaluate(given(), LABELS, **SMALL).to_json() == ts.evaluate(X, LABELS, **SMALL).to_json()
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,10 @@ def test_columns_of_a_table_are_named():
     for table in tables.values():
         assert ts.audit(table, "label", column="second").to_json() == ts.audit(-X, LABELS).to_json()
         assert np.array_equal(ts.find_label_issues("label", table, column="first"), ts.find_label_issues(LABELS, X))
-        found = ts.evaluate(table, "label", column="first", ways=2, shots=2, queries=1, episodes=5, methods=["protonet"])
-        assert found.to_dict()
+        found = ts.evaluate(table, "label", column="first", **SMALL)
+        assert found.to_json() == ts.evaluate(X, LABELS, **SMALL).to_json()
+        episode, = ts.sample_episodes(table, "label", column="first", ways=2, shots=1, queries=1)
+        assert set(episode.classes) < set(NAMES)
         with pytest.raises(ValueError, match="X has 2 columns of vectors: 'first', 'second'. Pass one of them, such as X.'first'."):
             ts.audit(table, "label")
         with pytest.raises(ValueError, match="X has no column 'third'; it has: first, second"):
@@ -248,7 +251,7 @@ def test_data_sets_with_vectors_are_tables():
     clf = ts.FewShotClassifier("median").fit(named, "label")
     assert clf.score(named, LABELS) > 0.8
     without = data.map(lambda row: {"label": -1 if row["text"] == "cow" else row["label"]}).cast(named.features)
-    with pytest.raises(ValueError, match="column 'label' has no label in row 7"):
+    with pytest.raises(ValueError, match="column 'label' has no label in row 8"):
         ts.audit(without, "label")
     with pytest.raises(TypeError, match="DatasetDict with the splits 'train': pass one of them, such as X.'train'."):
         ts.audit(datasets.DatasetDict(train=data), "label")

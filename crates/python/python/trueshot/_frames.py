@@ -27,7 +27,7 @@ class Table:
     """Array of numbers, or what was given if it is not a table or a column."""
     labels: Any
     frame: Any = None
-    """The data frame whose columns are the features, for checks of their names; None if there is none."""
+    """The data frame whose columns are the features, for checks of their names."""
     index: Any = None
     """The pandas index of the rows, unless it only counts them."""
     pictures: list[Any] | None = None

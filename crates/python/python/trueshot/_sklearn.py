@@ -83,7 +83,7 @@ def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
 
 
 def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
-    """Raise an error if rows have other features than the estimator was fitted on; X is None for rows without a frame."""
+    """Raise an error if rows have other features than the estimator was fitted on; rows without a data frame have X = None."""
     if HAS_SKLEARN and (X is not None or hasattr(estimator, "feature_names_in_")):
         from sklearn.utils.validation import _check_feature_names
 

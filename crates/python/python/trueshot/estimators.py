@@ -26,9 +26,8 @@ __all__ = ["FewShotClassifier", "LabelAuditor"]
 
 # Of larger support sets the native module keeps the most typical rows only (predictor::is_large).
 _LARGE = 500
-# Methods for which a row of weight 2 is the same as two equal rows. Those that compare rows with each other would take
-# equal rows as confirmation of their label.
-_WEIGHTED = ("protonet", "simpleshot", "median", "nearest", "matching", "linear")
+# Methods for which only the ratios of weights matter: twice as many copies of all rows change nothing.
+_RATIOS = ("protonet", "simpleshot", "median", "matching", "linear")
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):
@@ -85,10 +84,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         X, y : features and labels
             Arrays, columns or tables, as in :func:`audit`; y may be the name of a column of X.
         sample_weight : numbers, one per row, optional
-            A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. Weights must be whole numbers or
-            multiples of the smallest one, and stand for at most 500 rows. Only protonet, simpleshot, median, nearest,
-            matching and linear take weights other than 0 and 1: the other methods compare rows with each other or draw
-            them at random.
+            A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. Weights are whole numbers; for
+            protonet, simpleshot, median, matching and linear also multiples of the smallest weight (for protonet and
+            median, of the smallest in the class). They may stand for at most 500 rows. Methods that compare rows with each
+            other, such as relabel, take equal rows as confirmation of their label.
         """
         table = read_table(X, y, threads=self.threads)
         support = _Support.of(table, sample_weight)
@@ -120,6 +119,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         is_first = not hasattr(self, "_support")
         if not is_first:
             check_columns(self, table.frame, added.features)
+            _check_finite(added.features)
         known = None if classes is None else set(np.asarray(classes).tolist())
         other = next((label for label in added.labels.tolist() if known is not None and label not in known), None)
         if other is not None:
@@ -271,6 +271,14 @@ class _Support:
         return self.features.repeat(counts, axis=0), self.labels.repeat(counts)
 
 
+def _check_finite(features: np.ndarray) -> None:
+    """Name the row and the column of X; the native module would count the rows of earlier calls, too."""
+    bad = np.argwhere(~np.isfinite(features))
+    if len(bad):
+        (row, column), value = bad[0], features[tuple(bad[0])]
+        raise ValueError(f"feature in row {row}, column {column} is {'NaN' if np.isnan(value) else value}; every feature must be finite")
+
+
 def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
     weights = np.asarray(sample_weight)
     if weights.dtype.kind not in "biufO":
@@ -292,14 +300,8 @@ def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
     positive = weights[weights > 0]
     if (positive == positive[0]).all():
         return (weights > 0).astype(np.int64)
-    name = method.partition(":")[0]
-    if name not in _WEIGHTED:
-        raise ValueError(
-            f"method {method!r} cannot use sample_weight: it compares rows with each other or draws them at random, so a weight has no "
-            f"meaning for it. Weights 0 and 1, which leave rows out, are allowed; {', '.join(_WEIGHTED)} take all weights"
-        )
-    counts = weights
-    if (weights != np.round(weights)).any() and name != "nearest":
+    name, counts = method.partition(":")[0], weights
+    if (weights != np.round(weights)).any() and name in _RATIOS:
         units = np.full(len(weights), positive.min())
         if name in ("protonet", "median"):
             # These treat every class on its own, so only the ratios within a class matter.
@@ -310,10 +312,8 @@ def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
     whole = np.round(counts)
     broken = np.flatnonzero(np.abs(counts - whole) > 1e-6 * whole)
     if len(broken):
-        raise ValueError(
-            f"sample_weight is {weights[broken[0]]} in row {broken[0]}; allowed: whole numbers"
-            + ("" if name == "nearest" else ", or multiples of the smallest weight: round the weights")
-        )
+        allowed = "or multiples of the smallest weight" if name in _RATIOS else f"because method {method!r} counts rows"
+        raise ValueError(f"sample_weight is {weights[broken[0]]} in row {broken[0]}; allowed: whole numbers, {allowed}")
     if whole.sum() > _LARGE:
         raise ValueError(f"sample_weight stands for {whole.sum():.0f} rows; allowed: at most {_LARGE}. Give smaller whole numbers")
     return whole.astype(np.int64)
