@@ -259,6 +259,15 @@ def test_data_sets_with_vectors_are_tables():
         ts.audit(data.to_iterable_dataset(), "label")
 
 
+def test_many_tasks_may_be_a_frame_or_a_data_set():
+    tasks = {"features": [LISTS, (-X).tolist()], "labels": [LABELS.tolist()] * 2}
+    expected = pyarrow.table(ts.audit_batch(pyarrow.table(tasks))).to_pydict()
+    for given in (polars.DataFrame(tasks), pandas.DataFrame(tasks), data_set(**tasks)):
+        assert pyarrow.table(ts.audit_batch(given)).to_pydict() == expected
+    with pytest.raises(TypeError, match="table is a LazyFrame"):
+        ts.audit_batch(polars.LazyFrame(tasks))
+
+
 def picture(shade, seed):
     """An image file of a coloured pattern with noise."""
     Image = pytest.importorskip("PIL.Image")

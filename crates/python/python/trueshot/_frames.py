@@ -74,6 +74,12 @@ def library_of(given: Any) -> str | None:
     return next((root for root in roots if root in _LIBRARIES), None)
 
 
+def arrow_table(given: Any) -> Any:
+    """A table with the Arrow PyCapsule interface: what was given, or the Arrow table of a data set."""
+    given = _loaded(given, "table", is_imported=False)
+    return given.with_format("arrow")[:] if library_of(given) == "datasets" and hasattr(given, "with_format") else given
+
+
 def item_names(index: Any) -> list[str] | None:
     """The names of rows from their pandas index: its entries as text, levels separated by slashes."""
     if index is None:
@@ -81,8 +87,8 @@ def item_names(index: Any) -> list[str] | None:
     return ["/".join(map(str, entry)) if isinstance(entry, tuple) else str(entry) for entry in index]
 
 
-def _loaded(given: Any, name: str) -> Any:
-    """The table or column itself; one of a library that is not known is read with pyarrow."""
+def _loaded(given: Any, name: str, is_imported: bool = True) -> Any:
+    """The table or column itself; one of a library that is not known is read with pyarrow if ``is_imported``."""
     library, kind = library_of(given), type(given).__name__
     if library == "polars" and kind == "LazyFrame":
         raise TypeError(f"{name} is a LazyFrame, which has no rows yet: call its method collect() first")
@@ -94,7 +100,7 @@ def _loaded(given: Any, name: str) -> Any:
     if library == "datasets" and kind == "Column":
         return given[:]
     is_arrow = hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
-    if is_arrow and library is None and not hasattr(given, "__array__"):
+    if is_arrow and is_imported and library is None and not hasattr(given, "__array__"):
         return _imported(given, name)
     return given.read_all() if library == "pyarrow" and kind == "RecordBatchReader" else given
 
