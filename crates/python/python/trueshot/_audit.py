@@ -344,6 +344,8 @@ class _StoredAudit:
         "neighbour_rows", "neighbour_similarities", "probabilities", "expected_wrong", "warnings", "ranking",
     )  # fmt: skip
 
+    items: list[str]
+
     def __init__(self, native: Any) -> None:
         for name in self._VALUES:
             setattr(self, name, getattr(native, name))

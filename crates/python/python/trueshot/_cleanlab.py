@@ -61,8 +61,15 @@ def find_label_issues(
     if return_indices_ranked_by is not None and return_indices_ranked_by not in _SCORES:
         allowed = ", ".join(_SCORES)
         raise ValueError(f"return_indices_ranked_by is {return_indices_ranked_by!r}; allowed: None, {allowed}")
-    settings = {"column": column, "certainty": certainty, "expected_noise": expected_noise}
-    found = audit(features, labels, **settings, neighbours=0, threads=threads)
+    found = audit(
+        features,
+        labels,
+        column=column,
+        certainty=certainty,
+        expected_noise=expected_noise,
+        neighbours=0,
+        threads=threads,
+    )
     if return_indices_ranked_by is None:
         return found.suspect
     issues = np.flatnonzero(found.suspect)

@@ -72,6 +72,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     'ant'
     """
 
+    _support: _Support
+
     def __init__(self, method: str = "relabel", *, threads: int | None = None) -> None:
         self.method = method
         self.threads = threads
@@ -360,9 +362,14 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> LabelAuditor:
         """Audit labelled rows."""
         table = read_table(X, y, threads=self.threads)
-        settings = {"certainty": self.certainty, "expected_noise": self.expected_noise, "threads": self.threads}
         features = as_features(table.features)
-        found = audit_table(replace(table, features=features), pictures=table.pictures, **settings)
+        found = audit_table(
+            replace(table, features=features),
+            pictures=table.pictures,
+            certainty=self.certainty,
+            expected_noise=self.expected_noise,
+            threads=self.threads,
+        )
         remember_columns(self, table.frame, features)
         self._audit = found
         self.classes_ = found.classes
