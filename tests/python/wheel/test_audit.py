@@ -1,6 +1,8 @@
 """Audits of arrays: the same as the command line's, whatever the arrays look like."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 
@@ -119,6 +121,30 @@ def test_an_audit_is_a_data_frame_a_dictionary_and_a_page(rows):
     page = found._repr_html_()
     assert page.startswith("<iframe") and page.count("data:image/png;base64") >= 25
     assert "<script" in found.to_html() and "ant" in str(found)
+
+
+def test_audits_are_pickled_and_copied(rows):
+    X, y, _ = rows
+    found = ts.audit(X, NAMES[y], items=[f"photo {row}" for row in range(25)], pictures=[np.zeros((4, 4, 3), np.uint8)] * 25)
+    stored = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(found))))
+    for again in (stored, copy.copy(found), copy.deepcopy(found)):
+        assert again is not found and repr(again) == repr(found) and str(again) == str(found)
+        assert again.to_json() == found.to_json() and again.to_csv() == found.to_csv()
+        for name in (
+            "classes", "given", "p_wrong", "p_outlier", "probabilities", "verdict", "action", "suggested", "weight", "suspect",
+            "neighbours", "similarities", "ranking",
+        ):  # fmt: skip
+            assert np.array_equal(getattr(again, name), getattr(found, name)), name
+        assert (again.counts, again.warnings, again.advice) == (found.counts, found.warnings, found.advice)
+        assert again.expected_wrong == found.expected_wrong and len(again) == 25
+        assert all(np.array_equal(one, other) for one, other in zip(again.cleaned(), found.cleaned()))
+    assert copy.deepcopy(found).to_html() == found.to_html()
+    changed = copy.deepcopy(found)
+    changed.p_wrong[:] = 0
+    assert found.p_wrong.any()
+    with pytest.raises(ValueError, match=r"no HTML report, because pickles contain no rows: call to_html\(\) before"):
+        stored.to_html()
+    assert stored._repr_html_().startswith("<pre>") and "ant" in stored._repr_html_()
 
 
 def test_labels_keep_their_type(rows):

@@ -192,8 +192,12 @@ def test_settings_out_of_range_say_what_is_allowed(tmp_path):
 
 def test_sparse_matrices_are_refused_with_the_remedy():
     sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(TypeError, match="toarray"):
-        ts.audit(sparse.csr_matrix(X), Y)
+    for given in (sparse.csr_matrix(X), sparse.csr_array(X), sparse.coo_matrix(X)):
+        for use in (lambda: ts.audit(given, Y), lambda: ts.FewShotClassifier("median").fit(given, Y), lambda: ts.evaluate(given, Y)):
+            with pytest.raises(TypeError, match="Sparse data was passed for X.*toarray.*TruncatedSVD"):
+                use()
+    with pytest.raises(TypeError, match="Sparse data was passed for y.*toarray"):
+        ts.audit(X, sparse.csr_matrix(Y))
 
 
 def test_the_method_of_another_dimension_says_both(tmp_path):

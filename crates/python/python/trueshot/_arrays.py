@@ -1,7 +1,7 @@
 """Features as the library takes them: two dimensions, C-contiguous, float32 or float16.
 
 Arrays of that form are used without a copy. Others are converted: float64 and integers to float32, strided arrays to
-contiguous ones. Tensors of other libraries are read through DLPack.
+contiguous ones. Tensors of other libraries are read through DLPack, data frames and Arrow columns by ``_frames``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from ._frames import library_of, read_table, stacked
 
 _STORED = (np.dtype(np.float32), np.dtype(np.float16))
 
@@ -29,19 +31,38 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
 
 def as_array(given: Any, name: str) -> np.ndarray:
     """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy."""
+    refuse_sparse(given, name)
+    if not isinstance(given, np.ndarray):
+        given = _plain(given, name)
     if isinstance(given, np.ndarray):
-        return np.asarray(given)
-    if hasattr(given, "toarray") and hasattr(given, "tocsr"):
-        raise TypeError(
-            f"Sparse data was passed for {name}, but dense data is required. "
-            "Use '.toarray()' to convert to a dense numpy array."
-        )
+        is_rows = given.dtype == object and given.ndim == 1 and len(given) > 0 and np.ndim(given[0]) == 1
+        return stacked(given.tolist(), name) if is_rows else np.asarray(given)
     if hasattr(given, "__dlpack__") and not hasattr(given, "__array_interface__"):
         return _from_dlpack(given, name)
     try:
         return np.asarray(given)
     except ValueError as problem:
+        if isinstance(given, (list, tuple)):
+            stacked(given, name)
         raise ValueError(f"{name} is ragged or nested unevenly: {problem}") from None
+
+
+def refuse_sparse(given: Any, name: str) -> None:
+    """Raise an error if a matrix or tensor is sparse: embeddings are dense, and most methods need their means."""
+    is_sparse = hasattr(given, "tocsr") and (hasattr(given, "toarray") or hasattr(given, "todense"))
+    if is_sparse:
+        raise TypeError(
+            f"Sparse data was passed for {name}, but dense data is required. Use '.toarray()' to convert to a dense numpy array; "
+            "if that is too large, reduce it first, for example with sklearn.decomposition.TruncatedSVD."
+        )
+    if "sparse" in str(getattr(given, "layout", "")):
+        raise TypeError(f"Sparse data was passed for {name}, but dense data is required. Use '.to_dense()' to convert it.")
+
+
+def _plain(given: Any, name: str) -> Any:
+    """The array of a data frame or an Arrow column; other objects as they are."""
+    is_arrow = hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+    return read_table(given, name=name).features if is_arrow or library_of(given) is not None else given
 
 
 def _from_dlpack(given: Any, name: str) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import html
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _native
+from . import _frames, _native
 from ._arrays import as_features
 from ._labels import Labels, encode
 
@@ -18,6 +20,7 @@ def audit(
     X: Any,
     y: Any,
     *,
+    column: str | None = None,
     items: Sequence[str] | None = None,
     pictures: Sequence[Any] | None = None,
     confirmed: Any = None,
@@ -30,16 +33,21 @@ def audit(
 
     Parameters
     ----------
-    X : array of shape (rows, dimensions)
+    X : array of shape (rows, dimensions), column of vectors, or table
         Embeddings. float32 and float16 arrays in C order are used without a copy; others are converted. Tensors of torch
-        and JAX are read through DLPack.
-    y : labels, one per row
-        Strings, integers or booleans.
+        and JAX are read through DLPack. Columns of vectors are Arrow arrays of lists, and Series of pandas and polars.
+        Tables are those of pandas, polars and Arrow, and data sets of Hugging Face: if all columns are numbers, they
+        are the features; otherwise the only column of vectors is used or, in a data set, the only column of images, which the
+        built-in network embeds.
+    y : labels, one per row, or the name of a column of X
+        Strings, integers or booleans. The labels of a ClassLabel column of a data set are the names of the classes.
+    column : str, optional
+        The column of X with the features, if X is a table.
     items : list of str, optional
-        Names of the rows.
+        Names of the rows. Default: the index of X or y, if one is a pandas object and its index does not only count rows.
     pictures : sequence with one image per row, optional
         Paths, bytes of image files, arrays of shape (height, width[, 3 or 4]) or PIL images, shown in notebooks and
-        HTML reports.
+        HTML reports. Default: the images of a data set that was embedded.
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
@@ -67,20 +75,36 @@ def audit(
     >>> int(np.argmax(found.p_wrong)), found.verdict[4], found.suggested[4]
     (4, 'relabel', 'ant')
     """
-    features = as_features(X)
-    labels = encode(y, len(features))
+    table = _frames.read_table(X, y, column, threads=threads)
+    pictures = table.pictures if pictures is None else pictures
+    return audit_table(table, items, pictures, confirmed, certainty, expected_noise, neighbours, threads)
+
+
+def audit_table(
+    table: _frames.Table,
+    items: Sequence[str] | None = None,
+    pictures: Sequence[Any] | None = None,
+    confirmed: Any = None,
+    certainty: float | None = None,
+    expected_noise: float | None = None,
+    neighbours: int = 5,
+    threads: int | None = None,
+) -> Audit:
+    """Audit features and labels that have been taken out of their tables; see :func:`audit`."""
+    features = as_features(table.features)
+    labels = encode(table.labels, len(features))
     native = _native.audit(
         features,
         labels.codes,
         labels.names,
-        item_names(items, len(features)),
+        item_names(_frames.item_names(table.index) if items is None else items, len(features)),
         _confirmed(confirmed, len(features)),
         certainty,
         expected_noise,
         _count(neighbours),
         threads,
     )
-    return Audit(native, labels, pictures)
+    return Audit(native, labels, pictures, table.index)
 
 
 def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
@@ -115,11 +139,15 @@ class Audit:
 
     In a notebook an audit is displayed as an HTML report: the rows of every class, with the suspect ones framed, and
     thumbnails if pictures were given.
+
+    An audit can be copied and pickled. A pickle contains all values and no rows of features, so :meth:`to_html` does not
+    work after unpickling.
     """
 
-    def __init__(self, native: Any, labels: Labels, pictures: Sequence[Any] | None = None) -> None:
+    def __init__(self, native: Any, labels: Labels, pictures: Sequence[Any] | None = None, index: Any = None) -> None:
         self._native = native
         self._labels = labels
+        self._index = index
         if pictures is not None and len(pictures) != len(native):
             raise ValueError(f"{len(native)} rows but {len(pictures)} pictures")
         self._pictures = pictures
@@ -134,7 +162,15 @@ class Audit:
         return self._native.text(False)
 
     def __reduce__(self) -> Any:
-        raise TypeError("an Audit cannot be pickled: store to_dict(), to_json() or to_pandas() instead")
+        stored = self._native if isinstance(self._native, _StoredAudit) else _StoredAudit(self._native)
+        return Audit, (stored, self._labels, self._pictures, self._index)
+
+    def __copy__(self) -> Audit:
+        return Audit(self._native, self._labels, self._pictures, self._index)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Audit:
+        # The native audit never changes, so copies share it, with the rows that it refers to.
+        return Audit(self._native, *copy.deepcopy((self._labels, self._pictures, self._index), memo))
 
     @property
     def classes(self) -> np.ndarray:
@@ -259,11 +295,21 @@ class Audit:
         return json.loads(self.to_json())
 
     def to_pandas(self) -> Any:
-        """A data frame with one line per row, in the order of the data."""
+        """A data frame with one line per row, in the order of the data, and with the index of X if that is a pandas object."""
         import pandas
 
-        columns = {
-            "item": self._native.items,
+        return pandas.DataFrame(self._columns(), index=self._index)
+
+    def to_polars(self) -> Any:
+        """A polars data frame with one line per row, in the order of the data."""
+        import polars
+
+        columns = {name: column if column.dtype.kind in "biuf" else column.tolist() for name, column in self._columns().items()}
+        return polars.DataFrame(columns)
+
+    def _columns(self) -> dict[str, Any]:
+        return {
+            "item": np.array(self._native.items, dtype=object),
             "given": self.given,
             "p_wrong": self.p_wrong,
             "verdict": self.verdict,
@@ -272,7 +318,6 @@ class Audit:
             "weight": self.weight,
             "p_outlier": self.p_outlier,
         }
-        return pandas.DataFrame(columns)
 
     def to_html(self, title: str = "Audit") -> str:
         """The HTML report that ``trueshot audit --html`` writes, with thumbnails if pictures were given.
@@ -286,4 +331,37 @@ class Audit:
     def _repr_html_(self) -> str:
         from ._pictures import framed
 
+        if isinstance(self._native, _StoredAudit):
+            return f"<pre>{html.escape(str(self))}</pre>"
         return framed(self.to_html())
+
+
+class _StoredAudit:
+    """The values of a native audit, without the rows of features: what a pickle contains."""
+
+    _VALUES = (
+        "p_wrong", "p_outlier", "weight", "verdict", "action", "counts", "suspect", "suggested", "advice", "items",
+        "neighbour_rows", "neighbour_similarities", "probabilities", "expected_wrong", "warnings", "ranking",
+    )  # fmt: skip
+
+    items: list[str]
+
+    def __init__(self, native: Any) -> None:
+        for name in self._VALUES:
+            setattr(self, name, getattr(native, name))
+        self._json, self._csv, self._text = native.to_json(), native.to_csv(), native.text(False)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def to_json(self) -> str:
+        return self._json
+
+    def to_csv(self) -> str:
+        return self._csv
+
+    def text(self, all: bool) -> str:
+        return self._text
+
+    def page(self, title: str, thumbnails: Any) -> str:
+        raise ValueError("an audit from a pickle has no HTML report, because pickles contain no rows: call to_html() before pickling")

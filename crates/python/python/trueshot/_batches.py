@@ -1,7 +1,7 @@
 """Many tasks at once, from Arrow tables with one task per row.
 
 Tables are objects with the Arrow PyCapsule interface (``__arrow_c_stream__`` or ``__arrow_c_array__``): pyarrow,
-polars, arro3, nanoarrow, duckdb. Results are such tables as well: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
+pandas, polars, arro3, nanoarrow, duckdb. Data sets of Hugging Face are read as Arrow tables. Results are such tables as well: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _native
+from ._frames import arrow_table
 
 
 def audit_batch(
@@ -26,7 +27,7 @@ def audit_batch(
 
     Parameters
     ----------
-    table : anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``
+    table : anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a data set of Hugging Face
         One row per task. ``features`` is a list of lists of half, float or double (inner lists of fixed size are best: they
         are not copied), or a flat list of all values of a task. ``labels`` is a list of strings or integers. Large
         lists, list views, string views and dictionaries are supported.
@@ -59,7 +60,7 @@ def audit_batch(
     >>> found["error"].to_pylist()
     [None, '2 rows of features but 3 labels']
     """
-    return _native.audit_batch(table, features, labels, _carried(carry), certainty, expected_noise, threads)
+    return _native.audit_batch(arrow_table(table), features, labels, _carried(carry), certainty, expected_noise, threads)
 
 
 def fit_batch(
@@ -76,7 +77,7 @@ def fit_batch(
     ``classifier`` contains the bytes of the file that ``trueshot fit`` would write, for :func:`load_model`; ``classes``
     its classes; ``error`` the reason if a task failed. See :func:`audit_batch` for the table.
     """
-    return _native.fit_batch(table, features, labels, _carried(carry), method, threads)
+    return _native.fit_batch(arrow_table(table), features, labels, _carried(carry), method, threads)
 
 
 def prototypes_batch(
@@ -94,7 +95,7 @@ def prototypes_batch(
     the row to unit length before comparing. The predicted class has the nearest prototype; with method ``baseline++``,
     the prototype with the largest cosine. See :func:`audit_batch` for the table.
     """
-    return _native.prototypes_batch(table, features, labels, _carried(carry), method, threads)
+    return _native.prototypes_batch(arrow_table(table), features, labels, _carried(carry), method, threads)
 
 
 def _carried(carry: Sequence[str] | None) -> list[str] | None:

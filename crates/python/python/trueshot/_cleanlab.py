@@ -39,6 +39,7 @@ def find_label_issues(
     labels: Any,
     features: Any,
     *,
+    column: str | None = None,
     return_indices_ranked_by: str | None = None,
     certainty: float | None = None,
     expected_noise: float | None = None,
@@ -46,7 +47,8 @@ def find_label_issues(
 ) -> np.ndarray:
     """Find suspect labels: a mask, or with ``return_indices_ranked_by`` the rows, the worst first.
 
-    Like ``cleanlab.filter.find_label_issues``, but from labels and features.
+    Like ``cleanlab.filter.find_label_issues``, but from labels and features. Both may be tables or columns, and
+    ``labels`` and ``column`` names of columns of ``features``, as in :func:`audit`.
 
     >>> import numpy as np, trueshot as ts
     >>> rng = np.random.default_rng(0)
@@ -60,7 +62,13 @@ def find_label_issues(
         allowed = ", ".join(_SCORES)
         raise ValueError(f"return_indices_ranked_by is {return_indices_ranked_by!r}; allowed: None, {allowed}")
     found = audit(
-        features, labels, certainty=certainty, expected_noise=expected_noise, neighbours=0, threads=threads
+        features,
+        labels,
+        column=column,
+        certainty=certainty,
+        expected_noise=expected_noise,
+        neighbours=0,
+        threads=threads,
     )
     if return_indices_ranked_by is None:
         return found.suspect

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _native
 from ._arrays import as_features
+from ._frames import read_table
 from ._audit import item_names
 from ._labels import Labels, encode
 from ._progress import counting
@@ -54,10 +55,11 @@ def whole(given: Any, name: str, least: int) -> int:
     return int(given)
 
 
-def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any, Labels]:
+def given_rows(X: Any, y: Any, items: Sequence[str] | None = None, column: str | None = None) -> tuple[Any, Labels]:
     """Labelled rows in the form of the native module, and their labels."""
-    features = as_features(X)
-    labels = encode(y, len(features))
+    table = read_table(X, y, column)
+    features = as_features(table.features)
+    labels = encode(table.labels, len(features))
     return (features, labels.codes, labels.names, item_names(items, len(features))), labels
 
 
@@ -77,6 +79,7 @@ def evaluate(
     X: Any,
     y: Any,
     *,
+    column: str | None = None,
     methods: Sequence[str] | None = None,
     noise: Mapping[str, Any] | None = None,
     ways: int = 5,
@@ -100,6 +103,9 @@ def evaluate(
     Parameters
     ----------
     X, y : embeddings and their labels
+        Arrays, columns or tables, as in :func:`audit`.
+    column : str, optional
+        The column of X with the features, if X is a table.
     methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``
         Default: all methods that need no model file and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
@@ -129,7 +135,7 @@ def evaluate(
     >>> found.accuracy("protonet", "symmetric", 0) > found.accuracy("protonet", "symmetric", 0.4)
     True
     """
-    data, _ = given_rows(X, y, items)
+    data, _ = given_rows(X, y, items, column)
     pool = _outliers(outliers)
     shape = _Shape(ways, shots, queries, seed, noise)
     count = whole(episodes, "episodes", 1)
@@ -250,6 +256,7 @@ def sample_episodes(
     y: Any,
     n: int = 1,
     *,
+    column: str | None = None,
     noise: Mapping[str, Any] | None = None,
     ways: int = 5,
     shots: Shots = 5,
@@ -271,7 +278,7 @@ def sample_episodes(
     >>> len(episode.queries), len(episode.support.rows), int(episode.support.is_wrong.sum())
     (45, 15, 6)
     """
-    data, labels = given_rows(X, y, items)
+    data, labels = given_rows(X, y, items, column)
     pool = _outliers(outliers)
     shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]})
     drawn = _native.sample_episodes(data, pool, shape, whole(first, "first", 0), whole(n, "n", 0))

@@ -54,7 +54,9 @@ def _one_dimensional(labels: Any, name: str) -> np.ndarray:
     if labels is None:
         raise ValueError(f"requires {name} to be passed, but the target {name} is None")
     if hasattr(labels, "toarray") and hasattr(labels, "tocsr"):
-        raise TypeError(f"Sparse data was passed for {name}, but dense data is required.")
+        raise TypeError(f"Sparse data was passed for {name}, but dense data is required: use '.toarray()'.")
+    if isinstance(labels, str):
+        raise TypeError(f"{name} is the text {labels!r}, but one label per row is required")
     if not isinstance(labels, np.ndarray):
         labels = _listed(labels, name)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -119,7 +121,7 @@ def _whole(labels: np.ndarray, name: str) -> np.ndarray:
 def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     kinds: dict[type, int] = {}
     for row, label in enumerate(labels):
-        if _is_missing(label):
+        if is_missing(label):
             raise ValueError(f"Input {name} contains NaN or None: the label in row {row} is {label!r}")
         kinds.setdefault(_family(label), row)
     if len(kinds) > 1:
@@ -136,7 +138,8 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     return labels
 
 
-def _is_missing(label: Any) -> bool:
+def is_missing(label: Any) -> bool:
+    """Whether a value stands for no value: None, NaN, or NA of pandas."""
     # Whether pandas.NA differs from itself is a question that it refuses.
     nowhere = label is None or type(label).__name__ in ("NAType", "NaTType")
     return nowhere or (isinstance(label, (float, np.floating)) and bool(np.isnan(label)))

@@ -1,14 +1,19 @@
-"""Thumbnails for HTML reports, as data URIs."""
+"""Images: thumbnails for HTML reports, as data URIs, and embeddings by the built-in network."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
+import json
 import os
 import struct
+import subprocess
+import sys
+import tempfile
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +102,61 @@ def _png(pixels: np.ndarray) -> bytes:
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+# How image files begin, and the extensions by which ``trueshot embed`` knows them.
+_EXTENSIONS = {
+    b"\x89PNG": "png", b"\xff\xd8": "jpg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp", b"II*\0": "tif", b"MM\0*": "tif",
+}  # fmt: skip
+
+
+def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = None) -> np.ndarray:
+    """Embeddings of image files, given as bytes or paths, by the built-in network: those of ``trueshot embed``, one row each.
+
+    The command runs in a process of its own, so that its messages can be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="trueshot-") as folder:
+        images = Path(folder, "images", "all")
+        images.mkdir(parents=True)
+        for row, picture in enumerate(pictures):
+            data = _file_bytes(picture, row, what)
+            extension = next((name for start, name in _EXTENSIONS.items() if data.startswith(start)), None)
+            if extension is None:
+                raise ValueError(f"{what} has a file in row {row} that is not BMP, GIF, JPEG, PNG, TIFF or WebP")
+            Path(images, f"{row}.{extension}").write_bytes(data)
+        arguments = ["embed", "images", "-o", "rows.safetensors", "--skipped", "skipped.txt"]
+        arguments += [] if threads is None else ["--threads", str(threads)]
+        search_path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        environment = {**os.environ, "PYTHONPATH": search_path}
+        command = [sys.executable, "-m", "trueshot", *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        skipped = Path(folder, "skipped.txt")
+        if skipped.exists() and skipped.read_text().strip():
+            raise ValueError(f"{what} has images that cannot be read, named by their rows:\n{skipped.read_text().strip()}")
+        if done.returncode != 0:
+            raise ValueError(f"{what} cannot be embedded: {done.stderr.strip()}")
+        features, names = _embedded_rows(Path(folder, "rows.safetensors").read_bytes())
+    order = np.argsort([int(Path(name).stem) for name in names])
+    return features[order]
+
+
+def _file_bytes(picture: Any, row: int, what: str) -> bytes:
+    if picture is None:
+        raise ValueError(f"{what} has no image in row {row}: remove such rows first")
+    return bytes(picture) if isinstance(picture, (bytes, bytearray, memoryview)) else Path(picture).read_bytes()
+
+
+def _embedded_rows(data: bytes) -> tuple[np.ndarray, list[str]]:
+    """The features [rows, dimensions] and the names of the rows of an embeddings file (docs/formats.md)."""
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+
+    def tensor(name: str, dtype: str) -> np.ndarray:
+        start, end = header[name]["data_offsets"]
+        return np.frombuffer(data[8 + length + start : 8 + length + end], dtype).reshape(header[name]["shape"])
+
+    names, places = tensor("items", "u1").tobytes(), tensor("item_offsets", "<i8")
+    return tensor("features", "<f4"), [names[start:end].decode() for start, end in zip(places, places[1:])]
 
 
 def framed(page: str) -> str:

@@ -55,7 +55,7 @@ except ImportError:
 
 def column_names(X: Any) -> np.ndarray | None:
     """The column names of a data frame, if all of them are strings."""
-    columns = getattr(X, "columns", None)
+    columns = X.column_names if hasattr(X, "column_names") else getattr(X, "columns", None)
     if columns is None:
         return None
     names = list(columns)
@@ -83,11 +83,11 @@ def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
 
 
 def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
-    """Raise an error if rows have other features than the estimator was fitted on."""
-    if HAS_SKLEARN and (hasattr(X, "columns") or hasattr(estimator, "feature_names_in_")):
+    """Raise an error if rows have other features than the estimator was fitted on; rows without a data frame have X = None."""
+    if HAS_SKLEARN and (X is not None or hasattr(estimator, "feature_names_in_")):
         from sklearn.utils.validation import _check_feature_names
 
-        _check_feature_names(estimator, X, reset=False)
+        _check_feature_names(estimator, features if X is None else X, reset=False)
     if features.shape[1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {features.shape[1]} features, but {type(estimator).__name__} is expecting "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from . import _native
 from ._arrays import as_features
-from ._audit import Audit, audit
-from ._labels import Labels, class_name, encode
+from ._audit import Audit, audit_table
+from ._frames import Table, read_table
+from ._labels import encode
 from ._sklearn import (
     BaseEstimator,
     ClassifierMixin,
@@ -21,6 +23,11 @@ from ._sklearn import (
 )
 
 __all__ = ["FewShotClassifier", "LabelAuditor"]
+
+# Of larger support sets the native module keeps the most typical rows only (predictor::is_large).
+_LARGE = 500
+# Methods for which only the ratios of weights matter: twice as many copies of all rows change nothing.
+_RATIOS = ("protonet", "simpleshot", "median", "matching", "linear")
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):
@@ -43,7 +50,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     n_features_in_ : int
         Number of features.
     audit_ : Audit
-        Audit of the labels it was fitted on, computed on first access.
+        Audit of the labels it was fitted on, computed on first access. It is the result of :func:`audit` for these rows,
+        whatever the method is: the method and ``sample_weight`` have no influence on it.
     prototypes_ : array of shape (classes, features)
         One prototype per class, for methods that have prototypes.
 
@@ -64,25 +72,77 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     'ant'
     """
 
+    _support: _Support
+
     def __init__(self, method: str = "relabel", *, threads: int | None = None) -> None:
         self.method = method
         self.threads = threads
 
-    def fit(self, X: Any, y: Any) -> FewShotClassifier:
-        """Fit the classifier to labelled rows."""
-        features = as_features(X)
-        labels = encode(y, len(features))
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> FewShotClassifier:
+        """Fit the classifier to labelled rows.
+
+        Parameters
+        ----------
+        X, y : features and labels
+            Arrays, columns or tables, as in :func:`audit`; y may be the name of a column of X.
+        sample_weight : numbers, one per row, optional
+            A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. Weights are whole numbers; for
+            protonet, simpleshot, median, matching and linear also multiples of the smallest weight (for protonet and
+            median, of the smallest in the class). They may stand for at most 500 rows. Methods that compare rows with each
+            other, such as relabel, take equal rows as confirmation of their label.
+        """
+        table = read_table(X, y, threads=self.threads)
+        support = _Support.of(table, sample_weight)
+        labels = encode(support.labels)
         if len(labels.classes) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs rows of at least 2 classes, got {len(labels.classes)} class: "
-                f"all {len(features)} labels are {labels.classes.tolist()[0]!r}"
+                f"all {len(support.features)} labels are {labels.classes.tolist()[0]!r}"
             )
-        model = _native.Classifier.fit(features, labels.codes, labels.names, self.method, self.threads)
-        remember_columns(self, X, features)
-        self.classes_ = labels.classes
-        self._model = model
-        self._codes = labels.codes
+        self._learn(support)
+        remember_columns(self, table.frame, support.features)
         return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> FewShotClassifier:
+        """Add labelled rows to those of earlier calls of ``fit`` and ``partial_fit``, and fit to all of them.
+
+        The result is that of ``fit`` with all rows, so it takes as long. Rows may have new classes at any time;
+        ``classes_`` are those that have rows so far. Predictions need rows of two classes. See :meth:`fit` for the rows.
+
+        Parameters
+        ----------
+        classes : labels, optional
+            All classes that may occur, as other estimators need them: a label that is not among them is refused.
+        """
+        if hasattr(self, "_model") and not hasattr(self, "_support"):
+            raise ValueError(f"a pickle of more than {_LARGE} rows does not contain all of them: call fit with all rows")
+        table = read_table(X, y, threads=self.threads)
+        added = _Support.of(table, sample_weight)
+        is_first = not hasattr(self, "_support")
+        if not is_first:
+            check_columns(self, table.frame, added.features)
+            _check_finite(added.features)
+        known = None if classes is None else set(np.asarray(classes).tolist())
+        other = next((label for label in added.labels.tolist() if known is not None and label not in known), None)
+        if other is not None:
+            raise ValueError(f"y has the label {other!r}, which is not in classes")
+        support = added if is_first else self._support.with_rows(added)
+        if len(encode(support.labels).classes) > 1:
+            self._learn(support)
+        if is_first:
+            remember_columns(self, table.frame, added.features)
+        self._support = support
+        return self
+
+    def _learn(self, support: _Support) -> None:
+        features, given = support.counted(self.method)
+        labels = encode(given)
+        if len(labels.classes) < 2:
+            raise ValueError(f"sample_weight leaves rows of {len(labels.classes)} class; at least 2 classes are needed")
+        self._model = _native.Classifier.fit(features, labels.codes, labels.names, self.method, self.threads)
+        self.classes_ = labels.classes
+        self._support = support
+        self._audit: Audit | None = None
 
     def predict(self, X: Any) -> np.ndarray:
         """Predict the label of every row."""
@@ -108,19 +168,33 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Logarithms of :meth:`predict_proba`, of shape (rows, classes); the predicted class has the largest.
+
+        With two classes there is one number per row: the logarithm of the odds of the second class, positive if that is
+        predicted.
+        """
+        logarithms = np.log(np.maximum(self.predict_proba(X), np.finfo(np.float32).tiny).astype(np.float64))
+        return logarithms[:, 1] - logarithms[:, 0] if len(self.classes_) == 2 else logarithms
+
     def unknown(self, X: Any) -> np.ndarray:
         """The probability that a row belongs to none of the classes, for every row."""
         return self._model_of_fit().unknown(self._queries(X), self.threads)
 
     @property
     def audit_(self) -> Audit:
-        """Audit of the labels the classifier was fitted on."""
-        try:
-            native = self._model_of_fit().audit(self.threads)
-        except ValueError as problem:
-            raise AttributeError(f"no audit: {problem}") from None
-        names = [class_name(label) for label in self.classes_.tolist()]
-        return Audit(native, Labels(self._codes, self.classes_, names))
+        """Audit of the labels the classifier was fitted on, by :func:`audit`; the method has no influence on it."""
+        model = self._model_of_fit()
+        if not hasattr(self, "_support"):
+            raise AttributeError(f"no audit: a pickle of more than {_LARGE} rows contains only some of them")
+        if self._audit is None:
+            support = self._support
+            if support.weights is None and support.index is None:
+                self._audit = Audit(model.audit(self.threads), encode(support.labels))
+            else:
+                table = Table(support.features, support.labels, index=support.index)
+                self._audit = audit_table(table, threads=self.threads)
+        return self._audit
 
     @property
     def prototypes_(self) -> np.ndarray:
@@ -138,17 +212,113 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _queries(self, X: Any) -> np.ndarray:
         self._model_of_fit()
-        features = as_features(X)
-        check_columns(self, X, features)
+        table = read_table(X, threads=self.threads)
+        features = as_features(table.features)
+        check_columns(self, table.frame, features)
         return features
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The file of the classifier, which is part of the state, does not contain all rows of a large support set either.
+        state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
+        if "_support" in state and len(state["_support"].features) > _LARGE:
+            del state["_support"]
+        return state
 
     def _model_of_fit(self) -> Any:
         if not hasattr(self, "_model"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit(X, y) first")
+            needed = "it has rows of one class only" if hasattr(self, "_support") else "call fit(X, y) first"
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: {needed}")
         return self._model
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_model")
+
+
+@dataclass(frozen=True)
+class _Support:
+    """The rows that a classifier was fitted on."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray | None
+    """One number per row; None if all rows count the same."""
+    index: Any
+    """The pandas index of the rows, if they have one."""
+
+    @staticmethod
+    def of(table: Table, sample_weight: Any) -> _Support:
+        features = as_features(table.features)
+        labels = encode(table.labels, len(features))
+        weights = None if sample_weight is None else _checked_weights(sample_weight, len(features))
+        # A copy: what is added later must not depend on changes of the array that was given.
+        return _Support(np.array(features), labels.of(labels.codes), weights, table.index)
+
+    def with_rows(self, other: _Support) -> _Support:
+        """All rows, those of ``other`` last."""
+        features = np.concatenate([self.features, other.features])
+        if self.labels.dtype.kind == other.labels.dtype.kind:
+            labels = np.concatenate([self.labels, other.labels])
+        else:
+            labels = np.array([*self.labels.tolist(), *other.labels.tolist()], dtype=object)
+        parts = [np.ones(len(one.features)) if one.weights is None else one.weights for one in (self, other)]
+        weights = None if self.weights is None and other.weights is None else np.concatenate(parts)
+        index = None if self.index is None or other.index is None else self.index.append(other.index)
+        return _Support(features, labels, weights, index)
+
+    def counted(self, method: str) -> tuple[np.ndarray, np.ndarray]:
+        """Features and labels with every row repeated according to its weight."""
+        if self.weights is None:
+            return self.features, self.labels
+        counts = _counts(self.weights, self.labels, method)
+        return self.features.repeat(counts, axis=0), self.labels.repeat(counts)
+
+
+def _check_finite(features: np.ndarray) -> None:
+    """Name the row and the column of X; the native module would count the rows of earlier calls, too."""
+    bad = np.argwhere(~np.isfinite(features))
+    if len(bad):
+        (row, column), value = bad[0], features[tuple(bad[0])]
+        raise ValueError(f"feature in row {row}, column {column} is {'NaN' if np.isnan(value) else value}; every feature must be finite")
+
+
+def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
+    weights = np.asarray(sample_weight)
+    if weights.dtype.kind not in "biufO":
+        raise ValueError(f"sample_weight must be numbers, got dtype {weights.dtype}")
+    weights = weights.astype(np.float64)
+    weights = np.full(rows, weights) if weights.ndim == 0 else weights
+    if weights.shape != (rows,):
+        raise ValueError(f"sample_weight must be {rows} numbers, one per row, got an array of shape {weights.shape}")
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(bad):
+        raise ValueError(f"sample_weight is {weights[bad[0]]} in row {bad[0]}; allowed: 0 or more")
+    if not weights.any():
+        raise ValueError("sample_weight is zero in all rows, so there is nothing to fit")
+    return weights
+
+
+def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
+    """How often every row is repeated."""
+    positive = weights[weights > 0]
+    if (positive == positive[0]).all():
+        return (weights > 0).astype(np.int64)
+    name, counts = method.partition(":")[0], weights
+    if (weights != np.round(weights)).any() and name in _RATIOS:
+        units = np.full(len(weights), positive.min())
+        if name in ("protonet", "median"):
+            # These treat every class on its own, so only the ratios within a class matter.
+            for label in np.unique(labels):
+                members = labels == label
+                units[members] = weights[members & (weights > 0)].min(initial=np.inf)
+        counts = weights / units
+    whole = np.round(counts)
+    broken = np.flatnonzero(np.abs(counts - whole) > 1e-6 * whole)
+    if len(broken):
+        allowed = "or multiples of the smallest weight" if name in _RATIOS else f"because method {method!r} counts rows"
+        raise ValueError(f"sample_weight is {weights[broken[0]]} in row {broken[0]}; allowed: whole numbers, {allowed}")
+    if whole.sum() > _LARGE:
+        raise ValueError(f"sample_weight stands for {whole.sum():.0f} rows; allowed: at most {_LARGE}. Give smaller whole numbers")
+    return whole.astype(np.int64)
 
 
 class LabelAuditor(OutlierMixin, BaseEstimator):
@@ -191,11 +361,16 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> LabelAuditor:
         """Audit labelled rows."""
-        features = as_features(X)
-        found = audit(
-            features, y, certainty=self.certainty, expected_noise=self.expected_noise, threads=self.threads
+        table = read_table(X, y, threads=self.threads)
+        features = as_features(table.features)
+        found = audit_table(
+            replace(table, features=features),
+            pictures=table.pictures,
+            certainty=self.certainty,
+            expected_noise=self.expected_noise,
+            threads=self.threads,
         )
-        remember_columns(self, X, features)
+        remember_columns(self, table.frame, features)
         self._audit = found
         self.classes_ = found.classes
         self.labels_ = np.where(found.suspect, -1, 1)
@@ -211,14 +386,7 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         """The whole result."""
         if not hasattr(self, "labels_"):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit(X, y) first")
-        if not hasattr(self, "_audit"):
-            raise AttributeError("the audit was not pickled, only labels_ and scores_: call fit(X, y) again")
         return self._audit
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An audit looks into the rows it was made of, which belong to whoever gave them.
-        state = super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__
-        return {name: value for name, value in state.items() if name != "_audit"}
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "labels_")

@@ -1,0 +1,379 @@
+"""Features and labels from data frames, Arrow columns and data sets: pandas, polars, pyarrow, Hugging Face ``datasets``.
+
+None of these libraries is needed. Their objects are recognised by the module of their type, and the library is taken from
+``sys.modules``. Other objects with the Arrow PyCapsule interface are read with pyarrow.
+
+A table stands for features in one of three ways: all columns are numbers; or one column has a vector per row; or, in a data
+set, one column has images, which the built-in network embeds. Other columns are ignored in the last two cases.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_LIBRARIES = ("pandas", "polars", "pyarrow", "datasets")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was given as features and labels, without the tables around them."""
+
+    features: Any
+    """Array of numbers, or what was given if it is not a table or a column."""
+    labels: Any
+    frame: Any = None
+    """The data frame whose columns are the features, for checks of their names."""
+    index: Any = None
+    """The pandas index of the rows, unless it only counts them."""
+    pictures: list[Any] | None = None
+    """The images that the features were computed from."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: Any
+    kind: str
+    """'number', 'vector', 'image', or the name of another type."""
+    read: Callable[[], Any]
+
+
+def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X", threads: int | None = None) -> Table:
+    """Features and labels of rows.
+
+    If X is a table, y may be the name of its column of labels, and ``column`` the name of its column of features.
+    """
+    X = _loaded(X, name)
+    columns = _columns(X)
+    if columns is None:
+        _check_not_a_table(X, y, column, name)
+        return Table(_column_array(X, name), _loaded(y, "y"), index=_index(X, y))
+    labels, index = y, _index(X, y)
+    if isinstance(y, str):
+        labels = _named(columns, y, name).read()
+        columns = [other for other in columns if other.name != y]
+    labels = _loaded(labels, "y")
+    chosen = _chosen(columns, column, name)
+    if chosen[0].kind == "image":
+        from ._pictures import embed_pictures
+
+        pictures = chosen[0].read()
+        return Table(embed_pictures(pictures, f"column {chosen[0].name!r} of {name}", threads), labels, None, index, pictures)
+    if chosen[0].kind == "vector":
+        return Table(_vectors(chosen[0].read(), f"column {chosen[0].name!r} of {name}"), labels, None, index)
+    return Table(_matrix(X, chosen, name), labels, _frame(X, chosen), index)
+
+
+def library_of(given: Any) -> str | None:
+    """The library of a table or column, if it is one of those that are known."""
+    roots = (base.__module__.partition(".")[0] for base in type(given).__mro__)
+    return next((root for root in roots if root in _LIBRARIES), None)
+
+
+def arrow_table(given: Any) -> Any:
+    """A table with the Arrow PyCapsule interface: what was given, or the Arrow table of a data set."""
+    given = _loaded(given, "table", is_imported=False)
+    return given.with_format("arrow")[:] if library_of(given) == "datasets" and hasattr(given, "with_format") else given
+
+
+def item_names(index: Any) -> list[str] | None:
+    """The names of rows from their pandas index: its entries as text, levels separated by slashes."""
+    if index is None:
+        return None
+    return ["/".join(map(str, entry)) if isinstance(entry, tuple) else str(entry) for entry in index]
+
+
+def _loaded(given: Any, name: str, is_imported: bool = True) -> Any:
+    """The table or column itself; one of a library that is not known is read with pyarrow if ``is_imported``."""
+    library, kind = library_of(given), type(given).__name__
+    if library == "polars" and kind == "LazyFrame":
+        raise TypeError(f"{name} is a LazyFrame, which has no rows yet: call its method collect() first")
+    if library == "datasets" and kind in ("DatasetDict", "IterableDatasetDict"):
+        splits = ", ".join(repr(split) for split in given)
+        raise TypeError(f"{name} is a {kind} with the splits {splits}: pass one of them, such as {name}[{next(iter(given))!r}]")
+    if library == "datasets" and kind == "IterableDataset":
+        raise TypeError(f"{name} is a streamed data set: load it without streaming, or make a Dataset of the rows to use")
+    if library == "datasets" and kind == "Column":
+        return given[:]
+    is_arrow = hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+    if is_arrow and is_imported and library is None and not hasattr(given, "__array__"):
+        return _imported(given, name)
+    return given.read_all() if library == "pyarrow" and kind == "RecordBatchReader" else given
+
+
+def _imported(given: Any, name: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise TypeError(f"{name} is an Arrow {type(given).__name__}, which is read with pyarrow\nhint: pip install pyarrow") from None
+    try:
+        return pyarrow.table(given)
+    except (TypeError, ValueError):
+        return pyarrow.chunked_array(given)
+
+
+def _check_not_a_table(X: Any, y: Any, column: str | None, name: str) -> None:
+    for argument, given in (("column", column), ("y", y if isinstance(y, str) else None)):
+        if given is not None:
+            raise TypeError(f"{argument} is {given!r}, the name of a column, but {name} is not a table: it is a {type(X).__name__}")
+
+
+def _index(X: Any, y: Any) -> Any:
+    """The pandas index of X, or of y, unless it only counts the rows."""
+    given = next((one for one in (X, y) if library_of(one) == "pandas" and hasattr(one, "index")), None)
+    if given is None or type(given.index).__name__ == "RangeIndex" and given.index.start == 0 and given.index.step == 1:
+        return None
+    return given.index
+
+
+# Columns of tables.
+
+
+def _columns(X: Any) -> list[_Column] | None:
+    """The columns of a table; None if X is not a table."""
+    library, kind = library_of(X), type(X).__name__
+    if library == "pandas" and getattr(X, "ndim", 0) == 2:
+        series = [X.iloc[:, place] for place in range(X.shape[1])]
+        return [_Column(name, _pandas_kind(one), lambda one=one: one) for name, one in zip(X.columns, series)]
+    if library == "polars" and kind == "DataFrame":
+        return [_Column(one.name, _polars_kind(one.dtype), lambda one=one: one) for one in X.get_columns()]
+    if library == "pyarrow" and kind in ("Table", "RecordBatch"):
+        fields = zip(X.schema, X.columns)
+        return [_Column(field.name, _arrow_kind(field.type), lambda one=one: one) for field, one in fields]
+    if library == "datasets" and hasattr(X, "features"):
+        return [_data_set_column(X, name) for name in X.column_names]
+    return None
+
+
+def _data_set_column(data: Any, name: str) -> _Column:
+    feature = data.features[name]
+    if type(feature).__name__ == "Image":
+        return _Column(name, "image", lambda: _encoded_images(data, name, feature))
+
+    def read() -> Any:
+        values = data.select_columns([name]).with_format("arrow")[:][name]
+        return _class_names(values, feature, name) if type(feature).__name__ == "ClassLabel" else values
+
+    return _Column(name, _arrow_kind(data.features.arrow_schema.field(name).type), read)
+
+
+def _class_names(values: Any, feature: Any, name: str) -> np.ndarray:
+    """The names of the labels in a column of a data set; -1 stands for no label there."""
+    codes = np.asarray(values)
+    missing = np.flatnonzero(~(codes >= 0))
+    if len(missing):
+        raise ValueError(f"column {name!r} has no label in row {missing[0]}: remove rows without a label first")
+    return np.array(feature.names, dtype=object)[codes]
+
+
+def _encoded_images(data: Any, name: str, feature: Any) -> list[Any]:
+    """The images of a data set as bytes, or as paths if the files are elsewhere."""
+    rows = data.select_columns([name]).cast_column(name, type(feature)(decode=False)).with_format(None)
+    return [None if row is None else row["bytes"] or row["path"] for row in rows[:][name]]
+
+
+def _pandas_kind(series: Any) -> str:
+    arrow = getattr(series.dtype, "pyarrow_dtype", None)
+    if arrow is not None:
+        return _arrow_kind(arrow)
+    if getattr(series.dtype, "kind", "O") in "biufc":
+        return "number"
+    if series.dtype != object:
+        return str(series.dtype)
+    known = series.dropna()
+    first = known.iloc[0] if len(known) else 0.0
+    if isinstance(first, (list, tuple)) or getattr(first, "shape", ()) != ():
+        return "vector"
+    return "number" if isinstance(first, (int, float, complex, np.number)) or hasattr(first, "__float__") else type(first).__name__
+
+
+def _polars_kind(dtype: Any) -> str:
+    if type(dtype).__name__ in ("List", "Array"):
+        return "vector"
+    return "number" if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype)
+
+
+def _arrow_kind(kind: Any) -> str:
+    kind = getattr(kind, "storage_type", kind)
+    if hasattr(kind, "value_type") and hasattr(kind, "value_field"):
+        return "vector"
+    return "number" if str(kind) in ("bool", "null") or _is_arrow_number(kind) else str(kind)
+
+
+def _is_arrow_number(kind: Any) -> bool:
+    types = sys.modules["pyarrow"].types
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+
+
+def _named(columns: Sequence[_Column], wanted: str, name: str) -> _Column:
+    for column in columns:
+        if column.name == wanted:
+            return column
+    raise ValueError(f"{name} has no column {wanted!r}; it has: {', '.join(str(column.name) for column in columns)}")
+
+
+def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_Column]:
+    """The columns of features: the one that is wanted, or all if they are numbers, or the only one of vectors or images."""
+    if wanted is not None:
+        column = _named(columns, wanted, name)
+        if column.kind not in ("number", "vector", "image"):
+            raise ValueError(f"column {wanted!r} of {name} is of type {column.kind}, but numbers or lists of numbers are required")
+        return [column]
+    if not columns:
+        raise ValueError(f"Found array with 0 feature(s) while a minimum of 1 is required: {name} has no columns of features.")
+    if all(column.kind == "number" for column in columns):
+        return list(columns)
+    for kind in ("vector", "image"):
+        found = [column for column in columns if column.kind == kind]
+        if len(found) == 1:
+            return found
+        if found:
+            names = ", ".join(repr(column.name) for column in found)
+            raise ValueError(f"{name} has {len(found)} columns of {kind}s: {names}. Pass one of them, such as {name}[{found[0].name!r}]")
+    others = [f"{column.name!r} ({column.kind})" for column in columns if column.kind != "number"]
+    raise ValueError(
+        f"{name} has columns that are not numbers: {', '.join(others[:5])}{', ..' if len(others) > 5 else ''}. "
+        "Pass the columns of numbers only"
+    )
+
+
+def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
+    """The data frame with the columns of features only; None for a data set."""
+    library, names = library_of(X), [column.name for column in chosen]
+    if library == "datasets" or len(names) == X.shape[1]:
+        return None if library == "datasets" else X
+    return X[names] if library == "pandas" else X.select(names)
+
+
+# Values of columns.
+
+
+def _matrix(X: Any, columns: Sequence[_Column], name: str) -> np.ndarray:
+    """Columns of numbers side by side."""
+    if library_of(X) == "pandas" and len(columns) == X.shape[1] and all(isinstance(kind, np.dtype) for kind in X.dtypes):
+        return X.to_numpy()
+    return np.column_stack([_numbers(column.read(), f"column {column.name!r} of {name}") for column in columns])
+
+
+def _column_array(column: Any, name: str) -> Any:
+    """The values of a column of vectors as an array of two dimensions, of other columns as they are."""
+    library, kind = library_of(column), type(column).__name__
+    if library == "pandas" and kind == "Series":
+        found = _pandas_kind(column)
+    elif library == "polars" and kind == "Series":
+        found = _polars_kind(column.dtype)
+    elif library == "pyarrow" and hasattr(column, "null_count") and hasattr(column, "type"):
+        found = _arrow_kind(column.type)
+    else:
+        return column
+    if found not in ("vector", "number"):
+        raise ValueError(f"{name} is a column of type {found}, but lists of numbers are required")
+    return _vectors(column, name) if found == "vector" else _numbers(column, name)
+
+
+def _numbers(column: Any, what: str) -> np.ndarray:
+    """The values of a column of numbers."""
+    library = library_of(column)
+    if library == "pandas" and getattr(column.dtype, "pyarrow_dtype", None) is None:
+        extension = not isinstance(column.dtype, np.dtype)
+        return column.to_numpy(dtype=np.float64, na_value=np.nan) if extension else column.to_numpy()
+    column = column.array.__arrow_array__() if library == "pandas" else column
+    _refuse_nulls(column, what)
+    if "decimal" in _type_name(column).lower():
+        column = column.cast(sys.modules["polars"].Float64 if library == "polars" else sys.modules["pyarrow"].float64())
+    return np.asarray(column)
+
+
+def _vectors(column: Any, what: str) -> np.ndarray:
+    """The values of a column of vectors, one row each."""
+    library = library_of(column)
+    if library == "pandas" and getattr(column.dtype, "pyarrow_dtype", None) is None:
+        return stacked(column.tolist(), what)
+    column = column.array.__arrow_array__() if library == "pandas" else column
+    _refuse_nulls(column, what)
+    if len(column) == 0:
+        raise ValueError(f"Found array with 0 sample(s) while a minimum of 1 is required: {what} has no rows.")
+    lengths, values = _flat_polars(column) if library == "polars" else _flat_arrow(column)
+    width = int(lengths[0])
+    if (lengths != width).any():
+        raise ValueError(_ragged(what, int(np.flatnonzero(lengths != width)[0]), lengths[lengths != width][0], width))
+    if width == 0:
+        raise ValueError(f"Found array with 0 feature(s) while a minimum of 1 is required: the lists of {what} are empty.")
+    kind = _polars_kind(values.dtype) if library == "polars" else _arrow_kind(values.type)
+    if kind != "number":
+        kind = "lists" if kind == "vector" else f"type {kind}"
+        raise ValueError(f"{what} has lists of {kind}, but lists of numbers are required")
+    _refuse_nulls(values, what, width)
+    return _numbers(values, what).reshape(-1, width)
+
+
+def _flat_polars(column: Any) -> tuple[np.ndarray, Any]:
+    """The lengths of the lists of a column, and all values one after the other."""
+    if type(column.dtype).__name__ == "Array":
+        return np.full(len(column), column.dtype.shape[0]), column.explode()
+    return column.list.len().to_numpy(), column.explode()
+
+
+def _flat_arrow(column: Any) -> tuple[np.ndarray, Any]:
+    """The lengths of the lists of a column, and all values one after the other."""
+    import pyarrow
+    import pyarrow.compute
+
+    chunks = column.chunks if isinstance(column, pyarrow.ChunkedArray) else [column]
+    chunks = [getattr(chunk, "storage", chunk) for chunk in chunks]
+    lists = pyarrow.concat_arrays(chunks) if len(chunks) > 1 else chunks[0]
+    lengths = pyarrow.compute.list_value_length(lists).to_numpy(zero_copy_only=False)
+    return lengths, lists.flatten()
+
+
+def _type_name(column: Any) -> str:
+    return str(column.dtype if hasattr(column, "dtype") else column.type)
+
+
+def _refuse_nulls(column: Any, what: str, width: int = 1) -> None:
+    """Raise an error if values of a polars or Arrow column are missing; ``width`` of them are a row."""
+    missing = column.null_count() if callable(column.null_count) else column.null_count
+    if missing:
+        is_null = column.is_null()
+        row = int(np.flatnonzero(np.asarray(is_null))[0]) // width
+        raise ValueError(f"{what} has a null in row {row}: remove such rows or fill them first")
+
+
+def stacked(rows: Sequence[Any], what: str) -> np.ndarray:
+    """Vectors as one array, one row each; rows that are missing or of another length are named."""
+    try:
+        array = np.asarray(rows if len(rows) and np.ndim(rows[0]) else [])
+        if array.ndim == 2 and array.dtype.kind in "biuf":
+            return array
+    except (ValueError, TypeError, RuntimeError):
+        pass
+    vectors = [_vector(row, place, what) for place, row in enumerate(rows)]
+    for place, vector in enumerate(vectors):
+        if len(vector) != len(vectors[0]):
+            raise ValueError(_ragged(what, place, len(vector), len(vectors[0])))
+    return np.stack(vectors) if vectors else np.empty((0, 1))
+
+
+def _vector(row: Any, place: int, what: str) -> np.ndarray:
+    from ._arrays import as_array
+    from ._labels import is_missing
+
+    if is_missing(row):
+        raise ValueError(f"{what} has a null in row {place}: remove such rows or fill them first")
+    vector = as_array(row, f"row {place} of {what}")
+    if vector.ndim != 1:
+        shape = "a number" if vector.ndim == 0 else f"an array of shape {vector.shape}"
+        raise ValueError(f"{what} has {shape} in row {place}, but a vector per row is required")
+    if vector.dtype.kind not in "biuf":
+        bad = next(((n, value) for n, value in enumerate(row) if isinstance(value, (str, bytes)) or is_missing(value)), None)
+        said = f"dtype {vector.dtype}" if bad is None else f"a {type(bad[1]).__name__} in row {place}, column {bad[0]}"
+        raise ValueError(f"{what} has {said}, but numbers are required")
+    return vector
+
+
+def _ragged(what: str, row: int, length: int, width: int) -> str:
+    return f"{what} is ragged: row 0 has {width} numbers, row {row} has {length}"
