@@ -96,6 +96,7 @@ def test_a_missing_package_is_named_in_one_error_line(name, words, package, tmp_
         ("measure/speed.py", ["--trueshot", "no"], "there is no program 'no'; build it with 'cargo build --release'"),
         ("measure/speed.py", ["--rounds", "0"], "'0' is not a whole number of at least 1"),
         ("measure/audit.py", ["--program", __file__], "give at least one of --cifar-fs"),
+        ("measure/cleanlab_tests.py", ["no"], "there is no folder 'no'"),
         ("measure/engines.py", [], "give TASKS to measure, or --make DIR"),
         ("measure/embed.py", ["no", "--model", "no"], "there is no folder 'no'"),
     ],

@@ -24,11 +24,16 @@ pub fn to_exception(error: Error) -> PyErr {
     }
 }
 
-/// An error and what to do about it, without options of the command line. Control characters of names are escaped: a
+/// An error and what to do about it, without options and commands of the command line. Control characters of names are escaped: a
 /// traceback prints the message as it is.
 pub fn error_text(error: &Error) -> String {
     let message = visible(&error.to_string());
-    match error.hint_for(&|_| false) {
+    let hint = match error {
+        // Its hint is a command that reads files.
+        Error::NotFinite { .. } => None,
+        _ => error.hint_for(&|_| false),
+    };
+    match hint {
         Some(hint) => format!("{message}\nhint: {}", visible(&hint)),
         None => message,
     }

@@ -146,6 +146,22 @@ def test_labels_that_cannot_be_used_are_refused_with_numbers(case):
             use()
 
 
+def test_errors_about_values_name_neither_commands_nor_options_of_the_command_line():
+    calls = [
+        lambda: ts.audit(with_value((2, 5), np.nan), Y),
+        lambda: ts.find_label_issues(Y, with_value((2, 5), np.inf)),
+        lambda: ts.get_label_quality_scores(Y, with_value((4, 1), 1e30)),
+        lambda: ts.get_pred_probs(Y, X, threads=0),
+        lambda: ts.find_label_issues(Y, X, certainty=0.2),
+        lambda: ts.find_label_issues(Y, X, expected_noise=1.5),
+        lambda: ts.find_label_issues(np.zeros(12, int), X),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(ValueError) as problem:
+            call()
+        assert "--" not in str(problem.value) and "`trueshot" not in str(problem.value), number
+
+
 def test_queries_of_another_form_are_refused():
     clf = ts.FewShotClassifier("median").fit(X, Y)
     with pytest.raises(ValueError, match="X has 5 features, but FewShotClassifier is expecting 8"):

@@ -15,7 +15,14 @@ import pytest
 import trueshot as ts
 from conftest import support_set
 
-NEEDS = {"easyfsl": "torch", "plot": "matplotlib", "_batches": "pyarrow", "ray": "ray", "spark": "pyspark"}
+NEEDS = {
+    "_batches": "pyarrow",
+    "datalab": "datasets",
+    "easyfsl": "torch",
+    "plot": "matplotlib",
+    "ray": "ray",
+    "spark": "pyspark",
+}
 MODULES = sorted(module.name for module in pkgutil.iter_modules(ts.__path__) if module.name not in ("_native", "__main__"))
 
 

@@ -44,10 +44,18 @@ __all__ = [
     "train",
 ]
 
-# What needs scikit-learn, matplotlib, torch, Ray or Spark, or looks whether they are there, is imported when it is used.
+# What needs scikit-learn, matplotlib, torch, cleanlab, Ray or Spark, or looks whether they are there, is imported when it is used.
 _LATER = {"FewShotClassifier": "estimators", "LabelAuditor": "estimators"}
 # Modules, and what they cannot do without.
-_MODULES = {"easyfsl": "torch", "estimators": "numpy", "plot": "matplotlib", "ray": "ray", "spark": "pyspark"}
+_MODULES = {
+    "cleanlab": "numpy",
+    "datalab": "cleanlab",
+    "easyfsl": "torch",
+    "estimators": "numpy",
+    "plot": "matplotlib",
+    "ray": "ray",
+    "spark": "pyspark",
+}
 
 
 def __getattr__(name: str) -> object:

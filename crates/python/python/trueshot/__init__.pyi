@@ -1,3 +1,5 @@
+from . import cleanlab as cleanlab
+from . import datalab as datalab
 from . import easyfsl as easyfsl
 from . import estimators as estimators
 from . import plot as plot

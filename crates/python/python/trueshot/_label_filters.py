@@ -1,0 +1,214 @@
+"""Which labels are wrong, decided from predicted probabilities, with the names and arguments of ``cleanlab.filter``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._confident_learning import calibrated, confidently_wrong, count_confident, rounded_rows, warn_unused_joint
+from ._label_quality import check_method, rank_options, rank_rows, score_labels, score_multi_label
+from ._pred_probs import as_pred_probs, one_vs_rest
+
+PRUNES = ("prune_by_noise_rate", "prune_by_class", "both")
+FILTERS = (*PRUNES, "confident_learning", "predicted_neq_given", "low_normalized_margin", "low_self_confidence")
+
+
+def issues_from_pred_probs(
+    labels: Any,
+    pred_probs: Any,
+    *,
+    return_indices_ranked_by: str | None,
+    rank_by_kwargs: dict[str, Any] | None,
+    filter_by: str,
+    frac_noise: float,
+    num_to_remove_per_class: Any,
+    min_examples_per_class: int,
+    confident_joint: Any,
+    multi_label: bool,
+) -> np.ndarray:
+    """The mask of wrong labels or, with ``return_indices_ranked_by``, their rows: see :func:`find_label_issues`."""
+    check_method(filter_by, "filter_by", FILTERS)
+    if filter_by not in PRUNES:
+        if frac_noise != 1 or num_to_remove_per_class is not None:
+            raise ValueError(
+                f"frac_noise and num_to_remove_per_class are not supported with filter_by={filter_by!r}; "
+                f"allowed: {', '.join(PRUNES)}"
+            )
+        if confident_joint is not None:
+            warn_unused_joint(f"filter_by={filter_by!r}")
+    if not 0 <= frac_noise <= 1:
+        raise ValueError(f"frac_noise is {frac_noise}; allowed: 0 to 1")
+    options = rank_options(rank_by_kwargs)
+    prunes = (frac_noise, min_examples_per_class, num_to_remove_per_class, confident_joint)
+    if multi_label:
+        mask = _multi_label_mask(labels, pred_probs, filter_by, *prunes)
+    else:
+        codes, probs = as_pred_probs(labels, pred_probs)
+        mask = _mask(codes, probs, filter_by, *prunes)
+    if return_indices_ranked_by is None:
+        return mask
+    if multi_label:
+        return rank_rows(mask, score_multi_label(labels, pred_probs, return_indices_ranked_by, **options))
+    return rank_rows(mask, score_labels(codes, probs, return_indices_ranked_by, **options))
+
+
+def find_predicted_neq_given(labels: Any, pred_probs: Any, *, multi_label: bool = False) -> np.ndarray:
+    """Rows whose most probable class is not the given label: a mask.
+
+    >>> from trueshot.cleanlab import find_predicted_neq_given
+    >>> find_predicted_neq_given([0, 1], [[0.9, 0.1], [0.8, 0.2]]).tolist()
+    [False, True]
+    """
+    if multi_label:
+        return np.any([probs.argmax(axis=1) != codes for codes, probs in one_vs_rest(labels, pred_probs)], axis=0)
+    codes, probs = as_pred_probs(labels, pred_probs)
+    return probs.argmax(axis=1) != codes
+
+
+def find_label_issues_using_argmax_confusion_matrix(
+    labels: Any, pred_probs: Any, *, calibrate: bool = True, filter_by: str = "prune_by_noise_rate"
+) -> np.ndarray:
+    """Wrong labels by the confusion matrix of labels and most probable classes instead of the confident joint: a mask.
+
+    >>> from trueshot.cleanlab import find_label_issues_using_argmax_confusion_matrix
+    >>> pred_probs = [[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.3, 0.7], [0.95, 0.05]]
+    >>> find_label_issues_using_argmax_confusion_matrix([0, 0, 1, 1, 1], pred_probs).tolist()
+    [False, False, False, False, True]
+    """
+    check_method(filter_by, "filter_by", PRUNES)
+    codes, probs = as_pred_probs(labels, pred_probs)
+    classes = probs.shape[1]
+    matrix = np.bincount(codes * classes + probs.argmax(axis=1), minlength=classes * classes).reshape(classes, classes)
+    if calibrate:
+        matrix = calibrated(matrix, np.bincount(codes, minlength=classes))
+    return _mask(codes, probs, filter_by, 1.0, 1, None, matrix)
+
+
+def _mask(
+    codes: np.ndarray,
+    probs: np.ndarray,
+    filter_by: str,
+    frac_noise: float,
+    least: int,
+    to_remove: Any = None,
+    joint: Any = None,
+) -> np.ndarray:
+    if filter_by == "predicted_neq_given":
+        return probs.argmax(axis=1) != codes
+    confident = confidently_wrong(codes, probs)
+    if filter_by == "confident_learning":
+        return confident
+    if filter_by not in PRUNES:
+        return _lowest(score_labels(codes, probs, filter_by.removeprefix("low_")), confident.sum())
+    counts = _counts_to_prune(codes, probs, frac_noise, least, to_remove, joint)
+    mask = np.ones(len(codes), dtype=bool)
+    if filter_by in ("prune_by_class", "both"):
+        mask &= _lowest_of_class(codes, probs, counts, least)
+    if filter_by in ("prune_by_noise_rate", "both"):
+        mask &= _largest_margins(codes, probs, counts, least)
+    # A label that is also the most probable class is not wrong.
+    return mask & (probs.argmax(axis=1) != codes)
+
+
+def _lowest(scores: np.ndarray, count: int) -> np.ndarray:
+    mask = np.zeros(len(scores), dtype=bool)
+    mask[np.argsort(scores, kind="stable")[:count]] = True
+    return mask
+
+
+def _counts_to_prune(
+    codes: np.ndarray, probs: np.ndarray, frac_noise: float, least: int, to_remove: Any, joint: Any
+) -> np.ndarray:
+    """How many rows of each label (row) to give to each class (column); on the diagonal, how many to keep."""
+    classes = probs.shape[1]
+    joint = count_confident(codes, probs)[0] if joint is None else np.asarray(joint)
+    if joint.shape != (classes, classes):
+        raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, classes)}")
+    kept = joint.diagonal()
+    # Rows to keep beyond those that the joint keeps are taken from all other entries of the label in equal parts.
+    more = np.maximum(least - kept, 0)
+    others = np.maximum(np.count_nonzero(joint, axis=1) - 1, 1)
+    available = np.maximum(joint - (more / others)[:, None], 0)
+    np.fill_diagonal(available, 0)
+    counts = available * frac_noise
+    np.fill_diagonal(counts, kept + more + (available - counts).sum(axis=1))
+    counts = np.floor(counts).astype(np.int64)
+    return counts if to_remove is None else _exact_counts(counts, np.bincount(codes, minlength=classes), to_remove)
+
+
+def _exact_counts(counts: np.ndarray, of_labels: np.ndarray, to_remove: Any) -> np.ndarray:
+    """The same shares of the classes, with the number of rows to remove given for each label."""
+    wanted = np.asarray(to_remove)
+    if wanted.ndim > 1 or (wanted.ndim == 1 and len(wanted) != len(counts)) or wanted.dtype.kind not in "iu" or (wanted < 0).any():
+        raise ValueError(f"num_to_remove_per_class is {to_remove!r}; allowed: one whole number from 0 per class ({len(counts)})")
+    wanted = np.broadcast_to(wanted, len(counts))
+    off_diagonal = counts.astype(np.float64)
+    np.fill_diagonal(off_diagonal, 0)
+    sums = off_diagonal.sum(axis=1)
+    off_diagonal *= (wanted / np.maximum(sums, 1e-6))[:, None]
+    np.fill_diagonal(off_diagonal, of_labels - wanted)
+    return rounded_rows(off_diagonal)
+
+
+def _lowest_of_class(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, least: int) -> np.ndarray:
+    mask = np.zeros(len(codes), dtype=bool)
+    for label in range(probs.shape[1]):
+        rows = np.flatnonzero(codes == label)
+        if len(rows) > least:
+            _take_lowest(mask, rows, probs[rows, label], len(rows) - counts[label, label])
+    return mask
+
+
+def _largest_margins(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, least: int) -> np.ndarray:
+    mask = np.zeros(len(codes), dtype=bool)
+    for label in range(probs.shape[1]):
+        rows = np.flatnonzero(codes == label)
+        if len(rows) <= least:
+            continue
+        for other in np.flatnonzero(counts[label]):
+            if other != label:
+                _take_lowest(mask, rows, probs[rows, label] - probs[rows, other], counts[label, other])
+    return mask
+
+
+def _take_lowest(mask: np.ndarray, rows: np.ndarray, scores: np.ndarray, count: int) -> None:
+    """Mark the ``count`` rows with the lowest scores, and those equal to the last of them."""
+    if count > 0:
+        last = np.sort(scores)[min(count, len(rows)) - 1]
+        mask[rows[scores <= last]] = True
+
+
+def _multi_label_mask(
+    labels: Any, pred_probs: Any, filter_by: str, frac_noise: float, least: int, to_remove: Any, joint: Any
+) -> np.ndarray:
+    questions = list(one_vs_rest(labels, pred_probs))
+    if filter_by.startswith("low_"):
+        count = np.any([confidently_wrong(*one) for one in questions], axis=0).sum()
+        return _lowest(score_multi_label(labels, pred_probs, filter_by.removeprefix("low_")), count)
+    joints = _joints_of_classes(joint, len(questions))
+    wanted: Any = [None] * len(questions) if to_remove is None else to_remove
+    if np.ndim(wanted) == 0 or len(wanted) != len(questions):
+        raise ValueError(
+            f"num_to_remove_per_class is {to_remove!r}; with multi_label=True pass one pair per class ({len(questions)}): "
+            "how many rows without and with the class to remove"
+        )
+    masks = [
+        _mask(codes, probs, filter_by, frac_noise, least, wanted[number], joints[number])
+        for number, (codes, probs) in enumerate(questions)
+    ]
+    return np.any(masks, axis=0)
+
+
+def _joints_of_classes(joint: Any, classes: int) -> Any:
+    """The joints of the yes-or-no questions: as given, or from a joint of all classes."""
+    if joint is None:
+        return [None] * classes
+    joint = np.asarray(joint)
+    if joint.shape == (classes, 2, 2):
+        return joint
+    if joint.shape != (classes, classes):
+        raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, 2, 2)} or {(classes, classes)}")
+    both, given, true = joint.diagonal(), joint.sum(axis=1), joint.sum(axis=0)
+    no = joint.sum() - given - true + both
+    return np.stack([no, true - both, given - both, both], axis=1).reshape(classes, 2, 2)

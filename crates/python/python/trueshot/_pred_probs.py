@@ -1,0 +1,142 @@
+"""Predicted probabilities as cleanlab takes them: recognised, checked, and matched with the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ._arrays import as_array
+from ._frames import library_of, read_table
+from ._labels import encode
+
+# A row of half-precision probabilities, or of probabilities written with a few digits, does not sum to 1 exactly.
+_TOLERANCE = 1e-3
+
+
+def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") -> tuple[Any, bool]:
+    """The second argument of a function of cleanlab, and whether it is predicted probabilities.
+
+    ``pred_probs`` and ``features`` say what they are. ``X`` is recognised by its form: non-negative rows with one column per
+    class are probabilities. What could be either is refused, so that probabilities are never taken for features.
+    """
+    given = [name for name, value in (("X", X), ("pred_probs", pred_probs), ("features", features)) if value is not None]
+    if len(given) != 1:
+        found = "none of them" if not given else " and ".join(given)
+        raise TypeError(f"pass either pred_probs= or features={also}; got {found}")
+    if X is None:
+        return (pred_probs, True) if features is None else (features, False)
+    if isinstance(labels, str) or library_of(X) == "datasets":
+        # The features of a table whose column of labels is named, and data sets, which may have images.
+        return X, False
+    array = as_array(read_table(X, name="the second argument").features, "the second argument")
+    if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0 or not (array >= 0).all():
+        return X, False
+    classes = encode(labels, name="labels").classes
+    if _has_column_per_class(classes, array.shape[1]):
+        _check_sums(array, "the second argument has one column per class, but ", "; if it is features, pass features=")
+        return array, True
+    if (abs(_sums(array) - 1) <= _TOLERANCE).all():
+        raise ValueError(
+            f"the second argument looks like predicted probabilities (all rows sum to 1), but has {array.shape[1]} columns "
+            f"for {len(classes)} classes; pass it as pred_probs= or features= to say what it is"
+        )
+    return X, False
+
+
+def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The column of every row's label, and the probabilities as float64 of shape (rows, classes).
+
+    Labels that are integers from 0 name their columns. Other labels, such as names, are numbered in sorted order, which is
+    the order of the columns that classifiers of scikit-learn return.
+    """
+    array = _probabilities(pred_probs)
+    _check_sums(array, "", "; pass the output of a softmax, or features= for features")
+    codes = as_columns(labels, array.shape[1])
+    if len(codes) != len(array):
+        raise ValueError(f"labels has {len(codes)} entries, but pred_probs has {len(array)} rows")
+    return codes, array
+
+
+def as_columns(labels: Any, columns: int, name: str = "pred_probs") -> np.ndarray:
+    """The column of every label, of an array with one column per class."""
+    found = encode(labels, name="labels")
+    numbers = _numbers(found.classes)
+    if numbers is not None and numbers[-1] < columns:
+        return numbers[found.codes]
+    if len(found.classes) == columns:
+        return found.codes
+    raise ValueError(
+        f"labels has {len(found.classes)} classes, but {name} has {columns} columns; if classes without rows are among the "
+        f"columns, pass labels as integers from 0 to {columns - 1}, the column of each label"
+    )
+
+
+def one_vs_rest(labels: Any, pred_probs: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The labels and probabilities of the yes-or-no question of every class of a multi-label set."""
+    array = _probabilities(pred_probs)
+    if (array > 1 + _TOLERANCE).any():
+        row, column = np.argwhere(array > 1 + _TOLERANCE)[0]
+        raise ValueError(f"pred_probs row {row}, column {column} is {array[row, column]:g}; probabilities are from 0 to 1")
+    member = multi_label_mask(labels, array.shape[1])
+    if len(member) != len(array):
+        raise ValueError(f"labels has {len(member)} entries, but pred_probs has {len(array)} rows")
+    for mask, yes in zip(member.T, np.minimum(array, 1).T):
+        yield mask.astype(np.int64), np.stack([1 - yes, yes], axis=1)
+
+
+def multi_label_mask(labels: Any, classes: int) -> np.ndarray:
+    """Which classes every row has, of shape (rows, classes), from a list of classes per row."""
+    mask = np.zeros((len(labels), classes), dtype=bool)
+    for row, names in enumerate(labels):
+        if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
+            raise TypeError(f"labels row {row} is {names!r}; with multi_label=True every row is a list of classes")
+        for name in names:
+            if not isinstance(name, (int, np.integer)) or not 0 <= name < classes:
+                raise ValueError(f"labels row {row} has class {name!r}; allowed: 0 to {classes - 1}, the columns of pred_probs")
+            mask[row, name] = True
+    return mask
+
+
+def _probabilities(pred_probs: Any) -> np.ndarray:
+    array = as_array(pred_probs, "pred_probs")
+    if array.ndim != 2 or array.size == 0:
+        raise ValueError(f"pred_probs must have the shape (rows, classes), got {array.shape}")
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"pred_probs must be numbers, got an array of {array.dtype}")
+    array = array.astype(np.float64)
+    bad = ~(array >= 0)
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        value = array[row, column]
+        raise ValueError(
+            f"pred_probs row {row}, column {column} is {'NaN' if np.isnan(value) else f'{value:g}'}; probabilities are from "
+            "0 to 1; for logits, pass their softmax, and for features, features="
+        )
+    return array
+
+
+def _sums(array: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return array.sum(axis=1, dtype=np.float64)
+
+
+def _check_sums(array: np.ndarray, before: str, after: str) -> None:
+    sums = _sums(array)
+    bad = ~(abs(sums - 1) <= _TOLERANCE)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{before}row {row} sums to {sums[row]:.6g}; rows of pred_probs must sum to 1{after}")
+
+
+def _numbers(classes: np.ndarray) -> np.ndarray | None:
+    """The classes as columns, if they are whole numbers from 0."""
+    whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
+    return classes.astype(np.int64) if whole and len(classes) > 0 and classes[0] >= 0 else None
+
+
+def _has_column_per_class(classes: np.ndarray, columns: int) -> bool:
+    numbers = _numbers(classes)
+    return columns == len(classes) or (numbers is not None and columns == numbers[-1] + 1)
+
