@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 
 from . import _native
 from ._arrays import as_features
-from ._labels import Labels, encode
+from ._embeddings import Embeddings, labelled
+from ._labels import Labels, encode, item_names
 
 
 def audit(
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
     items: Sequence[str] | None = None,
     pictures: Sequence[Any] | None = None,
@@ -30,16 +32,16 @@ def audit(
 
     Parameters
     ----------
-    X : array of shape (rows, dimensions)
-        Embeddings. float32 and float16 arrays in C order are used without a copy; others are converted. Tensors of torch
-        and JAX are read through DLPack.
+    X : array of shape (rows, dimensions), or Embeddings
+        float32 and float16 arrays in C order are used without a copy; others are converted. Tensors of torch and JAX are
+        read through DLPack.
     y : labels, one per row
-        Strings, integers or booleans.
+        Strings, integers or booleans. Default: the labels of the embeddings.
     items : list of str, optional
-        Names of the rows.
+        Names of the rows. Default: those of the embeddings.
     pictures : sequence with one image per row, optional
         Paths, bytes of image files, arrays of shape (height, width[, 3 or 4]) or PIL images, shown in notebooks and
-        HTML reports.
+        HTML reports. Default: the images of the embeddings, if they are of a folder.
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
@@ -67,6 +69,9 @@ def audit(
     >>> int(np.argmax(found.p_wrong)), found.verdict[4], found.suggested[4]
     (4, 'relabel', 'ant')
     """
+    if pictures is None and isinstance(X, Embeddings) and X.folder is not None and X.items is not None:
+        pictures = [os.path.join(X.folder, item) for item in X.items]
+    X, y, items = labelled(X, y, items)
     features = as_features(X)
     labels = encode(y, len(features))
     native = _native.audit(
@@ -81,16 +86,6 @@ def audit(
         threads,
     )
     return Audit(native, labels, pictures)
-
-
-def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
-    """Check that there is one name per row."""
-    if items is None:
-        return None
-    names = [str(item) for item in items]
-    if len(names) != rows:
-        raise ValueError(f"{rows} rows but {len(names)} items")
-    return names
 
 
 def _confirmed(confirmed: Any, rows: int) -> list[bool]:

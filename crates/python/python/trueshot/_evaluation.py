@@ -11,8 +11,8 @@ import numpy as np
 
 from . import _native
 from ._arrays import as_features
-from ._audit import item_names
-from ._labels import Labels, encode
+from ._embeddings import Embeddings, labelled
+from ._labels import Labels, encode, item_names
 from ._progress import counting
 
 Shots = int | tuple[int, int]
@@ -56,6 +56,7 @@ def whole(given: Any, name: str, least: int) -> int:
 
 def given_rows(X: Any, y: Any, items: Sequence[str] | None = None) -> tuple[Any, Labels]:
     """Labelled rows in the form of the native module, and their labels."""
+    X, y, items = labelled(X, y, items)
     features = as_features(X)
     labels = encode(y, len(features))
     return (features, labels.codes, labels.names, item_names(items, len(features))), labels
@@ -66,16 +67,18 @@ def _outliers(outliers: Any) -> Any:
     if outliers is None:
         return None
     if isinstance(outliers, str):
-        raise ValueError(f"outliers is {outliers!r}; allowed: an array, a pair (X, y) or None")
+        raise ValueError(f"outliers is {outliers!r}; allowed: an array, embeddings, a pair (X, y) or None")
     if isinstance(outliers, tuple) and len(outliers) == 2:
         return given_rows(*outliers)[0]
+    if isinstance(outliers, Embeddings) and outliers.labels is not None:
+        return given_rows(outliers, None)[0]
     features = as_features(outliers, "outliers")
     return (features, np.zeros(len(features), np.int64), ["outlier"], None)
 
 
 def evaluate(
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
     methods: Sequence[str] | None = None,
     noise: Mapping[str, Any] | None = None,
@@ -99,7 +102,7 @@ def evaluate(
 
     Parameters
     ----------
-    X, y : embeddings and their labels
+    X, y : embeddings and their labels, or only an :class:`Embeddings` object
     methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``
         Default: all methods that need no model file and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
@@ -110,7 +113,7 @@ def evaluate(
         Labelled rows per class, or the range (minimum, maximum) from which each class draws its own.
     episodes, seed : int
         Number of episodes, and the random seed that determines them.
-    outliers : rows of other classes for outlier noise, an array or a pair (X, y)
+    outliers : rows of other classes for outlier noise, an array, a pair (X, y) or Embeddings
         Default: rows of the classes of the data that are not in the episode.
     baseline : str, optional
         Method to which all others are compared. Default: protonet.
@@ -247,7 +250,7 @@ class Episode:
 
 def sample_episodes(
     X: Any,
-    y: Any,
+    y: Any = None,
     n: int = 1,
     *,
     noise: Mapping[str, Any] | None = None,

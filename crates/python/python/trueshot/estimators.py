@@ -10,6 +10,7 @@ import numpy as np
 from . import _native
 from ._arrays import as_features
 from ._audit import Audit, audit
+from ._embeddings import labelled
 from ._labels import Labels, class_name, encode
 from ._sklearn import (
     BaseEstimator,
@@ -68,8 +69,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         self.method = method
         self.threads = threads
 
-    def fit(self, X: Any, y: Any) -> FewShotClassifier:
-        """Fit the classifier to labelled rows."""
+    def fit(self, X: Any, y: Any = None) -> FewShotClassifier:
+        """Fit the classifier to labelled rows, or to embeddings with labels."""
+        X, y, _ = labelled(X, y)
         features = as_features(X)
         labels = encode(y, len(features))
         if len(labels.classes) < 2:
@@ -189,8 +191,9 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         self.expected_noise = expected_noise
         self.threads = threads
 
-    def fit(self, X: Any, y: Any) -> LabelAuditor:
-        """Audit labelled rows."""
+    def fit(self, X: Any, y: Any = None) -> LabelAuditor:
+        """Audit labelled rows, or embeddings with labels."""
+        X, y, _ = labelled(X, y)
         features = as_features(X)
         found = audit(
             features, y, certainty=self.certainty, expected_noise=self.expected_noise, threads=self.threads
