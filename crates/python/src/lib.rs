@@ -12,6 +12,7 @@ mod batch;
 mod classifier;
 mod columns;
 mod command_line;
+mod embeddings;
 mod evaluation;
 mod exceptions;
 mod interruptible;
@@ -35,6 +36,8 @@ mod _native {
     use crate::classifier::Classifier;
     #[pymodule_export]
     use crate::command_line::main_from;
+    #[pymodule_export]
+    use crate::embeddings::{read_embeddings, write_embeddings};
     #[pymodule_export]
     use crate::evaluation::{Evaluation, evaluate, sample_episodes};
     #[pymodule_export]

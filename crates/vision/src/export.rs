@@ -57,9 +57,12 @@ pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGrap
             if model.has_channels_first {
                 image = add_channels_first(&mut graph, &image);
             }
+            let image = add_cast(&mut graph, image, ElementType::Float as u64, model.input_type);
             graph.alias(&image, &model.input);
             graph.import(&model.imported);
-            let embedding = add_row(&mut graph, &GraphValue::named(&model.output), &model);
+            let output = GraphValue::named(&model.output);
+            let output = add_cast(&mut graph, output, model.output_type, ElementType::Float as u64);
+            let embedding = add_row(&mut graph, &output, &model);
             let OutputNames { probabilities, unknown } = OutputNames::default();
             let names = OutputNames {
                 probabilities: model.unused_name(&probabilities),
@@ -125,6 +128,11 @@ fn add_normalisation(graph: &mut OnnxGraph, image: &GraphValue, preprocessing: &
 /// From `[batch, rows, columns, channels]` to `[batch, channels, rows, columns]`.
 fn add_channels_first(graph: &mut OnnxGraph, image: &GraphValue) -> GraphValue {
     graph.node("Transpose", &[image], &[Attribute::Ints("perm", &[0, 3, 1, 2])])
+}
+
+/// A value of type `from` as type `to`, both numbers of the format.
+fn add_cast(graph: &mut OnnxGraph, value: GraphValue, from: u64, to: u64) -> GraphValue {
+    if from == to { value } else { graph.node("Cast", &[&value], &[Attribute::Int("to", to as i64)]) }
 }
 
 /// The output of an ONNX backbone as one row per image, as [`crate::onnx`] makes it: feature maps are averaged, of tokens

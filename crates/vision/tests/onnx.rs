@@ -7,7 +7,9 @@ use std::path::Path;
 
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
-use tiny_onnx::{BOOL, DOUBLE, FLOAT, Graph, INT64, int, ints, means, node, tensor, value};
+use tiny_onnx::{
+    BFLOAT16, BOOL, DOUBLE, FLOAT, Graph, HALF, INT64, external_tensor, int, ints, means, node, tensor, value,
+};
 use trueshot_vision::backbone::BackboneOptions;
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::onnx::{self, ModelProcess};
@@ -188,6 +190,116 @@ fn doubles_are_taken_as_floats_or_refused_but_never_misread() {
         Ok(backbone) => assert!(close(&row(backbone, [255, 51, 0]), &[1.0, 0.2, 0.0])),
         Err(problem) => assert!(problem.contains("cannot be used"), "{problem}"),
     }
+}
+
+/// The means of the channels times 2, 0.5 and 4, which are a tensor of the model; all values are of this type.
+fn scaled_means(kind: i64, factors: Vec<u8>) -> Graph {
+    let mut graph = means(&["N", "3", "9", "9"]);
+    graph.inputs = vec![value("input", kind, &["N", "3", "9", "9"])];
+    graph.outputs = vec![value("features", kind, &["N", "3"])];
+    graph.nodes[1] = node("Flatten", &["pooled"], "flat", &[]);
+    graph.nodes.push(node("Mul", &["flat", "factors"], "features", &[]));
+    graph.tensors = vec![factors];
+    graph
+}
+
+/// 2, 0.5 and 4 as 16-bit and as 32-bit floats.
+const HALF_FACTORS: [u16; 3] = [0x4000, 0x3800, 0x4400];
+const FACTORS: [f32; 3] = [2.0, 0.5, 4.0];
+
+fn half_bytes() -> Vec<u8> {
+    HALF_FACTORS.iter().flat_map(|factor| factor.to_le_bytes()).collect()
+}
+
+#[test]
+fn weights_inputs_and_outputs_may_be_16_bit_floats() {
+    let listed: Vec<u8> =
+        HALF_FACTORS.iter().flat_map(|factor| tiny_onnx::varint((*factor).into())).collect();
+    let listed = [
+        tiny_onnx::whole(1, 3),
+        tiny_onnx::whole(2, HALF),
+        tiny_onnx::bytes(5, listed),
+        tiny_onnx::bytes(8, "factors"),
+    ];
+    // The numbers start at even and odd bytes of the file.
+    let mut before = scaled_means(HALF, tensor("factors", HALF, &[3], &half_bytes()));
+    before.tensors.insert(0, tensor("x", HALF, &[1], &[0, 0]));
+    let mut odd = scaled_means(HALF, tensor("factors", HALF, &[3], &half_bytes()));
+    odd.tensors.insert(0, tensor("xy", HALF, &[1], &[0, 0]));
+    for graph in [before, odd, scaled_means(HALF, listed.concat())] {
+        let backbone = opened(&graph, &plain()).unwrap();
+        assert!(close(&row(backbone, [255, 51, 0]), &[2.0, 0.1, 0.0]));
+    }
+    let mut mixed = scaled_means(FLOAT, tensor("factors", HALF, &[3], &half_bytes()));
+    mixed.nodes[1] = node("Flatten", &["pooled"], "single", &[]);
+    mixed.nodes.insert(2, node("Cast", &["single"], "flat", &[int("to", HALF)]));
+    mixed.nodes[3] = node("Mul", &["flat", "factors"], "half", &[]);
+    mixed.nodes.push(node("Cast", &["half"], "features", &[int("to", FLOAT)]));
+    assert!(close(&row(opened(&mixed, &plain()).unwrap(), [255, 51, 0]), &[2.0, 0.1, 0.0]));
+}
+
+#[test]
+fn bfloat16_is_refused_with_the_way_out() {
+    let problem = opened(&scaled_means(FLOAT, tensor("factors", BFLOAT16, &[3], &[0; 6])), &plain());
+    let problem = problem.err().unwrap();
+    assert!(problem.contains("'factors' is of type bfloat16"), "{problem}");
+    assert!(problem.contains("f32 or f16 (model.float())"), "{problem}");
+}
+
+/// Opens a model file next to a file of weights: two bytes that are not used, and the factors.
+fn opened_beside_weights(kind: i64, entries: &[(&str, &str)]) -> Result<Backbone, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, weights) = (folder.path().join("tiny.onnx"), folder.path().join("weights/tiny.bin"));
+    let factors = match kind {
+        HALF => half_bytes(),
+        _ => FACTORS.iter().flat_map(|factor| factor.to_le_bytes()).collect(),
+    };
+    std::fs::create_dir(folder.path().join("weights")).unwrap();
+    std::fs::write(weights, [vec![7, 7], factors].concat()).unwrap();
+    std::fs::write(&path, scaled_means(kind, external_tensor("factors", kind, &[3], entries)).file())
+        .unwrap();
+    allow_onnx();
+    let backbone = Backbone::find(&path, &plain());
+    backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
+}
+
+#[test]
+fn weights_in_a_file_next_to_the_model_are_read() {
+    let inside = scaled_means(HALF, tensor("factors", HALF, &[3], &half_bytes()));
+    let hash_of = |name: &str| name.rsplit_once(", ").unwrap().1.to_owned();
+    let inside = hash_of(opened(&inside, &plain()).unwrap().name());
+    for (kind, length) in [(FLOAT, Some("12")), (HALF, Some("6")), (HALF, None)] {
+        let mut entries = vec![("location", "weights/tiny.bin"), ("offset", "2")];
+        entries.extend(length.map(|length| ("length", length)));
+        let backbone = opened_beside_weights(kind, &entries).unwrap();
+        // The weights are part of the model, and its name contains a hash of them.
+        assert_eq!(hash_of(backbone.name()) == inside, kind == HALF);
+        assert!(close(&row(backbone, [255, 51, 0]), &[2.0, 0.1, 0.0]));
+    }
+}
+
+#[test]
+fn weights_elsewhere_or_of_another_size_are_refused() {
+    let refused = |entries: &[(&str, &str)], part: &str| {
+        let problem = opened_beside_weights(FLOAT, entries).err().unwrap_or_else(|| panic!("{entries:?}"));
+        assert!(problem.contains(part), "{entries:?}: {problem}");
+        problem
+    };
+    let problem = refused(&[("location", "nowhere.bin")], "its weights are in 'nowhere.bin' next to it");
+    assert!(problem.contains("onnx.save(onnx.load("), "{problem}");
+    refused(&[("location", "weights")], "not a file");
+    for outside in ["../tiny.bin", "/etc/passwd", "weights/../../x", ""] {
+        refused(&[("location", outside)], "not in the folder of the model");
+    }
+    let place = ("location", "weights/tiny.bin");
+    refused(
+        &[place, ("offset", "2"), ("length", "13")],
+        "13 bytes from byte 2 of 'weights/tiny.bin', which has 14",
+    );
+    refused(&[place, ("offset", "18446744073709551615"), ("length", "2")], "which has 14 bytes");
+    refused(&[place, ("offset", "2"), ("length", "8")], "claims 3 numbers that it does not hold");
+    refused(&[place, ("offset", "two")], "the offset of its tensor 'factors' is not a number");
+    refused(&[("offset", "2")], "without the name of the file");
 }
 
 #[test]

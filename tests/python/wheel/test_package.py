@@ -34,9 +34,12 @@ def test_the_examples_in_the_documentation_are_true(name):
     assert doctest.testmod(module).failed == 0
 
 
-def test_the_lines_in_the_book_run(tmp_path):
+@pytest.mark.parametrize("page", ["python.md", "own-network.md"])
+def test_the_lines_in_the_book_run(page, tmp_path):
+    if page == "own-network.md":
+        pytest.importorskip("torch")
     run = Path(__file__).parent / "readme.py"
-    page = Path(__file__).parents[3] / "docs" / "python.md"
+    page = Path(__file__).parents[3] / "docs" / page
     done = subprocess.run([sys.executable, run, page], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -53,7 +56,7 @@ def test_whoever_lists_what_is_there_gets_all_of_it():
 
 
 def test_importing_it_imports_nothing_large():
-    large = ("sklearn", "pandas", "torch", "pyarrow", "scipy", "polars", "datasets")
+    large = ("sklearn", "pandas", "torch", "pyarrow", "scipy", "polars", "datasets", "PIL")
     program = f"import sys, trueshot; print([m for m in {large} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

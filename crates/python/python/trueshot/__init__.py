@@ -16,6 +16,8 @@ from importlib.util import find_spec as _find_spec
 from ._audit import Audit, audit
 from ._batches import audit_batch, fit_batch, prototypes_batch
 from ._cleanlab import find_label_issues, get_label_quality_scores, get_pred_probs
+from ._embed import embed
+from ._embeddings import Embeddings
 from ._evaluation import Episode, Evaluation, SupportSet, evaluate, sample_episodes
 from ._models import Model, load_model
 from ._native import __version__
@@ -23,6 +25,7 @@ from ._training import Training, train
 
 __all__ = [
     "Audit",
+    "Embeddings",
     "Episode",
     "Evaluation",
     "FewShotClassifier",
@@ -33,6 +36,7 @@ __all__ = [
     "__version__",
     "audit",
     "audit_batch",
+    "embed",
     "evaluate",
     "find_label_issues",
     "fit_batch",

@@ -13,6 +13,8 @@ from ._batches import prototypes_batch as prototypes_batch
 from ._cleanlab import find_label_issues as find_label_issues
 from ._cleanlab import get_label_quality_scores as get_label_quality_scores
 from ._cleanlab import get_pred_probs as get_pred_probs
+from ._embed import embed as embed
+from ._embeddings import Embeddings as Embeddings
 from ._evaluation import Episode as Episode
 from ._evaluation import Evaluation as Evaluation
 from ._evaluation import SupportSet as SupportSet

@@ -13,12 +13,12 @@ import numpy as np
 
 from . import _frames, _native
 from ._arrays import as_features
-from ._labels import Labels, encode
+from ._labels import Labels, encode, item_names
 
 
 def audit(
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
     column: str | None = None,
     items: Sequence[str] | None = None,
@@ -33,7 +33,7 @@ def audit(
 
     Parameters
     ----------
-    X : array of shape (rows, dimensions), column of vectors, or table
+    X : array of shape (rows, dimensions), column of vectors, table, or Embeddings
         Embeddings. float32 and float16 arrays in C order are used without a copy; others are converted. Tensors of torch
         and JAX are read through DLPack. Columns of vectors are Arrow arrays of lists, and Series of pandas and polars.
         Tables are those of pandas, polars and Arrow, and data sets of Hugging Face: if all columns are numbers, they
@@ -41,13 +41,15 @@ def audit(
         built-in network embeds.
     y : labels, one per row, or the name of a column of X
         Strings, integers or booleans. The labels of a ClassLabel column of a data set are the names of the classes.
+        Default: the labels of the embeddings.
     column : str, optional
         The column of X with the features, if X is a table.
     items : list of str, optional
-        Names of the rows. Default: the index of X or y, if one is a pandas object and its index does not only count rows.
+        Names of the rows. Default: those of the embeddings, or the index of X or y, if one is a pandas object and its index
+        does not only count rows.
     pictures : sequence with one image per row, optional
         Paths, bytes of image files, arrays of shape (height, width[, 3 or 4]) or PIL images, shown in notebooks and
-        HTML reports. Default: the images of a data set that was embedded.
+        HTML reports. Default: the images of the embeddings, if they are of a folder, or of a data set that was embedded.
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
@@ -75,7 +77,7 @@ def audit(
     >>> int(np.argmax(found.p_wrong)), found.verdict[4], found.suggested[4]
     (4, 'relabel', 'ant')
     """
-    table = _frames.read_table(X, y, column, threads=threads)
+    table = _frames.read_labelled(X, y, column, threads=threads)
     pictures = table.pictures if pictures is None else pictures
     return audit_table(table, items, pictures, confirmed, certainty, expected_noise, neighbours, threads)
 
@@ -97,7 +99,7 @@ def audit_table(
         features,
         labels.codes,
         labels.names,
-        item_names(_frames.item_names(table.index) if items is None else items, len(features)),
+        item_names(table.items if items is None else items, len(features)),
         _confirmed(confirmed, len(features)),
         certainty,
         expected_noise,
@@ -105,16 +107,6 @@ def audit_table(
         threads,
     )
     return Audit(native, labels, pictures, table.index)
-
-
-def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
-    """Check that there is one name per row."""
-    if items is None:
-        return None
-    names = [str(item) for item in items]
-    if len(names) != rows:
-        raise ValueError(f"{rows} rows but {len(names)} items")
-    return names
 
 
 def _confirmed(confirmed: Any, rows: int) -> list[bool]:

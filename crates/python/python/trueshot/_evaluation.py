@@ -11,9 +11,9 @@ import numpy as np
 
 from . import _native
 from ._arrays import as_features
-from ._frames import read_table
-from ._audit import item_names
-from ._labels import Labels, encode
+from ._embeddings import Embeddings
+from ._frames import read_labelled
+from ._labels import Labels, encode, item_names
 from ._progress import counting
 
 Shots = int | tuple[int, int]
@@ -57,9 +57,10 @@ def whole(given: Any, name: str, least: int) -> int:
 
 def given_rows(X: Any, y: Any, items: Sequence[str] | None = None, column: str | None = None) -> tuple[Any, Labels]:
     """Labelled rows in the form of the native module, and their labels."""
-    table = read_table(X, y, column)
+    table = read_labelled(X, y, column)
     features = as_features(table.features)
     labels = encode(table.labels, len(features))
+    items = table.items if items is None else items
     return (features, labels.codes, labels.names, item_names(items, len(features))), labels
 
 
@@ -68,16 +69,18 @@ def _outliers(outliers: Any) -> Any:
     if outliers is None:
         return None
     if isinstance(outliers, str):
-        raise ValueError(f"outliers is {outliers!r}; allowed: an array, a pair (X, y) or None")
+        raise ValueError(f"outliers is {outliers!r}; allowed: an array, embeddings, a pair (X, y) or None")
     if isinstance(outliers, tuple) and len(outliers) == 2:
         return given_rows(*outliers)[0]
+    if isinstance(outliers, Embeddings) and outliers.labels is not None:
+        return given_rows(outliers, None)[0]
     features = as_features(outliers, "outliers")
     return (features, np.zeros(len(features), np.int64), ["outlier"], None)
 
 
 def evaluate(
     X: Any,
-    y: Any,
+    y: Any = None,
     *,
     column: str | None = None,
     methods: Sequence[str] | None = None,
@@ -102,7 +105,7 @@ def evaluate(
 
     Parameters
     ----------
-    X, y : embeddings and their labels
+    X, y : embeddings and their labels, or only an :class:`Embeddings` object
         Arrays, columns or tables, as in :func:`audit`.
     column : str, optional
         The column of X with the features, if X is a table.
@@ -116,7 +119,7 @@ def evaluate(
         Labelled rows per class, or the range (minimum, maximum) from which each class draws its own.
     episodes, seed : int
         Number of episodes, and the random seed that determines them.
-    outliers : rows of other classes for outlier noise, an array or a pair (X, y)
+    outliers : rows of other classes for outlier noise, an array, a pair (X, y) or Embeddings
         Default: rows of the classes of the data that are not in the episode.
     baseline : str, optional
         Method to which all others are compared. Default: protonet.
@@ -253,7 +256,7 @@ class Episode:
 
 def sample_episodes(
     X: Any,
-    y: Any,
+    y: Any = None,
     n: int = 1,
     *,
     column: str | None = None,

@@ -9,6 +9,7 @@ set, one column has images, which the built-in network embeds. Other columns are
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ class Table:
     """The pandas index of the rows, unless it only counts them."""
     pictures: list[Any] | None = None
     """The images that the features were computed from."""
+    names: list[str] | None = None
+    """The names of the rows of embeddings."""
+
+    @property
+    def items(self) -> list[str] | None:
+        """The names of the rows: those of embeddings, or the entries of the pandas index as text, levels separated by slashes."""
+        if self.names is not None or self.index is None:
+            return self.names
+        return ["/".join(map(str, entry)) if isinstance(entry, tuple) else str(entry) for entry in self.index]
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
 
     If X is a table, y may be the name of its column of labels, and ``column`` the name of its column of features.
     """
+    if is_embeddings(X):
+        return _of_embeddings(X, y, column, name)
     X = _loaded(X, name)
     columns = _columns(X)
     if columns is None:
@@ -68,6 +80,29 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
     return Table(_matrix(X, chosen, name), labels, _frame(X, chosen), index)
 
 
+def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None = None) -> Table:
+    """The same, for rows that need labels; the labels of embeddings are part of them."""
+    if is_embeddings(X) and X.labels is None and y is None:
+        raise ValueError("X is embeddings without labels: give y too, or add labels with X.with_labels(y)")
+    return read_table(X, y, column, threads=threads)
+
+
+def is_embeddings(given: Any) -> bool:
+    # Imported here because embeddings are made of arrays, which may be tables.
+    from ._embeddings import Embeddings
+
+    return isinstance(given, Embeddings)
+
+
+def _of_embeddings(given: Any, y: Any, column: str | None, name: str) -> Table:
+    _check_not_a_table(given, y, column, name)
+    pictures = None
+    if given.folder is not None and given.items is not None:
+        pictures = [os.path.join(given.folder, item) for item in given.items]
+    labels = given.labels if y is None else _loaded(y, "y")
+    return Table(given.features, labels, pictures=pictures, names=given.items)
+
+
 def library_of(given: Any) -> str | None:
     """The library of a table or column, if it is one of those that are known."""
     roots = (base.__module__.partition(".")[0] for base in type(given).__mro__)
@@ -78,13 +113,6 @@ def arrow_table(given: Any) -> Any:
     """A table with the Arrow PyCapsule interface: what was given, or the Arrow table of a data set."""
     given = _loaded(given, "table", is_imported=False)
     return given.with_format("arrow")[:] if library_of(given) == "datasets" and hasattr(given, "with_format") else given
-
-
-def item_names(index: Any) -> list[str] | None:
-    """The names of rows from their pandas index: its entries as text, levels separated by slashes."""
-    if index is None:
-        return None
-    return ["/".join(map(str, entry)) if isinstance(entry, tuple) else str(entry) for entry in index]
 
 
 def _loaded(given: Any, name: str, is_imported: bool = True) -> Any:

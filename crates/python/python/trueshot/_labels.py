@@ -7,6 +7,7 @@ same rows give the same result in Python and on the command line.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,16 @@ def encode(labels: Any, rows: int | None = None, name: str = "y") -> Labels:
 def class_name(label: Any) -> str:
     """The name of a class in files and reports."""
     return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else str(label)
+
+
+def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
+    """Check that there is one name per row."""
+    if items is None:
+        return None
+    names = [str(item) for item in items]
+    if len(names) != rows:
+        raise ValueError(f"{rows} rows but {len(names)} items")
+    return names
 
 
 def _one_dimensional(labels: Any, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._arrays import as_array
-from ._frames import library_of, read_table
+from ._frames import is_embeddings, library_of, read_table
 from ._labels import encode
 
 # A row of half-precision probabilities, or of probabilities written with a few digits, does not sum to 1 exactly.
@@ -27,8 +27,8 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") 
         raise TypeError(f"pass either pred_probs= or features={also}; got {found}")
     if X is None:
         return (pred_probs, True) if features is None else (features, False)
-    if isinstance(labels, str) or library_of(X) == "datasets":
-        # The features of a table whose column of labels is named, and data sets, which may have images.
+    if isinstance(labels, str) or library_of(X) == "datasets" or is_embeddings(X):
+        # The features of a table whose column of labels is named, data sets, which may have images, and embeddings.
         return X, False
     array = as_array(read_table(X, name="the second argument").features, "the second argument")
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0 or not (array >= 0).all():

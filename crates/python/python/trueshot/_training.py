@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _native
+from ._embeddings import Embeddings
 from ._evaluation import given_rows, whole
 from ._progress import counting
 
@@ -81,8 +82,8 @@ def train(
     Parameters
     ----------
     head : "relabel" or "tranfs"
-    data : pair (X, y), or a list of pairs
-        Several pairs, of different backbones, train a head for all of them. A third entry of a pair has the names of the
+    data : pair (X, y) or Embeddings, or a list of these
+        Several of them, of different backbones, train a head for all of them. A third entry of a pair has the names of the
         rows: names ending in #1, #2, .. are augmented copies of the same image.
     output : path
         Model file to write (.safetensors).
@@ -134,10 +135,11 @@ def _named(data: Any, outliers: Any, validation: Any, validation_outliers: Any) 
 def _sets(given: Any, name: str) -> list[Any]:
     if given is None:
         return []
-    pairs: Sequence[Any] = [given] if isinstance(given, tuple) else given
+    pairs: Sequence[Any] = [given] if isinstance(given, (tuple, Embeddings)) else given
+    pairs = [(pair, None) if isinstance(pair, Embeddings) else pair for pair in pairs]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) not in (2, 3):
-            raise TypeError(f"{name} must be a pair (X, y) or a list of such pairs, got {type(pair).__name__}")
+            raise TypeError(f"{name} must be embeddings, a pair (X, y), or a list of these, got {type(pair).__name__}")
     return [given_rows(*pair)[0] for pair in pairs]
 
 

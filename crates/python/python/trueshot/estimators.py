@@ -11,7 +11,7 @@ import numpy as np
 from . import _native
 from ._arrays import as_features
 from ._audit import Audit, audit_table
-from ._frames import Table, read_table
+from ._frames import Table, read_labelled, read_table
 from ._labels import encode
 from ._sklearn import (
     BaseEstimator,
@@ -78,20 +78,20 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         self.method = method
         self.threads = threads
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> FewShotClassifier:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> FewShotClassifier:
         """Fit the classifier to labelled rows.
 
         Parameters
         ----------
         X, y : features and labels
-            Arrays, columns or tables, as in :func:`audit`; y may be the name of a column of X.
+            Arrays, columns, tables or embeddings, as in :func:`audit`; y may be the name of a column of X.
         sample_weight : numbers, one per row, optional
             A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. Weights are whole numbers; for
             protonet, simpleshot, median, matching and linear also multiples of the smallest weight (for protonet and
             median, of the smallest in the class). They may stand for at most 500 rows. Methods that compare rows with each
             other, such as relabel, take equal rows as confirmation of their label.
         """
-        table = read_table(X, y, threads=self.threads)
+        table = read_labelled(X, y, threads=self.threads)
         support = _Support.of(table, sample_weight)
         labels = encode(support.labels)
         if len(labels.classes) < 2:
@@ -103,7 +103,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         remember_columns(self, table.frame, support.features)
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> FewShotClassifier:
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> FewShotClassifier:
         """Add labelled rows to those of earlier calls of ``fit`` and ``partial_fit``, and fit to all of them.
 
         The result is that of ``fit`` with all rows, so it takes as long. Rows may have new classes at any time;
@@ -116,7 +116,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         """
         if hasattr(self, "_model") and not hasattr(self, "_support"):
             raise ValueError(f"a pickle of more than {_LARGE} rows does not contain all of them: call fit with all rows")
-        table = read_table(X, y, threads=self.threads)
+        table = read_labelled(X, y, threads=self.threads)
         added = _Support.of(table, sample_weight)
         is_first = not hasattr(self, "_support")
         if not is_first:
@@ -359,9 +359,9 @@ class LabelAuditor(OutlierMixin, BaseEstimator):
         self.expected_noise = expected_noise
         self.threads = threads
 
-    def fit(self, X: Any, y: Any) -> LabelAuditor:
-        """Audit labelled rows."""
-        table = read_table(X, y, threads=self.threads)
+    def fit(self, X: Any, y: Any = None) -> LabelAuditor:
+        """Audit labelled rows, or embeddings with labels."""
+        table = read_labelled(X, y, threads=self.threads)
         features = as_features(table.features)
         found = audit_table(
             replace(table, features=features),

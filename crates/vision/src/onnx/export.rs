@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use trueshot::onnx_graph::{ImportedModel, MIN_OPSET, push_message};
+use trueshot::onnx_graph::{ElementType, ImportedModel, MIN_OPSET, push_message};
 
 use super::OnnxWorker;
 use super::file_check::{FieldValue, Fields, FileProblem};
@@ -16,6 +16,9 @@ pub(crate) struct ExportedModel<'a> {
     pub output: String,
     /// Number of axes of the output.
     pub output_rank: usize,
+    /// The types of input and output by the numbers of the format. rten computes in f32, other programs in these.
+    pub input_type: u64,
+    pub output_type: u64,
     /// Whether its input is `[batch, channels, rows, columns]`.
     pub has_channels_first: bool,
     /// Whether it takes one image at a time.
@@ -42,8 +45,10 @@ impl OnnxWorker {
             problem,
             hint: Some("export the classifier alone with --head-only".into()),
         };
-        let imported = import(&self.bytes, &self.description.input);
-        let imported = imported.map_err(|problem| refused(problem.to_string()))?;
+        let description = &self.description;
+        let imported = import(&self.bytes, &description.input, &description.output);
+        let (imported, [input_type, output_type]) =
+            imported.map_err(|problem| refused(problem.to_string()))?;
         if imported.opset < MIN_OPSET {
             return Err(refused(format!(
                 "its operators are of version {}; a classifier can be appended from version {MIN_OPSET} on",
@@ -52,12 +57,13 @@ impl OnnxWorker {
         }
         let free = |prefix: &String| !contains(&self.bytes, prefix.as_bytes());
         let prefix = (1..).map(|number| format!("trueshot{number}/")).find(free).expect("files are finite");
-        let description = &self.description;
         Ok(ExportedModel {
             imported,
             input: description.input.clone(),
             output: description.output.clone(),
             output_rank: description.output_rank,
+            input_type,
+            output_type,
             has_channels_first: description.has_channels_first,
             is_batch_fixed: description.is_batch_fixed,
             prefix,
@@ -70,14 +76,17 @@ fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
     memchr::memmem::find(bytes, wanted).is_some()
 }
 
-/// Copies the fields of a model and of its graph that stay as they are.
-fn import(bytes: &[u8], input: &str) -> Result<ImportedModel, FileProblem> {
-    let mut model = ImportedModel::default();
+/// Copies the fields of a model and of its graph that stay as they are. Also returns the types of an input and an output.
+fn import(bytes: &[u8], input: &str, output: &str) -> Result<(ImportedModel, [u64; 2]), FileProblem> {
+    let (mut model, mut types) = (ImportedModel::default(), [ElementType::Float as u64; 2]);
     let mut fields = Fields(bytes);
     while let Some((number, value, raw)) = fields.next_with_bytes()? {
         match (number, value) {
             (1, FieldValue::Number(version)) => model.ir_version = version,
-            (7, FieldValue::Bytes(graph)) => import_graph(graph, input, &mut model.graph_fields)?,
+            (7, FieldValue::Bytes(graph)) => {
+                import_graph(graph, input, &mut model.graph_fields)?;
+                types = [element_type(graph, 11, input)?, element_type(graph, 12, output)?];
+            }
             (8, FieldValue::Bytes(set)) => {
                 let (domain, version) = operator_set(set)?;
                 if domain.is_empty() || domain == b"ai.onnx" {
@@ -90,7 +99,7 @@ fn import(bytes: &[u8], input: &str) -> Result<ImportedModel, FileProblem> {
             _ => (),
         }
     }
-    Ok(model)
+    Ok((model, types))
 }
 
 /// Copies nodes, constants, shapes and inputs, but not the input that is computed now, nor the outputs.
@@ -109,6 +118,40 @@ fn import_graph(bytes: &[u8], input: &str, out: &mut Vec<u8>) -> Result<(), File
     Ok(())
 }
 
+/// The type of an input (field 11) or output (field 12) of a graph; f32 if the graph does not say.
+fn element_type(graph: &[u8], field: u64, wanted: &str) -> Result<u64, FileProblem> {
+    let mut fields = Fields(graph);
+    while let Some((number, value)) = fields.next_field()? {
+        match value {
+            FieldValue::Bytes(info) if number == field && name(info)? == wanted.as_bytes() => {
+                // The type of the value, the type of tensor in it, and the type of its elements.
+                let tensor = message(info, 2)?.map(|kind| message(kind, 1)).transpose()?.flatten();
+                let mut fields = Fields(tensor.unwrap_or_default());
+                while let Some((number, value)) = fields.next_field()? {
+                    if let (1, FieldValue::Number(kind)) = (number, value) {
+                        return Ok(kind);
+                    }
+                }
+            }
+            _ => (),
+        }
+    }
+    Ok(ElementType::Float as u64)
+}
+
+/// The last message in a field.
+fn message(bytes: &[u8], wanted: u64) -> Result<Option<&[u8]>, FileProblem> {
+    let (mut fields, mut found) = (Fields(bytes), None);
+    while let Some((number, value)) = fields.next_field()? {
+        if let FieldValue::Bytes(inner) = value
+            && number == wanted
+        {
+            found = Some(inner);
+        }
+    }
+    Ok(found)
+}
+
 /// Domain and version of an operator set.
 fn operator_set(bytes: &[u8]) -> Result<(&[u8], u64), FileProblem> {
     let (mut fields, mut domain, mut version) = (Fields(bytes), &[][..], 0);
@@ -122,13 +165,7 @@ fn operator_set(bytes: &[u8]) -> Result<(&[u8], u64), FileProblem> {
     Ok((domain, version))
 }
 
-/// The name of an input.
+/// The name of an input or output.
 fn name(bytes: &[u8]) -> Result<&[u8], FileProblem> {
-    let (mut fields, mut name) = (Fields(bytes), &[][..]);
-    while let Some((number, value)) = fields.next_field()? {
-        if let (1, FieldValue::Bytes(found)) = (number, value) {
-            name = found;
-        }
-    }
-    Ok(name)
+    Ok(message(bytes, 1)?.unwrap_or_default())
 }

@@ -1,15 +1,15 @@
 //! Checks the bytes of an ONNX file before the library that runs it sees them.
 //!
 //! ONNX is protocol buffers: nested messages of numbered fields. We walk through all of them without allocating
-//! and refuse files that are not ONNX, tensors that claim more numbers than they hold, weights in other files, graphs of
-//! too many nodes, and constants that ask for arrays no image model needs (shapes, paddings). This gives a precise message
-//! at once for what can be seen in the file. A model is a program all the same: what it computes while it is loaded and
+//! and refuse files that are not ONNX, tensors that claim more numbers than they hold or are of a type that rten does not
+//! know, graphs of too many nodes, and constants that ask for arrays no image model needs (shapes, paddings). This gives a
+//! precise message at once for what can be seen in the file. A model is a program all the same: what it computes while it is loaded and
 //! run is bounded by the process it runs in ([`super::worker`]).
 
 use std::fmt;
 
 /// Messages within messages: a model, its graph, a node, an attribute, a graph within it, ..
-const MAX_DEPTH: usize = 24;
+pub(super) const MAX_DEPTH: usize = 24;
 /// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
 pub(super) const MAX_NODES: usize = 100_000;
 /// The most numbers that a constant may ask for as a shape.
@@ -37,9 +37,9 @@ impl fmt::Display for FileProblem {
     }
 }
 
-type CheckResult<T = ()> = Result<T, FileProblem>;
+pub(super) type CheckResult<T = ()> = Result<T, FileProblem>;
 
-fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
+pub(super) fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
     Err(FileProblem::Refused(problem.into()))
 }
 
@@ -200,6 +200,13 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
     let Some(width) = element_bytes(claims.kind) else {
         return refused(format!("its tensor '{}' is of an unknown type ({})", name(), claims.kind));
     };
+    if let 16..=20 = claims.kind {
+        let kind = if claims.kind == 16 { "bfloat16" } else { "float8" };
+        return refused(format!(
+            "its tensor '{}' is of type {kind}, which is not supported: export the model in f32 or f16 (model.float())",
+            name()
+        ));
+    }
     let enough = match claims.raw {
         Some(raw) => claims.numbers.checked_mul(width) == Some(raw.len() as u64),
         // A number takes a byte at least; complex ones and text are stored in ways of their own.
@@ -257,7 +264,7 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
             (8, FieldValue::Bytes(name)) => claims.name = name,
             (9, FieldValue::Bytes(raw)) => claims.raw = Some(raw),
             (13, _) | (14, FieldValue::Number(1..)) => {
-                return refused("it keeps its weights in another file, which is not supported");
+                return refused("it keeps weights in another file without the name of the file");
             }
             _ => (),
         }

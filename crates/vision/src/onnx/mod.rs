@@ -23,8 +23,14 @@
 //!
 //! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
 //! are to blame are lost. `file_check` looks at a file first, because it can say more precisely what is wrong.
+//!
+//! # Precision and files
+//!
+//! rten computes in f32: f16 weights are converted when they are loaded, and f16 inputs and outputs are f32. Weights in other
+//! files are put into the model before anything else looks at it (`external_data`).
 
 mod export;
+mod external_data;
 mod file_check;
 mod model;
 mod process;
@@ -47,7 +53,7 @@ use crate::error::{Error, Result, Unreadable};
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::preprocess::Preprocessing;
 
-/// The largest file that is read as a model.
+/// The largest model, with weights in other files.
 const MAX_MODEL_BYTES: u64 = 2 << 30;
 /// Numbers of classes that ImageNet's classifiers have: with or without a background, of 1k, 21k and 22k.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
@@ -111,7 +117,18 @@ pub(crate) fn open(path: &Path, given: &BackboneOptions) -> Result<OnnxModel> {
         return Err(bad(path, format!("it has {length} bytes; the maximum is {MAX_MODEL_BYTES}")));
     }
     let options = given.clone().or(options_beside(path)?);
-    load(std::fs::read(path).map_err(failed)?, path, &options)
+    let bytes = std::fs::read(path).map_err(failed)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let bytes = external_data::inline(bytes, folder, MAX_MODEL_BYTES).map_err(|problem| Error::BadModel {
+        path: path.into(),
+        problem: problem.to_string(),
+        hint: Some(
+            "keep the files of a model together, or make one file of them: \
+             onnx.save(onnx.load('model.onnx'), 'one-file.onnx') in Python"
+                .into(),
+        ),
+    })?;
+    load(bytes, path, &options)
 }
 
 /// What stands in `model.toml` beside `model.onnx`.

@@ -18,6 +18,9 @@ use super::protocol::{self, LoadRequest};
 /// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the file check lets
 /// [`super::file_check::MAX_NODES`] through.
 const STACK_BYTES: usize = 256 << 20;
+/// Memory for a model, as a multiple of its file: the file, its tensors, and for f16 weights two more each for f32 and for
+/// weights in the order of the matrix product.
+const MODEL_COPIES: u64 = 6;
 
 /// The main function of a worker process: serves one model over standard input and output until the input ends, and
 /// returns the exit status.
@@ -40,7 +43,7 @@ fn serve_requests(mut requests: impl Read) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let limits = ProcessLimits::new(
-        request.bytes.saturating_mul(3) + STACK_BYTES as u64,
+        request.bytes.saturating_mul(MODEL_COPIES) + STACK_BYTES as u64,
         request.memory,
         request.seconds,
     );

@@ -22,11 +22,13 @@ pub fn varint(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// The format's numbers for types: 32-bit floats, whole numbers of 64 bits, truth values, doubles.
+/// The format's numbers for types: 32-bit floats, whole numbers of 64 bits, truth values, 16-bit floats, doubles.
 pub const FLOAT: i64 = 1;
 pub const INT64: i64 = 7;
 pub const BOOL: i64 = 9;
+pub const HALF: i64 = 10;
 pub const DOUBLE: i64 = 11;
+pub const BFLOAT16: i64 = 16;
 
 /// An input or output: sides are numbers, or names where they are free.
 pub fn value(name: &str, kind: i64, sides: &[&str]) -> Vec<u8> {
@@ -63,6 +65,13 @@ pub fn node(operator: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>
 pub fn tensor(name: &str, kind: i64, sides: &[i64], raw: &[u8]) -> Vec<u8> {
     let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
     [sides, whole(2, kind), bytes(8, name), bytes(9, raw)].concat()
+}
+
+/// A tensor whose numbers are in another file; entries are `location`, `offset` and `length`.
+pub fn external_tensor(name: &str, kind: i64, sides: &[i64], entries: &[(&str, &str)]) -> Vec<u8> {
+    let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
+    let entries = entries.iter().flat_map(|(key, text)| bytes(13, [bytes(1, key), bytes(2, text)].concat()));
+    [sides, whole(2, kind), bytes(8, name), entries.collect(), whole(14, 1)].concat()
 }
 
 #[derive(Default)]

@@ -1,0 +1,132 @@
+"""Images in a folder of class folders, with the same names, classes and skipped files as on the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_EXTENSIONS = {"bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"}
+# Files of operating systems, and what a repair adds to a folder.
+_HIDDEN = {"Thumbs.db", "thumbs.db", "__MACOSX", "_quarantine", "trueshot-repair.jsonl"}
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "trainval"}
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The images of a folder, sorted by class and name."""
+
+    path: str
+    items: list[str]
+    """The path of every image below the folder, with ``/`` between its parts."""
+    labels: list[str] | None
+    """The class of every image; None if no image is in a class folder."""
+    skipped: list[tuple[str, str]]
+    """Other files, with the reason."""
+
+    def file(self, item: str) -> str:
+        """The path of an image."""
+        return os.path.join(self.path, *item.split("/"))
+
+    def content_hashes(self) -> Iterator[str]:
+        """Name and hash of the contents of every image."""
+        for item in self.items:
+            digest = hashlib.blake2b(digest_size=16)
+            try:
+                with open(self.file(item), "rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+            except OSError as problem:
+                digest.update(str(problem).encode())
+            yield f"{item}\0{digest.hexdigest()}"
+
+
+def list_images(path: str) -> ImageFolder:
+    """List the images below a folder. The class of an image is the folder that contains it."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"there is no folder {path!r}")
+    if not os.path.isdir(path):
+        raise NotADirectoryError(f"{path!r} is a file; give a folder of class folders, or a loader")
+    images, skipped = [], []
+    for item in _files(path, "", ()):
+        if not _is_utf8(item):
+            skipped.append((os.fsencode(item).decode(errors="backslashreplace"), "its name is not valid UTF-8: rename it"))
+        elif item.rpartition(".")[2].lower() in _EXTENSIONS and "." in item.rpartition("/")[2]:
+            images.append(item)
+        else:
+            skipped.append((item, "not an image by its file extension"))
+    if not images:
+        first = f"; the first file skipped: {skipped[0][0]}: {skipped[0][1]}" if skipped else ""
+        raise ValueError(f"no images in {path!r}{first}")
+    classes = _classes(images)
+    if not any(classes):
+        return ImageFolder(path, images, None, skipped)
+    skipped += [(item, "not in a class folder") for item, label in zip(images, classes) if not label]
+    tops = sorted({label.split("/")[0] for label in classes if label})
+    if all(top.lower() in _SPLITS for top in tops):
+        raise ValueError(f"{path!r} contains {', '.join(tops)}, which are splits rather than classes: give one of them")
+    pairs = sorted((label, item) for item, label in zip(images, classes) if label)
+    return ImageFolder(path, [item for _, item in pairs], [label for label, _ in pairs], sorted(skipped))
+
+
+def _files(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+    # A link to a folder above would never end.
+    true_path = os.path.realpath(folder)
+    if true_path in above:
+        return
+    if len(above) >= _MAX_DEPTH:
+        raise ValueError(f"folders in {folder!r} nest deeper than {_MAX_DEPTH}")
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _HIDDEN:
+            continue
+        if entry.is_dir():
+            yield from _files(entry.path, f"{prefix}{entry.name}/", (*above, true_path))
+        else:
+            yield f"{prefix}{entry.name}"
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _classes(items: list[str]) -> list[str]:
+    """The folders of images as class names, without the folders that all class folders are in."""
+    folders = [item.split("/")[:-1] for item in items]
+    shared = os.path.commonprefix([parts[:-1] for parts in folders])
+    return ["/".join(parts[len(shared) :]) for parts in folders]
+
+
+def read_image(path: str) -> Any:
+    """Decode an image with Pillow: upright, transparent pixels on white, 8 bits per channel, RGB."""
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        return image.convert("RGB")
+
+
+def unreadable_reason(path: str, problem: Exception) -> str:
+    """Why an image cannot be decoded, in words."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(problem, UnidentifiedImageError):
+        return "empty file" if os.path.getsize(path) == 0 else "unknown image format"
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"cannot be read: {problem.strerror}"
+    return str(problem) or type(problem).__name__

@@ -1,0 +1,67 @@
+//! Embeddings files: the functions behind `trueshot.Embeddings.save` and `load`.
+
+use half::f16;
+use numpy::{Element, PyArray1, PyArrayMethods};
+use pyo3::prelude::*;
+use trueshot::Embeddings;
+use trueshot::embeddings::{Features, Precision};
+
+use crate::evaluation::{LabelledArrays, to_numbered_rows};
+use crate::thread_pools::run_on_pool;
+
+/// Features, class numbers, names of classes, names of rows and the backbone of a file.
+type EmbeddingsFile<'py> =
+    (Bound<'py, PyAny>, Bound<'py, PyArray1<i64>>, Vec<String>, Option<Vec<String>>, Option<String>);
+
+/// Reads an embeddings file in any format.
+#[pyfunction]
+pub fn read_embeddings<'py>(py: Python<'py>, path: &str) -> PyResult<EmbeddingsFile<'py>> {
+    let read = run_on_pool(py, None, || Embeddings::open(path))?;
+    let labels = read.labels().iter().map(|&label| i64::from(label)).collect();
+    let items =
+        read.items().map(|_| (0..read.len()).map(|row| read.item(row).unwrap_or("").into()).collect());
+    Ok((
+        to_array(py, read.features())?,
+        PyArray1::from_vec(py, labels),
+        read.classes().to_vec(),
+        items,
+        read.backbone().map(Into::into),
+    ))
+}
+
+/// Writes an embeddings file.
+#[pyfunction]
+pub fn write_embeddings(
+    py: Python<'_>,
+    path: &str,
+    data: LabelledArrays<'_>,
+    backbone: Option<String>,
+) -> PyResult<()> {
+    let rows = to_numbered_rows(data)?;
+    run_on_pool(py, None, || {
+        let embeddings = rows.embeddings()?;
+        let embeddings = match backbone {
+            Some(backbone) => embeddings.with_backbone(backbone),
+            None => embeddings,
+        };
+        embeddings.write(path)
+    })
+}
+
+/// A copy of features as an array: f16 stays f16, all else is f32.
+fn to_array<'py>(py: Python<'py>, features: &Features) -> PyResult<Bound<'py, PyAny>> {
+    let shape = [features.rows(), features.dim()];
+    match features.precision() {
+        Precision::F16 => {
+            let bytes = features.bytes_of(0..features.rows()).as_chunks::<2>().0;
+            reshaped(py, bytes.iter().map(|&stored| f16::from_le_bytes(stored)).collect(), shape)
+        }
+        Precision::F32 | Precision::Bf16 => {
+            reshaped(py, features.rows_between(0..features.rows()).into_owned(), shape)
+        }
+    }
+}
+
+fn reshaped<T: Element>(py: Python<'_>, values: Vec<T>, shape: [usize; 2]) -> PyResult<Bound<'_, PyAny>> {
+    Ok(PyArray1::from_vec(py, values).reshape(shape)?.into_any())
+}

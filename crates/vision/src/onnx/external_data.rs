@@ -1,0 +1,211 @@
+//! Weights of an ONNX model that are stored in other files, as PyTorch's exporter writes them, put into the model itself.
+//!
+//! A tensor names a file and a range of its bytes. [`inline`] replaces the reference by the bytes, so that everything else
+//! (the check of the file, its hash, the worker process, exports) has one model in memory. Only files in the model's own
+//! folder or below it are read: a model of another source must not choose any file of this machine. The size of all ranges
+//! together is limited before any of them is read, because many tensors may name the same range.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Component, Path};
+
+use trueshot::onnx_graph::push_message;
+
+use super::file_check::{CheckResult, FieldValue, Fields, MAX_DEPTH, refused};
+
+/// Messages of the format that contain tensors.
+#[derive(Clone, Copy)]
+enum Message {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+}
+
+impl Message {
+    /// The kind of message in a field, if it may contain tensors.
+    fn child(self, field: u64) -> Option<Message> {
+        match (self, field) {
+            (Message::Model, 7) | (Message::Attribute, 6 | 11) => Some(Message::Graph),
+            (Message::Graph, 1) => Some(Message::Node),
+            (Message::Node, 5) => Some(Message::Attribute),
+            (Message::Graph, 5) | (Message::Attribute, 5 | 10) => Some(Message::Tensor),
+            _ => None,
+        }
+    }
+}
+
+/// The model with all weights in it. `folder` is that of the model, `max_bytes` the largest model with its weights.
+pub(super) fn inline(model: Vec<u8>, folder: &Path, max_bytes: u64) -> CheckResult<Vec<u8>> {
+    // The key of the entry that names a file. Most models do not contain it and are returned as they are.
+    if memchr::memmem::find(&model, b"location").is_none() {
+        return Ok(model);
+    }
+    let bytes_left = max_bytes.saturating_sub(model.len() as u64);
+    let mut inliner = Inliner { folder, files: HashMap::new(), bytes_left, max_bytes };
+    inliner.rewrite(Message::Model, &model, MAX_DEPTH)
+}
+
+struct Inliner<'a> {
+    folder: &'a Path,
+    /// Open files by name, with their lengths.
+    files: HashMap<String, (File, u64)>,
+    bytes_left: u64,
+    max_bytes: u64,
+}
+
+impl Inliner<'_> {
+    fn rewrite(&mut self, message: Message, bytes: &[u8], depth: usize) -> CheckResult<Vec<u8>> {
+        if let Message::Tensor = message {
+            return self.tensor(bytes);
+        }
+        let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
+        let (mut fields, mut out) = (Fields(bytes), Vec::with_capacity(bytes.len()));
+        while let Some((number, value, raw)) = fields.next_with_bytes()? {
+            match (value, message.child(number)) {
+                (FieldValue::Bytes(inner), Some(child)) => {
+                    push_message(&mut out, number, &self.rewrite(child, inner, depth)?);
+                }
+                _ => out.extend_from_slice(raw),
+            }
+        }
+        Ok(out)
+    }
+
+    fn tensor(&mut self, bytes: &[u8]) -> CheckResult<Vec<u8>> {
+        let (mut fields, mut others) = (Fields(bytes), Vec::new());
+        let mut entries = HashMap::new();
+        let mut name = String::new();
+        while let Some((number, value, raw)) = fields.next_with_bytes()? {
+            match (number, value) {
+                (13, FieldValue::Bytes(entry)) => {
+                    let (key, value) = key_and_value(entry)?;
+                    entries.insert(key, value);
+                }
+                // Where the numbers are, and numbers that would be in the model.
+                (9 | 14, _) => (),
+                (8, FieldValue::Bytes(found)) => {
+                    name = String::from_utf8_lossy(found).chars().take(80).collect();
+                    others.extend_from_slice(raw);
+                }
+                _ => others.extend_from_slice(raw),
+            }
+        }
+        let Some(location) = entries.get("location") else { return Ok(bytes.to_vec()) };
+        let number = |key: &str| match entries.get(key).map(|text| text.trim().parse::<u64>()) {
+            None => Ok(None),
+            Some(Ok(number)) => Ok(Some(number)),
+            Some(Err(_)) => refused(format!("the {key} of its tensor '{name}' is not a number")),
+        };
+        let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
+        let data = self.read(location, offset, length, &name)?;
+        push_message(&mut others, 9, &data);
+        Ok(others)
+    }
+
+    fn read(&mut self, location: &str, offset: u64, length: Option<u64>, name: &str) -> CheckResult<Vec<u8>> {
+        if !self.files.contains_key(location) {
+            let opened = self.open(location)?;
+            self.files.insert(location.into(), opened);
+        }
+        let (file, file_len) = self.files.get_mut(location).expect("opened above");
+        let length = length.unwrap_or(file_len.saturating_sub(offset));
+        if offset.checked_add(length).is_none_or(|end| end > *file_len) {
+            return refused(format!(
+                "its tensor '{name}' is {length} bytes from byte {offset} of '{location}', which has {file_len} bytes"
+            ));
+        }
+        let Some(bytes_left) = self.bytes_left.checked_sub(length) else {
+            return refused(format!("it has more than {} bytes with its weights", self.max_bytes));
+        };
+        self.bytes_left = bytes_left;
+        let mut data = vec![0; length as usize];
+        let outcome = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut data));
+        match outcome {
+            Ok(()) => Ok(data),
+            Err(error) => refused(format!("its weights in '{location}' cannot be read: {error}")),
+        }
+    }
+
+    fn open(&self, location: &str) -> CheckResult<(File, u64)> {
+        let path = Path::new(location);
+        let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
+        if location.is_empty() || !is_below {
+            return refused(format!(
+                "its weights are in '{location}', which is not in the folder of the model"
+            ));
+        }
+        let path = self.folder.join(path);
+        let opened = std::fs::metadata(&path).and_then(|found| match found.is_file() {
+            true => Ok((File::open(&path)?, found.len())),
+            // Opening a pipe would wait for its writer.
+            false => Err(std::io::Error::other("not a file")),
+        });
+        match opened {
+            Ok(opened) => Ok(opened),
+            Err(error) => {
+                refused(format!("its weights are in '{location}' next to it, which cannot be read: {error}"))
+            }
+        }
+    }
+}
+
+/// Key and value of an entry of `external_data`.
+fn key_and_value(bytes: &[u8]) -> CheckResult<(String, String)> {
+    let (mut fields, mut key, mut text) = (Fields(bytes), String::new(), String::new());
+    while let Some((number, value)) = fields.next_field()? {
+        match (number, value) {
+            (1, FieldValue::Bytes(found)) => key = String::from_utf8_lossy(found).into_owned(),
+            (2, FieldValue::Bytes(found)) => text = String::from_utf8_lossy(found).into_owned(),
+            _ => (),
+        }
+    }
+    Ok((key, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(field: u64, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        push_message(&mut out, field, bytes);
+        out
+    }
+
+    /// A model of tensors that are all of the file `weights`.
+    fn model(tensors: usize) -> Vec<u8> {
+        let entry = [message(1, b"location"), message(2, b"weights")].concat();
+        let tensor = [message(8, b"w"), message(13, &entry)].concat();
+        message(7, &message(5, &tensor).repeat(tensors))
+    }
+
+    #[test]
+    fn the_size_of_all_weights_together_is_limited() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("weights"), [1; 100]).unwrap();
+        let inlined = |tensors| inline(model(tensors), folder.path(), 1000);
+        let tensor = [message(8, b"w"), message(9, &[1; 100])].concat();
+        assert_eq!(inlined(2).unwrap(), message(7, &message(5, &tensor).repeat(2)));
+        let problem = inlined(20).unwrap_err().to_string();
+        assert_eq!(problem, "it has more than 1000 bytes with its weights");
+    }
+
+    #[test]
+    fn tensors_in_nodes_and_in_their_graphs_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("weights"), [1; 4]).unwrap();
+        let graph = Fields(&model(1)).next_field().unwrap();
+        let Some((7, FieldValue::Bytes(graph))) = graph else { panic!("a graph") };
+        let tensor = Fields(graph).next_field().unwrap();
+        let Some((5, FieldValue::Bytes(tensor))) = tensor else { panic!("a tensor") };
+        for attribute in [message(5, tensor), message(10, tensor), message(6, graph), message(11, graph)] {
+            let nested = message(7, &message(1, &message(5, &attribute)));
+            let inlined = inline(nested, folder.path(), 1000).unwrap();
+            assert!(memchr::memmem::find(&inlined, &[9 << 3 | 2, 4, 1, 1, 1, 1]).is_some(), "{inlined:?}");
+            assert!(memchr::memmem::find(&inlined, b"location").is_none());
+        }
+    }
+}
