@@ -5,12 +5,11 @@
     cargo build --release
 
 Each argument is an embeddings file with right labels (`trueshot embed`). A collection has 2 to 50 classes with 3 to 280
-items each, drawn from one file, in half of the cases from similar classes; sometimes each class consists of several
-classes of the file. Up to 42 % of its labels are made wrong: symmetric, paired or dependent on the class, or its items are
-replaced by items of other classes or other files. Some collections are projected to fewer dimensions or have noise added,
-and some are random clusters, so that the network does not learn one kind of embedding. It is trained round by round
-(crates/core/src/audit/evidence.rs), by cross-entropy of the true class. Prints the loss on held-out collections after
-every round. Needs torch and numpy.
+items each, drawn from one file, in half of the cases from similar classes. Up to 42 % of its labels are made wrong:
+symmetric, paired or dependent on the class, or its items are replaced by items of other classes or other files. Some
+collections are projected to fewer dimensions or have noise added, and some are random clusters, so that the network does
+not learn one kind of embedding. It is trained round by round (crates/core/src/audit/evidence.rs), by cross-entropy of the
+true class. Prints the loss on held-out collections after every round. Needs torch and numpy.
 """
 from __future__ import annotations
 
@@ -49,26 +48,17 @@ def random_clusters(rng) -> Bank:
     return Bank.of("clusters", rows, np.repeat(np.arange(classes), items))
 
 
-def merged(rng, bank: Bank) -> Bank:
-    """The same rows in larger classes of two to four of their classes each, whose boundaries are not planes."""
-    size = int(rng.integers(2, 5))
-    order = rng.permutation(len(bank.classes))
-    groups = [order[start : start + size] for start in range(0, len(order), size)]
-    classes = [rng.permutation(np.concatenate([bank.classes[number] for number in group])) for group in groups]
-    return Bank(bank.name, bank.rows, classes)
-
-
 def disturbed(rng, rows: np.ndarray) -> np.ndarray:
     """Sometimes other rows with the same structure: fewer dimensions, or noise."""
     choice, dim = rng.uniform(), rows.shape[1]
-    if choice < 0.12 and dim > 50:
+    if choice < 0.12 and dim > 300:
         return rows @ rng.normal(size=(dim, int(np.exp(rng.uniform(np.log(12), np.log(256))))))
-    if choice < 0.28 and dim > 50 and len(rows) > 12:
+    if choice < 0.24 and dim > 300 and len(rows) > 12:
         rows = rows - rows.mean(0)
         kept = min(int(np.exp(rng.uniform(np.log(8), np.log(128)))), len(rows) - 1)
         rows = rows @ np.linalg.svd(rows, full_matrices=False)[2][:kept].T
         return rows / np.maximum(rows.std(0), 1e-6) if rng.uniform() < 0.5 else rows
-    if choice < 0.40:
+    if choice < 0.36:
         return rows + rng.uniform() * rows.std() * rng.normal(size=rows.shape)
     return rows
 
@@ -90,13 +80,11 @@ def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
 
 
 def draw_task(rng, banks: list[Bank]) -> dict:
-    clusters = rng.uniform() < 0.18
+    clusters = rng.uniform() < 0.12
     # Files with more classes are used more often.
     odds = np.sqrt([len(bank.classes) for bank in banks])
     bank = random_clusters(rng) if clusters else banks[rng.choice(len(banks), p=odds / odds.sum())]
     foreign = foreign_bank(rng, bank, banks)
-    if len(bank.classes) >= 15 and rng.uniform() < (0.7 if clusters else 0.25):
-        bank = merged(rng, bank)
     classes, items = 0, 0
     most = 2400 if rng.uniform() < 0.06 else 900
     while not 6 <= classes * items <= most:
