@@ -123,7 +123,7 @@ def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
         ({"items": ["a"]}, "rows but 1 items"),
         ({"methods": ["protonet", "protonet"]}, "given twice"),
         ({"baseline": "median", "methods": ["protonet"]}, "not among the methods: protonet"),
-        ({"outliers": "none"}, "an array, a pair"),
+        ({"outliers": "none"}, "an array, embeddings, a pair"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

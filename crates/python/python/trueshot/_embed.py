@@ -561,7 +561,7 @@ def _write_whole(path: str, arrays: dict[str, np.ndarray]) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -197,7 +197,8 @@ mod tests {
     fn tensors_in_nodes_and_in_their_graphs_are_found() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("weights"), [1; 4]).unwrap();
-        let graph = Fields(&model(1)).next_field().unwrap();
+        let whole = model(1);
+        let graph = Fields(&whole).next_field().unwrap();
         let Some((7, FieldValue::Bytes(graph))) = graph else { panic!("a graph") };
         let tensor = Fields(graph).next_field().unwrap();
         let Some((5, FieldValue::Bytes(tensor))) = tensor else { panic!("a tensor") };
