@@ -28,7 +28,11 @@ pub fn to_exception(error: Error) -> PyErr {
 /// traceback prints the message as it is.
 pub fn error_text(error: &Error) -> String {
     let message = visible(&error.to_string());
-    match error.hint_for(&|_| false) {
+    let hint = match error {
+        Error::NotFinite { .. } => Some("numpy.isfinite(X).all(axis=1) is False for all such rows".into()),
+        _ => error.hint_for(&|_| false),
+    };
+    match hint {
         Some(hint) => format!("{message}\nhint: {}", visible(&hint)),
         None => message,
     }

@@ -17,8 +17,10 @@ from ._audit import Audit, audit
 from ._batches import audit_batch, fit_batch, prototypes_batch
 from ._cleanlab import find_label_issues, get_label_quality_scores, get_pred_probs
 from ._evaluation import Episode, Evaluation, SupportSet, evaluate, sample_episodes
+from ._methods import Method, MethodError, method
 from ._models import Model, load_model
 from ._native import __version__
+from ._noise import NoiseEpisode
 from ._training import Training, train
 
 __all__ = [
@@ -27,7 +29,10 @@ __all__ = [
     "Evaluation",
     "FewShotClassifier",
     "LabelAuditor",
+    "Method",
+    "MethodError",
     "Model",
+    "NoiseEpisode",
     "SupportSet",
     "Training",
     "__version__",
@@ -39,6 +44,7 @@ __all__ = [
     "get_label_quality_scores",
     "get_pred_probs",
     "load_model",
+    "method",
     "prototypes_batch",
     "sample_episodes",
     "train",
