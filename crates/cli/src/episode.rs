@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::Embeddings;
 use trueshot::episode::{DrawnEpisode, EpisodeSpec, Episodes, Item, Sampler, Shots};
-use trueshot::noise::{Noise, NoiseLevels};
+use trueshot::noise::{Noise, NoiseKind, NoiseLevels};
 use trueshot::report::{FigureClass, FigureItem, SupportSetFigure};
 use trueshot::rng::IndexSampler;
 use trueshot_vision::{Channels, Collection};
@@ -86,6 +86,11 @@ impl EpisodeArgument {
         Ok((noise, sampler.draw(self.episode, &mut IndexSampler::default())?))
     }
 
+    /// Whether its noise is of this type.
+    fn has_kind(&self, kind: NoiseKind) -> bool {
+        self.noise.0.iter().any(|noise| noise.kind == kind)
+    }
+
     /// Its number.
     pub fn index(&self) -> u64 {
         self.episode
@@ -101,6 +106,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             LabelledCollection::new(part.open_outliers(pictures, outliers, outliers_split.as_deref())?)
         };
         let others = arguments.outliers.as_deref().map(open).transpose()?;
+        if arguments.which.has_kind(NoiseKind::Similar) {
+            anyhow::bail!("similar noise needs embeddings; allowed here: symmetric, paired, outlier");
+        }
         let (noise, drawn) =
             arguments.which.draw(&labelled.labels, others.as_ref().map(|others| &others.labels))?;
         let picture = support_set_figure(&labelled, others.as_ref(), noise, &drawn)?;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use trueshot::episode::{EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
+use trueshot::episode::{DefaultNoise, EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
-use trueshot::noise::{self, NoiseKind, NoiseLevels};
+use trueshot::noise::{self, ConfusionNoise, NoiseKind, NoiseLevels};
 use trueshot::report::{self, Tables};
-use trueshot::{Embeddings, Error, Evaluation};
+use trueshot::{Embeddings, Error, Evaluation, Noise};
 use trueshot_cuda::Device;
 use trueshot_vision::maml::{self, GpuImages};
 use trueshot_vision::{Collection, Dataset, Preprocessing};
@@ -31,6 +31,7 @@ use crate::threads::Threads;
   trueshot eval test.safetensors
   trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1
   trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
+  trueshot eval test.safetensors --noise similar=20,40 --noise confusion=matrix.csv
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
   trueshot eval --list-methods")]
@@ -45,10 +46,10 @@ pub struct Arguments {
     /// List all methods with their parameters and exit
     #[arg(long)]
     list_methods: bool,
-    /// Apply noise of this type (symmetric, paired or outlier) and these levels in percent; can be repeated
-    /// [default: symmetric=0,20,40,60]
+    /// Apply noise of this type (symmetric, paired, outlier or similar) and these levels in percent, or
+    /// confusion=FILE, a CSV file with a confusion matrix; can be repeated [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
-    noise: Vec<NoiseLevels>,
+    noise: Vec<NoiseArgument>,
     /// Draw outliers from these embeddings (with --pictures: images) of other classes [default: from classes of the data that
     /// are not in the episode]
     #[arg(long, value_name = "FILE")]
@@ -117,6 +118,34 @@ pub struct Arguments {
     width: WidthArgument,
     #[command(flatten)]
     threads: Threads,
+}
+
+/// The value of `--noise`.
+#[derive(Clone)]
+enum NoiseArgument {
+    Levels(NoiseLevels),
+    /// A CSV file with a confusion matrix.
+    Confusion(PathBuf),
+}
+
+/// The type of noise that a file describes.
+const CONFUSION: &str = "confusion";
+
+impl std::str::FromStr for NoiseArgument {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((kind, "")) if kind.trim() == CONFUSION => {
+                Err("expected the path of a CSV file after confusion=".into())
+            }
+            Some((kind, path)) if kind.trim() == CONFUSION => Ok(NoiseArgument::Confusion(path.into())),
+            _ => text.parse().map(NoiseArgument::Levels).map_err(|problem: String| {
+                let is_type = problem.starts_with("unknown noise type");
+                if is_type { format!("{problem}, or {CONFUSION}=FILE") } else { problem }
+            }),
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -260,13 +289,40 @@ impl Arguments {
             return Ok(Box::new(Manifest::open(path, rows, outliers)?));
         }
         let spec = EpisodeSpec { ways: self.ways, shots: self.shots, queries: self.queries, seed: self.seed };
-        let default = [NoiseLevels::default()];
-        let noise = if self.noise.is_empty() { &default[..] } else { &self.noise[..] };
-        let settings = noise::settings(noise);
+        let settings = self.noise_settings(&spec);
         if outliers.is_some() && !settings.iter().any(|noise| noise.kind == NoiseKind::Outlier) {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
-        Ok(Box::new(Sampler::new(rows, outliers, spec, settings)?))
+        let sampler = Sampler::new(rows, outliers, spec, settings)?;
+        let files = || {
+            self.noise.iter().filter_map(|argument| match argument {
+                NoiseArgument::Levels(_) => None,
+                NoiseArgument::Confusion(path) => Some(path),
+            })
+        };
+        let sampler = files().try_fold(sampler, |sampler, path| {
+            // Several matrices are told apart by the names of their files.
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            let name = if files().count() == 1 { CONFUSION.into() } else { format!("{CONFUSION} {stem}") };
+            sampler.with_noise(Box::new(ConfusionNoise::open(path, &name, rows.classes())?))
+        })?;
+        Ok(Box::new(sampler))
+    }
+
+    /// The settings of built-in noise. Of the default levels, impossible ones are left out with a note.
+    fn noise_settings(&self, spec: &EpisodeSpec) -> Vec<Noise> {
+        if self.noise.is_empty() {
+            let default = DefaultNoise::of(spec);
+            if let Some(note) = default.note(spec) {
+                say!("note: {note}");
+            }
+            return default.settings;
+        }
+        let levels = self.noise.iter().filter_map(|argument| match argument {
+            NoiseArgument::Levels(levels) => Some(levels.clone()),
+            NoiseArgument::Confusion(_) => None,
+        });
+        noise::settings(&levels.collect::<Vec<_>>())
     }
 
     /// Evaluates on the GPU if there is one. With `--device auto`, what the GPU cannot do is done on the CPU.

@@ -196,6 +196,26 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A noise type of the user's own failed, or gave labels that are not allowed.
+    #[error("noise '{noise}', episode {episode}: {problem}")]
+    NoiseFailed {
+        /// The name of the noise type.
+        noise: String,
+        /// The number of the episode, from 0.
+        episode: u64,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A method of the user's own failed. An evaluation leaves the method out and keeps the results of the others.
+    #[error("method '{method}' failed in episode {episode}: {problem}")]
+    MethodFailed {
+        /// The label of the method.
+        method: String,
+        /// The number of the episode, from 0.
+        episode: u64,
+        /// What is wrong.
+        problem: String,
+    },
     /// Two methods of one evaluation have the same label.
     #[error("method '{label}' is given twice")]
     MethodTwice {

@@ -2,9 +2,19 @@
 //! ([`NoiseLevels`]). Which items an episode replaces is decided in `episode::corrupt`.
 //!
 //! The level is the fraction of the shots of a class that are replaced. Symmetric noise takes the replacements from all
-//! other classes of the episode, paired noise from one other class, outlier noise from classes outside the
-//! episode. For every type, the right class must stay the most frequent one among the items with its label, because
-//! otherwise the label could not be recovered from the support set; [`NoiseKind::is_possible`] checks that.
+//! other classes of the episode, paired noise from one other class, similar noise from the items of other classes that
+//! are nearest to the class, outlier noise from classes outside the episode. For every type, the right class must stay
+//! the most frequent one among the items with its label, because otherwise the label could not be recovered from the
+//! support set; [`NoiseKind::is_possible`] checks that.
+//!
+//! Other types implement [`LabelNoise`]: they give the items of a support set other labels, and results report them under
+//! their own name with the measured share of wrong labels. [`ConfusionNoise`] is one of them.
+
+mod confusion;
+mod label_noise;
+
+pub use confusion::ConfusionNoise;
+pub use label_noise::{CleanSupport, LabelNoise, NoiseName, NoisyLabels};
 
 use crate::error::{Error, Result};
 
@@ -18,7 +28,7 @@ use crate::error::{Error, Result};
 /// assert!(!NoiseKind::Paired.is_possible(5, 5, 3));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "String", try_from = "String")]
 pub enum NoiseKind {
     /// Wrong items come from any other class of the episode.
     Symmetric,
@@ -26,11 +36,27 @@ pub enum NoiseKind {
     Paired,
     /// Wrong items come from classes outside the episode.
     Outlier,
+    /// Wrong items are those of other classes of the episode that are most similar to the class of their label.
+    Similar,
+    /// A noise type of the user's own: a [`LabelNoise`], or the name that a manifest gives its noise.
+    Named(NoiseName),
 }
 
 impl NoiseKind {
-    /// All noise types, in the order of the paper.
-    pub const ALL: [NoiseKind; 3] = [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier];
+    /// All built-in noise types: those of the paper in its order, then others.
+    pub const ALL: [NoiseKind; 4] =
+        [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier, NoiseKind::Similar];
+
+    /// The built-in noise type with a name.
+    ///
+    /// # Errors
+    /// A message with the names that there are.
+    pub fn built_in(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(NoiseKind::name).join(", ");
+            format!("unknown noise type '{name}'; known: {known}")
+        })
+    }
 
     /// The lower-case name used on the command line and in files.
     pub fn name(self) -> &'static str {
@@ -38,6 +64,8 @@ impl NoiseKind {
             NoiseKind::Symmetric => "symmetric",
             NoiseKind::Paired => "paired",
             NoiseKind::Outlier => "outlier",
+            NoiseKind::Similar => "similar",
+            NoiseKind::Named(name) => name.as_str(),
         }
     }
 
@@ -49,10 +77,29 @@ impl NoiseKind {
             return true;
         }
         match self {
-            NoiseKind::Symmetric => ways >= 2 && clean >= 2 && (ways - 1) * (clean - 1) >= noisy,
+            NoiseKind::Symmetric | NoiseKind::Similar => {
+                ways >= 2 && clean >= 2 && (ways - 1) * (clean - 1) >= noisy
+            }
             NoiseKind::Paired => ways >= 2 && noisy < clean,
             NoiseKind::Outlier => clean >= 1,
+            // What is possible depends on the noise, which checks every episode.
+            NoiseKind::Named(_) => true,
         }
+    }
+}
+
+impl From<NoiseKind> for String {
+    fn from(kind: NoiseKind) -> Self {
+        kind.name().into()
+    }
+}
+
+/// The built-in type with this name, or a type of the user's own.
+impl TryFrom<String> for NoiseKind {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        NoiseKind::built_in(&name).or_else(|_| NoiseName::new(&name).map(NoiseKind::Named))
     }
 }
 
@@ -152,9 +199,7 @@ impl std::str::FromStr for NoiseLevels {
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, levels) =
             text.split_once('=').ok_or("expected TYPE=LEVEL,.. such as symmetric=0,20,40")?;
-        let known = NoiseKind::ALL.into_iter().find(|known| known.name() == kind.trim());
-        let kind =
-            known.ok_or_else(|| format!("unknown noise type '{kind}'; known: symmetric, paired, outlier"))?;
+        let kind = NoiseKind::built_in(kind.trim())?;
         let level = |text: &str| {
             let percent: f64 =
                 text.trim().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
@@ -199,11 +244,12 @@ mod tests {
         assert_eq!(possible(NoiseKind::Symmetric), [0, 1, 2, 3]);
         assert_eq!(possible(NoiseKind::Paired), [0, 1, 2]);
         assert_eq!(possible(NoiseKind::Outlier), [0, 1, 2, 3, 4]);
+        assert_eq!(possible(NoiseKind::Similar), [0, 1, 2, 3]);
     }
 
     #[test]
     fn noise_within_the_episode_is_impossible_without_another_class() {
-        for kind in [NoiseKind::Symmetric, NoiseKind::Paired] {
+        for kind in [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Similar] {
             for ways in [0, 1] {
                 assert!(kind.is_possible(ways, 5, 0) && !kind.is_possible(ways, 5, 1), "{kind}, {ways} ways");
             }
@@ -231,7 +277,7 @@ mod tests {
     fn parse_errors_say_what_is_allowed() {
         let error = |text: &str| text.parse::<NoiseLevels>().unwrap_err();
         assert!(error("symmetric").contains("TYPE=LEVEL"));
-        assert!(error("gaussian=10").contains("known: symmetric, paired, outlier"));
+        assert!(error("gaussian=10").contains("known: symmetric, paired, outlier, similar"));
         assert!(error("paired=much").contains("not a level in percent"));
         assert!(error("paired=100").contains("below 100 %"));
     }

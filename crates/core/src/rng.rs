@@ -38,6 +38,10 @@ pub enum Purpose {
     Augmentation = 12,
     /// Directions of a random projection.
     Projection = 13,
+    /// The order in which the classes of an episode choose their replacements under similar noise.
+    Similar = 14,
+    /// Random decisions of a noise type of the user's own; its position among them is the item of the generator.
+    LabelNoise = 15,
 }
 
 /// A random number generator (ChaCha8) for one seed, purpose and episode.

@@ -1,22 +1,27 @@
 //! Evaluations of arrays, and their episodes: the same ones that `trueshot eval` draws with the same seed.
 
 use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::{PyBaseException, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+use std::ffi::CString;
 use std::ops::ControlFlow;
-use trueshot::Embeddings;
-use trueshot::episode::{EpisodeSpec, Episodes, Item, Sampler, Shots};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use trueshot::episode::{DefaultNoise, EpisodeSpec, Episodes, Item, Sampler, Shots};
 use trueshot::evaluate::{self as library, Details, Experiment};
-use trueshot::method::Registry;
-use trueshot::noise::{self, Noise, NoiseKind, NoiseLevels};
+use trueshot::method::{NamedMethod, Registry};
+use trueshot::noise::{self, ConfusionNoise, Noise, NoiseKind, NoiseLevels};
 use trueshot::progress::Progress;
 use trueshot::report::{self, Format, Tables};
 use trueshot::rng::IndexSampler;
+use trueshot::{Embeddings, Error};
 
 use crate::audit::NumberedRows;
 use crate::exceptions::{to_exception, value_error};
-use crate::interruptible::{Channel, run_interruptible};
-use crate::{numpy_features, thread_pools};
+use crate::interruptible::{Channel, run_interruptible, run_keeping_results};
+use crate::numpy_features;
+use crate::user_functions::{Message, PythonMethod, PythonNoise, UserFunctions, UserMethod};
 
 /// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
 pub type LabelledArrays<'py> =
@@ -37,6 +42,17 @@ pub struct EpisodeShape {
     queries: usize,
     seed: u64,
     noise: Vec<(String, Vec<f64>)>,
+    own_noise: Vec<OwnNoise>,
+}
+
+/// A noise type of the user's own.
+#[derive(FromPyObject)]
+struct OwnNoise {
+    name: String,
+    /// A confusion matrix, or
+    matrix: Option<Vec<Vec<f64>>>,
+    /// a function.
+    run: Option<Py<PyAny>>,
 }
 
 impl EpisodeShape {
@@ -45,30 +61,128 @@ impl EpisodeShape {
         EpisodeSpec { ways: self.ways, shots, queries: self.queries, seed: self.seed }
     }
 
-    fn noise(&self) -> PyResult<Vec<Noise>> {
+    /// The settings of built-in noise. Of the default levels, impossible ones are left out with a warning.
+    fn noise(&self, py: Python<'_>) -> PyResult<Vec<Noise>> {
+        if self.noise.is_empty() && self.own_noise.is_empty() {
+            let (spec, default) = (self.spec(), DefaultNoise::of(&self.spec()));
+            if let Some(note) = default.note(&spec).and_then(|note| CString::new(note).ok()) {
+                PyErr::warn(py, &py.get_type::<PyUserWarning>(), &note, 2)?;
+            }
+            return Ok(default.settings);
+        }
         let mut all = Vec::new();
         for (name, levels) in &self.noise {
-            let kind = NoiseKind::ALL.into_iter().find(|kind| kind.name() == name);
-            let kind = kind.ok_or_else(|| {
-                value_error(format!("unknown noise type '{name}'; known: symmetric, paired, outlier"))
+            let kind = NoiseKind::built_in(name).map_err(|problem| {
+                value_error(format!(
+                    "{problem}. For a noise type of your own, give a function or a confusion matrix"
+                ))
             })?;
             let levels = levels.iter().map(|&level| Noise::new(kind, level));
             all.push(NoiseLevels(levels.collect::<trueshot::Result<_>>().map_err(to_exception)?));
         }
-        Ok(match all.is_empty() {
-            true => noise::settings(&[NoiseLevels::default()]),
-            false => noise::settings(&all),
-        })
+        Ok(noise::settings(&all))
+    }
+
+    /// The functions of noise types.
+    fn noise_functions(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
+        self.own_noise.iter().filter_map(|noise| noise.run.as_ref()).map(|run| run.clone_ref(py)).collect()
+    }
+
+    /// Names and matrices of the user's noise types; without a matrix, the noise type is a function.
+    fn take_own_noise(&mut self) -> Vec<(String, Option<Vec<Vec<f64>>>)> {
+        self.own_noise.drain(..).map(|noise| (noise.name, noise.matrix)).collect()
     }
 }
 
+/// Adds noise types of the user's own to a sampler.
+fn with_own_noise<'a>(
+    sampler: Sampler<'a>,
+    own: Vec<(String, Option<Vec<Vec<f64>>>)>,
+    sender: &Sender<Message>,
+) -> trueshot::Result<Sampler<'a>> {
+    let mut functions = 0;
+    own.into_iter().try_fold(sampler, |sampler, (name, matrix)| match matrix {
+        Some(matrix) => sampler.with_noise(Box::new(ConfusionNoise::new(name, matrix)?)),
+        None => {
+            functions += 1;
+            let (position, sender) = (functions - 1, sender.clone());
+            sampler.with_noise(Box::new(PythonNoise { position, name, sender }))
+        }
+    })
+}
+
 /// Sends the number of finished episodes to Python.
-struct EpisodeProgress<'a>(&'a Channel<'a, u64>);
+struct EpisodeProgress<'a>(&'a Channel<'a, Message>);
 
 impl Progress for EpisodeProgress<'_> {
     fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
-        self.0.send(done);
+        self.0.send(Message::Done(done));
         self.0.check_stopped()
+    }
+}
+
+/// A method: the name of a built-in one with its parameters, or one of the user's own.
+#[derive(FromPyObject)]
+pub enum MethodArgument {
+    BuiltIn(String),
+    Own(UserMethod),
+}
+
+/// A method before the evaluation: made from its name, or the position of a method of the user's own.
+enum ParsedMethod {
+    BuiltIn(NamedMethod),
+    Own(usize),
+}
+
+/// Separates methods of the user's own from built-in ones, keeping their order. An empty list is all default methods.
+fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec<UserMethod>)> {
+    let registry = Registry::default();
+    if given.is_empty() {
+        let methods = registry.parse_all::<&str>(&[]).map_err(to_exception)?;
+        return Ok((methods.into_iter().map(ParsedMethod::BuiltIn).collect(), Vec::new()));
+    }
+    let (mut parsed, mut own, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+    for method in given {
+        let label = match method {
+            MethodArgument::BuiltIn(text) => {
+                let method = registry.parse(&text).map_err(to_exception)?;
+                let label = method.label.clone();
+                parsed.push(ParsedMethod::BuiltIn(method));
+                label
+            }
+            MethodArgument::Own(method) => {
+                let label = method.name().to_string();
+                parsed.push(ParsedMethod::Own(own.len()));
+                own.push(method);
+                label
+            }
+        };
+        if labels.contains(&label) {
+            return Err(match parsed.last() {
+                Some(ParsedMethod::Own(_)) => value_error(format!(
+                    "method '{label}' is given twice\nhint: rename one of them with trueshot.method(.., name=..)"
+                )),
+                _ => to_exception(Error::MethodTwice { label }),
+            });
+        }
+        labels.push(label);
+    }
+    Ok((parsed, own))
+}
+
+fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own: &[UserMethod]) -> PyResult<()> {
+    let labels: Vec<&str> = parsed
+        .iter()
+        .map(|method| match method {
+            ParsedMethod::BuiltIn(method) => method.label.as_str(),
+            ParsedMethod::Own(position) => own[*position].name(),
+        })
+        .collect();
+    match labels.contains(&baseline) {
+        true => Ok(()),
+        false => {
+            Err(to_exception(Error::UnknownBaseline { baseline: baseline.into(), known: labels.join(", ") }))
+        }
     }
 }
 
@@ -76,37 +190,50 @@ impl Progress for EpisodeProgress<'_> {
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Evaluation(library::Evaluation);
 
-/// Runs methods on episodes.
+/// Runs methods on episodes. The second value is the exception that ended the evaluation early, if there was one; the first
+/// is then what was found before, if anything.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn evaluate(
     py: Python<'_>,
     data: LabelledArrays<'_>,
     outliers: Option<LabelledArrays<'_>>,
-    names: Vec<String>,
-    shape: EpisodeShape,
+    methods: Vec<MethodArgument>,
+    mut shape: EpisodeShape,
     episodes: u64,
     baseline: Option<String>,
     details: (bool, bool),
+    stop_on_failure: bool,
     threads: Option<i64>,
     callback: Option<Bound<'_, PyAny>>,
-) -> PyResult<Evaluation> {
-    let methods = Registry::default().parse_all(&names).map_err(to_exception)?;
+) -> PyResult<(Option<Evaluation>, Option<Py<PyBaseException>>)> {
+    let (parsed, own) = parse_methods(methods)?;
     if let Some(baseline) = &baseline {
-        library::check_baseline(baseline, &methods).map_err(to_exception)?;
+        check_baseline(baseline, &parsed, &own)?;
     }
-    let (spec, noise) = (shape.spec(), shape.noise()?);
+    let (spec, noise) = (shape.spec(), shape.noise(py)?);
+    let functions = UserFunctions { methods: own, noises: shape.noise_functions(py), stop_on_failure };
+    let (own, own_noise) = (&functions.methods, shape.take_own_noise());
     let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
     let details = Details { per_class: details.0, confusion: details.1 };
     let baseline = baseline.as_deref().unwrap_or(library::DEFAULT_BASELINE);
-    let run = |channel: &Channel<'_, u64>| {
-        let data = check_rows(data)?;
-        let outliers = outliers.map(check_rows).transpose()?;
-        let outliers = outliers.as_ref();
-        let sampler = Sampler::new(&data, outliers, spec, noise)?;
+    let run = |channel: &Channel<'_, Message>| {
+        let data = Arc::new(check_rows(data)?);
+        let outliers = outliers.map(check_rows).transpose()?.map(Arc::new);
+        let named = |method: ParsedMethod| match method {
+            ParsedMethod::BuiltIn(method) => method,
+            ParsedMethod::Own(position) => {
+                let rows = (&data, outliers.as_ref());
+                let method = PythonMethod::new(position, &own[position], rows, channel.sender());
+                NamedMethod { label: own[position].name().into(), method: Box::new(method) }
+            }
+        };
+        let methods: Vec<NamedMethod> = parsed.into_iter().map(named).collect();
+        let sampler = Sampler::new(&data, outliers.as_deref(), spec, noise)?;
+        let sampler = with_own_noise(sampler, own_noise, &channel.sender())?;
         let experiment = Experiment {
             embeddings: &data,
-            outliers,
+            outliers: outliers.as_deref(),
             episodes: &sampler,
             count: episodes,
             methods: &methods,
@@ -115,8 +242,14 @@ pub fn evaluate(
         };
         library::evaluate(&experiment, &EpisodeProgress(channel))
     };
-    let report = |done: u64| callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop));
-    Ok(Evaluation(run_interruptible(py, threads, run, report)?))
+    let on_message = |message: Message| match message {
+        Message::Done(done) => callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop)),
+        question => functions.answer(py, question),
+    };
+    match run_keeping_results(py, threads, run, on_message)? {
+        (found, None) => Ok((Some(Evaluation(found?)), None)),
+        (found, Some(error)) => Ok((found.ok().map(Evaluation), Some(error.into_value(py)))),
+    }
 }
 
 /// Rows with their fingerprint, which results name.
@@ -154,21 +287,31 @@ pub fn sample_episodes<'py>(
     py: Python<'py>,
     data: LabelledArrays<'_>,
     outliers: Option<LabelledArrays<'_>>,
-    shape: EpisodeShape,
+    mut shape: EpisodeShape,
     first: u64,
     count: u64,
 ) -> PyResult<Bound<'py, PyList>> {
-    let (spec, noise) = (shape.spec(), shape.noise()?);
+    let (spec, noise) = (shape.spec(), shape.noise(py)?);
+    let functions =
+        UserFunctions { methods: Vec::new(), noises: shape.noise_functions(py), stop_on_failure: true };
+    let own_noise = shape.take_own_noise();
     let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
-    let drawn = thread_pools::run_on_pool(py, None, || {
+    let draw = |channel: &Channel<'_, Message>| {
         let data = data.embeddings()?;
         let outliers = outliers.map(NumberedRows::embeddings).transpose()?;
-        let sampler = Sampler::new(&data, outliers.as_ref(), spec, noise.clone())?;
-        let mut urn = IndexSampler::default();
-        (first..first.saturating_add(count))
-            .map(|index| sampler.draw(index, &mut urn))
-            .collect::<trueshot::Result<Vec<_>>>()
-    })?;
+        let sampler = Sampler::new(&data, outliers.as_ref(), spec, noise)?;
+        let sampler = with_own_noise(sampler, own_noise, &channel.sender())?;
+        let mut index_sampler = IndexSampler::default();
+        let draw = |index| {
+            if channel.check_stopped().is_break() {
+                return Err(Error::Interrupted);
+            }
+            sampler.draw(index, &mut index_sampler)
+        };
+        let drawn = (first..first.saturating_add(count)).map(draw).collect::<trueshot::Result<Vec<_>>>()?;
+        Ok((drawn, sampler.noises().to_vec()))
+    };
+    let (drawn, noise) = run_interruptible(py, None, draw, |message| functions.answer(py, message))?;
     let list = PyList::empty(py);
     for episode in drawn {
         let entry = PyDict::new(py);
@@ -195,9 +338,11 @@ fn int_array<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'
 
 fn support_dict<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
-    let outlier = |item: &Item| noise.kind == NoiseKind::Outlier && item.truth.is_none();
+    let outlier = |item: &Item| item.truth.is_none();
+    let wrong = items.iter().filter(|item| item.is_wrong()).count() as f64 / items.len() as f64;
+    let is_own = matches!(noise.kind, NoiseKind::Named(_));
     entry.set_item("noise", noise.kind.name())?;
-    entry.set_item("level", noise.level)?;
+    entry.set_item("level", if is_own { wrong } else { noise.level })?;
     entry.set_item("rows", int_array(py, items.iter().map(|item| i64::from(item.row))))?;
     entry.set_item("labels", int_array(py, items.iter().map(|item| i64::from(item.given))))?;
     entry.set_item("truth", int_array(py, items.iter().map(|item| item.truth.map_or(-1, i64::from))))?;

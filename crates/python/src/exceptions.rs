@@ -29,8 +29,7 @@ pub fn to_exception(error: Error) -> PyErr {
 pub fn error_text(error: &Error) -> String {
     let message = visible(&error.to_string());
     let hint = match error {
-        // Its hint is a command that reads files.
-        Error::NotFinite { .. } => None,
+        Error::NotFinite { .. } => Some("numpy.isfinite(X).all(axis=1) is False for all such rows".into()),
         _ => error.hint_for(&|_| false),
     };
     match hint {

@@ -2,9 +2,9 @@
 //! to Python and checks for signals, which Python handles on its main thread only.
 
 use std::ops::ControlFlow;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -25,6 +25,11 @@ pub struct Channel<'a, M> {
 }
 
 impl<M> Channel<'_, M> {
+    /// A sender for parts of the work that ask the calling thread for something. It must not outlive the work.
+    pub fn sender(&self) -> Sender<M> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Sends a message; it is dropped if the other side is gone.
     pub fn send(&self, message: M) {
         if let Ok(sender) = self.sender.lock() {
@@ -45,13 +50,29 @@ impl Progress for Channel<'_, ()> {
     }
 }
 
-/// Runs `work` on `threads` threads and passes its messages to `hear`. An exception of `hear` stops the work, as Ctrl-C does.
+/// Runs `work` on `threads` threads and passes its messages to `on_message`. An exception of `on_message` stops the work, as
+/// Ctrl-C does.
 pub fn run_interruptible<T: Send, M: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
-    mut on_message: impl FnMut(M) -> PyResult<()>,
+    on_message: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
+    let (outcome, stop_reason) = run_keeping_results(py, threads, work, on_message)?;
+    match stop_reason {
+        Some(error) => Err(error),
+        None => outcome,
+    }
+}
+
+/// Like [`run_interruptible`], but if the work was stopped, also returns what it had done by then. The second value is the
+/// exception that stopped it.
+pub fn run_keeping_results<T: Send, M: Send>(
+    py: Python<'_>,
+    threads: Option<i64>,
+    work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
+    mut on_message: impl FnMut(M) -> PyResult<()>,
+) -> PyResult<(PyResult<T>, Option<PyErr>)> {
     let pool = pool(threads)?;
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
@@ -78,8 +99,6 @@ pub fn run_interruptible<T: Send, M: Send>(
         }
         py.detach(|| worker.join())
     });
-    if let Some(error) = stop_reason {
-        return Err(error);
-    }
-    outcome.ok().flatten().ok_or_else(internal_error)?.map_err(to_exception)
+    let outcome = outcome.ok().flatten().ok_or_else(internal_error);
+    Ok((outcome.and_then(|outcome| outcome.map_err(to_exception)), stop_reason))
 }

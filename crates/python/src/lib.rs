@@ -2,7 +2,8 @@
 //! nothing itself.
 //!
 //! Arrays and Arrow tables come in without a copy if their layout allows it (`numpy_features`, `arrow_capsules`), work runs
-//! on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), and errors become the exceptions
+//! on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), functions of users run on the
+//! calling thread (`user_functions`), and errors become the exceptions
 //! that users of scikit-learn expect (`exceptions`). Labels of any type, estimators, defaults and documentation are written
 //! in Python, in `python/trueshot/`. Users do not call this module.
 
@@ -20,6 +21,7 @@ mod methods;
 mod numpy_features;
 mod thread_pools;
 mod training;
+mod user_functions;
 
 use pyo3::prelude::*;
 

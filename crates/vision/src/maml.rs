@@ -51,7 +51,7 @@ const INFO: MethodInfo = MethodInfo {
     ],
     transductive: true,
     build: |given: &Parameters| {
-        let path = given.file("model", "a model file, as `trueshot train maml` writes it")?;
+        let path = given.file("model", "the file of a trained maml model")?;
         let mut method = Maml::open(path)?;
         if given.text("steps") != "trained" {
             method.adaptation.steps = given.count("steps")?;

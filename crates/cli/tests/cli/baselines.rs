@@ -220,10 +220,7 @@ fn what_does_not_fit_is_told_apart() {
     let folder = TrainingFolder::new();
     folder.maml("maml.safetensors", &["--steps", "1"]).assert().success();
     folder.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();
-    misused(
-        folder.on_pictures(&["-m", "maml"]),
-        &["model is a model file, as `trueshot train maml` writes it"],
-    );
+    misused(folder.on_pictures(&["-m", "maml"]), &["model is the file of a trained maml model"]);
     refused(
         folder.on_pictures(&["-m", "maml:model=backbone.safetensors"]),
         &["is a model of kind 'conv4', not 'maml'"],

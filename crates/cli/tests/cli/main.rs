@@ -16,6 +16,7 @@ mod image_problems;
 mod inspect;
 mod names;
 mod outputs;
+mod own_noise;
 mod photos;
 mod refusals;
 mod repair;

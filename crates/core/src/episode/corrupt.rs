@@ -1,10 +1,11 @@
-//! Label noise in support sets: [`symmetric`], [`paired`] and [`outlier`] choose the items that replace clean ones, and
-//! [`support_set`] applies the replacements.
+//! Label noise in support sets: [`symmetric`], [`paired`], [`similar`] and [`outlier`] choose the items that replace clean
+//! ones, and [`support_set`] applies the replacements. [`relabelled`] applies a noise type of the user's own.
 //!
 //! The sampler has already checked that the level is possible for the shape of the episodes.
 
-use super::{Episode, Item};
-use crate::noise::Noise;
+use super::{Episode, EpisodeData, Item};
+use crate::embeddings::Features;
+use crate::noise::{Noise, NoisyLabels};
 use crate::rng::{IndexSampler, Rng};
 
 /// Number of times that a failed draw of symmetric or paired noise is repeated. If all fail, classes of unequal size
@@ -41,8 +42,7 @@ pub(super) fn symmetric(episode: &Episode, noise: Noise, rng: &mut Rng) -> Optio
 
 fn symmetric_attempt(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<Replacements> {
     let classes = &episode.classes;
-    let mut order: Vec<usize> = (0..classes.len()).collect();
-    rng.shuffle(&mut order);
+    let order = class_order(classes.len(), rng);
     // Number of pool items used so far, by source class.
     let mut used = vec![0; classes.len()];
     let mut replacements = vec![Vec::new(); classes.len()];
@@ -65,6 +65,161 @@ fn symmetric_attempt(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<R
         }
     }
     Some(replacements)
+}
+
+/// The classes in random order.
+fn class_order(classes: usize, rng: &mut Rng) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..classes).collect();
+    rng.shuffle(&mut order);
+    order
+}
+
+/// How many orders of the classes similar noise tries before it draws like symmetric noise.
+const SIMILAR_ATTEMPTS: usize = 100;
+
+/// Similar noise: the classes, in random order, take in turns the unused pool item of another class that is nearest to the
+/// mean of their clean items. As under symmetric noise, no wrong class may become as frequent as the right one.
+///
+/// If no order leaves every class enough items, which only happens close to the largest possible level, the items are
+/// those of symmetric noise.
+pub(super) fn similar(
+    episode: &Episode,
+    noise: Noise,
+    rng: &mut Rng,
+    features: &Features,
+) -> Option<Replacements> {
+    let candidates = nearest_pool_items(episode, features);
+    (0..SIMILAR_ATTEMPTS)
+        .find_map(|_| similar_attempt(episode, noise, rng, &candidates))
+        .or_else(|| symmetric(episode, noise, rng))
+}
+
+fn similar_attempt(
+    episode: &Episode,
+    noise: Noise,
+    rng: &mut Rng,
+    candidates: &[Vec<(usize, u32)>],
+) -> Option<Replacements> {
+    let classes = &episode.classes;
+    let order = class_order(classes.len(), rng);
+    let noisy: Vec<usize> = classes.iter().map(|draw| noise.noisy_items(draw.support.len())).collect();
+    let mut used = std::collections::HashSet::new();
+    let mut replacements: Vec<Vec<(u32, Option<u32>)>> = vec![Vec::new(); classes.len()];
+    for round in 0..noisy.iter().copied().max().unwrap_or(0) {
+        for &class in order.iter().filter(|&&class| noisy[class] > round) {
+            let allowed = classes[class].support.len().saturating_sub(noisy[class] + 1);
+            let taken = &replacements[class];
+            let is_free = |&&(source, row): &&(usize, u32)| {
+                let from_source = taken.iter().filter(|(_, truth)| *truth == Some(source as u32)).count();
+                from_source < allowed && !used.contains(&row)
+            };
+            let &(source, row) = candidates[class].iter().find(is_free)?;
+            used.insert(row);
+            replacements[class].push((row, Some(source as u32)));
+        }
+    }
+    Some(replacements)
+}
+
+/// For every class the pool items of all other classes as (class, row), from the nearest to the mean of its support items to
+/// the farthest.
+fn nearest_pool_items(episode: &Episode, features: &Features) -> Vec<Vec<(usize, u32)>> {
+    let classes = &episode.classes;
+    let pools: Vec<(usize, u32)> = classes
+        .iter()
+        .enumerate()
+        .flat_map(|(source, draw)| draw.pool.iter().map(move |&row| (source, row)))
+        .collect();
+    let rows: Vec<_> = pools.iter().map(|&(_, row)| features.row(row as usize)).collect();
+    let nearest_to = |class: usize| {
+        let mut mean = vec![0.0; features.dim()];
+        for &row in &classes[class].support {
+            let row = features.row(row as usize);
+            mean.iter_mut().zip(row.iter()).for_each(|(sum, value)| *sum += value);
+        }
+        let scale = 1.0 / classes[class].support.len() as f32;
+        mean.iter_mut().for_each(|value| *value *= scale);
+        let others = pools.iter().zip(&rows).filter(|((source, _), _)| *source != class);
+        let mut others: Vec<(f32, (usize, u32))> =
+            others.map(|(&item, row)| (squared_distance(&mean, row), item)).collect();
+        others.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        others.into_iter().map(|(_, item)| item).collect()
+    };
+    (0..classes.len()).map(nearest_to).collect()
+}
+
+/// The squared Euclidean distance, summed in an order that is the same on all processors.
+fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let mut sums = [0.0f32; LANES];
+    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += (a - b) * (a - b);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// The support set under a noise type of the user's own, grouped by given label; what is wrong with the labels, if they are
+/// not allowed.
+pub(super) fn relabelled(
+    episode: &Episode,
+    labels: &NoisyLabels,
+    data: &EpisodeData<'_>,
+) -> Result<Vec<Item>, String> {
+    let mut items = support_set(episode, &vec![Vec::new(); episode.classes.len()]);
+    let (ways, count) = (episode.classes.len(), items.len());
+    if labels.given.len() != count {
+        return Err(format!("{} given labels for {count} items", labels.given.len()));
+    }
+    if let Some(label) = labels.given.iter().find(|&&label| label as usize >= ways) {
+        return Err(format!(
+            "the given label {label} is not a class of the episode; allowed: 0 to {}",
+            ways - 1
+        ));
+    }
+    let is_changed = items.iter().zip(&labels.given).any(|(item, &given)| item.given != given);
+    items.iter_mut().zip(&labels.given).for_each(|(item, &given)| item.given = given);
+    let pool = data.outlier_rows();
+    let is_separate = data.outliers.is_some_and(|pool| !std::ptr::eq(pool, data.embeddings));
+    let mut used = std::collections::HashSet::new();
+    for &(index, row) in &labels.outliers {
+        let Some(item) = items.get_mut(index as usize) else {
+            return Err(format!("item {index} cannot be replaced by an outlier: there are {count} items"));
+        };
+        let Some(label) = pool.labels().get(row as usize) else {
+            return Err(format!("row {row} is not an outlier: there are {} rows to choose from", pool.len()));
+        };
+        if !is_separate && episode.classes.iter().any(|draw| draw.class == *label) {
+            return Err(format!("row {row} is not an outlier: it is of a class of the episode"));
+        }
+        if !used.insert(row) {
+            return Err(format!("row {row} replaces two items"));
+        }
+        *item = Item { row, given: item.given, truth: None };
+    }
+    if let Some(class) = (0..ways).find(|&class| items.iter().all(|item| item.given as usize != class)) {
+        let name = &data.embeddings.classes()[episode.classes[class].class as usize];
+        return Err(format!("class {class} ('{name}') has no item left; every class must keep one or more"));
+    }
+    if is_changed {
+        group_by_given(&mut items);
+    }
+    Ok(items)
+}
+
+/// Groups items whose labels were changed by their given label. The order within a group depends on the rows only and says
+/// nothing about the true class.
+pub(super) fn group_by_given(items: &mut [Item]) {
+    items.sort_by_key(|item| (item.given, scrambled(item.row), item.row));
+}
+
+/// A number that depends on the row only, such that the order of rows is lost (the finaliser of MurmurHash3).
+fn scrambled(row: u32) -> u32 {
+    let mut bits = row;
+    bits = (bits ^ (bits >> 16)).wrapping_mul(0x85eb_ca6b);
+    bits = (bits ^ (bits >> 13)).wrapping_mul(0xc2b2_ae35);
+    bits ^ (bits >> 16)
 }
 
 /// A random index below `n` with probability proportional to its weight; `None` if all weights are 0.

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item};
+use super::{ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item, corrupt};
 use crate::atomic::write_atomically;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
@@ -49,6 +49,10 @@ struct Line {
     /// For every noise setting the replaced support items: class of the episode, index in `support`, new row, and the true
     /// class of that row (a class of the episode, or -1 for an outlier).
     replaced: Vec<Vec<(u32, u32, u32, i64)>>,
+    /// For every noise setting the support items with another given label: class of the episode, index in `support`, and the
+    /// given class. Left out if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    relabelled: Vec<Vec<(u32, u32, u32)>>,
 }
 
 /// Writes a manifest of the first `count` episodes and returns its SHA-256 in hexadecimal. `progress` is called before
@@ -95,23 +99,80 @@ fn hex(bytes: &[u8]) -> String {
 impl From<&DrawnEpisode> for Line {
     fn from(drawn: &DrawnEpisode) -> Self {
         let classes = &drawn.episode.classes;
-        let replaced = |support: &Vec<Item>| {
-            let mut counts = vec![0; classes.len()];
-            let with_index = support.iter().map(|item| {
-                counts[item.given as usize] += 1;
-                (item, counts[item.given as usize] - 1)
-            });
-            let wrong = with_index.filter(|(item, _)| item.is_wrong());
-            wrong.map(|(i, index)| (i.given, index, i.row, i.truth.map_or(-1, i64::from))).collect()
-        };
+        let changes: Vec<Changes> =
+            drawn.supports.iter().map(|support| Changes::of(&drawn.episode, support)).collect();
+        let is_relabelled = changes.iter().any(|changes| !changes.relabelled.is_empty());
+        let (replaced, relabelled): (Vec<_>, Vec<_>) =
+            changes.into_iter().map(|changes| (changes.replaced, changes.relabelled)).unzip();
         Line {
             episode: drawn.episode.index,
             classes: classes.iter().map(|c| c.class).collect(),
             support: classes.iter().map(|c| c.support.clone()).collect(),
             queries: classes.iter().map(|c| c.queries.clone()).collect(),
-            replaced: drawn.supports.iter().map(replaced).collect(),
+            replaced,
+            relabelled: if is_relabelled { relabelled } else { Vec::new() },
         }
     }
+}
+
+/// The differences between a support set and the clean one of its episode.
+struct Changes {
+    replaced: Vec<(u32, u32, u32, i64)>,
+    relabelled: Vec<(u32, u32, u32)>,
+}
+
+impl Changes {
+    fn of(episode: &Episode, support: &[Item]) -> Self {
+        let sizes: Vec<usize> = episode.classes.iter().map(|draw| draw.support.len()).collect();
+        // Built-in noise keeps the class sizes and the places of clean items; what replaced an item is in its place.
+        let is_in_place = |class: usize, items: &[Item]| {
+            let clean = &episode.classes[class].support;
+            items.len() == clean.len()
+                && items.iter().zip(clean).all(|(item, &row)| item.is_wrong() || item.row == row)
+        };
+        let by_class: Vec<Vec<Item>> = (0..sizes.len() as u32)
+            .map(|class| support.iter().copied().filter(|item| item.given == class).collect())
+            .collect();
+        let drawn: HashSet<u32> =
+            episode.classes.iter().flat_map(|draw| draw.support.iter().copied()).collect();
+        let is_new = |item: &Item| item.truth.is_none() || !drawn.contains(&item.row);
+        let in_place = by_class.iter().enumerate().all(|(class, items)| {
+            is_in_place(class, items) && items.iter().all(|item| !item.is_wrong() || is_new(item))
+        });
+        match in_place {
+            true => Changes { replaced: replacements(&by_class), relabelled: Vec::new() },
+            false => Self::of_relabelled(episode, support, is_new),
+        }
+    }
+
+    /// The changes of a noise type that gives items other labels. Items that are new take the places of those that are
+    /// missing.
+    fn of_relabelled(episode: &Episode, support: &[Item], is_new: impl Fn(&Item) -> bool) -> Self {
+        let mut new = support.iter().filter(|item| is_new(item));
+        let mut changes = Changes { replaced: Vec::new(), relabelled: Vec::new() };
+        for (class, draw) in (0..).zip(&episode.classes) {
+            for (index, row) in (0..).zip(&draw.support) {
+                let kept = support.iter().find(|item| item.row == *row && !is_new(item));
+                let Some(item) = kept.or_else(|| new.next()) else { continue };
+                if kept.is_none() {
+                    changes.replaced.push((class, index, item.row, item.truth.map_or(-1, i64::from)));
+                }
+                if item.given != class {
+                    changes.relabelled.push((class, index, item.given));
+                }
+            }
+        }
+        changes
+    }
+}
+
+/// The wrong items of every class with their places.
+fn replacements(by_class: &[Vec<Item>]) -> Vec<(u32, u32, u32, i64)> {
+    let wrong_of = |items: &Vec<Item>| {
+        let wrong = (0..).zip(items.clone()).filter(|(_, item)| item.is_wrong());
+        wrong.map(|(index, i)| (i.given, index, i.row, i.truth.map_or(-1, i64::from))).collect::<Vec<_>>()
+    };
+    by_class.iter().flat_map(wrong_of).collect()
 }
 
 /// Episodes that were read from a manifest file, a source of episodes like [`Sampler`](super::Sampler).
@@ -211,7 +272,12 @@ impl Header {
             found => Err(Error::OtherData { what, expected: expected.into(), found }),
         };
         same("embeddings", &self.embeddings, embeddings)?;
-        let used = self.noises.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0);
+        let may_have_outliers = |noise: &Noise| match noise.kind {
+            NoiseKind::Outlier => noise.level > 0.0,
+            NoiseKind::Named(_) => true,
+            _ => false,
+        };
+        let used = self.noises.iter().any(may_have_outliers);
         if let Some(pool) = outliers.filter(|pool| used && pool.dim() != embeddings.dim()) {
             return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
         }
@@ -242,8 +308,13 @@ impl LineChecker<'_> {
         require(line.support.len() == ways && line.queries.len() == ways, || {
             format!("support and queries must have {ways} lists each")
         })?;
-        require(line.replaced.len() == self.header.noises.len(), || {
-            format!("{} noise settings expected, found {}", self.header.noises.len(), line.replaced.len())
+        let settings = self.header.noises.len();
+        require(line.replaced.len() == settings, || {
+            format!("{settings} noise settings expected, found {}", line.replaced.len())
+        })?;
+        let relabelled = line.relabelled.len();
+        require(relabelled == settings || relabelled == 0, || {
+            format!("{settings} lists of relabelled items expected, found {relabelled}")
         })?;
         for (class, (support, query)) in line.classes.iter().zip(line.support.iter().zip(&line.queries)) {
             require((shots.min..=shots.max).contains(&support.len()), || {
@@ -256,8 +327,7 @@ impl LineChecker<'_> {
                 require(seen.insert(row), || format!("row {row} is used twice"))?;
             }
         }
-        let settings = line.replaced.iter().zip(&self.header.noises);
-        let supports = settings.map(|(replaced, noise)| self.support(&line, replaced, noise.kind, &seen));
+        let supports = (0..settings).map(|setting| self.support(&line, setting, &seen));
         let supports = supports.collect::<Result<_, String>>()?;
         let draws = line.classes.iter().zip(line.support.into_iter().zip(line.queries));
         let draws = draws.map(|(&class, (support, queries))| ClassDraw {
@@ -270,23 +340,17 @@ impl LineChecker<'_> {
         Ok(DrawnEpisode { episode: Episode { index, classes: draws.collect() }, supports })
     }
 
-    /// The support set of a line under one noise setting, with the replacements applied. `drawn` are the support and query
-    /// rows of the episode, which must not be used as replacements.
-    fn support(
-        &self,
-        line: &Line,
-        replaced: &[(u32, u32, u32, i64)],
-        kind: NoiseKind,
-        drawn: &HashSet<u32>,
-    ) -> Result<Vec<Item>, String> {
+    /// The support set of a line under one noise setting, with the replacements and other labels applied. `drawn` are the
+    /// support and query rows of the episode, which must not be used as replacements.
+    fn support(&self, line: &Line, setting: usize, drawn: &HashSet<u32>) -> Result<Vec<Item>, String> {
+        let kind = self.header.noises[setting].kind;
         let clean = |(given, rows): (u32, &Vec<u32>)| -> Vec<Item> {
             rows.iter().map(|&row| Item { row, given, truth: Some(given) }).collect()
         };
         let mut support: Vec<Vec<Item>> = (0..).zip(&line.support).map(clean).collect();
         let mut used = HashSet::new();
-        for &(given, index, row, truth) in replaced {
-            let item = support.get_mut(given as usize).and_then(|class| class.get_mut(index as usize));
-            let item = item.ok_or_else(|| format!("class {given} has no support item {index}"))?;
+        for &(given, index, row, truth) in &line.replaced[setting] {
+            let item = item_at(&mut support, given, index)?;
             require(used.insert(row), || format!("row {row} replaces two items"))?;
             let truth = self.truth(line, row, truth, kind)?;
             require(truth.is_none() || !drawn.contains(&row), || {
@@ -294,12 +358,28 @@ impl LineChecker<'_> {
             })?;
             *item = Item { row, given, truth };
         }
-        Ok(support.concat())
+        let Some(relabelled) = line.relabelled.get(setting).filter(|list| !list.is_empty()) else {
+            return Ok(support.concat());
+        };
+        let ways = support.len();
+        for &(class, index, given) in relabelled {
+            require((given as usize) < ways, || format!("{given} is not a class of the episode"))?;
+            item_at(&mut support, class, index)?.given = given;
+        }
+        let mut items = support.concat();
+        let is_missing = |&class: &usize| items.iter().all(|item| item.given as usize != class);
+        let missing = (0..ways).find(is_missing);
+        require(missing.is_none(), || {
+            format!("class {} has no item under noise setting {setting}", missing.unwrap_or_default())
+        })?;
+        corrupt::group_by_given(&mut items);
+        Ok(items)
     }
 
     /// The true class of a replacement, if it agrees with the data.
     fn truth(&self, line: &Line, row: u32, truth: i64, kind: NoiseKind) -> Result<Option<u32>, String> {
-        if kind == NoiseKind::Outlier {
+        let is_own = matches!(kind, NoiseKind::Named(_));
+        if kind == NoiseKind::Outlier || (is_own && truth == -1) {
             let label = self.outliers.unwrap_or(self.embeddings).labels().get(row as usize);
             require(label.is_some() && truth == -1, || format!("row {row} is not in the outlier pool"))?;
             let is_same_source = self.outliers.is_none_or(|pool| std::ptr::eq(pool, self.embeddings));
@@ -312,6 +392,12 @@ impl LineChecker<'_> {
         require(class.is_some() && class == label, || format!("row {row} is not of class {truth}"))?;
         Ok(Some(truth as u32))
     }
+}
+
+/// A support item by its class and its index in the class.
+fn item_at(support: &mut [Vec<Item>], class: u32, index: u32) -> Result<&mut Item, String> {
+    let item = support.get_mut(class as usize).and_then(|items| items.get_mut(index as usize));
+    item.ok_or_else(|| format!("class {class} has no support item {index}"))
 }
 
 fn require(holds: bool, problem: impl FnOnce() -> String) -> Result<(), String> {
@@ -398,6 +484,69 @@ mod tests {
         std::fs::write(&path, format!("{header}\n{first}\n")).unwrap();
         let message = Manifest::open(&path, &data, None).err().unwrap().to_string();
         assert!(message.contains("an outlier of a class of its own episode"), "{message}");
+    }
+
+    /// Changes the label of the first item of every other class, and replaces the last item by an outlier.
+    struct Mixed;
+
+    impl crate::noise::LabelNoise for Mixed {
+        fn name(&self) -> &str {
+            "mixed"
+        }
+
+        fn relabel(
+            &self,
+            support: &crate::noise::CleanSupport<'_>,
+            rng: &mut crate::rng::Rng,
+        ) -> Result<crate::noise::NoisyLabels> {
+            let mut given = support.labels.clone();
+            let others = (0..given.len()).filter(|&item| item % 6 == rng.below(6));
+            others.for_each(|item| given[item] = (given[item] + 1) % 4);
+            for class in 0..4 {
+                let first = support.labels.iter().position(|&label| label == class).unwrap();
+                given[first] = class;
+            }
+            let last = given.len() as u32 - 1;
+            Ok(crate::noise::NoisyLabels { given, outliers: vec![(last, rng.below(240) as u32)] })
+        }
+    }
+
+    #[test]
+    fn noise_of_the_users_own_is_replayed_under_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, pool, path) = (embeddings(0.0), embeddings(0.5), folder.path().join("own.jsonl"));
+        let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };
+        let sampler = Sampler::new(&data, Some(&pool), spec, noises()).unwrap();
+        let sampler = sampler.with_noise(Box::new(Mixed)).unwrap();
+        write_manifest(&path, &sampler, 30, &data, Some(&pool), &()).unwrap();
+        let manifest = Manifest::open(&path, &data, Some(&pool)).unwrap();
+        assert_eq!(manifest.noises()[3].kind.name(), "mixed");
+        for index in 0..30 {
+            let scratch = &mut IndexSampler::default();
+            let (sampled, replayed) =
+                (sampler.draw(index, scratch).unwrap(), manifest.draw(index, scratch).unwrap());
+            assert!(sampled.supports[3].iter().any(|item| item.is_wrong()));
+            assert_eq!(sampled.supports, replayed.supports);
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (header, first) = text.split_once('\n').unwrap();
+        let first: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+        let refused = |relabelled: serde_json::Value| {
+            let mut line = first.clone();
+            line["relabelled"] = relabelled;
+            std::fs::write(&path, format!("{header}\n{line}\n")).unwrap();
+            Manifest::open(&path, &data, Some(&pool)).err().unwrap().to_string()
+        };
+        let sizes: Vec<usize> =
+            first["support"].as_array().unwrap().iter().map(|rows| rows.as_array().unwrap().len()).collect();
+        let all_of_class_0: Vec<[usize; 3]> = (0..sizes[0]).map(|index| [0, index, 1]).collect();
+        let message = refused(serde_json::json!([[], [], [], all_of_class_0]));
+        assert!(message.contains("line 2") && message.contains("class 0 has no item under noise setting 3"));
+        assert!(
+            refused(serde_json::json!([[], [], [], [[0, 0, 9]]])).contains("9 is not a class of the episode")
+        );
+        assert!(refused(serde_json::json!([[], [], [], [[0, 90, 1]]])).contains("has no support item 90"));
+        assert!(refused(serde_json::json!([[]])).contains("4 lists of relabelled items expected, found 1"));
     }
 
     #[test]

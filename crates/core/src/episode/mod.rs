@@ -14,7 +14,7 @@ mod sampler;
 
 pub use augmented_copies::{AugmentedCopies, image_name};
 pub use manifest::{Manifest, write_manifest};
-pub use sampler::Sampler;
+pub use sampler::{DefaultNoise, Sampler};
 
 use serde::{Deserialize, Serialize};
 
@@ -106,7 +106,7 @@ pub struct ClassDraw {
     pub class: u32,
     /// Rows of the clean support set.
     pub support: Vec<u32>,
-    /// Rows that symmetric and paired noise move into other classes; as many as `support`.
+    /// Rows that symmetric, paired and similar noise move into other classes; the same number as `support`.
     pub pool: Vec<u32>,
     /// Query rows.
     pub queries: Vec<u32>,
@@ -177,6 +177,10 @@ pub trait Episodes: Sync {
     /// Draws the episode with a number. `index_sampler` is scratch memory that a caller reuses between episodes; it does
     /// not influence the result.
     fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<DrawnEpisode>;
+    /// Whether episodes must be drawn one after the other, in the order of their numbers.
+    fn is_sequential(&self) -> bool {
+        false
+    }
     /// The number of episodes, if it is limited.
     fn limit(&self) -> Option<u64> {
         None

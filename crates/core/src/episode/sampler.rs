@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
-use super::{AugmentedCopies, ClassDraw, DrawnEpisode, Episode, EpisodeSpec, Episodes, Item, corrupt};
+use super::{
+    AugmentedCopies, ClassDraw, DrawnEpisode, Episode, EpisodeData, EpisodeSpec, Episodes, Item, corrupt,
+};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::noise::{Noise, NoiseKind};
+use crate::noise::{CleanSupport, LabelNoise, Noise, NoiseKind, NoiseLevels, NoiseName};
 use crate::rng::{IndexSampler, Purpose, Rng};
 
 /// Draws the episodes of an experiment by number, in any order.
@@ -30,13 +32,15 @@ pub struct Sampler<'a> {
     images: Option<Arc<AugmentedCopies>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
-    outliers: OutlierPool,
+    outliers: OutlierPool<'a>,
+    /// The noise types of the user's own; the last elements of `noises` are theirs.
+    label_noises: Vec<Box<dyn LabelNoise + 'a>>,
 }
 
 /// The rows that outlier noise draws from.
-enum OutlierPool {
-    /// Separate embeddings with this number of rows.
-    Separate(usize),
+enum OutlierPool<'a> {
+    /// Separate embeddings.
+    Separate(&'a Embeddings),
     /// The embeddings themselves: all classes that are not in the episode.
     OtherClasses,
 }
@@ -50,7 +54,7 @@ impl<'a> Sampler<'a> {
     /// outliers that are too few or of another dimension.
     pub fn new(
         embeddings: &'a Embeddings,
-        outliers: Option<&Embeddings>,
+        outliers: Option<&'a Embeddings>,
         spec: EpisodeSpec,
         noises: Vec<Noise>,
     ) -> Result<Self> {
@@ -62,7 +66,7 @@ impl<'a> Sampler<'a> {
     pub(crate) fn with_images(
         embeddings: &'a Embeddings,
         images: Option<Arc<AugmentedCopies>>,
-        outliers: Option<&Embeddings>,
+        outliers: Option<&'a Embeddings>,
         spec: EpisodeSpec,
         noises: Vec<Noise>,
     ) -> Result<Self> {
@@ -75,10 +79,50 @@ impl<'a> Sampler<'a> {
             }
         }
         let outliers = match outliers {
-            Some(pool) if !std::ptr::eq(pool, embeddings) => OutlierPool::Separate(pool.len()),
+            Some(pool) if !std::ptr::eq(pool, embeddings) => OutlierPool::Separate(pool),
             _ => OutlierPool::OtherClasses,
         };
-        Ok(Sampler { embeddings, images, spec, noises, outliers })
+        Ok(Sampler { embeddings, images, spec, noises, outliers, label_noises: Vec::new() })
+    }
+
+    /// Adds a noise type of the user's own as the last noise setting.
+    ///
+    /// # Errors
+    /// If its name is not allowed, or it does not fit the data.
+    pub fn with_noise(mut self, noise: Box<dyn LabelNoise + 'a>) -> Result<Self> {
+        let name = NoiseName::new(noise.name())
+            .map_err(|problem| Error::BadNoise { text: noise.name().into(), problem })?;
+        noise.check(self.embeddings)?;
+        if let OutlierPool::Separate(pool) = self.outliers {
+            check_outlier_dimension(pool, self.embeddings)?;
+        }
+        self.noises.push(Noise { kind: NoiseKind::Named(name), level: noise.expected_share() });
+        self.label_noises.push(noise);
+        Ok(self)
+    }
+
+    /// The support set of an episode under the noise type of the user's own at `position`.
+    fn relabel(&self, episode: &Episode, position: usize) -> Result<Vec<Item>> {
+        let noise = &self.label_noises[position];
+        let outliers = match self.outliers {
+            OutlierPool::Separate(pool) => Some(pool),
+            OutlierPool::OtherClasses => None,
+        };
+        let data = EpisodeData { embeddings: self.embeddings, outliers };
+        let classes = || (0..).zip(&episode.classes);
+        let support = CleanSupport {
+            episode,
+            rows: classes().flat_map(|(_, draw)| draw.support.iter().copied()).collect(),
+            labels: classes().flat_map(|(class, draw)| vec![class; draw.support.len()]).collect(),
+            data,
+        };
+        let mut rng = Rng::for_item(self.spec.seed, Purpose::LabelNoise, position as u64, episode.index);
+        let labels = noise.relabel(&support, &mut rng)?;
+        corrupt::relabelled(episode, &labels, &data).map_err(|problem| Error::NoiseFailed {
+            noise: noise.name().into(),
+            episode: episode.index,
+            problem,
+        })
     }
 
     /// Draws an episode without noise. `index_sampler` is scratch memory.
@@ -128,7 +172,7 @@ impl<'a> Sampler<'a> {
         images
     }
 
-    /// The support set of an episode under one noise setting. `index_sampler` is scratch memory.
+    /// The support set of an episode under a built-in noise setting. `index_sampler` is scratch memory.
     pub fn corrupt(
         &self,
         episode: &Episode,
@@ -145,11 +189,19 @@ impl<'a> Sampler<'a> {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Paired, episode.index);
                 corrupt::paired(episode, noise, &mut rng)
             }
+            NoiseKind::Similar => {
+                let mut rng = Rng::new(self.spec.seed, Purpose::Similar, episode.index);
+                corrupt::similar(episode, noise, &mut rng, self.embeddings.features())
+            }
+            NoiseKind::Named(name) => {
+                let problem = "it is not built in; add it with Sampler::with_noise".to_string();
+                return Err(Error::BadNoise { text: name.as_str().into(), problem });
+            }
             NoiseKind::Outlier => {
                 let mut rng = Rng::new(self.spec.seed, Purpose::Outlier, episode.index);
                 Some(match self.outliers {
-                    OutlierPool::Separate(rows) => {
-                        corrupt::outlier(episode, noise, &mut rng, rows, index_sampler)
+                    OutlierPool::Separate(pool) => {
+                        corrupt::outlier(episode, noise, &mut rng, pool.len(), index_sampler)
                     }
                     OutlierPool::OtherClasses => {
                         self.outliers_from_other_classes(episode, noise, &mut rng, index_sampler)
@@ -200,9 +252,15 @@ impl Episodes for Sampler<'_> {
 
     fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<DrawnEpisode> {
         let episode = self.episode(index, index_sampler);
-        let supports = self.noises.iter().map(|&noise| self.corrupt(&episode, noise, index_sampler));
-        let supports = supports.collect::<Result<_>>()?;
+        let built_in = &self.noises[..self.noises.len() - self.label_noises.len()];
+        let supports = built_in.iter().map(|&noise| self.corrupt(&episode, noise, index_sampler));
+        let own = (0..self.label_noises.len()).map(|position| self.relabel(&episode, position));
+        let supports = supports.chain(own).collect::<Result<_>>()?;
         Ok(DrawnEpisode { episode, supports })
+    }
+
+    fn is_sequential(&self) -> bool {
+        self.label_noises.iter().any(|noise| noise.is_sequential())
     }
 }
 
@@ -244,11 +302,64 @@ fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
     let with_equal_sizes = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_items(shots)));
     let noisy = noise.noisy_items(shots.max);
     let with_smallest_others = match noise.kind {
-        NoiseKind::Symmetric => (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy,
+        NoiseKind::Symmetric | NoiseKind::Similar => {
+            (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy
+        }
         NoiseKind::Paired => shots.min >= noisy,
-        NoiseKind::Outlier => true,
+        NoiseKind::Outlier | NoiseKind::Named(_) => true,
     };
     with_equal_sizes && with_smallest_others
+}
+
+/// The noise settings of an evaluation for which none are chosen.
+///
+/// ```
+/// use trueshot::episode::{DefaultNoise, EpisodeSpec};
+///
+/// let one_shot = EpisodeSpec { shots: 1.into(), ..EpisodeSpec::default() };
+/// let noise = DefaultNoise::of(&one_shot);
+/// assert_eq!(noise.settings.len(), 1);
+/// assert_eq!(
+///     noise.note(&one_shot).unwrap(),
+///     "symmetric noise of 20, 40, 60 % is left out: it is impossible with 5 ways and 1 shot"
+/// );
+/// ```
+pub struct DefaultNoise {
+    /// The levels of [`NoiseLevels::default`] that are possible.
+    pub settings: Vec<Noise>,
+    /// The other levels: those that are impossible, or so low that no label of the smallest class would be wrong.
+    pub left_out: Vec<Noise>,
+}
+
+/// More shots than any class has items.
+const MAX_SHOTS: usize = 1 << 24;
+
+impl DefaultNoise {
+    /// The settings for episodes of a shape.
+    pub fn of(spec: &EpisodeSpec) -> Self {
+        let is_usable = |noise: &Noise| {
+            let is_noisy = noise.level == 0.0 || noise.noisy_items(spec.shots.min) > 0;
+            is_noisy && is_possible(*noise, spec)
+        };
+        // A shape that is refused anyway is refused for what is wrong with it.
+        let is_valid = spec.check().is_ok() && spec.shots.max <= MAX_SHOTS;
+        let all = NoiseLevels::default().0;
+        let (settings, left_out) = all.into_iter().partition(|noise| !is_valid || is_usable(noise));
+        DefaultNoise { settings, left_out }
+    }
+
+    /// A sentence about the levels that are left out; `None` if there are none.
+    pub fn note(&self, spec: &EpisodeSpec) -> Option<String> {
+        let kind = self.left_out.first()?.kind;
+        let levels: Vec<String> = self.left_out.iter().map(|noise| noise.percent().to_string()).collect();
+        let shots = if spec.shots.max == 1 { "shot" } else { "shots" };
+        Some(format!(
+            "{kind} noise of {} % is left out: it is impossible with {} ways and {} {shots}",
+            levels.join(", "),
+            spec.ways,
+            spec.shots
+        ))
+    }
 }
 
 /// The error for an impossible noise setting, with the levels that are possible.
@@ -277,9 +388,7 @@ fn check_outliers(
         return Ok(());
     }
     let pool = outliers.unwrap_or(embeddings);
-    if pool.dim() != embeddings.dim() {
-        return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
-    }
+    check_outlier_dimension(pool, embeddings)?;
     let need = spec.ways * noise.noisy_items(spec.shots.max);
     let mut sizes: Vec<usize> = (0..pool.classes().len()).map(|class| pool.rows_of(class).len()).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -292,10 +401,18 @@ fn check_outliers(
     Ok(())
 }
 
+fn check_outlier_dimension(pool: &Embeddings, embeddings: &Embeddings) -> Result<()> {
+    match pool.dim() == embeddings.dim() {
+        true => Ok(()),
+        false => Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::episode::Shots;
+    use crate::noise::NoisyLabels;
     use std::collections::HashSet;
 
     fn embeddings(classes: usize, items: usize) -> Embeddings {
@@ -311,7 +428,7 @@ mod tests {
         list.iter().map(|&(kind, level)| Noise::new(kind, level).unwrap()).collect()
     }
 
-    const ALL: [(NoiseKind, f64); 8] = [
+    const ALL: [(NoiseKind, f64); 10] = [
         (NoiseKind::Symmetric, 0.0),
         (NoiseKind::Symmetric, 0.2),
         (NoiseKind::Symmetric, 0.4),
@@ -320,6 +437,8 @@ mod tests {
         (NoiseKind::Outlier, 0.2),
         (NoiseKind::Outlier, 0.4),
         (NoiseKind::Outlier, 0.6),
+        (NoiseKind::Similar, 0.2),
+        (NoiseKind::Similar, 0.6),
     ];
 
     #[test]
@@ -365,7 +484,9 @@ mod tests {
         for (ways, shots) in [(5, 5), (5, 10), (3, 7), (10, 4)] {
             let settings: Vec<_> = (0..shots)
                 .filter(|&n| NoiseKind::Symmetric.is_possible(ways, shots, n))
-                .map(|n| (NoiseKind::Symmetric, n as f64 / shots as f64))
+                .flat_map(|n| {
+                    [NoiseKind::Symmetric, NoiseKind::Similar].map(|kind| (kind, n as f64 / shots as f64))
+                })
                 .collect();
             let sampler =
                 Sampler::new(&data, None, spec(ways, Shots::exactly(shots), 5), noises(&settings)).unwrap();
@@ -466,6 +587,99 @@ mod tests {
             }
             assert_eq!(sources.len(), 5, "every class is the source of exactly one other");
         }
+    }
+
+    /// Gives items of one class the label of another, and replaces one item by an outlier.
+    struct Fixed {
+        given: Vec<u32>,
+        outliers: Vec<(u32, u32)>,
+    }
+
+    impl LabelNoise for Fixed {
+        fn name(&self) -> &str {
+            "fixed"
+        }
+
+        fn relabel(&self, support: &CleanSupport<'_>, _rng: &mut Rng) -> Result<NoisyLabels> {
+            assert_eq!(support.rows.len(), support.labels.len());
+            Ok(NoisyLabels { given: self.given.clone(), outliers: self.outliers.clone() })
+        }
+    }
+
+    fn relabelled(data: &Embeddings, pool: Option<&Embeddings>, noise: Fixed) -> Result<Vec<Item>> {
+        let sampler = Sampler::new(data, pool, spec(3, Shots::exactly(2), 1), vec![]).unwrap();
+        let sampler = sampler.with_noise(Box::new(noise)).unwrap();
+        assert_eq!(sampler.noises()[0].kind.name(), "fixed");
+        Ok(sampler.draw(4, &mut IndexSampler::default())?.supports.remove(0))
+    }
+
+    #[test]
+    fn own_noise_moves_items_between_labels_and_replaces_them_by_outliers() {
+        let (data, pool) = (embeddings(5, 10), embeddings(2, 10));
+        let noise = Fixed { given: vec![0, 1, 1, 1, 2, 0], outliers: vec![(3, 7)] };
+        let items = relabelled(&data, Some(&pool), noise).unwrap();
+        assert_eq!(items.iter().map(|item| item.given).collect::<Vec<_>>(), [0, 0, 1, 1, 1, 2]);
+        let wrong = items.iter().filter(|item| item.is_wrong());
+        assert_eq!(wrong.count(), 3, "two labels are changed, and one item is an outlier");
+        let outliers: Vec<&Item> = items.iter().filter(|item| item.truth.is_none()).collect();
+        assert_eq!(outliers, [&Item { row: 7, given: 1, truth: None }]);
+    }
+
+    #[test]
+    fn own_noise_with_labels_that_are_not_allowed_is_refused_with_the_episode() {
+        let data = embeddings(5, 10);
+        let refused = |given: &[u32], outliers: &[(u32, u32)]| {
+            let noise = Fixed { given: given.to_vec(), outliers: outliers.to_vec() };
+            relabelled(&data, None, noise).err().unwrap().to_string()
+        };
+        let right = [0, 0, 1, 1, 2, 2];
+        assert!(refused(&[0, 0, 1], &[]).starts_with("noise 'fixed', episode 4: 3 given labels for 6 items"));
+        assert!(
+            refused(&[0, 0, 1, 1, 2, 3], &[]).contains("the given label 3 is not a class of the episode")
+        );
+        assert!(refused(&[0, 0, 1, 1, 1, 1], &[]).contains("has no item left; every class must keep one"));
+        assert!(refused(&right, &[(6, 0)]).contains("there are 6 items"));
+        assert!(refused(&right, &[(0, 50)]).contains("row 50 is not an outlier: there are 50 rows"));
+        let all_rows: Vec<(u32, u32)> = (0..6).zip((0..50).step_by(10)).collect();
+        assert!(refused(&right, &all_rows[..5]).contains("it is of a class of the episode"));
+    }
+
+    #[test]
+    fn the_wrong_items_of_similar_noise_are_the_nearest_ones() {
+        // The rows of class c are numbers from 10 c on, so the nearest items are of the classes next to it.
+        let value = |row: usize| (row / 30 * 10) as f32 + (row % 30) as f32 / 10.0;
+        let labels = (0..240).map(|row| format!("class {}", row / 30)).collect();
+        let data = Embeddings::from_rows((0..240).map(value).collect(), 1, labels).unwrap();
+        let shape = spec(5, Shots::exactly(5), 1);
+        let sampler = Sampler::new(&data, None, shape, noises(&[(NoiseKind::Similar, 0.2)])).unwrap();
+        for index in 0..100 {
+            let drawn = sampler.draw(index, &mut IndexSampler::default()).unwrap();
+            let mut order: Vec<u32> = drawn.episode.classes.iter().map(|draw| draw.class).collect();
+            order.sort_unstable();
+            let rank = |class: u32| {
+                let class = drawn.episode.classes[class as usize].class;
+                order.iter().position(|&other| other == class).unwrap()
+            };
+            for item in drawn.supports[0].iter().filter(|item| item.is_wrong()) {
+                let distance = rank(item.given).abs_diff(rank(item.truth.unwrap()));
+                assert_eq!(distance, 1, "the wrong class is the next one");
+            }
+        }
+    }
+
+    #[test]
+    fn default_levels_that_are_impossible_are_left_out() {
+        let percents = |shots: Shots| {
+            let noise = DefaultNoise::of(&spec(5, shots, 15));
+            noise.settings.iter().map(|noise| noise.percent()).collect::<Vec<_>>()
+        };
+        assert_eq!(percents(Shots::exactly(5)), [0.0, 20.0, 40.0, 60.0]);
+        assert_eq!(percents(Shots::exactly(1)), [0.0]);
+        assert_eq!(percents(Shots::exactly(2)), [0.0], "20 % of two items are none, and one of two is a tie");
+        assert_eq!(percents(Shots::exactly(3)), [0.0, 20.0, 40.0]);
+        assert_eq!(percents(Shots { min: 2, max: usize::MAX }).len(), 4, "refused elsewhere");
+        let note = DefaultNoise::of(&spec(5, Shots::exactly(5), 15)).note(&spec(5, Shots::exactly(5), 15));
+        assert_eq!(note, None);
     }
 
     #[test]

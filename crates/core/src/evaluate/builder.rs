@@ -2,10 +2,10 @@
 
 use super::{Details, Evaluation, Experiment, check_baseline, evaluate};
 use crate::embeddings::Embeddings;
-use crate::episode::{EpisodeSpec, Sampler, Shots};
+use crate::episode::{DefaultNoise, EpisodeSpec, Sampler, Shots};
 use crate::error::{Error, Result};
 use crate::method::{NamedMethod, Registry};
-use crate::noise::{self, NoiseLevels};
+use crate::noise::{self, LabelNoise, NoiseLevels};
 use crate::progress::Progress;
 
 /// The method to which others are compared unless another one is chosen.
@@ -14,12 +14,14 @@ pub const DEFAULT_BASELINE: &str = "protonet";
 /// An evaluation before it runs: made by [`Evaluation::of`], started by [`EvaluationBuilder::run`].
 ///
 /// Without further settings: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5
-/// shots and 15 queries per class, with symmetric noise of 0, 20, 40 and 60 %.
+/// shots and 15 queries per class, with symmetric noise of 0, 20, 40 and 60 %. Of these levels, those that are impossible
+/// with the shape of the episodes are left out ([`DefaultNoise`]).
 #[must_use = "an evaluation does nothing until `run` is called"]
 pub struct EvaluationBuilder<'a> {
     data: &'a Embeddings,
     outliers: Option<&'a Embeddings>,
     noise: Vec<NoiseLevels>,
+    label_noise: Vec<Box<dyn LabelNoise + 'a>>,
     methods: Option<Vec<NamedMethod>>,
     spec: EpisodeSpec,
     episodes: u64,
@@ -34,6 +36,7 @@ impl<'a> EvaluationBuilder<'a> {
             data,
             outliers: None,
             noise: Vec::new(),
+            label_noise: Vec::new(),
             methods: None,
             spec: EpisodeSpec::default(),
             episodes: 10_000,
@@ -53,14 +56,28 @@ impl<'a> EvaluationBuilder<'a> {
         Ok(self)
     }
 
+    /// Adds a noise type of one's own, after those of [`EvaluationBuilder::noise`].
+    pub fn label_noise(mut self, noise: impl LabelNoise + 'a) -> Self {
+        self.label_noise.push(Box::new(noise));
+        self
+    }
+
     /// Sets the methods: names separated by commas, each with its parameters after colons, such as
     /// `protonet,median:eps=0.1`.
     ///
     /// # Errors
     /// Unknown methods and parameters, values outside their ranges, and methods that are given twice.
-    pub fn methods(mut self, names: &str) -> Result<Self> {
+    pub fn methods(self, names: &str) -> Result<Self> {
+        self.methods_of(&Registry::default(), names)
+    }
+
+    /// Sets the methods like [`EvaluationBuilder::methods`], from a registry that has methods of other crates.
+    ///
+    /// # Errors
+    /// As for [`EvaluationBuilder::methods`].
+    pub fn methods_of(mut self, registry: &Registry, names: &str) -> Result<Self> {
         let names: Vec<&str> = names.split(',').collect();
-        self.methods = Some(Registry::default().parse_all(&names)?);
+        self.methods = Some(registry.parse_all(&names)?);
         Ok(self)
     }
 
@@ -127,9 +144,12 @@ impl<'a> EvaluationBuilder<'a> {
         if let Some(baseline) = &self.baseline {
             check_baseline(baseline, &methods)?;
         }
-        let usual = [NoiseLevels::default()];
-        let settings = noise::settings(if self.noise.is_empty() { &usual } else { &self.noise });
+        let settings = match self.noise.is_empty() && self.label_noise.is_empty() {
+            true => DefaultNoise::of(&self.spec).settings,
+            false => noise::settings(&self.noise),
+        };
         let sampler = Sampler::new(self.data, self.outliers, self.spec, settings)?;
+        let sampler = self.label_noise.into_iter().try_fold(sampler, Sampler::with_noise)?;
         let experiment = Experiment {
             embeddings: self.data,
             outliers: self.outliers,

@@ -13,8 +13,9 @@ use trueshot_nn::{memory, products};
 
 use crate::embeddings::Features;
 use crate::episode::{DrawnEpisode, EpisodeData, Item};
-use crate::error::Result;
-use crate::method::{Fitted, Method, NamedMethod, RowTask};
+use crate::error::{Error, Result};
+use crate::evaluate::FailedMethod;
+use crate::method::{Fitted, Method, NamedMethod, RowPrediction, RowTask};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
@@ -52,10 +53,15 @@ pub(super) struct EpisodeOutcome {
 }
 
 impl Outcome {
-    /// The outcome of a method that does not assess labels.
-    fn of_predictions(predictions: Vec<u32>, answers: &[u32]) -> Self {
-        let correct = correct(&predictions, answers);
-        Outcome { correct, suspicion: None, are_probabilities: false, predictions }
+    /// The outcome of a row classifier.
+    fn of_rows(found: RowPrediction, answers: &[u32]) -> Self {
+        let (correct, are_probabilities) = (correct(&found.classes, answers), found.p_wrong.is_some());
+        Outcome { correct, suspicion: found.p_wrong, are_probabilities, predictions: found.classes }
+    }
+
+    /// The place of a method that failed, whose results are not reported.
+    fn of_failure() -> Self {
+        Outcome { correct: 0, suspicion: None, are_probabilities: false, predictions: Vec::new() }
     }
 }
 
@@ -138,11 +144,13 @@ impl EpisodeRunner {
 }
 
 /// Adds the outcomes of the methods that have a row classifier to those of the other methods, for all episodes of a round.
+/// Methods that fail are added to `failed`; the methods in it are not called.
 ///
 /// Each call of a classifier gets one noise setting, so its results do not depend on the other settings.
 pub(super) fn classify_rows(
     methods: &[NamedMethod],
     round: &mut [(DrawnEpisode, EpisodeOutcome)],
+    failed: &mut Vec<FailedMethod>,
 ) -> Result<()> {
     let settings = round.first().map_or(0, |(drawn, _)| drawn.supports.len());
     for (position, method) in methods.iter().enumerate() {
@@ -150,14 +158,36 @@ pub(super) fn classify_rows(
         for setting in 0..settings {
             let tasks: Vec<RowTask<'_>> =
                 round.iter().map(|(drawn, _)| RowTask::new(drawn, setting)).collect();
-            let predictions = classifier.classify(&tasks)?;
-            for ((drawn, outcome), predictions) in round.iter_mut().zip(predictions) {
-                let outcome_of_method = Outcome::of_predictions(predictions, &answers(drawn));
-                outcome.outcomes[setting].insert(position, outcome_of_method);
+            let found = match failed.iter().any(|failed| failed.method == method.label) {
+                true => None,
+                false => classify_or_fail(classifier.classify(&tasks), &method.label, failed)?,
+            };
+            let mut found = found.map(Vec::into_iter);
+            for (drawn, outcome) in round.iter_mut() {
+                let found = found.as_mut().and_then(Iterator::next);
+                let of_method =
+                    found.map_or_else(Outcome::of_failure, |found| Outcome::of_rows(found, &answers(drawn)));
+                outcome.outcomes[setting].insert(position, of_method);
             }
         }
     }
     Ok(())
+}
+
+/// The answers of a row classifier; `None` if the method failed, which is then added to `failed`.
+fn classify_or_fail(
+    answer: Result<Vec<RowPrediction>>,
+    label: &str,
+    failed: &mut Vec<FailedMethod>,
+) -> Result<Option<Vec<RowPrediction>>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::MethodFailed { episode, problem, .. }) => {
+            failed.push(FailedMethod { method: label.into(), episode, problem });
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A task, and the inner products of its items with the queries, `[items, queries]`, if they were computed in advance.
@@ -325,9 +355,35 @@ mod tests {
     }
 
     impl RowClassifier for HeldProtonet {
-        fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<Vec<u32>>> {
+        fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<RowPrediction>> {
             self.calls.lock().unwrap().push(tasks.len());
-            tasks.iter().map(|task| self.classes(task)).collect()
+            tasks.iter().map(|task| self.classes(task).map(RowPrediction::from)).collect()
+        }
+    }
+
+    /// A method that fails in one episode under the second noise setting.
+    struct FailsLater {
+        episode: u64,
+        error: fn(u64) -> Error,
+    }
+
+    impl Method for FailsLater {
+        fn fit(&self, _task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+            panic!("episodes are classified from row numbers")
+        }
+
+        fn row_classifier(&self) -> Option<&dyn RowClassifier> {
+            Some(self)
+        }
+    }
+
+    impl RowClassifier for FailsLater {
+        fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<RowPrediction>> {
+            let is_noisy = |task: &RowTask<'_>| task.support.iter().any(|item| item.is_wrong());
+            match tasks.iter().find(|task| task.episode == self.episode && is_noisy(task)) {
+                Some(task) => Err((self.error)(task.episode)),
+                None => Ok(tasks.iter().map(|task| vec![0; task.queries().count()].into()).collect()),
+            }
         }
     }
 
@@ -340,6 +396,11 @@ mod tests {
 
     /// The results of all methods as JSON.
     fn results(methods: &[NamedMethod]) -> Vec<String> {
+        let found = evaluation(methods).unwrap();
+        found.settings.iter().map(|setting| serde_json::to_string(setting).unwrap()).collect()
+    }
+
+    fn evaluation(methods: &[NamedMethod]) -> Result<crate::Evaluation> {
         let (rows, outliers) = (data(3.0), data(1.0));
         let spec = EpisodeSpec { ways: 3, shots: 4.into(), queries: 5, seed: 7 };
         let noises = noise::settings(&["symmetric=0,25".parse().unwrap(), "outlier=50".parse().unwrap()]);
@@ -353,8 +414,35 @@ mod tests {
             baseline: "protonet",
             details: Details { per_class: true, confusion: true },
         };
-        let found = evaluate(&experiment, &()).unwrap();
-        found.settings.iter().map(|setting| serde_json::to_string(setting).unwrap()).collect()
+        evaluate(&experiment, &())
+    }
+
+    #[test]
+    fn a_method_that_fails_is_left_out_and_the_others_keep_their_results() {
+        let parsed = || Registry::default().parse_all(&["median", "protonet"]).unwrap();
+        let mut methods = parsed();
+        let error = |episode| Error::MethodFailed { method: "x".into(), episode, problem: "no".into() };
+        let failing = FailsLater { episode: 270, error };
+        methods.insert(1, NamedMethod { label: "mine".into(), method: Box::new(failing) });
+        let found = evaluation(&methods).unwrap();
+        assert_eq!(found.failed.len(), 1);
+        assert_eq!((found.failed[0].method.as_str(), found.failed[0].episode), ("mine", 270));
+        assert!(!found.interrupted);
+        assert_eq!(results(&methods), results(&parsed()));
+        let alone = evaluation(&methods[1..2]).unwrap();
+        assert!(alone.settings[0].methods.is_empty() && alone.settings[0].episodes == 300);
+    }
+
+    #[test]
+    fn an_interrupted_method_ends_the_evaluation_with_the_rounds_before() {
+        let mut methods = Registry::default().parse_all(&["protonet"]).unwrap();
+        let interrupted = |episode| FailsLater { episode, error: |_| Error::Interrupted };
+        methods.push(NamedMethod { label: "mine".into(), method: Box::new(interrupted(270)) });
+        let found = evaluation(&methods).unwrap();
+        assert!(found.interrupted && found.failed.is_empty());
+        assert_eq!((found.settings[0].episodes, found.settings[0].methods.len()), (256, 2));
+        methods[1].method = Box::new(interrupted(3));
+        assert!(matches!(evaluation(&methods), Err(Error::Interrupted)));
     }
 
     #[test]

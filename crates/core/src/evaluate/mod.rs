@@ -33,15 +33,20 @@ mod tally;
 pub use builder::{DEFAULT_BASELINE, EvaluationBuilder};
 pub use detection::Detection;
 pub use statistics::{Estimate, holm};
-pub use tally::{ClassAccuracy, Comparison, Difference, Evaluation, MethodResult, SettingResult, Source};
+pub use tally::{
+    ClassAccuracy, Comparison, Difference, Evaluation, FailedMethod, MethodResult, SettingResult, Source,
+};
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use crate::embeddings::Embeddings;
-use crate::episode::{EpisodeData, Episodes};
+use crate::episode::{DrawnEpisode, EpisodeData, Episodes};
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 use crate::progress::Progress;
+use crate::rng::IndexSampler;
 #[cfg(feature = "train")]
 pub(crate) use episode_runner::fetch;
 use episode_runner::{EpisodeRunner, classify_rows};
@@ -112,8 +117,8 @@ pub struct Details {
     pub confusion: bool,
 }
 
-/// The number of episodes between two progress updates, which row classifiers get at once.
-const ROUND: u64 = 256;
+/// The largest number of episodes between two progress updates, which row classifiers get at once.
+const MAX_ROUND: u64 = 256;
 
 impl Evaluation {
     /// Starts an evaluation of methods on labelled rows: set options on the builder, then call
@@ -137,6 +142,9 @@ pub fn check_baseline(baseline: &str, methods: &[NamedMethod]) -> Result<()> {
 
 /// Runs an experiment on the threads of the current rayon pool. [`Experiment`] has an example.
 ///
+/// Methods with a row classifier that report [`Error::MethodFailed`] are left out of the result and listed in
+/// [`Evaluation::failed`].
+///
 /// # Errors
 /// If the number of episodes is 0, or an episode cannot be drawn or a method fails on it.
 pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<Evaluation> {
@@ -150,20 +158,40 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
     }
     let data = EpisodeData { embeddings: experiment.embeddings, outliers: experiment.outliers };
     let seed = experiment.episodes.spec().seed;
-    let run = |runner: &mut EpisodeRunner, index: u64| {
-        let drawn = experiment.episodes.draw(index, &mut runner.index_sampler)?;
+    let run = |runner: &mut EpisodeRunner, drawn: DrawnEpisode| {
         let outcome = runner.run(&data, &drawn, experiment.methods, seed)?;
         Ok((drawn, outcome))
     };
+    let draw_and_run = |runner: &mut EpisodeRunner, index: u64| {
+        let drawn = experiment.episodes.draw(index, &mut runner.index_sampler)?;
+        run(runner, drawn)
+    };
+    let run_round = |round: Range<u64>| -> Result<Vec<_>> {
+        if !experiment.episodes.is_sequential() {
+            return round.into_par_iter().map_init(EpisodeRunner::default, draw_and_run).collect();
+        }
+        let mut index_sampler = IndexSampler::default();
+        let drawn = round.map(|index| experiment.episodes.draw(index, &mut index_sampler));
+        let drawn = drawn.collect::<Result<Vec<_>>>()?;
+        drawn.into_par_iter().map_init(EpisodeRunner::default, run).collect()
+    };
+    let row_classifiers = experiment.methods.iter().filter_map(|method| method.method.row_classifier());
+    let round_size =
+        row_classifiers.map(|classifier| classifier.max_tasks().max(1)).fold(MAX_ROUND, u64::min);
     let mut tally = Tally::new(experiment);
     let mut done = 0;
     while done < count {
-        let round = done..(done + ROUND).min(count);
-        done = round.end;
-        let mut outcomes: Vec<_> =
-            round.into_par_iter().map_init(EpisodeRunner::default, run).collect::<Result<_>>()?;
-        classify_rows(experiment.methods, &mut outcomes)?;
-        outcomes.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome));
+        let round = done..(done + round_size).min(count);
+        let end = round.end;
+        let outcomes = run_round(round).and_then(|mut outcomes| {
+            classify_rows(experiment.methods, &mut outcomes, &mut tally.failed)?;
+            Ok(outcomes)
+        });
+        match outcomes {
+            Err(Error::Interrupted) if done > 0 => break,
+            outcomes => outcomes?.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome)),
+        }
+        done = end;
         if progress.update(done, count).is_break() {
             break;
         }

@@ -11,6 +11,7 @@ use super::statistics::{Estimate, holm};
 use super::{Details, Experiment};
 use crate::embeddings::Embeddings;
 use crate::episode::{DrawnEpisode, Shots};
+use crate::method::NamedMethod;
 use crate::noise::{Noise, NoiseKind};
 
 /// The result of an evaluation. [`Evaluation::of`] starts one; `Display` prints it as a table.
@@ -38,8 +39,35 @@ pub struct Evaluation {
     /// The GPU that classified the episodes of methods that take images; `None` if all methods ran on the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Methods that failed and are therefore not in the results.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedMethod>,
     /// The results, one entry per noise type and level.
     pub settings: Vec<SettingResult>,
+}
+
+/// A method that failed during an evaluation.
+#[derive(Debug, Clone, Serialize)]
+pub struct FailedMethod {
+    /// The label of the method.
+    pub method: String,
+    /// The number of the episode in which it failed, from 0.
+    pub episode: u64,
+    /// What went wrong.
+    pub problem: String,
+}
+
+impl Evaluation {
+    /// Sentences about what a reader of the results must know: shares of wrong labels that differ from the level, noise that
+    /// changed no label, and methods that failed.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> = self.settings.iter().filter_map(SettingResult::note).collect();
+        notes.extend(self.failed.iter().map(|failed| {
+            let FailedMethod { method, episode, problem } = failed;
+            format!("{method} is left out: it failed in episode {episode} ({problem})")
+        }));
+        notes
+    }
 }
 
 /// A description of the data of an evaluation.
@@ -66,8 +94,10 @@ pub struct Source {
 pub struct SettingResult {
     /// The noise type.
     pub noise: NoiseKind,
-    /// The share of wrong labels, 0 to 1.
+    /// The declared share of wrong labels, 0 to 1. For a noise type of the user's own, the measured share.
     pub level: f64,
+    /// The measured share of wrong labels in the support sets, 0 to 1.
+    pub wrong_share: f64,
     /// The number of classes per episode.
     pub ways: usize,
     /// The number of labelled items per class, serialised as a number or as both ends of a range.
@@ -81,6 +111,28 @@ pub struct SettingResult {
     pub methods: Vec<MethodResult>,
     /// Paired comparisons of all pairs of methods, with p-values corrected for their number.
     pub significance: Vec<Comparison>,
+}
+
+/// The smallest difference between the declared and the measured share of wrong labels that is worth a note.
+const SHARE_TOLERANCE: f64 = 0.005;
+
+impl SettingResult {
+    /// A sentence about a share of wrong labels that differs from the level, or about noise that changed no label.
+    fn note(&self) -> Option<String> {
+        let SettingResult { noise, level, wrong_share, episodes, .. } = *self;
+        let percent = |share: f64| (share * 1e4).round() / 1e2;
+        if matches!(noise, NoiseKind::Named(_)) && wrong_share == 0.0 && episodes > 0 {
+            return Some(format!("{noise} noise changed no label: no label is wrong under it"));
+        }
+        let differs = (level - wrong_share).abs() > SHARE_TOLERANCE && episodes > 0;
+        differs.then(|| {
+            format!(
+                "under {noise} noise of {} %, {} % of the labels are wrong",
+                percent(level),
+                percent(wrong_share)
+            )
+        })
+    }
 }
 
 /// Serialises equal ends as one number, others as an array of two.
@@ -180,6 +232,8 @@ pub(super) struct Tally {
     wrong: Vec<Vec<bool>>,
     /// The number of classes of the data.
     classes: usize,
+    /// Methods that failed.
+    pub failed: Vec<FailedMethod>,
 }
 
 impl Tally {
@@ -190,7 +244,8 @@ impl Tally {
         let cell = || Cell { confusion: vec![0; pairs], ..Cell::default() };
         let settings = experiment.episodes.noises();
         let row = |_: &Noise| experiment.methods.iter().map(|_| cell()).collect();
-        Tally { cells: settings.iter().map(row).collect(), wrong: vec![Vec::new(); settings.len()], classes }
+        let wrong = vec![Vec::new(); settings.len()];
+        Tally { cells: settings.iter().map(row).collect(), wrong, classes, failed: Vec::new() }
     }
 
     /// Adds the outcome of one episode.
@@ -210,15 +265,28 @@ impl Tally {
     }
 
     /// Computes the result; `planned` is the number of episodes there would be without an interruption.
-    pub fn finish(self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
-        let settings = experiment.episodes.noises().iter().zip(self.cells.iter().zip(&self.wrong));
+    pub fn finish(mut self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
+        let done = self.cells.first().and_then(|cells| cells.first()).map_or(0, |cell| cell.correct.len());
+        let has_failed =
+            |method: &NamedMethod| self.failed.iter().any(|failed| failed.method == method.label);
+        let methods: Vec<(usize, &NamedMethod)> =
+            experiment.methods.iter().enumerate().filter(|(_, method)| !has_failed(method)).collect();
+        let take_kept = |cells: &mut Vec<Cell>| -> Vec<Cell> {
+            methods.iter().map(|&(position, _)| std::mem::take(&mut cells[position])).collect()
+        };
+        let cells: Vec<Vec<Cell>> = self.cells.iter_mut().map(take_kept).collect();
+        let methods: Vec<&NamedMethod> = methods.into_iter().map(|(_, method)| method).collect();
+        let settings = experiment.episodes.noises().iter().zip(cells.iter().zip(&self.wrong));
         let settings: Vec<SettingResult> = settings
-            .map(|(&noise, (cells, wrong))| setting_result(experiment, noise, cells, wrong))
+            .map(|(&noise, (cells, wrong))| SettingResult {
+                episodes: done,
+                ..setting_result(experiment, &methods, noise, cells, wrong)
+            })
             .collect();
         let is_outlier = |noise: &Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let own_outliers =
             experiment.episodes.noises().iter().any(is_outlier).then_some(experiment.embeddings);
-        let done = settings.first().map_or(0, |setting| setting.episodes as u64);
+        let done = if settings.is_empty() { 0 } else { done as u64 };
         Evaluation {
             seed: experiment.episodes.spec().seed,
             embeddings: source(experiment.embeddings),
@@ -229,6 +297,7 @@ impl Tally {
             version: env!("CARGO_PKG_VERSION"),
             instructions: trueshot_nn::Isa::current().name(),
             device: None,
+            failed: self.failed,
             settings,
         }
     }
@@ -257,22 +326,23 @@ fn source(embeddings: &Embeddings) -> Source {
 /// The results of one noise setting.
 fn setting_result(
     experiment: &Experiment<'_>,
+    methods: &[&NamedMethod],
     noise: Noise,
     cells: &[Cell],
     wrong: &[bool],
 ) -> SettingResult {
     let spec = experiment.episodes.spec();
     let scores = Scores { cells, queries: spec.ways * spec.queries };
-    let labels: Vec<&str> = experiment.methods.iter().map(|method| method.label.as_str()).collect();
+    let labels: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
     let index_of = |label: &str| labels.iter().position(|&known| known == label);
     let (protonet, oracle, baseline) =
         (index_of("protonet"), index_of("oracle"), index_of(experiment.baseline));
-    let methods = cells.iter().zip(&labels).enumerate().map(|(m, (cell, &label))| {
+    let results = cells.iter().zip(&labels).enumerate().map(|(m, (cell, &label))| {
         let accuracy = scores.accuracy(m);
         let difference = baseline.filter(|&b| b != m).and_then(|b| scores.difference(m, b));
         MethodResult {
             method: label.to_string(),
-            transductive: experiment.methods[m].method.is_transductive(),
+            transductive: methods[m].method.is_transductive(),
             accuracy: accuracy.map(|a| rounded(a.mean)),
             ci95: accuracy.and_then(|a| a.ci95).map(rounded),
             difference: difference.map(|d| Difference { mean: rounded(d.mean), ci95: d.ci95.map(rounded) }),
@@ -287,14 +357,17 @@ fn setting_result(
             }),
         }
     });
+    let wrong_labels = wrong.iter().filter(|&&wrong| wrong).count();
+    let wrong_share = rounded(wrong_labels as f64 / wrong.len().max(1) as f64);
     SettingResult {
         noise: noise.kind,
-        level: noise.level,
+        level: if matches!(noise.kind, NoiseKind::Named(_)) { wrong_share } else { noise.level },
+        wrong_share,
         ways: spec.ways,
         shots: spec.shots,
         queries: spec.queries,
         episodes: cells.first().map_or(0, |cell| cell.correct.len()),
-        methods: methods.collect(),
+        methods: results.collect(),
         significance: scores.comparisons(&labels),
     }
 }

@@ -39,7 +39,7 @@ mod tranfs;
 pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
 pub use relabel::{KIND as RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
-pub use row_classifier::{RowClassifier, RowTask};
+pub use row_classifier::{RowClassifier, RowPrediction, RowTask};
 pub use tranfs::{
     CleanKind, KIND as TRANFS, PositionKind, TokenKind, TrainedTranfs, TranfsConfig, TranfsOptions,
 };
@@ -89,7 +89,7 @@ pub trait Method: Any + Send + Sync {
     }
 
     /// The classifier of whole episodes, if this method holds the data of the evaluation itself. An evaluation then calls it
-    /// instead of [`Method::fit`], and the method assesses no labels.
+    /// instead of [`Method::fit`].
     fn row_classifier(&self) -> Option<&dyn RowClassifier> {
         None
     }

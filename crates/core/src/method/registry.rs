@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn a_method_without_its_model_says_what_it_needs() {
         let message = parse_error("tranfs").to_string();
-        assert!(message.contains("model is a model file, as `trueshot train tranfs` writes it"), "{message}");
+        assert!(message.contains("model is the file of a trained tranfs model"), "{message}");
         assert!(parse_error("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
     }
 

@@ -30,7 +30,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     build: |given: &Parameters| match given.text("model") {
         BUILT_IN => Ok(Box::new(TrainedRelabel::built_in()?)),
         _ => {
-            let path = given.file("model", "a model file, as `trueshot train relabel` writes it")?;
+            let path = given.file("model", "the file of a trained relabel model")?;
             Ok(Box::new(TrainedRelabel::open(path)?))
         }
     },

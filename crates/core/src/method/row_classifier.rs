@@ -6,6 +6,8 @@ use crate::error::Result;
 /// A task whose items are given by their row numbers instead of their features.
 #[derive(Debug, Clone, Copy)]
 pub struct RowTask<'a> {
+    /// The number of the episode, from 0.
+    pub episode: u64,
     /// The support set. The row of an outlier is a row of the outlier pool.
     pub support: &'a [Item],
     /// The classes of the episode, with the rows of their queries.
@@ -15,12 +17,28 @@ pub struct RowTask<'a> {
 impl<'a> RowTask<'a> {
     /// The task of an episode under the noise setting with this index.
     pub fn new(drawn: &'a DrawnEpisode, setting: usize) -> Self {
-        RowTask { support: &drawn.supports[setting], classes: &drawn.episode.classes }
+        let DrawnEpisode { episode, supports } = drawn;
+        RowTask { episode: episode.index, support: &supports[setting], classes: &episode.classes }
     }
 
     /// The rows of all queries, class after class.
     pub fn queries(&self) -> impl Iterator<Item = u32> + use<'a> {
         self.classes.iter().flat_map(|class| class.queries.iter().copied())
+    }
+}
+
+/// The answer of a [`RowClassifier`] to one task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowPrediction {
+    /// The predicted class of every query, in the order of [`RowTask::queries`], as an index into the classes of the task.
+    pub classes: Vec<u32>,
+    /// The probability that the label of each support item is wrong, from methods that estimate it.
+    pub p_wrong: Option<Vec<f32>>,
+}
+
+impl From<Vec<u32>> for RowPrediction {
+    fn from(classes: Vec<u32>) -> Self {
+        RowPrediction { classes, p_wrong: None }
     }
 }
 
@@ -30,10 +48,17 @@ impl<'a> RowTask<'a> {
 /// An evaluation asks [`Method::row_classifier`](crate::method::Method::row_classifier) for it, and then does not read the
 /// rows of episodes for this method.
 pub trait RowClassifier: Send + Sync {
-    /// The predicted class of every query of every task, in the order of [`RowTask::queries`], as an index into the classes of
-    /// the task. The tasks of one call are those of up to 256 episodes under the same noise setting.
+    /// One answer per task. The tasks of one call are those of consecutive episodes under the same noise setting, at most
+    /// [`RowClassifier::max_tasks`].
     ///
     /// # Errors
-    /// If the computation fails, for instance because a GPU stopped working.
-    fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<Vec<u32>>>;
+    /// If the computation fails, for instance because a GPU stopped working. After
+    /// [`Error::MethodFailed`](crate::Error::MethodFailed) the evaluation goes on without the method; after
+    /// [`Error::Interrupted`](crate::Error::Interrupted) it ends with the episodes before these.
+    fn classify(&self, tasks: &[RowTask<'_>]) -> Result<Vec<RowPrediction>>;
+
+    /// The largest number of tasks that one call gets. Progress is reported after each of them.
+    fn max_tasks(&self) -> u64 {
+        256
+    }
 }

@@ -31,7 +31,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     ],
     transductive: false,
     build: |given: &Parameters| {
-        let path = given.file("model", "a model file, as `trueshot train tranfs` writes it")?;
+        let path = given.file("model", "the file of a trained tranfs model")?;
         Ok(Box::new(TrainedTranfs::open(path)?.with_orders(given.count("orders")?)))
     },
 };

@@ -5,7 +5,7 @@ use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
-                      gap_closed,auroc,average_precision,calibration_error,transductive";
+                      gap_closed,auroc,average_precision,calibration_error,transductive,wrong_share";
 
 /// The whole CSV file, with a header line.
 pub(super) fn evaluation(evaluation: &Evaluation) -> String {
@@ -23,7 +23,7 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
     let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     let detection = method.detection.as_ref();
     let fields = [
-        setting.noise.to_string(),
+        csv_field(setting.noise.name()),
         setting.level.to_string(),
         setting.ways.to_string(),
         setting.shots.to_string(),
@@ -39,6 +39,7 @@ fn line(setting: &SettingResult, method: &MethodResult) -> String {
         number(detection.map(|detection| detection.average_precision)),
         number(detection.and_then(|detection| detection.calibration_error)),
         method.transductive.to_string(),
+        setting.wrong_share.to_string(),
     ];
     fields.join(",")
 }

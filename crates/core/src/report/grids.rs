@@ -28,12 +28,26 @@ pub(super) struct Cell {
 /// The mark after the names of transductive methods.
 pub(super) const TRANSDUCTIVE_MARK: char = '†';
 
-/// The footnote that explains [`TRANSDUCTIVE_MARK`]; `None` if no method is transductive.
-pub(super) fn footnote(evaluation: &Evaluation) -> Option<String> {
-    let mut methods = evaluation.settings.first()?.methods.iter();
+/// The footnotes of an evaluation: what [`TRANSDUCTIVE_MARK`] means, if a method has it, and [`Evaluation::notes`].
+pub(super) fn footnotes(evaluation: &Evaluation) -> Vec<String> {
+    let mut methods = evaluation.settings.iter().flat_map(|setting| &setting.methods);
     let explanation =
         "transductive: classifies all queries of an episode together, so each depends on the others";
-    methods.any(|method| method.transductive).then(|| format!("{TRANSDUCTIVE_MARK} {explanation}"))
+    let mark =
+        methods.any(|method| method.transductive).then(|| format!("{TRANSDUCTIVE_MARK} {explanation}"));
+    mark.into_iter().chain(evaluation.notes()).collect()
+}
+
+/// The noise kinds of an evaluation: built-in ones first, then those of the user's own in their order.
+pub(super) fn kinds(evaluation: &Evaluation) -> Vec<NoiseKind> {
+    let evaluated = |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
+    let mut kinds: Vec<NoiseKind> = NoiseKind::ALL.into_iter().filter(evaluated).collect();
+    for setting in &evaluation.settings {
+        if !kinds.contains(&setting.noise) {
+            kinds.push(setting.noise);
+        }
+    }
+    kinds
 }
 
 /// The name of a method in tables, with [`TRANSDUCTIVE_MARK`] if it is transductive.
@@ -44,8 +58,7 @@ pub(super) fn shown_name(method: &MethodResult) -> String {
 
 /// All tables of an evaluation except those that compare pairs of methods.
 pub(super) fn all(evaluation: &Evaluation) -> Vec<Grid> {
-    let kinds =
-        || NoiseKind::ALL.into_iter().filter(|&kind| evaluation.settings.iter().any(|s| s.noise == kind));
+    let kinds = || kinds(evaluation).into_iter();
     let mut grids: Vec<Grid> = kinds().filter_map(|kind| accuracy(evaluation, kind)).collect();
     grids.extend(kinds().filter_map(|kind| difference(evaluation, kind)));
     grids.extend(kinds().filter_map(|kind| gap(evaluation, kind)));

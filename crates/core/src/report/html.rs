@@ -45,16 +45,14 @@ impl<'a> Page<'a> {
             chart: chart::accuracy_against_noise(evaluation, kind),
             grids: grids::all(evaluation)
                 .into_iter()
-                .filter(|g| g.title.ends_with(&format!("{kind} noise")))
+                .filter(|g| g.title.ends_with(&format!(", {kind} noise")))
                 .collect(),
         };
-        let is_evaluated =
-            |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
         let view = View {
             page: self,
             caption: caption(evaluation),
-            footnote: grids::footnote(evaluation),
-            sections: NoiseKind::ALL.into_iter().filter(is_evaluated).map(section).collect(),
+            footnotes: grids::footnotes(evaluation),
+            sections: grids::kinds(evaluation).into_iter().map(section).collect(),
             classes: grids::all(evaluation)
                 .into_iter()
                 .filter(|g| g.title.starts_with("Accuracy by class"))
@@ -104,7 +102,7 @@ fn confusion(setting: &SettingResult) -> Vec<Confusion> {
 struct View<'a> {
     page: &'a Page<'a>,
     caption: String,
-    footnote: Option<String>,
+    footnotes: Vec<String>,
     sections: Vec<Section>,
     classes: Vec<Grid>,
     significance: Vec<Grid>,

@@ -2,11 +2,13 @@
 
 use super::grids::{self, Cell, Grid};
 use crate::evaluate::Evaluation;
+use crate::visible::visible;
 
 /// All grids as LaTeX tables; the best cell of a column is bold.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("% {}\n% needs \\usepackage{{booktabs}}\n", super::caption(evaluation));
-    let note = grids::footnote(evaluation).map(|note| format!("\\par\\smallskip {}\n", escaped(&note)));
+    let note = |note: &String| format!("\\par\\smallskip {}\n", escaped(&visible(note)));
+    let notes: String = grids::footnotes(evaluation).iter().map(note).collect();
     for grid in grids {
         let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
         text.push_str("\n\\begin{table}\n\\centering\n");
@@ -22,7 +24,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
             text.push_str(&line(std::iter::once(escaped(name)).chain(cells.iter().map(cell)).collect()));
         }
         text.push_str("\\bottomrule\n\\end{tabular}\n");
-        text.extend(note.as_deref());
+        text.push_str(&notes);
         text.push_str("\\end{table}\n");
     }
     text

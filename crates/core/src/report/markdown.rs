@@ -2,11 +2,12 @@
 
 use super::grids::{self, Cell, Grid};
 use crate::evaluate::Evaluation;
+use crate::visible::visible;
 
 /// All grids as Markdown tables; the best cell of a column is bold.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     let mut text = format!("{}. Bold: best in its column (oracle excluded).\n", super::caption(evaluation));
-    text.extend(grids::footnote(evaluation).map(|note| format!("\n{note}.\n")));
+    text.extend(grids::footnotes(evaluation).iter().map(|note| format!("\n{}.\n", escaped(&visible(note)))));
     for grid in grids {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         text.push_str(&format!("\n**{}**\n\n", escaped(&grid.title)));

@@ -26,7 +26,6 @@ pub use support_set_figure::{FigureClass, FigureItem, SupportSetFigure};
 pub use text_table::{Column, TextTable};
 
 use crate::evaluate::Evaluation;
-use crate::noise::NoiseKind;
 
 /// The output format of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +101,8 @@ fn shown_grids(evaluation: &Evaluation, tables: Tables) -> Vec<grids::Grid> {
 
 /// The accuracy tables of an evaluation alone, as plain text for a terminal.
 pub fn accuracies(evaluation: &Evaluation) -> String {
-    let accuracies = NoiseKind::ALL.into_iter().filter_map(|kind| grids::accuracy(evaluation, kind));
+    let kinds = grids::kinds(evaluation).into_iter();
+    let accuracies = kinds.filter_map(|kind| grids::accuracy(evaluation, kind));
     text::tables(evaluation, &accuracies.collect::<Vec<_>>(), DEFAULT_WIDTH)
 }
 

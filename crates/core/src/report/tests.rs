@@ -32,7 +32,8 @@ fn method(name: &str, accuracy: f64) -> MethodResult {
 
 fn setting(noise: NoiseKind, level: f64, methods: Vec<MethodResult>) -> SettingResult {
     let (ways, shots, queries, episodes) = (5, Shots::exactly(5), 15, 10_000);
-    SettingResult { noise, level, ways, shots, queries, episodes, methods, significance: Vec::new() }
+    let (wrong_share, significance) = (level, Vec::new());
+    SettingResult { noise, level, wrong_share, ways, shots, queries, episodes, methods, significance }
 }
 
 fn detection(auroc: f64, calibration_error: Option<f64>) -> Detection {
@@ -58,6 +59,7 @@ fn found(settings: Vec<SettingResult>) -> Evaluation {
         version: "0.0.0",
         instructions: "portable",
         device: None,
+        failed: Vec::new(),
         settings,
     }
 }
@@ -124,6 +126,39 @@ fn awkward() -> Evaluation {
 #[test]
 fn the_table_matches_its_snapshot() {
     insta::assert_snapshot!(report(&everything(), Format::Table));
+}
+
+#[test]
+fn own_noise_has_its_name_and_notes_in_every_format() {
+    let mine = NoiseKind::try_from("my | noise".to_string()).unwrap();
+    let methods = || vec![method("protonet", 50.0), method("median", 51.0)];
+    let mut found = found(vec![
+        setting(NoiseKind::Symmetric, 0.4, methods()),
+        setting(mine, 0.25, methods()),
+        setting(mine, 0.0, methods()),
+    ]);
+    found.settings[0].wrong_share = 0.1234;
+    let problem = "ValueError: <no>".to_string();
+    found.failed.push(crate::evaluate::FailedMethod { method: "mine".into(), episode: 7, problem });
+    let text = report(&found, Format::Table);
+    assert!(text.contains("\nunder symmetric noise of 40 %, 12.34 % of the labels are wrong\n"), "{text}");
+    assert!(text.contains("\nmy | noise noise changed no label: no label is wrong under it\n"), "{text}");
+    assert!(text.contains("\nmine is left out: it failed in episode 7 (ValueError: <no>)\n"), "{text}");
+    assert!(text.contains("Accuracy in percent, my | noise noise\n"), "{text}");
+    assert!(report(&found, Format::Markdown).contains("12.34 % of the labels are wrong.\n"));
+    assert!(report(&found, Format::Latex).contains("12.34 \\% of the labels are wrong\n"));
+    let html = report(&found, Format::Html);
+    assert!(html.contains("12.34 % of the labels are wrong.") && html.contains("<h2>my | noise noise</h2>"));
+    assert!(html.contains("(ValueError: &#60;no&#62;)"), "names are escaped");
+    let csv = report(&found, Format::Csv);
+    assert!(
+        csv.contains("\nmy | noise,0.25,5,5,15,10000,median,51,") && csv.contains(",false,0.1234\n"),
+        "{csv}"
+    );
+    found.settings.iter_mut().for_each(|setting| setting.methods.clear());
+    for format in [Format::Table, Format::Markdown, Format::Latex, Format::Html, Format::Csv, Format::Json] {
+        assert!(report(&found, format).len() > 50, "an evaluation whose methods all failed is shown, too");
+    }
 }
 
 #[test]
@@ -392,8 +427,8 @@ fn transductive_methods_have_a_mark_and_a_footnote() {
     let latex = report(&marked, Format::Latex);
     assert!(latex.contains("tim$\\dagger$ &") && latex.contains("$\\dagger$ transductive:"), "{latex}");
     let csv = report(&marked, Format::Csv);
-    assert!(csv.lines().filter(|line| line.ends_with(",true")).all(|line| line.contains(",tim,")), "{csv}");
-    assert_eq!(csv.lines().filter(|line| line.ends_with(",false")).count(), 2, "{csv}");
+    assert!(csv.lines().filter(|line| line.contains(",true,")).all(|line| line.contains(",tim,")), "{csv}");
+    assert_eq!(csv.lines().filter(|line| line.contains(",false,")).count(), 2, "{csv}");
     let json: serde_json::Value = serde_json::from_str(&report(&marked, Format::Json)).unwrap();
     assert_eq!(json["settings"][0]["methods"][1]["transductive"], true);
     assert_eq!(json["settings"][0]["methods"][0].get("transductive"), None);

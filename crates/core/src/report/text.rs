@@ -8,7 +8,7 @@ use crate::visible::{display_width, padded, visible};
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid], width: usize) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best in its column (oracle excluded)\n");
-    text.extend(grids::footnote(evaluation).map(|note| note + "\n"));
+    text.extend(grids::footnotes(evaluation).iter().map(|note| visible(note) + "\n"));
     for grid in grids {
         text.push('\n');
         text.push_str(&table(grid, width));

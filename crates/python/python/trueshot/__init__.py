@@ -19,8 +19,10 @@ from ._cleanlab import find_label_issues, get_label_quality_scores, get_pred_pro
 from ._embed import embed
 from ._embeddings import Embeddings
 from ._evaluation import Episode, Evaluation, SupportSet, evaluate, sample_episodes
+from ._methods import Method, MethodError, method
 from ._models import Model, load_model
 from ._native import __version__
+from ._noise import NoiseEpisode
 from ._training import Training, train
 
 __all__ = [
@@ -30,7 +32,10 @@ __all__ = [
     "Evaluation",
     "FewShotClassifier",
     "LabelAuditor",
+    "Method",
+    "MethodError",
     "Model",
+    "NoiseEpisode",
     "SupportSet",
     "Training",
     "__version__",
@@ -43,6 +48,7 @@ __all__ = [
     "get_label_quality_scores",
     "get_pred_probs",
     "load_model",
+    "method",
     "prototypes_batch",
     "sample_episodes",
     "train",

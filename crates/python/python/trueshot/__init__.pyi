@@ -20,9 +20,13 @@ from ._evaluation import Evaluation as Evaluation
 from ._evaluation import SupportSet as SupportSet
 from ._evaluation import evaluate as evaluate
 from ._evaluation import sample_episodes as sample_episodes
+from ._methods import Method as Method
+from ._methods import MethodError as MethodError
+from ._methods import method as method
 from ._models import Model as Model
 from ._models import load_model as load_model
 from ._native import __version__ as __version__
+from ._noise import NoiseEpisode as NoiseEpisode
 from ._training import Training as Training
 from ._training import train as train
 from .estimators import FewShotClassifier as FewShotClassifier

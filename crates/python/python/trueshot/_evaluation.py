@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from ._arrays import as_features
 from ._embeddings import Embeddings
 from ._frames import read_labelled
 from ._labels import Labels, encode, item_names
+from ._methods import Method, MethodError, as_method
+from ._noise import BUILT_IN, split_noise
 from ._progress import counting
 
 Shots = int | tuple[int, int]
@@ -22,28 +25,13 @@ Shots = int | tuple[int, int]
 class _Shape:
     """Validated parameters of episodes."""
 
-    def __init__(self, ways: Any, shots: Any, queries: Any, seed: Any, noise: Any) -> None:
+    def __init__(self, ways: Any, shots: Any, queries: Any, seed: Any, noise: Any, labels: Labels) -> None:
         self.ways = whole(ways, "ways", 2)
         least, most = shots if isinstance(shots, (tuple, list)) and len(shots) == 2 else (shots, shots)
         self.shots = (whole(least, "shots", 1), whole(most, "shots", 1))
         self.queries = whole(queries, "queries", 0)
         self.seed = whole(seed, "seed", 0)
-        self.noise = _levels(noise)
-
-
-def _levels(noise: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
-    if noise is None:
-        return []
-    if not isinstance(noise, Mapping):
-        raise TypeError(f"noise must be a dictionary of types and levels such as {{'symmetric': [0, 0.4]}}, got {noise!r}")
-    return [(str(kind), _level_list(kind, levels)) for kind, levels in noise.items()]
-
-
-def _level_list(kind: Any, levels: Any) -> list[float]:
-    array = np.atleast_1d(np.asarray(levels, dtype=np.float64))
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"levels of {kind!r} noise must be a number or a list of numbers, got an array of shape {array.shape}")
-    return array.tolist()
+        self.noise, self.own_noise = split_noise(noise, labels)
 
 
 def whole(given: Any, name: str, least: int) -> int:
@@ -83,7 +71,7 @@ def evaluate(
     y: Any = None,
     *,
     column: str | None = None,
-    methods: Sequence[str] | None = None,
+    methods: str | Method | Sequence[Any] | None = None,
     noise: Mapping[str, Any] | None = None,
     ways: int = 5,
     shots: Shots = 5,
@@ -95,6 +83,7 @@ def evaluate(
     baseline: str | None = None,
     per_class: bool = False,
     confusion: bool = False,
+    errors: str = "raise",
     threads: int | None = None,
     progress: bool | Callable[[int, int], Any] = False,
 ) -> Evaluation:
@@ -109,10 +98,17 @@ def evaluate(
         Arrays, columns or tables, as in :func:`audit`.
     column : str, optional
         The column of X with the features, if X is a table.
-    methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``
-        Default: all methods that need no model file and are not transductive.
+    methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``, and methods of one's own
+        Objects with ``fit`` and ``predict``, such as scikit-learn classifiers, and results of :func:`method`. Default: all
+        built-in methods that need no model file and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
-        Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``.
+        The types are symmetric, paired, outlier and similar. Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``, without the
+        levels that are impossible with the number of shots. Under any other name: noise of one's own, a function or a
+        confusion matrix, or a list of them. A function gets the true labels of a support set, indices of the classes of
+        the episode, and returns the given ones; with a second argument, it also gets the episode (``index``,
+        ``classes``, ``rows`` and ``rng``). It may return a pair: the given labels, and for every item the row of an outlier
+        that replaces it, or -1. In a confusion matrix, row i and column j is the probability that a row of class i gets
+        the label j, classes in sorted order.
     ways, queries : int
         Classes per episode, queries per class.
     shots : int or pair of int
@@ -125,6 +121,10 @@ def evaluate(
         Method to which all others are compared. Default: protonet.
     per_class, confusion : bool
         Also report the accuracy per class, and the confusion matrix.
+    errors : "raise" or "skip"
+        What to do if a method of one's own raises an exception or gives an answer that is not allowed: raise
+        :class:`MethodError`, whose ``evaluation`` has the results of the other methods so far, or warn and go on
+        without it; ``failed`` of the result then names it.
     progress : bool or callable
         True for a progress bar, or a function that is called with the number of finished episodes and the total.
 
@@ -137,16 +137,35 @@ def evaluate(
     >>> found = ts.evaluate(X, y, methods=["protonet", "median"], noise={"symmetric": [0, 0.4]}, episodes=200)
     >>> found.accuracy("protonet", "symmetric", 0) > found.accuracy("protonet", "symmetric", 0.4)
     True
+    >>> def swap_first_two(labels):
+    ...     given = labels.copy()
+    ...     given[[0, -1]] = labels[[-1, 0]]
+    ...     return given
+    >>> found = ts.evaluate(X, y, methods=["protonet"], noise={"swapped": swap_first_two}, episodes=200)
+    >>> found.to_dict()["settings"][0]["wrong_share"]
+    0.08
     """
-    data, _ = given_rows(X, y, items, column)
+    data, labels = given_rows(X, y, items, column)
     pool = _outliers(outliers)
-    shape = _Shape(ways, shots, queries, seed, noise)
+    shape = _Shape(ways, shots, queries, seed, noise, labels)
     count = whole(episodes, "episodes", 1)
-    names = [methods] if isinstance(methods, str) else list(methods or [])
+    if errors not in ("raise", "skip"):
+        raise ValueError(f"errors is {errors!r}; allowed: 'raise', 'skip'")
+    is_one = isinstance(methods, (str, Method)) or hasattr(methods, "predict")
+    chosen = [as_method(one) for one in ([methods] if is_one else list(methods or []))]
     details = (bool(per_class), bool(confusion))
     with counting(progress, count, "episode") as callback:
-        native = _native.evaluate(data, pool, names, shape, count, baseline, details, threads, callback)
-    return Evaluation(native)
+        native, failure = _native.evaluate(
+            data, pool, chosen, shape, count, baseline, details, errors == "raise", threads, callback
+        )
+    found = None if native is None else Evaluation(native)
+    if failure is not None:
+        if isinstance(failure, (MethodError, KeyboardInterrupt)):
+            failure.evaluation = found
+        raise failure
+    for note in found._warnings():
+        warnings.warn(note, stacklevel=2)
+    return found
 
 
 class Evaluation:
@@ -155,6 +174,19 @@ class Evaluation:
     def __init__(self, native: Any) -> None:
         self._native = native
         self._found: dict[str, Any] | None = None
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Methods of one's own that failed and are not in the results, with the reason."""
+        failed = self.to_dict().get("failed", [])
+        return {one["method"]: f"episode {one['episode']}: {one['problem']}" for one in failed}
+
+    def _warnings(self) -> list[str]:
+        """What a user should know although the evaluation was finished."""
+        notes = [f"method {name!r} failed and is left out: {reason}" for name, reason in self.failed.items()]
+        own = [setting for setting in self._settings() if setting["noise"] not in BUILT_IN]
+        unchanged = [setting["noise"] for setting in own if setting["wrong_share"] == 0]
+        return notes + [f"noise {name!r} changed no label: no label is wrong under it" for name in unchanged]
 
     def to_json(self) -> str:
         """The whole result, as ``trueshot eval --format json`` writes it."""
@@ -176,6 +208,7 @@ class Evaluation:
             {
                 "noise": setting["noise"],
                 "level": setting["level"],
+                "wrong_share": setting["wrong_share"],
                 "method": method["method"],
                 "accuracy": method["accuracy"],
                 "ci95": method["ci95"],
@@ -186,16 +219,17 @@ class Evaluation:
         ]
         return pandas.DataFrame(rows)
 
-    def accuracy(self, method: str, noise: str, level: float) -> float:
-        """The mean accuracy of a method in one noise setting, in percent."""
+    def accuracy(self, method: str, noise: str, level: float | None = None) -> float:
+        """The mean accuracy of a method in one noise setting, in percent; without a level, in the first of this type."""
         for setting in self._settings():
             # Without noise all types are the same, and it is reported once.
             is_kind = setting["noise"] == noise or level == 0
-            if is_kind and abs(setting["level"] - level) < 1e-9:
+            if is_kind and (level is None or abs(setting["level"] - level) < 1e-9):
                 for found in setting["methods"]:
                     if found["method"] == method:
                         return found["accuracy"]
-        raise KeyError(f"method {method!r} was not evaluated with {noise} noise of level {level}")
+        at_level = "" if level is None else f" of level {level}"
+        raise KeyError(f"method {method!r} was not evaluated with {noise} noise{at_level}")
 
     def _settings(self) -> list[dict[str, Any]]:
         if self._found is None:
@@ -207,7 +241,8 @@ class Evaluation:
 
     def __repr__(self) -> str:
         settings = self._settings()
-        return f"<Evaluation of {len(settings[0]['methods'])} methods under {len(settings)} settings>"
+        count = len(settings[0]["methods"]) if settings else 0
+        return f"<Evaluation of {count} methods under {len(settings)} settings>"
 
     def _repr_html_(self) -> str:
         from ._pictures import framed
@@ -283,7 +318,7 @@ def sample_episodes(
     """
     data, labels = given_rows(X, y, items, column)
     pool = _outliers(outliers)
-    shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]})
+    shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]}, labels)
     drawn = _native.sample_episodes(data, pool, shape, whole(first, "first", 0), whole(n, "n", 0))
     return [_episode(found, labels) for found in drawn]
 

@@ -116,14 +116,15 @@ def prototypes_batch(
 def evaluate(
     data: _Rows,
     outliers: _Rows | None,
-    names: list[str],
+    methods: list[Any],
     shape: object,
     episodes: int,
     baseline: str | None,
     details: tuple[bool, bool],
+    stop_on_failure: bool,
     threads: int | None,
     callback: Callable[[int], object] | None,
-) -> Evaluation: ...
+) -> tuple[Evaluation | None, BaseException | None]: ...
 def sample_episodes(
     data: _Rows, outliers: _Rows | None, shape: object, first: int, count: int
 ) -> list[dict[str, Any]]: ...

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use rayon::prelude::*;
 use trueshot::Error;
 use trueshot::episode::{EpisodeSpec, Item};
-use trueshot::method::{Fitted, ImageRows, Method, NamedMethod, RowClassifier, RowTask};
+use trueshot::method::{Fitted, ImageRows, Method, NamedMethod, RowClassifier, RowPrediction, RowTask};
 use trueshot::rng::{Purpose, Rng};
 use trueshot::task::{Queries, SupportSet, Task};
 use trueshot_cuda::Device;
@@ -158,7 +158,7 @@ impl GpuMaml {
 }
 
 impl RowClassifier for GpuMaml {
-    fn classify(&self, tasks: &[RowTask<'_>]) -> trueshot::Result<Vec<Vec<u32>>> {
+    fn classify(&self, tasks: &[RowTask<'_>]) -> trueshot::Result<Vec<RowPrediction>> {
         let GpuTasks { images, evaluation } = &*self.tasks;
         let requests: Vec<MamlTask> = tasks.par_iter().map(|task| images.request(task)).collect();
         let logits = {
@@ -170,7 +170,7 @@ impl RowClassifier for GpuMaml {
             Some(logits) => Ok(logits.chunks_exact(ways).map(argmax).collect()),
             None => self.classify_on_cpu(task),
         };
-        tasks.par_iter().zip(logits).map(classes).collect()
+        tasks.par_iter().zip(logits).map(|task| classes(task).map(RowPrediction::from)).collect()
     }
 }
 

@@ -264,6 +264,9 @@ pub(super) fn check_common(
 }
 
 pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
+    let is_similar = noises.iter().any(|noise| noise.kind == NoiseKind::Similar);
+    let allowed = "symmetric, paired and outlier, because similarity needs embeddings";
+    require("episodes.noise", "similar", !is_similar, allowed)?;
     Ok(require("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 

@@ -142,6 +142,7 @@ fn classes_are_those_of_the_cpu_under_symmetric_and_outlier_noise() {
         println!("{noise}: logits differ by {error}");
         assert!(error < 0.1, "{noise}: {error}");
         let classes = gpu.row_classifier().unwrap().classify(&tasks).unwrap();
+        let classes: Vec<Vec<u32>> = classes.into_iter().map(|found| found.classes).collect();
         assert_eq!(classes.iter().map(Vec::len).collect::<Vec<_>>(), [4; EPISODES as usize]);
         let pairs = classes.iter().flatten().zip(expected.iter().flatten());
         let decided: Vec<_> = pairs.filter(|(_, logits)| (logits[0] - logits[1]).abs() > NEAR_TIE).collect();
@@ -206,7 +207,7 @@ fn tasks_beyond_the_range_of_16_bit_floats_get_the_classes_of_the_cpu() {
     let logits = cpu_logits(&images, &large, &task);
     assert!(logits.iter().flatten().all(|logit| logit.is_finite()), "{logits:?}");
     let expected: Vec<u32> = logits.iter().map(|logits| u32::from(logits[1] > logits[0])).collect();
-    assert_eq!(classes, [expected]);
+    assert_eq!(classes, [expected.into()]);
 }
 
 #[test]

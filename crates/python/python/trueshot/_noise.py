@@ -1,0 +1,154 @@
+"""Noise of evaluations: levels of the built-in types, and noise types of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._labels import Labels
+
+BUILT_IN = ("symmetric", "paired", "outlier", "similar")
+
+
+@dataclass(frozen=True)
+class NoiseEpisode:
+    """What a noise function of two arguments is told about the episode."""
+
+    index: int
+    """The number of the episode."""
+    classes: np.ndarray
+    """The labels of its classes, in the order of their indices."""
+    rows: np.ndarray
+    """The row of each item in the data."""
+    rng: np.random.Generator
+    """Random numbers that depend on the seed of the evaluation and on the episode only."""
+
+
+@dataclass(frozen=True)
+class _OwnNoise:
+    """A noise type of the user's own in the form of the native module: a confusion matrix, or a function."""
+
+    name: str
+    matrix: list[list[float]] | None
+    run: Callable[..., Any] | None
+
+
+def split_noise(noise: Any, labels: Labels) -> tuple[list[tuple[str, list[float]]], list[_OwnNoise]]:
+    """Levels of built-in noise types, and the noise types of the user's own."""
+    if noise is None:
+        return [], []
+    if not isinstance(noise, Mapping):
+        raise TypeError(f"noise must be a dictionary of types and levels such as {{'symmetric': [0, 0.4]}}, got {noise!r}")
+    levels: list[tuple[str, list[float]]] = []
+    own: list[_OwnNoise] = []
+    for kind, given in noise.items():
+        several = given if isinstance(given, list) and given and all(map(_is_own, given)) else [given]
+        if all(map(_is_own, several)):
+            own.extend(_own(str(kind), one, labels) for one in several)
+        else:
+            levels.append((str(kind), _level_list(kind, given)))
+    return levels, own
+
+
+def _is_own(given: Any) -> bool:
+    """Whether this is a function or a matrix."""
+    shape = getattr(given, "shape", None)
+    is_matrix = isinstance(shape, tuple) and len(shape) == 2
+    is_nested = isinstance(given, list) and bool(given) and all(isinstance(row, (list, tuple)) and len(row) == len(given) for row in given)
+    return callable(given) or is_matrix or (is_nested and len(given) > 1)
+
+
+def _own(name: str, given: Any, labels: Labels) -> _OwnNoise:
+    if name in BUILT_IN:
+        raise ValueError(f"{name!r} is a built-in noise type, which takes levels; choose another name for noise of your own")
+    if callable(given):
+        return _OwnNoise(name, None, _LabelFunction(name, given, labels))
+    return _OwnNoise(name, _matrix(name, given, labels), None)
+
+
+def _matrix(name: str, given: Any, labels: Labels) -> list[list[float]]:
+    if hasattr(given, "reindex") and hasattr(given, "columns"):
+        # A data frame has the names of the classes.
+        given = given.reindex(index=labels.classes, columns=labels.classes).to_numpy()
+    matrix = np.asarray(given, dtype=np.float64)
+    if matrix.shape != (len(labels.names), len(labels.names)):
+        count = len(labels.names)
+        raise ValueError(
+            f"noise {name!r}: the confusion matrix has shape {matrix.shape}; expected: ({count}, {count}), one row and "
+            "one column per class of the data, in sorted order"
+        )
+    return matrix.tolist()
+
+
+def _level_list(kind: Any, levels: Any) -> list[float]:
+    try:
+        array = np.atleast_1d(np.asarray(levels, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise TypeError(f"levels of {kind!r} noise must be numbers, got {levels!r}") from None
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"levels of {kind!r} noise must be a number or a list of numbers, got an array of shape {array.shape}")
+    for level in array.tolist():
+        if not 0 <= level < 1:
+            share = f"; for {level:g} %, write {level / 100:g}" if 1 <= level < 100 else ""
+            raise ValueError(f"a level of {kind!r} noise is {level:g}; levels are shares from 0 to below 1{share}")
+    return array.tolist()
+
+
+class _LabelFunction:
+    """A function from true labels to given labels, with the checks of its answer."""
+
+    def __init__(self, name: str, function: Callable[..., Any], labels: Labels) -> None:
+        self._name, self._function, self._labels = name, function, labels
+        self._takes_episode = _takes_two(function)
+
+    def __call__(
+        self, labels: np.ndarray, rows: np.ndarray, classes: np.ndarray, episode: int, seed: int
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        try:
+            if self._takes_episode:
+                rng = np.random.default_rng(seed)
+                found = self._function(labels.copy(), NoiseEpisode(episode, self._labels.of(classes), rows, rng))
+            else:
+                found = self._function(labels.copy())
+        except Exception as problem:
+            text = f"{type(problem).__name__}: {problem}"
+            raise ValueError(f"noise {self._name!r}, episode {episode}: {text}") from problem
+        outliers: list[tuple[int, int]] = []
+        if isinstance(found, tuple) and len(found) == 2:
+            found, chosen = found
+            sources = self._whole(chosen, len(labels), episode, "rows of outliers")
+            outliers = [(item, row) for item, row in enumerate(sources) if row >= 0]
+        given = self._whole(found, len(labels), episode, "given labels")
+        for label in given:
+            if not 0 <= label < len(classes):
+                raise ValueError(
+                    f"noise {self._name!r}, episode {episode}: the given label {label} is not a class of the episode; "
+                    f"allowed: 0 to {len(classes) - 1}"
+                )
+        return given, outliers
+
+    def _whole(self, given: Any, count: int, episode: int, what: str) -> list[int]:
+        array = np.asarray(given)
+        where = f"noise {self._name!r}, episode {episode}"
+        if array.shape != (count,):
+            raise ValueError(f"{where}: {what} have shape {array.shape}; expected: ({count},)")
+        if array.dtype.kind not in "iu" and not (array.dtype.kind == "f" and (array == np.floor(array)).all()):
+            raise ValueError(f"{where}: {what} must be integers, got an array of dtype {array.dtype}")
+        if array.size and not (-(2**31) <= array.min() and array.max() < 2**31):
+            raise ValueError(f"{where}: {what} must be integers below 2^31")
+        return array.astype(np.int64).tolist()
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function has a second positional argument, for the episode."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    return len(required) >= 2
