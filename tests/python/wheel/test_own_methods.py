@@ -147,7 +147,10 @@ def test_methods_that_find_wrong_labels_are_scored(bank):
     for other in scores[1:]:
         assert other["auroc"] == pytest.approx(scores[0]["auroc"], abs=1e-3)
     only = ts.evaluate(X, y, methods=methods, noise=NOISE, episodes=100, shots=(4, 6), queries=0)
-    assert figures(only, "batched")[1]["detection"] == figures(found, "batched")[1]["detection"]
+    # Another number of queries means other episodes.
+    assert figures(only, "batched")[1]["detection"]["auroc"] == pytest.approx(
+        figures(only, "WithRank")[1]["detection"]["auroc"], abs=1e-3
+    )
     assert figures(only, "batched")[1]["accuracy"] is None
 
 

@@ -30,7 +30,7 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") 
     if isinstance(labels, str) or library_of(X) == "datasets" or is_embeddings(X):
         # The features of a table whose column of labels is named, data sets, which may have images, and embeddings.
         return X, False
-    array = as_array(read_table(X, name="the second argument").features, "the second argument")
+    array = as_array(read_table(X).features, "the second argument")
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0 or not (array >= 0).all():
         return X, False
     classes = encode(labels, name="labels").classes
