@@ -79,7 +79,7 @@ fn distances_to_mean(task: &Task<'_>, class: usize) -> Vec<f32> {
 fn data() -> Result<Embeddings> {
     let mut rng = Rng::new(0, trueshot::rng::Purpose::Items, 0);
     let mut value = |row: usize, column: usize| {
-        let centre = if row / 40 == column % 8 { 2.0 } else { 0.0 };
+        let centre = if row / 40 == column % 8 { 3.0 } else { 0.0 };
         centre + 4.0 * (rng.uniform() - 0.5)
     };
     let values = (0..320 * 16).map(|i| value(i / 16, i % 16)).collect();

@@ -180,7 +180,7 @@ def test_settings_out_of_range_say_what_is_allowed(tmp_path):
         ts.load_model(tmp_path / "nowhere.safetensors")
     with pytest.raises(ValueError, match="did you mean 'median'"):
         ts.FewShotClassifier("medain").fit(X, Y)
-    with pytest.raises(ValueError, match="model is a model file"):
+    with pytest.raises(ValueError, match="model is the file of a trained tranfs model"):
         ts.FewShotClassifier("tranfs").fit(X, Y)
     with pytest.raises(ValueError, match="truth|oracle"):
         ts.FewShotClassifier("oracle").fit(X, Y)
