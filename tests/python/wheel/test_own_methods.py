@@ -178,8 +178,8 @@ def raises(X, y, queries):
         (ts.method(predict=lambda X, y, q: np.full(len(q), np.nan), name="m"), "gave the label nan"),
         (ts.method(predict=lambda X, y, q: np.full((len(q), 5), np.nan), name="m"), "episode 0: predict gave the score nan"),
         (
-            ts.method(predict=lambda s, y, q: np.where(np.arange(len(q))[:, None] == 3, 7, 0) + np.zeros(q.shape[:2], int), batched=True, name="m"),
-            "method 'm' failed in episode 3: predict gave the label 7; allowed: 0 to 4",
+            ts.method(predict=lambda s, y, q: np.outer(7 * (np.arange(len(q)) == 3), np.ones(q.shape[1])), batched=True, name="m"),
+            "method 'm' failed in episode 3: predict gave the label 7.0; allowed: 0 to 4",
         ),
         (
             ts.method(predict=nearest_mean, p_wrong=lambda s, y: np.full(y.shape, 2.0), batched=True, name="m"),

@@ -71,7 +71,7 @@ def evaluate(
     y: Any = None,
     *,
     column: str | None = None,
-    methods: str | Method | Sequence[Any] | None = None,
+    methods: Any = None,
     noise: Mapping[str, Any] | None = None,
     ways: int = 5,
     shots: Shots = 5,
@@ -158,11 +158,11 @@ def evaluate(
         native, failure = _native.evaluate(
             data, pool, chosen, shape, count, baseline, details, errors == "raise", threads, callback
         )
-    found = None if native is None else Evaluation(native)
     if failure is not None:
         if isinstance(failure, (MethodError, KeyboardInterrupt)):
-            failure.evaluation = found
+            setattr(failure, "evaluation", None if native is None else Evaluation(native))
         raise failure
+    found = Evaluation(native)
     for note in found._warnings():
         warnings.warn(note, stacklevel=2)
     return found
