@@ -270,7 +270,7 @@ fn what_does_not_fit_is_told_apart() {
             "9",
         ],
         &FEW,
-        &["-m", "maml:model=maml.safetensors"],
+        &["--noise", "symmetric=0", "-m", "maml:model=maml.safetensors"],
     ]);
     refused(many, &["has 8 items", "hint: the largest number of queries that fits is 4"]);
     let ways = folder.maml("m.safetensors", &["--val-ways", "4"]);
