@@ -76,10 +76,10 @@ fn confusion_matrices_that_cannot_be_used_are_refused() {
         folder.eval(&["--noise", "confusion=bad.csv"])
     };
     refused(folder.eval(&["--noise", "confusion=nowhere.csv"]), &["cannot read nowhere.csv"]);
-    refused(with(""), &["noise 'confusion=bad.csv': the file is empty"]);
-    refused(with(",class 0\nclass 0,1\n"), &["the matrix has no column for class 'class 1' of the data"]);
+    misused(with(""), &["noise 'confusion=bad.csv': the file is empty"]);
+    misused(with(",class 0\nclass 0,1\n"), &["the matrix has no column for class 'class 1' of the data"]);
     matrix(&folder, "zero.csv", 0.0);
-    refused(
+    misused(
         folder.eval(&["--noise", "confusion=zero.csv"]),
         &["row 0 of the confusion matrix has 0 on the diagonal"],
     );
