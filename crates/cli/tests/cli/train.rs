@@ -506,7 +506,7 @@ fn models_and_data_that_do_not_fit_are_told_apart() {
         eval("val.safetensors", "tranfs:model=nowhere.safetensors", "3"),
         &["cannot read nowhere.safetensors"],
     );
-    misused(eval("val.safetensors", "tranfs", "3"), &["model is a model file"]);
+    misused(eval("val.safetensors", "tranfs", "3"), &["model is the file of a trained tranfs model"]);
     let from = ["--from", "m.safetensors", "--width", "32"];
     refused_after_reading(
         folder.train("n.safetensors", &from),
