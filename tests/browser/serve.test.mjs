@@ -487,7 +487,8 @@ describe("the served page", () => {
     assert.notEqual(await page.textContent("#item-name"), name);
     assert.match(await page.textContent("#item-progress"), /of 18$/);
     await page.keyboard.press("Escape");
-    assert.ok(await page.evaluate(() => document.activeElement.matches(".card .open")), "the focus is on the card of the last image");
+    // The focus is on the card of the last image, as soon as the card is drawn.
+    await until(page, () => document.activeElement.matches(".card .open"));
     assert.deepEqual(problems, []);
     await context.close();
   });
