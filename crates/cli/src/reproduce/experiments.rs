@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Deserialize;
 use trueshot::noise::NoiseLevels;
+use trueshot::training::configuration::toml_message;
 
 use crate::messages::hinted;
 
@@ -18,10 +19,14 @@ const PAPER: &str = include_str!("../../experiments/paper.csv");
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
     /// The rows of the chart at the beginning of a report.
+    #[serde(default)]
     pub plot: Vec<String>,
     pub dataset: BTreeMap<String, PaperDataset>,
+    #[serde(default)]
     group: Vec<RowGroup>,
+    #[serde(default)]
     table: Vec<PaperTable>,
+    #[serde(default)]
     figure: Vec<Figure>,
 }
 
@@ -153,7 +158,8 @@ impl Experiments {
 
     /// Reads a list of experiments, and puts the rows of groups into the tables that name them.
     fn parse(text: &str) -> anyhow::Result<Self> {
-        let mut all: Experiments = toml::from_str(text).context("the list of experiments")?;
+        let all = toml::from_str(text).map_err(|problem| anyhow::anyhow!(toml_message(&problem)));
+        let mut all: Experiments = all.context("the list of experiments")?;
         for table in &mut all.table {
             let mut rows = Vec::new();
             for name in &table.groups {

@@ -233,6 +233,17 @@ fn mistakes_are_answered_before_anything_is_done() {
 }
 
 #[test]
+fn a_mistake_in_a_list_of_experiments_is_told_in_one_line() {
+    let files = folder();
+    let list = files.path().join("mine.toml");
+    std::fs::write(&list, "tables = []\n").unwrap();
+    let told = refused(&["reproduce", "all", "--experiments", list.to_str().unwrap()]);
+    assert!(told.contains("mine.toml: the list of experiments: TOML parse error at line 1"), "{told}");
+    assert!(told.contains("unknown field `tables`") && !told.contains("\\n"), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+#[test]
 fn a_class_on_both_sides_is_refused() {
     let data = folder();
     for class in

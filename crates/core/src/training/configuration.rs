@@ -41,16 +41,16 @@ pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, 
         let text =
             std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
         let given: Table =
-            text.parse().map_err(|problem: toml::de::Error| bad(in_one_line(&problem.to_string())))?;
+            text.parse().map_err(|problem: toml::de::Error| bad(toml_message(&problem)))?;
         check_keys(&merged, &given, "")?;
         // An invalid value in the file is an error even if a flag overrides it.
         let mut without_flags = merged.clone();
         merge(&mut without_flags, given.clone());
-        without_flags.try_into::<C>().map_err(|problem| bad(in_one_line(&problem.to_string())))?;
+        without_flags.try_into::<C>().map_err(|problem| bad(toml_message(&problem)))?;
         merge(&mut merged, given);
     }
     merge(&mut merged, flags);
-    let problem = |problem: toml::de::Error| in_one_line(&problem.to_string());
+    let problem = |problem: toml::de::Error| toml_message(&problem);
     merged.try_into().map_err(|error| Error::BadConfiguration { path: None, problem: problem(error) })
 }
 
@@ -131,8 +131,15 @@ fn merge(base: &mut Table, overrides: Table) {
     }
 }
 
-/// A message of the TOML parser in one line, without the lines that mark the position with `|` and `^`.
-fn in_one_line(problem: &str) -> String {
+/// The message of the TOML parser in one line, without the lines that mark the position with `|` and `^`.
+///
+/// ```
+/// let problem = "rate = fast".parse::<toml::Table>().unwrap_err();
+/// let message = trueshot::training::configuration::toml_message(&problem);
+/// assert!(message.starts_with("TOML parse error at line 1, column 8: 1 | rate = fast"), "{message}");
+/// ```
+pub fn toml_message(problem: &toml::de::Error) -> String {
+    let problem = problem.to_string();
     let lines = problem.lines().map(str::trim).filter(|line| !line.is_empty());
     let kept: Vec<&str> = lines.filter(|line| !line.starts_with(['|', '^'])).collect();
     kept.join(": ")

@@ -140,7 +140,7 @@ fn options_beside(path: &Path) -> Result<BackboneOptions> {
         Err(source) => return Err(trueshot::Error::Read { path, source }.into()),
     };
     toml::from_str(&text).map_err(|problem| Error::BadModel {
-        problem: problem.to_string().trim().replace('\n', " "),
+        problem: trueshot::training::configuration::toml_message(&problem),
         hint: Some("allowed keys: size, mean, std, fit, resampling and output".into()),
         path,
     })
