@@ -23,7 +23,7 @@ use crate::threads::Threads;
 
 /// Find wrong labels and suggest the right ones
 ///
-/// SUPPORT is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
+/// DATA is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
 /// any size. Every item gets the probability that its label is wrong, its most probable classes, its most similar items,
 /// and an action: relabel, quarantine, review or keep. The audit changes no file: --plan writes the actions to a file for
 /// `trueshot repair`.
@@ -32,7 +32,14 @@ use crate::threads::Threads;
   trueshot audit photos/
   trueshot audit photos/ --html audit.html --plan plan.jsonl
   trueshot audit photos/ --confirm owl/3.jpg
-  trueshot audit features.safetensors --format json --check")]
+  trueshot audit features.safetensors --format json --check
+
+Actions:
+  relabel     the label is wrong, and another class is right
+  quarantine  the label is wrong, and no class is certain enough (class uncertain) or none is right (none of these)
+  review      neither is certain enough; `repair` leaves these items alone
+  keep        the label is right
+A label is suspect if it is more likely wrong than right.")]
 pub struct Arguments {
     /// Also write an HTML report with thumbnails and a map to FILE
     #[arg(long, value_name = "FILE")]
@@ -63,7 +70,7 @@ pub struct Arguments {
     /// Require this probability, from 0.5 to 1, for an action; leave other items to review [default: 0.75]
     #[arg(long, value_name = "P", help_heading = "Judging labels", value_parser = parse_certainty)]
     certainty: Option<f32>,
-    /// Read confirmed labels from FILE, as JSON lines or item names [default: .trueshot-confirmed in SUPPORT]
+    /// Read confirmed labels from FILE, as JSON lines or item names; --confirm adds to it [default: .trueshot-confirmed in the folder]
     #[arg(long, value_name = "FILE", help_heading = "Judging labels")]
     confirmed: Option<PathBuf>,
     /// Mark the labels of these items as confirmed, for this and every later audit
@@ -89,17 +96,34 @@ enum Format {
 
 /// A share from percent.
 fn parse_percent(text: &str) -> Result<f64, String> {
-    let given = text.trim().trim_end_matches('%').trim_end().parse::<f64>();
-    match given {
+    let (number, has_sign) = number_and_percent_sign(text);
+    match number.parse::<f64>() {
+        // A share such as 0.06 is an easy mistake.
+        Ok(percent) if percent > 0.0 && percent < 1.0 && !has_sign => {
+            let meant = (percent * 1e4).round() / 100.0;
+            Err(format!("expected percent: write {meant} for {meant} %, or {number}% for less than 1 %"))
+        }
         Ok(percent) if (0.0..100.0).contains(&percent) => Ok(percent / 100.0),
         _ => Err("expected a number from 0 to below 100".into()),
     }
 }
 
+/// A probability, which can be given in percent.
 fn parse_certainty(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(given) if (0.5..=1.0).contains(&given) => Ok(given),
-        _ => Err("expected a number from 0.5 to 1".into()),
+    let (number, has_sign) = number_and_percent_sign(text);
+    match number.parse::<f32>() {
+        Ok(given) if !has_sign && (0.5..=1.0).contains(&given) => Ok(given),
+        Ok(percent) if (50.0..=100.0).contains(&percent) => Ok(percent / 100.0),
+        _ => Err("expected a number from 0.5 to 1, or 50% to 100%".into()),
+    }
+}
+
+/// A number without its percent sign, and whether it had one.
+fn number_and_percent_sign(text: &str) -> (&str, bool) {
+    let text = text.trim();
+    match text.strip_suffix('%') {
+        Some(number) => (number.trim_end(), true),
+        None => (text, false),
     }
 }
 

@@ -127,5 +127,15 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
 
 /// Opens a classifier, with a hint for what people mistake for one.
 pub fn open_classifier(path: &std::path::Path) -> anyhow::Result<Predictor> {
-    Predictor::open(path).with_context(|| format!("cannot use {} as a classifier", path.display()))
+    let opened = Predictor::open(path);
+    let is_image = trueshot_vision::source::is_image(&path.to_string_lossy());
+    let hint = || {
+        hinted(
+            format!("{} is an image, not a classifier", path.display()),
+            "give the classifier first, then the images",
+        )
+    };
+    opened
+        .map_err(|problem| if is_image { hint() } else { problem.into() })
+        .with_context(|| format!("cannot use {} as a classifier", path.display()))
 }

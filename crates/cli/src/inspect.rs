@@ -18,8 +18,8 @@ pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "PATH")]
     path: PathBuf,
-    /// Read the labels of a .npy file from FILE, if they are not next to it
-    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    /// Read the labels of a .npy file from FILE (.npy) [default: NAME.labels.npy or NAME_labels.npy next to it; y.npy for X.npy]
+    #[arg(long = "labels-of-rows", alias = "labels", value_name = "FILE", help_heading = "Other options")]
     labels: Option<PathBuf>,
     /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]

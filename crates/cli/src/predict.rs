@@ -29,8 +29,8 @@ use crate::threads::Threads;
 ///
 /// Prints the most probable class of every input with its probability, or that the input probably belongs to none of the
 /// classes. The probabilities of all classes and of none sum to 1. INPUT is an image, a folder (searched recursively), an
-/// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or one path per
-/// line.
+/// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or paths, one per
+/// line or separated by NUL (find -print0). Paths that do not exist are skipped with a warning.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
@@ -47,10 +47,10 @@ pub struct Arguments {
     /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// Print the probability of every class, not only of the most probable one (csv and jsonl)
+    /// Print the probability of every class, not only of the most probable one; in the table, of the most probable ones
     #[arg(long)]
     all: bool,
-    /// Show "none of these" instead of a class in the table from this probability on
+    /// Answer "none of these" instead of a class from this probability on; `answer` is then empty in csv and null in jsonl
     #[arg(long, value_name = "U", default_value_t = REFUSED_FROM)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
@@ -71,14 +71,16 @@ enum Format {
     Jsonl,
 }
 
-/// Probability of "none of these" from which a table shows it instead of a class, unless another one is given.
+/// Probability of "none of these" from which it is the answer instead of a class, unless another one is given.
 pub const REFUSED_FROM: f32 = 0.5;
+/// The number of further answers that a table shows with `--all`.
+const OTHER_ANSWERS: usize = 3;
 /// Images that are in work at once.
 const CHUNK: usize = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let predictor = open_classifier(&arguments.classifier)?;
-    let inputs = inputs(&arguments.inputs)?;
+    let GivenInputs { inputs, missing } = inputs(&arguments.inputs)?;
     arguments.threads.run(|| {
         let out: Box<dyn Write> = match &arguments.output {
             Some(path) => Box::new(
@@ -95,7 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             embedder: None,
             considered_gpu: false,
             written: 0,
-            failed: 0,
+            failed: missing,
         };
         writer.write_header()?;
         for part in inputs.chunk_by(|one, next| one.is_plain() && next.is_plain()) {
@@ -134,23 +136,30 @@ const STANDARD_INPUT: &str = "standard input";
 /// The largest image or list of paths that is read from standard input.
 const MAX_STANDARD_INPUT: u64 = 1 << 29;
 
+/// The inputs that exist, and the number of paths on standard input that do not.
+#[derive(Default)]
+struct GivenInputs {
+    inputs: Vec<PredictInput>,
+    missing: usize,
+}
+
 /// The inputs that arguments name; `-` stands for what standard input holds.
-fn inputs(arguments: &[PathBuf]) -> anyhow::Result<Vec<PredictInput>> {
-    let mut inputs = Vec::new();
+fn inputs(arguments: &[PathBuf]) -> anyhow::Result<GivenInputs> {
+    let mut given = GivenInputs::default();
     for path in arguments {
         match path.as_os_str() == "-" {
-            true => inputs.extend(standard_input()?),
+            true => given.add_standard_input()?,
             false => {
                 anyhow::ensure!(path.exists(), "{} does not exist", path.display());
-                inputs.push(PredictInput::Path(path.clone()));
+                given.inputs.push(PredictInput::Path(path.clone()));
             }
         }
     }
-    Ok(inputs)
+    Ok(given)
 }
 
-/// What standard input holds: an image, or paths, one per line.
-fn standard_input() -> anyhow::Result<Vec<PredictInput>> {
+/// The bytes of standard input.
+fn read_standard_input() -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT);
     stdin.read_to_end(&mut bytes).with_context(|| format!("cannot read {STANDARD_INPUT}"))?;
@@ -159,18 +168,41 @@ fn standard_input() -> anyhow::Result<Vec<PredictInput>> {
         !bytes.is_empty(),
         hinted(format!("{STANDARD_INPUT} is empty"), "give it one image, or paths of images, one per line")
     );
-    let text = match std::str::from_utf8(&bytes) {
-        Ok(text) if !text.contains('\0') && !is_svg(&bytes) => text,
-        // An image, or something else, which is refused where images are decoded.
-        _ => return Ok(vec![PredictInput::Image(bytes)]),
-    };
+    Ok(bytes)
+}
+
+/// The paths in a text, one per line or separated by NUL; `None` if it is something else, such as an image.
+fn listed_paths(bytes: &[u8]) -> Option<Vec<&str>> {
+    let text = std::str::from_utf8(bytes).ok().filter(|_| !is_svg(bytes))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
-    let paths = lines.map(|(number, line)| {
-        anyhow::ensure!(Path::new(line).exists(), "{STANDARD_INPUT}, line {number}: {line} does not exist");
-        Ok(PredictInput::Path(line.into()))
-    });
-    paths.collect()
+    let paths: Vec<&str> = match text.strip_suffix('\0') {
+        Some(paths) => paths.split('\0').collect(),
+        None if text.contains('\0') => return None,
+        None => text.lines().filter(|line| !line.trim().is_empty()).collect(),
+    };
+    Some(paths)
+}
+
+impl GivenInputs {
+    /// Adds what standard input holds: an image, or paths.
+    fn add_standard_input(&mut self) -> anyhow::Result<()> {
+        let bytes = read_standard_input()?;
+        // Something else than paths is an image, or refused where images are decoded.
+        let Some(paths) = listed_paths(&bytes) else {
+            self.inputs.push(PredictInput::Image(bytes));
+            return Ok(());
+        };
+        for path in paths {
+            match Path::new(path).exists() {
+                true => self.inputs.push(PredictInput::Path(path.into())),
+                false => {
+                    self.missing += 1;
+                    say!("warning: {} is skipped: it does not exist", visible(path));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The widths of the table's columns, which are known before the first prediction.
@@ -232,7 +264,7 @@ impl PredictionWriter<'_> {
         if self.arguments.format == Format::Csv {
             let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
             let all: String = classes.map(|class| format!(",{}", csv_field(class))).collect();
-            self.write_line(&format!("item,class,probability,unknown{all}"))?;
+            self.write_line(&format!("item,class,probability,unknown,answer{all}"))?;
         }
         Ok(())
     }
@@ -388,16 +420,19 @@ impl PredictionWriter<'_> {
     fn write_prediction(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
         let Prediction { class, probability, unknown, probabilities } = prediction;
         let class = &self.predictor.classes()[*class as usize];
+        let is_unknown = *unknown >= self.arguments.unknown;
         self.written += 1;
         let line = match self.arguments.format {
             Format::Table => {
                 let (name, class) = (visible(name), visible(class));
-                match *unknown >= self.arguments.unknown {
-                    true => {
-                        let note = format!(" (most similar: {class})");
-                        self.layout.line(*unknown, NONE_OF_THESE, &name, &note)
-                    }
-                    false => self.layout.line(*probability, &class, &name, ""),
+                let note = match (self.arguments.all, is_unknown) {
+                    (true, _) => format!(" ({})", self.other_answers(prediction, is_unknown)),
+                    (false, true) => format!(" (most similar: {class})"),
+                    (false, false) => String::new(),
+                };
+                match is_unknown {
+                    true => self.layout.line(*unknown, NONE_OF_THESE, &name, &note),
+                    false => self.layout.line(*probability, &class, &name, &note),
                 }
             }
             Format::Csv => {
@@ -405,11 +440,14 @@ impl PredictionWriter<'_> {
                     true => probabilities.iter().map(|p| format!(",{p:.4}")).collect(),
                     false => String::new(),
                 };
-                format!("{},{},{probability:.4},{unknown:.4}{all}", csv_field(name), csv_field(class))
+                let answer = if is_unknown { String::new() } else { csv_field(class) };
+                let (item, class) = (csv_field(name), csv_field(class));
+                format!("{item},{class},{probability:.4},{unknown:.4},{answer}{all}")
             }
             Format::Jsonl => {
                 let mut line = serde_json::json!({
                     "item": name, "class": class, "probability": probability, "unknown": unknown,
+                    "answer": (!is_unknown).then_some(class),
                 });
                 if self.arguments.all {
                     let classes = self.predictor.classes().iter().cloned();
@@ -420,6 +458,18 @@ impl PredictionWriter<'_> {
             }
         };
         self.write_line(&line)
+    }
+
+    /// The most probable answers after the first one, such as "thistle 14 %, none of these 22 %".
+    fn other_answers(&self, prediction: &Prediction, is_unknown: bool) -> String {
+        let classes = self.predictor.classes().iter().zip(&prediction.probabilities);
+        let mut answers: Vec<(String, f32)> = classes.map(|(class, &p)| (visible(class), p)).collect();
+        answers.push((NONE_OF_THESE.into(), prediction.unknown));
+        let first = if is_unknown { answers.len() - 1 } else { prediction.class as usize };
+        answers.remove(first);
+        answers.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let shown = answers.iter().take(OTHER_ANSWERS).map(|(name, p)| format!("{name} {}", percent(*p)));
+        shown.collect::<Vec<_>>().join(", ")
     }
 
     fn write_line(&mut self, line: &str) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The argument SUPPORT of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images or
+//! The argument DATA of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images or
 //! an embeddings file. Images are embedded, embeddings are read; both become [`LabelledRows`].
 
 use std::path::{Path, PathBuf};
@@ -22,12 +22,12 @@ const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", 
 pub struct SupportArgument {
     /// Labelled examples: a folder of class folders, a .zip, .tar or .tar.gz of one, a .csv or .jsonl list of paths and labels,
     /// or embeddings (.safetensors, .npz, .npy, .parquet, .arrow)
-    #[arg(value_name = "SUPPORT")]
+    #[arg(value_name = "DATA")]
     pub support: PathBuf,
     #[command(flatten)]
     pub backbone: BackboneArgument,
-    /// Read the labels of a .npy file from FILE, if they are not next to it
-    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    /// Read the labels of a .npy file from FILE (.npy) [default: NAME.labels.npy or NAME_labels.npy next to it; y.npy for X.npy]
+    #[arg(long, alias = "labels", value_name = "FILE", help_heading = "Other options")]
     labels_of_rows: Option<PathBuf>,
 }
 

@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The source is of a kind that is not supported.
     #[error(
-        "{path}: unknown kind of data set; supported: a folder, .zip, .tar, .tar.gz, .tgz, .csv, .jsonl, .pkl, .pickle, .npz, CIFAR-100's own files and 'omniglot'"
+        "{path}: unknown kind of data set; supported: a folder of class folders, .zip, .tar, .tar.gz, .tgz, lists (.csv, .jsonl), and data sets in their published form (.pkl, .pickle, .npz, CIFAR-100's own files, 'omniglot')"
     )]
     UnknownSource {
         /// What was given.
@@ -263,6 +263,12 @@ impl Error {
             Error::BadPickle { problem: PickleError::CutOff(_), .. } => Some("download the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
+            }
+            Error::UnknownSource { path } if crate::source::is_image(&path.to_string_lossy()) => {
+                Some("this is a single image; give the folder that contains the class folders".into())
+            }
+            Error::NoImages { skipped: Some(skipped), .. } if skipped.ends_with(&Unreadable::NoClass.to_string()) => {
+                Some("give the folder that contains the class folders".into())
             }
             Error::TooLarge { .. } => Some("if you trust the archive, unpack it and give the folder".into()),
             Error::TooFewClasses { have, .. } if *have >= 2 && has("--classes-count") => {

@@ -148,13 +148,23 @@ fn embeddings_are_audited_without_pictures() {
 fn what_cannot_be_audited_is_refused_in_one_line() {
     let photos = PhotoFolder::new();
     refused(photos.trueshot(&["audit", "nowhere"]), &["nowhere"]);
-    refused(photos.trueshot(&["audit", "photos/rings"]), &["not in a class folder"]);
+    refused(
+        photos.trueshot(&["audit", "photos/rings"]),
+        &["not in a class folder", "hint: give the folder that contains the class folders"],
+    );
+    refused(photos.trueshot(&["audit", "photos/rings/0.png"]), &["hint: this is a single image"]);
     std::fs::create_dir(photos.path("one")).unwrap();
     std::fs::rename(photos.path("photos/checks"), photos.path("one/checks")).unwrap();
     refused(photos.trueshot(&["audit", "one"]), &["at least two classes"]);
     refused(photos.audit(&["--html", "no/such/folder.html"]), &["cannot write no/such/folder.html"]);
     misused(photos.audit(&["--expected-noise", "120"]), &["from 0 to below 100"]);
+    misused(photos.audit(&["--expected-noise", "0.06"]), &["write 6 for 6 %, or 0.06% for less than 1 %"]);
     misused(photos.audit(&["--certainty", "0.2"]), &["from 0.5 to 1"]);
+    misused(photos.audit(&["--certainty", "0.9%"]), &["or 50% to 100%"]);
+    assert_eq!(
+        photos.audit(&["--certainty", "90%"]).assert().success().get_output().stdout,
+        photos.audit(&["--certainty", "0.9"]).assert().success().get_output().stdout
+    );
     std::fs::create_dir(photos.path("nothing")).unwrap();
     refused(photos.trueshot(&["audit", "nothing"]), &["no images in nothing"]);
 }

@@ -63,16 +63,48 @@ fn photos_become_a_classifier_that_answers_for_new_ones() {
     assert!(table.contains(" %  red ") && table.trim_end().ends_with("new/a.png"), "{table}");
     let csv = photos.answers(&["new", "--format", "csv", "--all"]);
     let lines: Vec<&str> = csv.lines().collect();
-    assert_eq!(lines[0], "item,class,probability,unknown,blue,green,red");
+    assert_eq!(lines[0], "item,class,probability,unknown,answer,blue,green,red");
     assert!(lines[1].contains("a.png,red,") && lines[2].contains("b.png,blue,"), "{csv}");
     for line in &lines[1..] {
-        let numbers: Vec<f64> = line.split(',').skip(3).map(|number| number.parse().unwrap()).collect();
-        assert!((numbers.iter().sum::<f64>() - 1.0).abs() < 1e-3, "the classes and none: {line}");
+        let cells: Vec<&str> = line.split(',').collect();
+        assert_eq!(cells[4], cells[1], "the answer is the class: {line}");
+        let numbers = cells[3..].iter().filter_map(|number| number.parse::<f64>().ok());
+        assert!((numbers.sum::<f64>() - 1.0).abs() < 1e-3, "the classes and none: {line}");
     }
     assert_eq!(photos.answers(&["new", "--format", "csv", "--all", "--threads", "1"]), csv);
     let line = photos.answers(&["new/b.png", "--format", "jsonl"]);
     let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
     assert_eq!((&answer["item"], &answer["class"]), (&"new/b.png".into(), &"blue".into()));
+    assert_eq!(answer["answer"], "blue");
+    let table = photos.answers(&["new/b.png", "--all"]);
+    assert!(table.contains("none of these") && table.contains("red "), "further answers: {table}");
+}
+
+#[test]
+fn what_belongs_to_no_class_has_no_answer_in_any_format() {
+    let photos = PhotoFolder::new();
+    photos.fit(&[]);
+    photos.add("new/b.png", [25, 35, 210], 6);
+    let always = ["new/b.png", "--unknown", "0"];
+    let csv = photos.answers(&[&always[..], &["--format", "csv"]].concat());
+    let cells: Vec<&str> = csv.lines().nth(1).unwrap().split(',').collect();
+    assert_eq!((cells[1], cells[4]), ("blue", ""), "{csv}");
+    let line = photos.answers(&[&always[..], &["--format", "jsonl"]].concat());
+    let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
+    assert!(answer["answer"].is_null(), "{line}");
+    assert!(photos.answers(&always).contains("none of these"));
+}
+
+#[test]
+fn an_image_in_place_of_the_classifier_is_told() {
+    let photos = PhotoFolder::new();
+    photos.fit(&[]);
+    photos.add("b.png", [25, 35, 210], 6);
+    let told = text(
+        &photos.trueshot(&["predict", "b.png", "colours.safetensors"]).assert().code(1).get_output().stderr,
+    );
+    assert!(told.contains("b.png is an image, not a classifier"), "{told}");
+    assert!(told.contains("hint: give the classifier first, then the images"), "{told}");
 }
 
 #[test]

@@ -38,6 +38,24 @@ fn paths_are_classified_in_their_order_whatever_the_line_ends() {
 }
 
 #[test]
+fn paths_can_be_separated_by_nul() {
+    let photos = fitted();
+    let lines = predicted(&photos, "photos/rings/0.png\0photos/checks/1.png\0");
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[1].starts_with("photos/checks/1.png,checks,"), "{lines:?}");
+}
+
+#[test]
+fn a_path_that_does_not_exist_is_skipped() {
+    let photos = fitted();
+    let mut command = photos.trueshot(&["predict", "classifier.safetensors", "-", "--format", "csv"]);
+    let done = command.write_stdin("no/such.png\nphotos/rings/0.png\n").assert().success();
+    let told = text(&done.get_output().stderr);
+    assert!(told.contains("warning: no/such.png is skipped: it does not exist"), "{told}");
+    assert_eq!(text(&done.get_output().stdout).lines().count(), 2);
+}
+
+#[test]
 fn what_is_neither_an_image_nor_a_list_of_paths_is_refused() {
     let photos = fitted();
     let refuse = |input: &[u8], expected: &[&str]| {
@@ -46,7 +64,7 @@ fn what_is_neither_an_image_nor_a_list_of_paths_is_refused() {
         refused(command, expected);
     };
     refuse(b"", &["standard input is empty", "hint: give it one image, or paths of images, one per line"]);
-    refuse(b"photos/rings/0.png\nno/such.png\n", &["standard input, line 2: no/such.png does not exist"]);
+    refuse(b"no/such.png\n", &["none of the images could be read"]);
     let said = |input: &[u8]| {
         let mut command = photos.trueshot(&["predict", "classifier.safetensors", "-"]);
         text(&command.write_stdin(input).assert().code(1).get_output().stderr)

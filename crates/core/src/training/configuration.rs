@@ -40,8 +40,7 @@ pub fn read<C: Serialize + DeserializeOwned>(defaults: &C, file: Option<&Path>, 
         let bad = |problem: String| Error::BadConfiguration { path: Some(path.into()), problem };
         let text =
             std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
-        let given: Table =
-            text.parse().map_err(|problem: toml::de::Error| bad(toml_message(&problem)))?;
+        let given: Table = text.parse().map_err(|problem: toml::de::Error| bad(toml_message(&problem)))?;
         check_keys(&merged, &given, "")?;
         // An invalid value in the file is an error even if a flag overrides it.
         let mut without_flags = merged.clone();

@@ -12,8 +12,19 @@ use trueshot::report::without_apostrophe;
 use super::{Collection, ImageLocation, paths};
 use crate::error::{Error, Result, Skipped};
 
-const PATH_COLUMNS: [&str; 6] = ["path", "file", "filename", "image", "picture", "item"];
-const LABEL_COLUMNS: [&str; 4] = ["label", "class", "category", "given"];
+const PATH_COLUMNS: [&str; 10] = [
+    "path",
+    "file",
+    "filename",
+    "image",
+    "picture",
+    "item",
+    "filepath",
+    "file_path",
+    "file_name",
+    "image_path",
+];
+const LABEL_COLUMNS: [&str; 6] = ["label", "class", "category", "given", "ground_truth", "class_name"];
 /// Lists are text; a gigabyte of it is something else.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -79,10 +90,18 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
         };
         let cell = |column: usize| record.get(column).map(String::as_str).filter(|cell| !cell.is_empty());
         let item = cell(path_column).ok_or_else(|| bad(line, "no path"))?;
-        let label = cell(label_column).ok_or_else(|| bad(line, "no label"))?;
+        let label = cell(label_column).ok_or_else(|| bad(line, missing_label(item)))?;
         rows.push((without_apostrophe(item).to_owned(), without_apostrophe(label).to_owned()));
     }
     Ok(rows)
+}
+
+/// What is wrong with a record without a label.
+fn missing_label(item: &str) -> &'static str {
+    match item.contains([';', '\t']) {
+        true => "no label; columns must be separated by commas",
+        false => "no label",
+    }
 }
 
 /// The columns of path and label, if a record names both.
@@ -252,6 +271,7 @@ mod tests {
                 "a.jpg,owl\r\n12\" disc.jpg,record\r\n",
                 "line 2: a quote in a cell that does not start with one",
             ),
+            ("a.jpg;owl\n", "line 1: no label; columns must be separated by commas"),
             ("a.jpg,\"two\nlines\"\nb.jpg,\"owl\" x\n", "line 3: text after a quoted cell"),
             ("a.jpg,\"owl\" \"x\"\n", "line 1: a quote after a quoted cell"),
             ("a.jpg,owl\nb.jpg,\"owl\nc.jpg,ant\n", "line 2: a quote is not closed"),
@@ -259,6 +279,13 @@ mod tests {
             let said = csv(text).unwrap_err().to_string();
             assert!(said.contains(expected), "{said}");
         }
+    }
+
+    #[test]
+    fn columns_have_the_names_that_other_programs_give_them() {
+        let rows = csv("id,filepath,ground_truth\n1,a.jpg,owl\n").unwrap();
+        assert_eq!(rows, [pair("a.jpg", "owl")]);
+        assert_eq!(csv("file_name,class\na.jpg,owl\n").unwrap(), rows);
     }
 
     #[test]

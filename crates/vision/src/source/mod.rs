@@ -18,6 +18,7 @@ mod zip_archive;
 pub(crate) use drawings::class_name as drawing_class_name;
 pub use folder::{ImageFiles, images_below};
 pub(crate) use folder::{class_images, read as file_bytes};
+pub use paths::is_image;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

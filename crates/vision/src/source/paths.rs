@@ -104,7 +104,7 @@ fn extension(item: &str) -> Option<String> {
 }
 
 /// Whether a file is an image by its name.
-pub(super) fn is_image(item: &str) -> bool {
+pub fn is_image(item: &str) -> bool {
     extension(item).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
 }
 

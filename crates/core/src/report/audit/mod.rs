@@ -88,6 +88,9 @@ fn wrong_in_words(audit: &Audit) -> String {
 /// The heading of the duplicates with different labels, in every report and on the web page.
 const LABEL_CONFLICTS: &str = "label conflicts: the same item with different labels";
 
+/// The heading of the duplicates with the same label.
+const DUPLICATES: &str = "duplicates within their class";
+
 /// How the first item of a pair of duplicates relates to the second.
 fn relation(kind: DuplicateKind) -> &'static str {
     match kind {

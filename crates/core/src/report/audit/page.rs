@@ -8,8 +8,8 @@ use askama::Template;
 use serde::Serialize;
 
 use super::{
-    LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
-    problems_in_words, relation, scatter, short_name, wrong_in_words,
+    DUPLICATES, LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words,
+    probable_classes, problems_in_words, relation, scatter, short_name, wrong_in_words,
 };
 use crate::audit::{Action, Audit, AuditedItem, Duplicate, ImageProblem, ProbableClass, Verdict};
 use crate::embeddings::Embeddings;
@@ -106,7 +106,7 @@ impl AuditPage<'_> {
         };
         let lists = [
             ListView::new(LABEL_CONFLICTS, conflicts.into_iter().map(duplicate_in_words)),
-            ListView::new("duplicates within their class", within.into_iter().map(duplicate_in_words)),
+            ListView::new(DUPLICATES, within.into_iter().map(duplicate_in_words)),
             ListView::new("image problems", self.audit.image_problems.iter().map(problem)),
         ];
         lists.into_iter().filter(|list| !list.lines.is_empty()).collect()

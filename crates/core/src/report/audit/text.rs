@@ -3,8 +3,8 @@
 //! and warnings.
 
 use super::{
-    LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words, probable_classes,
-    problems_in_words, relation, wrong_in_words,
+    DUPLICATES, LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words,
+    probable_classes, problems_in_words, relation, wrong_in_words,
 };
 use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, ImageProblem, Verdict};
 use crate::report::{Column, TextTable};
@@ -12,7 +12,8 @@ use crate::visible::{shortened_item, visible, wrapped};
 
 /// Maximum number of items that are listed, unless all are.
 const MAX_ITEMS: usize = 100;
-/// Maximum number of label conflicts, of image problems and of warnings that are listed; of classes, twice as many.
+/// Maximum number of label conflicts, of duplicates within classes, of image problems and of warnings that are listed; of
+/// classes, twice as many.
 const MAX_LISTED: usize = 10;
 
 /// The plain-text report of an audit.
@@ -104,11 +105,11 @@ impl<'a> AuditTable<'a> {
     }
 }
 
-/// The texts below an item whose class is uncertain: its most probable classes, and what would help to decide.
+/// The texts below an item that may not belong to a class: its most probable classes, and what would help to decide.
 fn notes(item: &AuditedItem) -> Vec<String> {
     match item.verdict {
-        Verdict::Keep | Verdict::Relabel | Verdict::Outlier => Vec::new(),
-        Verdict::Wrong | Verdict::Unsure => {
+        Verdict::Keep | Verdict::Relabel => Vec::new(),
+        Verdict::Outlier | Verdict::Wrong | Verdict::Unsure => {
             let advice = item.advice.iter().map(|advice| visible(advice));
             std::iter::once(visible(&probable_classes(item)))
                 .chain(advice)
@@ -151,10 +152,9 @@ fn classes(audit: &Audit, width: Option<usize>) -> String {
     text
 }
 
-/// The label conflicts; duplicates within a class are only counted.
+/// The label conflicts, and the duplicates within a class.
 fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
-    let conflicts: Vec<&Duplicate> = found.iter().filter(|pair| pair.label_conflict).collect();
-    let within = found.len() - conflicts.len();
+    let (conflicts, within): (Vec<_>, Vec<_>) = found.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
         // The names share what the words between them leave.
@@ -162,13 +162,7 @@ fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
         let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
         format!("{item} {} {other}", relation(pair.kind))
     };
-    let mut text = listed(LABEL_CONFLICTS, conflicts.iter().map(in_words));
-    match within {
-        0 => {}
-        1 => text.push_str("1 duplicate within its class\n"),
-        count => text.push_str(&format!("{count} duplicates within their class\n")),
-    }
-    text
+    listed(LABEL_CONFLICTS, conflicts.iter().map(in_words)) + &listed(DUPLICATES, within.iter().map(in_words))
 }
 
 /// The images that are too poor to be used, or cannot be read.
