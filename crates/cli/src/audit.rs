@@ -1,6 +1,7 @@
 //! `trueshot audit`: finds wrong labels and suggests the right ones.
 
 use std::collections::HashSet;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use trueshot::progress::Progress;
@@ -184,6 +185,9 @@ impl Arguments {
         if let (Some(path), Some(plan)) = (&self.plan, &plan) {
             write_file(path, &plan.to_text())?;
             say!("{}: {}", path.display(), plan.summary());
+            if std::io::stderr().is_terminal() {
+                say!("next: `trueshot repair {}` shows what would move", path.display());
+            }
         }
         match self.format {
             Format::Table => {

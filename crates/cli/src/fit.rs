@@ -1,5 +1,6 @@
 //! `trueshot fit`: trains a classifier on labelled examples and writes it to one file.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -122,6 +123,9 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
         0 => {}
         1 => say!("1 label is suspect; see `trueshot audit {path}`"),
         suspects => say!("{suspects} labels are suspect; see `trueshot audit {path}`"),
+    }
+    if std::io::stderr().is_terminal() {
+        say!("next: `trueshot predict {} INPUT`", arguments.output.display());
     }
 }
 

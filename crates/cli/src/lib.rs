@@ -37,7 +37,19 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Find wrong labels in small labelled data sets, and train few-shot classifiers that stay accurate despite them.
 #[derive(Parser)]
-#[command(name = "trueshot", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "trueshot",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    after_help = "Start with one of these:
+  trueshot audit photos/ --html audit.html     find photos that are in the wrong folder
+  trueshot fit photos/ -o photos.safetensors   build a classifier
+  trueshot serve                               the same on a page in the browser
+
+`trueshot COMMAND -h` lists the options of a command in short, --help explains them. Commands from embed
+to bench are for research with embeddings and networks."
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

@@ -85,6 +85,23 @@ pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
     }
 }
 
+/// The share of wrong labels from which it is more plausible that the rows do not distinguish the classes.
+const IMPLAUSIBLE_SHARE: f64 = 0.4;
+/// With fewer items, the share is uncertain.
+const MIN_ITEMS_FOR_SHARE: usize = 20;
+
+/// A warning if so many labels are expected to be wrong that the rows probably do not distinguish the classes.
+pub(super) fn too_many_wrong(expected: f64, items: usize) -> Option<String> {
+    let share = expected / items.max(1) as f64;
+    (items >= MIN_ITEMS_FOR_SHARE && share > IMPLAUSIBLE_SHARE).then(|| {
+        format!(
+            "{:.0} % of the labels are expected to be wrong; if that is not plausible, the embeddings do not distinguish \
+             these classes, and the audit means little",
+            100.0 * share
+        )
+    })
+}
+
 /// Warnings about classes of one item.
 pub(super) fn warnings(data: &Embeddings) -> Vec<String> {
     let classes = 0..data.classes().len();

@@ -196,7 +196,10 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     let mut duplicates = duplicates::find(data, &given, &Poll::at_end(data, progress))?;
     duplicates.warnings.splice(..0, limits::warnings(data));
     scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
-    let audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
+    let mut audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
+    if options.expected_noise.is_none() {
+        audit.warnings.extend(limits::too_many_wrong(audit.expected_wrong, data.len()));
+    }
     Ok(Audit { image_problems: image_measures::find(data, facts.measures, facts.unreadable), ..audit })
 }
 

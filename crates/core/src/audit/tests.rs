@@ -207,6 +207,22 @@ fn copies_are_named_those_across_classes_first() {
 }
 
 #[test]
+fn rows_that_do_not_distinguish_their_classes_are_said() {
+    let mut rng = Rng::new(9, Purpose::Method, 0);
+    let values: Vec<f32> = (0..100 * 16).map(|_| rng.uniform() - 0.5).collect();
+    let labels = (0..100).map(|row| format!("class {}", row % 5)).collect();
+    let data = Embeddings::from_rows(values, 16, labels).unwrap();
+    let found = look(&data, &Options::default(), &[]);
+    assert!(
+        found.warnings.iter().any(|warning| warning.contains("do not distinguish")),
+        "{:?}",
+        found.warnings
+    );
+    let expected = Options { expected_noise: Some(0.1), ..Options::default() };
+    assert_eq!(look(&data, &expected, &[]).warnings, Vec::<String>::new());
+}
+
+#[test]
 fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
     let rows = |values: &[f32]| -> Vec<f32> { values.iter().flat_map(|value| [*value, 1.0]).collect() };
     let labels = |names: [&str; 6]| names.map(String::from).to_vec();
