@@ -44,5 +44,6 @@ fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Res
 fn page(command: &clap::Command) -> anyhow::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).manual("trueshot").render(&mut page)?;
-    Ok(String::from_utf8(page)?)
+    // What follows the options are examples.
+    Ok(String::from_utf8(page)?.replace(".SH EXTRA\n", ".SH EXAMPLES\n"))
 }

@@ -58,7 +58,7 @@ fn there_is_a_manual_page_for_every_command_and_the_main_one_is_printed() {
     let page = |name: &str| std::fs::read_to_string(folder.path("man/man1").join(name)).unwrap();
     assert_eq!(page("trueshot.1"), main);
     let audit = page("trueshot-audit.1");
-    for part in [".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS", "certainty", "Examples:"] {
+    for part in [".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS", ".SH EXAMPLES", "certainty"] {
         assert!(audit.contains(part), "'{part}' is missing in: {audit}");
     }
     assert!(page("trueshot-train-backbone.1").contains("trueshot train backbone"));
