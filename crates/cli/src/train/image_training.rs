@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use trueshot::noise::{NoiseKind, NoiseLevels};
 use trueshot::training::{Trainee, configuration};
 use trueshot_cuda::Device;
@@ -27,6 +28,8 @@ pub struct ImageTrainingFlags {
     data: DataFlags,
     #[command(flatten)]
     pictures: PictureFlags,
+    #[command(flatten)]
+    augmentation: AugmentationFlags,
     #[command(flatten)]
     validation: ValidationFlags,
     #[command(flatten)]
@@ -94,6 +97,33 @@ struct PictureFlags {
     /// Add every class rotated by 90, 180 and 270 degrees as new classes, as is usual for Omniglot
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     rotations: Option<bool>,
+}
+
+/// How strongly images are augmented; a configuration file has more options.
+#[derive(Args)]
+#[command(next_help_heading = "Images")]
+struct AugmentationFlags {
+    /// Crop images at random to at least this share of their area [default: 0.8]
+    #[arg(long, value_name = "SHARE")]
+    crop_area: Option<f64>,
+    /// Change brightness, contrast and saturation at random by up to this share [default: 0.1]
+    #[arg(long, value_name = "SHARE")]
+    jitter: Option<f64>,
+}
+
+impl Serialize for AugmentationFlags {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(area) = self.crop_area {
+            map.serialize_entry("crop_scale", &[area, 1.0])?;
+        }
+        for (name, share) in ["brightness", "contrast", "saturation"].iter().zip([self.jitter; 3]) {
+            if let Some(share) = share {
+                map.serialize_entry(name, &share)?;
+            }
+        }
+        map.end()
+    }
 }
 
 #[derive(Args, Serialize)]

@@ -96,6 +96,17 @@ fn a_run_that_was_stopped_ends_in_the_same_model() {
     assert!(std::fs::read(folder.path().join("again.safetensors")).unwrap() == expected, "from its own TOML");
 }
 
+#[test]
+fn options_say_how_strongly_images_are_augmented() {
+    let folder = ImageFolder::new();
+    let strong = ["pictures/train", "--val", "pictures/val", "--crop-area", "0.25", "--jitter", "0.5"];
+    folder.train(&strong).assert().success();
+    let written = std::fs::read_to_string(folder.path().join("conv4.toml")).unwrap();
+    for line in ["crop_scale = [0.25, 1.0]", "brightness = 0.5", "contrast = 0.5", "saturation = 0.5"] {
+        assert!(written.contains(line), "'{line}' is missing in: {written}");
+    }
+}
+
 /// Training says what it does before it fails, so only the last lines are the error.
 #[track_caller]
 fn refused_because(mut command: Command, expected: &str) {
@@ -194,6 +205,8 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
     let small =
         folder.trueshot(&["train", "backbone", "pictures/train", "-o", "x.safetensors", "--size", "9"]);
     misused(small, &["pictures.size is 9; allowed: 16 to 1024"]);
+    misused(folder.train(&["pictures/train", "--crop-area", "2"]), &["crop_scale within 0 to 1"]);
+    misused(folder.train(&["pictures/train", "--jitter", "2"]), &["jitters from 0 to 1"]);
     let outliers = |more: &[&str]| {
         folder
             .train(&[&["pictures/train", "--val", "pictures/val", "--noise", "outlier=0,50"], more].concat())
