@@ -27,7 +27,7 @@ use crate::threads::Threads;
 /// DATA is a folder of class folders, an archive of one, a list of paths and labels, or embeddings; classes may have
 /// any size. Every item gets the probability that its label is wrong, its most probable classes, its most similar items,
 /// and an action: relabel, quarantine, review or keep. The audit changes no file: --plan writes the actions to a file for
-/// `trueshot repair`.
+/// `trueshot repair`, which moves files only in folders and writes repaired copies of everything else.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot audit photos/

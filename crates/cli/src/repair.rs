@@ -7,7 +7,9 @@ use anyhow::Context;
 use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
-use trueshot::repair::{self, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan};
+use trueshot::repair::{
+    self, CopyLayout, FileContents, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan,
+};
 use trueshot::report::{Column, TextTable, visible};
 use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, SourceOptions};
@@ -20,10 +22,11 @@ use crate::support_argument::listing;
 /// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
 ///
 /// PLAN is a file written by `trueshot audit --plan`; you may edit or delete lines. Without an option, the changes are
-/// listed and nothing is changed. --into writes a repaired copy and leaves the original as it is. --in-place moves files
-/// and writes an undo file first: if it is interrupted, the same command finishes the work, and --undo reverts it. No file
-/// is ever deleted or overwritten: items that belong to no class go to _quarantine/, and a file whose name is already used
-/// gets a number appended.
+/// listed and nothing is changed. --into writes a repaired copy and leaves the original as it is; images of a list are
+/// copied to class folders. --in-place moves files and is for folders only; it writes an undo file first: if it is
+/// interrupted, the same command finishes the work, and --undo reverts it. No file is ever deleted or overwritten: items
+/// that belong to no class go to _quarantine/, and a file whose name is already used gets a number appended. trueshot
+/// ignores _quarantine/, but other programs, such as torchvision's ImageFolder, read it as a class: move it away for them.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot repair plan.jsonl
@@ -39,7 +42,7 @@ pub struct Arguments {
     /// Write a repaired copy to a new folder or .zip archive; for embeddings, to a .safetensors file
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "in_place")]
     into: Option<PathBuf>,
-    /// Move the original files
+    /// Move the original files of a folder
     #[arg(long)]
     in_place: bool,
     /// Revert an --in-place repair, given its undo file
@@ -76,9 +79,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut plan = RepairPlan::parse(&text, path)?;
     if let Some(root) = &arguments.root {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
+        plan.header.kind = kind_at(&plan.header.root, plan.header.kind)?;
     }
     if arguments.in_place && plan.header.kind != Kind::Folder {
-        anyhow::bail!("--in-place moves files between class folders, but this plan is for {}", kind(&plan));
+        return Err(hinted(
+            format!("--in-place moves files between class folders, but this plan is for {}", kind(&plan)),
+            match plan.header.kind {
+                Kind::Embeddings => "write a copy with --into FILE.safetensors, or a list with --labels FILE",
+                _ => UNPACK_HINT,
+            },
+        ));
+    }
+    if let Some(into) = &arguments.into {
+        check_ending(into, plan.header.kind)?;
     }
     match plan.header.kind {
         Kind::Embeddings => arguments.repair_rows(plan),
@@ -92,6 +105,45 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             })
         }
     }
+}
+
+/// What to do with a plan for files that cannot be moved.
+const UNPACK_HINT: &str = "write a copy with --into DIR|FILE.zip or a list with --labels FILE; or unpack an archive and \
+                           give its folder with --root";
+
+/// Endings of archives that cannot be written.
+const OTHER_ARCHIVES: [&str; 16] = [
+    ".tar", ".tar.gz", ".tgz", ".gz", ".tar.bz2", ".tbz", ".tbz2", ".bz2", ".tar.xz", ".txz", ".xz",
+    ".tar.zst", ".tzst", ".zst", ".7z", ".rar",
+];
+
+/// The kind of a collection that has moved: a folder may have become an archive, or an archive a folder.
+fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
+    Ok(match planned {
+        Kind::Folder if root.is_file() => Kind::Pictures,
+        Kind::Pictures if root.is_dir() => {
+            match Collection::open(root, SourceOptions::default())?.has_own_files() {
+                true => Kind::Folder,
+                false => Kind::Pictures,
+            }
+        }
+        other => other,
+    })
+}
+
+/// Refuses a destination whose name promises another format than the one that is written.
+fn check_ending(into: &Path, kind: Kind) -> anyhow::Result<()> {
+    let name = into.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    if kind == Kind::Embeddings && !name.ends_with(".safetensors") {
+        return Err(hinted(
+            format!("--into {}: embeddings are written as .safetensors", into.display()),
+            format!("use --into {}", into.with_extension("safetensors").display()),
+        ));
+    }
+    if kind != Kind::Embeddings && OTHER_ARCHIVES.iter().any(|ending| name.ends_with(ending)) {
+        anyhow::bail!("--into {}: --into writes a folder or a .zip", into.display());
+    }
+    Ok(())
 }
 
 fn kind(plan: &RepairPlan) -> &'static str {
@@ -123,7 +175,7 @@ impl Arguments {
         let outcome = journal.undo(&folder, &progress);
         progress.finish();
         let outcome = outcome?;
-        report_moves(&folder, &outcome, "moved back", "already back");
+        report_moves(&folder, &outcome, "moved back", "already back", "");
         if !outcome.problems.is_empty() {
             anyhow::bail!(
                 "{} of {} files could not be moved back; {} is kept: run the same command again to retry",
@@ -154,6 +206,7 @@ impl Arguments {
             false => {
                 let collection = Collection::open(root, SourceOptions::default())?;
                 check(plan, &collection)?;
+                warn_of_new_classes(plan, collection.empty_folders());
                 let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
                 if let Some(problem) = journal.obstacles(&folder).first() {
                     anyhow::bail!("nothing was moved: {problem}");
@@ -166,7 +219,11 @@ impl Arguments {
         let outcome = journal.apply(&folder, &progress);
         progress.finish();
         let outcome = outcome?;
-        report_moves(&folder, &outcome, "moved", "already moved");
+        let quarantine = match quarantined(journal.moves()) {
+            0 => String::new(),
+            count => format!(", {}", in_quarantine(count, root)),
+        };
+        report_moves(&folder, &outcome, "moved", "already moved", &quarantine);
         say!("hint: revert with `trueshot repair --undo {}`", undo.display());
         if !outcome.problems.is_empty() {
             let (failed, all) = (outcome.problems.len(), journal.moves().len());
@@ -196,12 +253,16 @@ impl Arguments {
         let root = &plan.header.root;
         let collection = Collection::open(root, SourceOptions::default())?;
         check(plan, &collection)?;
+        warn_of_new_classes(plan, collection.empty_folders());
+        if let (Kind::Pictures, Some(into)) = (plan.header.kind, &self.into) {
+            return self.write_labels(&self.copy_pictures(plan, &collection, into)?);
+        }
         let moves = match plan.header.kind {
             Kind::Folder => repair::moves(plan, repair::files_below(root)?),
             _ => Vec::new(),
         };
         if let Some(into) = &self.into {
-            self.copy(plan, into, &moves)?;
+            copy_folder(plan, into, &moves)?;
         } else if !self.writes_labels() {
             return print_escaped(&shown(plan, &moves, self.width.limit(None)));
         }
@@ -227,24 +288,56 @@ impl Arguments {
         }
     }
 
-    fn copy(&self, plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
-        if plan.header.kind != Kind::Folder {
-            return Err(hinted(
-                format!("--into copies class folders, but this plan is for {}", kind(plan)),
-                "unpack the archive and audit the folder, or write a list with --labels",
-            ));
-        }
-        let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
-        let copied = repair::copy(&plan.header.root, into, moves, &progress);
+    /// Copies the images of a list or an archive, and returns their labels and paths in the copy.
+    fn copy_pictures(
+        &self,
+        plan: &RepairPlan,
+        collection: &Collection,
+        into: &Path,
+    ) -> anyhow::Result<Vec<Labelled>> {
+        let layout = match collection.is_archive() {
+            true => CopyLayout::ClassFolders,
+            false if collection.has_own_files() => CopyLayout::ByLabel,
+            false => {
+                return Err(hinted(
+                    format!(
+                        "{}: its images are not files, so --into cannot copy them",
+                        collection.path().display()
+                    ),
+                    "write a list with --labels FILE",
+                ));
+            }
+        };
+        let copies = repair::copies(plan, layout)?;
+        let mut labelled = labelled(plan, &plan.listing, &[], None, &|_| None);
+        let entries = entries(collection);
+        let contents = |item: usize| {
+            let Labelled { item, was, .. } = &labelled[item];
+            let entry = entries[&(item.as_str(), was.as_str())];
+            if let Some(path) = entry.path() {
+                return Ok(FileContents::Path(path.to_owned()));
+            }
+            match collection.file_bytes(entry) {
+                Ok(Some(bytes)) => Ok(FileContents::Bytes(bytes.to_vec())),
+                Ok(None) => Err(std::io::Error::other("not a file")),
+                Err(reason) => Err(std::io::Error::other(reason.to_string())),
+            }
+        };
+        let progress = ProgressDisplay::counting(copies.len() as u64, "files");
+        let files = repair::copy_items(&copies, &contents, into, &progress);
         progress.finish();
-        let copied = copied?;
-        for item in copied.left_out {
-            say!("warning: {} is not copied: not a file, or a broken link", visible(&item));
+        let files = files?;
+        if let Some(first) = collection.skipped().first() {
+            let (count, first) = (collection.skipped().len(), visible(&first.item));
+            say!("warning: {count} files that are not images are not copied, such as {first}");
         }
-        let quarantined = moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count();
-        let moved = moves.len() - quarantined;
-        say!("{}: {} files, {moved} relabelled, {quarantined} in quarantine", into.display(), copied.files);
-        Ok(())
+        report_copy(into, files, &labelled);
+        let base = self.base(&plan.header.root).unwrap_or_default();
+        for (one, copy) in labelled.iter_mut().zip(&copies) {
+            one.path = base.join(&copy.to).to_string_lossy().into_owned();
+            one.item = copy.to.clone();
+        }
+        Ok(labelled)
     }
 
     fn repair_rows(&self, mut plan: RepairPlan) -> anyhow::Result<()> {
@@ -262,6 +355,7 @@ impl Arguments {
         plan.listing = (0..data.len()).map(listed).collect();
         let rows = plan.listing.clone();
         plan.check(&rows, &|_| None)?;
+        warn_of_new_classes(&plan, &[]);
         let labelled = labelled(&plan, &rows, &[], None, &|_| None);
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
@@ -276,27 +370,95 @@ impl Arguments {
     }
 
     fn write_labels(&self, labelled: &[Labelled]) -> anyhow::Result<()> {
+        let (changed, quarantined) = changed_and_quarantined(labelled);
+        let kept = labelled.len() - quarantined;
+        let report = |path: &Path, counted: String, in_quarantine: &str| match quarantined {
+            0 => say!("{}: {counted}, {changed} changed", path.display()),
+            _ => say!(
+                "{}: {counted}, {changed} changed, {quarantined} in quarantine {in_quarantine}",
+                path.display()
+            ),
+        };
         if let Some(path) = &self.labels {
             let beside: Vec<Labelled> = labelled.iter().map(|one| relative(one, path)).collect();
             write_file(path, &repair::labels_csv(&beside))?;
+            report(path, format!("{kept} labels"), "left out");
         }
         if let Some(path) = &self.label_studio {
             write_file(path, &repair::label_studio(labelled))?;
+            report(path, format!("{} tasks", labelled.len()), "without a label");
         }
         if let Some(path) = &self.fiftyone {
             write_file(path, &repair::fiftyone(labelled))?;
+            report(path, format!("{kept} labels"), "left out");
         }
         Ok(())
     }
 }
 
+/// Copies a folder with its files moved.
+fn copy_folder(plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
+    let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
+    let copied = repair::copy(&plan.header.root, into, moves, &progress);
+    progress.finish();
+    let copied = copied?;
+    for item in copied.left_out {
+        say!("warning: {} is not copied: not a file, or a broken link", visible(&item));
+    }
+    report_copy(into, copied.files, &labelled(plan, &plan.listing, &[], None, &|_| None));
+    Ok(())
+}
+
+/// Prints what a copy contains.
+fn report_copy(into: &Path, files: usize, labelled: &[Labelled]) {
+    let (relabelled, quarantined) = changed_and_quarantined(labelled);
+    let quarantine = in_quarantine(quarantined, into);
+    say!("{}: {files} files, {relabelled} relabelled, {quarantine}", into.display());
+}
+
+/// The number of items with another class, and of items in quarantine.
+fn changed_and_quarantined(labelled: &[Labelled]) -> (usize, usize) {
+    let changed = labelled.iter().filter(|one| one.label.as_ref().is_some_and(|label| *label != one.was));
+    (changed.count(), labelled.iter().filter(|one| one.label.is_none()).count())
+}
+
+/// The number of moves into quarantine.
+fn quarantined(moves: &[Move]) -> usize {
+    moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count()
+}
+
+/// How many files are in quarantine and, if there are any, where.
+fn in_quarantine(files: usize, root: &Path) -> String {
+    match files {
+        0 => "0 in quarantine".into(),
+        _ => format!("{files} in quarantine ({})", root.join(repair::QUARANTINE).display()),
+    }
+}
+
+/// Warns of classes that the plan creates, because a name may be misspelt. A class may have a folder without images.
+fn warn_of_new_classes(plan: &RepairPlan, empty_folders: &[String]) {
+    let has_folder = |name: &str| {
+        empty_folders.iter().any(|folder| {
+            folder.strip_suffix(name).is_some_and(|parent| parent.is_empty() || parent.ends_with('/'))
+        })
+    };
+    for class in plan.new_classes().iter().filter(|class| !has_folder(&class.name)) {
+        let items = if class.items == 1 { "item" } else { "items" };
+        let question = class.nearest.as_ref().map(|name| format!("; did you mean '{name}'?"));
+        let question = question.unwrap_or_default();
+        say!("warning: '{}' is a new class, for {} {items}{question}", class.name, class.items);
+    }
+}
+
+/// The images of a collection by item and class.
+fn entries<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a ImageEntry> {
+    let keyed = |entry: &'a ImageEntry| ((entry.item.as_str(), collection.class_of(entry)), entry);
+    collection.entries().iter().map(keyed).collect()
+}
+
 /// Refuses a collection that has changed since the audit.
 fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
-    let entries: HashMap<(&str, &str), &ImageEntry> = collection
-        .entries()
-        .iter()
-        .map(|entry| ((entry.item.as_str(), collection.class_of(entry)), entry))
-        .collect();
+    let entries = entries(collection);
     let hash = |listed: &Listed| {
         let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
         Some(collection.file_hash(entry)?.to_hex().to_string())
@@ -305,7 +467,7 @@ fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
 }
 
 /// Prints how many files were moved, and which could not be.
-fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str) {
+fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str, more: &str) {
     for problem in &outcome.problems {
         say!("warning: not {moved}: {problem}");
     }
@@ -314,7 +476,7 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
         count => format!(" ({count} {before})"),
     };
     let files = if outcome.moved == 1 { "file" } else { "files" };
-    say!("{}: {} {files} {moved}{before}", folder.path().display(), outcome.moved);
+    say!("{}: {} {files} {moved}{before}{more}", folder.path().display(), outcome.moved);
 }
 
 /// Every item with its label after the plan. Files lie below `base`, where they have moved.
@@ -386,8 +548,12 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
             "--in-place           moves the files, and can be undone",
             "--labels FILE        writes a list",
         ],
-        Kind::Pictures => &["--labels FILE  writes a list"],
-        Kind::Embeddings => &["--into FILE    writes a repaired copy", "--labels FILE  writes a list"],
+        Kind::Pictures => {
+            &["--into DIR|FILE.zip  writes a repaired copy", "--labels FILE        writes a list"]
+        }
+        Kind::Embeddings => {
+            &["--into FILE.safetensors  writes a repaired copy", "--labels FILE            writes a list"]
+        }
     };
     let ways: String = ways.iter().map(|way| format!("  {way}\n")).collect();
     table.render(width) + &format!("{}\nnothing was changed\n{ways}", plan.summary())

@@ -97,8 +97,7 @@ impl LabelledRows {
 impl RowImages {
     /// Whether the images are files in class folders, which can be moved.
     pub fn is_folder(&self) -> bool {
-        self.collection.path().is_dir()
-            && self.collection.entries().iter().all(|entry| entry.path().is_some())
+        self.collection.path().is_dir() && self.collection.has_own_files()
     }
 
     /// The image behind a row.

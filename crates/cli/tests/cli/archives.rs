@@ -94,16 +94,88 @@ fn a_killed_copy_leaves_no_archive_and_the_next_one_removes_its_remains() {
 }
 
 #[test]
-fn a_damaged_archive_is_refused_and_a_plan_of_an_archive_cannot_be_copied() {
+fn a_damaged_archive_is_refused() {
     let photos = repaired();
     let bytes = std::fs::read(photos.path("clean.zip")).unwrap();
     std::fs::write(photos.path("cut.zip"), &bytes[..bytes.len() / 2]).unwrap();
     refused(photos.trueshot(&["audit", "cut.zip"]), &["cut.zip is not a valid archive"]);
-    photos.trueshot(&["audit", "clean.zip", "--plan", "zip.jsonl"]).assert().success();
-    photos.trueshot(&["repair", "zip.jsonl", "--labels", "labels.csv"]).assert().success();
-    assert_eq!(std::fs::read_to_string(photos.path("labels.csv")).unwrap().lines().count(), 19);
-    refused(
-        photos.trueshot(&["repair", "zip.jsonl", "--into", "other.zip"]),
-        &["this plan is for images in a list or an archive", "hint: unpack the archive and audit the folder"],
-    );
+}
+
+/// Photos with two exchanged in `photos.zip`, and a plan for the archive that also quarantines one.
+fn planned_archive() -> PhotoFolder {
+    let photos = PhotoFolder::new();
+    photos.exchange("rings/0.png", "stripes/0.png");
+    photos.write("notes.txt", b"mine");
+    let header = r#"{"format": "trueshot-plan/1", "kind": "folder", "root": "photos", "items": 18}"#;
+    let listing = photos.contents("photos").into_iter().map(|(item, bytes)| {
+        let class = item.split_once('/').map(|(class, _)| class);
+        serde_json::json!({"item": item, "class": class, "size": bytes.len()})
+    });
+    let listing = serde_json::json!({ "listing": listing.collect::<Vec<_>>() });
+    std::fs::write(photos.path("none.jsonl"), format!("{header}\n{listing}\n")).unwrap();
+    photos.trueshot(&["repair", "none.jsonl", "--into", "photos.zip"]).assert().success();
+    photos.trueshot(&["audit", "photos.zip", "--plan", "zip.jsonl"]).assert().success();
+    let plan = std::fs::read_to_string(photos.path("zip.jsonl")).unwrap();
+    let outlier = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
+    let edited = plan.replacen("{\"listing\"", &format!("{outlier}\n{{\"listing\""), 1);
+    std::fs::write(photos.path("zip.jsonl"), edited).unwrap();
+    photos
+}
+
+#[test]
+fn a_plan_of_an_archive_makes_a_repaired_folder_or_archive() {
+    let photos = planned_archive();
+    let before = photos.contents("photos");
+    let archive = std::fs::read(photos.path("photos.zip")).unwrap();
+    let shown = photos.trueshot(&["repair", "zip.jsonl"]).assert().success();
+    assert!(text(&shown.get_output().stdout).contains("--into DIR|FILE.zip"));
+    let into = ["repair", "zip.jsonl", "--into", "clean", "--labels", "labels.csv"];
+    let done = photos.trueshot(&into).assert().success().stdout("");
+    let said = text(&done.get_output().stderr);
+    let quarantine = std::path::Path::new("clean").join("_quarantine");
+    for part in [
+        &format!("clean: 18 files, 2 relabelled, 1 in quarantine ({})", quarantine.display()),
+        "1 files that are not images are not copied, such as notes.txt",
+        "labels.csv: 17 labels, 2 changed, 1 in quarantine left out",
+    ] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+    let after = photos.contents("clean");
+    assert_eq!(after["stripes/0-2.png"], before["rings/0.png"]);
+    assert_eq!(after["_quarantine/checks/5.png"], before["checks/5.png"]);
+    assert_eq!(after["checks/4.png"], before["checks/4.png"]);
+    assert_eq!(after.len(), 19, "18 images and the log");
+    let log = String::from_utf8(after["trueshot-repair.jsonl"].clone()).unwrap();
+    assert_eq!(log.lines().count(), 3, "{log}");
+    photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
+    photos.trueshot(&["repair", "zip.jsonl", "--into", "clean.zip"]).assert().success();
+    assert_eq!(audited(&photos, "clean.zip"), audited(&photos, "clean"));
+    refused(photos.trueshot(&["repair", "zip.jsonl", "--into", "photos.zip"]), &["it already exists"]);
+    assert_eq!(std::fs::read(photos.path("photos.zip")).unwrap(), archive);
+}
+
+#[test]
+fn a_plan_of_an_archive_is_for_its_unpacked_folder_too_and_the_other_way_round() {
+    let photos = planned_archive();
+    let hint = ["images in a list or an archive", "hint: write a copy with --into", "--labels", "--root"];
+    refused(photos.trueshot(&["repair", "zip.jsonl", "--in-place"]), &hint);
+    // The plan has no sizes, but the files are the same.
+    let before = photos.contents("photos");
+    photos.trueshot(&["repair", "zip.jsonl", "--root", "photos", "--into", "clean"]).assert().success();
+    assert_eq!(photos.contents("clean")["stripes/0-2.png"], before["rings/0.png"]);
+    assert_eq!(photos.contents("clean")["notes.txt"], b"mine");
+    let in_place = ["repair", "zip.jsonl", "--root", "photos", "--in-place"];
+    let done = photos.trueshot(&in_place).assert().success();
+    let said = text(&done.get_output().stderr);
+    assert!(said.contains("3 files moved, 1 in quarantine (") && said.contains("_quarantine)"), "{said}");
+    photos.trueshot(&["repair", "--undo", "zip.undo.jsonl"]).assert().success();
+    assert_eq!(photos.contents("photos"), before);
+    photos.audit(&["--plan", "folder.jsonl"]).assert().success();
+    let other = ["repair", "folder.jsonl", "--root", "photos.zip", "--into", "other"];
+    photos.trueshot(&other).assert().success();
+    assert_eq!(photos.contents("other")["stripes/0-2.png"], before["rings/0.png"]);
+    // Other contents are still noticed.
+    photos.write("checks/3.png", &before["checks/2.png"]);
+    let parts = ["has changed since the audit: 1 edited (checks/3.png)"];
+    refused(photos.trueshot(&["repair", "zip.jsonl", "--root", "photos"]), &parts);
 }

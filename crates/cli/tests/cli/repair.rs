@@ -267,3 +267,122 @@ fn rows_get_their_labels_in_a_new_file() {
         &["its rows or labels differ"],
     );
 }
+
+/// The plan of `planned` with other changes, as `mine.jsonl`.
+fn edit_plan(photos: &PhotoFolder, plan: &str, changes: &[&str]) {
+    let text = std::fs::read_to_string(photos.path(plan)).unwrap();
+    let (header, listing) = (text.lines().next().unwrap(), text.lines().last().unwrap());
+    let lines = [&[header], changes, &[listing]].concat();
+    std::fs::write(photos.path("mine.jsonl"), lines.join("\n")).unwrap();
+}
+
+#[test]
+fn embeddings_are_written_only_under_their_own_ending() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["audit", "data.safetensors", "--plan", "plan.jsonl"]).assert().success();
+    for into in ["clean.npz", "clean", "clean.zip", "clean.tar.gz"] {
+        let parts =
+            [&format!("--into {into}: embeddings are written as .safetensors"), "hint: use --into clean"];
+        refused(folder.trueshot(&["repair", "plan.jsonl", "--into", into]), &parts);
+        assert!(!folder.path(into).exists(), "{into}");
+    }
+    folder.trueshot(&["repair", "plan.jsonl", "--into", "clean.SafeTensors"]).assert().success();
+    let in_place = ["this plan is for embeddings", "hint: write a copy with --into FILE.safetensors"];
+    refused(folder.trueshot(&["repair", "plan.jsonl", "--in-place"]), &in_place);
+}
+
+#[test]
+fn archives_that_cannot_be_written_are_refused() {
+    let photos = planned();
+    for into in ["clean.tar", "clean.tar.gz", "clean.TGZ", "clean.tar.zst", "clean.7z"] {
+        let parts = [&format!("--into {into}: --into writes a folder or a .zip")];
+        refused(photos.trueshot(&["repair", "plan.jsonl", "--into", into]), &parts.map(String::as_str));
+        assert!(!photos.path(into).exists(), "{into}");
+    }
+    // Other dots in the name of a folder are allowed.
+    photos.trueshot(&["repair", "plan.jsonl", "--into", "clean.v2"]).assert().success();
+    assert!(photos.path("clean.v2/rings").is_dir());
+}
+
+#[test]
+fn a_new_class_is_told_with_the_most_similar_name() {
+    let photos = planned();
+    let misspelt = r#"{"item": "rings/0.png", "from": "rings", "to": "Stripe"}"#;
+    let other = r#"{"item": "checks/1.png", "from": "checks", "to": "waiting"}"#;
+    edit_plan(&photos, "plan.jsonl", &[misspelt, other]);
+    let similar = "warning: 'Stripe' is a new class, for 1 item; did you mean 'stripes'?\n";
+    let unlike = "warning: 'waiting' is a new class, for 1 item\n";
+    for more in [vec![], vec!["--into", "clean"], vec!["--labels", "l.csv"], vec!["--in-place"]] {
+        let done = photos.trueshot(&[&["repair", "mine.jsonl"], &more[..]].concat()).assert().success();
+        let said = text(&done.get_output().stderr);
+        assert!(said.contains(similar) && said.contains(unlike), "{more:?}: {said}");
+    }
+    photos.trueshot(&["repair", "--undo", "mine.undo.jsonl"]).assert().success();
+    // A class with an empty folder is not new, and neither are the planned ones.
+    std::fs::create_dir_all(photos.path("photos/waiting")).unwrap();
+    edit_plan(&photos, "plan.jsonl", &[other]);
+    for plan in ["mine.jsonl", "plan.jsonl"] {
+        let done = photos.trueshot(&["repair", plan]).assert().success();
+        assert!(!text(&done.get_output().stderr).contains("new class"));
+    }
+}
+
+#[test]
+fn lists_say_how_many_labels_they_have_and_what_they_leave_out() {
+    let photos = planned();
+    let lists = ["--labels", "l.csv", "--label-studio", "t.json", "--fiftyone", "f.json"];
+    let said = |plan: &str| {
+        let done = photos.trueshot(&[&["repair", plan], &lists[..]].concat()).assert().success().stdout("");
+        text(&done.get_output().stderr).to_string()
+    };
+    assert_eq!(
+        said("plan.jsonl"),
+        "l.csv: 18 labels, 2 changed\nt.json: 18 tasks, 2 changed\nf.json: 18 labels, 2 changed\n"
+    );
+    let outlier = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
+    edit_plan(&photos, "plan.jsonl", &[outlier]);
+    let said = said("mine.jsonl");
+    for part in [
+        "l.csv: 17 labels, 0 changed, 1 in quarantine left out",
+        "t.json: 18 tasks, 0 changed, 1 in quarantine without a label",
+        "f.json: 17 labels, 0 changed, 1 in quarantine left out",
+    ] {
+        assert!(said.contains(part), "'{part}' is missing in: {said}");
+    }
+}
+
+#[test]
+fn a_plan_of_a_list_copies_the_files_to_class_folders() {
+    let photos = PhotoFolder::new();
+    photos.exchange("rings/0.png", "stripes/0.png");
+    let mut list = String::from("path,label\n");
+    for class in ["checks", "rings", "stripes"] {
+        (0..6).for_each(|number| list += &format!("photos/{class}/{number}.png,{class} of all\n"));
+    }
+    std::fs::write(photos.path("list.csv"), &list).unwrap();
+    photos.trueshot(&["audit", "list.csv", "--plan", "plan.jsonl"]).assert().success();
+    let text = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
+    let changes: Vec<&str> = text.lines().skip(1).take(2).collect();
+    let outlier = r#"{"item": "photos/checks/5.png", "from": "checks of all", "quarantine": true}"#;
+    edit_plan(&photos, "plan.jsonl", &[changes[0], changes[1], outlier]);
+    let before = photos.contents("photos");
+    photos.trueshot(&["repair", "mine.jsonl", "--into", "clean"]).assert().success();
+    let after = photos.contents("clean");
+    assert_eq!(after["stripes of all/0.png"], before["rings/0.png"]);
+    assert_eq!(after["rings of all/0.png"], before["stripes/0.png"]);
+    assert_eq!(after["rings of all/1.png"], before["rings/1.png"]);
+    assert_eq!(after["_quarantine/checks of all/5.png"], before["checks/5.png"]);
+    assert_eq!((after.len(), photos.contents("photos")), (19, before));
+    photos.trueshot(&["audit", "clean", "--check"]).assert().code(0);
+    photos.trueshot(&["repair", "mine.jsonl", "--into", "clean.zip"]).assert().success();
+    photos.trueshot(&["audit", "clean.zip", "--check"]).assert().code(0);
+    let hint = ["images in a list or an archive", "hint: write a copy with --into"];
+    refused(photos.trueshot(&["repair", "mine.jsonl", "--in-place"]), &hint);
+    // A label that would leave the folder.
+    std::fs::write(photos.path("list.csv"), list.replace("rings of all", "../rings")).unwrap();
+    photos.trueshot(&["audit", "list.csv", "--plan", "plan.jsonl"]).assert().success();
+    edit_plan(&photos, "plan.jsonl", &[]);
+    let outside = ["list.csv: the label '../rings' cannot be the name of a folder"];
+    refused(photos.trueshot(&["repair", "mine.jsonl", "--into", "outside"]), &outside);
+    assert!(!photos.path("outside").exists() && !photos.path("rings").exists());
+}

@@ -1,4 +1,5 @@
-//! Repaired copies of a folder: [`copy`] copies all files, with some of them moved, into a new folder or a ZIP archive.
+//! Repaired copies: [`copy`] copies all files of a folder, with some of them moved, and [`copy_items`] the items of a list
+//! or an archive, into a new folder or a ZIP archive.
 //!
 //! The copy is built in a hidden folder next to the destination and renamed when it is complete, so the destination never
 //! contains half a copy. A hidden folder left by an interrupted copy is removed by the next one. The destination is locked
@@ -9,9 +10,11 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::folder::is_inside;
 use super::moves::Move;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
+use crate::visible::visible;
 
 /// The name of the log file in a copy, which lists the moves as JSON lines.
 pub const LOG: &str = "trueshot-repair.jsonl";
@@ -36,51 +39,114 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
     check_outside(root, into)?;
     let _destination = Lock::beside(into)?;
     let _source = Lock::for_reading(root)?;
-    #[cfg(feature = "zip")]
-    if is_zip(into) {
-        return super::zip_copy::write(root, into, moves, progress);
-    }
-    #[cfg(not(feature = "zip"))]
-    if is_zip(into) {
-        let source =
-            std::io::Error::other("this build cannot write ZIP archives: it lacks the feature `zip`");
+    let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
+    let mut found = FolderContents::read(root)?;
+    // The log of an earlier repair is replaced.
+    found.files.retain(|(item, _)| item != LOG);
+    let target = |(item, path): &(String, PathBuf)| {
+        // A file that is not moved keeps the exact bytes of its name, even if they are not valid UTF-8.
+        let same_name = path.strip_prefix(root).unwrap_or(Path::new(item));
+        targets.get(item.as_str()).map_or(same_name, Path::new).to_owned()
+    };
+    let new_copy = NewCopy {
+        folders: found.folders,
+        targets: found.files.iter().map(target).collect(),
+        contents: &|file| Ok(FileContents::Path(found.files[file].1.clone())),
+        log: log(moves),
+    };
+    Ok(Copied { files: new_copy.write(into, progress)?, left_out: found.left_out })
+}
+
+/// The contents of a file that [`copy_items`] copies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileContents {
+    /// Those of another file, whose modification time is kept, too.
+    Path(PathBuf),
+    /// These bytes.
+    Bytes(Vec<u8>),
+}
+
+/// Copies items to a new folder, or to a new ZIP archive if `into` ends in `.zip` (with the feature `zip`), each from its
+/// name in the collection to a path in the copy ([`copies`](super::copies)). `contents` reads the item with the given index.
+/// `progress` counts the copied items. Returns the number of files.
+///
+/// # Errors
+/// As [`copy`]; [`Error::Write`] also if a path leads out of the copy, and [`Error::Read`] if an item cannot be read.
+pub fn copy_items(
+    items: &[Move],
+    contents: &dyn Fn(usize) -> std::io::Result<FileContents>,
+    into: &Path,
+    progress: &dyn Progress,
+) -> Result<usize> {
+    if let Some(outside) = items.iter().find(|item| !is_inside(&item.to)) {
+        let source = std::io::Error::other(format!("{} leads out of it", visible(&outside.to)));
         return Err(Error::Write { path: into.into(), source });
     }
-    copy_to_folder(root, into, moves, progress)
+    let _destination = Lock::beside(into)?;
+    let moved: Vec<Move> = items.iter().filter(|item| item.from != item.to).cloned().collect();
+    let read = |item: usize| {
+        contents(item).map_err(|source| Error::Read { path: items[item].from.clone().into(), source })
+    };
+    let targets = items.iter().map(|item| PathBuf::from(&item.to)).collect();
+    NewCopy { folders: Vec::new(), targets, contents: &read, log: log(&moved) }.write(into, progress)
+}
+
+/// What a new folder or archive will contain.
+pub(super) struct NewCopy<'a> {
+    /// Relative paths of folders, which are created even if they stay empty: they are classes without images yet.
+    pub folders: Vec<String>,
+    /// The relative path of every file.
+    pub targets: Vec<PathBuf>,
+    /// Reads the file with the given index in `targets`.
+    pub contents: &'a dyn Fn(usize) -> Result<FileContents>,
+    /// The contents of the log file.
+    pub log: String,
+}
+
+impl NewCopy<'_> {
+    /// Writes the folder or archive and returns the number of files, without the log. The caller holds the locks.
+    fn write(&self, into: &Path, progress: &dyn Progress) -> Result<usize> {
+        #[cfg(feature = "zip")]
+        if is_zip(into) {
+            return super::zip_copy::write(self, into, progress);
+        }
+        #[cfg(not(feature = "zip"))]
+        if is_zip(into) {
+            let source =
+                std::io::Error::other("this build cannot write ZIP archives: it lacks the feature `zip`");
+            return Err(Error::Write { path: into.into(), source });
+        }
+        self.write_folder(into, progress)
+    }
+
+    fn write_folder(&self, into: &Path, progress: &dyn Progress) -> Result<usize> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| Error::Write { path: path.clone(), source }
+        };
+        let UnfinishedCopy { part, mark } = UnfinishedCopy::prepare(into)?;
+        fs::write(&mark, "").map_err(failed(&mark))?;
+        fs::create_dir(&part).map_err(failed(&part))?;
+        for folder in &self.folders {
+            fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
+        }
+        for (file, target) in self.targets.iter().enumerate() {
+            let target = part.join(target);
+            write_new(&(self.contents)(file)?, &target).map_err(failed(&target))?;
+            progress.check(file as u64 + 1, self.targets.len() as u64)?;
+        }
+        fs::write(part.join(LOG), &self.log).map_err(failed(&part))?;
+        // The destination may be an empty folder; a folder with contents is not replaced.
+        let _ = fs::remove_dir(into);
+        fs::rename(&part, into).map_err(failed(into))?;
+        fs::remove_file(&mark).map_err(failed(&mark))?;
+        Ok(self.targets.len())
+    }
 }
 
 /// Whether a path names a ZIP archive.
 pub fn is_zip(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"))
-}
-
-fn copy_to_folder(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| Error::Write { path: path.clone(), source }
-    };
-    let UnfinishedCopy { part, mark } = UnfinishedCopy::prepare(into)?;
-    fs::write(&mark, "").map_err(failed(&mark))?;
-    fs::create_dir(&part).map_err(failed(&part))?;
-    let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
-    let found = FolderContents::read(root)?;
-    // Empty folders are copied, too: they are classes without images yet.
-    for folder in &found.folders {
-        fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
-    }
-    for (done, (item, path)) in (1..).zip(&found.files) {
-        // A file that is not moved keeps the exact bytes of its name, even if they are not valid UTF-8.
-        let same_name = path.strip_prefix(root).unwrap_or(Path::new(item));
-        let target = part.join(targets.get(item.as_str()).map_or(same_name, Path::new));
-        copy_file(path, &target).map_err(failed(&target))?;
-        progress.check(done, found.files.len() as u64)?;
-    }
-    fs::write(part.join(LOG), log(moves)).map_err(failed(&part))?;
-    // The destination may be an empty folder; a folder with contents is not replaced.
-    let _ = fs::remove_dir(into);
-    fs::rename(&part, into).map_err(failed(into))?;
-    fs::remove_file(&mark).map_err(failed(&mark))?;
-    Ok(Copied { files: found.files.len(), left_out: found.left_out })
 }
 
 /// The relative paths of all files below a folder, following links.
@@ -147,14 +213,18 @@ fn check_outside(root: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file with its modification time to a path that must not exist.
-fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Writes a file to a path that must not exist. A copy of another file has its modification time.
+fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder)?;
     }
     if to.exists() {
         return Err(std::io::ErrorKind::AlreadyExists.into());
     }
+    let from = match contents {
+        FileContents::Bytes(bytes) => return fs::write(to, bytes),
+        FileContents::Path(path) => path,
+    };
     fs::copy(from, to)?;
     // Keep the modification time, by which people sort photos.
     if let Ok(time) = fs::metadata(from).and_then(|found| found.modified()) {
@@ -164,23 +234,23 @@ fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 /// The contents of the log file of a copy.
-pub(super) fn log(moves: &[Move]) -> String {
+fn log(moves: &[Move]) -> String {
     let line = |one: &Move| serde_json::to_string(one).expect("a move is plain data") + "\n";
     moves.iter().map(line).collect()
 }
 
 /// Everything below a folder, following links. Names are relative paths with parts separated by `/`.
 #[derive(Default)]
-pub(super) struct FolderContents {
+struct FolderContents {
     /// Names and full paths of the files.
-    pub files: Vec<(String, PathBuf)>,
-    pub folders: Vec<String>,
+    files: Vec<(String, PathBuf)>,
+    folders: Vec<String>,
     /// Names of entries that are neither files nor folders, and of links to a parent folder.
-    pub left_out: Vec<String>,
+    left_out: Vec<String>,
 }
 
 impl FolderContents {
-    pub fn read(root: &Path) -> Result<Self> {
+    fn read(root: &Path) -> Result<Self> {
         let mut found = Self::default();
         found.add_folder(root, "", &mut Vec::new())?;
         found.files.retain(|(item, _)| item != LOCK_FILE);

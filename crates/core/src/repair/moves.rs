@@ -1,4 +1,5 @@
-//! File moves ([`Move`]) that carry out a plan: [`moves`] finds the new path of every changed file.
+//! File moves ([`Move`]) that carry out a plan: [`moves`] finds the new path of every changed file, and [`copies`] the path
+//! of every item in a repaired copy.
 //!
 //! A name that is taken gets a number. A name counts as taken if any file has it now, even one that will be moved away, so
 //! that the moves can be made in any order without one file overwriting another.
@@ -7,7 +8,9 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Listed, RepairPlan};
+use super::plan::{Listed, RepairPlan, is_class_name};
+use crate::error::{Error, Result};
+use crate::visible::visible;
 
 /// The folder, below the root, for items that belong to no class.
 pub const QUARANTINE: &str = "_quarantine";
@@ -40,6 +43,59 @@ pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<
         moves.push(Move { from: change.item.clone(), to });
     }
     moves
+}
+
+/// The names of the items of a collection that is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyLayout {
+    /// Items are paths below class folders, such as those of an archive, and unchanged ones keep them.
+    ClassFolders,
+    /// Items are paths of any form, such as those of a list. Each is copied to the folder of its label.
+    ByLabel,
+}
+
+/// The path in a repaired copy of every labelled item of a plan, in the order of the listing.
+///
+/// # Errors
+/// [`Error::BadPlan`] if a label in the listing cannot be the name of a folder.
+pub fn copies(plan: &RepairPlan, layout: CopyLayout) -> Result<Vec<Move>> {
+    let labelled: Vec<(&String, &String)> =
+        plan.listing.iter().filter_map(|listed| Some((&listed.item, listed.class.as_ref()?))).collect();
+    if layout == CopyLayout::ByLabel {
+        return copies_by_label(plan, &labelled);
+    }
+    let moved: HashMap<String, String> = moves(plan, []).into_iter().map(|one| (one.from, one.to)).collect();
+    let copy = |(item, _): &(&String, &String)| {
+        let to = moved.get(*item).unwrap_or(item);
+        Move { from: item.to_string(), to: to.to_string() }
+    };
+    Ok(labelled.iter().map(copy).collect())
+}
+
+/// The copies of items, given with their classes, in folders of their labels.
+fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result<Vec<Move>> {
+    if let Some((_, class)) = labelled.iter().find(|(_, class)| !is_class_name(class)) {
+        let problem = format!("the label '{}' cannot be the name of a folder; rename it", visible(class));
+        return Err(Error::BadPlan { path: plan.header.root.clone(), line: 0, problem });
+    }
+    let changes: HashMap<(&String, &String), Option<&String>> =
+        plan.changes.iter().map(|one| ((&one.item, &one.from), one.to.as_ref())).collect();
+    let new_class = |one: &(&String, &String)| changes.get(one).map_or(Some(one.1), |to| *to).cloned();
+    let new_classes: Vec<Option<String>> = labelled.iter().map(new_class).collect();
+    // Unchanged items take their names first.
+    let mut order: Vec<usize> = (0..labelled.len()).collect();
+    order.sort_by_key(|index| new_classes[*index].as_ref() != Some(labelled[*index].1));
+    let mut names = HashSet::new();
+    let mut targets = vec![String::new(); labelled.len()];
+    for index in order {
+        let (item, class) = labelled[index];
+        let folder = new_classes[index].clone().unwrap_or_else(|| format!("{QUARANTINE}/{class}"));
+        let name = item.rsplit(['/', '\\']).next().unwrap_or(item);
+        targets[index] = free_name(&folder, name, &names);
+        names.insert(targets[index].to_lowercase());
+    }
+    let copy = |((item, _), to): (&(&String, &String), String)| Move { from: item.to_string(), to };
+    Ok(labelled.iter().zip(targets).map(copy).collect())
 }
 
 /// Maximum length of a file name in bytes on common file systems.

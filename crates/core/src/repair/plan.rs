@@ -5,7 +5,7 @@
 //! has changed since the audit is not repaired by accident. A user may edit and remove lines; blank lines and lines that
 //! start with `#` are ignored. Items to review are such lines with a probable change: a user who agrees removes the `#`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use super::moves::MAX_NAME_BYTES;
 use crate::audit::{Action, Audit, AuditedItem, Change, Effects, effects};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
+use crate::method::nearest_name;
 use crate::visible::visible;
 
 const FORMAT: &str = "trueshot-plan/1";
@@ -52,6 +53,17 @@ pub struct Listed {
 }
 
 impl Listed {
+    /// Whether its file has another size now. Items in an archive have no sizes, so a plan for a folder and its archive, or
+    /// the other way round, are compared by hash only.
+    fn has_other_size(&self, now: &Listed) -> bool {
+        match (self.size, now.size) {
+            (Some(then), Some(now)) => then != now,
+            // A file that is gone, if there is no hash to find that out.
+            (Some(_), None) => self.class.is_some() && self.hash.is_none(),
+            (None, _) => false,
+        }
+    }
+
     /// Whether size and modification time are known and equal.
     fn looks_unchanged(&self, now: &Listed) -> bool {
         self.modified.is_some() && (self.size, self.modified) == (now.size, now.modified)
@@ -105,6 +117,17 @@ pub struct PlannedChange {
     /// The difference that this change alone makes to the leave-one-out accuracy.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub effect: Option<f64>,
+}
+
+/// A class that a plan creates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewClass {
+    /// The name of the class.
+    pub name: String,
+    /// Number of items that go to it.
+    pub items: usize,
+    /// The existing class with the most similar name; `None` if no name is similar.
+    pub nearest: Option<String>,
 }
 
 /// The last line of a plan.
@@ -246,7 +269,7 @@ impl RepairPlan {
 
     /// Checks that a collection has not changed since the audit; `now` are its items today.
     ///
-    /// Names, classes and sizes are compared for all items. Contents are compared, by `hash_now`, for every item that the
+    /// Names, classes and, where both are known, sizes are compared for all items. Contents are compared, by `hash_now`, for every item that the
     /// plan changes and for every other item whose modification time is not the recorded one.
     ///
     /// # Errors
@@ -257,8 +280,8 @@ impl RepairPlan {
         let (gone, new) = (missing(&then, &now), missing(&now, &then));
         let pairs: Vec<(&Listed, &Listed)> =
             then.iter().filter_map(|(key, then)| Some((*then, *now.get(key)?))).collect();
-        let (same_size, other_size): (Vec<_>, Vec<_>) =
-            pairs.into_iter().partition(|(a, b)| a.size == b.size);
+        let (other_size, same_size): (Vec<_>, Vec<_>) =
+            pairs.into_iter().partition(|(then, now)| then.has_other_size(now));
         let other_size: Vec<&str> = other_size.iter().map(|(then, _)| then.item.as_str()).collect();
         let edited = self.edited(&same_size, hash_now);
         let problems = [(gone, "gone"), (new, "new"), (other_size, "of another size"), (edited, "edited")];
@@ -267,7 +290,7 @@ impl RepairPlan {
         if problems.is_empty() { self.check_items() } else { Err(changed(problems.join(", "))) }
     }
 
-    /// The items of the same size whose contents differ from the audited ones.
+    /// The items whose contents differ from the audited ones.
     fn edited<'a>(
         &self,
         pairs: &[(&'a Listed, &Listed)],
@@ -280,6 +303,23 @@ impl RepairPlan {
             then.hash.is_some() && must_be_read && hash_now(now) != then.hash
         };
         pairs.par_iter().filter(is_edited).map(|(then, _)| then.item.as_str()).collect()
+    }
+
+    /// The classes that changes lead to but no item of the listing has, sorted by name. A class may have been misspelt.
+    pub fn new_classes(&self) -> Vec<NewClass> {
+        let known: BTreeSet<&str> =
+            self.listing.iter().filter_map(|listed| listed.class.as_deref()).collect();
+        let mut items: BTreeMap<&str, usize> = BTreeMap::new();
+        for to in self.changes.iter().filter_map(|change| change.to.as_deref()) {
+            *items.entry(to).or_default() += usize::from(!known.contains(to));
+        }
+        let known: Vec<&str> = known.into_iter().collect();
+        let new = |(name, items): (&str, usize)| NewClass {
+            name: name.into(),
+            items,
+            nearest: nearest_name(name, &known),
+        };
+        items.into_iter().filter(|(_, items)| *items > 0).map(new).collect()
     }
 
     /// Checks that every changed item is in the listing under the class that the change names.
@@ -364,7 +404,7 @@ impl PlannedChange {
 }
 
 /// Whether a class name, whose parts between `/` become folders, stays below the root folder and outside the quarantine.
-fn is_class_name(name: &str) -> bool {
+pub(super) fn is_class_name(name: &str) -> bool {
     let is_part = |part: &str| {
         !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= MAX_NAME_BYTES
     };

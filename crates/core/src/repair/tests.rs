@@ -388,6 +388,73 @@ fn an_edit_that_keeps_the_size_is_noticed() {
 }
 
 #[test]
+fn sizes_that_are_not_known_are_not_compared() {
+    let unknown =
+        || -> Vec<Listed> { listing().into_iter().map(|listed| Listed { size: None, ..listed }).collect() };
+    let sized = plan(Path::new("photos"));
+    let unsized_plan = RepairPlan { listing: unknown(), ..sized.clone() };
+    unsized_plan.check(&listing(), &unchanged).unwrap();
+    sized.check(&unknown(), &unchanged).unwrap();
+    // Hashes are compared instead; a file that is gone has none.
+    let edited = |_: &Listed| Some(hash("edited"));
+    assert!(unsized_plan.check(&listing(), &edited).is_err());
+    assert!(sized.check(&unknown(), &|_| None).is_err());
+    // Without a hash, the file of an item has to have its size.
+    let without_hash = |listed| Listed { hash: None, ..listed };
+    let old = RepairPlan { listing: listing().into_iter().map(without_hash).collect(), ..sized };
+    assert!(old.check(&unknown(), &unchanged).unwrap_err().to_string().contains("of another size"));
+}
+
+#[test]
+fn new_classes_have_the_most_similar_existing_name() {
+    let mut plan = plan(Path::new("photos"));
+    let new = |name: &str, items, nearest: Option<&str>| NewClass {
+        name: name.into(),
+        items,
+        nearest: nearest.map(String::from),
+    };
+    assert_eq!(plan.new_classes(), [new("lynx", 1, None)]);
+    plan.changes[0].to = Some("Dogs".into());
+    plan.changes[1].to = Some("Dogs".into());
+    assert_eq!(plan.new_classes(), [new("Dogs", 2, Some("dog")), new("lynx", 1, None)]);
+}
+
+#[test]
+fn items_are_copied_by_label_without_a_name_twice_and_never_out_of_the_copy() {
+    let mut plan = plan(Path::new("list.csv"));
+    plan.listing.retain(|listed| listed.class.is_some());
+    // An item with two labels is copied twice.
+    let twice = Listed { class: Some("cat".into()), ..plan.listing[2].clone() };
+    plan.listing.push(twice);
+    let items = copies(&plan, CopyLayout::ByLabel).unwrap();
+    let to: Vec<&str> = items.iter().map(|item| item.to.as_str()).collect();
+    let expected =
+        ["lynx/1.jpg", "dog/2.jpg", "dog/1.jpg", "cat/2.jpg", "_quarantine/dog/3.jpg", "cat/1.jpg"];
+    assert_eq!(to, expected);
+    let contents_of = |item: usize| Ok(FileContents::Bytes(items[item].from.clone().into_bytes()));
+    let out = tempfile::tempdir().unwrap();
+    let into = out.path().join("clean");
+    assert_eq!(copy_items(&items, &contents_of, &into, &()).unwrap(), 6);
+    let found = contents(&into);
+    assert_eq!((found.len(), found["cat/2.jpg"].as_str()), (7, "all/dog/2.jpg"));
+    let outside = [Move { from: "a.jpg".into(), to: "../a.jpg".into() }];
+    let other = out.path().join("other");
+    assert!(matches!(copy_items(&outside, &contents_of, &other, &()), Err(Error::Write { .. })));
+    let unreadable = |_: usize| Err(std::io::Error::other("damaged"));
+    assert!(matches!(copy_items(&items, &unreadable, &other, &()), Err(Error::Read { .. })));
+    assert!(!other.exists() && !out.path().join("a.jpg").exists());
+    // In class folders, unchanged items keep their path.
+    let items = copies(&plan, CopyLayout::ClassFolders).unwrap();
+    assert_eq!((items[2].to.as_str(), items[4].to.as_str()), ("all/dog/1.jpg", "_quarantine/all/dog/3.jpg"));
+    // An item that moves leaves the name to the one that stays.
+    plan.changes[3].to = Some("dog".into());
+    let items = copies(&plan, CopyLayout::ByLabel).unwrap();
+    assert_eq!((items[0].to.as_str(), items[2].to.as_str()), ("dog/1-2.jpg", "dog/1.jpg"));
+    plan.listing[0].class = Some("..".into());
+    assert!(matches!(copies(&plan, CopyLayout::ByLabel), Err(Error::BadPlan { .. })));
+}
+
+#[test]
 fn undo_reverts_the_moves_it_can_and_can_be_repeated() {
     let root = folder();
     let before = contents(root.path());

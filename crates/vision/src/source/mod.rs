@@ -44,6 +44,9 @@ pub fn has_split(path: &Path, split: &str) -> bool {
     path.join(split).is_dir() || published::splits(path).contains(&split)
 }
 
+/// The endings of archives that can be read.
+const ARCHIVE_ENDINGS: [&str; 4] = [".zip", ".tar", ".tar.gz", ".tgz"];
+
 /// How a source is to be understood.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SourceOptions<'a> {
@@ -199,6 +202,18 @@ impl Collection {
         &self.path
     }
 
+    /// Whether it is an archive of class folders.
+    pub fn is_archive(&self) -> bool {
+        let name =
+            self.path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        self.path.is_file() && ARCHIVE_ENDINGS.iter().any(|ending| name.ends_with(ending))
+    }
+
+    /// Whether every image is a file of its own, as in a folder or a list.
+    pub fn has_own_files(&self) -> bool {
+        self.entries.iter().all(|entry| entry.path().is_some())
+    }
+
     /// Whether it is the built-in data set.
     pub fn is_built_in(&self) -> bool {
         is_built_in(&self.path)
@@ -311,6 +326,14 @@ impl Collection {
                 ImageContents::Pixels(_) => None,
             },
         }
+    }
+
+    /// The bytes of the file of an image, also of a file in an archive; `None` if the image is not a file.
+    pub fn file_bytes(&self, entry: &ImageEntry) -> Result<Option<bytes::Bytes>, Unreadable> {
+        Ok(match self.contents(entry, Channels::Colour)? {
+            ImageContents::File(bytes) => Some(bytes),
+            ImageContents::Pixels(_) => None,
+        })
     }
 
     /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
