@@ -7,7 +7,7 @@ import { createRequire } from "node:module";
 import { after, before, describe, test } from "node:test";
 import { chromium } from "playwright-core";
 
-const page_url = `file://${process.env.PAGES}/audit.html`;
+const page_url = urlOf("audit.html");
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let browser;
 
@@ -19,7 +19,11 @@ before(async () => {
 });
 after(() => browser.close());
 
-async function open(options) {
+function urlOf(name) {
+  return `file://${process.env.PAGES}/${name}`;
+}
+
+async function open(options, name = "audit.html") {
   const page = await browser.newPage({ viewport: { width: 1100, height: 900 }, ...options });
   const problems = [];
   page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
@@ -27,7 +31,7 @@ async function open(options) {
   page.on("request", (request) => {
     if (!request.url().startsWith("file:") && !request.url().startsWith("data:")) problems.push(`asks for ${request.url()}`);
   });
-  await page.goto(page_url);
+  await page.goto(urlOf(name));
   return { page, problems };
 }
 
@@ -97,7 +101,7 @@ describe("somebody who looks for suspects", () => {
 /** Opens the page and the review, which begins with rings/0.bmp or stripes/0.bmp: the two are exchanged. */
 async function review(options) {
   const { page, problems } = await open(options);
-  await page.getByRole("button", { name: "Review 2 items" }).click();
+  await page.getByRole("button", { name: "Check 2 planned changes" }).click();
   return { page, problems, given: () => page.textContent("#review-given"), progress: () => page.textContent("#review-progress") };
 }
 
@@ -142,7 +146,7 @@ describe("a review", () => {
     await page.keyboard.type("che");
     await page.keyboard.press("Enter");
     const kept = await given();
-    await page.keyboard.press("Enter");
+    await page.keyboard.press("k");
     assert.match(await page.textContent("#review-done"), /All 2 decided/);
     await page.keyboard.press("Escape");
     // An item that the audit keeps can be decided about, too.
@@ -177,15 +181,67 @@ describe("a review", () => {
     const untouched = await savedPlan(page);
     assert.equal(changes(untouched).length, 2);
     assert.match(repair(untouched), /2 to relabel, 0 to quarantine, 0 to review; leave-one-out accuracy/);
-    await page.getByRole("button", { name: "Review 2 items" }).click();
+    await page.getByRole("button", { name: "Check 2 planned changes" }).click();
     const planned = await page.textContent("#review-verdict");
     const to = planned.match(/move to (\w+)/)[1];
     await page.locator("#review-probable button", { hasText: to }).click();
-    await page.keyboard.press("Enter");
+    await page.keyboard.press("k");
     await page.keyboard.press("Escape");
     const [change, ...others] = changes(await savedPlan(page));
     assert.deepEqual([change.to, others.length], [to, 0]);
     assert.ok("effect" in change, "a decision that is the planned change is the planned line");
+    await page.close();
+  });
+
+  test("makes the planned changes with Enter, and a held key decides once", async () => {
+    const { page } = await open();
+    const progress = () => page.textContent("#review-progress");
+    const untouched = await savedPlan(page);
+    await page.click("#review-open");
+    for (const wanted of ["1 of 2", "2 of 2"]) {
+      assert.equal(await progress(), wanted);
+      const to = (await page.textContent("#review-verdict")).match(/move to (\w+)/)[1];
+      assert.equal(await page.evaluate(() => document.activeElement.id), "review-accept");
+      assert.equal(await page.textContent("#review-accept"), `Move to ${to} Enter`);
+      assert.match(await page.textContent("#review-help"), /^Enter makes the planned change\. K: the label is right\./);
+      // After a click on the image nothing has the focus; Enter does the same.
+      if (wanted === "2 of 2") await page.click("#review-picture");
+      await page.keyboard.down("Enter");
+      if (wanted === "1 of 2") await page.keyboard.down("Enter");
+      await page.keyboard.up("Enter");
+    }
+    assert.match(await page.textContent("#review-done"), /All 2 decided/);
+    await page.keyboard.press("Escape");
+    assert.equal(readFileSync(await savedPlan(page), "utf8"), readFileSync(untouched, "utf8"));
+    assert.match(await page.textContent("#review-state"), /2 to relabel.*Your files are not changed yet: run trueshot repair plan\.jsonl/);
+    // A decision stays when Enter is pressed for it again.
+    await page.click("#review-open");
+    assert.match(await page.textContent("#review-help"), /^Enter leaves your decision as it is/);
+    await page.keyboard.press("Enter");
+    assert.equal(await page.locator("li.item[data-decided]").count(), 2);
+    await page.close();
+  });
+
+  test("decides nothing with Enter if no change is planned", async () => {
+    const { page } = await open({}, "unsure.html");
+    assert.equal(await page.textContent("#review-open"), "Review 2 items");
+    await page.click("#review-open");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "review-later");
+    assert.ok(!(await page.locator("#review-accept").isVisible()));
+    assert.match(await page.textContent("#review-help"), /^No change is planned: Enter decides nothing and goes to the next item\./);
+    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent("#review-progress"), "2 of 2");
+    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent("#review-done"), "0 of 2 decided.");
+    assert.equal(await page.textContent("#review-restart"), "Review 2 items");
+    await page.keyboard.press("Escape");
+    const item = page.locator("li.item[data-action=keep]").first();
+    await item.focus();
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent("#review-help"), /Enter decides nothing and closes the review/);
+    await page.keyboard.press("Enter");
+    assert.ok(!(await page.locator("#review").isVisible()));
+    assert.equal(await page.locator("li.item[data-decided]").count(), 0);
     await page.close();
   });
 
@@ -215,7 +271,7 @@ describe("a review", () => {
     const { page } = await review();
     await page.keyboard.press("q");
     await page.reload();
-    assert.equal(await page.textContent("#review-open"), "Review 1 item");
+    assert.equal(await page.textContent("#review-open"), "Check 1 planned change");
     assert.equal(await page.textContent("li.item[data-decided] .decision"), "Decided: quarantine");
     await page.getByRole("button", { name: "decided (1)" }).click();
     assert.equal(await page.locator("li.item:visible").count(), 1);
@@ -230,7 +286,7 @@ describe("a review", () => {
     page.on("pageerror", (error) => problems.push(String(error)));
     await page.goto(page_url);
     assert.equal(await page.locator("li.item[data-decided]").count(), 0);
-    await page.getByRole("button", { name: "Review 2 items" }).click();
+    await page.getByRole("button", { name: "Check 2 planned changes" }).click();
     await page.keyboard.press("q");
     await page.keyboard.press("Escape");
     assert.match(await page.textContent("#review-state"), /does not store decisions: save the plan/);

@@ -288,7 +288,7 @@ describe("the served page", () => {
     await dropFolder(page, "#intake", await noisySet(page));
     await settled(page);
     assert.match(await page.textContent("#status"), /4 to review/);
-    assert.equal(await page.textContent("#review"), "Review 4 labels");
+    assert.equal(await page.textContent("#review"), "Review 4 items, check 1 planned change");
     assert.match(await page.textContent("#take-plan"), /1 change, 4 to review/);
     await page.click("#review");
     const shown = () => page.textContent("#item-name");
@@ -307,22 +307,26 @@ describe("the served page", () => {
     assert.match(await shown(), /cross-3.png$/);
     // Keys work after a click on the picture, too.
     await page.click("#item-picture");
-    assert.equal(await page.textContent("#item-progress"), "2 of 4");
+    assert.equal(await page.textContent("#item-progress"), "2 of 5");
     await page.keyboard.press("q");
     assert.match(await shown(), /comb-0.png$/);
-    await page.keyboard.press("ArrowRight");
+    // Nothing is planned for items to review: Enter decides nothing and goes on.
+    assert.match(await page.textContent("#item-help"), /^No change is planned: Enter decides nothing and goes to the next image\. K: the label is right\./);
+    assert.equal(await page.isVisible("#item-accept"), false);
+    await page.keyboard.press("Enter");
     assert.match(await shown(), /ring-1.png$/);
     // A decision can be undone and made again, with both kinds of keys.
     await page.keyboard.press("q");
     await page.keyboard.press("ArrowLeft");
     assert.match(await shown(), /ring-1.png$/);
-    assert.equal(await page.textContent("#item-progress"), "4 of 4");
-    await page.keyboard.press("Enter");
+    assert.equal(await page.textContent("#item-progress"), "4 of 5");
+    await page.keyboard.press("k");
     await page.keyboard.press("Control+z");
     assert.match(await shown(), /ring-1.png$/);
     await page.keyboard.press("Control+Shift+Z");
-    await until(page, () => /3 decisions made, 1 put off/.test(document.getElementById("item-done").textContent));
-    assert.equal(await page.textContent("#item-changes"), "Check 1 planned change, too");
+    assert.match(await shown(), /cross-0.png$/);
+    await page.keyboard.press("ArrowRight");
+    await until(page, () => /3 decisions made, 2 put off/.test(document.getElementById("item-done").textContent));
     await page.keyboard.press("Escape");
     await until(page, () => /1 to review/.test(document.getElementById("status").textContent));
     assert.match(await page.textContent("#status"), /17 items of 3 classes: 1 to relabel, 1 to review, 15 to keep \(2 confirmed\)/);
@@ -364,13 +368,22 @@ describe("the served page", () => {
     await page.keyboard.press("ArrowDown");
     await page.keyboard.press("ArrowUp");
     await page.keyboard.press("Enter");
-    await page.waitForSelector("#item-changes:visible");
-    await page.click("#item-changes");
-    assert.equal(await page.textContent("#item-progress"), "1 of 3, planned changes");
+    await until(page, () => document.getElementById("item-progress").textContent === "2 of 4");
     assert.match(await page.textContent("#item-verdict"), /Planned: move to/);
     await page.click("#item-keep");
-    await until(page, () => document.getElementById("item-progress").textContent === "2 of 3, planned changes");
+    await until(page, () => document.getElementById("item-progress").textContent === "3 of 4");
+    // Enter makes the change that is planned, and a key that is held makes one only.
+    const accepted = (await page.textContent("#item-name")).split("/").at(-1);
+    const to = (await page.textContent("#item-verdict")).match(/^Planned: move to (\w+)\./)[1];
+    assert.equal(await page.textContent("#item-accept"), `Move to ${to} Enter`);
+    assert.equal(await page.evaluate(() => document.activeElement.id), "item-accept");
+    assert.match(await page.textContent("#item-help"), /^Enter makes the planned change\. K: the label is right\./);
+    await page.keyboard.down("Enter");
+    await page.keyboard.down("Enter");
+    await page.keyboard.up("Enter");
+    await until(page, () => document.getElementById("item-progress").textContent === "4 of 4");
     await page.click("#item-close");
+    assert.equal(await placeOf(page, accepted), to);
     assert.equal(await placeOf(page, "ring-1.png"), "new");
     assert.equal(await page.evaluate(() => document.activeElement.id), "review");
     assert.deepEqual(problems, []);
@@ -661,9 +674,10 @@ describe("the served page", () => {
       const lines = text.trim().split("\n").filter((line) => !line.startsWith("# To"));
       return [lines.filter((line) => line.startsWith('{"item')), lines.filter((line) => line.startsWith("# {"))].map((part) => part.map((line) => rounded(JSON.parse(line.replace("# ", "")))));
     };
+    const report = await context.newPage();
     for (const certainty of ["0.75", "0.5", "0.9", "0.99", "1"]) {
-      const [plan, json] = [join(folder, "plan.jsonl"), join(folder, "audit.json")];
-      const arguments_ = ["audit", join(folder, "set"), "--backbone", "omniglot-conv4", "--no-cache", "--certainty", certainty, "--plan", plan, "--json", json];
+      const [plan, json, html] = [join(folder, "plan.jsonl"), join(folder, "audit.json"), join(folder, "audit.html")];
+      const arguments_ = ["audit", join(folder, "set"), "--backbone", "omniglot-conv4", "--no-cache", "--certainty", certainty, "--plan", plan, "--json", json, "--html", html];
       const table = execFileSync(process.env.TRUESHOT_BIN, arguments_, { stdio: ["ignore", "pipe", "ignore"] }).toString().replaceAll("\n", " ");
       const found = JSON.parse(readFileSync(json, "utf8"));
       await page.fill("#certainty", certainty);
@@ -674,10 +688,78 @@ describe("the served page", () => {
       for (const sentence of shown.split(". ")) assert.ok(table.toLowerCase().includes(sentence.replace(/\.$/, "").toLowerCase()), `${certainty}: '${sentence}' is not in ${table}`);
       const ours = JSON.parse((await download(page, "#take-json")).text);
       assert.deepEqual(ours.counts, found.counts);
+      await report.goto(`file://${html}`);
+      assert.equal(await page.textContent("#review"), await report.textContent("#review-open"), "the report says the same");
       assert.ok(Math.abs(ours.expected_wrong - found.expected_wrong) < 1e-5);
       assert.deepEqual(parsed((await download(page, "#take-plan")).text.toString()), parsed(readFileSync(plan, "utf8")), certainty);
     }
     rmSync(folder, { recursive: true, force: true });
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("saves a plan that repair accepts, whatever else is in the folder, and refuses if an image has changed", async () => {
+    const { page, problems, context } = await open();
+    const files = await noisySet(page);
+    const { bytes } = files[0];
+    // Files that the command line does not look at: hidden, in quarantine, and not in the folder of a class.
+    files.push(...["ring/.hidden.png", ".thumbnails/a.png", "_quarantine/ring/b.png", "loose.png"].map((path) => ({ path: `set/${path}`, bytes })));
+    const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
+    const root = join(folder, "set");
+    for (const { path, bytes: content } of files) {
+      mkdirSync(dirname(join(folder, path)), { recursive: true });
+      writeFileSync(join(folder, path), Buffer.from(content, "base64"));
+    }
+    await dropFolder(page, "#intake", files);
+    await settled(page);
+    assert.deepEqual(await classNames(page), ["comb", "cross", "ring"]);
+    assert.match(await page.textContent("#skipped ul"), /set\/loose.png: not in the folder of a class/);
+    const plan = join(folder, "trueshot-plan.jsonl");
+    const repair = async () => {
+      writeFileSync(plan, (await download(page, "#take-plan")).text);
+      return execFileSync(process.env.TRUESHOT_BIN, ["repair", plan, "--root", root], { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
+    };
+    assert.match(await repair(), /3 to relabel, 0 to quarantine, 0 to review/);
+    // Images that were removed from the page are still in the folder, also after a reload.
+    await page.click("#unreadable summary");
+    await page.click("#remove-unreadable");
+    await until(page, () => document.getElementById("unreadable").hidden);
+    assert.match(await repair(), /3 to relabel/);
+    await page.reload();
+    await settled(page);
+    assert.equal(await page.locator(".class .card").count(), 18);
+    assert.match(await repair(), /3 to relabel/);
+
+    const changed = join(root, "ring/ring-1.png");
+    const original = readFileSync(changed);
+    writeFileSync(changed, "another image");
+    await assert.rejects(repair, /1 of another size \(ring\/ring-1.png\)/);
+    rmSync(changed);
+    await assert.rejects(repair, /1 gone \(ring\/ring-1.png\)/);
+    writeFileSync(changed, original);
+    writeFileSync(join(root, "ring/new.png"), original);
+    await assert.rejects(repair, /1 new \(ring\/new.png\)/);
+    rmSync(folder, { recursive: true, force: true });
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("says that the folder is not changed, and how it is", async () => {
+    const { page, problems, context } = await openWithImages();
+    const command = "trueshot repair trueshot-plan.jsonl --root PATH/TO/set";
+    const note = () => page.textContent("#take-note");
+    assert.ok((await note()).startsWith(`Your folder is not changed yet: save the plan and run ${command}.`), await note());
+    assert.equal(await page.isVisible("#unchanged"), false);
+    await page.click("#accept-all");
+    await until(page, () => /No label is suspect/.test(document.getElementById("status").textContent));
+    assert.equal(await page.textContent("#unchanged"), `3 changes on this page only. Your folder is not changed yet: save the plan and run ${command}`);
+    assert.deepEqual(await faults(page), []);
+    await download(page, "#take-plan");
+    await until(page, () => /^trueshot-plan.jsonl is saved\. Your folder is not changed yet: run trueshot repair/.test(document.getElementById("take-note").textContent));
+    // Another change is not in the saved plan.
+    await page.click("#undo");
+    await until(page, () => /^Your folder is not changed yet: save the plan/.test(document.getElementById("take-note").textContent));
+    assert.equal(await page.isVisible("#unchanged"), false);
     assert.deepEqual(problems, []);
     await context.close();
   });

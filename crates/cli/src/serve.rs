@@ -19,6 +19,8 @@ const TOKEN_VARIABLE: &str = "TRUESHOT_TOKEN";
 /// The minimum length of a token; shorter ones can be guessed.
 const MIN_TOKEN_LEN: usize = 16;
 
+const DEFAULT_PORT: u16 = 7878;
+
 /// Serve an HTTP API and a page for the browser: audit, fit, predict
 #[derive(Args)]
 pub struct Arguments {
@@ -26,7 +28,7 @@ pub struct Arguments {
     #[arg(long, value_name = "IP", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
     /// Listen on this port; 0 selects a free port
-    #[arg(short, long, value_name = "N", default_value_t = 7878)]
+    #[arg(short, long, value_name = "N", default_value_t = DEFAULT_PORT)]
     port: u16,
     /// Store classifiers in DIR [default: trueshot in the user data directory]
     #[arg(long, value_name = "DIR")]
@@ -105,15 +107,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let default = || arguments.backbone.find_named(EFFICIENTNET_ARCHITECTURE);
     let backbone = arguments.backbone.find()?.map_or_else(default, Ok)?;
     let embedder = arguments.backbone.server_embedder(backbone)?;
+    let address = SocketAddr::new(arguments.address, arguments.port);
     let (app, unreadable) = App::new(embedder, settings).map_err(add_lock_hint)?;
     for problem in unreadable {
         say!("warning: {problem}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
-        let address = SocketAddr::new(arguments.address, arguments.port);
-        let listening = tokio::net::TcpListener::bind(address).await;
-        let listener = listening.with_context(|| format!("cannot listen on {address}"))?;
+        let listener =
+            tokio::net::TcpListener::bind(address).await.map_err(|error| cannot_listen(address, &error))?;
         let stop = trueshot_server::stop_signal().context("cannot catch Ctrl-C")?;
         output::print_escaped(&format!("http://{}\n", listener.local_addr()?))?;
         say!("serving the page and the API; press Ctrl-C to stop");
@@ -124,13 +126,32 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     outcome
 }
 
+/// How to start a second server next to one that runs.
+const SECOND_SERVER: &str = "start a second server with `trueshot serve -p 0 --data-dir DIR`";
+
 /// Says what to do when another server uses the folder.
 fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
     match error {
-        trueshot::Error::Locked { .. } => {
-            hinted(error.to_string(), "stop that server, or give another folder with --data-dir")
-        }
+        trueshot::Error::Locked { .. } => hinted(
+            error.to_string(),
+            format!(
+                "open the address that this server printed (by default http://127.0.0.1:{DEFAULT_PORT}), or \
+                 {SECOND_SERVER}"
+            ),
+        ),
         error => error.into(),
+    }
+}
+
+/// The error for an address that cannot be listened on, and what to do if it is in use.
+fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> anyhow::Error {
+    let message = format!("cannot listen on {address}: {error}");
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => hinted(
+            message,
+            format!("if trueshot runs there already, open http://{address}; otherwise {SECOND_SERVER}"),
+        ),
+        _ => anyhow::anyhow!(message),
     }
 }
 

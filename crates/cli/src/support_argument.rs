@@ -7,6 +7,7 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::repair::Listed;
 use trueshot_vision::labelled::RowImages;
+use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, LabelledRows, SourceOptions};
 
 use crate::backbone_argument::BackboneArgument;
@@ -126,24 +127,20 @@ fn shortened(names: &[String]) -> String {
     }
 }
 
-/// The items of a collection as they are now: its entries in their order, then the files that were skipped.
+/// The items of a collection as they are now, in the order of its entries. Images that cannot be read are among them, by
+/// their file names; other files are not, so that a report or a plan may be written into the folder.
 pub fn listing(collection: &Collection) -> Vec<Listed> {
-    let entries = collection.entries().iter().map(|entry| {
-        let class = Some(collection.class_of(entry).to_owned());
-        listed(&entry.item, class, entry.path())
-    });
-    let skipped = collection.skipped().iter();
-    let skipped = skipped.map(|one| listed(&one.item, None, Some(&collection.path().join(&one.item))));
-    entries.chain(skipped).collect()
+    let listed = |entry: &ImageEntry| listed(&entry.item, collection.class_of(entry), entry.path());
+    collection.entries().iter().map(listed).collect()
 }
 
-fn listed(item: &str, class: Option<String>, path: Option<&Path>) -> Listed {
+fn listed(item: &str, class: &str, path: Option<&Path>) -> Listed {
     let found = path.and_then(|path| std::fs::metadata(path).ok());
     let modified = found.as_ref().and_then(|found| found.modified().ok());
     let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     Listed {
         item: item.into(),
-        class,
+        class: Some(class.into()),
         size: found.map(|found| found.len()),
         modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
         hash: None,

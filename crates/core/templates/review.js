@@ -76,6 +76,16 @@
 
   const inWords = (row, to) => (to === null ? "quarantine" : to === items.get(row).given ? "label is right" : `move to ${to}`);
 
+  /** What the review of rows will show, such as "Review 1 item, check 8 planned changes"; empty without rows. */
+  function remainingInWords(left) {
+    const changes = left.filter((row) => items.get(row).planned).length;
+    const parts = [];
+    if (left.length > changes) parts.push(`review ${counted(left.length - changes, "item")}`);
+    if (changes > 0) parts.push(`check ${counted(changes, "planned change")}`);
+    const text = parts.join(", ");
+    return text.charAt(0).toUpperCase() + text.slice(1);
+  }
+
   function showDecisions() {
     const decided = decisions();
     for (const old of document.querySelectorAll("li.item[data-decided]")) {
@@ -86,8 +96,7 @@
       tile(row).dataset.decided = "";
       tile(row).querySelector(".says").after(element("span", { className: "decision", textContent: `Decided: ${inWords(row, to)}` }));
     }
-    const left = queue.filter((row) => !decided.has(row)).length;
-    byId("review-open").textContent = left > 0 ? `Review ${counted(left, "item")}` : "Review again";
+    byId("review-open").textContent = remainingInWords(queue.filter((row) => !decided.has(row))) || "Review again";
     byId("review-undo").disabled = byId("review-back").disabled = byId("review-end-back").disabled = done.length === 0;
     byId("review-redo").disabled = byId("review-again").disabled = undone.length === 0;
     byId("review-confirmed").hidden = ![...decided].some(([row, to]) => to === items.get(row).given);
@@ -144,7 +153,7 @@
   function savePlan() {
     const { text, counts } = plan();
     save("plan.jsonl", text);
-    const saved = `plan.jsonl: ${counts}. Apply it with: trueshot repair plan.jsonl`;
+    const saved = `plan.jsonl: ${counts}. Your files are not changed yet: run trueshot repair plan.jsonl`;
     byId("review-state").textContent = saved;
     byId("review-done").textContent = saved;
   }
@@ -209,7 +218,13 @@
     next();
   }
 
-  /** Shows an item, or the end. The Enter key then confirms its label, whatever had the focus before. */
+  /** The change that the Enter key makes: the planned one of an item without a decision; null if there is none. */
+  const offered = () => (decisions().has(current) ? null : items.get(current).planned);
+
+  /** The button that the Enter key presses. Without a planned change it is one that decides nothing. */
+  const defaultButton = () => byId(offered() ? "review-accept" : rows === queue ? "review-later" : "review-close");
+
+  /** Shows an item, or the end. The default button gets the focus, whatever had it before. */
   function show(row) {
     current = row;
     if (row !== null && rows.includes(row)) place = rows.indexOf(row) + 1;
@@ -220,20 +235,29 @@
     byId("review-progress").textContent = position < 0 ? "" : `${position + 1} of ${queue.length}`;
     if (row === null) showEnd();
     else showItem(items.get(row));
-    byId(row === null ? "review-end-save" : "review-keep").focus();
+    (row === null ? byId("review-end-save") : defaultButton()).focus();
     dialog.scrollTop = 0;
   }
 
   function showEnd() {
     const decided = decisions();
-    const left = rows.filter((row) => !decided.has(row)).length;
-    byId("review-done").textContent = left > 0 ? `${rows.length - left} of ${rows.length} decided.` : `All ${rows.length} decided.`;
-    byId("review-restart").textContent = left > 0 ? `Go on with the ${counted(left, "item")} left` : "Start again";
+    const left = rows.filter((row) => !decided.has(row));
+    byId("review-done").textContent = left.length > 0 ? `${rows.length - left.length} of ${rows.length} decided.` : `All ${rows.length} decided.`;
+    byId("review-restart").textContent = remainingInWords(left) || "Start again";
   }
 
   const picture = (row) => tile(row)?.querySelector(":scope > img, :scope > .blank")?.cloneNode(true) ?? "";
 
-  function showItem({ row, item, given, wrong, verdict, probable }) {
+  /** What the keys do for the shown item. */
+  function help() {
+    const next = rows === queue ? "goes to the next item" : "closes the review";
+    const enter = offered() ? "Enter makes the planned change."
+      : decisions().has(current) ? `Enter leaves your decision as it is and ${next}.`
+      : `No change is planned: Enter decides nothing and ${next}.`;
+    return `${enter} K: the label is right. 1, 2, 3: a probable class. M: another class. Q: quarantine.`;
+  }
+
+  function showItem({ row, item, given, wrong, verdict, planned, probable }) {
     byId("review-picture").replaceChildren(picture(row));
     byId("review-name").replaceChildren(...breakable(item));
     byId("review-given").replaceChildren(...breakable(given));
@@ -241,7 +265,9 @@
     byId("review-verdict").textContent = verdict;
     const to = decisions().get(row);
     byId("review-decision").textContent = to === undefined ? "" : `Decided: ${inWords(row, to)}.`;
-    byId("review-keep").replaceChildren(`The label is right `, element("kbd", { textContent: "Enter" }));
+    byId("review-accept").hidden = !offered();
+    if (offered()) byId("review-accept").replaceChildren(...(planned.to === null ? ["Quarantine"] : ["Move to ", ...breakable(planned.to)]), " ", element("kbd", { textContent: "Enter" }));
+    byId("review-help").textContent = help();
     byId("review-probable").replaceChildren(...probable.map((one, index) => {
       const name = one.class === null ? ["none of these"] : breakable(one.class);
       const button = element("button", { type: "button", onclick: () => decide(one.class) },
@@ -318,12 +344,15 @@
       const item = event.target.closest("li.item");
       if (event.key !== "Enter" || event.target !== item) return;
       open(Number(item.id.slice(1)));
+    } else if (event.key === "Enter" && event.repeat) {
+      // A key that is held decides about one item only.
     } else if (event.key === "ArrowLeft") goBack();
     else if (current === null) return;
     else if (event.key === "ArrowRight") later();
     else if (pressed === "q") decide(null);
     else if (pressed === "m") openClasses();
-    else if (event.key === "Enter" && (event.target.id === "review-keep" || !event.target.closest("button"))) decide(items.get(current).given);
+    else if (pressed === "k") decide(items.get(current).given);
+    else if (event.key === "Enter" && !event.target.closest("button")) defaultButton().click();
     else if (items.get(current).probable[Number(pressed) - 1]) decide(items.get(current).probable[Number(pressed) - 1].class);
     else return;
     event.preventDefault();
@@ -348,6 +377,7 @@
   byId("review-save").onclick = byId("review-end-save").onclick = savePlan;
   byId("review-confirmed").onclick = saveConfirmed;
   byId("review-close").onclick = () => dialog.close();
+  byId("review-accept").onclick = () => decide(offered().to);
   byId("review-keep").onclick = () => decide(items.get(current).given);
   byId("review-quarantine").onclick = () => decide(null);
   byId("review-move").onclick = () => (byId("review-classes").hidden ? openClasses() : closeClasses());

@@ -202,6 +202,45 @@ fn a_folder_that_changed_since_is_refused_with_what_changed() {
     assert!(!photos.path("clean").exists() && !photos.path("plan.undo.jsonl").exists());
 }
 
+/// `trueshot` with the folder of photos as its working directory.
+fn inside(photos: &PhotoFolder, arguments: &[&str]) -> assert_cmd::Command {
+    let mut command = photos.trueshot(arguments);
+    command.current_dir(photos.path("photos"));
+    command
+}
+
+#[test]
+fn a_report_and_a_plan_inside_the_audited_folder_do_not_count_as_changes() {
+    let photos = PhotoFolder::new();
+    photos.exchange("rings/0.png", "stripes/0.png");
+    let before = photos.contents("photos");
+    for _ in 0..2 {
+        inside(&photos, &["audit", ".", "--html", "audit.html", "--plan", "plan.jsonl"]).assert().success();
+        let shown = inside(&photos, &["repair", "plan.jsonl"]).assert().success();
+        assert!(text(&shown.get_output().stdout).contains("2 to relabel"));
+    }
+    inside(&photos, &["repair", "plan.jsonl", "--in-place"]).assert().success();
+    inside(&photos, &["audit", ".", "--check"]).assert().code(0);
+    inside(&photos, &["repair", "--undo", "plan.undo.jsonl"]).assert().success();
+    ["audit.html", "plan.jsonl"].map(|name| std::fs::remove_file(photos.path("photos").join(name)).unwrap());
+    assert_eq!(photos.contents("photos"), before);
+}
+
+#[test]
+fn files_that_are_not_images_may_change_and_unreadable_images_may_not() {
+    let photos = PhotoFolder::new();
+    photos.exchange("rings/0.png", "stripes/0.png");
+    photos.write("rings/notes.txt", b"notes");
+    photos.write("stripes/broken.png", b"not an image");
+    photos.audit(&["--plan", "plan.jsonl"]).assert().success();
+    photos.write("rings/notes.txt", b"more notes");
+    photos.write("checks/more.txt", b"notes");
+    photos.trueshot(&["repair", "plan.jsonl", "--into", "clean"]).assert().success();
+    photos.write("stripes/broken.png", b"still not an image");
+    let parts = ["has changed since the audit: 1 of another size (stripes/broken.png)"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &parts);
+}
+
 #[test]
 fn a_plan_edited_by_hand_is_followed_and_one_that_makes_no_sense_refused() {
     let photos = planned();

@@ -249,9 +249,31 @@ fn a_second_server_on_the_same_folder_is_refused() {
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1));
     assert!(said.contains("is in use by") && said.contains(&first.child.id().to_string()), "{said}");
-    assert!(said.contains("--data-dir"), "{said}");
+    assert!(said.contains("hint: open the address that this server printed"), "{said}");
+    assert!(said.contains("`trueshot serve -p 0 --data-dir DIR`"), "{said}");
     drop(first);
     ServerProcess::start(folder.path(), &[]);
+}
+
+#[test]
+fn an_address_in_use_is_refused_with_what_to_do() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = ServerProcess::start(folder.path(), &[]);
+    let port = first.address.rsplit_once(':').unwrap().1;
+    let second = Command::new(env!("CARGO_BIN_EXE_trueshot"))
+        .args(["serve", "--port", port, "--backbone", "omniglot-conv4", "--data-dir"])
+        .arg(other.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1));
+    for part in [
+        format!("error: cannot listen on {}: ", first.address),
+        format!("hint: if trueshot runs there already, open http://{}", first.address),
+        "`trueshot serve -p 0 --data-dir DIR`".to_owned(),
+    ] {
+        assert!(said.contains(&part), "'{part}' is missing in: {said}");
+    }
 }
 
 /// A form with images, and its header.

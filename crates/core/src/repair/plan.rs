@@ -2,8 +2,9 @@
 //!
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
 //! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
-//! has changed since the audit is not repaired by accident. A user may edit and remove lines; blank lines and lines that
-//! start with `#` are ignored. Items to review are such lines with a probable change: a user who agrees removes the `#`.
+//! has changed since the audit is not repaired by accident. Files that are not images are no items: the report or the plan
+//! may be written into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are
+//! ignored. Items to review are such lines with a probable change: a user who agrees removes the `#`.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,8 @@ pub enum Kind {
 pub struct Listed {
     /// The name of the item within the collection.
     pub item: String,
-    /// The given class of the item; `None` for a file that was skipped.
+    /// The given class of the item. Plans of earlier versions also list files that are not images, with `None`; those are
+    /// not compared.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub class: Option<String>,
     /// The size of its file in bytes, for an item with a file of its own.
@@ -269,8 +271,9 @@ impl RepairPlan {
 
     /// Checks that a collection has not changed since the audit; `now` are its items today.
     ///
-    /// Names, classes and, where both are known, sizes are compared for all items. Contents are compared, by `hash_now`, for every item that the
-    /// plan changes and for every other item whose modification time is not the recorded one.
+    /// Names, classes and, where both are known, sizes are compared for all items with a class. Contents are compared, by
+    /// `hash_now`, for every item that the plan changes and for every other item whose modification time is not the recorded
+    /// one.
     ///
     /// # Errors
     /// [`Error::CollectionChanged`] with the first few items that are missing, new or edited.
@@ -342,10 +345,14 @@ impl RepairPlan {
 }
 
 /// Items by class and name.
-type ByName<'a> = BTreeMap<(Option<&'a str>, &'a str), &'a Listed>;
+type ByName<'a> = BTreeMap<(&'a str, &'a str), &'a Listed>;
 
+/// The items of a listing that have a class.
 fn by_name(listing: &[Listed]) -> ByName<'_> {
-    listing.iter().map(|listed| ((listed.class.as_deref(), listed.item.as_str()), listed)).collect()
+    listing
+        .iter()
+        .filter_map(|listed| Some(((listed.class.as_deref()?, listed.item.as_str()), listed)))
+        .collect()
 }
 
 /// The names of the items of one listing that the other does not have.

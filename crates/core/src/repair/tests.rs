@@ -320,6 +320,20 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
 }
 
 #[test]
+fn files_without_a_class_are_not_compared() {
+    let plan = plan(Path::new("photos"));
+    let other = |item: &str, size| Listed { item: item.into(), size: Some(size), ..Listed::default() };
+    let with = |others: Vec<Listed>| [listing(), others].concat();
+    let earlier = RepairPlan { listing: with(vec![other("notes.txt", 1), other("gone.txt", 1)]), ..plan };
+    earlier.check(&with(vec![other("notes.txt", 2), other("new.html", 1)]), &unchanged).unwrap();
+    // An image that is no longer one is missing.
+    let mut now = listing();
+    now[0].class = None;
+    let refused = earlier.check(&now, &unchanged).unwrap_err().to_string();
+    assert!(refused.ends_with("1 gone (all/cat/1.jpg)"), "{refused}");
+}
+
+#[test]
 fn invalid_plans_are_refused_with_the_line() {
     let text = plan_text(Path::new("photos"));
     let refused = |from: &str, to: &str, expected: &str| {

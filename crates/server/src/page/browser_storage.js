@@ -45,7 +45,8 @@ export const saveRecords = (pictures) => inTransaction(["pictures"], "readwrite"
 
 export const remove = (ids) => inTransaction(["files", "pictures"], "readwrite", (files, records) => ids.forEach((id) => { files.delete(id); records.delete(id); }));
 
-/** Saves what belongs to no single image: the order of the classes, the embedder, the classifier and the certainty. */
+/** Saves what belongs to no image of the page: the order of the classes, the embedder, the classifier, the certainty and the
+ * files of images that were removed. */
 export const saveNotes = (notes) => inTransaction(["notes"], "readwrite", (store) => store.put(notes, "page"));
 
 export const removeAll = () => inTransaction(["files", "pictures", "notes"], "readwrite", (...stores) => stores.forEach((store) => store.clear()));

@@ -26,6 +26,8 @@ const state = {
   classifier: null,
   certainty: DEFAULT_CERTAINTY,
   number: 0,
+  /** The files of images that were removed in earlier visits. */
+  removedFiles: [],
   /** Grows with every change of images or labels; results that were computed before are out of date. */
   revision: 0,
 };
@@ -39,7 +41,15 @@ export const subscribe = (listener) => listeners.add(listener);
 /** Calls a function after every change of images or labels, which a new audit must follow. */
 export const onEdit = (listener) => editListeners.add(listener);
 export const notify = () => listeners.forEach((listener) => listener(state));
-export const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty });
+export const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty, removedFiles: removedFiles() });
+
+/** What a plan lists of an image: path, class in the folder, and size of the file. */
+export const fileOf = ({ path, originalLabel, blob }) => ({ path, label: originalLabel, size: blob.size });
+/** The files of images that were removed from the page, also in earlier visits. They are still in the folder of the user. */
+export function removedFiles() {
+  const present = new Set(pictures().map(({ path }) => path));
+  return [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !present.has(path));
+}
 
 export const pictures = () => [...state.pictures.values()];
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
@@ -72,6 +82,7 @@ export async function recall(embedder) {
   state.classes = notes?.classes ?? [];
   state.certainty = notes?.certainty ?? DEFAULT_CERTAINTY;
   state.classifier = usable ? notes.classifier : null;
+  state.removedFiles = notes?.removedFiles ?? [];
   for (const picture of stored) {
     if (!usable) Object.assign(picture, { row: null, image: null, problem: null });
     state.pictures.set(picture.id, picture);
@@ -237,7 +248,7 @@ export function setCertainty(certainty) {
 /** Deletes everything; this cannot be undone. */
 export async function clear() {
   revokeAll();
-  Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY });
+  Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY, removedFiles: [] });
   removed.clear();
   history.clear();
   await storage.removeAll();

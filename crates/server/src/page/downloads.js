@@ -15,9 +15,12 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
+/** The folder that an image was dropped in, above the folder of its class; null if there is none. */
+const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : null);
+
 /** The folder that all images were dropped in, if there is exactly one, and the paths of images within it. */
 function rooted(pictures) {
-  const tops = new Set(pictures.map(({ path }) => (path.split("/").length > 2 ? path.split("/")[0] : null)));
+  const tops = new Set(pictures.map(({ path }) => topFolder(path)));
   const [top] = tops;
   return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
 }
@@ -60,7 +63,10 @@ export function plan() {
   const { kind, root, within } = rooted(pictures);
   const { changes, review } = planned();
   const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
-  const listing = pictures.map((picture) => ({ item: within(picture.path), ...(picture.problem ? {} : { class: picture.originalLabel }), size: picture.blob.size }));
+  // `repair` compares this list with the folder, which still has the images that cannot be read or were removed from the page.
+  const inRoot = ({ path }) => kind === "pictures" || topFolder(path) === root;
+  const files = [...pictures.map(collection.fileOf), ...collection.removedFiles().filter(inRoot)];
+  const listing = files.map(({ path, label, size }) => ({ item: within(path), class: label, size }));
   const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.\n", ...review.map((item) => `# ${line(item)}`)] : [];
   return [line(header), ...changes.map(line), ...comments, line({ listing })].join("");
 }
@@ -76,6 +82,13 @@ export function confirmedLabels() {
 export const saveConfirmed = () => save("trueshot-confirmed.jsonl", new Blob([confirmedLabels()], { type: "application/jsonl" }));
 
 export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { type: "application/jsonl" }));
+
+/** The command that makes the changes of the plan. The browser does not know where the folder is. */
+export function repairCommand() {
+  const { kind, root } = rooted(collection.pictures());
+  const path = `PATH/TO/${kind === "folder" ? root : "FOLDER"}`;
+  return `trueshot repair trueshot-plan.jsonl --root ${/^[\w./-]*$/.test(path) ? path : `"${path}"`}`;
+}
 
 export const saveJson = () => save("trueshot-report.json", new Blob([JSON.stringify(collection.current().found, null, 2)], { type: "application/json" }));
 

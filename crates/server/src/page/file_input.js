@@ -1,6 +1,8 @@
 // Files from the browser: chosen in a dialog, dropped, or contained in a chosen or dropped folder.
 
-const PICTURES = /\.(bmp|gif|jpe?g|png|tiff?|webp)$/i;
+const PICTURES = /\.(bmp|gif|jfif|jpe|jpe?g|png|tiff?|webp)$/i;
+/** Files and folders that the command line does not look at either: hidden ones, and the quarantine of a repair. */
+const HIDDEN = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$|_quarantine$)/i;
 
 /** Names in the order that people expect: image-2 before image-10. */
 const { compare } = new Intl.Collator("en", { numeric: true });
@@ -10,15 +12,26 @@ export function separateImages(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
     const { file } = entry;
+    // A file or folder that is given itself is read whatever its name is.
+    if (entry.path.split("/").slice(1).some((part) => HIDDEN.test(part))) continue;
     if (/\.(heic|heif|avif|cr2|nef|arw|dng)$/i.test(file.name)) {
       skipped.push({ name: entry.path, reason: "this format is not supported; convert it to JPEG or PNG" });
     } else if (PICTURES.test(file.name) || /^image\/(bmp|gif|jpeg|png|tiff|webp)$/.test(file.type)) {
       kept.push(entry);
-    } else if (!/^(\.|thumbs\.db$|desktop\.ini$)/i.test(file.name)) {
+    } else if (!HIDDEN.test(file.name)) {
       skipped.push({ name: entry.path, reason: "not an image, by its file name" });
     }
   }
   return { kept: kept.sort((a, b) => compare(a.path, b.path)), skipped };
+}
+
+/** Separates the images of one folder from those that are next to the folders of its classes, which have no class. */
+export function separateLoose(images) {
+  const isNested = ({ path }) => path.split("/").length > 2;
+  const hasOneTop = new Set(images.map(({ path }) => path.split("/")[0])).size === 1;
+  if (!hasOneTop || !images.some(isNested)) return { kept: images, skipped: [] };
+  const loose = images.filter((entry) => !isNested(entry));
+  return { kept: images.filter(isNested), skipped: loose.map(({ path }) => ({ name: path, reason: "not in the folder of a class" })) };
 }
 
 /** The name of the folder that contains a file: its class. */

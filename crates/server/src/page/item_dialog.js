@@ -24,14 +24,25 @@ export function open(wanted) {
   }
   if (!byId("item-dialog").open) byId("item-dialog").showModal();
   update();
-  focusKeep();
+  focusDefault();
 }
 
-/** The Enter key confirms the label of an image that has just appeared, whatever had the focus before. */
-export function focusKeep() {
-  const keep = byId("item-keep");
-  (byId("item").hidden ? byId("item-close") : keep.disabled ? byId("item-forward") : keep).focus();
+/** The change that the audit plans for the shown image: {to}, where null stands for quarantine; null without one. */
+function planned() {
+  const picture = collection.current().pictures.get(controller.id());
+  const verdict = controller.verdict();
+  if (!picture || picture.confirmed || picture.quarantined || !["relabel", "quarantine"].includes(verdict?.action)) return null;
+  return { to: verdict.action === "relabel" ? verdict.suggested : null };
 }
+
+/** The button that the Enter key presses. Without a planned change it is one that decides nothing. */
+function defaultButton() {
+  if (byId("item").hidden) return byId("item-close");
+  return byId(planned() ? "item-accept" : byId("item-forward").disabled ? "item-close" : "item-forward");
+}
+
+/** Gives the focus to the default button of an image that has just appeared, whatever had it before. */
+export const focusDefault = () => defaultButton().focus();
 
 export const close = () => byId("item-dialog").close();
 
@@ -44,8 +55,9 @@ export function update() {
   setText(byId("item-progress"), controller.progress());
   byId("item-back").disabled = !controller.back.enabled();
   byId("item-forward").disabled = !controller.forward.enabled();
-  if (picture) showItem(picture, controller.verdict());
-  else controller.end();
+  if (!picture) return controller.end();
+  showItem(picture, controller.verdict());
+  setText(byId("item-help"), help());
 }
 
 /** Shows an image. Nothing is replaced while the same content stays, so that the keyboard focus does not move. */
@@ -60,13 +72,29 @@ function showItem(picture, verdict) {
   byId("item-label").textContent = picture.label;
   byId("item-wrong").textContent = verdict && !picture.confirmed ? ` (wrong: ${percent(verdict.p_wrong)})` : "";
   byId("item-verdict").textContent = [verdictInWords(picture, verdict), verdict?.advice && `${verdict.advice}.`].filter(Boolean).join(" ");
-  byId("item-keep").replaceChildren(`The label ${picture.label} is right `, element("kbd", { textContent: "Enter" }));
+  showPlanned(planned());
   byId("item-keep").disabled = !picture.row || picture.quarantined || picture.confirmed;
   byId("item-quarantine").disabled = picture.quarantined;
   byId("item-probable").replaceChildren(...(verdict?.probable ?? []).map(probableButton));
   byId("item-probable-title").hidden = !verdict;
   byId("item-nearest").replaceChildren(...(verdict?.neighbours ?? []).slice(0, NEIGHBOURS).map(neighbour));
   byId("item-nearest-part").hidden = !verdict;
+}
+
+/** Shows the button for the planned change. If the default button had the focus, the new one gets it. */
+function showPlanned(change) {
+  const accept = byId("item-accept");
+  const isDefault = document.activeElement === (accept.hidden ? byId("item-forward") : accept);
+  accept.hidden = !change;
+  if (change) accept.replaceChildren(...(change.to === null ? ["Quarantine"] : ["Move to ", ...breakable(change.to)]), " ", element("kbd", { textContent: "Enter" }));
+  if (isDefault) focusDefault();
+}
+
+/** What the keys do for the shown image. */
+function help() {
+  const next = defaultButton() === byId("item-forward") ? "goes to the next image" : "closes this window";
+  const enter = planned() ? "Enter makes the planned change." : `No change is planned: Enter decides nothing and ${next}.`;
+  return `${enter} K: the label is right. 1, 2, 3: a probable class. M: another class. Q: quarantine.`;
 }
 
 function probableButton({ class: name, p }, index) {
@@ -82,6 +110,7 @@ function neighbour({ item, given, similarity }) {
     element("strong", { textContent: given }), element("div", {}, ...breakable(picture?.name ?? item)), element("div", { textContent: `similarity ${similarity.toFixed(2)}` }));
 }
 
+const accept = () => choose(planned().to);
 const keep = () => controller.decide((id) => collection.keep([id]));
 const quarantine = () => controller.decide((id) => collection.quarantine([id]));
 const remove = () => controller.decide((id) => collection.remove([id]));
@@ -99,7 +128,7 @@ async function chooseOther() {
   const { name, label } = pictures.get(controller.id());
   const chosen = await chooseClass(`Move ${name} to`, classes.filter((other) => other !== label));
   if (chosen) choose(chosen);
-  else focusKeep();
+  else focusDefault();
 }
 
 /** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the picture. */
@@ -109,23 +138,25 @@ function press(event) {
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const picture = collection.current().pictures.get(controller.id());
   const probable = controller.verdict()?.probable[Number(key) - 1];
-  if (key === "ArrowLeft") controller.back.run();
+  if (key === "Enter" && event.repeat) {
+    // A key that is held decides about one image only.
+  } else if (key === "ArrowLeft") controller.back.run();
   else if (!picture) return;
   else if (key === "ArrowRight") controller.forward.run();
   else if (key === "q" && !picture.quarantined) quarantine();
   else if (key === "m") chooseOther();
   else if (key === "Delete") remove();
-  else if ((key === "k" || isEnterForKeep(event)) && !byId("item-keep").disabled) keep();
+  else if (key === "k" && !byId("item-keep").disabled) keep();
+  else if (key === "Enter" && !event.target.closest("button")) defaultButton().click();
   else if (probable) choose(probable.class);
   else return;
   event.preventDefault();
 }
 
-const isEnterForKeep = ({ key, target }) => key === "Enter" && (target.id === "item-keep" || !target.closest("button"));
-
 document.addEventListener("keydown", press);
 byId("item-dialog").addEventListener("close", () => { const { closed } = controller; controller = null; closed(); });
 byId("item-close").onclick = close;
+byId("item-accept").onclick = accept;
 byId("item-keep").onclick = keep;
 byId("item-move").onclick = chooseOther;
 byId("item-quarantine").onclick = quarantine;

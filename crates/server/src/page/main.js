@@ -8,7 +8,7 @@ import { byId, element, setText } from "./dom.js";
 import * as downloads from "./downloads.js";
 import { makeTarget } from "./drop_target.js";
 import { embedAgain, embedImages } from "./embedding.js";
-import { chosen, folderOf, separateImages } from "./file_input.js";
+import { chosen, folderOf, separateImages, separateLoose } from "./file_input.js";
 import * as filters from "./filters.js";
 import * as history from "./history.js";
 import * as itemDialog from "./item_dialog.js";
@@ -21,12 +21,14 @@ import * as selection from "./selection.js";
 import * as server from "./server.js";
 import * as testSet from "./test_set.js";
 import * as viewer from "./viewer.js";
-import { conflicts, counted, imageProblems, imagesInWords, summary, unreadable } from "./wording.js";
+import { conflicts, counted, imageProblems, imagesInWords, reviewInWords, summary, unreadable } from "./wording.js";
 
 /** Lists of problems show this number of lines at most. */
 const MOST_LINES = 200;
 const skipped = [];
 let spoken = "";
+/** The revision of the collection whose plan was saved last. */
+let savedRevision = null;
 
 function complain(message) {
   byId("alert").replaceChildren(element("p", { textContent: message }));
@@ -51,8 +53,9 @@ const guarded = (work) => async (...given) => {
 
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
 async function take(files, label = null) {
-  const { kept, skipped: left } = separateImages(files);
-  skipped.push(...left);
+  const { kept: images, skipped: left } = separateImages(files);
+  const { kept, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
+  skipped.push(...left, ...loose);
   let labelled = kept.map((entry) => ({ ...entry, label: label ?? folderOf(entry.path) }));
   if (labelled.some((entry) => !entry.label)) {
     const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
@@ -154,8 +157,9 @@ function showTools(state) {
   const changes = collection.withAction("relabel", "quarantine").length;
   byId("accept-all").hidden = changes === 0;
   setText(byId("accept-all"), changes === 1 ? "Make the planned change" : `Make all ${changes} planned changes`);
-  byId("review").hidden = !state.found || (state.found.counts.review === 0 && changes === 0);
-  setText(byId("review"), state.found?.counts.review > 0 ? `Review ${counted(state.found.counts.review, "label")}` : `Check ${counted(changes, "planned change")}`);
+  const toReview = reviewInWords(collection.withAction("review").length, changes);
+  byId("review").hidden = !state.found || toReview === "";
+  setText(byId("review"), toReview);
   byId("certainty-choice").hidden = !any;
   if (document.activeElement !== byId("certainty")) byId("certainty").value = state.certainty;
   for (const [id, verb, words] of [["undo", "Undo", history.nextUndo()], ["redo", "Redo", history.nextRedo()]]) {
@@ -195,11 +199,33 @@ function list(id, title, lines) {
   byId(id).querySelector("ul").replaceChildren(...shown.map((line) => element("li", { textContent: line })));
 }
 
+/** Says that the files of the user are as they were, and how the changes get there: next to the status line as soon as there
+ * are changes on the page, and below the button for the plan. */
+function showUnchanged(changes) {
+  const made = collection.pictures().filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
+  const command = element("code", { textContent: downloads.repairCommand() });
+  byId("unchanged").hidden = made === 0;
+  replaceContent(byId("unchanged"), `${counted(made, "change")} on this page only. Your folder is not changed yet: `, element("a", { href: "#take", textContent: "save the plan" }), " and run ", command);
+  const what = savedRevision === collection.current().revision ? "trueshot-plan.jsonl is saved. Your folder is not changed yet: run " : "Your folder is not changed yet: save the plan and run ";
+  const ways = changes.length > 0 ? " It lists the changes; with --into DIR it writes a repaired copy, with --in-place it moves the files." : "";
+  replaceContent(byId("take-note"), what, command.cloneNode(true), `.${ways}`);
+}
+
+/** Replaces the content of an element unless its text is the same, which would be read out again. */
+function replaceContent(target, ...content) {
+  const made = element("div", {}, ...content);
+  if (made.textContent !== target.textContent) target.replaceChildren(...made.childNodes);
+}
+
 function showDownloads(state) {
-  if (byId("take").hidden) return;
+  if (byId("take").hidden) {
+    byId("unchanged").hidden = true;
+    return;
+  }
   byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
   const { changes, review: left } = downloads.planned();
   setText(byId("take-plan"), `Plan: ${counted(changes.length, "change")}, ${left.length} to review`);
+  showUnchanged(changes);
 }
 
 let isShowScheduled = false;
@@ -219,7 +245,7 @@ const undo = () => review.undo() || collection.undo();
 const redo = () => review.redo() || collection.redo();
 
 function setUpDownloads() {
-  byId("take-plan").onclick = guarded(downloads.savePlan);
+  byId("take-plan").onclick = guarded(() => { downloads.savePlan(); savedRevision = collection.current().revision; scheduleShow(); });
   byId("take-confirmed").onclick = guarded(downloads.saveConfirmed);
   byId("take-json").onclick = guarded(downloads.saveJson);
   byId("take-html").onclick = guarded(downloads.saveHtml);

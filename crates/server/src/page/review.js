@@ -1,28 +1,21 @@
-// The review: steps through the items that the audit leaves to a person, one at a time. Every decision is audited at once, so
-// that an item that has become certain by it is not asked about any more.
+// The review: steps through the items that the audit leaves to a person and then through the planned changes, one at a time.
+// Every decision is audited at once, so that an item that has become certain by it is not asked about any more.
 
 import * as collection from "./collection.js";
 import { byId } from "./dom.js";
 import * as dialog from "./item_dialog.js";
 import { counted } from "./wording.js";
 
-/** The shown image, the actions of the images to go through, and the steps so far: {id, decided (or put off)}. */
+/** The shown image, and the steps so far: {id, decided (or put off)}. */
 let current = null;
-let actions = ["review"];
 let steps = [];
 let isOpen = false;
 
 const passed = (id) => steps.some((step) => step.id === id);
-const remaining = () => collection.withAction(...actions).filter((id) => !passed(id));
+const remaining = () => [...collection.withAction("review"), ...collection.withAction("relabel", "quarantine")].filter((id) => !passed(id));
 
 export function start() {
-  const { found } = collection.current();
-  actions = found.counts.review > 0 ? ["review"] : ["relabel", "quarantine"];
   isOpen = true;
-  restart();
-}
-
-function restart() {
   steps = [];
   [current] = remaining();
   dialog.open(controller);
@@ -32,7 +25,7 @@ function restart() {
 function next() {
   [current] = remaining();
   dialog.update();
-  dialog.focusKeep();
+  dialog.focusDefault();
 }
 
 function decide(work) {
@@ -53,7 +46,7 @@ function back() {
   if (step.decided) collection.undo();
   current = step.id;
   dialog.update();
-  dialog.focusKeep();
+  dialog.focusDefault();
 }
 
 /** Undo and Redo of the page while the review is open. Return whether the review has done it. */
@@ -74,8 +67,7 @@ export function redo() {
 function progress() {
   // The shown item stays until the user decides, also if the audit has become sure of it.
   const left = remaining().filter((id) => id !== current).length + (current ? 1 : 0);
-  const what = actions[0] === "review" ? "" : ", planned changes";
-  return current ? `${steps.length + 1} of ${steps.length + left}${what}` : "";
+  return current ? `${steps.length + 1} of ${steps.length + left}` : "";
 }
 
 /** What is shown after the last item. */
@@ -83,15 +75,12 @@ function showEnd() {
   [current] = remaining();
   if (current) {
     dialog.update();
-    return dialog.focusKeep();
+    return dialog.focusDefault();
   }
   const waiting = collection.current().auditing;
-  const changes = collection.withAction("relabel", "quarantine").length;
   const [decided, later] = [true, false].map((kind) => steps.filter((step) => step.decided === kind).length);
   const made = `${counted(decided, "decision")} made${later > 0 ? `, ${later} put off` : ""}.`;
   byId("item-done").textContent = waiting ? "Checking labels" : `${later === 0 ? "Nothing is left to review. " : ""}${made}`;
-  byId("item-changes").hidden = waiting || changes === 0 || actions[0] !== "review";
-  byId("item-changes").textContent = `Check ${counted(changes, "planned change")}, too`;
 }
 
 const controller = {
@@ -105,5 +94,3 @@ const controller = {
   end: showEnd,
   closed: () => { isOpen = false; current = null; byId("review").focus(); },
 };
-
-byId("item-changes").onclick = () => { actions = ["relabel", "quarantine"]; restart(); };

@@ -22,7 +22,7 @@ function step(by) {
   if (!ids[index]) return;
   current = ids[index];
   dialog.update();
-  dialog.focusKeep();
+  dialog.focusDefault();
 }
 
 /** Makes a change. The image stays; if it was removed, the next one is shown. */
@@ -33,7 +33,7 @@ function decide(work) {
   if (!collection.current().pictures.has(current)) current = ids[index + 1] ?? ids[index - 1] ?? null;
   if (current === null) dialog.close();
   dialog.update();
-  dialog.focusKeep();
+  dialog.focusDefault();
 }
 
 const controller = {

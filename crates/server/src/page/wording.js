@@ -18,6 +18,15 @@ export const ACTIONS = ["relabel", "quarantine", "review", "keep"];
 /** The numbers of items per action, such as "1 to relabel, 3 to review". */
 const actions = (counts) => ACTIONS.filter((action) => action === "keep" || counts[action] > 0).map((action) => `${counts[action]} to ${action}`).join(", ");
 
+/** What a review will show, such as "Review 1 item, check 8 planned changes"; empty if there is nothing. */
+export function reviewInWords(review, changes) {
+  const parts = [];
+  if (review > 0) parts.push(`review ${counted(review, "item")}`);
+  if (changes > 0) parts.push(`check ${counted(changes, "planned change")}`);
+  const text = parts.join(", ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** The counts of an audit in two sentences. */
 export function summary({ counts, expected_wrong: expected }) {
   const confirmed = counts.confirmed > 0 ? ` (${counts.confirmed} confirmed)` : "";

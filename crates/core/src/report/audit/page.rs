@@ -209,7 +209,15 @@ struct ReviewItem<'a> {
     wrong: String,
     /// The verdict and the planned action.
     verdict: String,
+    /// The change that the audit plans, if it plans one.
+    planned: Option<PlannedView<'a>>,
     probable: Vec<ProbableView<'a>>,
+}
+
+/// A planned change: to another class, or into quarantine if there is none.
+#[derive(Serialize)]
+struct PlannedView<'a> {
+    to: Option<&'a str>,
 }
 
 /// A class that an item may belong to; without a class, it stands for none of the classes.
@@ -246,6 +254,10 @@ impl<'a> ReviewItem<'a> {
             p_wrong: item.p_wrong,
             wrong: percent(item.p_wrong),
             verdict,
+            planned: match item.action {
+                Action::Relabel | Action::Quarantine => Some(PlannedView { to: item.suggested.as_deref() }),
+                Action::Review | Action::Keep => None,
+            },
             probable: item.probable.iter().map(probable).collect(),
         }
     }

@@ -108,6 +108,11 @@ fn the_page_contains_the_plan_and_the_data_of_the_review() {
     let row = review["items"].as_array().unwrap().iter().find(|item| item["row"] == 4).unwrap();
     assert_eq!((&row["given"], &row["item"]), (&"cat".into(), &"cat/picture 4.jpg".into()));
     assert_eq!(row["probable"][0]["class"], "two\nlines");
+    for (item, shown) in found.items.iter().zip(review["items"].as_array().unwrap()) {
+        let is_planned = matches!(item.action, Action::Relabel | Action::Quarantine);
+        assert_eq!(shown["planned"].is_object(), is_planned, "{shown}");
+        assert_eq!(shown["planned"]["to"].as_str(), item.suggested.as_deref().filter(|_| is_planned));
+    }
 }
 
 #[test]
