@@ -222,7 +222,9 @@ fn a_report_and_a_plan_inside_the_audited_folder_do_not_count_as_changes() {
     inside(&photos, &["repair", "plan.jsonl", "--in-place"]).assert().success();
     inside(&photos, &["audit", ".", "--check"]).assert().code(0);
     inside(&photos, &["repair", "--undo", "plan.undo.jsonl"]).assert().success();
-    ["audit.html", "plan.jsonl"].map(|name| std::fs::remove_file(photos.path("photos").join(name)).unwrap());
+    for name in ["audit.html", "plan.jsonl"] {
+        std::fs::remove_file(photos.path("photos").join(name)).unwrap();
+    }
     assert_eq!(photos.contents("photos"), before);
 }
 
