@@ -224,17 +224,21 @@ describe("a review", () => {
 
   test("decides nothing with Enter if no change is planned", async () => {
     const { page } = await open({}, "unsure.html");
-    assert.equal(await page.textContent("#review-open"), "Review 2 items");
+    const count = Number((await page.textContent("[data-show=review]")).match(/\((\d+)\)/)[1]);
+    assert.ok(count > 2);
+    assert.equal(await page.textContent("#review-open"), `Review ${count} items`);
     await page.click("#review-open");
     assert.equal(await page.evaluate(() => document.activeElement.id), "review-later");
     assert.ok(!(await page.locator("#review-accept").isVisible()));
     assert.match(await page.textContent("#review-help"), /^No change is planned: Enter decides nothing and goes to the next item\./);
-    await page.keyboard.press("Enter");
-    assert.equal(await page.textContent("#review-progress"), "2 of 2");
-    await page.keyboard.press("Enter");
-    assert.equal(await page.textContent("#review-done"), "0 of 2 decided.");
-    assert.equal(await page.textContent("#review-restart"), "Review 2 items");
+    for (let shown = 1; shown <= count; shown++) {
+      assert.equal(await page.textContent("#review-progress"), `${shown} of ${count}`);
+      await page.keyboard.press("Enter");
+    }
+    assert.equal(await page.textContent("#review-done"), `0 of ${count} decided.`);
+    assert.equal(await page.textContent("#review-restart"), `Review ${count} items`);
     await page.keyboard.press("Escape");
+    await page.goto(urlOf("audit.html"));
     const item = page.locator("li.item[data-action=keep]").first();
     await item.focus();
     await page.keyboard.press("Enter");
