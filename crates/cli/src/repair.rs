@@ -329,7 +329,7 @@ impl Arguments {
         let files = files?;
         if let Some(first) = collection.skipped().first() {
             let (count, first) = (collection.skipped().len(), visible(&first.item));
-            say!("warning: {count} files that are not images are not copied, such as {first}");
+            say!("warning: not copied, because not readable as images: {count}, such as {first}");
         }
         report_copy(into, files, &labelled);
         let base = self.base(&plan.header.root).unwrap_or_default();

@@ -135,7 +135,7 @@ fn a_plan_of_an_archive_makes_a_repaired_folder_or_archive() {
     let quarantine = std::path::Path::new("clean").join("_quarantine");
     for part in [
         &format!("clean: 18 files, 2 relabelled, 1 in quarantine ({})", quarantine.display()),
-        "1 files that are not images are not copied, such as notes.txt",
+        "warning: not copied, because not readable as images: 1, such as notes.txt",
         "labels.csv: 17 labels, 2 changed, 1 in quarantine left out",
     ] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
