@@ -218,7 +218,7 @@
     next();
   }
 
-  /** The change that the Enter key makes: the planned one of an item without a decision; null if there is none. */
+  /** The change that the Enter key makes: the planned one of an item without a decision; null without a plan. */
   const offered = () => (decisions().has(current) ? null : items.get(current).planned);
 
   /** The button that the Enter key presses. Without a planned change it is one that decides nothing. */

@@ -15,7 +15,7 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** The folder that an image was dropped in, above the folder of its class; null if there is none. */
+/** The folder that an image was dropped in, above the folder of its class; null without one. */
 const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : null);
 
 /** The folder that all images were dropped in, if there is exactly one, and the paths of images within it. */

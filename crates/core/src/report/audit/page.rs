@@ -214,7 +214,7 @@ struct ReviewItem<'a> {
     probable: Vec<ProbableView<'a>>,
 }
 
-/// A planned change: to another class, or into quarantine if there is none.
+/// A planned change: to the class `to`, or into quarantine without one.
 #[derive(Serialize)]
 struct PlannedView<'a> {
     to: Option<&'a str>,
