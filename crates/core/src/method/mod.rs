@@ -35,7 +35,6 @@ mod simpleshot;
 mod tim;
 mod tranfs;
 
-#[cfg(feature = "train")]
 pub(crate) use registry::nearest as nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
 pub use relabel::{KIND as RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
