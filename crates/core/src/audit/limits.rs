@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::effects::effects;
 use super::{Posterior, ScoredItem};
 use crate::embeddings::Embeddings;
 use crate::visible::visible;
@@ -85,19 +86,27 @@ pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
     }
 }
 
-/// The share of wrong labels from which it is more plausible that the rows do not distinguish the classes.
-const IMPLAUSIBLE_SHARE: f64 = 0.4;
-/// With fewer items, the share is uncertain.
-const MIN_ITEMS_FOR_SHARE: usize = 20;
+/// The share of wrong labels from which it is checked whether the rows distinguish the classes at all.
+const DOUBTFUL_SHARE: f64 = 0.25;
+/// With fewer items, chance decides.
+const MIN_DOUBTED_ITEMS: usize = 20;
 
-/// A warning if so many labels are expected to be wrong that the rows probably do not distinguish the classes.
-pub(super) fn too_many_wrong(expected: f64, items: usize) -> Option<String> {
-    let share = expected / items.max(1) as f64;
-    (items >= MIN_ITEMS_FOR_SHARE && share > IMPLAUSIBLE_SHARE).then(|| {
+/// A warning if many labels are expected to be wrong and the nearest prototype is no better than guessing.
+pub(super) fn undistinguished(data: &Embeddings, expected_wrong: f64) -> Option<String> {
+    let items = data.len() as f64;
+    if data.len() < MIN_DOUBTED_ITEMS || expected_wrong < DOUBTFUL_SHARE * items {
+        return None;
+    }
+    let largest = (0..data.classes().len()).map(|class| data.rows_of(class).len()).max().unwrap_or(0);
+    let guessed = largest as f64 / items;
+    let standard_error = (guessed * (1.0 - guessed) / items).sqrt();
+    let accuracy = effects(data, &[]).before;
+    (accuracy <= guessed + 3.0 * standard_error).then(|| {
         format!(
-            "{:.0} % of the labels are expected to be wrong; if that is not plausible, the embeddings do not distinguish \
-             these classes, and the audit means little",
-            100.0 * share
+            "the embeddings hardly distinguish these classes, so that the audit means little: {:.0} % of the items are most \
+             similar to their own class, {:.0} % by guessing",
+            100.0 * accuracy,
+            100.0 * guessed
         )
     })
 }

@@ -198,7 +198,7 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
     let mut audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
     if options.expected_noise.is_none() {
-        audit.warnings.extend(limits::too_many_wrong(audit.expected_wrong, data.len()));
+        audit.warnings.extend(limits::undistinguished(data, audit.expected_wrong));
     }
     Ok(Audit { image_problems: image_measures::find(data, facts.measures, facts.unreadable), ..audit })
 }

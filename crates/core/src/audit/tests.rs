@@ -214,7 +214,7 @@ fn rows_that_do_not_distinguish_their_classes_are_said() {
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
     let found = look(&data, &Options::default(), &[]);
     assert!(
-        found.warnings.iter().any(|warning| warning.contains("do not distinguish")),
+        found.warnings.iter().any(|warning| warning.contains("hardly distinguish")),
         "{:?}",
         found.warnings
     );
