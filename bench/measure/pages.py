@@ -4,8 +4,8 @@
     python bench/measure/pages.py              # after a change to the text of a page
     python bench/measure/pages.py --check      # exit with 1 if a page is not what its script writes
 
-The scripts that make docs/results/speed.md, networks.md, bank.md, cost.md, python.md, engines.md, transductive.md
-and duplicates.md store all their figures in the JSON file of the same name. Needs no packages. Takes a second.
+The scripts that make docs/results/speed.md, networks.md, bank.md, cost.md, python.md, engines.md, transductive.md,
+duplicates.md and authors-program.md store all their figures in the JSON file of the same name. Needs no packages. Takes a second.
 """
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import benchlib  # noqa: E402
 SCRIPTS = {
     "speed": "speed", "networks": "networks", "bank": "bank", "cost": "cost", "python": "python_package",
     "engines": "engines", "transductive": "transductive", "duplicates": "duplicates",
+    "authors-program": "authors_program",
 }
 
 

@@ -97,6 +97,7 @@ def test_a_missing_package_is_named_in_one_error_line(name, words, package, tmp_
         ("measure/speed.py", ["--rounds", "0"], "'0' is not a whole number of at least 1"),
         ("measure/audit.py", ["--program", __file__], "give at least one of --cifar-fs"),
         ("measure/cleanlab_tests.py", ["no"], "there is no folder 'no'"),
+        ("measure/authors_program.py", [".", "--features", __file__], "there is no few_shot_utils.py in '.'"),
         ("measure/engines.py", [], "give TASKS to measure, or --make DIR"),
         ("measure/embed.py", ["no", "--model", "no"], "there is no folder 'no'"),
     ],
@@ -114,6 +115,58 @@ def test_a_program_that_fails_is_reported_with_its_message(tmp_path):
     done = run(BENCH / "measure/speed.py", "--trueshot", broken, cwd=tmp_path)
     assert done.returncode == 1
     assert "exit status 3" in done.stderr and "the disk is full" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_replay_in_the_authors_program_names_a_missing_package(tmp_path):
+    for name in ("few_shot_utils", "models", "data_utils", "noise_utils", "mini_imagenet"):
+        (tmp_path / f"{name}.py").touch()
+    words = [tmp_path, "--features", __file__, "--trueshot", __file__]
+    done = run(BENCH / "measure/authors_program.py", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: .* does not have the Python packages .*\btorch\b.*\n", done.stderr), done.stderr
+
+
+def test_two_models_of_the_same_name_are_refused_by_the_replay(tmp_path):
+    for name in ("few_shot_utils.py", "models.py", "data_utils.py", "noise_utils.py", "mini_imagenet.py", "a.one", "a.two"):
+        (tmp_path / name).touch()
+    words = [".", "--features", __file__, "--trueshot", __file__, "--tranfs", "a.one", "--tranfs", "a.two"]
+    done = run(BENCH / "measure/authors_program.py", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "two models are called 'a'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("difference", "standard_error", "prototypes", "expected"),
+    [
+        (0.01, None, 1e-6, []),
+        (-0.02, None, 1e-6, ["median, paired 40 %: -0.0200 points"]),
+        (0.3, 0.1, 1e-6, []),
+        (0.5, 0.1, 1e-6, ["median, paired 40 %: +0.5000 points"]),
+        (0.0, None, 1e-3, ["prototypes of median: 1.0e-03"]),
+        (0.0, None, float("nan"), ["prototypes of median: nan"]),
+        (float("nan"), None, 1e-6, ["median, paired 40 %: +nan points"]),
+    ],
+)
+def test_a_replay_fails_beyond_the_tolerance(monkeypatch, difference, standard_error, prototypes, expected):
+    monkeypatch.syspath_prepend(str(BENCH / "measure"))
+    import authors_program
+
+    row = {"method": "median", "noise": "paired", "level": 0.4, "difference": difference}
+    if standard_error is not None:
+        row["standard_error"] = standard_error
+    result = {"rows": [row], "tolerance": 0.01, "prototypes": {"median": prototypes}}
+    assert authors_program.failures(result) == expected
+
+
+def test_the_standard_error_of_a_replay_is_that_of_two_runs(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH / "measure"))
+    import authors_program
+
+    once = authors_program.Tally([60, 70]).row(75)
+    assert "standard_error" not in once and once["authors"] == pytest.approx(100 * 130 / 150)
+    # Differences of -3 and 4 queries in two episodes: sqrt(25) of 150 queries.
+    twice = authors_program.Tally([60, 70], [63, 66]).row(75)
+    assert twice["standard_error"] == pytest.approx(100 * 5 / 150)
 
 
 def test_pages_are_what_their_scripts_write_from_the_figures(tmp_path):
