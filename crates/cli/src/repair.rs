@@ -74,6 +74,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let path = arguments.plan.as_ref().context("no plan file was given")?;
     let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
     check_writable(files.into_iter().flatten())?;
+    if path.is_dir() {
+        let folder = path.display();
+        return Err(hinted(
+            format!("{folder} is a folder, not a plan"),
+            format!("write a plan first: trueshot audit {folder} --plan plan.jsonl"),
+        ));
+    }
     let text = std::fs::read_to_string(path)
         .map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
     let mut plan = RepairPlan::parse(&text, path)?;

@@ -95,7 +95,8 @@ struct PictureFlags {
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     augment: Option<bool>,
     /// Add every class rotated by 90, 180 and 270 degrees as new classes, as is usual for Omniglot
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set,
+        overrides_with = "rotations")]
     rotations: Option<bool>,
 }
 

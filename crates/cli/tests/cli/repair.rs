@@ -267,6 +267,8 @@ fn a_plan_edited_by_hand_is_followed_and_one_that_makes_no_sense_refused() {
         &["no checks/77.png under class 'checks'"],
     );
     refused(photos.trueshot(&["repair", "photos/rings/1.png"]), &["photos/rings/1.png"]);
+    let folder = ["photos is a folder, not a plan", "trueshot audit photos --plan"];
+    refused(photos.trueshot(&["repair", "photos"]), &folder);
     misused(photos.trueshot(&["repair"]), &["PLAN"]);
 }
 

@@ -30,11 +30,22 @@ pub struct Effects {
     pub alone: Vec<f64>,
 }
 
+/// The leave-one-out accuracy with the given labels, from 0 to 1.
+pub(super) fn accuracy(data: &Embeddings) -> f64 {
+    let values = centred(data);
+    let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
+    LeaveOneOut::new(&rows, given_labels(data), data.classes().len()).accuracy()
+}
+
+fn given_labels(data: &Embeddings) -> Vec<Option<u32>> {
+    data.labels().iter().copied().map(Some).collect()
+}
+
 /// Computes the effect of each change alone and of all changes together.
 pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-    let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
+    let given = given_labels(data);
     let leave_one_out = LeaveOneOut::new(&rows, given.clone(), data.classes().len());
     let before = leave_one_out.accuracy();
     let alone = changes.par_iter().map(|change| leave_one_out.accuracy_after(change) - before).collect();
@@ -212,6 +223,7 @@ mod tests {
             [(3, Some(1)), (7, Some(0)), (7, None), (0, Some(1))].map(|(row, to)| Change { row, to });
         let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
         let found = effects(&data, &changes);
+        assert_eq!(accuracy(&data), found.before);
         assert!((found.before - plain(&data, &given)).abs() < 1e-9);
         for (change, alone) in changes.iter().zip(&found.alone) {
             let mut labels = given.clone();
