@@ -1,4 +1,5 @@
-//! What an audit cannot know: labels of items that have no other item to be compared with.
+//! Cases in which labels cannot be judged: classes of one item, classes with the same items, and rows that do not
+//! distinguish the classes. Start with [`apply`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,7 +8,7 @@ use super::{Posterior, ScoredItem};
 use crate::embeddings::Embeddings;
 use crate::visible::visible;
 
-/// The smallest probability of a wrong label for the only item of a class: no other item speaks for the label.
+/// The smallest probability of a wrong label for the only item of a class: no other item supports the label.
 const MIN_P_WRONG_OF_SINGLE: f32 = 0.05;
 /// The largest number of classes that a warning names.
 const MAX_NAMED: usize = 5;
@@ -88,7 +89,7 @@ pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
 
 /// The share of wrong labels from which it is checked whether the rows distinguish the classes at all.
 const DOUBTFUL_SHARE: f64 = 0.25;
-/// With fewer items, chance decides.
+/// The smallest number of items for this check.
 const MIN_DOUBTED_ITEMS: usize = 20;
 
 /// A warning if many labels are expected to be wrong and the nearest prototype is no better than guessing.

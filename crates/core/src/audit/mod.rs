@@ -79,7 +79,7 @@ pub struct Audit {
     pub image_problems: Vec<ImageProblem>,
     /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
     pub warnings: Vec<String>,
-    /// How probable something had to be.
+    /// The smallest probability of each verdict.
     #[serde(skip)]
     pub certainty: Certainty,
     /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
@@ -136,7 +136,7 @@ pub struct Neighbour {
     pub row: u32,
     /// The name of the similar item.
     pub item: String,
-    /// Its label in the data.
+    /// The label of the similar item.
     pub given: String,
     /// The cosine of the two items, after subtraction of the mean of the classes' means.
     pub similarity: f32,
@@ -212,7 +212,7 @@ struct Poll<'a> {
 }
 
 impl<'a> Poll<'a> {
-    /// Every item has been scored.
+    /// A poll for the phases after all items have been scored.
     fn at_end(data: &Embeddings, progress: &'a dyn Progress) -> Self {
         Poll { progress, done: data.len() as u64, total: data.len() as u64 }
     }

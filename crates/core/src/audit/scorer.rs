@@ -1,4 +1,4 @@
-//! The network that turns evidence into probabilities, one for each round.
+//! The networks that turn evidence into class probabilities, one per round ([`Scorer`]).
 
 use crate::error::Result;
 use crate::tensors::Tensors;

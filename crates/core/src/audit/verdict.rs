@@ -49,14 +49,14 @@ pub struct Certainty {
 }
 
 impl Default for Certainty {
-    /// 0.75 for all verdicts: on classes that no head was trained on, more than 19 of 20 verdicts were right.
+    /// 0.75 for all verdicts: on classes outside the training data, more than 19 of 20 verdicts were right.
     fn default() -> Self {
         Certainty::uniform(0.75)
     }
 }
 
 impl Certainty {
-    /// The same probability for all verdicts; only a label that is wrong with a probability of 0.9 is always called so.
+    /// The same smallest probability for all verdicts, except that 0.9 is always enough for [`Verdict::Wrong`].
     pub fn uniform(probability: f32) -> Self {
         Certainty {
             keep: probability,
@@ -71,7 +71,7 @@ impl Certainty {
 #[derive(Debug, Clone)]
 pub(super) struct Posterior {
     given: u32,
-    /// Classes of the chunk with their probabilities, most probable first.
+    /// The candidate classes with their probabilities, most probable first.
     classes: Vec<(u32, f32)>,
     /// The probability that the item belongs to none of the classes.
     none: f32,

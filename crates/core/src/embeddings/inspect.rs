@@ -50,7 +50,6 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     inspection
 }
 
-/// Every class with its number of rows.
 fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
     let class_count = |(class, name): (usize, &String)| ClassCount {
         name: name.clone(),

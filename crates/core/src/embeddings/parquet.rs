@@ -231,14 +231,12 @@ fn delta_count(bytes: &[u8]) -> Option<u64> {
     reader.varint()
 }
 
-/// The header of a page.
 #[derive(Default)]
 struct PageHeader {
     /// The size of the page after decompression, in bytes.
     uncompressed: usize,
     /// The size of the page as it is stored, in bytes.
     compressed: usize,
-    /// The number of values.
     values: u64,
     /// Whether the encoding is DELTA_LENGTH_BYTE_ARRAY.
     delta_lengths: bool,

@@ -1,4 +1,4 @@
-//! Class-dependent noise from a confusion matrix ([`ConfusionNoise`]).
+//! Class-dependent label noise from a confusion matrix ([`ConfusionNoise`]).
 
 use std::collections::HashMap;
 use std::path::Path;
