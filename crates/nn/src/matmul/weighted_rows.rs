@@ -6,8 +6,8 @@ use pulp::{Simd, WithSimd};
 use crate::isa::{self, multiply_add};
 use crate::real::Real;
 
-/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of the prototypes of an
-/// episode from its queries is one.
+/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of prototypes is such a sum of
+/// queries.
 ///
 /// Shapes: R rows of D numbers, weights `[R, C]`, out `[C, D]`.
 ///
