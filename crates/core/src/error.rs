@@ -157,7 +157,7 @@ pub enum Error {
     /// The data has fewer classes than an episode needs.
     #[error("{ways} ways requested, but the data has {classes} classes")]
     TooFewClasses {
-        /// Classes of an episode.
+        /// Classes per episode.
         ways: usize,
         /// Classes in the data.
         classes: usize,
@@ -249,7 +249,7 @@ pub enum Error {
         kind: &'static str,
         /// The level in percent.
         percent: f64,
-        /// Classes of an episode.
+        /// Classes per episode.
         ways: usize,
         /// Shots per class.
         shots: String,

@@ -1,4 +1,4 @@
-//! Finds duplicates: items with equal features, and pairs that are nearly equal.
+//! Duplicates of an audit ([`find`]): items with equal features, and pairs that are nearly equal.
 //!
 //! Candidates for nearly equal items are the nearest neighbours that the audit has found anyway, so neither time nor memory
 //! is quadratic. If the images behind two rows are known, their thumbnails decide: photographs of one class are often

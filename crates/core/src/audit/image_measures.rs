@@ -1,4 +1,4 @@
-//! Measures of the images behind the rows, and the problems of images that follow from them.
+//! Measures of the images behind the rows ([`ImageMeasures`]), and the image problems that follow from them ([`find`]).
 
 use serde::Serialize;
 

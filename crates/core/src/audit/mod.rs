@@ -16,11 +16,10 @@
 //! assert!(most_suspect.p_wrong > 0.5 && most_suspect.verdict != Verdict::Keep);
 //! # Ok::<(), trueshot::Error>(())
 //! ```
-//!
-//! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A small
-//! network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
-//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order of
-//! the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
+//! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A
+//! small network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
+//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order
+//! of the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
 mod action;

@@ -1,5 +1,5 @@
-//! The rows of an audit, in an order that depends on their values alone, so that the result does not depend on the order of
-//! the data or on the names of items and classes.
+//! The rows of an audit ([`OrderedRows`]), in an order that depends on their values alone, so that the result does not
+//! depend on the order of the data or on the names of items and classes.
 
 use rayon::prelude::*;
 

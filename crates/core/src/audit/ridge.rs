@@ -1,4 +1,4 @@
-//! Ridge regression of the class shares on the rows, with every prediction made without the row itself.
+//! Ridge regression of the class shares on the rows ([`Ridge`]), with leave-one-out predictions.
 //!
 //! The regression has one coefficient per class and dimension. Leaving a row out changes the prediction for it from `p` to
 //! `(p - h t) / (1 - h)` with its target `t` and its leverage `h`, so nothing is fitted again.

@@ -1,4 +1,4 @@
-//! The most similar items of every item of a collection, by cosine.
+//! The nearest neighbours of every item by cosine ([`neighbours`]).
 
 use rayon::prelude::*;
 use trueshot_nn::products;

@@ -1,8 +1,7 @@
 //! Turns the class probabilities of an item into a verdict.
 //!
-//! Whether a label is wrong, and which one is right, are two questions. If it is certain enough that the label is right or
-//! wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a wrong label it also says where the item belongs, if
-//! that is certain enough.
+//! If it is certain enough that the label is right or wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a
+//! wrong label it also says where the item belongs, if that is certain enough.
 
 use serde::{Deserialize, Serialize};
 

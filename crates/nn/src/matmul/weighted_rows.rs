@@ -113,7 +113,7 @@ fn load<S: Simd>(simd: S, from: &[f32]) -> S::f32s {
     }
 }
 
-/// Stores the numbers of a vector that `to` has room for, see [`load`].
+/// Stores the numbers of a vector that fit into `to`, see [`load`].
 #[inline(always)]
 fn store<S: Simd>(simd: S, to: &mut [f32], vector: S::f32s) {
     match S::as_mut_simd_f32s(to).0 {
