@@ -122,7 +122,6 @@ pub struct RelabelTraining {
     graph: Option<Graph>,
     /// Bytes of shared memory that a thread block may use.
     shared_limit: usize,
-    /// States per tile.
     tile_states: usize,
     /// Steps that the device has finished.
     done: u32,

@@ -434,7 +434,6 @@ impl TranfsTraining {
         self.device.join()
     }
 
-    /// Starts the kernel that updates the parameters.
     fn record_parameter_update(&self, backbone: Option<BackboneArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;

@@ -124,7 +124,6 @@ impl<'a> LeaveOneOut<'a> {
         right as f64 / known.max(1) as f64
     }
 
-    /// The accuracy after one change.
     fn accuracy_after(&self, change: &Change) -> f64 {
         let moved = change.row as usize;
         let from = self.labels[moved];

@@ -195,7 +195,6 @@ pub(super) fn expect(posteriors: &mut [&mut Posterior], share: f64) {
     posteriors.iter_mut().for_each(|posterior| posterior.shift(middle));
 }
 
-/// The probability after a shift of its log-odds.
 fn shifted(probability: f64, log_odds: f64) -> f64 {
     match probability {
         p if p <= 0.0 || p >= 1.0 => p,

@@ -40,7 +40,6 @@ pub enum StepImages {
 }
 
 impl StepImages {
-    /// The number of images.
     pub(crate) fn count(&self, shape: Shape) -> usize {
         match self {
             StepImages::Prepared(values) => values.len() / shape.pixels(),

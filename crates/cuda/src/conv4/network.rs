@@ -225,7 +225,6 @@ impl Conv4Network {
         self.device.launch(Queue::Main, "pack_filters", Grid::new(64, 256), &arguments)
     }
 
-    /// Size and channels of the images.
     pub fn shape(&self) -> Shape {
         self.shape
     }

@@ -166,7 +166,6 @@ pub(super) struct GroupSize {
     pub tasks: usize,
 }
 
-/// The memory of a group of tasks.
 pub(super) struct GroupMemory {
     /// The memory that all addresses point to.
     _buffer: Buffer<u8>,

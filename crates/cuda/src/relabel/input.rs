@@ -473,12 +473,10 @@ impl EncodedStep {
         }
     }
 
-    /// The dimensions of all episodes.
     pub fn dims(&self) -> impl Iterator<Item = usize> {
         self.episodes.iter().map(|episode| episode.dim as usize)
     }
 
-    /// Writes the step into a slot.
     pub fn write(&self, layout: &StepLayout, slot: &mut [u32]) {
         fn put<T: Pod>(slot: &mut [u32], start: u32, values: &[T]) {
             let words: &[u32] = bytemuck::cast_slice(values);

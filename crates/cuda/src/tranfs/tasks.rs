@@ -119,7 +119,7 @@ impl PackedPlaces {
         (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, down_t, len)
     }
 
-    /// The positions of a tensor's copies, as it is and transposed; -1 if there is none.
+    /// The positions of a tensor's copies, as it is and transposed; -1 for a copy that does not exist.
     fn of(&self, name: &str, down_t: i32) -> (i32, i32) {
         match name {
             "down.weight" => (self.down, down_t),

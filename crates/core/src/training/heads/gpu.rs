@@ -68,7 +68,6 @@ pub(super) fn most_row_bytes(device: &Device) -> Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
-/// A session of either head.
 pub(super) type BoxedSession<'a> = Box<dyn TrainingSession<Batch = HeadBatch> + 'a>;
 
 /// Starts a session. The text is a warning for the user.
@@ -140,7 +139,6 @@ impl<'a> GpuRows<'a> {
         self.sets.iter().map(|set| set.len()).sum()
     }
 
-    /// The memory that all rows take.
     fn bytes(&self) -> usize {
         self.sets.iter().map(|set| set.len() * set.dim() * size_of::<f32>()).sum()
     }
@@ -161,7 +159,6 @@ impl<'a> GpuRows<'a> {
 
 /// Training of one kind of head, in the form that [`GpuHeadSession`] needs.
 trait GpuTraining {
-    /// The input of one step.
     type Input: Send;
     /// The number of steps to run at once.
     const STEPS: usize;
