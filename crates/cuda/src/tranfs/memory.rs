@@ -122,7 +122,7 @@ pub(super) struct Activations {
     prototypes: Buffer<f32>,
     d_prototypes: Buffer<f32>,
     clean_means: Buffer<f32>,
-    /// Whole numbers.
+    /// The kernels store 32-bit integers here.
     clean_counts: Buffer<f32>,
     partial_products: Buffer<f32>,
     class_sums: Buffer<f32>,
