@@ -31,13 +31,13 @@ impl Cholesky {
             for (j, other) in above.chunks_exact(size).enumerate() {
                 row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
             }
-            // Positive up to rounding.
+            // Rounding can make it slightly negative.
             row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
         }
         Cholesky { lower: matrix, size }
     }
 
-    /// Solves the equation with this matrix and a right side.
+    /// Solves `A x = right`, where `A` is the decomposed matrix including the shift.
     pub fn solve(&self, right: &[f32]) -> Vec<f32> {
         let mut solution: Vec<f64> = right.iter().map(|&value| f64::from(value)).collect();
         for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate() {

@@ -74,7 +74,7 @@ pub enum Error {
         /// The file names that were tried.
         looked_for: String,
     },
-    /// A feature is not a number.
+    /// A feature is NaN or infinite.
     #[error("feature in row {row}, column {column} is {value}; every feature must be finite")]
     NotFinite {
         /// The row, from 0.
@@ -157,7 +157,7 @@ pub enum Error {
     /// The data has fewer classes than an episode needs.
     #[error("{ways} ways requested, but the data has {classes} classes")]
     TooFewClasses {
-        /// Classes of an episode.
+        /// Classes per episode.
         ways: usize,
         /// Classes in the data.
         classes: usize,
@@ -196,7 +196,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
-    /// A noise type of the user's own failed, or gave labels that are not allowed.
+    /// A custom noise type failed, or gave labels that are not allowed.
     #[error("noise '{noise}', episode {episode}: {problem}")]
     NoiseFailed {
         /// The name of the noise type.
@@ -206,7 +206,7 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// A method of the user's own failed. An evaluation leaves the method out and keeps the results of the others.
+    /// A custom method failed. An evaluation leaves the method out and keeps the results of the others.
     #[error("method '{method}' failed in episode {episode}: {problem}")]
     MethodFailed {
         /// The label of the method.
@@ -249,7 +249,7 @@ pub enum Error {
         kind: &'static str,
         /// The level in percent.
         percent: f64,
-        /// Classes of an episode.
+        /// Classes per episode.
         ways: usize,
         /// Shots per class.
         shots: String,
@@ -444,7 +444,7 @@ pub enum Error {
         key: String,
         /// Its value in the checkpoint.
         then: String,
-        /// Its value now.
+        /// Its value in the current configuration.
         now: String,
     },
     /// Training would overwrite the files of an earlier run.

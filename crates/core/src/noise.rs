@@ -38,7 +38,7 @@ pub enum NoiseKind {
     Outlier,
     /// Wrong items are those of other classes of the episode that are most similar to the class of their label.
     Similar,
-    /// A noise type of the user's own: a [`LabelNoise`], or the name that a manifest gives its noise.
+    /// A custom noise type: a [`LabelNoise`], or the name that a manifest gives its noise.
     Named(NoiseName),
 }
 
@@ -82,7 +82,7 @@ impl NoiseKind {
             }
             NoiseKind::Paired => ways >= 2 && noisy < clean,
             NoiseKind::Outlier => clean >= 1,
-            // What is possible depends on the noise, which checks every episode.
+            // The sampler checks the labels of a custom noise type in every episode.
             NoiseKind::Named(_) => true,
         }
     }
@@ -94,7 +94,7 @@ impl From<NoiseKind> for String {
     }
 }
 
-/// The built-in type with this name, or a type of the user's own.
+/// The built-in type with this name, or a custom type.
 impl TryFrom<String> for NoiseKind {
     type Error = String;
 

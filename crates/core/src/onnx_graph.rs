@@ -92,7 +92,7 @@ pub struct OnnxGraph {
     /// Encoded fields of the graph in the order of the calls: a node comes after the nodes that it depends on.
     graph_fields: Vec<u8>,
     metadata: BTreeMap<String, String>,
-    /// The beginning of the names of values that are not inputs or outputs.
+    /// Prefix of the names of values that are not inputs or outputs.
     prefix: String,
     values: usize,
 }

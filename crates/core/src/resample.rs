@@ -1,39 +1,39 @@
-//! Resizes images: bilinear or bicubic, with antialiasing when shrinking.
+//! Image resizing ([`resized`]), bilinear or bicubic, with antialiasing when shrinking.
 //!
-//! The arithmetic is Pillow's, which torchvision uses on images: columns first, then rows, weights of 22 bits,
-//! each pass rounded to a byte. So networks trained elsewhere see here what they saw there, and integer sums
-//! are the same on every processor. Both passes run row by row: an image of which only the columns are resized is never
-//! held, since it can be larger than the image itself (one pixel wide and thousands high, for instance).
+//! The arithmetic is Pillow's, which torchvision uses: rows are resized to the new width, then columns to the new height,
+//! with fixed-point weights of 22 bits, and each pass rounds to bytes. So published networks get the pixels they were
+//! trained on, and the result is the same on every processor. Both passes run row by row, because the image between them can
+//! be larger than input and output (for instance if the input is one pixel wide and thousands high).
 
 use std::collections::VecDeque;
 
-/// Bits behind the point of a weight: 32, less 8 of the value, less 2 for sign and overflow.
+/// Fractional bits of a fixed-point weight: 32 bits minus 8 for the pixel value and 2 for sign and overflow.
 const WEIGHT_BITS: u32 = 22;
 
-/// What an image of another shape becomes.
+/// How an image becomes square.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
     /// The whole image, stretched to a square.
     #[default]
     Squash,
-    /// The largest square in its middle.
+    /// The largest square in the middle of the image.
     Crop,
 }
 
-/// How a pixel in between is made of its neighbours.
+/// The interpolation filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resampling {
-    /// A triangle: two pixels each way when enlarging by nothing, more when shrinking.
+    /// Triangle filter.
     #[default]
     Bilinear,
-    /// Keys' cubic with a = -1/2, which is a little sharper.
+    /// Keys' cubic filter with a = -1/2, which is slightly sharper.
     Bicubic,
 }
 
 impl Resampling {
-    /// How far a pixel's influence reaches, in pixels of the smaller image.
+    /// The radius of the filter, in pixels of the smaller of the two images.
     fn support(self) -> f64 {
         match self {
             Resampling::Bilinear => 1.0,
@@ -52,7 +52,7 @@ impl Resampling {
     }
 }
 
-/// The weights with which a line of pixels becomes a line of another length.
+/// The weights for resizing a line of pixels to another length.
 ///
 /// ```
 /// use trueshot::resample::Taps;
@@ -65,17 +65,17 @@ impl Resampling {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Taps {
-    /// First pixel of every output.
+    /// The first input pixel of every output pixel.
     starts: Vec<u32>,
-    /// `width` weights an output.
+    /// `[outputs, width]`
     weights: Vec<f64>,
-    /// The same, rounded.
+    /// `weights` as `f32`.
     rounded: Vec<f32>,
     width: usize,
 }
 
 impl Taps {
-    /// Computes the bilinear weights of `from` pixels for `to` outputs, reusing the memory.
+    /// Computes the bilinear weights from `from` to `to` pixels, reusing the memory.
     pub fn set(&mut self, from: usize, to: usize) {
         self.set_resampling(Resampling::Bilinear, from, to);
     }
@@ -91,7 +91,7 @@ impl Taps {
             let centre = (output as f64 + 0.5) * scale;
             let first = (centre - reach + 0.5).max(0.0) as usize;
             let end = ((centre + reach + 0.5) as usize).min(from);
-            // A window that would stick out is moved in: what it then covers beyond the reach has no weight.
+            // A window beyond the end is shifted back inside; pixels that the filter does not reach get weight 0.
             let start = first.min(from - self.width);
             let weight = |pixel: usize| match (first..end).contains(&pixel) {
                 true => resampling.weight((pixel as f64 + 0.5 - centre) / stretch),
@@ -105,13 +105,13 @@ impl Taps {
         self.rounded.extend(self.weights.iter().map(|&weight| weight as f32));
     }
 
-    /// First pixel and weights of an output.
+    /// The first input pixel of an output pixel, and the weights from there on.
     #[inline(always)]
     pub fn output(&self, output: usize) -> (usize, &[f32]) {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
-    /// Weights of `from` pixels for `to` outputs, and the same as whole numbers.
+    /// The weights from `from` to `to` pixels, and the same as fixed-point numbers.
     fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
         let mut taps = Taps::default();
         taps.set_resampling(resampling, from, to);
@@ -135,7 +135,7 @@ pub struct PixelShape {
     pub channels: usize,
 }
 
-/// The pixels of an image in another size.
+/// Resizes an image to `(width, height)`.
 ///
 /// # Panics
 /// If the number of bytes is not that of the shape, if an image has no pixels, or if a pixel has neither 1 nor 3 bytes.
@@ -159,7 +159,7 @@ pub fn resized(
     rows.pixels
 }
 
-/// The largest square in the middle of an image, in place; returns its height and width.
+/// Crops an image in place to the largest square in its middle and returns the side of the square in pixels.
 pub fn crop_to_square(pixels: &mut Vec<u8>, shape: PixelShape) -> usize {
     let PixelShape { width, height, channels } = shape;
     let side = width.min(height);
@@ -172,7 +172,7 @@ pub fn crop_to_square(pixels: &mut Vec<u8>, shape: PixelShape) -> usize {
     side
 }
 
-/// Brings one row after the other to another width.
+/// Resizes rows to another width.
 struct RowResizer {
     /// `None` if rows keep their width.
     taps: Option<(Taps, Vec<i32>)>,
@@ -203,15 +203,15 @@ impl RowResizer {
     }
 }
 
-/// Sums rows, as they come, into the rows of an image of another height.
+/// Resizes columns: takes the rows of an image one by one and sums them into the rows of an image of another height.
 struct ColumnResizer {
     taps: Taps,
     weights: Vec<i32>,
-    /// Rows added so far.
+    /// Input rows so far.
     added: usize,
-    /// Outputs that are complete.
+    /// Complete output rows.
     done: usize,
-    /// The sums of the outputs that some of the added rows belong to, starting with output `done`.
+    /// Sums of the output rows that are not complete, starting with row `done`.
     open: VecDeque<Vec<i32>>,
     length: usize,
     pixels: Vec<u8>,
@@ -227,7 +227,7 @@ impl ColumnResizer {
     fn add(&mut self, row: &[u8]) {
         let number = self.added;
         self.added += 1;
-        // Windows are equally long and begin in the order of their outputs, so they also end in that order.
+        // Windows have equal lengths and start in the order of their outputs, so they also end in that order.
         let begins_here =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
         while begins_here(self.done + self.open.len()) {
@@ -267,7 +267,7 @@ fn to_byte(sum: i32) -> u8 {
 mod tests {
     use super::*;
 
-    /// Both passes over whole images, one after the other.
+    /// Reference: both passes over the whole image.
     fn in_two_passes(
         pixels: &[u8],
         shape: PixelShape,

@@ -40,7 +40,7 @@ pub enum Purpose {
     Projection = 13,
     /// The order in which the classes of an episode choose their replacements under similar noise.
     Similar = 14,
-    /// Random decisions of a noise type of the user's own; its position among them is the item of the generator.
+    /// Random decisions of a custom noise type; the item of the generator is its position among the custom types.
     LabelNoise = 15,
 }
 

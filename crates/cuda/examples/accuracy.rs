@@ -6,8 +6,8 @@
 //!
 //! With the feature `emulator` the emulated device is used. `--small` takes small images and few episodes, for which the
 //! emulator is fast enough. There are five steps of each model, on other inputs and parameters, in the folders 1 to 5: the
-//! errors of a tensor of three numbers vary by a factor of ten between steps. Each model has a file of f32 values (`NAME.bin`, little-endian) and an index (`NAME.json`)
-//! with the shape and the start of each array.
+//! errors of a tensor of three numbers vary by a factor of ten between steps. Each model has a file of f32 values
+//! (`NAME.bin`, little-endian) and an index (`NAME.json`) with the shape and the start of each array.
 
 mod support;
 

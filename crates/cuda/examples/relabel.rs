@@ -2,9 +2,10 @@
 //!
 //!     cargo run --release -p trueshot-cuda --example relabel -- 640
 //!
-//! The argument is the length of a feature vector. `--joint DIM` measures the head's part of a step together with a backbone,
-//! on 8 episodes of 5 classes with 5 items and 8 queries each, for both forms of the head. With `--figures FILE` it measures nothing and writes parameters,
-//! episodes, losses and gradients of the CPU to FILE, for `bench/peers/torch_relabel.py --check FILE`.
+//! The argument is the length of a feature vector. `--joint DIM` measures the head's part of a step together with a
+//! backbone, on 8 episodes of 5 classes with 5 items and 8 queries each, for both forms of the head. With `--figures FILE`
+//! it measures nothing and writes parameters, episodes, losses and gradients of the CPU to FILE, for
+//! `bench/peers/torch_relabel.py --check FILE`.
 
 mod support;
 

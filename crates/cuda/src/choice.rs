@@ -1,4 +1,4 @@
-//! Which device a user wants: the CPU, a GPU, or whichever there is.
+//! The device that a user chooses ([`DeviceChoice`]): the CPU, a GPU, or whichever is available.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,11 +49,11 @@ impl FoundGpu {
 }
 
 impl DeviceChoice {
-    /// Finds the device without opening it; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU is
-    /// used.
+    /// Finds the device without opening it; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU
+    /// is used.
     ///
     /// # Errors
-    /// If a GPU was asked for and cannot be used.
+    /// If a GPU is requested and cannot be used.
     pub fn find(self) -> Result<(Option<FoundGpu>, Option<Error>)> {
         let find = |ordinal| Device::name_of(ordinal).map(|name| FoundGpu { ordinal, name });
         match self {
@@ -69,7 +69,7 @@ impl DeviceChoice {
     /// Opens the device; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU is used.
     ///
     /// # Errors
-    /// If a GPU was asked for and cannot be used.
+    /// If a GPU is requested and cannot be used.
     pub fn open(self) -> Result<(Option<Device>, Option<Error>)> {
         match self {
             DeviceChoice::Cpu => Ok((None, None)),

@@ -53,11 +53,11 @@ pub(crate) const PATCH_LEN: usize = 48;
 pub struct Conv4Options {
     /// Size and channels of the images.
     pub shape: Shape,
-    /// Classes of an episode.
+    /// Classes per episode.
     pub classes: usize,
-    /// Support items of an episode.
+    /// Support items per episode.
     pub support: usize,
-    /// Queries of an episode.
+    /// Queries per episode.
     pub queries: usize,
     /// How prototypes are computed.
     pub prototypes: Prototypes,
@@ -68,7 +68,7 @@ pub struct Conv4Options {
 }
 
 impl Conv4Options {
-    /// Images of an episode.
+    /// Images per episode.
     pub fn images(&self) -> usize {
         self.support + self.queries
     }
@@ -244,7 +244,7 @@ impl Conv4Training {
         runner.launch(|runner| record_step(network, loss, runner, options))
     }
 
-    /// The times of the kernels of a step. The run cannot go on afterwards.
+    /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| record_step(&self.network, &self.loss, &self.runner, &self.options))
     }

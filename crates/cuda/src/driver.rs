@@ -27,7 +27,7 @@ pub use arguments::{Address, Argument, Grid, Null, Value};
 
 /// The lowest CUDA version of a driver that runs the kernels.
 const NEEDED_VERSION: i32 = 13_000;
-/// Bytes of shared memory that a kernel may use without asking for more.
+/// Bytes of shared memory that a kernel may use without setting an attribute first.
 const DEFAULT_SHARED_LEN: u32 = 48 << 10;
 
 /// One of the two queues of a device. Work on one queue runs in order; the queues run at the same time.
@@ -244,12 +244,12 @@ impl Device {
         }
     }
 
-    /// From here on the side queue runs beside the main queue.
+    /// The side queue runs in parallel with the main queue from here on.
     pub fn fork(&self) -> Result<()> {
         self.order(Queue::Main, Queue::Side)
     }
 
-    /// From here on the main queue waits for the side queue.
+    /// The main queue waits for the side queue from here on.
     pub fn join(&self) -> Result<()> {
         self.order(Queue::Side, Queue::Main)
     }
@@ -289,8 +289,8 @@ impl Device {
         }
     }
 
-    /// The time of every kernel that `record` launches. Each is launched several times in a row, so what the kernels
-    /// compute is of no use afterwards. The emulator measures nothing.
+    /// The time of every kernel that `record` launches. Each is launched several times in a row, so the results of the
+    /// kernels are meaningless. The emulator measures nothing.
     pub fn kernel_times(&self, record: impl FnOnce() -> Result<()>) -> Result<KernelTimes> {
         match &*self.backend {
             Backend::Cuda(cuda) => {
@@ -342,7 +342,7 @@ fn check_ordinal(ordinal: usize) -> Result<()> {
     }
 }
 
-/// What is known of a GPU before it is opened.
+/// The properties of a GPU that is not opened yet.
 struct DeviceProperties {
     device: sys::CUdevice,
     name: String,

@@ -83,7 +83,7 @@ impl EfficientNetEmbedding {
         Ok(EfficientNetEmbedding { device, size, images, bytes, features, network, activations, graphs })
     }
 
-    /// The most images of a batch.
+    /// Maximum number of images per batch.
     pub fn max_batch(&self) -> usize {
         self.images
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU, with the figures that a user needs to act.
+//! Errors of the GPU and its driver ([`Error`]), with the figures that a user needs to act.
 
 /// An error of the GPU or its driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ pub(crate) struct Image {
     pub has_wgmma: bool,
 }
 
-/// Compute capability (major, minor), whether only this exact capability can run it, and the compressed code.
+/// Compute capability (major, minor), whether the module contains the `wgmma` kernels, and the compressed code.
 type Compiled = (u32, u32, bool, &'static [u8]);
 
 /// Newest first. A binary runs on GPUs of the same major and the same or a higher minor number.

@@ -14,12 +14,12 @@ pub use training::{JointOptions, JointState, JointTraining};
 use crate::driver::{Address, Buffer};
 use crate::error::Result;
 
-/// What the update of a head depends on when it is trained together with a backbone.
+/// The state of the backbone that the update of a head depends on in joint training.
 #[derive(Debug, Clone, Copy)]
 pub struct BackboneUpdate {
-    /// Not 0 if a gradient of the backbone overflowed: then nothing is updated, and the step is repeated with the same inputs.
+    /// Not 0 if a gradient of the backbone overflowed: nothing is updated, and the step is repeated with the same inputs.
     pub overflow: Address<u32>,
-    /// Sums of squares of the backbone's gradients of the mean loss, which count in the norm that is clipped.
+    /// Sums of squares of the backbone's gradients of the mean loss, which are part of the norm for clipping.
     pub squares: Address<f64>,
     /// The number of these sums.
     pub square_count: usize,
@@ -45,8 +45,8 @@ pub trait HeadTraining {
     /// [`HeadTraining::record_losses`] overwrites the rows of the step.
     fn feature_gradient(&self) -> &Buffer<f32>;
 
-    /// Copies the inputs of the next steps to the device. True if buffers were allocated anew: graphs that were recorded
-    /// before are no longer valid.
+    /// Copies the inputs of the next steps to the device. Returns true if buffers were reallocated, which makes graphs
+    /// recorded before invalid.
     ///
     /// # Panics
     /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input is not consistent.
@@ -55,16 +55,16 @@ pub trait HeadTraining {
     /// Starts the kernels from the features to the losses, the gradients of the parameters and that of the features.
     fn record_losses(&self) -> Result<()>;
 
-    /// The sums of squares of the gradients of the parameters, of the mean loss, after [`HeadTraining::record_losses`]; only
-    /// valid if the head was made with clipping.
+    /// The sums of squares of the parameter gradients of the mean loss, after [`HeadTraining::record_losses`]. Valid only if
+    /// the head was made with clipping.
     fn squares(&self) -> &Buffer<f64>;
 
-    /// Starts the kernels that update the parameters and go on to the next step. They do nothing if
+    /// Starts the kernels that update the parameters and advance to the next step. They do nothing if
     /// [`BackboneUpdate::overflow`] is set or the loss is not finite.
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()>;
 
-    /// Waits for the device and returns the losses of the steps that were finished since the last call.
-    /// A loss that is not finite is the last that is returned, also if its step is not finished because of an overflow.
+    /// Waits for the device and returns the losses of the steps that were finished since the last call. The list ends with
+    /// the first loss that is not finite, even if its step is not finished because of an overflow.
     fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
 
     /// Parameters and state of the optimiser.

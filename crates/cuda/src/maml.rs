@@ -26,7 +26,7 @@ pub use evaluation::{EvaluationOptions, MamlEvaluation, MamlTask};
 use memory::{GroupMemory, GroupSize};
 use pass::{Group, element_count};
 
-/// The most tasks that run at once. More would take memory and hardly run faster.
+/// Maximum number of tasks that run at once; more would take memory and hardly run faster.
 const TASKS_AT_ONCE: usize = 8;
 
 /// The sizes and options of a training run.
@@ -34,11 +34,11 @@ const TASKS_AT_ONCE: usize = 8;
 pub struct MamlOptions {
     /// The shape of the images and the number of classes.
     pub size: ModelSize,
-    /// Support items of a task.
+    /// Support items per task.
     pub support: usize,
-    /// Queries of a task.
+    /// Queries per task.
     pub queries: usize,
-    /// Tasks of a step.
+    /// Tasks per step.
     pub tasks: usize,
     /// The gradient descent on the support sets.
     pub adaptation: Adaptation,
@@ -51,7 +51,7 @@ pub struct MamlOptions {
 }
 
 impl MamlOptions {
-    /// Images of a task.
+    /// Images per task.
     fn images(&self) -> usize {
         self.support + self.queries
     }
@@ -62,7 +62,7 @@ impl MamlOptions {
     }
 }
 
-/// The memory of as many tasks as fit, at most `tasks`.
+/// The memory for as many tasks as fit, at most `tasks`.
 fn largest_group(
     device: &Device,
     tasks: usize,
@@ -205,7 +205,7 @@ impl MamlTraining {
         self.graph()?.launch()
     }
 
-    /// The times of the kernels of a step. The run cannot go on afterwards.
+    /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| self.record_step())
     }

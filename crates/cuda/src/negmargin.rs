@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 pub struct NegMarginOptions {
     /// Size and channels of the images.
     pub shape: Shape,
-    /// Images of a step.
+    /// Images per step.
     pub images: usize,
     /// Classes of the data set.
     pub classes: usize,
@@ -317,7 +317,7 @@ impl NegMarginTraining {
         runner.launch(|runner| record_step(network, classifier, runner, *images))
     }
 
-    /// The times of the kernels of a step. The run cannot go on afterwards.
+    /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| record_step(&self.network, &self.classifier, &self.runner, self.images))
     }

@@ -26,12 +26,13 @@ use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
 use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
 
-/// Threads of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of those that work on parameters.
+/// Threads of a block: of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of the kernels that
+/// work on parameters.
 const THREADS: u32 = 1024;
 const EDGE_THREADS: u32 = 512;
 const PARAMETER_THREADS: u32 = 256;
-/// Columns of features that `relabel_gram` has in shared memory, on Hopper and on every supported GPU, and its bytes of shared
-/// memory: 64 rows with padding.
+/// Columns of features that `relabel_gram` holds in shared memory, on Hopper and on other GPUs; then the bytes of shared
+/// memory for 64 padded rows of `dims` columns.
 const HOPPER_GRAM_DIMS: usize = 640;
 const GRAM_DIMS: usize = 256;
 const fn gram_shared_len(dims: usize) -> usize {
@@ -39,8 +40,8 @@ const fn gram_shared_len(dims: usize) -> usize {
 }
 /// Bytes of shared memory of `relabel_products`: 3 stages of two factors, 32 rows of 64 numbers with padding.
 const PRODUCTS_SHARED_LEN: usize = 4 * 3 * 2 * 32 * 72;
-/// Bytes of dynamic shared memory of a thread block, on Hopper and on every supported GPU: all but 1 KiB, which kernels
-/// have as static memory.
+/// Bytes of dynamic shared memory of a thread block, on Hopper and on other GPUs: all but 1 KiB, which the kernels use as
+/// static memory.
 const HOPPER_SHARED_LEN: usize = 226 << 10;
 const SHARED_LEN: usize = 98 << 10;
 
@@ -121,7 +122,6 @@ pub struct RelabelTraining {
     graph: Option<Graph>,
     /// Bytes of shared memory that a thread block may use.
     shared_limit: usize,
-    /// States of a tile.
     tile_states: usize,
     /// Steps that the device has finished.
     done: u32,
@@ -319,7 +319,7 @@ impl RelabelTraining {
         self.graph.as_ref().expect("just set").launch()
     }
 
-    /// The times of the kernels of a step. The run cannot go on afterwards.
+    /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| self.record_step())
     }
@@ -402,7 +402,7 @@ impl RelabelTraining {
             self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
             self.tile_kernel(memory, "relabel_attend_backward_columns", layer)?;
         }
-        // Tiles need whole multiprocessors, so everything else waits for them.
+        // The kernels on tiles occupy whole multiprocessors, so these two start after them.
         self.device.fork()?;
         self.record_edges_backward(memory)?;
         self.record_products(memory, Queue::Main)?;
@@ -431,7 +431,7 @@ impl RelabelTraining {
         self.launch(kernel, Self::tile_grid(memory), &[&Value(memory.relabel), &Value(layer as i32)])
     }
 
-    /// Starts the inner products of rows. The weights are packed beside them, because they are not read here.
+    /// Starts the inner products of rows. The weights are packed in parallel, because these kernels do not read them.
     fn record_gram(&self, memory: &StepMemory) -> Result<()> {
         let relabel = Value(memory.relabel);
         self.device.fork()?;

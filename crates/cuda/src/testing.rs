@@ -1,4 +1,4 @@
-//! What the tests of sessions share: the device that they run on, which is emulated, or GPU 0 with the feature `gpu-tests`.
+//! Helpers of the tests of sessions. The device is emulated or, with the feature `gpu-tests`, GPU 0.
 
 use crate::Device;
 

@@ -77,7 +77,7 @@ pub struct TranfsTraining {
     squares: Buffer<f64>,
     activations: Activations,
     gradient_tasks: Buffer<GradientTask>,
-    /// How many gradient tasks belong to each layer from the last to layer 1, and how many are left.
+    /// The number of gradient tasks of each layer from the last to layer 1, then of all other tasks.
     group_lens: Vec<usize>,
     update_tasks: Buffer<UpdateTask>,
     state: Buffer<TranfsState>,
@@ -233,8 +233,8 @@ impl TranfsTraining {
 
     /// Runs steps and returns the terms of their losses, each the mean over the episodes: queries, clean, mislabelled.
     ///
-    /// If a term is not finite, the step updates nothing and its terms are the last that are returned; so it is with every
-    /// later step until the next [`TranfsTraining::load`].
+    /// If a term is not finite, the step updates nothing and its terms are the last ones returned. Later steps update
+    /// nothing either, until the next [`TranfsTraining::load`].
     ///
     /// # Errors
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
@@ -276,7 +276,7 @@ impl TranfsTraining {
         self.graph()?.launch()
     }
 
-    /// The times of the kernels of a step. The run cannot go on afterwards.
+    /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| self.record_step())
     }
@@ -324,7 +324,7 @@ impl TranfsTraining {
         if after.is_empty() { Ok(()) } else { self.inputs.write(0, after) }
     }
 
-    /// The factors of update number `update`, counted from 1, as the CPU computes them: what parameters are multiplied by, the
+    /// The factors of update number `update`, counted from 1, as the CPU computes them: the factor of the parameters, the
     /// learning rate over the bias correction, and one over the square root of the other bias correction.
     fn factors(&self, rate: f64, update: u64) -> [f32; 3] {
         let AdamWConfig { beta1, beta2, weight_decay, .. } = self.options.optimiser;
@@ -434,7 +434,6 @@ impl TranfsTraining {
         self.device.join()
     }
 
-    /// Starts the kernel that updates the parameters.
     fn record_parameter_update(&self, backbone: Option<BackboneArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;

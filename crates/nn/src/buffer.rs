@@ -1,4 +1,4 @@
-//! Recycled memory: a thread keeps the buffers it has finished with for its next call.
+//! Recycled memory ([`Buffer`]): a thread keeps the buffers it has finished with for its next call.
 //!
 //! A training step needs a few hundred buffers of some hundred kilobytes, the same ones every time. Allocated anew they
 //! would cost more than the arithmetic done in them, because the system maps and clears every page.

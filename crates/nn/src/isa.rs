@@ -1,13 +1,10 @@
 //! The vector instruction set that kernels run with.
 //!
-//! The best set the processor has is found once per process, at run time. A kernel asks for [`Isa::current`] when it
-//! is called, so no function has to hand an instruction set on. Tests, and callers that need a certain set, choose
-//! another one for a block of code with [`Isa::scope`].
-//!
-//! Why a scope and not a field of every model: nothing but tests ever chooses, and most kernels are free functions
-//! over slices that many unrelated callers use, so a field would travel through all of them again. A scope costs one
-//! thread-local read per kernel call. It holds on the calling thread only: code that fans out to other threads inside
-//! a scope enters it again there, as `for_each_in_parallel` and [`crate::adamw::AdamW::chunks`] do.
+//! The best set that the processor has is found once per process, at run time. A kernel asks for [`Isa::current`] when it is
+//! called, so the set is not an argument of every function. Tests choose another set for a block of code with
+//! [`Isa::scope`], which costs one thread-local read per kernel call. A scope applies to the calling thread only: code that
+//! starts work on other threads inside a scope enters it again there, as `for_each_in_parallel` and
+//! [`crate::adamw::AdamW::chunks`] do.
 //!
 //! Sums are grouped by the width of a vector, so results agree to the bit only within one set. `TRUESHOT_ISA` pins the
 //! set of a process where a mixed cluster must agree.

@@ -1,4 +1,4 @@
-//! Loading rows: prefetching, and widening half precision.
+//! Prefetching of rows, and conversion of half precision to single precision.
 
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;

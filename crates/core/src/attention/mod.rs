@@ -36,7 +36,7 @@ pub enum Token {
         given: u32,
         /// The true class, an index in the episode; `None` for an outlier.
         truth: Option<u32>,
-        /// The row of the item in the embeddings, or in for an outlier, those that outliers come from.
+        /// The row of the item in the embeddings or, for an outlier, in the outlier pool.
         row: u32,
         /// The name of the item, if the file has names.
         #[serde(skip_serializing_if = "Option::is_none")]

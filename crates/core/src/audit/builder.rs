@@ -1,4 +1,4 @@
-//! The builder of an audit, and its options with their ranges.
+//! Options of an audit with their ranges ([`Options`]), and [`AuditBuilder`], which sets them and runs the audit.
 
 use super::{Audit, Certainty, ImageMeasures, RowFacts, run};
 use crate::embeddings::Embeddings;
@@ -12,7 +12,7 @@ pub const MAX_NEIGHBOURS: usize = 100;
 /// Options of an audit, with the same ranges on the command line, in the HTTP API and in Python.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// How probable something must be before an audit says it.
+    /// The smallest probability of each verdict.
     pub certainty: Certainty,
     /// The share of wrong labels, if it is known, from 0 to below 1. Otherwise it is estimated.
     pub expected_noise: Option<f64>,
@@ -68,8 +68,8 @@ impl<'a> AuditBuilder<'a> {
         }
     }
 
-    /// How probable a verdict must be, from 0.5 to 1; below it the verdict is [`Unsure`](super::Verdict::Unsure), unless the
-    /// label is wrong with a probability of 0.9 and more.
+    /// The smallest probability of a verdict, from 0.5 to 1. Below it the verdict is [`Unsure`](super::Verdict::Unsure),
+    /// except that 0.9 is always enough for [`Wrong`](super::Verdict::Wrong).
     pub fn certainty(mut self, probability: f32) -> Self {
         self.options.certainty = Certainty::uniform(probability);
         self
@@ -112,8 +112,8 @@ impl<'a> AuditBuilder<'a> {
         self
     }
 
-    /// Reports the number of scored items and allows to stop. Between two of these updates `progress` is called again
-    /// with the same number, from any thread, so that an audit can be stopped at any time.
+    /// Sets the progress callback, which gets the number of scored items and can stop the audit. It is also called between
+    /// two items, with the same number and from any thread, so that an audit can be stopped at any time.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self

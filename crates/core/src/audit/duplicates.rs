@@ -1,4 +1,4 @@
-//! Finds duplicates: items with equal features, and pairs that are nearly equal.
+//! Duplicates of an audit ([`find`]): items with equal features, and pairs that are nearly equal.
 //!
 //! Candidates for nearly equal items are the nearest neighbours that the audit has found anyway, so neither time nor memory
 //! is quadratic. If the images behind two rows are known, their thumbnails decide: photographs of one class are often
@@ -23,7 +23,7 @@ pub struct Duplicate {
     pub kind: DuplicateKind,
     /// The name of the first item.
     pub item: String,
-    /// Its label.
+    /// The label of the first item.
     pub given: String,
     /// The name of the second item.
     pub other: String,
@@ -31,7 +31,7 @@ pub struct Duplicate {
     pub other_given: String,
     /// Whether the labels differ, so that at least one of them is wrong.
     pub label_conflict: bool,
-    /// The rows of both.
+    /// The rows of the first and the second item.
     #[serde(skip)]
     pub rows: [u32; 2],
 }
@@ -50,7 +50,7 @@ pub enum DuplicateKind {
 const NEAR_DISTANCE: f32 = 0.1;
 /// The largest distance of near duplicates as a share of the usual distance of similar items.
 const NEAR_SHARE: f32 = 0.25;
-/// The largest distance of unusually similar images as a share of the usual distance of similar items.
+/// Images at a smaller distance, as a share of the usual distance of similar items, need less similar details to be copies.
 const SIMILAR_SHARE: f32 = 0.8;
 /// Nearest neighbours of an item that are compared with it.
 pub(super) const COMPARED_NEIGHBOURS: usize = 10;

@@ -1,4 +1,4 @@
-//! The effect of label changes: the leave-one-out accuracy of nearest prototypes before and after.
+//! The effect of label changes ([`effects`]): the leave-one-out accuracy of nearest prototypes before and after.
 //!
 //! A prototype is the sum of the centred, normalised rows of its class, and an item is classified by the largest cosine.
 //! Leaving an item out, or moving one to another class, changes two sums by one row. So the products of rows and sums
@@ -135,7 +135,6 @@ impl<'a> LeaveOneOut<'a> {
         right as f64 / known.max(1) as f64
     }
 
-    /// The accuracy after one change.
     fn accuracy_after(&self, change: &Change) -> f64 {
         let moved = change.row as usize;
         let from = self.labels[moved];

@@ -1,13 +1,13 @@
-//! Evidence about the class of every item, drawn from the whole collection, and the probabilities that follow from it.
+//! Evidence about the class of every item, and the class probabilities that follow from it ([`Evidence`]).
 //!
-//! Every item is compared with the classes as if it were not part of the collection, in several ways: three ridge
-//! regressions (two on the rows, one on their [`waves`](super::waves)), the cosine with the sum of the class, how typical
-//! that cosine is for items of the class, and the labels of its nearest neighbours. Together with how often items of a class
-//! carry the given label, how many items the class has, how close the item is to any other, and how well the labels of the
-//! whole collection can be predicted, this is the [evidence](FEATURES) that a small network turns into probabilities.
+//! Every item is compared with the classes as if it were not part of the collection: by three ridge regressions (two on the
+//! rows, one on their random Fourier features), by the cosine with the sum of the class and how typical that cosine is for
+//! items of the class, and by the labels of its nearest neighbours. Further [features](FEATURES) are how often items of a
+//! class carry the given label, how many items the class has, how close the item is to any other, and how well the labels of
+//! the whole collection can be predicted. A small network turns all of them into probabilities.
 //!
-//! The probabilities then replace the given labels, and the evidence is computed again: an item that is probably wrong no
-//! longer serves as an example of its class, and an item that belongs elsewhere becomes an example there.
+//! The next round computes the evidence again with these probabilities in place of the given labels: an item that is
+//! probably wrong does not count for its class, and an item that belongs elsewhere counts there.
 
 use std::collections::HashMap;
 
@@ -24,23 +24,23 @@ use crate::error::Result;
 
 /// Classes that are considered for an item: its own and those with the best scores.
 pub(super) const CANDIDATES: usize = 8;
-/// Neighbours that vote, in two groups.
+/// Numbers of nearest neighbours that vote, one feature each.
 const VOTERS: [usize; 2] = [3, 10];
-/// Penalties of the ridge regressions on the rows, and on their waves.
+/// Ridge penalties of the regressions on the rows, and of the one on random Fourier features.
 const PENALTIES: [f64; 2] = [1.0, 8.0];
 const WAVE_PENALTY: f64 = 1.0;
 const REGRESSIONS: usize = 3;
-/// Class features whose means over all items, each with its given class, say how well labels can be predicted.
+/// Indices of the class features that are averaged over all items, each with its given class, to tell how well labels can be
+/// predicted.
 const AVERAGED_FEATURES: [usize; 6] = [0, 1, 2, 3, 5, 6];
-/// The items of a class of average typicality that every class is assumed to have besides its own.
+/// Pseudo-count: each class has this many more items, whose cosines have the mean and spread of all classes.
 const TYPICAL_PRIOR: f32 = 3.0;
-/// The number of items whose labels are assumed to be known in advance when the labels of a class are counted, and how many
-/// of them are right.
+/// Pseudo-count of the labels of a class, and the share of them that are right.
 const LABEL_PRIOR: f32 = 4.0;
 const RIGHT_PRIOR: f32 = 0.8;
-/// How many times as large as the number of items with the given label a class may be. The items of a larger class count
-/// less. Otherwise the network, which was trained on classes of more similar sizes, would trust a wrong label because nearly
-/// all items of the large class have the right one.
+/// Upper bound of the size of a class, relative to the number of items with the given label; the items of a larger class
+/// count less. Without it the network, which was trained on classes of more similar sizes, would trust a wrong label because
+/// nearly all items of the large class have the right one.
 const LARGEST_SIZE_RATIO: f32 = 6.0;
 /// Rows scored at a time.
 const BLOCK: usize = 64;
@@ -71,13 +71,13 @@ pub(super) struct Evidence<'a> {
 #[derive(Clone, Copy)]
 struct ClassScore {
     class: u32,
-    /// The probability of the class in the round before.
+    /// The probability of the class in the previous round.
     share: f32,
     ridge: [f32; REGRESSIONS],
     cosine: f32,
 }
 
-/// The scores of an item: with its candidates, and with the classes it may belong to by the round before.
+/// The scores of an item with its candidate classes, and with the classes of the previous round.
 struct ItemScores {
     candidates: Vec<ClassScore>,
     former: Vec<ClassScore>,
@@ -108,12 +108,12 @@ impl<'a> Evidence<'a> {
         Ok(Evidence { collection, rows, waves, neighbours, ridges, squares, closeness, leverages, lengths })
     }
 
-    /// The probabilities by the given labels alone.
+    /// The probabilities before the first round: 1 for the given label.
     pub fn given(&self) -> Vec<Shares> {
         self.collection.given.iter().map(|&class| vec![(class, 1.0)]).collect()
     }
 
-    /// The probabilities by the evidence under the probabilities of the round before.
+    /// The class probabilities of every item after one more round; `before` are those of the previous round.
     pub fn round(&self, scorer: &Scorer, before: &[Shares], poll: &Poll<'_>) -> Result<Vec<Shares>> {
         let members = Members::new(before, self.collection.classes.len());
         let scores = self.scores(before, &members, poll)?;
@@ -170,8 +170,8 @@ impl<'a> Evidence<'a> {
         Ok(items.clone().into_par_iter().map(of_item).collect())
     }
 
-    /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels by the round before,
-    /// `none` the share of its neighbours that belong to none of the classes.
+    /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels in the previous
+    /// round, `none` the share of the item's neighbours that belong to none of the classes.
     fn item_features(&self, item: usize, wrong: f32, none: f32, averages: [f32; 6]) -> [f32; ITEM_FEATURES] {
         let classes = (self.collection.classes.len() as f32).ln().min(4.0) / 2.0;
         let [nearest, five] =
@@ -272,7 +272,7 @@ pub(super) fn share(shares: &[(u32, f32)], class: u32) -> f32 {
     shares.iter().find(|(other, _)| *other == class).map_or(0.0, |(_, share)| *share)
 }
 
-/// Adds to the first features of every candidate their differences to the best other candidate.
+/// Fills in the relative features: the difference of a feature to that of the best other candidate.
 fn compare_candidates(features: &mut [[f32; FEATURES]]) {
     for n in 0..RELATIVE_FEATURES {
         let best_other = |own: usize, features: &[[f32; FEATURES]]| {
@@ -308,7 +308,7 @@ impl Members {
         Members { items: members, counts }
     }
 
-    /// The share of a class in an item at the centre of the rows, which is the mean of the means of all classes.
+    /// The expected share of each class at the centre of the rows, which is the mean of the class means.
     fn central_share(&self) -> f32 {
         1.0 / self.counts.len() as f32
     }
@@ -423,12 +423,13 @@ impl LabelCounts {
         LabelCounts { items, members }
     }
 
-    /// How many of the `others` of a class count for an item with this label.
+    /// The number of other items of a class that count for an item with this label.
     fn counted(&self, given: u32, others: f32) -> f32 {
         others.min(LARGEST_SIZE_RATIO * self.items[&given])
     }
 
-    /// Half the logarithm of the probability that an item of the class carries this label, by the `others` of its items.
+    /// Half the logarithm of the probability that an item of the class carries this label, estimated from the `others`
+    /// items.
     fn log_probability(&self, score: &ClassScore, given: u32, others: f32, classes: usize) -> f32 {
         let same = self.members.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
         let counted = self.counted(given, others);
@@ -441,7 +442,7 @@ impl LabelCounts {
     }
 }
 
-/// A number for every item, with their mean and spread.
+/// One value per item, with the mean and the standard deviation of all.
 struct Deviations {
     values: Vec<f32>,
     mean: f32,
@@ -456,7 +457,7 @@ impl Deviations {
         Deviations { values, mean: mean as f32, spread: (square.sqrt() as f32).max(1e-3) }
     }
 
-    /// How far the number of an item is from the mean, in halves of the spread.
+    /// Half the z-score of an item, clamped to -3 to 3.
     fn score(&self, item: usize) -> f32 {
         ((self.values[item] - self.mean) / self.spread).clamp(-6.0, 6.0) / 2.0
     }

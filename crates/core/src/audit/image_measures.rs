@@ -1,17 +1,17 @@
-//! Measures of the images behind the rows, and the problems of images that follow from them.
+//! Measures of the images behind the rows ([`ImageMeasures`]), and the image problems that follow from them ([`find`]).
 
 use serde::Serialize;
 
 use super::item_name;
 use crate::embeddings::Embeddings;
 
-/// Differences between pixels this far apart show the contrast of an edge, even of a blurred one.
+/// Distance in pixels over which the contrast of an edge is measured, wide enough for a blurred edge.
 const EDGE_WIDTH: usize = 8;
-/// The brightest and darkest pixels are one in this many.
+/// One in this many pixels counts as brightest, and one as darkest.
 const RARE_LEVEL: usize = 200;
-/// The strongest edges are one in this many of all edges, so that paper around a drawing does not count.
+/// One in this many edges counts as strongest, so that the paper around a drawing does not matter.
 const RARE_EDGE: usize = 100;
-/// An image is blurred if its steepest edges rise less than this share of their height from one pixel to the next.
+/// An image is blurred if neighbouring pixels at its strongest edges differ by less than this percentage of the contrast.
 const BLURRED_PERCENT: u32 = 22;
 /// Differences that are smaller than this, in grey levels, are not edges.
 const MIN_EDGE_CONTRAST: u8 = 12;
@@ -77,7 +77,7 @@ impl std::fmt::Display for ImageProblemKind {
 pub struct ImageProblem {
     /// The name of the item.
     pub item: String,
-    /// Its label, if it has one.
+    /// The label of the item, if it has one.
     pub given: Option<String>,
     /// What is wrong with the image, in the order of [`ImageProblemKind`].
     pub kinds: Vec<ImageProblemKind>,
@@ -91,8 +91,8 @@ impl ImageMeasures {
     /// The number of bytes of [`Self::to_bytes`].
     pub const BYTES: usize = 12 + Self::THUMBNAIL_LEN;
 
-    /// Measures a grey image of `width` x `height` pixels. The caller has reduced large images, so that sharpness is
-    /// comparable, and replaces `width` and `height` by those of the original.
+    /// Measures a grey image of `width` x `height` pixels. Callers reduce large images first, so that sharpness is
+    /// comparable, and then set `width` and `height` to those of the original.
     ///
     /// # Panics
     /// If `pixels` or `thumbnail` has a wrong length.
@@ -185,7 +185,7 @@ impl ImageMeasures {
     }
 }
 
-/// How many pairs of pixels at a distance, in rows and in columns, differ by 0 to 255.
+/// Histogram of the absolute differences between pixels that are `distance` apart in a row or a column.
 fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
     let mut counts = [0; 256];
     let mut count = |a: &[u8], b: &[u8]| {

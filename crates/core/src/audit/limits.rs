@@ -1,4 +1,5 @@
-//! What an audit cannot know: labels of items that have no other item to be compared with.
+//! Cases in which labels cannot be judged: classes of one item, classes with the same items, and rows that do not
+//! distinguish the classes. Start with [`apply`].
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,7 +8,7 @@ use super::{Posterior, ScoredItem};
 use crate::embeddings::Embeddings;
 use crate::visible::visible;
 
-/// The smallest probability of a wrong label for the only item of a class: no other item speaks for the label.
+/// The smallest probability of a wrong label for the only item of a class: no other item supports the label.
 const MIN_P_WRONG_OF_SINGLE: f32 = 0.05;
 /// The largest number of classes that a warning names.
 const MAX_NAMED: usize = 5;
@@ -21,7 +22,7 @@ pub(super) struct Merged {
 }
 
 impl Merged {
-    /// `None` if no two classes have the same items, or if less than two classes would be left.
+    /// `None` if no two classes have the same items, or if fewer than two classes would be left.
     pub fn new(data: &Embeddings) -> Option<Self> {
         let content = |class: usize| -> BTreeSet<&[u8]> {
             data.rows_of(class)
@@ -47,8 +48,8 @@ impl Merged {
         Some(Merged { data: merged, originals })
     }
 
-    /// Divides the probability of a class among the classes that it stands for. The given class gets half of it: how many
-    /// copies a class has says nothing about which one has the right name.
+    /// Divides the probability of a class among the original classes that it stands for. The given class gets half of it,
+    /// whatever the number of copies of the class: that number says nothing about which name is right.
     pub fn divide(&self, data: &Embeddings, scored: &mut [ScoredItem]) {
         for (item, &given) in scored.iter_mut().zip(data.labels()) {
             let shares = item.posterior.shares().iter().flat_map(|&(class, share)| {
@@ -68,7 +69,7 @@ impl Merged {
     }
 }
 
-/// Adjusts probabilities that the scorer has no basis for.
+/// Adjusts the probabilities of items that cannot be compared with others.
 pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
     let all_single = (0..data.classes().len()).all(|class| data.rows_of(class).len() <= 1);
     for (row, item) in scored.iter_mut().enumerate() {
@@ -86,9 +87,9 @@ pub(super) fn apply(data: &Embeddings, scored: &mut [ScoredItem]) {
     }
 }
 
-/// The share of wrong labels from which it is checked whether the rows distinguish the classes at all.
+/// Share of expected wrong labels above which it is checked whether the rows distinguish the classes at all.
 const DOUBTFUL_SHARE: f64 = 0.25;
-/// With fewer items, chance decides.
+/// The smallest number of items for this check.
 const MIN_DOUBTED_ITEMS: usize = 20;
 
 /// A warning if many labels are expected to be wrong and the nearest prototype is no better than guessing.

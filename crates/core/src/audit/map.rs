@@ -1,4 +1,4 @@
-//! Places items in the plane so that similar items are close to each other, for the scatter plot of a report.
+//! The map of an audit ([`map`]): positions of items in the plane, with similar items close to each other.
 //!
 //! Collections of up to 1,000 items use exact t-SNE, initialised with the first two principal components. t-SNE compares
 //! all pairs, so larger collections use the principal components alone. The order of all computations is fixed by the

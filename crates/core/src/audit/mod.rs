@@ -16,11 +16,10 @@
 //! assert!(most_suspect.p_wrong > 0.5 && most_suspect.verdict != Verdict::Keep);
 //! # Ok::<(), trueshot::Error>(())
 //! ```
-//!
-//! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A small
-//! network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
-//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order of
-//! the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
+//! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A
+//! small network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
+//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order
+//! of the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
 //! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
 
 mod action;
@@ -79,7 +78,7 @@ pub struct Audit {
     pub image_problems: Vec<ImageProblem>,
     /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
     pub warnings: Vec<String>,
-    /// How probable something had to be.
+    /// The smallest probability of each verdict.
     #[serde(skip)]
     pub certainty: Certainty,
     /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
@@ -136,7 +135,7 @@ pub struct Neighbour {
     pub row: u32,
     /// The name of the similar item.
     pub item: String,
-    /// Its label in the data.
+    /// The label of the similar item.
     pub given: String,
     /// The cosine of the two items, after subtraction of the mean of the classes' means.
     pub similarity: f32,
@@ -212,7 +211,7 @@ struct Poll<'a> {
 }
 
 impl<'a> Poll<'a> {
-    /// Every item has been scored.
+    /// A poll for the phases after all items have been scored.
     fn at_end(data: &Embeddings, progress: &'a dyn Progress) -> Self {
         Poll { progress, done: data.len() as u64, total: data.len() as u64 }
     }

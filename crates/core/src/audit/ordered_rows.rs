@@ -1,5 +1,5 @@
-//! The rows of an audit, in an order that depends on their values alone, so that the result does not depend on the order of
-//! the data or on the names of items and classes.
+//! The rows of an audit ([`OrderedRows`]), in an order that depends on their values alone, so that the result does not
+//! depend on the order of the data or on the names of items and classes.
 
 use rayon::prelude::*;
 
@@ -16,7 +16,7 @@ pub(super) struct OrderedRows {
     pub order: Vec<u32>,
     /// The label at each position. Classes are numbered by their first item.
     pub given: Vec<u32>,
-    /// The class of the data for each number.
+    /// The index in the data of each class number.
     pub classes: Vec<u32>,
     /// Whether the user has confirmed the label, at each position.
     pub confirmed: Vec<bool>,
@@ -52,7 +52,6 @@ impl OrderedRows {
         OrderedRows { values, dim, lengths, order, given, classes, confirmed }
     }
 
-    /// The number of values of a row.
     pub fn dim(&self) -> usize {
         self.dim
     }

@@ -1,4 +1,4 @@
-//! Ridge regression of the class shares on the rows, with every prediction made without the row itself.
+//! Ridge regression of the class shares on the rows ([`Ridge`]), with leave-one-out predictions.
 //!
 //! The regression has one coefficient per class and dimension. Leaving a row out changes the prediction for it from `p` to
 //! `(p - h t) / (1 - h)` with its target `t` and its leverage `h`, so nothing is fitted again.
@@ -13,9 +13,9 @@ use crate::error::Result;
 /// Rows per partial sum.
 const BLOCK: usize = 1024;
 
-/// A ridge regression on some rows, whose targets come later.
+/// A ridge regression on rows, for any targets.
 pub(super) struct Ridge {
-    /// The inverse of the rows' Gram matrix (at most as many rows as dimensions), or of that of the columns, plus the penalty.
+    /// The inverse of the Gram matrix plus the penalty: `[rows, rows]` if `by_rows`, otherwise `[dim, dim]`.
     inverse: Vec<f32>,
     by_rows: bool,
     /// The leverage of each row, between 0 and 1.
@@ -23,7 +23,7 @@ pub(super) struct Ridge {
 }
 
 impl Ridge {
-    /// One regression for each penalty.
+    /// One regression per penalty.
     pub fn all<const N: usize>(rows: &[&[f32]], penalties: [f64; N], poll: &Poll<'_>) -> Result<[Ridge; N]> {
         let dim = rows[0].len();
         let by_rows = rows.len() <= dim;
@@ -44,7 +44,7 @@ impl Ridge {
         Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
     }
 
-    /// The coefficients for some targets: `[target][dim]`.
+    /// The coefficients `[targets][dim]`.
     pub fn coefficients(&self, rows: &[&[f32]], targets: &dyn Targets) -> Vec<f32> {
         let (dim, size) = (rows[0].len(), rows.len().min(rows[0].len()));
         let inverse: Vec<&[f32]> = self.inverse.chunks_exact(size).collect();
@@ -70,9 +70,9 @@ impl Ridge {
 /// Targets of a regression.
 pub(super) trait Targets: Sync {
     fn count(&self) -> usize;
-    /// The value of every row.
+    /// The target value of every row.
     fn values(&self, target: usize) -> Vec<f32>;
-    /// The sum of the rows, times their values.
+    /// The sum of the rows, weighted by their target values.
     fn sum(&self, target: usize) -> Vec<f32>;
 }
 

@@ -1,4 +1,4 @@
-//! Rows prepared for cosines: after subtraction of their centre, at unit length.
+//! Rows prepared for cosines ([`centred`]): their centre is subtracted, then they are scaled to unit length.
 //!
 //! The centre is the mean of the means of the classes. The mean of all rows would be near the items of a class that is much
 //! larger than the others, and what is left of them would have no common direction.

@@ -1,9 +1,9 @@
-//! The network that turns evidence into probabilities, one for each round.
+//! The networks that turn evidence into class probabilities, one per round ([`Scorer`]).
 
 use crate::error::Result;
 use crate::tensors::Tensors;
 
-/// Numbers per item and class: those that differ between classes, those of the item, and differences to the best other class.
+/// Numbers per item and class: those of the class, those of the item, and differences to the best other class.
 pub(super) const FEATURES: usize = CLASS_FEATURES + ITEM_FEATURES + RELATIVE_FEATURES;
 pub(super) const CLASS_FEATURES: usize = 10;
 pub(super) const ITEM_FEATURES: usize = 16;

@@ -1,4 +1,4 @@
-//! The most similar items of every item of a collection, by cosine.
+//! The nearest neighbours of every item by cosine ([`neighbours`]).
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -15,7 +15,7 @@ const OTHERS: usize = 2048;
 /// all pairs of 100,000 items in 1280 dimensions takes minutes.
 const MOST_EXACT_ITEMS: usize = 20_000;
 const PROJECTED_DIM: usize = 256;
-/// Neighbours in the projection for each wanted neighbour.
+/// Candidates found in the projection per wanted neighbour.
 const COMPARED: usize = 4;
 
 /// For each row up to `count` other rows with their cosines, in descending order.

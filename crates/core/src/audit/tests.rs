@@ -373,7 +373,7 @@ fn image_problems_are_listed_with_their_items() {
     assert!(Audit::of(&data).image_measures(&measures[1..]).run().is_err());
 }
 
-/// Refuses to go on from the n-th question on in which `done` items are finished.
+/// Progress that asks to stop from the n-th update on in which `done` items are finished.
 struct Refusal {
     done: u64,
     patience: usize,
@@ -412,7 +412,7 @@ fn an_interrupt_is_honoured_in_every_phase() {
     for patience in [0, 1, 10] {
         assert_eq!(stopped(&data, data.len() as u64 / 2, patience), 0);
     }
-    // Among the equal items and the pairs: the last round asks once itself.
+    // While duplicates are searched; the last round updates the progress once.
     for patience in [1, 2, 5, 10] {
         assert_eq!(stopped(&data, data.len() as u64, patience), 0);
     }

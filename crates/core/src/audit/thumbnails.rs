@@ -1,4 +1,5 @@
-//! Compares thumbnails: whether two images show the same picture, one of them possibly cropped, resized or compressed.
+//! Comparison of thumbnails ([`is_copy`]): whether two images show the same picture, one of them possibly cropped, resized
+//! or compressed.
 //!
 //! A crop moves every pixel of a thumbnail, so thumbnails are aligned first: Gauss-Newton steps find the scale and shift of
 //! both axes, and the gain and offset of the grey levels, that make one thumbnail most like the other (Lucas and Kanade,
@@ -110,7 +111,8 @@ impl Alignment {
         (0..side).map(|pixel| position(coordinate(pixel, side))).collect()
     }
 
-    /// One Gauss-Newton step towards the alignment with the least squared difference; `None` if there is none.
+    /// One Gauss-Newton step towards the alignment with the least squared difference; `None` if the equations have no
+    /// solution.
     fn improved(self, from: &[f32], to: &[f32], side: usize) -> Option<Self> {
         let (columns, rows) = (self.positions(0, side), self.positions(1, side));
         let half = side as f64 / 2.0;

@@ -1,8 +1,7 @@
 //! Turns the class probabilities of an item into a verdict.
 //!
-//! Whether a label is wrong, and which one is right, are two questions. If it is certain enough that the label is right or
-//! wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a wrong label it also says where the item belongs, if
-//! that is certain enough.
+//! If it is certain enough that the label is right or wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a
+//! wrong label it also says where the item belongs, if that is certain enough.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,14 +48,14 @@ pub struct Certainty {
 }
 
 impl Default for Certainty {
-    /// 0.75 for all verdicts: on classes that no head was trained on, more than 19 of 20 verdicts were right.
+    /// 0.75 for all verdicts: on classes outside the training data, more than 19 of 20 verdicts were right.
     fn default() -> Self {
         Certainty::uniform(0.75)
     }
 }
 
 impl Certainty {
-    /// The same probability for all verdicts; only a label that is wrong with a probability of 0.9 is always called so.
+    /// The same smallest probability for all verdicts, except that 0.9 is always enough for [`Verdict::Wrong`].
     pub fn uniform(probability: f32) -> Self {
         Certainty {
             keep: probability,
@@ -71,7 +70,7 @@ impl Certainty {
 #[derive(Debug, Clone)]
 pub(super) struct Posterior {
     given: u32,
-    /// Classes of the chunk with their probabilities, most probable first.
+    /// The candidate classes with their probabilities, most probable first.
     classes: Vec<(u32, f32)>,
     /// The probability that the item belongs to none of the classes.
     none: f32,
@@ -196,7 +195,6 @@ pub(super) fn expect(posteriors: &mut [&mut Posterior], share: f64) {
     posteriors.iter_mut().for_each(|posterior| posterior.shift(middle));
 }
 
-/// The probability after a shift of its log-odds.
 fn shifted(probability: f64, log_odds: f64) -> f64 {
     match probability {
         p if p <= 0.0 || p >= 1.0 => p,

@@ -1,4 +1,4 @@
-//! Random Fourier features: a regression on them can follow boundaries between classes that are not planes.
+//! Random Fourier features ([`waves`]): a regression on them can follow boundaries between classes that are not planes.
 //!
 //! For rows of unit length, the inner products of the features approximate the kernel `exp(-SCALE (1 - cosine))`. The
 //! frequencies are the same for all collections, so one item more or less does not change the features of the others.

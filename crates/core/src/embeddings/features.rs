@@ -64,7 +64,7 @@ impl Precision {
                 out.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()))
             }
         }
-        // Most values are far below 6e4, so the conversion is rarely repeated here.
+        // Only values above 6e4 can overflow in 16 bits, so the conversion is rarely repeated here.
         match values
             .iter()
             .position(|&value| value.abs() > 6e4 && !narrowed(value).is_finite() || value.is_nan())

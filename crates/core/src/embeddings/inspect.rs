@@ -50,7 +50,6 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     inspection
 }
 
-/// Every class with its number of rows.
 fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
     let class_count = |(class, name): (usize, &String)| ClassCount {
         name: name.clone(),
@@ -115,7 +114,6 @@ impl Findings {
         }
     }
 
-    /// Counts the values of a row that are not finite.
     fn count_non_finite(&mut self, row: usize, values: &[f32]) {
         let non_finite = || values.iter().enumerate().filter(|(_, value)| !value.is_finite());
         self.non_finite.count += non_finite().count();

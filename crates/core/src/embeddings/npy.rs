@@ -245,7 +245,6 @@ fn decode_utf8(stored: &[u8]) -> Option<String> {
     String::from_utf8(stored[..length].to_vec()).ok()
 }
 
-/// The header of an array.
 struct Header {
     /// The type as it is written in the file, such as `<f4`, for messages.
     descr: String,

@@ -1,9 +1,9 @@
 //! Reader of Parquet files: checks the footer and all page headers, then decodes the needed columns.
 //!
-//! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a schema
-//! claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three checks come first:
-//! the schema in the footer, the header of every page that will be read, and the lengths of some strings. They bound all of
-//! this by the size of the file. Only then does the decoder run, and only on the needed columns.
+//! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a
+//! schema claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three checks
+//! come first: the schema in the footer, the header of every page that will be read, and the lengths of some strings. They
+//! bound all of this by the size of the file. Only then does the decoder run, and only on the needed columns.
 
 use std::sync::Arc;
 
@@ -231,14 +231,12 @@ fn delta_count(bytes: &[u8]) -> Option<u64> {
     reader.varint()
 }
 
-/// The header of a page.
 #[derive(Default)]
 struct PageHeader {
     /// The size of the page after decompression, in bytes.
     uncompressed: usize,
     /// The size of the page as it is stored, in bytes.
     compressed: usize,
-    /// The number of values.
     values: u64,
     /// Whether the encoding is DELTA_LENGTH_BYTE_ARRAY.
     delta_lengths: bool,

@@ -137,7 +137,6 @@ pub(crate) struct Table<'a> {
     source: &'a Source,
     format: &'static str,
     columns: Columns,
-    /// The number of rows so far.
     rows: usize,
     matrix: Option<Matrix>,
     /// The labels, if they are numbers.
@@ -163,7 +162,6 @@ enum RowBytes {
 }
 
 impl<'a> Table<'a> {
-    /// An empty table.
     pub fn new(source: &'a Source, format: &'static str, columns: Columns) -> Self {
         Table {
             source,
@@ -272,7 +270,6 @@ impl<'a> Table<'a> {
         self.source.allow(bytes)
     }
 
-    /// Adds the labels of a batch.
     fn push_labels(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the label of row {} is null", self.rows + row)));
@@ -290,7 +287,6 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Adds the item names of a batch.
     fn push_items(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the item name of row {} is null", self.rows + row)));

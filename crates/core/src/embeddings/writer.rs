@@ -46,7 +46,6 @@ pub struct Writer {
     notes: Map<String, Value>,
     /// The number of bytes that are reserved for the header.
     header_len: usize,
-    /// The number of classes.
     classes: usize,
     labels: Vec<u32>,
     /// All item names, one after the other.

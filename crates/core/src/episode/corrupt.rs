@@ -1,5 +1,5 @@
 //! Label noise in support sets: [`symmetric`], [`paired`], [`similar`] and [`outlier`] choose the items that replace clean
-//! ones, and [`support_set`] applies the replacements. [`relabelled`] applies a noise type of the user's own.
+//! ones, and [`support_set`] applies the replacements. [`relabelled`] applies a custom noise type.
 //!
 //! The sampler has already checked that the level is possible for the shape of the episodes.
 
@@ -160,8 +160,8 @@ fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The support set under a noise type of the user's own, grouped by given label; what is wrong with the labels, if they are
-/// not allowed.
+/// The support set under a custom noise type, grouped by given label; `Err` says what is wrong with labels that are not
+/// allowed.
 pub(super) fn relabelled(
     episode: &Episode,
     labels: &NoisyLabels,

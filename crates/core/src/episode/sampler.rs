@@ -33,7 +33,7 @@ pub struct Sampler<'a> {
     spec: EpisodeSpec,
     noises: Vec<Noise>,
     outliers: OutlierPool<'a>,
-    /// The noise types of the user's own; the last elements of `noises` are theirs.
+    /// Custom noise types. Their settings are the last elements of `noises`.
     label_noises: Vec<Box<dyn LabelNoise + 'a>>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Sampler<'a> {
         Ok(Sampler { embeddings, images, spec, noises, outliers, label_noises: Vec::new() })
     }
 
-    /// Adds a noise type of the user's own as the last noise setting.
+    /// Adds a custom noise type as the last noise setting.
     ///
     /// # Errors
     /// If its name is not allowed, or it does not fit the data.
@@ -101,7 +101,7 @@ impl<'a> Sampler<'a> {
         Ok(self)
     }
 
-    /// The support set of an episode under the noise type of the user's own at `position`.
+    /// The support set of an episode under the custom noise type at `position`.
     fn relabel(&self, episode: &Episode, position: usize) -> Result<Vec<Item>> {
         let noise = &self.label_noises[position];
         let outliers = match self.outliers {
@@ -311,7 +311,7 @@ fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
     with_equal_sizes && with_smallest_others
 }
 
-/// The noise settings of an evaluation for which none are chosen.
+/// The noise settings of an evaluation that does not choose any.
 ///
 /// ```
 /// use trueshot::episode::{DefaultNoise, EpisodeSpec};
@@ -341,7 +341,7 @@ impl DefaultNoise {
             let is_noisy = noise.level == 0.0 || noise.noisy_items(spec.shots.min) > 0;
             is_noisy && is_possible(*noise, spec)
         };
-        // A shape that is refused anyway is refused for what is wrong with it.
+        // For an invalid shape all settings are kept, so that the sampler reports the shape and not the noise.
         let is_valid = spec.check().is_ok() && spec.shots.max <= MAX_SHOTS;
         let all = NoiseLevels::default().0;
         let (settings, left_out) = all.into_iter().partition(|noise| !is_valid || is_usable(noise));

@@ -1,4 +1,4 @@
-//! The builder of an evaluation.
+//! [`EvaluationBuilder`] sets the options of an evaluation and runs it.
 
 use super::{Details, Evaluation, Experiment, check_baseline, evaluate};
 use crate::embeddings::Embeddings;
@@ -56,7 +56,7 @@ impl<'a> EvaluationBuilder<'a> {
         Ok(self)
     }
 
-    /// Adds a noise type of one's own, after those of [`EvaluationBuilder::noise`].
+    /// Adds a custom noise type, after those of [`EvaluationBuilder::noise`].
     pub fn label_noise(mut self, noise: impl LabelNoise + 'a) -> Self {
         self.label_noise.push(Box::new(noise));
         self
@@ -129,7 +129,8 @@ impl<'a> EvaluationBuilder<'a> {
         self
     }
 
-    /// Reports the number of finished episodes. An evaluation that is stopped returns what is done by then.
+    /// Sets the progress callback, which gets the number of finished episodes. A stopped evaluation returns the results so
+    /// far.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self
@@ -138,7 +139,8 @@ impl<'a> EvaluationBuilder<'a> {
     /// Runs the evaluation on the threads of the current rayon pool.
     ///
     /// # Errors
-    /// If the baseline is not among the methods, the data has too few classes or items for the episodes, or the noise is impossible with their shape.
+    /// If the baseline is not among the methods, the data has too few classes or items for the episodes, or the noise is
+    /// impossible with their shape.
     pub fn run(self) -> Result<Evaluation> {
         let methods = self.methods.map_or_else(|| Registry::default().parse_all::<&str>(&[]), Ok)?;
         if let Some(baseline) = &self.baseline {

@@ -264,9 +264,7 @@ fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
 
 /// Inner products that all noise settings of an episode share.
 struct Shared {
-    /// The number of items in the union.
     items: usize,
-    /// The number of queries.
     queries: usize,
     /// Inner products of the items with each other, `[items, items]`.
     gram: Option<Vec<f32>>,

@@ -94,7 +94,7 @@ pub struct Source {
 pub struct SettingResult {
     /// The noise type.
     pub noise: NoiseKind,
-    /// The declared share of wrong labels, 0 to 1. For a noise type of the user's own, the measured share.
+    /// The declared share of wrong labels, 0 to 1. For a custom noise type, the measured share.
     pub level: f64,
     /// The measured share of wrong labels in the support sets, 0 to 1.
     pub wrong_share: f64,
@@ -230,9 +230,7 @@ pub(super) struct Tally {
     cells: Vec<Vec<Cell>>,
     /// For every noise setting, whether the label of each support item was wrong, in the order of [`Cell::suspicion`].
     wrong: Vec<Vec<bool>>,
-    /// The number of classes of the data.
     classes: usize,
-    /// Methods that failed.
     pub failed: Vec<FailedMethod>,
 }
 
@@ -323,7 +321,6 @@ fn source(embeddings: &Embeddings) -> Source {
     }
 }
 
-/// The results of one noise setting.
 fn setting_result(
     experiment: &Experiment<'_>,
     methods: &[&NamedMethod],

@@ -201,12 +201,10 @@ impl JointGram {
         self.rows
     }
 
-    /// Number of items.
     pub fn items(&self) -> usize {
         self.items
     }
 
-    /// Number of queries.
     pub fn queries(&self) -> usize {
         self.rows - self.items
     }
@@ -259,7 +257,6 @@ impl JointGram {
     }
 }
 
-/// The inner product of two slices of the same length.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

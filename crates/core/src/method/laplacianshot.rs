@@ -156,7 +156,6 @@ fn neighbour_sums(assignments: &[Vec<f64>], neighbours: &[Vec<usize>]) -> Vec<Ve
     neighbours.iter().map(sum).collect()
 }
 
-/// The softmax of logits.
 pub(super) fn softmax(logits: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
     let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.map(|logit| (logit - max).exp()).collect();

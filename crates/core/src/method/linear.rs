@@ -1,7 +1,7 @@
 //! The method `linear`: softmax regression (one linear layer) trained on the given labels of each support set.
 //!
-//! It is the obvious baseline, and nothing in it guards against wrong labels. The training loop is
-//! `trueshot_nn::softmax_regression`; weights start uniform in `±1/sqrt(dim)`, as in PyTorch's `nn.Linear`.
+//! It is a baseline without any protection against wrong labels. The training loop is `trueshot_nn::softmax_regression`;
+//! weights start uniform in `±1/sqrt(dim)`, as in PyTorch's `nn.Linear`.
 
 use trueshot_nn::softmax_regression::{self, SoftmaxRegressionConfig};
 

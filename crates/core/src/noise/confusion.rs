@@ -1,4 +1,4 @@
-//! Class-dependent noise from a confusion matrix ([`ConfusionNoise`]).
+//! Class-dependent label noise from a confusion matrix ([`ConfusionNoise`]).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -127,7 +127,6 @@ fn parse_csv(text: &str, classes: &[String]) -> Result<Vec<Vec<f64>>, String> {
     classes.iter().map(row).collect()
 }
 
-/// The position of every name.
 fn positions(names: impl Iterator<Item = String>, what: &str) -> Result<HashMap<String, usize>, String> {
     let mut found = HashMap::new();
     for (position, name) in names.enumerate() {

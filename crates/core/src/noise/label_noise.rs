@@ -1,4 +1,4 @@
-//! Noise types of the user's own: the trait [`LabelNoise`], and [`NoiseName`], the name that results report them under.
+//! Custom noise types: the trait [`LabelNoise`], and [`NoiseName`], the name that results report them under.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::NoiseKind;
 
 /// The name of a noise type that is not built in: 1 to 40 characters without commas, equals signs and control characters.
 ///
-/// Names are kept until the program ends, so that a noise setting can be copied like a number.
+/// Names are kept until the program ends, so that noise settings are `Copy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NoiseName(&'static str);
 
@@ -80,7 +80,7 @@ impl From<Vec<u32>> for NoisyLabels {
     }
 }
 
-/// A noise type of the user's own: a function from the true labels of a support set to the given ones.
+/// A custom noise type: a function from the true labels of a support set to the given ones.
 ///
 /// [`Sampler::with_noise`](crate::episode::Sampler::with_noise) and
 /// [`EvaluationBuilder::label_noise`](crate::evaluate::EvaluationBuilder::label_noise) add it to the noise settings.

@@ -1,4 +1,4 @@
-//! The builder of a classifier.
+//! [`PredictorBuilder`] chooses the method of a classifier and fits it.
 
 use super::Predictor;
 use crate::audit::Audit;

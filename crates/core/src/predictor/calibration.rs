@@ -37,7 +37,6 @@ impl LabelPosterior {
         &self.shares
     }
 
-    /// Number of classes.
     pub fn classes(&self) -> usize {
         self.classes
     }
@@ -83,7 +82,6 @@ struct HeldOut {
     shares: Vec<(u32, f32)>,
 }
 
-/// Number of folds of the cross-validation.
 const FOLDS: usize = 5;
 /// Cross-validation is skipped above this number of items, and the spread of scores is measured on the first ones only.
 const MAX_ITEMS: usize = 500;

@@ -26,7 +26,6 @@ pub(super) struct LeftOut {
     pub classes: usize,
 }
 
-/// An item of the support set.
 struct Item<'a> {
     row: &'a [f32],
     /// The possible classes with their probabilities, without "none of the classes".

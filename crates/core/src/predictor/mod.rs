@@ -1,10 +1,10 @@
-//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities of its classes and of none,
-//! in one file that `trueshot fit` writes and `trueshot predict` reads.
+//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities of its classes and of
+//! none. `trueshot fit` writes it to a file and `trueshot predict` reads it.
 //!
-//! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set,
-//! `calibration` finds the sharpness of the softmax by cross-validation, `novelty` computes the probability that a row
-//! belongs to none of the classes (from `similarity`, calibrated by `leave_out`), `file` reads and writes the file, and `graph` makes
-//! the classifier a part of an ONNX model. The file contains the support set, so that items can be added later
+//! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set, `calibration`
+//! finds the sharpness of the softmax by cross-validation, `novelty` computes the probability that a row belongs to none of
+//! the classes (from `similarity`, calibrated by `leave_out`), `file` reads and writes the file, and `graph` makes the
+//! classifier a part of an ONNX model. The file contains the support set, so that items can be added later
 //! ([`Predictor::support`]), and the name of the embedder that rows must come from.
 
 mod builder;

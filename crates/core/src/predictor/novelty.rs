@@ -25,7 +25,7 @@ pub(super) const INTERCEPT: f32 = 0.14;
 const TYPICAL_DISTANCE: [f32; MEASURES] = [1.40, 1.27, 1.24, 1.13];
 /// Typical ratio of the standard deviation of items of other classes to that of items of the classes.
 const TYPICAL_RATIO: [f32; MEASURES] = [1.01, 0.70, 0.96, 0.64];
-/// The number of left-out classes that the typical distribution counts for.
+/// Weight of the typical distribution, in left-out classes.
 const TYPICAL_CLASSES: f32 = 2.0;
 /// A row is refused (probability 0.5) at this many standard deviations above the mean log odds of left-out items of the
 /// classes; about 5 % of new items of the classes are beyond it.

@@ -50,8 +50,8 @@ pub struct Prototypes<'a> {
 }
 
 impl UncalibratedPredictor {
-    /// Fits a method, which must not be transductive, to a support set of at least two classes. Of a large set (see [`is_large`]) only the most typical
-    /// items are kept, by the class probabilities of the audit.
+    /// Fits a method, which must not be transductive, to a support set of at least two classes. Of a large set (see
+    /// [`is_large`]) only the most typical items are kept, by the class probabilities of the audit.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
         method: &NamedMethod,

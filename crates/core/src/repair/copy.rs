@@ -99,7 +99,6 @@ pub(super) struct NewCopy<'a> {
     pub targets: Vec<PathBuf>,
     /// Reads the file with the given index in `targets`.
     pub contents: &'a dyn Fn(usize) -> Result<FileContents>,
-    /// The contents of the log file.
     pub log: String,
 }
 
@@ -233,7 +232,6 @@ fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The contents of the log file of a copy.
 fn log(moves: &[Move]) -> String {
     let line = |one: &Move| serde_json::to_string(one).expect("a move is plain data") + "\n";
     moves.iter().map(line).collect()

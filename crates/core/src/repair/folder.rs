@@ -39,7 +39,6 @@ pub(super) enum Pair {
     OneName,
     /// A file and its complete copy on another file system: a move that was interrupted before the source was removed.
     Copy,
-    /// Two different files.
     Different,
 }
 
@@ -100,7 +99,6 @@ impl LockedFolder {
         self.root.remove_file(name)
     }
 
-    /// Removes a folder if it is empty.
     pub(super) fn remove_empty_folder(&self, name: &str) -> io::Result<()> {
         self.root.remove_folder(name)
     }

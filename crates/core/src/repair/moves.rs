@@ -101,8 +101,8 @@ fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result
 /// Maximum length of a file name in bytes on common file systems.
 pub(super) const MAX_NAME_BYTES: usize = 255;
 
-/// The first of `owl.jpg`, `owl-2.jpg`, `owl-3.jpg` and so on that is not in `names`. A long stem is truncated to make
-/// room for the number.
+/// The first of `owl.jpg`, `owl-2.jpg`, `owl-3.jpg` and so on that is not in `names`. A long stem is truncated so that the
+/// number fits.
 fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),
@@ -117,7 +117,6 @@ fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     candidates.find(|name| !names.contains(&name.to_lowercase())).expect("some number is free")
 }
 
-/// The folders of the classes.
 struct ClassFolders<'a> {
     /// The folder of every class that has items.
     known: HashMap<&'a str, &'a str>,

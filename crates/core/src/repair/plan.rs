@@ -2,9 +2,9 @@
 //!
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
 //! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
-//! has changed since the audit is not repaired by accident. Files that are not images are no items: the report or the plan
-//! may be written into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are
-//! ignored. Items to review are such lines with a probable change: a user who agrees removes the `#`.
+//! has changed since the audit is not repaired by accident. Only images are items, so the report or the plan may be written
+//! into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are ignored. Items
+//! to review are commented-out changes: a user who agrees removes the `#`.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -39,28 +39,28 @@ pub enum Kind {
 pub struct Listed {
     /// The name of the item within the collection.
     pub item: String,
-    /// The given class of the item. Plans of earlier versions also list files that are not images, with `None`; those are
-    /// not compared.
+    /// The given class of the item. `None` marks a file that is not an image, in plans of earlier versions; it is not
+    /// compared.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub class: Option<String>,
-    /// The size of its file in bytes, for an item with a file of its own.
+    /// The size of the item's file in bytes, for an item with a file of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub size: Option<u64>,
-    /// The modification time of its file, in nanoseconds since 1970.
+    /// The modification time of the file, in nanoseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub modified: Option<u64>,
-    /// The BLAKE3 hash of its file when it was embedded, in hexadecimal.
+    /// The BLAKE3 hash of the file when it was embedded, in hexadecimal.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub hash: Option<String>,
 }
 
 impl Listed {
-    /// Whether its file has another size now. Items in an archive have no sizes, so a plan for a folder and its archive, or
-    /// the other way round, are compared by hash only.
+    /// Whether the size of the file has changed. Items in an archive have no sizes, so the plan for a folder is compared
+    /// with an archive of the folder by hash only, and vice versa.
     fn has_other_size(&self, now: &Listed) -> bool {
         match (self.size, now.size) {
             (Some(then), Some(now)) => then != now,
-            // A file that is gone, if there is no hash to find that out.
+            // The file is missing, unless a hash shows otherwise.
             (Some(_), None) => self.class.is_some() && self.hash.is_none(),
             (None, _) => false,
         }

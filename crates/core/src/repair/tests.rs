@@ -215,14 +215,14 @@ fn a_copy_killed_before_its_first_or_after_its_last_file_does_not_block_the_next
     let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
     let (part, mark) =
         (out.path().join(".clean.trueshot-part"), out.path().join(".clean.trueshot-unfinished"));
-    // Between the mark and the folder; and with half of the folder removed by the next attempt.
+    // Interrupted between the mark and the folder, and while the next attempt removes the folder.
     fs::write(&mark, "").unwrap();
     copy(root.path(), &into, &moves, &()).unwrap();
     fs::remove_dir_all(&into).unwrap();
     fs::write(&mark, "").unwrap();
     fs::create_dir_all(part.join("all")).unwrap();
     copy(root.path(), &into, &moves, &()).unwrap();
-    // Between the last rename and the removal of the mark.
+    // Interrupted between the last rename and the removal of the mark.
     fs::write(&mark, "").unwrap();
     assert!(copy(root.path(), &into, &moves, &()).is_err(), "it is there");
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
@@ -326,7 +326,7 @@ fn files_without_a_class_are_not_compared() {
     let with = |others: Vec<Listed>| [listing(), others].concat();
     let earlier = RepairPlan { listing: with(vec![other("notes.txt", 1), other("gone.txt", 1)]), ..plan };
     earlier.check(&with(vec![other("notes.txt", 2), other("new.html", 1)]), &unchanged).unwrap();
-    // An image that is no longer one is missing.
+    // A file that is not an image any more counts as missing.
     let mut now = listing();
     now[0].class = None;
     let refused = earlier.check(&now, &unchanged).unwrap_err().to_string();

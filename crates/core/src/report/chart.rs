@@ -108,7 +108,6 @@ pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
 pub(super) struct Axis {
     /// The tick label of every level.
     pub names: Vec<String>,
-    /// The title of the axis.
     pub title: String,
 }
 
@@ -199,7 +198,6 @@ const STANDALONE_STYLE: &str = "svg{--paper:#fff;--soft:#59636e;--rule:#d8dee4;-
 .c4{--c:var(--c4)}.c5{--c:var(--c5)}.series polyline,.series .lead{stroke:var(--c)}\
 .series .point,.series text{fill:var(--c)}";
 
-/// One line per method.
 fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     let methods = settings.first().map_or(0, |setting| setting.methods.len());
     let line = |m: usize| {

@@ -38,7 +38,7 @@ pub(super) fn footnotes(evaluation: &Evaluation) -> Vec<String> {
     mark.into_iter().chain(evaluation.notes()).collect()
 }
 
-/// The noise kinds of an evaluation: built-in ones first, then those of the user's own in their order.
+/// The noise kinds of an evaluation: built-in ones first, then custom ones in their order.
 pub(super) fn kinds(evaluation: &Evaluation) -> Vec<NoiseKind> {
     let evaluated = |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
     let mut kinds: Vec<NoiseKind> = NoiseKind::ALL.into_iter().filter(evaluated).collect();

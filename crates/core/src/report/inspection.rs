@@ -1,4 +1,4 @@
-//! The text report of an inspection of an embeddings file, as `trueshot inspect` prints it.
+//! The text report of an inspection ([`inspection_text`]), as `trueshot inspect` prints it.
 
 use super::{Column, TextTable, thousands};
 use crate::embeddings::Inspection;

@@ -89,7 +89,6 @@ impl TextTable {
         text
     }
 
-    /// The widths of the columns.
     fn widths(&self, max_width: usize) -> Vec<usize> {
         let cells = |column: usize| self.lines.iter().map(move |line| line.cells[column].as_str());
         let largest = |column: usize| cells(column).map(display_width).max().unwrap_or(0);

@@ -37,7 +37,6 @@ const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee
 .line polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}.line .lead{fill:none;opacity:.5}\
 .bold polyline{stroke-width:3}";
 
-/// One curve.
 struct Line {
     name: String,
     /// Step and value.

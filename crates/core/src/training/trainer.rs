@@ -47,7 +47,7 @@ pub struct RunOptions {
 pub enum Start {
     /// Refuse to start.
     Fresh,
-    /// Resume the earlier run; start a new one if there is none.
+    /// Resume the earlier run; start a new one if it does not exist.
     Resume,
     /// Replace the earlier run by a new one.
     Overwrite,

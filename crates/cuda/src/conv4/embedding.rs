@@ -66,7 +66,7 @@ impl Conv4Embedding {
         Ok(Conv4Embedding { device: device.clone(), shape, images, bytes, features, graph, _memory: memory })
     }
 
-    /// The most images of a batch.
+    /// Maximum number of images per batch.
     pub fn max_batch(&self) -> usize {
         self.images
     }

@@ -1,4 +1,5 @@
-//! The images of training steps: data sets that stay on the device, and what each step takes of them.
+//! The images of training steps: [`DeviceImages`] stay on the device, and [`ImageFeed`] selects and augments those of a
+//! step.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::error::Result;
 /// Bytes of shared memory that every supported GPU has for one block.
 const SHARED_LEN: usize = 99 << 10;
 
-/// Which image of the data set an episode contains, and how it is changed (`ImageRequest` in `kernels/augment.cu`).
+/// An image of an episode: its number in the data set and its augmentation (`ImageRequest` in `kernels/augment.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
 pub struct ImageRequest {
@@ -39,7 +40,6 @@ pub enum StepImages {
 }
 
 impl StepImages {
-    /// The number of images.
     pub(crate) fn count(&self, shape: Shape) -> usize {
         match self {
             StepImages::Prepared(values) => values.len() / shape.pixels(),
@@ -105,7 +105,7 @@ pub(super) struct AugmentShape {
     pub channels: i32,
     /// Weights of the resampling per output row or column.
     pub taps: i32,
-    /// Requests of a slot.
+    /// Requests per slot.
     pub slot_len: i32,
     pub scale: [f32; 3],
     pub shift: [f32; 3],
@@ -137,7 +137,7 @@ pub(crate) struct TaskImages {
     pub first_task: usize,
     /// Tasks of the group.
     pub tasks: usize,
-    /// Images of a task.
+    /// Images per task.
     pub images: usize,
     /// Bytes from the plane of a task to that of the next.
     pub stride: u64,

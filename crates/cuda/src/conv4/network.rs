@@ -1,8 +1,6 @@
-//! The network itself: parameters, activations, forward and backward pass, and the gradients of the parameters.
-//!
-//! [`Conv4Network`] owns the memory for up to `capacity` images. A [`Pass`] starts the kernels for the images of one step; what
-//! happens between its forward and its backward pass, from [`Conv4Network::features`] to
-//! [`Conv4Network::feature_gradient`], is computed by the loss.
+//! The memory and kernels of a Conv4. [`Conv4Network`] owns the parameters and the activations of up to `capacity` images,
+//! and a [`Pass`] starts the kernels for the images of one step. Between the forward and the backward pass, the loss turns
+//! [`Conv4Network::features`] into [`Conv4Network::feature_gradient`].
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
@@ -83,7 +81,7 @@ pub(crate) struct FilterPartials {
     pub padding: u32,
 }
 
-/// What the optimiser reads about the norms of a step.
+/// The sums of a step from which the optimiser computes the gradients and statistics of the norms.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct NormSums {
@@ -112,7 +110,7 @@ struct Block {
     dy: Buffer<Chunk>,
 }
 
-/// Where each part of [`Conv4Network::sums`] starts.
+/// The start of each part of [`Conv4Network::sums`].
 const D_SUMS: usize = 6 * WIDTH;
 const MOMENTS: usize = 12 * WIDTH;
 const D_PATCHES: usize = MOMENTS + PATCH_LEN * PATCH_LEN;
@@ -125,7 +123,7 @@ pub(crate) fn plane_len(images: usize, side: usize) -> usize {
     images * (side + 1) * (side + 1)
 }
 
-/// Where gamma of a block (0 to 3) is in the parameters; beta follows.
+/// The position of a block's gamma (block 0 to 3) in the parameters; beta follows.
 pub(crate) fn gamma_start(channels: usize, block: usize) -> usize {
     let first = 9 * WIDTH * channels;
     if block == 0 {
@@ -227,7 +225,6 @@ impl Conv4Network {
         self.device.launch(Queue::Main, "pack_filters", Grid::new(64, 256), &arguments)
     }
 
-    /// Size and channels of the images.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -415,7 +412,7 @@ impl Pass<'_> {
         network.device.launch(Queue::Side, "filter_gradient", grid, &arguments)
     }
 
-    /// What the optimiser reads about the norms.
+    /// The sums for the optimiser.
     pub(super) fn norm_sums(&self) -> NormSums {
         let network = self.network;
         NormSums {
@@ -455,7 +452,7 @@ impl Pass<'_> {
     }
 }
 
-/// Which sums a convolution adds up beside its output.
+/// The sums that a convolution computes besides its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sums {
     Forward,

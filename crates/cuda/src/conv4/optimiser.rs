@@ -1,4 +1,4 @@
-//! AdamW on the parameters of a network, with the loss scale (`kernels/optimiser.cu`).
+//! AdamW on the parameters of a network, with the loss scale ([`Conv4Optimiser`], `kernels/optimiser.cu`).
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
@@ -136,8 +136,8 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "update_parameters", grid, &arguments)
     }
 
-    /// Starts the update of the parameters that the tasks of MAML share. The sum of the gradients has `squares`, sums of its
-    /// squares.
+    /// Starts the update of the parameters that the tasks of MAML share. `squares` are sums of squares of the gradient,
+    /// which is summed over the tasks.
     pub fn record_shared_update(
         &self,
         parameters: &Buffer<f32>,

@@ -1,4 +1,4 @@
-//! The loss of nearest prototypes of one episode (`kernels/prototypes.cu`).
+//! The loss of nearest prototypes of one episode ([`PrototypeLoss`], `kernels/prototypes.cu`).
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape};

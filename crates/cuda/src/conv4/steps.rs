@@ -1,4 +1,4 @@
-//! Steps of a run: their inputs in rings on the device, and the graph that is launched for each of them.
+//! [`StepRunner`] runs training steps: their inputs are in ring buffers on the device, and one graph is launched per step.
 
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
@@ -10,12 +10,12 @@ use super::{Conv4State, STEP_SLOTS, StepInput};
 use crate::driver::{Buffer, Device, Graph};
 use crate::error::Result;
 
-/// Passes the inputs of steps to the device and launches the graph of a step until all of them are finished. What a step
-/// consists of is the `record` that the methods take; it must be the same for every call.
+/// Copies the inputs of steps to the device and launches the graph of a step until all steps are finished. The methods take
+/// the kernels of a step as `record`, which must be the same in every call.
 pub(crate) struct StepRunner {
     device: Device,
     shape: Shape,
-    /// Images of a step.
+    /// Images per step.
     images: usize,
     pub feed: ImageFeed,
     /// `[slot][image]`
@@ -86,7 +86,7 @@ impl StepRunner {
         self.feed.record(self.images, &network.image, &self.optimiser.state)
     }
 
-    /// Copies the inputs of the next steps to their slots: one copy per kind, two where the ring ends.
+    /// Copies the inputs of the next steps to their slots: one copy per array, two where the ring buffer wraps around.
     pub fn write(&mut self, steps: &[StepInput]) -> Result<()> {
         let first = self.done as usize % STEP_SLOTS;
         let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));

@@ -55,7 +55,6 @@ fn parameters(shape: Shape) -> Vec<f32> {
     parameters
 }
 
-/// The weighted mean of rows.
 fn weighted_mean(rows: &[&[f64]], weights: &[f64]) -> Vec<f64> {
     let total: f64 = weights.iter().sum();
     (0..rows[0].len())
@@ -288,7 +287,6 @@ fn ten_steps_are_those_of_the_cpu() {
     assert_same_run("conv4", &own, &cpu, 0.05, 0.05);
 }
 
-/// An image of bytes.
 struct ByteImage {
     pixels: Vec<u8>,
     width: usize,

@@ -1,4 +1,4 @@
-//! The arguments of kernels, and the sizes of their launches.
+//! The arguments of kernels ([`Argument`]) and the sizes of their launches ([`Grid`]).
 
 use std::marker::PhantomData;
 

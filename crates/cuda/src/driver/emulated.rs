@@ -1,4 +1,5 @@
-//! The emulated device: memory is the host's, and kernels are functions of a C++ library (`emulator/emulator.cpp`).
+//! The emulated device ([`Emulator`]): memory is the host's, and kernels are functions of a C++ library
+//! (`emulator/emulator.cpp`).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;

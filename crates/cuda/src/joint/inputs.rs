@@ -10,7 +10,7 @@ use crate::{relabel, tranfs};
 pub struct JointStep {
     /// The learning rate.
     pub rate: f64,
-    /// The part that the average of the parameters keeps.
+    /// Decay of the average of the parameters: `average = keep * average + (1 - keep) * parameters`.
     pub keep: f32,
     /// The episodes, in parts.
     pub parts: Vec<JointPart>,
@@ -41,7 +41,7 @@ pub struct JointEpisode {
 }
 
 impl JointEpisode {
-    /// Support items and queries.
+    /// The number of support items and queries.
     pub fn rows(&self) -> usize {
         self.given.len() + self.query_classes.len()
     }
@@ -97,7 +97,7 @@ struct EpisodeRecord {
 /// The class of an item that belongs to none.
 const NO_CLASS: u32 = u32::MAX;
 
-/// The largest sizes of a step.
+/// The largest sizes of a step, for which a slot has space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotLayout {
     pub episodes: usize,
@@ -105,7 +105,7 @@ pub(super) struct SlotLayout {
 }
 
 impl SlotLayout {
-    /// Words of a slot.
+    /// Words per slot.
     pub fn len(self) -> usize {
         (size_of::<StepRecord>() + self.episodes * size_of::<EpisodeRecord>()) / 4 + self.rows
     }

@@ -22,11 +22,11 @@ use crate::error::Result;
 pub struct JointOptions {
     /// Size and channels of the images.
     pub shape: Shape,
-    /// The most images of a step.
+    /// Maximum number of images per step.
     pub images: usize,
-    /// The most episodes of a step.
+    /// Maximum number of episodes per step.
     pub episodes: usize,
-    /// The most classes of an episode.
+    /// Maximum number of classes per episode.
     pub classes: usize,
     /// The weight of the loss of nearest prototypes.
     pub prototype_weight: f64,
@@ -202,7 +202,7 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(terms.collect())
     }
 
-    /// Allocates the memory and records the graphs of steps of these sizes, so that later steps do not fail for lack of memory.
+    /// Allocates the memory and records the graphs for steps of these sizes, so that later steps do not run out of memory.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large.
@@ -249,13 +249,13 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(())
     }
 
-    /// Launches the step that was run last again, on the inputs that the next slot has, and does not wait. For measurements:
-    /// after [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
+    /// Launches the step that was run last again, on the inputs of the next slot, and does not wait. For measurements: after
+    /// [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
     pub fn launch_step(&self) -> Result<()> {
         self.graphs.values().next().expect("a step was run").launch()
     }
 
-    /// The times of the kernels of a step of the size of `step`. The run cannot go on afterwards.
+    /// The times of the kernels of a step of the size of `step`. The run cannot be continued afterwards.
     pub fn kernel_times(mut self, step: &JointStep) -> Result<KernelTimes> {
         self.prepare(std::slice::from_ref(step))?;
         self.device.clone().kernel_times(|| self.record_step(step.size()))

@@ -28,9 +28,9 @@ pub struct MamlTask {
 pub struct EvaluationOptions {
     /// The shape of the images and the number of classes.
     pub size: ModelSize,
-    /// Support items of a task.
+    /// Support items per task.
     pub support: usize,
-    /// Queries of a task.
+    /// Queries per task.
     pub queries: usize,
     /// The number of tasks in most calls, 1 or more; as many of them run at once as is useful and as memory allows.
     pub tasks: usize,

@@ -1,8 +1,8 @@
 //! The memory of a group of tasks on the device.
 //!
-//! All memory of a task is one contiguous piece, and that of the next task follows it at the same distance, so one number
-//! moves all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first
-//! task. [`Arena`] hands them out; [`GroupMemory`] says what there is.
+//! All memory of a task is one contiguous piece, and that of the next task follows at a fixed distance, so one stride moves
+//! all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first task.
+//! [`Arena`] assigns them, and [`GroupMemory`] lists them.
 
 use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
@@ -13,7 +13,7 @@ use crate::conv4::{FILTER_LEN, PATCH_LEN};
 use crate::driver::{Address, Buffer, Device};
 use crate::error::Result;
 
-/// Hands out addresses one after the other.
+/// Assigns addresses one after the other.
 struct Arena {
     next: u64,
 }
@@ -145,7 +145,7 @@ pub(super) struct ImageSet {
     pub moments: Address<i64>,
 }
 
-/// What one pass reads and writes.
+/// The memory that one pass reads and writes.
 #[derive(Clone, Copy)]
 pub(super) struct PassMemory {
     pub images: ImageSet,
@@ -166,13 +166,12 @@ pub(super) struct GroupSize {
     pub tasks: usize,
 }
 
-/// The memory of a group of tasks.
 pub(super) struct GroupMemory {
     /// The memory that all addresses point to.
     _buffer: Buffer<u8>,
-    /// Bytes from a task to the next.
+    /// Bytes from one task to the next.
     pub stride: u64,
-    /// Tasks that there is memory for.
+    /// Maximum number of tasks.
     pub tasks: usize,
     /// Support images, then queries.
     pub images: Address<[u32; 2]>,
@@ -188,7 +187,7 @@ pub(super) struct GroupMemory {
     pub gradients: Address<f32>,
     /// The largest absolute value of the gradients: after the query pass, then after each step back.
     pub maxima: Address<u32>,
-    /// What is set to zero at the start of a step: 64-bit words.
+    /// The 64-bit words that are set to zero at the start of a step.
     pub cleared: (Address<u64>, usize),
 }
 
@@ -255,7 +254,7 @@ impl Layout {
         let supports = ImageSet { count: support, first: 0, plane, moments: moments[0] };
         let query_plane = plane.plus(plane_len(support, image_size));
         let query_set = ImageSet { count: queries, first: support, plane: query_plane, moments: moments[1] };
-        // Gradients through the steps need everything that these computed.
+        // Second-order gradients need the activations and weights of all steps.
         let (kept, weight_sets) = match order {
             GradientOrder::First => (1, 2),
             GradientOrder::Second => (steps, steps + 1),

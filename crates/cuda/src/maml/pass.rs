@@ -1,4 +1,4 @@
-//! Forward and backward passes of all tasks of a group at once, and the steps of their adaptation (`kernels/tasks.cu`,
+//! Forward and backward passes of a [`Group`] of tasks, and the steps of their adaptation (`kernels/tasks.cu`,
 //! `kernels/maml.cu`).
 
 use bytemuck::{Pod, Zeroable};
@@ -73,7 +73,7 @@ pub(super) struct PassGradients {
     pub d_logits: u64,
 }
 
-/// Which sums a convolution adds up beside its output. The `Added` kinds add to the existing output.
+/// The sums that a convolution computes besides its output. The `Added` kinds add to the existing output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConvolutionKind {
     Forward,
@@ -118,7 +118,7 @@ impl ConvolutionKind {
     }
 }
 
-/// What a convolution reads and writes.
+/// The operands of a convolution.
 pub(super) struct Convolution {
     pub kind: ConvolutionKind,
     pub input: Address<Chunk>,
@@ -142,7 +142,7 @@ pub(super) fn gradient_blocks(
     (tiles.div_ceil(of_each), of_each)
 }
 
-/// The parameters that have a gradient, which are the threads of the kernels that update parameters.
+/// The number of parameters that have a gradient: the threads of the kernels that update parameters.
 pub(super) fn element_count(size: ModelSize) -> usize {
     3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH + (size.shape.features() + 1) * size.ways
 }
@@ -153,11 +153,11 @@ pub(super) struct Group<'a> {
     pub device: &'a Device,
     pub memory: &'a GroupMemory,
     pub size: ModelSize,
-    /// Tasks of the group.
+    /// Tasks in the group.
     pub tasks: usize,
-    /// The number of its first task in the step.
+    /// The number of the group's first task in the step.
     pub first_task: usize,
-    /// Tasks of the step.
+    /// Tasks in the step.
     pub of_step: usize,
     /// `[slot][task of the step][images]`
     pub labels: &'a Buffer<u32>,
@@ -453,7 +453,7 @@ impl Group<'_> {
         }
     }
 
-    /// Where the gradients of a pass are.
+    /// The addresses of the gradients of a pass.
     pub fn gradients(&self, pass: &PassMemory) -> PassGradients {
         let PassMemory { images, weights, activations, sums } = pass;
         let shape = self.size.shape;

@@ -1,5 +1,5 @@
-//! Backward pass of the queries' gradient through the steps of the adaptation: Hessian-vector products of the support sets'
-//! losses (`kernels/tangent.cu`).
+//! The backward pass through the steps of the adaptation ([`Group::propagate`]): Hessian-vector products of the support
+//! sets' losses (`kernels/tangent.cu`).
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, WIDTH};

@@ -33,7 +33,7 @@ pub struct PartInput {
 /// One episode of M items in C classes, with Q queries.
 #[derive(Debug, Clone)]
 pub struct EpisodeInput {
-    /// C
+    /// The number of classes C.
     pub classes: usize,
     /// The given label of each item, `[M]`.
     pub given: Vec<u32>,
@@ -89,7 +89,7 @@ impl StoredRow {
 }
 
 impl EpisodeInput {
-    /// M C
+    /// The number of states, M C.
     fn states(&self) -> usize {
         self.classes * self.given.len()
     }
@@ -115,7 +115,7 @@ impl EpisodeInput {
     }
 }
 
-/// The sizes of a step, or the largest sizes of several steps.
+/// The sizes of a step, or the maximum of each size over several steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StepSizes {
     pub episodes: usize,
@@ -131,12 +131,12 @@ pub(super) struct StepSizes {
     pub row_weights: usize,
     /// Floats that the losses of all episodes need.
     pub scratch: usize,
-    /// The largest M, C and scratch of an episode, and the most blocks of `relabel_gram`.
+    /// Maxima over the episodes: M, C, floats for the losses, and thread blocks of `relabel_gram`.
     pub largest_items: usize,
     pub largest_classes: usize,
     pub largest_scratch: usize,
     pub gram_tiles: usize,
-    /// The most items and states of a tile, and the most attention weights of a head, whose rows are padded.
+    /// Maxima over the tiles: items, states, and padded attention weights of a head.
     pub tile_items: usize,
     pub tile_states: usize,
     pub tile_pairs: usize,
@@ -166,7 +166,7 @@ impl StepSizes {
         }
     }
 
-    /// The larger of both, size by size.
+    /// The maximum of each size.
     pub fn max(self, other: Self) -> Self {
         self.zip(other, usize::max)
     }
@@ -176,7 +176,7 @@ impl StepSizes {
         self.max(other) == other
     }
 
-    /// Room for steps that are up to a quarter larger, so that buffers are seldom allocated again.
+    /// The sizes increased by a quarter, so that buffers are seldom reallocated.
     pub fn with_room(self) -> Self {
         let more = |size: usize| size + size / 4;
         StepSizes {
@@ -250,7 +250,7 @@ struct DeviceRow {
     padding: u32,
 }
 
-/// `StepLayout` in `kernels/relabel.cuh`: where the parts of a slot begin, in words.
+/// `StepLayout` in `kernels/relabel.cuh`: the start of each part of a slot, in words.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct StepLayout {
@@ -427,8 +427,8 @@ impl EncodedStep {
         self.query_classes.extend(&input.query_classes);
     }
 
-    /// Appends the `count` rows of an episode and returns their dimension. Rows that are given directly get their position in `given_rows` as
-    /// address, see [`EncodedStep::place_given_rows`].
+    /// Appends the `count` rows of an episode and returns their dimension. Rows that are given directly get their position
+    /// in `given_rows` as address, see [`EncodedStep::place_given_rows`].
     fn add_rows(&mut self, rows: &EpisodeRows, count: usize, sets: &[StoredSet]) -> usize {
         match rows {
             EpisodeRows::Stored(rows) => {
@@ -473,12 +473,10 @@ impl EncodedStep {
         }
     }
 
-    /// The dimensions of all episodes.
     pub fn dims(&self) -> impl Iterator<Item = usize> {
         self.episodes.iter().map(|episode| episode.dim as usize)
     }
 
-    /// Writes the step into a slot.
     pub fn write(&self, layout: &StepLayout, slot: &mut [u32]) {
         fn put<T: Pod>(slot: &mut [u32], start: u32, values: &[T]) {
             let words: &[u32] = bytemuck::cast_slice(values);

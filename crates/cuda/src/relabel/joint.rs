@@ -1,8 +1,8 @@
 //! Relabel in training together with a backbone.
 //!
-//! The layers run as in training on fixed features. What the gradient of the features takes more runs beside them on the side
-//! queue as far as possible (`kernels/relabel_joint.cu`); two kernels remain after the last layer
-//! (`kernels/relabel_feature_gradient.cu`), and they run beside the gradients of the weights.
+//! The layers run as in training on fixed features. The kernels for the gradient of the features run on the side queue as
+//! far as possible (`kernels/relabel_joint.cu`). Two of them follow the last layer (`kernels/relabel_feature_gradient.cu`)
+//! and run in parallel with the gradients of the weights.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::Relabel;
@@ -63,7 +63,8 @@ impl RelabelTraining {
         self.persistent.features[0].0.write(0, values)
     }
 
-    /// Starts what follows the losses on the side queue: the item view's scales, and the gradients of the products with queries.
+    /// Starts the kernels that follow the losses on the side queue: scales of the item view, and gradients of the products
+    /// with queries.
     fn record_queries_backward(&self, memory: &StepMemory) -> Result<()> {
         let (relabel, joint) = (Value(memory.relabel), Value(memory.joint.expect("made by `joint`")));
         let side = |kernel, grid| self.device.launch(Queue::Side, kernel, grid, &[&relabel, &joint]);
@@ -76,13 +77,13 @@ impl RelabelTraining {
         side("relabel_queries_backward", self.episode_grid(memory, 0))
     }
 
-    /// Starts the backward pass of the layers, and beside its last kernel that of the edge network.
+    /// Starts the backward pass of the layers and, in parallel with its last kernel, that of the edge network.
     fn record_layers_backward(&self, memory: &StepMemory) -> Result<()> {
         self.record_output_backward(memory)?;
         for layer in (0..self.plan.config.layers).rev() {
             self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
             if layer == 0 {
-                // All gradients of attention logits are there.
+                // All gradients of attention logits are computed.
                 self.device.fork()?;
                 let shared = 4 * NetworkPlan::edges_len(&self.plan.config);
                 let grid = Grid::new(memory.sizes.tiles, EDGE_INPUT_THREADS).shared(shared);

@@ -1,4 +1,4 @@
-//! The sizes and buffers of Relabel on the device, as `kernels/relabel.cuh` declares them.
+//! The buffers of Relabel on the device ([`StepMemory`]), as `kernels/relabel.cuh` declares them.
 
 mod gradient_plan;
 mod joint_buffers;
@@ -173,7 +173,7 @@ pub(super) struct State {
     pub corrections: [f32; 2],
 }
 
-/// The buffers for steps up to some sizes, and the tables that depend on them.
+/// The buffers and tables for steps up to some sizes.
 pub(super) struct StepMemory {
     pub sizes: StepSizes,
     pub relabel: DeviceRelabel,
@@ -181,13 +181,13 @@ pub(super) struct StepMemory {
     pub products: Buffer<Product>,
     pub product_sums: Buffer<f32>,
     pub sources: Buffer<Source>,
-    /// The buffers of the gradient of the features, if that is wanted.
+    /// The buffers for the gradient of the features, in training together with a backbone.
     pub joint: Option<DeviceJoint>,
     #[allow(dead_code, reason = "kernels use them by address")]
     buffers: Vec<Buffer<f32>>,
 }
 
-/// Addresses of what lives longer than a [`StepMemory`].
+/// Addresses of buffers that outlive a [`StepMemory`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PersistentAddresses {
     pub state: u64,

@@ -37,38 +37,38 @@ pub struct EpisodeInput {
 /// One support item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SupportItem {
-    /// Its row.
+    /// The number of the item's row.
     pub row: u32,
-    /// Its given label.
+    /// The given label, a class of the episode.
     pub given: u32,
-    /// Whether its given label is wrong.
+    /// Whether the given label is wrong.
     pub mislabelled: bool,
 }
 
 /// One query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Query {
-    /// Its row.
+    /// The number of the query's row.
     pub row: u32,
-    /// Its true class.
+    /// The true class, a class of the episode.
     pub class: u32,
 }
 
 /// The largest sizes of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Episodes of a step.
+    /// Episodes per step.
     pub episodes: usize,
-    /// Support items of an episode.
+    /// Support items per episode.
     pub support: usize,
-    /// Queries of an episode.
+    /// Queries per episode.
     pub queries: usize,
 }
 
 /// Marks mislabelled items and class tokens.
 const LABEL_FLAG: u32 = 1 << 31;
 
-/// Where the parts of a step's input are, in words, in the order of `struct Tranfs`.
+/// The start of each part of a step's input, in words, in the order of `struct Tranfs`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct InputLayout {
@@ -158,7 +158,7 @@ impl InputLayout {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InputLimits {
     pub limits: Limits,
-    /// The most classes of an episode.
+    /// Maximum number of classes per episode.
     pub classes: usize,
     /// Rows of the data set and the step together.
     pub rows: usize,

@@ -10,7 +10,8 @@ use crate::driver::{Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
 
-/// Items that a thread block of `tranfs_item_gradients` handles if its shared memory suffices, and otherwise.
+/// Items that a thread block of `tranfs_item_gradients` handles: the first number if its shared memory suffices, else the
+/// second.
 const ITEM_ROWS: [usize; 2] = [16, 8];
 
 /// `struct TranfsJoint` in `kernels/tranfs.cu`
@@ -33,7 +34,7 @@ pub(super) struct BackboneArgument {
     padding: i32,
 }
 
-/// What joint training needs in addition.
+/// The buffers that joint training needs in addition.
 pub(super) struct JointBuffers {
     pub d_features: Buffer<f32>,
     #[allow(dead_code, reason = "kernels use it by address")]

@@ -1,5 +1,5 @@
-//! The buffers of a training run, and the argument of the kernels that points to them (`struct Tranfs` in
-//! `kernels/tranfs.cu`).
+//! The buffers of a training run ([`Activations`]), and the argument of the kernels that points to them ([`TranfsArgument`],
+//! `struct Tranfs` in `kernels/tranfs.cu`).
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::tranfs::{ClassTokens, CleanLoss, Config};
@@ -16,7 +16,7 @@ pub(super) const CHUNK: usize = 128;
 pub(super) const ROWS: usize = 8;
 /// Classes that `tranfs_prototypes` handles at once (`PROTOTYPE_ROWS` in `kernels/tranfs_losses.cu`).
 const PROTOTYPE_ROWS: usize = 8;
-/// Words that the losses always need (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`).
+/// Words of shared memory that the losses need for episodes of any size (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`).
 const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
 /// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).
 const PROJECTED_COLUMNS: usize = 320;
@@ -91,7 +91,7 @@ pub(super) struct TranfsState {
 
 /// Activations, their gradients, and partial sums; shapes are in `kernels/tranfs.cu`.
 pub(super) struct Activations {
-    /// Tokens of a step.
+    /// Tokens per step.
     pub tokens: usize,
     projected: Buffer<f32>,
     directions: Buffer<f32>,
@@ -122,7 +122,7 @@ pub(super) struct Activations {
     prototypes: Buffer<f32>,
     d_prototypes: Buffer<f32>,
     clean_means: Buffer<f32>,
-    /// Whole numbers.
+    /// The kernels store 32-bit integers here.
     clean_counts: Buffer<f32>,
     partial_products: Buffer<f32>,
     class_sums: Buffer<f32>,
@@ -235,20 +235,20 @@ impl Activations {
     }
 }
 
-/// The shared memory of the kernels. Where it does not suffice, a variant of the kernel works in global memory.
+/// The shared memory of each kernel. If it does not suffice, a variant of the kernel works in global memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedMemory {
     /// Words of the rows of a thread block of `tranfs_layer` or `tranfs_layer_back`.
     pub row_len: usize,
-    /// `tranfs_layer`.
+    /// Of `tranfs_layer`.
     pub rows: KernelMemory,
-    /// `tranfs_layer_back`.
+    /// Of `tranfs_layer_back`.
     pub rows_back: KernelMemory,
-    /// `tranfs_attend`.
+    /// Of `tranfs_attend`.
     pub attention: KernelMemory,
-    /// `tranfs_attend_back`.
+    /// Of `tranfs_attend_back`.
     pub attention_back: KernelMemory,
-    /// `tranfs_losses`.
+    /// Of `tranfs_losses`.
     pub losses: KernelMemory,
     /// Bytes of `tranfs_project`.
     pub project: usize,

@@ -1,5 +1,5 @@
-//! The lists of work of the last two kernels of a step (`kernels/tranfs_update.cu`), and where parameters and their packed
-//! copies are.
+//! The task lists of the last two kernels of a step ([`gradient_tasks`], [`update_tasks`], `kernels/tranfs_update.cu`), and
+//! the positions of parameters and their packed copies.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ const SUM_COLUMNS: usize = 32;
 const UPDATE_ROWS: usize = 16;
 const UPDATE_COLUMNS: usize = 64;
 
-/// Positions of parameters, in the order of `struct Tranfs`; those of a layer's parts count from the layer.
+/// Positions of parameters, in the order of `struct Tranfs`; those within a layer are relative to its start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct ParameterPlaces {
@@ -67,7 +67,8 @@ impl ParameterPlaces {
     }
 }
 
-/// Positions of packed weights in units of 16 bytes, in the order of `struct Tranfs`; those of a layer count from the layer.
+/// Positions of packed weights in units of 16 bytes, in the order of `struct Tranfs`; those within a layer are relative to
+/// its start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct PackedPlaces {
@@ -91,8 +92,8 @@ fn packed_len(inputs: usize, outputs: usize) -> usize {
 }
 
 impl PackedPlaces {
-    /// The positions, that of the transposed down-projection, and the length of all packed weights. There is no transposed
-    /// down-projection (-1) unless it is tied to the up-projection or `is_joint`.
+    /// Returns the positions, the position of the transposed down-projection, and the length of all packed weights. There is
+    /// no transposed down-projection (-1) unless it is tied to the up-projection or `is_joint`.
     pub fn new(config: &Config, is_joint: bool) -> (Self, i32, usize) {
         let Config { dim, width, feed_forward, layers, tied, .. } = *config;
         let mut end = 0;
@@ -118,7 +119,7 @@ impl PackedPlaces {
         (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, down_t, len)
     }
 
-    /// The positions of a tensor's copies, as it is and transposed; -1 if there is none.
+    /// The positions of a tensor's copies, as it is and transposed; -1 for a copy that does not exist.
     fn of(&self, name: &str, down_t: i32) -> (i32, i32) {
         match name {
             "down.weight" => (self.down, down_t),
@@ -208,8 +209,8 @@ const PROTOTYPES: i32 = 2;
 const TOKENS_OF_CLASS: i32 = 1;
 const CLASS_TOKEN: i32 = 2;
 
-/// The gradients of all trained tensors, one task per thread block: first the layers from the last to layer 1, each on its
-/// own, then all others, the longest first.
+/// The gradients of all trained tensors, one task per thread block, in groups: one per layer from the last to layer 1, then
+/// all other tensors, with the longest tasks first.
 pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec<Vec<GradientTask>> {
     let config = network.config();
     let places = ParameterPlaces::new(network);

@@ -1,4 +1,4 @@
-//! Inference: images to embeddings, with batch norm folded into the filters.
+//! Inference: [`Conv4Embedder`] computes embeddings of images, with batch norm folded into the filters.
 
 use std::sync::Arc;
 

@@ -221,7 +221,6 @@ pub(super) struct PatchMoments<'a> {
     pub moments: &'a mut Moments,
 }
 
-/// The values of one patch.
 type Patch = [f32; PATCH_VALUES];
 
 impl WithSimd for PatchMoments<'_> {

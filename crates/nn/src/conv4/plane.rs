@@ -1,4 +1,4 @@
-//! Planes: the storage of activations as 64-channel pixels with a margin, and the tiles that cover them.
+//! The storage of activations: a [`Plane`] of 64-channel [`Pixel`]s with a margin, covered by [`Tile`]s.
 
 use pulp::Simd;
 

@@ -1,4 +1,4 @@
-//! The forward and backward pass of training, with batch statistics.
+//! The forward and backward pass of training ([`TrainingPass`]), with batch statistics.
 //!
 //! Passes over memory cost as much as arithmetic here, so there are few. Forward, block 2 of an image follows its block
 //! 1; the output transform of blocks 2 to 4 also yields the sums for batch norm and the maximum of every window, so

@@ -117,7 +117,6 @@ fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
 /// The filters of a block at the Winograd points, `[36, 64, 64]`.
 pub(super) type Filters = Vec<[Pixel; WIDTH]>;
 
-/// Filters of zeros.
 pub(super) fn zero_filters() -> Filters {
     vec![[Pixel::ZERO; WIDTH]; POINTS]
 }

@@ -1,4 +1,4 @@
-//! Inference: images to embeddings.
+//! Inference: [`EfficientNetEmbedder`] computes embeddings of images.
 
 use std::sync::Arc;
 

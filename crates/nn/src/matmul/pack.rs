@@ -1,4 +1,4 @@
-//! Panels: a part of B copied together, so that a tile reads it in order.
+//! Panels of B ([`Panel`]): packed copies of a part of B in the order in which a tile reads it.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -83,7 +83,7 @@ impl WithSimd for Product<'_, '_> {
     }
 }
 
-/// The most rows of a tile: two accumulators per row, two vectors of B and one for the number of A.
+/// Maximum number of rows per tile: two accumulators per row, two vectors of B and one for the number of A.
 ///
 /// 12 with NEON: in tiles of 14 rows the compiler writes all accumulators to the stack in every step.
 const fn max_height<S: Simd>() -> usize {

@@ -6,8 +6,8 @@ use pulp::{Simd, WithSimd};
 use crate::isa::{self, multiply_add};
 use crate::real::Real;
 
-/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of the prototypes of an
-/// episode from its queries is one.
+/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of prototypes is such a sum of
+/// queries.
 ///
 /// Shapes: R rows of D numbers, weights `[R, C]`, out `[C, D]`.
 ///
@@ -113,7 +113,7 @@ fn load<S: Simd>(simd: S, from: &[f32]) -> S::f32s {
     }
 }
 
-/// Stores the numbers of a vector that `to` has room for, see [`load`].
+/// Stores the numbers of a vector that fit into `to`, see [`load`].
 #[inline(always)]
 fn store<S: Simd>(simd: S, to: &mut [f32], vector: S::f32s) {
     match S::as_mut_simd_f32s(to).0 {

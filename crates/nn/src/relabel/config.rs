@@ -1,4 +1,4 @@
-//! The configuration of a Relabel head.
+//! The configuration of a Relabel head ([`Config`]).
 
 /// The shape of the network and the weights of its loss.
 #[derive(Debug, Clone, PartialEq)]

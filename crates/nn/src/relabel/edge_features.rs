@@ -10,7 +10,6 @@ use super::gram_space::{
 };
 use crate::real::Real;
 
-/// Number of features.
 pub(super) const EDGE_FEATURES: usize = 5;
 
 /// The features with a gradient. The others are ranks, which are piecewise constant.

@@ -95,8 +95,8 @@ impl EpisodeBatch {
     }
 }
 
-/// The most states of a batch of several episodes: enough for large matrix products, few enough that the activations kept
-/// for the backward pass stay in the cache.
+/// Maximum number of states per batch of several episodes: enough for large matrix products, few enough that the activations
+/// kept for the backward pass stay in the cache.
 const STATES_PER_BATCH: usize = 1024;
 
 /// Splits episodes, given by their numbers of states, into batches of neighbours.

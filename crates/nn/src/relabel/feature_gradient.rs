@@ -1,8 +1,7 @@
 //! The gradient of the loss with respect to the embeddings, for training a backbone together with the head.
 //!
 //! Shapes: M items, Q queries, D the dimension of embeddings. The embeddings enter the loss through inner products
-//! ([`ProductGradient`]) and, in a head for one backbone, through the item view. Nothing here runs unless the gradient is
-//! wanted.
+//! ([`ProductGradient`]) and, in a head for one backbone, through the item view.
 
 use super::gram_space::{CentringGradient, GramSpace};
 use crate::head::{Episode, FeatureGradient};
@@ -19,7 +18,7 @@ pub(super) struct ProductGradient<T> {
     pub(super) with_queries: Vec<T>,
     /// Of the squared lengths of the queries as they are, `[Q]`.
     pub(super) query_squares: Vec<T>,
-    /// What the queries add to the gradient of centring the items.
+    /// The part of the gradient of centring the items that comes from the queries.
     pub(super) centring: CentringGradient<T>,
 }
 
@@ -44,7 +43,7 @@ impl<T: Real> ProductGradient<T> {
         let ProductGradient { mut gram, with_queries, query_squares, centring } = self;
         space.gram_backward(&mut gram, centring);
         let (items, queries) = (episode.support.len(), episode.queries.len());
-        // `x_i . x_j` is in two places, and both move with either row.
+        // `x_i . x_j` is in two places of the Gram matrix, and both change with either row.
         add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
         if queries == 0 {
             return;

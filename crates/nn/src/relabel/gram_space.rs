@@ -1,10 +1,10 @@
-//! Geometry of an episode from inner products alone.
+//! The geometry of an episode, computed from inner products alone ([`GramSpace`]).
 //!
 //! M items, Q queries. Everything the head reads, and every distance of a query to a prototype, follows from the Gram
 //! matrix of the items (`[M, M]`), the inner products of items and queries (`[M, Q]`) and the squared lengths of the
 //! queries. So the head can also work in a transformed space: centred at the mean of the items and scaled to unit
-//! length, which only takes sums and quotients of the same products. The mean is that of the support set, because that
-//! is all a user has.
+//! length, which only takes sums and quotients of the same products. The mean is that of the support set, because no other
+//! data is available when the head is used.
 //!
 //! An item that equals the mean has no direction. It becomes the zero vector; what rounding leaves of it is ignored.
 
@@ -21,7 +21,7 @@ pub struct GramSpace<T> {
     centring: Option<Centring<T>>,
 }
 
-/// What it takes to centre a vector and scale it to unit length.
+/// The values with which a vector is centred and scaled to unit length.
 #[derive(Debug, Clone, PartialEq)]
 struct Centring<T> {
     /// Inner products of the items with their mean, `[M]`.
@@ -159,8 +159,8 @@ impl<T: Real> GramSpace<T> {
         }
     }
 
-    /// The weights of the original rows whose sum is the sum of the transformed items by `weights`: what it takes to
-    /// compute a prototype as a vector.
+    /// The weights of the original rows whose sum equals the sum of the transformed items weighted by `weights`. With them a
+    /// prototype can be computed as a vector.
     ///
     /// # Panics
     /// If there is not one weight per item.
@@ -189,7 +189,7 @@ impl<T: Real> MeanProducts<T> {
     }
 }
 
-/// The gradient of what centring and scaling the items takes.
+/// The gradient with respect to the values of centring and scaling the items.
 #[derive(Debug, Clone)]
 pub(super) struct CentringGradient<T> {
     /// Of the logarithms of the items' scales, `[M]`.

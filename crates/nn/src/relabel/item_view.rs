@@ -24,7 +24,6 @@ use crate::layers::loss::squared_norm;
 use crate::matmul::Write;
 use crate::real::{Real, dot};
 
-/// The encoder that computes the view of each item.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ItemViewEncoder {
     config: ItemView,

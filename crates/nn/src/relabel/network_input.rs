@@ -1,4 +1,4 @@
-//! What the network reads, computed from support sets before any parameter is involved.
+//! The input of the network ([`NetworkInput`]), computed from support sets without parameters.
 //!
 //! - Pair features: the edge features of two items, and whether they have the same given label.
 //! - State features: what the given labels and the edge features say about "item i belongs to class c".
@@ -142,7 +142,7 @@ fn same_label<T: Real>(span: &EpisodeSpan, plane: &mut [T]) {
 /// 0. whether c is the given label of i,
 /// 1. the fraction of items with label c,
 /// 2. whether no item other than i has label c,
-/// 3. 1 / (1 + number of items other than i with label c), which says how reliable the rest is,
+/// 3. 1 / (1 + number of items other than i with label c): how reliable the other features are,
 ///
 /// then mean, maximum and minimum of each edge feature from i to the items other than i with label c.
 fn state_features<T: Real>(span: &EpisodeSpan, planes: [&[T]; EDGE_FEATURES], out: &mut [T]) {
@@ -167,8 +167,8 @@ fn state_features<T: Real>(span: &EpisodeSpan, planes: [&[T]; EDGE_FEATURES], ou
     }
 }
 
-/// Backward pass of [`state_features`]: adds to the gradients of the [`DIFFERENTIABLE`] edge features, from those of the states' features
-/// (`[M C, STATE_FEATURES]`).
+/// Backward pass of [`state_features`]: adds to the gradients of the [`DIFFERENTIABLE`] edge features, from those of the
+/// state features (`[M C, STATE_FEATURES]`).
 fn state_features_backward<T: Real>(
     span: &EpisodeSpan,
     planes: [&[T]; EDGE_FEATURES],

@@ -1,4 +1,4 @@
-//! From logits to the posterior over classes of each item, and to the prototypes.
+//! The posterior over classes of each item and the weights of the prototypes ([`Posterior`]), from the network's logits.
 //!
 //! Shapes: M items, C classes. Each item has a softmax over its C classes and "none of them". The network's logits add
 //! to a prior: the given label starts at a learned value, which is larger if no other item has that label to compare
@@ -31,7 +31,7 @@ pub(super) struct Logits<N> {
 }
 
 impl<T> Logits<Vec<T>> {
-    /// The part of one episode.
+    /// The part of the arrays that belongs to one episode.
     pub(super) fn of(&self, span: &EpisodeSpan) -> Logits<&[T]> {
         Logits {
             classes: &self.classes[span.states()],
@@ -40,7 +40,7 @@ impl<T> Logits<Vec<T>> {
         }
     }
 
-    /// The part of one episode, mutable.
+    /// The part of the arrays that belongs to one episode, mutable.
     pub(super) fn of_mut(&mut self, span: &EpisodeSpan) -> Logits<&mut [T]> {
         Logits {
             classes: &mut self.classes[span.states()],

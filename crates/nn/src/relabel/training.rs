@@ -1,4 +1,4 @@
-//! The losses of episodes and their gradient.
+//! The losses of episodes and their gradient (`losses_and_gradient`).
 
 use std::ops::Range;
 

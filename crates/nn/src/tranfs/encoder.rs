@@ -159,7 +159,6 @@ impl Encoder {
         }
     }
 
-    /// Runs one layer.
     pub fn forward_layer<T: Real>(
         &self,
         context: EncoderContext<'_, T>,

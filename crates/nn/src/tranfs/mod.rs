@@ -60,7 +60,7 @@ pub enum CleanLoss {
 pub struct Config {
     /// D: dimension of embeddings.
     pub dim: usize,
-    /// The most classes of an episode.
+    /// Maximum number of classes per episode.
     pub classes: usize,
     /// W: width of tokens.
     pub width: usize,

@@ -95,7 +95,6 @@ impl TokenLayout {
         self.spans.push(SupportSpan { tokens, classes, items });
     }
 
-    /// The number of tokens.
     pub fn tokens(&self) -> usize {
         self.segments.last().map_or(0, |segment| segment.end)
     }

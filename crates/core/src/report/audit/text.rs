@@ -157,7 +157,7 @@ fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
     let (conflicts, within): (Vec<_>, Vec<_>) = found.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        // The names share what the words between them leave.
+        // The two names share the columns that the words between them leave.
         let width = width.map(|width| width.saturating_sub(26) / 2);
         let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
         format!("{item} {} {other}", relation(pair.kind))
@@ -174,7 +174,7 @@ fn image_problems(found: &[ImageProblem], width: Option<usize>) -> String {
     listed("image problems", found.iter().map(in_words))
 }
 
-/// The name of an item in at most so many columns, if its folders leave enough of them.
+/// The name of an item, shortened to `max_columns` columns as far as its folders allow.
 fn fitted(item: &str, max_columns: Option<usize>) -> String {
     shortened_item(&visible(item), max_columns.unwrap_or(usize::MAX))
 }

@@ -58,9 +58,7 @@ pub(super) struct EpisodeShape<'a> {
 pub struct TrainingEpisode {
     /// The index of the data set.
     pub(super) data_set: usize,
-    /// The number of classes.
     pub(super) classes: usize,
-    /// The support items.
     pub(super) items: Vec<Item>,
     /// Row and class of each query.
     pub(super) queries: Vec<(u32, u32)>,

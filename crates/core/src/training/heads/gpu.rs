@@ -1,8 +1,8 @@
 //! Training sessions of heads on a GPU: they pass the episodes of a [`HeadBatch`] to `trueshot-cuda`.
 //!
 //! The host draws the episodes with the same generator as on the CPU, so both see the same ones. The rows of all data sets
-//! stay on the GPU, and a batch holds their numbers only. If they do not fit into its memory, the rows of each step are copied
-//! with the step ([`GpuRows`]).
+//! stay on the GPU, and a batch holds row numbers only. If the rows do not fit into GPU memory, those of each step are
+//! copied with the step ([`GpuRows`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -68,10 +68,9 @@ pub(super) fn most_row_bytes(device: &Device) -> Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
-/// A session of either head.
 pub(super) type BoxedSession<'a> = Box<dyn TrainingSession<Batch = HeadBatch> + 'a>;
 
-/// Starts a session, and says what the user should know about it.
+/// Starts a session. The text is a warning for the user.
 pub(super) fn session<'a>(
     head: GpuHead<'_>,
     options: &SessionOptions<'a, '_>,
@@ -101,7 +100,7 @@ pub(super) fn session<'a>(
 /// The distinct data sets and outliers of a run, and where their rows are.
 struct GpuRows<'a> {
     sets: Vec<&'a Embeddings>,
-    /// The number of the first row of each set, if all rows are numbered one set after the other.
+    /// The number of the first row of each set; rows are numbered across all sets.
     first_rows: Vec<usize>,
     /// For each data set the index in `sets` of its rows and of its outliers.
     indices: Vec<[usize; 2]>,
@@ -140,7 +139,6 @@ impl<'a> GpuRows<'a> {
         self.sets.iter().map(|set| set.len()).sum()
     }
 
-    /// The memory that all rows take.
     fn bytes(&self) -> usize {
         self.sets.iter().map(|set| set.len() * set.dim() * size_of::<f32>()).sum()
     }
@@ -161,12 +159,11 @@ impl<'a> GpuRows<'a> {
 
 /// Training of one kind of head, in the form that [`GpuHeadSession`] needs.
 trait GpuTraining {
-    /// The input of one step.
     type Input: Send;
     /// The number of steps to run at once.
     const STEPS: usize;
 
-    /// Translates a batch.
+    /// Converts a batch of episodes to the input of a step.
     fn input(
         batch: &HeadBatch,
         rate: f64,
@@ -264,7 +261,7 @@ fn tranfs_training(
     Ok(TranfsTraining::new(options.device, network, options_of_run, options.parameters, features)?)
 }
 
-/// Refuses episodes whose attention weights the kernels cannot number with 31 bits.
+/// Refuses episodes whose attention weights the kernels cannot index with 31 bits.
 fn check_attention_maps(network: &Tranfs, limits: tranfs::Limits) -> Result<()> {
     let (config, tranfs::Limits { episodes, support, .. }) = (network.config(), limits);
     let tokens = support + config.classes;
@@ -340,9 +337,9 @@ fn tranfs_episode(drawn: &TrainingEpisode, numbers: &[u32]) -> tranfs::EpisodeIn
     tranfs::EpisodeInput { classes: drawn.classes, support: items.collect(), queries: queries.collect() }
 }
 
-/// The rows that come with a step of TraNFS: blended ones, or all.
+/// Rows that are copied to the GPU with a TraNFS step: blended rows, or all rows if none are stored there.
 struct ExtraRows {
-    /// The number of the first one.
+    /// The number of the first extra row.
     first: usize,
     count: usize,
     values: Vec<f32>,
@@ -395,7 +392,7 @@ fn relabel_training(
         .collect();
     let optimiser = relabel::OptimiserOptions { adamw: options.adamw(), clip: options.optimiser.clip };
     let mut training = RelabelTraining::new(options.device, network, optimiser, options.parameters, &sets)?;
-    // The largest possible episode, so that one that is too large is refused now and not in the middle of the run.
+    // Runs the largest possible episode, so that one that does not fit is refused now and not in the middle of the run.
     let dim = network.config().item_view.as_ref().map_or(1, |view| view.dim);
     training.run(&[largest_relabel_step(options, dim)])?;
     let zeros = vec![0.0; options.parameters.len()];

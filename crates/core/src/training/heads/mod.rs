@@ -396,7 +396,8 @@ impl Trainee for HeadTrainee<'_> {
         let count = limit.min(at_once);
         let batches = self.take_batches(step, count)?;
         let HeadTrainee { session, episodes, per_step, seed, samplers, drawn, .. } = self;
-        // The next episodes are drawn while the GPU computes. An error is found again when they are needed.
+        // The next episodes are drawn while the GPU computes. An error is ignored here: it recurs when the episodes are
+        // needed.
         let next = drawn.back().map_or(step + count, |(last, _)| last + 1);
         rayon::in_place_scope(|scope| {
             scope.spawn(|_| {

@@ -1,4 +1,5 @@
-//! Where the gradient of every parameter comes from: tables of products and sums for `kernels/relabel_optimiser.cu`.
+//! The tables from which `kernels/relabel_optimiser.cu` computes the gradients ([`GradientPlan`]): matrix products for
+//! weights and biases, and for every parameter the partial sums to add up.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use trueshot_nn::relabel::Config;
 use super::{DeviceRelabel, NetworkPlan, STATE_FEATURES};
 use crate::relabel::input::StepSizes;
 
-/// Rows and columns of a block of a weight's gradient.
+/// Rows and columns of a tile of a weight's gradient.
 const PRODUCT_TILE: usize = 64;
 
 /// `Product` in `kernels/relabel_optimiser.cu`.
@@ -54,8 +55,8 @@ enum Rows {
 }
 
 impl Rows {
-    /// The number of parts that these rows are summed in, one thread block each. It does not depend on the sizes of steps, so
-    /// neither do the bits of a sum.
+    /// The number of parts in which these rows are summed, one thread block each. It is constant, so that the bits of a sum
+    /// do not depend on the sizes of steps.
     fn parts(self) -> usize {
         match self {
             Rows::Items => 4,
@@ -65,10 +66,10 @@ impl Rows {
     }
 }
 
-/// Where the gradient of every parameter comes from.
+/// The tables of products and sources.
 pub(super) struct GradientPlan {
     pub sources: Vec<Source>,
-    /// Products whose `out` and `bias` are positions in the sums.
+    /// Products whose `out` and `bias` are positions in the sums instead of addresses.
     products: Vec<Product>,
     pub sums_len: usize,
 }
@@ -81,7 +82,8 @@ struct Factors {
     rows: Rows,
 }
 
-/// Adds the gradient of a weight, given by name, of its bias, and the factors: address and pitch of x, address of d, rows.
+/// A function that adds the gradient of a weight and, if given, its bias, by name. The factors are address and pitch of x,
+/// address of d, and the rows.
 type AddProduct<'a> = dyn FnMut(&str, Option<&str>, (u64, usize), u64, Rows) + 'a;
 
 impl GradientPlan {
@@ -222,7 +224,7 @@ impl GradientPlan {
         }
     }
 
-    /// The products with addresses instead of positions.
+    /// The products with addresses in the buffer `sums`.
     pub fn placed_products(&self, sums: u64) -> Vec<Product> {
         let place = |product: &Product| Product {
             out: sums + 4 * product.out,

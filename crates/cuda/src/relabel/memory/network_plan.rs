@@ -1,4 +1,5 @@
-//! What does not depend on the sizes of steps: the network, where its parameters are, and their packed copies.
+//! The part of the memory plan that does not depend on the sizes of steps ([`NetworkPlan`]): the network, the positions of
+//! its parameters, and their packed copies.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -63,7 +64,7 @@ fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
     (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
 }
 
-/// The packed copies of weights: positions of every parameter.
+/// The packed copies of the weights: the positions of every parameter, and the length in floats.
 pub(in crate::relabel) struct Packing {
     pub positions: Vec<Positions>,
     pub len: usize,
@@ -133,7 +134,7 @@ impl Packing {
     }
 }
 
-/// What does not depend on the sizes of the steps: the network, where its parameters are, and their packed copies.
+/// The network, the positions of its parameters, and their packed copies.
 pub(in crate::relabel) struct NetworkPlan {
     pub config: Config,
     pub(super) parameters: Parameters,

@@ -10,7 +10,6 @@ use crate::conv4::tiles::{self, TileBlock, TilePoints};
 use crate::conv4::{BlockRanges, WIDTH};
 use crate::isa::{self, multiply_add};
 
-/// The tangent of [`BatchNorm`].
 #[derive(Clone)]
 pub(super) struct BatchNormTangent {
     pub mean: [f64; WIDTH],

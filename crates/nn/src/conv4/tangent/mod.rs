@@ -1,6 +1,6 @@
-//! Hessian-vector products by the R-operator (Pearlmutter, 1994): tangents along a direction of the parameters, carried
-//! through the forward and the backward pass. The tangent of the gradient is exactly the Hessian times the direction, at
-//! about twice the cost of the gradient.
+//! Hessian-vector products ([`TangentPass`]) by the R-operator (Pearlmutter, 1994): tangents along a direction of the
+//! parameters are computed through the forward and the backward pass. The tangent of the gradient is exactly the Hessian
+//! times the direction, at about twice the cost of the gradient.
 //!
 //! A convolution is linear in images and in filters, so the tangent of an output is the sum of two convolutions, and
 //! likewise that of a gradient: the same Winograd kernels, on sums of two products. Batch norm is one scale and one shift
