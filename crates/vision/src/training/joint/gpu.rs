@@ -1,8 +1,8 @@
 //! The training session of a backbone and a head on a GPU: [`GpuJointSession`] passes the episodes of a [`JointBatch`] to
 //! [`JointTraining`].
 //!
-//! The images stay on the GPU as in the training of a backbone alone ([`crate::training::gpu`]), and the episodes are those
-//! that the CPU would see.
+//! The images are stored as in the training of a backbone alone ([`crate::training::gpu`]), and the episodes are the
+//! same as on the CPU.
 
 use std::borrow::Cow;
 
