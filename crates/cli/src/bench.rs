@@ -58,7 +58,6 @@ pub struct Arguments {
 type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
 type SetUp = fn() -> anyhow::Result<Workload>;
 
-/// A workload to time.
 struct Workload {
     work: WorkloadFn,
     /// Repetitions per call, such as training steps.
@@ -168,7 +167,6 @@ fn peak() -> Workload {
     }
 }
 
-/// Random normalised images.
 fn random_images(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
@@ -267,11 +265,8 @@ fn maml_step(order: GradientOrder) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
-/// Episodes of a TraNFS step.
 const TRANFS_EPISODES: usize = 16;
-/// Episodes of a Relabel step.
 const RELABEL_EPISODES: usize = 32;
-/// Items and queries of an episode.
 const ITEMS_AND_QUERIES: usize = 100;
 
 fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {

@@ -71,7 +71,6 @@ pub struct EpisodeArgument {
 }
 
 impl EpisodeArgument {
-    /// Draws the episode.
     pub fn draw(
         &self,
         rows: &Embeddings,

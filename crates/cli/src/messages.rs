@@ -56,7 +56,6 @@ pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
     help_or_error.exit_code() as u8
 }
 
-/// An error of a command with a hint.
 #[derive(Debug)]
 pub struct HintedError {
     message: String,

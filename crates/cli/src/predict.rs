@@ -113,11 +113,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// An input to classify.
 enum PredictInput {
     /// An image, a folder, an archive, a list or embeddings.
     Path(PathBuf),
-    /// The bytes of an image.
     Image(Vec<u8>),
 }
 

@@ -422,7 +422,6 @@ fn changed_and_quarantined(labelled: &[Labelled]) -> (usize, usize) {
     (changed.count(), labelled.iter().filter(|one| one.label.is_none()).count())
 }
 
-/// The number of moves into quarantine.
 fn quarantined(moves: &[Move]) -> usize {
     moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count()
 }

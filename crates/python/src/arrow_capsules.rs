@@ -25,7 +25,6 @@ const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
 const STREAM: &CStr = c"arrow_array_stream";
 
-/// A stream of batches.
 pub type Reader = Box<dyn RecordBatchReader + Send>;
 
 /// Reads the batches of any object that exports an Arrow stream or array.

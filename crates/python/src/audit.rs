@@ -63,7 +63,6 @@ pub struct NumberedRows {
     pub features: Features,
     /// Class indices.
     pub labels: Vec<i64>,
-    /// The names of the classes.
     pub classes: Vec<String>,
     /// The names of the rows.
     pub items: Option<Vec<String>>,

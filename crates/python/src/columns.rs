@@ -58,7 +58,6 @@ impl TaskSchema {
         }
     }
 
-    /// The columns of a batch.
     pub fn columns(&self, batch: &RecordBatch) -> TaskColumns {
         TaskColumns {
             features: batch.column(self.features).clone(),
@@ -71,7 +70,6 @@ fn not_features(name: &str, kind: &DataType) -> String {
     format!("column '{name}' is {kind}; expected a list of lists of float, half or double, one list per row")
 }
 
-/// The element type of a list type.
 fn element_type(kind: &DataType) -> Option<&DataType> {
     match kind {
         DataType::List(field)
@@ -96,7 +94,6 @@ fn is_label(kind: &DataType) -> bool {
 }
 
 impl TaskColumns {
-    /// The support set of one task.
     pub fn support(&self, task: usize) -> Result<Embeddings, Refusal> {
         let labels = list_entry(&self.labels, task).ok_or("the labels are null")?;
         let (labels, classes) = labels_of(&labels)?;
@@ -184,7 +181,6 @@ fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     Ok((starts, dim))
 }
 
-/// Start and length from offsets.
 fn start_and_length<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
     let at = |place: usize| offsets[place].try_into().unwrap_or(0);
     (at(row), at(row + 1) - at(row))

@@ -10,7 +10,6 @@ use pyo3::exceptions::{
 use trueshot::Error;
 use trueshot::report::visible;
 
-/// The exception for an error.
 pub fn to_exception(error: Error) -> PyErr {
     let message = error_text(&error);
     match error {

@@ -26,7 +26,6 @@ use crate::interruptible::{Channel, run_interruptible};
 /// The data of a run, in the order of the lists in a configuration.
 type SetsByRole<T> = [Vec<T>; 4];
 
-/// A message to Python.
 enum TrainingMessage {
     Step { done: u64, steps: u64, loss: f64 },
     Record(Record, bool),

@@ -24,7 +24,6 @@ pub struct Access {
     token: Option<blake3::Hash>,
 }
 
-/// Security headers of every response.
 const SECURITY_HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",

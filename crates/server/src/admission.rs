@@ -103,7 +103,6 @@ impl Admission {
     }
 }
 
-/// The error for a body that is too long.
 pub fn body_too_long(max_bytes: usize) -> Problem {
     let error = format!("the body is longer than the allowed {max_bytes} bytes");
     Problem::too_large(error)
@@ -149,7 +148,6 @@ impl AdmittedRequest {
 }
 
 impl RunningRequest {
-    /// Serializes a response as JSON.
     pub fn json_response(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
         let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.body };
         match serde_json::to_writer(&mut written, answer) {
@@ -188,7 +186,6 @@ impl std::io::Write for LimitedBuffer {
     }
 }
 
-/// The error for a response that is too long.
 pub fn response_too_long(max_bytes: usize) -> Problem {
     let error = format!("the response would be longer than the allowed {max_bytes} bytes");
     Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")

@@ -14,17 +14,14 @@ use crate::problem::Problem;
 use crate::stall_timeout::Stalled;
 use crate::state::SharedApp;
 
-/// A complete body.
 pub struct RequestBody {
     /// From the content type.
     pub kind: BodyKind,
     pub bytes: Bytes,
 }
 
-/// The kind of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyKind {
-    /// JSON.
     Json,
     /// Arrow IPC, as a file or as a stream.
     Arrow,

@@ -32,7 +32,6 @@ const ANSWERED_PATIENCE: u32 = 10;
 #[cfg(unix)]
 const MIN_CONNECTIONS: usize = 16;
 
-/// All open connections.
 pub struct Connections {
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     limit: usize,
@@ -43,7 +42,6 @@ pub struct Connections {
     idle_time: Duration,
 }
 
-/// One open connection.
 pub struct Connection {
     activity: Mutex<Activity>,
     close: Notify,
@@ -285,7 +283,6 @@ pub struct ClientStream {
 }
 
 impl ClientStream {
-    /// The socket of a connection.
     pub fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
         ClientStream { stream, connection }
     }
@@ -350,7 +347,6 @@ pub struct ResponseBody {
 }
 
 impl ResponseBody {
-    /// The body of an answer on a connection.
     pub fn new(body: Body, connection: Arc<Connection>) -> Self {
         ResponseBody { body, connection }
     }

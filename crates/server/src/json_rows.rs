@@ -74,7 +74,6 @@ impl<'de> Deserialize<'de> for JsonImage {
 }
 
 impl BoundedList<JsonName> {
-    /// The names.
     pub fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|name| name.0).collect()
     }

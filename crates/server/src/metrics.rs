@@ -18,7 +18,6 @@ const BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// The status under which a request is counted if the client disconnected before the response.
 const CLIENT_GONE_STATUS: u16 = 499;
 
-/// All counters.
 #[derive(Default)]
 pub struct Metrics {
     in_flight: AtomicI64,

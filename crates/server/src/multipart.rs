@@ -15,7 +15,6 @@ const MAX_BOUNDARY_BYTES: usize = 70;
 /// The most bytes of the headers of a file.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
-/// A file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormFile {
     /// The name of its field.
@@ -38,7 +37,6 @@ pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
     })
 }
 
-/// The files of a form.
 pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
     let mut files = Vec::new();
     for part in parts(body, boundary)? {
@@ -136,7 +134,6 @@ fn unescaped_quotes(line: &[u8]) -> usize {
     count
 }
 
-/// The value of a parameter of a header.
 #[derive(Debug, PartialEq, Eq)]
 struct ParameterValue {
     text: String,

@@ -44,7 +44,6 @@ impl From<Skipped> for SkippedItem {
 pub struct Queries {
     /// The names of the rows.
     pub items: Vec<String>,
-    /// The embeddings.
     pub rows: Vec<EmbeddingResult>,
     /// The network of the server, if the rows were embedded here.
     pub embedder: Option<String>,
@@ -161,7 +160,6 @@ impl Queries {
     }
 }
 
-/// The rows of images and the measures of the images.
 type EmbeddedForm = (Vec<EmbeddingResult>, Vec<Option<ImageMeasures>>);
 
 /// Embeds images. An image that cannot be read has a reason instead of a row, and no measures.

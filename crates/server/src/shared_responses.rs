@@ -12,7 +12,6 @@ const TOKEN: &str = "token";
 /// The operations that can return a status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operations {
-    /// All operations.
     Every,
     /// Operations that require the token.
     Guarded,

@@ -62,7 +62,6 @@ impl From<Stalled> for Problem {
 }
 
 impl StallTimeoutBody {
-    /// A body on a connection.
     pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
         let body =
             StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };

@@ -22,7 +22,6 @@ use crate::limits::MAX_CLASSIFIERS;
 use crate::problem::Problem;
 
 const EXTENSION: &str = "safetensors";
-/// The length of an id.
 const ID_LEN: usize = 32;
 /// The most classifiers in memory.
 const MAX_LOADED: usize = 8;
@@ -62,7 +61,6 @@ pub struct Store {
     _lock: Lock,
 }
 
-/// A classifier in memory.
 struct LoadedClassifier {
     id: String,
     predictor: Arc<Predictor>,
@@ -119,7 +117,6 @@ impl Store {
         self.metadata_by_id().values().cloned().collect()
     }
 
-    /// The description of a classifier.
     pub fn metadata(&self, id: &str) -> Result<ClassifierMetadata, Problem> {
         self.metadata_by_id().get(id).cloned().ok_or_else(|| no_such_classifier(id))
     }
@@ -184,7 +181,6 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Deletes a classifier.
     pub fn delete(&self, id: &str) -> Result<(), Problem> {
         let _changing = lock(&self.change_lock);
         self.metadata(id)?;

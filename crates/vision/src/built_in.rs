@@ -18,7 +18,6 @@ static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors
 /// The name of the backbone for drawings.
 pub const OMNIGLOT_CONV4: &str = "omniglot-conv4";
 
-/// Drawings that are embedded per call.
 const DRAWINGS_PER_CALL: usize = 32;
 
 /// The backbone for drawings.

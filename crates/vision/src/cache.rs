@@ -94,7 +94,6 @@ pub struct CachedImage {
     pub measures: ImageMeasures,
 }
 
-/// Where a row is.
 #[derive(Clone, Copy)]
 enum RowLocation {
     Pending(usize),
@@ -238,7 +237,6 @@ impl EmbeddingCache {
         Ok(path)
     }
 
-    /// Merges small packs into one.
     fn merge(&self, packs: &[PathBuf]) {
         let is_small =
             |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);

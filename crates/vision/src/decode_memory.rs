@@ -17,7 +17,6 @@ const DECODER_ROWS: u64 = 8;
 /// Bytes that the JPEG decoder holds per pixel of a row: samples of 16 bits in blocks of 8 or 16 rows, upsampled.
 const JPEG_BYTES_PER_ROW_PIXEL: u64 = 1 << 10;
 
-/// The header of an image file.
 pub(crate) struct ImageHeader<'a> {
     pub bytes: &'a [u8],
     pub format: ImageFormat,

@@ -125,7 +125,6 @@ impl EmbedRequest<'_> {
         self.embedder.embed_window(&given, window)?.into_iter().map(&mut encode).collect()
     }
 
-    /// The rows of augmented images.
     fn augmented_rows(&self, entries: &[ImageEntry], window: Window<'_>) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
@@ -234,7 +233,6 @@ impl AugmentWorker {
         AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
-    /// The rows of some images.
     fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
         let backbone = request.backbone();
         self.inputs.clear();

@@ -57,7 +57,6 @@ pub struct EmbeddedImages {
     pub measures: Vec<Option<ImageMeasures>>,
 }
 
-/// One embedded image.
 pub(crate) struct EmbeddedImage {
     pub row: EmbeddingResult,
     pub was_cached: bool,

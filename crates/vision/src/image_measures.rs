@@ -12,7 +12,6 @@ use crate::decoded_image::{Channels, DecodedImage};
 /// comparable, at about the input size of a network.
 const MEASURED_SIDE: usize = 256;
 
-/// Measures an image.
 pub(crate) fn measure(image: &DecodedImage) -> ImageMeasures {
     let reduced = reduced(image);
     let longest = reduced.width.max(reduced.height);

@@ -250,7 +250,6 @@ impl<'a> Omniglot<'a> {
     }
 }
 
-/// An entry of the table.
 struct AlphabetEntry<'a> {
     split: OmniglotHalf,
     characters: usize,

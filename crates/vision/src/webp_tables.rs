@@ -108,7 +108,6 @@ fn stream_table_bytes(bits: &mut BitReader<'_>, width: usize, height: usize) -> 
     bytes
 }
 
-/// Adds the tables of a stream to `bytes`.
 fn add_stream_tables(
     bits: &mut BitReader<'_>,
     mut width: usize,
@@ -231,7 +230,6 @@ fn pixel_distance(code: usize, width: usize) -> usize {
     }
 }
 
-/// A prefix code.
 struct PrefixCode {
     /// Number of codes of each length.
     counts: [u16; 16],
@@ -300,7 +298,6 @@ impl PrefixCode {
     }
 }
 
-/// Reads the description of a prefix code.
 fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixCode> {
     if bits.read(1)? == 1 {
         let is_pair = bits.read(1)? == 1;

@@ -464,7 +464,6 @@ fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
     }
 }
 
-/// An attribute that is a graph.
 fn body(graph: &Graph) -> Vec<u8> {
     [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::whole(20, 5)].concat()
 }

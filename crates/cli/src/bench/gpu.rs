@@ -24,7 +24,6 @@ const NORMALISATION: [[f32; 2]; 3] = [[4.0, -2.0]; 3];
 /// Episodes that share a dropout seed.
 const PARTS: usize = 4;
 
-/// Sets up a workload on a GPU.
 pub type GpuSetUp = fn(&Device) -> anyhow::Result<Workload>;
 
 fn random_bytes(shape: Shape) -> Vec<u8> {

@@ -46,7 +46,6 @@ pub(super) struct DemoFolder {
     drawings: Vec<SortedDrawing>,
 }
 
-/// The folder with its audit.
 pub(super) struct AuditedFolder {
     drawings: Vec<SortedDrawing>,
     rows: LabelledRows,

@@ -78,7 +78,6 @@ fn filled(template: &str, parts: &[(&str, String)]) -> String {
     text
 }
 
-/// Escapes text for HTML.
 fn escaped(text: &str) -> String {
     let replaced = |character: char| match character {
         '<' => "&lt;".into(),

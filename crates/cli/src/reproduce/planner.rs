@@ -15,7 +15,6 @@ use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
 pub struct ReproduceSettings {
     /// Factor for the number of training steps (`--scale`).
     pub scale: f64,
-    /// Episodes per evaluation.
     pub episodes: u64,
     /// Episodes per evaluation of a model that takes images.
     pub image_model_episodes: u64,

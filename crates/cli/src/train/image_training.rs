@@ -346,7 +346,6 @@ fn check_outliers(
     Ok(())
 }
 
-/// The purpose of images.
 #[derive(Clone, Copy, PartialEq)]
 enum ImageUse {
     Training,

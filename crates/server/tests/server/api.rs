@@ -39,7 +39,6 @@ fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     bytes
 }
 
-/// Converts an Arrow stream to an Arrow file.
 fn arrow_file(stream: &[u8]) -> Vec<u8> {
     let reader = arrow_ipc::reader::StreamReader::try_new(stream, None).unwrap();
     let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &reader.schema()).unwrap();

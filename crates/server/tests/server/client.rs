@@ -118,7 +118,6 @@ pub fn form(files: &[(String, String, Vec<u8>)]) -> Vec<u8> {
     body
 }
 
-/// A pseudo-random number.
 fn pseudo_random(seed: usize) -> f32 {
     let mixed = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / 8_388_608.0 - 1.0

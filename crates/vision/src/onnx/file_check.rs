@@ -22,7 +22,6 @@ const MAX_SHAPE_LEN: u64 = 8;
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FileProblem {
-    /// Not an ONNX file.
     NotOnnx,
     /// An ONNX file that is refused, with the reason.
     Refused(String),

@@ -96,7 +96,6 @@ struct OnnxWorker {
     alone: Mutex<()>,
 }
 
-/// An opened model.
 pub(crate) struct OnnxModel {
     pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,

@@ -53,7 +53,6 @@ pub enum PickleError {
     },
 }
 
-/// The index of a value.
 type ValueId = u32;
 
 /// A value; its parts are indices of other values.

@@ -16,7 +16,6 @@ const MAX_NAME_BYTES: usize = 256;
 /// Bytes of decoded strings that are always allowed, besides the length of the file.
 const ALWAYS_ALLOWED_VALUES: usize = 1 << 16;
 
-/// The state of the machine.
 pub(super) struct StackMachine {
     file: Bytes,
     /// The offset of the next instruction or argument, and of the current instruction.

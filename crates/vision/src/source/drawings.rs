@@ -7,7 +7,6 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Result, Unreadable};
 use crate::omniglot::{Character, Omniglot};
 
-/// The name of the source.
 pub(crate) const NAME: &str = "omniglot";
 
 /// Lists all drawings. Classes are named `Alphabet/character01`, items like the folders of the published files.

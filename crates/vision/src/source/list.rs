@@ -189,7 +189,6 @@ impl CsvRecords<'_> {
     }
 }
 
-/// A cell of CSV.
 #[derive(Default)]
 struct CsvCell {
     text: String,

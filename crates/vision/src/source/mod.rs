@@ -104,7 +104,6 @@ pub struct Collection {
     skipped: Vec<Skipped>,
     /// The superclass of each class, if the source has them.
     superclasses: BTreeMap<String, String>,
-    /// Empty folders.
     empty_folders: Vec<String>,
 }
 
@@ -351,10 +350,7 @@ impl Collection {
     }
 }
 
-/// The contents of an image.
 pub(crate) enum ImageContents {
-    /// The bytes of an image file.
     File(bytes::Bytes),
-    /// Pixels.
     Pixels(DecodedImage),
 }

@@ -35,7 +35,6 @@ const CONVERT_FIRST: [(&str, UnsupportedFormat); 18] = [
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
 /// The folder into which repairs move images; it is not a class.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
-/// The log file of repairs.
 const REPAIR_LOG: &str = trueshot::repair::LOG;
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 

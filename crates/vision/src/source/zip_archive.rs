@@ -118,7 +118,6 @@ fn name(raw: &[u8], decoded: String) -> String {
     name.replace('\\', "/")
 }
 
-/// The bytes of a member.
 pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     let ZipMember { offset, packed, size, .. } = *member;

@@ -237,7 +237,6 @@ impl ValidationSettings {
     }
 }
 
-/// No noise.
 pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }

@@ -258,11 +258,9 @@ pub struct MamlTrainee {
     warning: Option<String>,
 }
 
-/// The data for validation.
 enum ValidationData {
     /// Rows of pixels, and those of the outliers.
     Cpu(Box<(Embeddings, Option<Embeddings>)>),
-    /// Images on the GPU.
     #[cfg(feature = "cuda")]
     Gpu(Box<gpu::GpuValidation>),
 }

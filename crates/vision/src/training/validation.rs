@@ -12,7 +12,6 @@ use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 
-/// Images per call of one thread.
 const IMAGES_PER_CALL: usize = 16;
 
 /// The embeddings of all images of a data set, not augmented.

@@ -13,7 +13,6 @@ use crate::embedder::Embedder;
 use crate::source::{Collection, SourceOptions};
 use crate::split::Split;
 
-/// The emulated device.
 fn device() -> Device {
     Device::emulated(true)
 }

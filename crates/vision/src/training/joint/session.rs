@@ -140,13 +140,11 @@ pub(super) fn kept_part(decay: f64, step: u64) -> f32 {
     decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32
 }
 
-/// The episodes of each part of a step.
 pub(super) fn parts(episodes: &[EpisodeLabels]) -> impl Iterator<Item = &[EpisodeLabels]> {
     let count = episodes.len();
     (0..PARTS).map(move |part| &episodes[count * part / PARTS..count * (part + 1) / PARTS])
 }
 
-/// The dropout seed of a part.
 pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
     dropout_seed.wrapping_add(part as u64)
 }
@@ -154,7 +152,6 @@ pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
 /// The episodes of a part, the rows of their features, the gradients of these rows, and the gradient of the head.
 type PartTask<'a> = (&'a [EpisodeLabels], &'a [&'a [f32]], &'a mut [f32], &'a mut [f32]);
 
-/// The rows of each episode.
 fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usize>> {
     labels.iter().scan(0, |end, labels| {
         let first = *end;
