@@ -24,7 +24,7 @@ use crate::training::loss::{self, Aggregate, loss};
 /// The episodes of a step are divided into this number of parts, each with its own gradient, so the number of threads
 /// does not change the result. At most this number of threads work on the head.
 pub(super) const PARTS: usize = 8;
-/// The running average starts as the mean of all steps: its decay is at most `(1 + step) / (AVERAGE_START + step)`.
+/// The warm-up of the running average: its decay is at most `(1 + step) / (AVERAGE_START + step)`.
 const AVERAGE_START: f64 = 10.0;
 
 /// The layout of the parameters of a backbone and a head: the tensors of both, with the prefixes `backbone.` and `head.`.
