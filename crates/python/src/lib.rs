@@ -24,7 +24,7 @@ mod user_functions;
 
 use pyo3::prelude::*;
 
-/// What `trueshot` is made of; users import that instead.
+/// The native part of the package `trueshot`, which users import instead.
 #[pymodule]
 mod _native {
     #[pymodule_export]

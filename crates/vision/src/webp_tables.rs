@@ -156,7 +156,7 @@ fn block_count(side: usize, bits: usize) -> usize {
     side.div_ceil(1 << bits)
 }
 
-/// Bits of the colour cache; 0 if there is none.
+/// Bits of the colour cache; 0 without a cache.
 fn cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
     match bits.read(1)? {
         0 => Some(0),

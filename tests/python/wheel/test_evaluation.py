@@ -211,7 +211,7 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
 def test_ctrl_c_ends_it():
     program = (
         "import signal, numpy as np, trueshot as ts\n"
-        # Whoever runs the tests in the background has it ignored, which children inherit.
+        # A shell that runs the tests in the background ignores the signal, and children inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "y = np.repeat(np.arange(8), 60)\n"
         "X = np.random.default_rng(0).normal(size=(480, 64))\n"

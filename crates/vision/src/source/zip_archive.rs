@@ -64,7 +64,7 @@ struct ZipContents {
     skipped: Vec<Skipped>,
 }
 
-/// The files in an archive; or what is wrong with it.
+/// The files in an archive, or an error.
 fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, String> {
     let problem = |error: zip::result::ZipError| error.to_string();
     let mut archive = ZipArchive::new(reader)
