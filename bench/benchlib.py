@@ -40,7 +40,7 @@ def fail(message: str) -> NoReturn:
 
 
 def new_parser(description: str) -> argparse.ArgumentParser:
-    """A parser whose help is the module's documentation, printed as it is written."""
+    """A parser whose help is the documentation of the script."""
     return argparse.ArgumentParser(
         description=description.strip(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -117,7 +117,7 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
 def require(*modules: str, requirements: Path = BENCH / "requirements.txt") -> None:
-    """Ends the script with a plain error if one of these modules cannot be imported."""
+    """Ends the script with an error that names the module if one of these cannot be imported."""
     missing = [PACKAGES.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
     if not missing:
         return
@@ -142,13 +142,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or leaves the old one."""
+    """Writes a file completely, or leaves the old one."""
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, result: object) -> None:
-    """Writes a whole JSON file or leaves the old one."""
+    """Writes a JSON file completely, or leaves the old one."""
     write_text(path, json.dumps(result, indent=1) + "\n")
 
 
@@ -168,7 +168,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 
 
 def wrapped(markdown: str, width: int = 100) -> str:
-    """A page with its paragraphs wrapped; headings, tables and blocks of code stay as they are."""
+    """A page with its paragraphs wrapped; headings, tables and code blocks are unchanged."""
     blocks = markdown.rstrip("\n").split("\n\n")
     kept = ("#", "|", "```")
     fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
@@ -181,7 +181,7 @@ def sha256(path: Path) -> str:
 
 
 def read_header(path: Path) -> tuple[dict, int]:
-    """The header of a safetensors file and where its data begin."""
+    """The header of a safetensors file and the offset of its data."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -232,7 +232,7 @@ def read_embeddings(path: Path):
 
 
 def embeddings_header(classes: Sequence[str], notes: dict[str, str], tensors: Sequence[tuple]) -> bytes:
-    """The beginning of an embeddings file: `tensors` are (name, dtype, shape, bytes) in the order of their data."""
+    """The header of an embeddings file: `tensors` are (name, dtype, shape, bytes) in the order of their data."""
     header: dict[str, object] = {
         "__metadata__": {"format": "trueshot-embeddings/1", "classes": json.dumps(list(classes)), **notes}
     }
@@ -250,7 +250,7 @@ def write_embeddings(path: Path, features, labels, classes: Sequence[str], items
     import numpy as np
 
     names = [item.encode() for item in items]
-    # The item names are one run of bytes, cut at the offsets. They come last so that the other tensors are aligned.
+    # The item names are concatenated, and offsets separate them. They come last so that the other tensors are aligned.
     tensors = [
         ("labels", "I64", labels.astype("<i8")),
         ("item_offsets", "I64", np.cumsum([0, *map(len, names)]).astype("<i8")),
@@ -288,7 +288,7 @@ def instruction_sets() -> list[str]:
 
 
 def describe_machine() -> dict:
-    """Processor, memory, date and load. Call it before anything is started, for the load to be that of others."""
+    """Processor, memory, date and load. Call it first, so that the load is that of other programs."""
     load = os.getloadavg()[0]
     if load > QUIET_LOAD:
         print(f"warning: the load average is {load:.2f} before the start; other work changes what is measured "
@@ -304,7 +304,7 @@ def describe_machine() -> dict:
 
 
 def machine_sentence(machine: dict, versions: dict[str, str], threads: int) -> str:
-    """The machine, the versions and the date, as the last paragraph of a page."""
+    """The machine, the versions and the date, for the last paragraph of a page."""
     load = machine["load_average_before"]
     noisy = "" if load <= QUIET_LOAD else " **(the machine was not quiet)**"
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -334,7 +334,7 @@ def trueshot_version(program: Path) -> str:
 
 
 def process_memory(pid: int) -> dict[str, int]:
-    """Bytes of memory of a process by the names of /proc/PID/status (VmRSS, VmHWM, RssAnon, ..); empty if it ended."""
+    """Memory of a process in bytes, by the names in /proc/PID/status (VmRSS, VmHWM, RssAnon, ..); empty if it ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -362,9 +362,9 @@ def add_allocator(parser: argparse.ArgumentParser) -> None:
 
 
 def use_allocator(name: str) -> None:
-    """Starts the script again with the settings of the allocator `tuned` or `plain`, unless it runs with them.
+    """Restarts the script with the settings of the allocator `tuned` or `plain`, unless it already runs with them.
 
-    glibc reads them when a process starts, so call this before anything else has been done.
+    glibc reads them when a process starts, so call this first.
     """
     wanted = TUNED_ALLOCATOR if name == "tuned" else {}
     if {key: os.environ[key] for key in TUNED_ALLOCATOR if key in os.environ} != wanted:
@@ -390,7 +390,7 @@ def json_lines(text: str) -> list[dict]:
 
 
 def progress(text: str) -> None:
-    """A line on standard error for the person who waits."""
+    """Prints a line of progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -403,12 +403,12 @@ class Program:
     environment: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, dict]:
-        """Its lines by workload."""
+        """The output lines by workload."""
         return {line["name"]: line for line in json_lines(output(self.command, self.environment))}
 
 
 def peer_hashes(*names: str) -> dict[str, str]:
-    """The SHA-256 of files in bench/peers, so that a result names exactly what it was measured against."""
+    """The SHA-256 of files in bench/peers, which results record."""
     return {name: sha256(PEERS / name) for name in names}
 
 

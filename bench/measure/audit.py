@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def quality(arguments: argparse.Namespace, files: list[Path], shots: int, noises: list[str], sets: int,
             folder: str | None = None) -> list[dict]:
-    """One JSON object per setting of the example program; `folder` receives the sets."""
+    """The output of the example program, one JSON object per setting; it writes the sets to `folder`."""
     command = [arguments.program, *files, "--shots", str(shots), "--sets", str(sets)]
     for noise in noises:
         command += ["--noise", noise]
@@ -74,7 +74,7 @@ def cleanlab(arguments: argparse.Namespace, files: list[Path], shots: int) -> li
 def measure(arguments: argparse.Namespace, name: str) -> list[dict]:
     """All rows of one data set."""
     files, rows = getattr(arguments, name), []
-    # Omniglot has 20 drawings per class: too few for 10 shots, 10 items to replace them and 10 queries.
+    # Omniglot has 20 drawings per class: too few for 10 shots, 10 replacements and 10 queries.
     for shots in (5,) if name == "omniglot" else (5, 10):
         benchlib.progress(f"{DATA[name]}, {shots} shots")
         found = quality(arguments, files, shots, NOISES, arguments.sets)

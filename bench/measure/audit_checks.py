@@ -41,7 +41,8 @@ def chosen_rows(drawn: Drawn, rows) -> Drawn:
 
 
 def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
-    """The 99th percentiles of the changes by another order (the largest instead), one item less, and noise."""
+    """The 99th percentiles of the changes after removing one item and after adding noise, and the largest after
+    reordering."""
     import numpy as np
 
     order_changes, removal_changes, noise_changes = [], [], []
@@ -61,7 +62,8 @@ def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[flo
 
 
 def other_domain(arguments: argparse.Namespace, bank: Bank, foreign: Bank, items: int) -> list[float]:
-    """Shares of the foreign items called none of these, of those called wrong, and of the others called wrong."""
+    """The shares of foreign items called none of these, of foreign items called wrong, and of other items called
+    wrong."""
     import numpy as np
 
     counts = np.zeros(5)

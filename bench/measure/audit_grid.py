@@ -32,7 +32,7 @@ from audit_evidence import Bank, Drawn  # noqa: E402
 
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 BINS = 15
-# Pooled items from which the calibration error of a single cell means something.
+# The number of items from which on the calibration error of a single cell is meaningful.
 LARGE_CELL = 2000
 
 
@@ -60,7 +60,7 @@ def audited(program: Path, drawn: Drawn) -> list[dict]:
 
 
 def peers(drawn: Drawn) -> dict[str, object]:
-    """Suspicion by each peer; without the regressions if a class has one item."""
+    """The scores of each peer; without the regressions if a class has one item."""
     import numpy as np
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression
@@ -86,7 +86,7 @@ def peers(drawn: Drawn) -> dict[str, object]:
 
 
 def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
-    """Those of an earlier run with --peers-file, if it scored the same collection."""
+    """The average precisions in --peers-file, if that run scored the same collection; otherwise computed."""
     from sklearn.metrics import average_precision_score
 
     if arguments.no_peers:
@@ -138,7 +138,7 @@ def together(results: list[dict]) -> dict:
 
 
 def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, noise: str) -> dict | None:
-    """Everything about one cell of the grid."""
+    """All figures of one cell of the grid."""
     import numpy as np
     from sklearn.metrics import average_precision_score
 

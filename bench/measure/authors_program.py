@@ -132,7 +132,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Absent(types.ModuleType):
-    """A module whose attributes are placeholders: for packages that the checkout imports and a replay never calls."""
+    """A module of placeholders, for packages that the checkout imports and a replay never calls."""
 
     def __getattr__(self, name: str):
         if name.startswith("__"):
@@ -142,7 +142,7 @@ class Absent(types.ModuleType):
 
 @contextlib.contextmanager
 def without_packages() -> Iterator[None]:
-    """Answers the imports of learn2learn and torchvision with placeholders; they load images and draw batches."""
+    """Replaces learn2learn and torchvision, which load images and draw batches, by placeholders."""
     import torch
 
     names = ["learn2learn", "learn2learn.data", "learn2learn.data.transforms", "learn2learn.data.utils",
@@ -233,7 +233,7 @@ class Authors:
         self.ways, self.shots, self.queries, self.dim = spec["ways"], spec["shots"]["max"], spec["queries"], dim
 
         class Replay(self.utilities.MetaTrainer):
-            """Their trainer for batches that already have their noise."""
+            """The authors' trainer for batches that already have noise."""
 
             def prepare_data(self, batch, *_others):
                 return batch
@@ -241,7 +241,7 @@ class Authors:
         self.trainer = Replay
 
     def network(self, method: Method):
-        """Their model for a method, in evaluation mode."""
+        """The authors' model for a method, in evaluation mode."""
         import torch
 
         ways, shots = {"train": self.ways, "test": self.ways}, {"train": self.shots, "test": self.shots}
@@ -265,12 +265,12 @@ class Authors:
             down = tensors["down.weight"].to(torch.get_default_dtype())
             up = tensors["up.weight"].to(down.dtype) if not options["tied"] else down
             network.proj_trans_in, network.proj_trans_out = torch.nn.Parameter(down), torch.nn.Parameter(up)
-        # Rows are features already. `linear` reads their dimension here.
+        # Rows are already features. `linear` reads their dimension here.
         network.convnet.encoder, network.convnet.conv_out_dims = torch.nn.Identity(), self.dim
         return network.eval()
 
     def accuracies(self, method: Method):
-        """A function from a batch to the number of queries that their program classifies correctly."""
+        """A function from a batch to the number of queries that the authors' program classifies correctly."""
         import torch
 
         options = argparse.Namespace(
@@ -289,7 +289,7 @@ class Authors:
         return right
 
     def prototypes(self, method: Method, support):
-        """Their prototypes `[ways, dim]` of a support set `[ways * shots, dim]`."""
+        """The authors' prototypes `[ways, dim]` of a support set `[ways * shots, dim]`."""
         import torch
 
         with torch.no_grad():
@@ -415,12 +415,12 @@ def evaluate(arguments: argparse.Namespace, methods: list[Method], *options: str
 
 
 def of_trueshot(arguments: argparse.Namespace, methods: list[Method], manifest: Path) -> tuple[dict, dict]:
-    """Accuracies by noise, level and method; and what the result says about the data."""
+    """Accuracies by noise, level and method, and the description of the data in the result."""
     benchlib.progress("trueshot eval")
     result = evaluate(arguments, methods, "--manifest", manifest)
     found = {}
     for setting in result["settings"]:
-        # Methods are in the order in which they were given; names of files are shortened.
+        # Methods are in the given order; names of files are shortened in the result.
         for method, row in zip(methods, setting["methods"], strict=True):
             found[setting["noise"], setting["level"], method.name] = row
     return found, result
@@ -430,12 +430,12 @@ def of_trueshot(arguments: argparse.Namespace, methods: list[Method], manifest: 
 
 
 def allowed(row: dict, tolerance: float) -> float:
-    """The largest difference of a row that passes, in percentage points."""
+    """The largest allowed difference of a row, in percentage points."""
     return max(tolerance, STANDARD_ERRORS * row.get("standard_error", 0.0))
 
 
 def failures(result: dict) -> list[str]:
-    """What differs by more than it may, or is NaN."""
+    """The rows that differ by more than allowed, or are NaN."""
     found = [f"{row['method']}, {row['noise']} {100 * row['level']:g} %: {row['difference']:+.4f} points"
              for row in result["rows"] if not abs(row["difference"]) <= allowed(row, result["tolerance"])]
     return found + [f"prototypes of {name}: {value:.1e}" for name, value in result["prototypes"].items()
@@ -536,7 +536,7 @@ Accuracy in percent.
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command without folders, for the page."""
+    """The command without folders, as the page shows it."""
     words = ["python bench/measure/authors_program.py noisy_few_shot", f"--features {arguments.features.name}"]
     words += [f"--outliers {arguments.outliers.name}"] if arguments.outliers else []
     words += [f"--tranfs {path.name}" for path in arguments.tranfs]
@@ -553,7 +553,8 @@ def main() -> None:
     benchlib.require("numpy", "torch")
     import torch
 
-    # Their transformer has the sequence first, for which PyTorch has no fast path; it says so for every model.
+    # The authors' transformer has the sequence axis first, for which PyTorch has no fast path, and warns for every
+    # model.
     warnings.filterwarnings("ignore", message="enable_nested_tensor")
     torch.set_num_threads(arguments.threads)
     if arguments.float64:

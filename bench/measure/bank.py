@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def describe_bank(path: Path) -> dict:
-    """Size and type from the file's header."""
+    """The size and type in the header of a file."""
     header, _ = benchlib.read_header(path)
     features = benchlib.tensor_of(header, path, "features")
     start, end = features["data_offsets"]
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, bank: Path, episodes: int) -> dict:
     peak = {"RssAnon": 0, "RssFile": 0}
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    # The output is a few kilobytes and fits into the pipe, so it can be read after the process has ended.
+    # The output is a few kilobytes and fits into the pipe, so it is read after the process has ended.
     while True:
         memory = benchlib.process_memory(process.pid)
         peak = {key: max(value, memory.get(key, 0)) for key, value in peak.items()}
@@ -109,7 +109,7 @@ def summarise(bank: dict, rounds: list[tuple[dict, dict]]) -> dict:
             benchlib.fail(f"{bank['file']}: the run with more episodes was not slower; ask for more --episodes")
         rates.append((many["episodes"] - few["episodes"]) / difference)
     runs = [run for pair in rounds for run in pair]
-    # What a run takes apart from its episodes.
+    # The time of a run without its episodes.
     opening = [few["seconds"] - few["episodes"] / rate for (few, _), rate in zip(rounds, rates)]
     return {
         **bank,

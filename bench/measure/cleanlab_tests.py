@@ -29,7 +29,7 @@ MULTI_LABEL = "cleanlab.multilabel_classification.filter"
 
 
 class Recorder:
-    """A plugin of pytest that keeps the result of every test, and counts calls of the functions of trueshot."""
+    """A pytest plugin that records the result of every test and counts calls of functions of trueshot."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -103,7 +103,7 @@ def main() -> None:
 
     recorder = Recorder()
     replaced = replace(recorder)
-    # Neither settings nor fixtures of the checkout, which need more packages.
+    # Without the settings and fixtures of the checkout, which need more packages.
     options = ["-c", os.devnull, f"--rootdir={arguments.checkout}", "--noconftest"]
     quiet = ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:warnings"]
     pytest.main([*options, *quiet, *map(str, files)], plugins=[recorder])

@@ -90,7 +90,7 @@ def closed_forms(arguments: argparse.Namespace) -> tuple[list[list[str]], float]
 
 
 def trained(arguments: argparse.Namespace) -> list[list[str]]:
-    """Methods that train on every episode, as differences to ProtoNet."""
+    """One row per noise setting for methods that train on every episode: the difference to ProtoNet."""
     published = {
         (PAPER_TABLES[row["table"]], float(row["noise_percent"]) / 100, row["row"]): float(row["accuracy"])
         for row in read_csv(arguments.paper) if row["table"] in PAPER_TABLES and row["dataset"] == "miniimagenet"
@@ -116,7 +116,7 @@ def main() -> None:
     differences = trained(arguments)
     head = ["noise", "ProtoNet", "linear − ProtoNet", "independent program", "RNNP − ProtoNet", "Baseline++ − ProtoNet",
             "the paper's Baseline++ − ProtoNet"]
-    # The fourth column, the method, is text between numbers; a table of right-aligned names reads badly.
+    # The fourth column, the method, is text and left-aligned.
     rule = ["---", "---:", "---:", "---", "---:", "---:", "---:"]
     all_rows = [["noise", "ways", "shots", "method", "reference", "trueshot", "difference"], rule, *rows]
     benchlib.publish(arguments.out, benchlib.wrapped(f"""# Closed forms against an independent program

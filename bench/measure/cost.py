@@ -47,14 +47,14 @@ def conv4_operations(size: int, channels: int) -> int:
 
 
 def tranfs_operations(dim: int, layers: int, width: int = 128, hidden: int = 128) -> int:
-    """Matrix products of one support set."""
+    """Operations of the matrix products for one support set."""
     items, tokens = WAYS * SHOTS, WAYS * (SHOTS + 1)
     layer = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens * tokens * width
     return 2 * items * dim * width + layers * layer + 2 * WAYS * width * dim
 
 
 def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int = 128, edge: int = 64, heads: int = 4) -> int:
-    """Matrix products of one support set: the Gram matrix, the edge network over pairs of items, the layers."""
+    """Operations of the matrix products for one support set: Gram matrix, edge network over pairs of items, layers."""
     items = WAYS * SHOTS
     states, pairs = items * WAYS, items * items
     edges = 2 * pairs * (6 * edge + edge * layers * heads)

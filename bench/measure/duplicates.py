@@ -89,7 +89,7 @@ def cropped(image, left: float, top: float, right: float, bottom: float):
 
 
 def copy_of(image, kind: str, draw: random.Random):
-    """A copy of a kind, and its JPEG quality."""
+    """A copy of the given kind, and its JPEG quality."""
     from PIL import Image, ImageFilter
 
     width, height = image.size
@@ -121,7 +121,7 @@ def copy_of(image, kind: str, draw: random.Random):
 
 
 def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str, str]:
-    """Writes copies into a collection; per copy the name of its original. Every second copy is in another class."""
+    """Writes copies into a collection, every second one in another class; returns the original of every copy."""
     from PIL import Image
 
     draw = random.Random(seed)
@@ -142,7 +142,7 @@ def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str
 
 
 class Collection:
-    """A data set in a folder of its own, to which copies are added and removed again."""
+    """A data set in its own folder, to which copies are added and from which they are removed."""
 
     def __init__(self, folder: Path, photos: list[Path], trueshot: Path):
         self.base, self.cache, self.trueshot = folder / "photos", folder / "cache", trueshot

@@ -72,7 +72,7 @@ def main() -> None:
         decode = [arguments.decode, root, str(arguments.threads)]
         embed = [arguments.trueshot, "embed", root, "-o", rows, "--no-cache", "--device", arguments.device,
                  "--threads", str(arguments.threads)]
-        # The first round reads the files into the memory of the system and does not count.
+        # The first round reads the files into the page cache and does not count.
         for number in range(arguments.rounds + 1):
             (decode_s, printed), (embed_s, _) = timed(decode), timed(embed)
             photos = json.loads(printed)["photos"]

@@ -38,7 +38,7 @@ REQUIREMENTS = benchlib.ROOT / "tests" / "python" / "engines" / "requirements.tx
 
 
 def make(folder: Path, tasks: int, seed: int) -> None:
-    """Writes tasks: rows around a mean of their class, behind a ReLU; a fifth of the labels are replaced at random."""
+    """Writes tasks: rows around class means, after a ReLU; a fifth of the labels are replaced at random."""
     benchlib.require("numpy", "pyarrow", requirements=REQUIREMENTS)
     import numpy as np
     import pyarrow as pa
@@ -69,7 +69,7 @@ def make(folder: Path, tasks: int, seed: int) -> None:
 
 
 def digest(answers) -> str:
-    """A hash of the answers in the order of their tasks."""
+    """A hash of the results in the order of their tasks."""
     import pyarrow as pa
 
     hashed = hashlib.sha256()
@@ -80,7 +80,7 @@ def digest(answers) -> str:
 
 
 def one_process(folder: str, cores: int):
-    """The audit by one process, and how to stop it."""
+    """The audit in one process, and a function that stops it."""
     import pyarrow as pa
     import pyarrow.dataset
 
@@ -97,7 +97,7 @@ def one_process(folder: str, cores: int):
 
 
 def on_ray(folder: str, cores: int):
-    """The audit by Ray Data, and how to stop it."""
+    """The audit with Ray Data, and a function that stops it."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
     import pyarrow as pa
@@ -117,7 +117,7 @@ def on_ray(folder: str, cores: int):
 
 
 def on_spark(folder: str, cores: int):
-    """The audit by Spark, and how to stop it."""
+    """The audit with Spark, and a function that stops it."""
     import pyspark
 
     import trueshot as ts
@@ -171,7 +171,7 @@ def process_tree(root: int) -> list[int]:
 
 
 class Processors(threading.Thread):
-    """Adds up the processor time of this process and its descendants, those that ended included, by polling."""
+    """Polls the processor time of this process and its descendants, including those that have ended."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -184,7 +184,7 @@ class Processors(threading.Thread):
             time.sleep(POLL_SECONDS)
 
     def seconds(self) -> float:
-        """Processor seconds up to now."""
+        """Processor seconds so far."""
         for process in process_tree(os.getpid()):
             try:
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -201,7 +201,7 @@ KINDS = [
 
 
 def kind(process: int, root: int) -> str | None:
-    """A process's name on the page; None for the small services of an engine."""
+    """The name of a process on the page; None for small services of an engine."""
     if process == root:
         return "the process itself"
     try:
@@ -342,7 +342,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "tasks": runs[arguments.engines[0]][0]["tasks"],
         "engines": {engine: summary(found) for engine, found in runs.items()},
     }
-    # Ratios are to one process, so there is no page without it.
+    # Ratios are relative to one process, so there is no page without it.
     text = page(result) if "python" in runs else json.dumps(result["engines"], indent=1)
     benchlib.publish(arguments.out, text, result)
 

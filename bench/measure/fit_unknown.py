@@ -44,7 +44,7 @@ def unit(rows):
 
 
 class ClassSimilarity:
-    """The class vectors of crates/core/src/predictor/similarity.rs, for right labels."""
+    """The class vectors of crates/core/src/predictor/similarity.rs, if all labels are right."""
 
     def __init__(self, rows, labels, classes: int) -> None:
         import torch

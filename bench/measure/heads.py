@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Runs:
-    """Runs `trueshot eval` and adds up the time it takes."""
+    """Runs `trueshot eval` and sums its time."""
 
     def __init__(self, program: Path, episodes: int) -> None:
         self.program, self.episodes, self.seconds = program, episodes, 0.0

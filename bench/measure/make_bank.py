@@ -40,7 +40,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def stored(values, dtype: str) -> bytes:
-    """f32 values as the file holds them, little endian."""
+    """f32 values as bytes of the file, little endian."""
     if dtype == "f32":
         return values.astype("<f4").tobytes()
     if dtype == "f16":
@@ -51,7 +51,7 @@ def stored(values, dtype: str) -> bytes:
 
 
 def write_bank(file, counts, arguments: argparse.Namespace) -> None:
-    """Header, labels, then the features of one class after the other."""
+    """Writes the header, the labels, then the features class by class."""
     import numpy as np
 
     rows, (dtype, size) = int(counts.sum()), DTYPES[arguments.dtype]
@@ -63,7 +63,7 @@ def write_bank(file, counts, arguments: argparse.Namespace) -> None:
     for label, count in enumerate(counts):
         file.write(np.full(count, label, "<i8").tobytes())
     for label, count in enumerate(counts):
-        # Every class has its own random stream: its values do not depend on the sizes of the others.
+        # Every class has its own random stream, so its values do not depend on the sizes of other classes.
         rng = np.random.default_rng([arguments.seed, label])
         mean = arguments.spread * rng.standard_normal(arguments.dim, dtype=np.float32)
         values = rng.standard_normal((count, arguments.dim), dtype=np.float32)

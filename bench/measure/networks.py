@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def programs(arguments: argparse.Namespace) -> list[Program]:
-    """What is measured."""
+    """The programs to measure."""
     common = ["--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
     names = ",".join(WORKLOADS)
     ours = [str(arguments.trueshot), "bench", "--only", f"peak,{names}", *common]
@@ -63,7 +63,7 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
 
 
 def rates(chosen: list[Program]) -> dict[str, dict[str, float]]:
-    """GFLOP/s of trueshot's workloads, from one more run."""
+    """GFLOP/s of the workloads of trueshot, from one more run."""
     ours = [program for program in chosen if program.name.startswith("trueshot")]
     return {p.name: {name: line["gflops"] for name, line in p.run().items() if "gflops" in line} for p in ours}
 
@@ -73,7 +73,7 @@ def page(result: dict) -> str:
     middle, gflops, rounds = result["summary"], result["gflops"], result["medians_of_rounds_ms"]
 
     def ratio(peer: str, ours: str, workload: str) -> str:
-        """The median over the rounds of the ratio within a round."""
+        """The median over the rounds of the ratio in each round."""
         if peer not in rounds:
             return "-"
         pairs = zip(rounds[peer][workload], rounds[ours][workload])

@@ -56,7 +56,7 @@ def exchanged(truth: list[int], wrong: int, seed: int) -> list[int]:
 
 
 def count(items: list[dict], truth: list[int], given: list[int]) -> collections.Counter:
-    """What the audit says about wrong and right labels."""
+    """Counts the verdicts on wrong and right labels."""
     counts = collections.Counter(wrong=0, found=0, right=0, flagged=0, suggested=0, suggested_right=0, decided=0, unsure=0)
     for item, true, label in zip(items, truth, given, strict=True):
         decided = item["verdict"] in ("relabel", "outlier")
@@ -72,7 +72,7 @@ def count(items: list[dict], truth: list[int], given: list[int]) -> collections.
 
 
 def check_sizes(truth: list[int], wrong: int) -> None:
-    """Labels can be exchanged only if there are two classes, and `wrong` photos in each."""
+    """Fails unless there are two classes with `wrong` photos each, so that labels can be exchanged."""
     sizes = collections.Counter(truth)
     if len(sizes) < 2:
         benchlib.fail("PHOTOS must have at least two class folders")

@@ -58,7 +58,7 @@ def support_set(ways: int, shots: int, dim: int, wrong: int, seed: int = 0, spre
 
 
 def in_turns(rounds: int, **work: Callable[[], object]) -> dict[str, float]:
-    """The median seconds of each function, called one after the other in every round; each is called once before."""
+    """The median seconds of each function. Each is called once to warm up, then once per round."""
     taken: dict[str, list[float]] = {name: [] for name in work}
     for function in work.values():
         function()
@@ -117,7 +117,7 @@ def evaluating(program: Path, rounds: int, threads: int) -> dict:
             found["command_line"] = json.loads(benchlib.output(command))["settings"]
 
         taken = in_turns(rounds, python=in_python, command_line=on_command_line)
-        # Other work on the machine changes the elapsed time; processor time hardly.
+        # Other programs affect the elapsed time, but hardly the processor time.
         taken["python_processor"] = processor_seconds(resource.RUSAGE_SELF, in_python)
         taken["command_line_processor"] = processor_seconds(resource.RUSAGE_CHILDREN, on_command_line)
     if found["python"] != found["command_line"]:

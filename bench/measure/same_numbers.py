@@ -68,7 +68,7 @@ def write_images(folder: Path, classes: int, items: int) -> None:
 
 
 def numbers_in(value) -> list:
-    """All numbers of a JSON value in order of their keys' positions, seconds and versions left out."""
+    """All numbers of a JSON value in order, without seconds and versions."""
     if isinstance(value, dict):
         return [n for key, inner in value.items() if key not in ("seconds", "version") for n in numbers_in(inner)]
     if isinstance(value, list):
@@ -87,7 +87,7 @@ def digest_tensors(path: Path) -> str:
 
 
 def runs(folder: Path):
-    """Name, arguments and output file (None: JSON on standard output) of every comparison."""
+    """The name, arguments and output file (None: JSON on standard output) of every comparison."""
     small = "--layers 1 --width 16 --heads 2 --per-step 4 --ways 3 --shots 5 --queries 5 --steps 40 --val-queries 5 "
     small += "--val-every 20 --val-episodes 20 --noise symmetric=0,20,40"
     images = "--size 32 --ways 3 --shots 2 --queries 2 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "

@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Tally:
-    """What happened to the requests of all clients."""
+    """Counts and response times of the requests of all clients."""
 
     seconds: list[float] = field(default_factory=list)
     """Response times of the answered requests."""
@@ -68,7 +68,7 @@ def support_set(seed: int, ways: int, shots: int, dim: int) -> bytes:
 
 
 async def post(port: int, body: bytes, reader, writer) -> tuple[int, dict[str, str], bytes]:
-    """One request on an open connection: status, headers and body of the response."""
+    """Sends a request on an open connection and returns status, headers and body of the response."""
     head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n")
     writer.write(head.encode() + body)
@@ -80,7 +80,7 @@ async def post(port: int, body: bytes, reader, writer) -> tuple[int, dict[str, s
 
 
 async def client(number: int, port: int, bodies: list[bytes], until: float, tally: Tally) -> None:
-    """Sends audits until the time is over; reconnects if the connection breaks."""
+    """Sends audits until the time is over; reconnects if the connection is lost."""
     reader = writer = None
     turn = number
     while time.monotonic() < until:
@@ -108,14 +108,14 @@ async def client(number: int, port: int, bodies: list[bytes], until: float, tall
 
 
 async def load(arguments: argparse.Namespace, port: int, bodies: list[bytes]) -> Tally:
-    """All clients at once."""
+    """Runs all clients at the same time."""
     tally, until = Tally(), time.monotonic() + arguments.seconds
     await asyncio.gather(*(client(number, port, bodies, until, tally) for number in range(arguments.clients)))
     return tally
 
 
 def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
-    """The server and its port, which is the end of the address it prints."""
+    """Starts the server and returns it with its port, which is at the end of the address it prints."""
     command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
                *shlex.split(arguments.serve)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

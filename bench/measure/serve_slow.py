@@ -37,7 +37,7 @@ BARS = {"p99_ms": 2000, "memory_peak_mib": 400, "stop_seconds": 3}
 
 @dataclass
 class Tally:
-    """What happened to the clients."""
+    """Counts and response times of the clients."""
 
     seconds: list[float] = field(default_factory=list)
     """Response times of ordinary clients, including the time for connecting again."""
@@ -94,7 +94,7 @@ async def stall_an_upload(port: int, tally: Tally) -> None:
 
 
 async def audit(port: int, reader, writer) -> int:
-    """One audit on an open connection; returns the status."""
+    """Sends one audit on an open connection and returns the status."""
     head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(SUPPORT_SET)}\r\n\r\n")
     writer.write(head.encode() + SUPPORT_SET)
@@ -105,8 +105,9 @@ async def audit(port: int, reader, writer) -> int:
 
 
 async def ordinary_client(number: int, port: int, until: float, tally: Tally) -> None:
-    """Audits until the time is over. Every second client opens a new connection for each audit. If a connection is
-    closed before the response, the client connects again, as browsers do, and the time goes on."""
+    """Sends audits until the time is over. Every second client opens a new connection for each audit. If a connection
+    is
+    closed before the response, the client reconnects, as browsers do; the response time includes that."""
     reader = writer = begin = None
     while time.monotonic() < until:
         begin = begin or time.monotonic()
@@ -133,7 +134,7 @@ async def ordinary_client(number: int, port: int, until: float, tally: Tally) ->
 
 
 def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
-    """The server and its port, which is the end of the address it prints."""
+    """Starts the server and returns it with its port, which is at the end of the address it prints."""
     def limit() -> None:
         if arguments.descriptors:
             resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors, arguments.descriptors))
@@ -150,7 +151,7 @@ def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess
 
 
 async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port: int) -> tuple[Tally, dict, float]:
-    """All clients at once; then the server's memory and the seconds it takes to stop."""
+    """Runs all clients at the same time; returns the counts, the server's memory and the seconds it takes to stop."""
     tally = Tally()
     slow = [asyncio.create_task(send_half_a_header(port, tally)) for _ in range(arguments.half_open)]
     slow += [asyncio.create_task(stall_an_upload(port, tally)) for _ in range(arguments.stalled)]

@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def programs(arguments: argparse.Namespace) -> list[Program]:
-    """What is measured."""
+    """The programs to measure."""
     common = ["--threads", str(arguments.threads), "--seconds", str(arguments.seconds)]
     only = ["--only", ",".join(WORKLOADS)]
     torch = [arguments.python, str(benchlib.PEERS / "torch_workloads.py"), *only, *common]
@@ -78,7 +78,7 @@ def summary(medians: Times) -> dict[str, dict[str, float]]:
 
 
 def limits(arguments: argparse.Namespace, rows: dict[str, dict[str, float]]) -> dict:
-    """What one episode needs, what the machine can do, and the rates that trueshot's times amount to."""
+    """The bytes and operations of one episode, the limits of the machine, and the rates of trueshot."""
     command = [arguments.python, benchlib.PEERS / "numpy_limits.py", "--threads", str(arguments.threads)]
     able = json.loads(benchlib.output(command))
     implied = {

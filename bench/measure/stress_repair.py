@@ -29,11 +29,11 @@ IGNORED = {".trueshot-lock"}
 
 
 class Failure(Exception):
-    """A round that lost, doubled or misreported something."""
+    """A round in which a file was lost or duplicated, or an exit code was wrong."""
 
 
 def build(folder: Path) -> dict[str, bytes]:
-    """Writes the collection and its plan; returns the content of every file."""
+    """Writes the collection and its plan; returns the contents of every file."""
     photos = folder / "photos"
     contents, listing, changes = {}, [], []
     for place, name in enumerate(CLASSES):
@@ -68,7 +68,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def require_all(found: dict[str, bytes], contents: dict[str, bytes], what: str) -> None:
-    """Every content exactly once, under whatever name."""
+    """Fails unless every content exists exactly once, under any name."""
     have, want = collections.Counter(found.values()), collections.Counter(contents.values())
     if have != want:
         raise Failure(f"{what}: {sum((want - have).values())} files lost, {sum((have - want).values())} doubled")
@@ -99,7 +99,7 @@ class Round:
         return self.photos() == self.contents
 
     def require_undone(self) -> None:
-        """Takes back what is still done; the folder must then be the original one."""
+        """Reverts the remaining moves; the folder must then be the original one."""
         if (self.folder / "plan.undo.jsonl").exists():
             code, message = self.run("--undo", "plan.undo.jsonl")
             if code != 0:
@@ -114,7 +114,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def require_refusal(code: int, message: str) -> None:
-    """A process that did not get the lock says so, and names the holder."""
+    """Fails unless the message says that the folder is locked, and by which process."""
     if code not in (0, 1) or (code == 1 and "is in use by process" not in message):
         raise Failure(f"exit {code}: {message}")
 
@@ -180,7 +180,7 @@ def kill_undo(one: Round) -> str:
 
 
 def killed(one: Round, process: subprocess.Popen, again) -> str:
-    """Kills at a random moment, then finishes or undoes; the folder must be whole after each step."""
+    """Kills the process at a random moment, then finishes or reverts; the folder must be complete after each step."""
     time.sleep(random.uniform(0, 0.03))
     process.send_signal(signal.SIGKILL)
     code, _ = finish(process)
@@ -195,7 +195,7 @@ def killed(one: Round, process: subprocess.Popen, again) -> str:
 
 
 def require_no_loss(one: Round) -> None:
-    """In the middle of a move a file may have two names, but never none."""
+    """Fails if a file has no name. In the middle of a move it may have two."""
     missing = set(one.contents.values()) - set(one.photos().values())
     if missing:
         raise Failure(f"{len(missing)} files lost by the kill")

@@ -29,7 +29,7 @@ MODES = ["fresh", "overwrite", "resume"]
 
 
 def write_bank(path, name, seed, classes, items=30, dim=16):
-    """A cloud of rows for each class, as a file of embeddings."""
+    """Writes an embeddings file with one cluster of rows per class."""
     draw = random.Random(seed)
     values, labels = [], []
     for row in range(classes * items):
@@ -47,7 +47,7 @@ def write_bank(path, name, seed, classes, items=30, dim=16):
 
 
 class Wrong(Exception):
-    """What a round found that must not be."""
+    """A failed check of a round."""
 
 
 def expect(is_true, what):
@@ -79,11 +79,11 @@ class Lab:
         return subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def moment(self):
-        """A random moment of a run."""
+        """Sleeps until a random moment of a run."""
         time.sleep(self.draw.uniform(0, 1.05 * self.seconds))
 
     def unfinished(self, place, seed):
-        """Starts a run and kills it as soon as there is something to resume."""
+        """Starts a run and kills it as soon as there is a checkpoint."""
         run = self.start(place, seed)
         while not (place / "m.checkpoint").exists() and run.poll() is None:
             time.sleep(0.001)
@@ -112,7 +112,7 @@ class Lab:
             self.counts[told_apart(said[loser], other)] += 1
         expect(winners, f"neither of two trainings ran: {said}")
         if len(winners) == 2:
-            # Only one after the other, and only where the second may find a finished model.
+            # Both ran: one after the other, and the second found a finished model.
             expect(mode != "fresh", f"both of two fresh trainings ran: {said}")
             self.counts["one after the other"] += 1
             expect(any(contents_match(place, self.whole[seeds[name]]) for name in winners), "files of no single run")
@@ -159,14 +159,14 @@ class Lab:
 
 
 def kill(run):
-    """Ends a process that was started here; afterwards it holds no lock."""
+    """Kills a process that this script started. It then holds no lock."""
     if run.poll() is None:
         run.send_signal(signal.SIGKILL)
     run.wait()
 
 
 def told_apart(said, other):
-    """Why a training was refused; the holder of the output must be named."""
+    """The reason for which a training was refused. Fails unless it names the process that holds the output."""
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     expect(len(errors) == 1, f"a refused training said: {said}")
     if "already exists" in errors[0]:
@@ -180,7 +180,7 @@ def without_times(metrics):
 
 
 def contents(place):
-    """All files but the temporary ones that a killed process could not remove."""
+    """All files except temporary ones that a killed process could not remove."""
     files = {path.name: path.read_bytes() for path in place.iterdir() if not path.name.endswith(".part")}
     if "m.metrics.jsonl" in files:
         files["m.metrics.jsonl"] = without_times(files["m.metrics.jsonl"])

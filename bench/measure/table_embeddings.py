@@ -32,7 +32,7 @@ def read_table(path: Path) -> list[list[str]]:
 
 
 def columns_of(cells: list[str]) -> list:
-    """A column of the table as columns of numbers."""
+    """A column of the table as numeric columns: scaled numbers, or one-hot for at most MOST_VALUES distinct words."""
     import numpy as np
 
     known = [cell for cell in cells if cell != "?"]

@@ -35,7 +35,7 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
 
 NOISES = {"symmetric": 0.22, "paired": 0.15, "dependent": 0.13, "outlier": 0.23, "foreign": 0.20}
 PER_STEP, EPOCHS = 8, 12
-# Collections up to this size are also scored without one of their items, and differences of P(wrong) add to the loss.
+# Collections up to this size are also scored without one of their items; differences of P(wrong) are part of the loss.
 MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
@@ -49,7 +49,7 @@ def random_clusters(rng) -> Bank:
 
 
 def disturbed(rng, rows: np.ndarray) -> np.ndarray:
-    """Sometimes other rows with the same structure: fewer dimensions, or noise."""
+    """The rows, or sometimes rows with the same structure: in fewer dimensions, or with noise."""
     choice, dim = rng.uniform(), rows.shape[1]
     if choice < 0.12 and dim > 300:
         return rows @ rng.normal(size=(dim, int(np.exp(rng.uniform(np.log(12), np.log(256))))))
@@ -64,7 +64,7 @@ def disturbed(rng, rows: np.ndarray) -> np.ndarray:
 
 
 def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
-    """Items of another kind: of another file, with their dimensions in another order, or nearly equal to each other."""
+    """Items of another domain: of another file, with permuted dimensions, or nearly equal to each other."""
     partners = [other for other in banks if other is not bank and other.rows.shape[1] == bank.rows.shape[1]]
     source = partners[rng.integers(len(partners))] if partners else bank
     chosen = rng.permutation(len(source.classes))[: int(rng.integers(1, 12))]
@@ -120,7 +120,7 @@ def with_twins(tasks: list[dict]):
 
 
 def weigh(task: dict) -> None:
-    """The evidence of a task, and the number of the right candidate; one more than there are stands for none."""
+    """Adds the evidence of a task, and the index of the right candidate; the last index stands for none."""
     unit = functional.normalize(task["rows"].float(), eps=1e-9)
     task["candidates"], task["features"] = audit_evidence.evidence(
         Collection(unit, task["lengths"]), task["shares"], task["given"])  # fmt: skip

@@ -19,7 +19,7 @@ CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 10, 33, 7, 32, 3
 
 
 def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows after subtraction of the mean of the classes' means, at unit length, and their lengths before."""
+    """Rows after subtraction of the mean of the class means, at unit length, and their norms before."""
     import torch
 
     weights = 1 / torch.bincount(given)[given].double()
@@ -53,7 +53,7 @@ def frequencies(dim: int) -> np.ndarray:
 
 
 class Ridge:
-    """A ridge regression whose predictions for every row are made without the row itself."""
+    """A ridge regression that predicts every row without having seen it (leave-one-out)."""
 
     def __init__(self, rows: Tensor, gram: Tensor, penalty: float) -> None:
         import torch
@@ -72,7 +72,7 @@ class Ridge:
 
 
 class Collection:
-    """What does not depend on labels: cosines, neighbours, and three ridge regressions."""
+    """The quantities that do not depend on labels: cosines, neighbours, and three ridge regressions."""
 
     def __init__(self, rows: Tensor, lengths: Tensor) -> None:
         self.gram, self.lengths = rows @ rows.T, lengths
@@ -85,7 +85,7 @@ class Collection:
 
 
 def usual(values: Tensor) -> Tensor:
-    """Values as deviations from their mean, in halves of their standard deviation."""
+    """Values minus their mean, divided by half their standard deviation."""
     return ((values - values.mean()) / values.std(unbiased=False).clamp(min=1e-3)).clamp(-6, 6) / 2
 
 
@@ -144,7 +144,7 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
 
 
 def new_scorer():
-    """The network of one round: scores of the candidates, and last of none of the classes."""
+    """The network of one round: scores of the candidates and, last, of none of the classes."""
     from torch import cat, nn
 
     def network(inputs: int) -> nn.Sequential:
@@ -164,7 +164,7 @@ def new_scorer():
 
 
 def spread(candidates: Tensor, probabilities: Tensor, classes: int) -> Tensor:
-    """The probabilities of candidates as those of all classes."""
+    """The probabilities of candidates as probabilities of all classes, `[items, classes]`."""
     import torch
 
     return torch.zeros(len(candidates), classes).scatter_(1, candidates, probabilities[:, :-1])
@@ -200,7 +200,7 @@ class Bank:
 
 @dataclass
 class Drawn:
-    """A collection with known wrong labels. Class `classes` stands for none of them."""
+    """A collection with known wrong labels. Class index `classes` stands for none of the classes."""
 
     rows: np.ndarray
     given: np.ndarray
@@ -210,9 +210,10 @@ class Drawn:
 
 def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *, ragged=False, similar=False,
          foreign: Bank | None = None, ratio: int = 1) -> Drawn:
-    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or foreign.
+    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or
+    foreign.
 
-    The first class has `ratio` times as many items as the others, if the bank has so many.
+    The first class has `ratio` times the items of the others, if the bank has enough.
     """
     import numpy as np
 
@@ -224,7 +225,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     chosen = rng.choice(pool, classes, replace=False)
     rest = [number for number in pool if number not in set(chosen)]
     picked = []
-    # Ragged classes have a third of the items and more, or in two of five collections a twentieth and more.
+    # Ragged classes have at least 30 % of the items; in two of five collections, at least 5 %.
     smallest = (0.05 if rng.uniform() < 0.4 else 0.3) if ragged else 1
     for number in chosen:
         wanted = max(2, int(items * smallest ** rng.uniform(0, 1))) if ragged else items

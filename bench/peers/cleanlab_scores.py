@@ -54,7 +54,7 @@ def load(path: Path) -> list:
 
 
 def label_quality(features, given):
-    """cleanlab's quality of every label of one set."""
+    """cleanlab's quality score of every label of one set."""
     import numpy as np
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression

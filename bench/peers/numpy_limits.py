@@ -68,7 +68,7 @@ def gather_bandwidth(processes: int, seconds: float) -> float:
 
 
 def matrix_product_rate(seconds: float, size: int = 1536) -> float:
-    """Operations per second of the fastest repetition, which other work disturbed least."""
+    """Operations per second of the fastest repetition, which other programs disturbed least."""
     import numpy as np
 
     left, right = np.random.default_rng(0).standard_normal((2, size, size), dtype=np.float32)
@@ -83,7 +83,7 @@ def matrix_product_rate(seconds: float, size: int = 1536) -> float:
 def main() -> None:
     arguments = parse_arguments()
     benchlib.require("numpy")
-    # NumPy's libraries read these when they are loaded, and NumPy has not been imported yet.
+    # Set before NumPy is imported, because its libraries read these variables when they are loaded.
     for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[variable] = str(arguments.threads)
     bandwidth = gather_bandwidth(arguments.threads, arguments.seconds)

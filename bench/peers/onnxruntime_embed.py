@@ -43,7 +43,7 @@ def run(session, batch):
 
 
 def in_batches(paths: list[Path], session, threads: int):
-    """Batches through the model on all threads; later photos are decoded meanwhile."""
+    """Runs batches through the model on all threads while later photos are decoded."""
     import numpy as np
 
     groups = [paths[start:start + BATCH] for start in range(0, len(paths), BATCH)]
@@ -53,7 +53,7 @@ def in_batches(paths: list[Path], session, threads: int):
 
 
 def on_a_pool(paths: list[Path], session, threads: int):
-    """Every thread decodes a photo and runs it through the model."""
+    """Lets every thread decode a photo and run it through the model."""
     import numpy as np
 
     with ThreadPoolExecutor(threads) as pool:

@@ -98,7 +98,7 @@ def find_images(arguments: argparse.Namespace) -> dict[str, list[Path]]:
 
 
 def open_session(model: Path, threads: int):
-    """The model on the CPU."""
+    """Opens the model on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -107,7 +107,7 @@ def open_session(model: Path, threads: int):
 
 
 def pixels(path: Path, size: int, resampling: str = "bicubic", upright: bool = False):
-    """One image as the model takes it, `[3, size, size]` in f32; `upright` applies the orientation of the EXIF data."""
+    """An image as input of the model, `[3, size, size]` in f32; `upright` applies the EXIF orientation."""
     import numpy as np
     from PIL import Image, ImageOps
 

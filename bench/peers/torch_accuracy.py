@@ -77,7 +77,7 @@ def tf32(allowed: bool):
 
 
 def emulated_tf32():
-    """A context in which matrix products and convolutions of float32 have inputs of 11 bits, as TF32 on a GPU."""
+    """A context in which inputs of float32 matrix products and convolutions are rounded to 11 bits, as by TF32."""
     import torch
     import torch.nn.functional as F
     from torch import Tensor
@@ -87,7 +87,7 @@ def emulated_tf32():
         return ((value.contiguous().view(torch.int32) + 0x1000) & ~0x1fff).view(torch.float32)
 
     def reduced(gradient: Tensor, like: Tensor) -> Tensor:
-        """The gradient of a factor that was broadcast."""
+        """The gradient of a factor that was broadcast, summed to its shape."""
         return gradient.sum_to_size(like.shape)
 
     class Product(torch.autograd.Function):
@@ -146,7 +146,7 @@ def classes_of(each: int, device):
 
 
 def distances(queries, prototypes):
-    """Squared distances `[.., queries, classes]`, without a matrix product, which would cancel digits."""
+    """Squared distances `[.., queries, classes]`, without a matrix product, which would lose digits by cancellation."""
     return (queries.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
 
 
@@ -212,7 +212,7 @@ def tranfs(inputs: dict, weights: dict):
 
 
 def relabel(inputs: dict, weights: dict):
-    """The mean over the episodes of both losses."""
+    """The mean of both losses over the episodes."""
     import torch
     import torch.nn.functional as F
 
@@ -244,7 +244,7 @@ def relabel(inputs: dict, weights: dict):
 
 
 def results(model, arrays: dict, device: str, dtype, allow_tf32: bool) -> dict:
-    """Features and gradients in one precision, in float64 on the CPU."""
+    """Features and gradients computed in one precision, returned as float64 on the CPU."""
     import torch
 
     torch.set_default_dtype(dtype)
@@ -276,7 +276,7 @@ def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float
     def error(found: dict, key: str) -> float:
         return ((found[key].double().cpu() - reference[key]).norm() / reference[key].norm()).item()
 
-    # A bias before batch norm has no effect: its gradient is rounding alone.
+    # A bias before batch norm has no effect: its gradient is rounding error.
     names = [key for key in reference if not key.endswith("conv.bias")]
     return {key: (error(own, key), error(peer, key)) for key in names}
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 if "--help" not in sys.argv and "-h" not in sys.argv:
-    # The help is printed without any package.
+    # --help works without packages.
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
@@ -45,7 +45,7 @@ def conv4() -> nn.Sequential:
 
 
 def load(folder: Path, size: int, device: str) -> list[Tensor]:
-    """The images of each class, `[images, 3, size, size]`, as bytes."""
+    """The images of each class, `[images, 3, size, size]`, as uint8."""
     import numpy as np
     from PIL import Image
 
@@ -62,7 +62,7 @@ def random(generator: torch.Generator, count: int, low: float, high: float) -> T
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Changes images with values from 0 to 1, each on its own."""
+    """Augments images `[images, 3, size, size]` with values from 0 to 1, each independently."""
     count = len(images)
     area, log_ratio = random(generator, count, 0.8, 1.0), random(generator, count, -0.28768, 0.28768)
     width, height = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
@@ -83,7 +83,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue by a part of the circle."""
+    """Shifts the hue by `shift`, a share of the circle."""
     red, green, blue = images.unbind(1)
     high, low = images.amax(1), images.amin(1)
     span = (high - low).clamp(min=1e-8)

@@ -92,7 +92,7 @@ class Sampler:
         return first + weights.topk(WAYS * self.noisy).indices.view(-1, WAYS, self.noisy)
 
     def symmetric(self, pool: Tensor) -> Tensor:
-        """Pool items of other classes; an episode whose draws reach a dead end is drawn again."""
+        """Pool items of other classes; episodes whose draws reach a dead end are drawn again."""
         found = torch.empty(len(pool), WAYS, self.noisy, dtype=pool.dtype)
         left = torch.arange(len(pool))
         while len(left):
@@ -102,9 +102,9 @@ class Sampler:
         return found
 
     def symmetric_attempt(self, pool: Tensor) -> tuple[Tensor, Tensor]:
-        """Fills the classes in random order; no class may supply as many items as the right class keeps.
+        """Fills the classes in random order; no other class may supply as many items as the right class keeps.
 
-        Pools are in random order already, so taking the next item of a source is a random choice.
+        Pools are shuffled, so taking the next item of a source is a random choice.
         """
         episodes = torch.arange(len(pool))
         turns = torch.rand(len(pool), WAYS, generator=self.wrong).argsort(1)
@@ -117,7 +117,7 @@ class Sampler:
             for place in range(self.noisy):
                 weights = ((SHOTS - taken) * (open_for > 0)).float()
                 done &= weights.sum(1) > 0
-                # After a dead end anything may be drawn: the whole episode is discarded.
+                # After a dead end any draw will do: the whole episode is discarded.
                 weights[~done] = 1.0
                 source = torch.multinomial(weights, 1, generator=self.wrong).squeeze(1)
                 next_item = taken[episodes, source].clamp(max=SHOTS - 1)
@@ -261,7 +261,7 @@ def shuffled_steps(count: int) -> list[Tensor]:
 
 
 def baseline_plus_plus(batch: Batch) -> Tensor:
-    """Baseline++ on feature vectors, as it is usually written."""
+    """Baseline++ on feature vectors, as in its usual implementations."""
     count, _, dim = batch.items.shape
     items, wanted = F.normalize(batch.items, dim=-1).reshape(-1, dim), targets()
     weight = batch.items.view(count, WAYS, SHOTS, dim).mean(2)

@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def captured(step: Callable[[], object]):
-    """The step as a CUDA graph; it is run on another stream first, as capturing requires."""
+    """The step as a CUDA graph, after a warm-up on another stream, which capturing requires."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -75,7 +75,7 @@ def elapsed(work: Callable[[], object]) -> float:
 
 
 def time_graph(graph, seconds: float) -> dict:
-    """Times of single steps and of steps that follow each other."""
+    """Times of single steps and of consecutive steps."""
     import torch
 
     for _ in range(10):
@@ -141,7 +141,7 @@ def main() -> None:
             else:
                 timed = time_graph(captured(torch_models.WORKLOADS[name](settings)), arguments.seconds)
                 print(json.dumps({"name": name, "stack": stack, **timed}), flush=True)
-        except Exception as problem:  # PyTorch's errors of compiling and capturing have no common class.
+        except Exception as problem:  # compilation and capture errors have no common class
             failed = True
             benchlib.progress(f"error: {name} with {stack} failed: {str(problem)[:500]}")
     sys.exit(1 if failed else 0)

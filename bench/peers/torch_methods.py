@@ -64,7 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(table, setting: tuple[str, float], names: list[str], episodes: int, seed: int) -> list[dict]:
-    """All methods on the same episodes of one setting."""
+    """Evaluates all methods on the same episodes of one setting."""
     import torch
     from torch_closed_form import BATCH, METHODS, QUERIES, WAYS, Batch, Sampler
 
@@ -95,7 +95,7 @@ def measure(table, setting: tuple[str, float], names: list[str], episodes: int, 
 
 
 def read_accuracies(path: Path, ways: int, shots: int) -> dict[tuple, tuple[float, float]]:
-    """Accuracy and interval by noise, level and method."""
+    """Accuracy and 95 % interval by noise, level and method."""
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     needed = {"noise", "level", "ways", "shots", "method", "accuracy", "ci95"}
@@ -113,7 +113,7 @@ def key_of(row: dict) -> tuple[str, float, str]:
 
 
 def compare(lines: list[dict], path: Path) -> bool:
-    """Whether all accuracies agree with a table's up to chance; differences beyond it are reported."""
+    """Whether all accuracies agree with those in a table within chance; reports larger differences."""
     from torch_closed_form import SHOTS, WAYS
 
     known = read_accuracies(path, WAYS, SHOTS)
@@ -157,7 +157,7 @@ def main() -> None:
     table = Table(arguments.features, arguments.outliers)
     settings = [setting for setting in SETTINGS if setting[0] != "outlier" or arguments.outliers]
 
-    # The first episodes are not counted: memory is allocated and kernels are chosen then.
+    # A warm-up, which is not counted: memory is allocated and kernels are chosen.
     measure(table, settings[0], names, 10, arguments.seed)
     lines = []
     for setting in settings:

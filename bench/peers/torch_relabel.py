@@ -85,7 +85,8 @@ def network_class():
         return torch.stack([cosine, relative, rank, rank.mT, raw], -1)
 
     def state_features(edges: Tensor, given: Tensor) -> Tensor:
-        """What labels and edges say about "item i belongs to class c", `[B, M, C, 19]`. `given` is one-hot `[B, M, C]`."""
+        """Features of "item i belongs to class c" from labels and edges, `[B, M, C, 19]`. `given` is one-hot `[B, M,
+        C]`."""
         items = given.shape[1]
         eye = torch.eye(items, dtype=torch.bool, device=given.device)
         members = given.bool().unsqueeze(1) & ~eye.view(1, items, items, 1)
@@ -201,7 +202,7 @@ NAMES = {"edges.hidden": "edge_hidden", "edges.out": "edge_out", "start.features
 
 
 def own_name(name: str) -> tuple[str, bool]:
-    """The name of one of trueshot's tensors here, and whether it is transposed."""
+    """The name of a trueshot tensor in this network, and whether it is transposed."""
     if name in ("prior", "log_scale"):
         return name, False
     module, part = name.rsplit(".", 1)
@@ -283,7 +284,7 @@ def training_step(compiled: bool, precision: str, dim: int) -> Callable[[], obje
 
 
 def timed(step: Callable[[], object], seconds: float) -> dict:
-    """Times of single steps and of steps that follow each other."""
+    """Times of single steps and of consecutive steps."""
     import torch
 
     for _ in range(10):
@@ -305,7 +306,7 @@ def timed(step: Callable[[], object], seconds: float) -> dict:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as a CUDA graph; it is run on another stream first, as capturing requires."""
+    """The step as a CUDA graph, after a warm-up on another stream, which capturing requires."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -341,7 +342,7 @@ def time_modes(name: str, arguments: argparse.Namespace, make_step: Callable[[bo
                 step = make_step(mode != "eager", precision)
                 figures = timed(captured(step) if mode == "graph" else step, arguments.seconds)
                 print(json.dumps({"name": name, "stack": stack, **figures}), flush=True)
-            except Exception as problem:  # PyTorch's errors of compiling and capturing have no common class.
+            except Exception as problem:  # compilation and capture errors have no common class
                 failed = True
                 benchlib.progress(f"error: {stack} failed: {str(problem)[:500]}")
     sys.exit(1 if failed else 0)

@@ -1,5 +1,5 @@
-// The page of an audit as people see and use it: suspects are framed, filters filter, neighbours come up for the mouse
-// and for the keyboard, a review ends with a plan that `trueshot repair` carries out, and nothing comes from outside.
+// Tests of the page of an audit: suspects are framed, filters work, similar items are shown for mouse and keyboard, a
+// review ends in a plan that `trueshot repair` accepts, and nothing is loaded from other servers.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { existsSync, mkdtempSync, readFileSync, readdirSync } from "node:fs";
@@ -98,7 +98,7 @@ describe("somebody who looks for suspects", () => {
   });
 });
 
-/** Opens the page and the review, which begins with rings/0.bmp or stripes/0.bmp: the two are exchanged. */
+/** Opens the page and the review, which starts with rings/0.bmp or stripes/0.bmp: the two are exchanged. */
 async function review(options) {
   const { page, problems } = await open(options);
   await page.getByRole("button", { name: "Check 2 planned changes" }).click();
@@ -116,7 +116,7 @@ async function savedPlan(page) {
 
 const repair = (...options) => execFileSync(process.env.TRUESHOT_BIN, ["repair", ...options], { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
 
-/** The lines of a plan without those that list the folder and that begin with #. */
+/** The changes in a plan, without the list of the folder and comments. */
 const changes = (path) => readFileSync(path, "utf8").split("\n").filter((line) => line.startsWith('{"item"')).map((line) => JSON.parse(line));
 
 describe("a review", () => {
@@ -149,7 +149,7 @@ describe("a review", () => {
     await page.keyboard.press("k");
     assert.match(await page.textContent("#review-done"), /All 2 decided/);
     await page.keyboard.press("Escape");
-    // An item that the audit keeps can be decided about, too.
+    // The user can also decide about an item that the audit keeps.
     await page.locator("li.item[data-action=keep]", { hasText: "3.bmp" }).first().click();
     const quarantined = await page.textContent("#review-name");
     await page.keyboard.press("q");
@@ -204,7 +204,7 @@ describe("a review", () => {
       assert.equal(await page.evaluate(() => document.activeElement.id), "review-accept");
       assert.equal(await page.textContent("#review-accept"), `Move to ${to} Enter`);
       assert.match(await page.textContent("#review-help"), /^Enter makes the planned change\. K: the label is right\./);
-      // After a click on the image nothing has the focus; Enter does the same.
+      // After a click on the image nothing has the focus; Enter works all the same.
       if (wanted === "2 of 2") await page.click("#review-picture");
       await page.keyboard.down("Enter");
       if (wanted === "1 of 2") await page.keyboard.down("Enter");
@@ -214,7 +214,7 @@ describe("a review", () => {
     await page.keyboard.press("Escape");
     assert.equal(readFileSync(await savedPlan(page), "utf8"), readFileSync(untouched, "utf8"));
     assert.match(await page.textContent("#review-state"), /2 to relabel.*Your files are not changed yet: run trueshot repair plan\.jsonl/);
-    // A decision stays when Enter is pressed for it again.
+    // Pressing Enter again does not change a decision.
     await page.click("#review-open");
     assert.match(await page.textContent("#review-help"), /^Enter leaves your decision as it is/);
     await page.keyboard.press("Enter");

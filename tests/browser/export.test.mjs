@@ -1,5 +1,5 @@
-// The page that `trueshot export` writes, opened as a file: its answers are those of `trueshot predict`, and nothing comes
-// from outside.
+// Tests of the page that `trueshot export` writes, opened as a file: its predictions are those of `trueshot predict`,
+// and nothing is loaded from other servers.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -113,7 +113,7 @@ test("the camera is classified until it is stopped", async () => {
 
 for (const colorScheme of ["light", "dark"]) {
   test(`it can be read by everyone, ${colorScheme}`, async () => {
-    // The page forbids scripts from elsewhere.
+    // The policy of the page forbids scripts of other origins.
     const { page } = await open("kinds", { colorScheme, bypassCSP: true });
     await page.setInputFiles("#file", predictions[0].item);
     await answers(page);

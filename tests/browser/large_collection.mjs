@@ -1,6 +1,6 @@
-// A collection of thousands of images without a server that embeds them: rows and verdicts are made up.
+// A collection of thousands of images with a mocked server: rows and verdicts are made up.
 
-/** Answers embeddings and audits for a page: every 20th image is suspect, every 50th is to be reviewed. */
+/** Mocks embeddings and audits for a page: every 20th image is suspect, every 50th is to be reviewed. */
 export async function mockLargeServer(page) {
   await page.route("**/api/v1/embed", async (route) => {
     const count = (route.request().postDataBuffer().toString("latin1").match(/filename="/g) ?? []).length;

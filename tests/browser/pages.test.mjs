@@ -1,5 +1,5 @@
-// The pages as people see them: light, dark and on a telephone. Nothing may come from outside, nothing may
-// hang over the edge, and everything must be readable.
+// Tests of the report pages in light and dark mode and on a phone: nothing is loaded from other servers, nothing
+// overflows, and everything is readable.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -19,7 +19,7 @@ before(async () => {
 });
 after(() => browser.close());
 
-/** Opens the page and notes everything that goes wrong or goes outside. */
+/** Opens the page and records errors and requests to other servers. */
 async function open(options, url = page_url) {
   const page = await browser.newPage(options);
   const problems = [];
@@ -32,7 +32,7 @@ async function open(options, url = page_url) {
   return { page, problems };
 }
 
-/** WCAG contrast between an element's colour and what is behind it. */
+/** The WCAG contrast between the colour of an element and its background. */
 function contrast(page, selector) {
   return page.$eval(selector, (element) => {
     const canvas = document.createElement("canvas").getContext("2d");
@@ -114,7 +114,7 @@ test("the page of the demo's audit has every drawing and frames those in the wro
   const framed = page.locator("li.item.relabel > img");
   assert.equal(await framed.count(), 6);
   for (const image of await framed.all()) {
-    // Images below the edge of the window are loaded when they are scrolled to.
+    // Images outside the window are loaded when they are scrolled to.
     await image.scrollIntoViewIfNeeded();
     await image.evaluate((image) => image.decode());
   }

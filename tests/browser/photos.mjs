@@ -1,4 +1,4 @@
-// Writes a folder of small pictures of three classes, two of them under each other's: node photos.mjs FOLDER
+// Writes a folder of small images of three classes, two of them exchanged: node photos.mjs FOLDER
 import { mkdirSync, writeFileSync } from "node:fs";
 
 const [folder] = process.argv.slice(2);
@@ -10,7 +10,7 @@ const kinds = {
 };
 const colours = { checks: [220, 230, 230], rings: [40, 60, 220], stripes: [200, 90, 30] };
 
-/** A picture as a BMP of 24 bits: blue, green, red. */
+/** An image as a 24-bit BMP: blue, green, red. */
 function bitmap(kind, number) {
   const bytes = Buffer.alloc(54 + side * side * 3);
   bytes.write("BM");

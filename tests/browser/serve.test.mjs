@@ -1,5 +1,5 @@
-// The served page as people use it: drop images of which some have wrong labels, see them framed, correct them, predict
-// the class of new ones, download the results, come back later. Also by keyboard, in dark mode and on a phone.
+// Tests of the served page: drop images with some wrong labels, see them framed, correct them, predict the class of new
+// ones, download the results, reload. Also by keyboard, in dark mode and on a phone.
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -30,8 +30,9 @@ async function until(page, holds) {
   assert.fail(`never true: ${holds}; the page shows: ${await page.textContent("#status")} ${await page.textContent("#alert")}`);
 }
 
-/** Opens a page, and collects its errors and its requests to other servers. The window is so high that all cards of a small
- * collection are in the document. */
+/** Opens a page, and collects its errors and its requests to other servers. The window is high enough for all cards of
+a
+ * small collection. */
 async function open(options = {}, address = server, isReady = () => document.getElementById("about").textContent !== "") {
   const context = await browser.newContext({ viewport: { width: 1100, height: 2400 }, acceptDownloads: true, permissions: ["camera"], ...options });
   const page = await context.newPage();
@@ -131,7 +132,7 @@ describe("the served page", () => {
     assert.match(await card(page, "ring-0.png").locator(".verdict").textContent(), /Wrong: .*\s%. Belongs to ring/);
     assert.deepEqual(await faults(page), []);
 
-    // One label is corrected with its button, one with the menu, as by keyboard, and one by dragging.
+    // One label is corrected with its button, one with the menu, and one by dragging.
     await card(page, "ring-0.png").locator(".accept").click();
     await until(page, () => /2 labels are suspect/.test(document.getElementById("status").textContent));
     assert.equal(await placeOf(page, "ring-0.png"), "ring");
@@ -292,7 +293,7 @@ describe("the served page", () => {
     assert.match(await page.textContent("#take-plan"), /1 change, 4 to review/);
     await page.click("#review");
     const shown = () => page.textContent("#item-name");
-    // The most probably wrong comes first, with its picture, three classes and the most similar items.
+    // The most probably wrong image comes first, with its picture, three classes and the most similar items.
     assert.match(await shown(), /ring-0.png$/);
     assert.equal(await page.textContent("#item-label"), "cross");
     assert.equal(await page.locator("#item-probable button").count(), 3);
@@ -305,17 +306,17 @@ describe("the served page", () => {
     const ring = await page.$$eval("#item-probable button span:first-child", (names) => names.findIndex((name) => name.textContent === "ring"));
     await page.keyboard.press(String(ring + 1));
     assert.match(await shown(), /cross-3.png$/);
-    // Keys work after a click on the picture, too.
+    // Keys also work after a click on the picture.
     await page.click("#item-picture");
     assert.equal(await page.textContent("#item-progress"), "2 of 5");
     await page.keyboard.press("q");
     assert.match(await shown(), /comb-0.png$/);
-    // Nothing is planned for items to review: Enter decides nothing and goes on.
+    // Nothing is planned for items to review: Enter decides nothing and shows the next one.
     assert.match(await page.textContent("#item-help"), /^No change is planned: Enter decides nothing and goes to the next image\. K: the label is right\./);
     assert.equal(await page.isVisible("#item-accept"), false);
     await page.keyboard.press("Enter");
     assert.match(await shown(), /ring-1.png$/);
-    // A decision can be undone and made again, with both kinds of keys.
+    // A decision can be undone and redone, with both kinds of keys.
     await page.keyboard.press("q");
     await page.keyboard.press("ArrowLeft");
     assert.match(await shown(), /ring-1.png$/);
@@ -342,7 +343,7 @@ describe("the served page", () => {
     const confirmed = (await download(page, "#take-confirmed")).text.toString().trim().split("\n").map((line) => JSON.parse(line));
     assert.deepEqual(confirmed, [{ item: "ring/ring-1.png", given: "ring" }]);
 
-    // Everything survives a reload; an image that was set aside can be put back.
+    // Everything survives a reload; an image in quarantine can be put back.
     await page.reload();
     await until(page, () => /1 to review/.test(document.getElementById("status").textContent));
     assert.equal(await page.locator("#quarantine .card").count(), 1);
@@ -372,7 +373,7 @@ describe("the served page", () => {
     assert.match(await page.textContent("#item-verdict"), /Planned: move to/);
     await page.click("#item-keep");
     await until(page, () => document.getElementById("item-progress").textContent === "3 of 4");
-    // Enter makes the change that is planned, and a key that is held makes one only.
+    // Enter makes the planned change; a key that is held down makes one change only.
     const accepted = (await page.textContent("#item-name")).split("/").at(-1);
     const to = (await page.textContent("#item-verdict")).match(/^Planned: move to (\w+)\./)[1];
     assert.equal(await page.textContent("#item-accept"), `Move to ${to} Enter`);
@@ -399,7 +400,7 @@ describe("the served page", () => {
     return opened;
   }
   const classNames = (page) => page.$$eval(".class", (sections) => sections.map((section) => section.dataset.class));
-  /** Every image with its class, those in quarantine included, as one text. */
+  /** Every image with its class, including those in quarantine, as one text. */
   const labels = (page) => page.evaluate(() => [...document.querySelectorAll(".class, #quarantine")].map((section) =>
     `${section.dataset.class ?? "quarantine"}: ${[...section.querySelectorAll(".name")].map((name) => name.textContent).sort().join(" ")}`).join("\n"));
   const classMenu = async (page, name, entry) => {
@@ -442,7 +443,7 @@ describe("the served page", () => {
       assert.equal(await labels(page), states[at + 1], `redo: ${changes[at][0]}`);
     }
     assert.ok(await page.isDisabled("#redo"));
-    // The removed images come back with their files, also after a reload.
+    // Removed images are restored with their files, even after a reload.
     for (let at = 0; at < changes.length; at++) await pressed(page, "Control+z");
     await settled(page);
     await page.reload();
@@ -471,7 +472,7 @@ describe("the served page", () => {
     await page.fill("#search", "");
     await page.click("[data-show=unreadable]");
     assert.deepEqual(await shown(), ["broken.png"]);
-    // After its correction, an image is not suspect any more and disappears from the filtered page.
+    // A corrected image is no longer suspect and disappears from the filtered page.
     await page.click("[data-show=relabel]");
     await card(page, "ring-0.png").locator(".accept").click();
     await until(page, () => document.getElementById("shown").textContent === "2 of 19 shown");
@@ -500,7 +501,7 @@ describe("the served page", () => {
     assert.notEqual(await page.textContent("#item-name"), name);
     assert.match(await page.textContent("#item-progress"), /of 18$/);
     await page.keyboard.press("Escape");
-    // The focus is on the card of the last image, as soon as the card is drawn.
+    // The card of the last image gets the focus when it is drawn.
     await until(page, () => document.activeElement.matches(".card .open"));
     assert.deepEqual(problems, []);
     await context.close();
@@ -525,7 +526,7 @@ describe("the served page", () => {
     await until(page, () => !document.querySelector(".class[data-class=several]"));
     assert.equal(await placeOf(page, "comb-5.png"), "comb");
 
-    // By keyboard: Space selects, Shift and an arrow extend, and a key acts on all.
+    // By keyboard: Space selects, Shift and an arrow extend, and a key acts on all selected images.
     await card(page, "ring-1.png").locator(".open").focus();
     await page.keyboard.press("Space");
     await page.keyboard.press("Shift+ArrowRight");
@@ -584,7 +585,7 @@ describe("the served page", () => {
     assert.deepEqual(await faults(page), []);
     await page.click('button[aria-label="1 image: label ring, predicted cross"]');
     assert.deepEqual(await page.$$eval("#test-cell .name", (names) => names.map((name) => name.textContent)), ["cross-30.png"]);
-    // A change of labels makes the figures out of date.
+    // A change of labels makes the figures outdated.
     assert.equal(await page.isVisible("#test-again"), false);
     await page.click("#accept-all");
     await until(page, () => /No label is suspect/.test(document.getElementById("status").textContent));
@@ -702,7 +703,7 @@ describe("the served page", () => {
     const { page, problems, context } = await open();
     const files = await noisySet(page);
     const { bytes } = files[0];
-    // Files that the command line does not look at: hidden, in quarantine, and not in the folder of a class.
+    // Files that the command line ignores: hidden, in quarantine, and outside of class folders.
     files.push(...["ring/.hidden.png", ".thumbnails/a.png", "_quarantine/ring/b.png", "loose.png"].map((path) => ({ path: `set/${path}`, bytes })));
     const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
     const root = join(folder, "set");
@@ -720,7 +721,7 @@ describe("the served page", () => {
       return execFileSync(process.env.TRUESHOT_BIN, ["repair", plan, "--root", root], { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
     };
     assert.match(await repair(), /3 to relabel, 0 to quarantine, 0 to review/);
-    // Images that were removed from the page are still in the folder, also after a reload.
+    // Images that were removed from the page are still in the folder, even after a reload.
     await page.click("#unreadable summary");
     await page.click("#remove-unreadable");
     await until(page, () => document.getElementById("unreadable").hidden);
@@ -756,7 +757,7 @@ describe("the served page", () => {
     assert.deepEqual(await faults(page), []);
     await download(page, "#take-plan");
     await until(page, () => /^trueshot-plan.jsonl is saved\. Your folder is not changed yet: run trueshot repair/.test(document.getElementById("take-note").textContent));
-    // Another change is not in the saved plan.
+    // A later change is not in the saved plan.
     await page.click("#undo");
     await until(page, () => /^Your folder is not changed yet: save the plan/.test(document.getElementById("take-note").textContent));
     assert.equal(await page.isVisible("#unchanged"), false);

@@ -1,7 +1,7 @@
-"""The scripts in bench/: listed, explained, and honest about what they miss; and the pages they wrote.
+"""The scripts in bench/: listed in the README, with a help text and a clear error if a package is missing; and their
+result pages.
 
-Nothing is measured here. Scripts run without site-packages (`python -S`), so what they need beyond the standard library
-is missing on purpose.
+Nothing is measured here. Scripts run without site-packages (`python -S`), so packages are missing on purpose.
 """
 
 import json
@@ -213,7 +213,7 @@ def test_written_embeddings_come_back_with_their_names(tmp_path):
 
 
 def inspect(path, rows, dim):
-    """What the program says of the file, if there is one."""
+    """The output of `trueshot inspect` for the file, if there is a program."""
     if binary := os.environ.get("TRUESHOT_BIN"):
         done = subprocess.run([binary, "inspect", str(path), "--format", "json"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

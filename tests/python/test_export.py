@@ -19,7 +19,7 @@ from PIL import Image
 
 CLOSE = 1e-4
 COLOURS = {"red": (220, 40, 30), "green": (40, 190, 60), "blue": (30, 60, 210)}
-# One method for each way to score a row, `relabel` first, which is the default.
+# One method for each way to score a row; `relabel`, the default, comes first.
 METHODS = ["relabel", "protonet", "baseline++", "linear", "nearest:k=3", "matching"]
 
 
@@ -39,7 +39,7 @@ def trueshot():
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Noisy stripes in three colours, six of each, in a folder per class; and a folder of new ones."""
+    """Noisy stripes in three colours, six images each, in a folder per class; and a folder of new images."""
     folder = tmp_path_factory.mktemp("photos")
     random = np.random.default_rng(7)
     for name, colour in COLOURS.items():
@@ -65,7 +65,7 @@ def run_model(path, inputs):
 def read_image(path, preprocessing):
     size, image = preprocessing["size"], Image.open(path).convert("RGB")
     if preprocessing["colours"] == "grey":
-        # These files are grey already; for colours, Pillow has other weights than trueshot.
+        # These files are grey already; for colours, the weights of Pillow and trueshot differ.
         image = image.convert("L")
     if preprocessing["fit"] == "crop":
         side = min(image.size)
@@ -86,7 +86,7 @@ def compare_on_photos(trueshot, classifier, model, folder, options=(), close=CLO
     wanted = [[line["probabilities"][name] for name in classes] for line in expected]
     np.testing.assert_allclose(probabilities, wanted, atol=close)
     assert [classes[index] for index in probabilities.argmax(1)] == [line["class"] for line in expected]
-    # One image alone gives what it gives in a batch.
+    # A single image gives the same result as in a batch.
     alone, _, _ = run_model(model, images[:1])
     np.testing.assert_allclose(alone, probabilities[:1], atol=max(1e-5, close / 10))
 
@@ -147,7 +147,7 @@ def test_a_classifier_of_embeddings_is_exported_alone(trueshot, tmp_path, method
 
 
 def image_model(path, opset, shape, nodes, output_shape, output="features", tensors=(), kind=TensorProto.FLOAT, **saving):
-    """A model of a few nodes from `image` to an output; exported models have an input of that name, too."""
+    """A model of a few nodes from `image` to an output; exported models have an input of the same name."""
     graph = helper.make_graph(
         nodes,
         "tiny",
@@ -159,7 +159,7 @@ def image_model(path, opset, shape, nodes, output_shape, output="features", tens
 
 
 def filters(dtype=np.float32):
-    """Sixteen random filters of 5 x 5 pixels, which tell the stripes apart."""
+    """Sixteen random filters of 5 x 5 pixels, which distinguish the stripes."""
     weights = np.random.default_rng(1).normal(size=(16, 3, 5, 5)).astype(dtype)
     return onnx.numpy_helper.from_array(weights, "filters")
 

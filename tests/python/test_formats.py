@@ -1,8 +1,8 @@
-"""Files as Python writes them, read by `trueshot inspect`.
+"""Files written by Python, read by `trueshot inspect`.
 
-The Rust tests make their files with Rust's writers. What people have was written by NumPy, PyArrow and
-safetensors, whose files differ in alignment, encodings and metadata: these tests write them in all variants
-and compare what `trueshot inspect FILE --format json` says about them. `TRUESHOT_BIN` names the binary.
+The Rust tests write their files with Rust libraries. Files of NumPy, PyArrow and safetensors differ in alignment,
+encodings and metadata: these tests write all variants and check the output of `trueshot inspect FILE --format json`.
+`TRUESHOT_BIN` names the binary.
 """
 
 import json
@@ -53,7 +53,7 @@ def refusal(binary):
 
 @pytest.fixture()
 def features():
-    """Values a half can hold exactly, and no two rows alike."""
+    """Values that are exact in half precision, with distinct rows."""
     return (np.arange(ROWS * DIM).reshape(ROWS, DIM) / 4 - 50).astype(np.float32)
 
 
@@ -69,7 +69,7 @@ def names(numbers):
 
 @pytest.fixture()
 def expected(inspect, tmp_path, features, numbers):
-    """The fingerprint of the same data in the plainest file."""
+    """The fingerprint of the same data in the simplest file."""
     path = tmp_path / "expected.safetensors"
     save_file({"features": features, "labels": numbers}, path, metadata={"classes": json.dumps(CLASSES)})
     return inspect(path)["fingerprint"]
@@ -218,7 +218,7 @@ def test_npz_with_a_damaged_array_is_refused(refusal, tmp_path, features, names,
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo(f"{array}.npy")
     damaged = bytearray(path.read_bytes())
-    # The last byte of the array: the header in front of it is at least as long as its fixed part and the name.
+    # The last byte of the array; the header before it has a fixed part and the name.
     start = damaged.index(b"PK\x03\x04", member.header_offset)
     name, extra = struct.unpack_from("<HH", damaged, start + 26)
     damaged[start + 30 + name + extra + member.compress_size - 1] ^= 1

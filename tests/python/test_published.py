@@ -1,6 +1,6 @@
-"""Data sets in their published forms, as the installed NumPy writes them, read by `trueshot dataset check`.
+"""Data sets in their published forms, written by the installed NumPy and read by `trueshot dataset check`.
 
-What is in the pictures, pixel by pixel, is for the Rust tests: they read what write_published.py wrote once.
+The Rust tests compare the pixels, with files that write_published.py wrote.
 """
 
 import os

@@ -17,7 +17,7 @@ UNIT = {"feature_normalization": 2}
 
 
 def task(seed: int, sizes: list[int], queries_per_class: int, wrong: bool) -> dict:
-    """Rows around one centre per class; if `wrong`, the first item of every class is really of the next class."""
+    """Rows around one centre per class; if `wrong`, the first item of every class belongs to the next class."""
     random = torch.Generator().manual_seed(seed)
     centres = torch.rand(len(sizes), DIM, generator=random)
 

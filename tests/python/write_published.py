@@ -25,12 +25,12 @@ def value(row, y, x, channel):
 
 
 def images(count, height, width):
-    """Pictures whose every byte is known; rows of many kinds of values, 0 and 255 among them."""
+    """Images whose every byte is known, with many different values, including 0 and 255."""
     return np.fromfunction(value, (count, height, width, 3), dtype=int).astype(np.uint8)
 
 
 class Python2(pickle._Pickler):
-    """Writes what Python 2 wrote: text and bytes are one, and NumPy is at its old place."""
+    """Writes pickles like Python 2: text and bytes are the same, and NumPy modules have their old names."""
 
     dispatch = dict(pickle._Pickler.dispatch)
 
@@ -62,7 +62,7 @@ def python2(data):
 
 
 def png(pixels):
-    """The bytes of a PNG file, as an array, which is what OpenCV's encoder gives."""
+    """The bytes of a PNG file as an array, as OpenCV's encoder returns them."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
 
@@ -80,7 +80,7 @@ def save(path, data):
 
 
 def write_mini(folder):
-    """miniImageNet's caches: three classes, the rows of which are not in one piece."""
+    """Caches of miniImageNet: three classes whose rows are not contiguous."""
     cache = {"image_data": images(6, 4, 5), "class_dict": {"n02": [0, 3], "n01": [5, 1], "n03": [2, 4]}}
     for protocol in PROTOCOLS:
         save(folder / f"mini-{protocol}/mini-imagenet-cache-train.pkl", pickle.dumps(cache, protocol))
@@ -91,7 +91,7 @@ def write_mini(folder):
 
 
 def write_labelled(folder):
-    """CIFAR-FS as MetaOptNet has it."""
+    """CIFAR-FS in the form of MetaOptNet."""
     data = {"data": images(4, 3, 3), "labels": [2, 0, 2, 11]}
     save(folder / "metaopt/CIFAR_FS_train.pickle", python2(data))
 
@@ -105,7 +105,7 @@ def write_tiered(folder):
         "label_general_str": ["bird", "machine"],
     }
     files = [png(picture) for picture in pictures]
-    # Older versions of OpenCV gave a column.
+    # Older versions of OpenCV returned a column.
     files[1] = files[1].reshape(-1, 1)
     save(folder / "tiered/train_images_png.pkl", python2(files))
     save(folder / "tiered/train_labels.pkl", python2(labels))
@@ -123,7 +123,7 @@ def write_cifar(folder):
     for file, names in (("fine_label_names.txt", FINE), ("coarse_label_names.txt", COARSE)):
         save(binary / file, "".join(f"{name}\n" for name in names).encode())
     for part, fine in (("train", [2, 0, 1]), ("test", [0, 2])):
-        # Colour after colour.
+        # Planar colours.
         rows = images(len(fine), 32, 32).transpose(0, 3, 1, 2).reshape(len(fine), 3072)
         coarse = [COARSE_OF[label] for label in fine]
         data = {

@@ -52,10 +52,10 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// A map to draw.
+/// A map selected with `--show`.
 #[derive(Clone, Copy)]
 struct MapSelection {
-    /// From 1; none is the last.
+    /// From 1; `None` is the last layer.
     layer: Option<usize>,
     head: HeadSelection,
 }
@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The maps that are asked for, in one image.
+    /// Writes the maps of `--show` side by side into one image.
     fn write_selected(&self, maps: &AttentionMaps) -> anyhow::Result<()> {
         let pictures =
             self.show.iter().map(|shown| shown.picture(maps)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -109,7 +109,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// Everything, into a folder.
+    /// Writes all maps, the weights and the page into the output folder.
     fn write_all(&self, maps: &AttentionMaps, title: &str) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.output)
             .with_context(|| format!("cannot create the folder {}", self.output.display()))?;
@@ -120,7 +120,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// One image a layer and head, and the mean of every layer first; their names.
+    /// Writes one image per layer and head, after one for the mean of each layer, and returns their file names.
     fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for (layer, heads) in maps.layers.iter().enumerate() {
@@ -159,7 +159,7 @@ impl Arguments {
         page + "</html>\n"
     }
 
-    /// An item of a class: its image if there is one, else its name or row; in red with its true class if wrong.
+    /// The HTML of an item with label `class`: its image, or else its name or row; in red with its true class if wrong.
     fn item(&self, token: &Token, class: u32) -> Option<String> {
         let Token::Item { given, truth, row, item, wrong } = token else { return None };
         if *given != class {
@@ -205,7 +205,7 @@ fn class_token(token: &Token) -> Option<(u32, &str)> {
     }
 }
 
-/// The image behind an item's name, if it is below the folder.
+/// The image of an item, if it is below the folder.
 fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let name = Path::new(trueshot::episode::image_name(item));
     let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));

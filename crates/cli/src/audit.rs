@@ -95,7 +95,7 @@ enum Format {
     Csv,
 }
 
-/// A share from percent.
+/// Parses a percentage into a share.
 fn parse_percent(text: &str) -> Result<f64, String> {
     let (number, has_sign) = number_and_percent_sign(text);
     match number.parse::<f64>() {
@@ -109,7 +109,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A probability, which can be given in percent.
+/// Parses a probability, which can also be given in percent.
 fn parse_certainty(text: &str) -> Result<f32, String> {
     let (number, has_sign) = number_and_percent_sign(text);
     match number.parse::<f32>() {
@@ -128,11 +128,11 @@ fn number_and_percent_sign(text: &str) -> (&str, bool) {
     }
 }
 
-/// The side of a thumbnail: twice what a page shows would be sharper and four times the bytes.
+/// The side of a thumbnail in pixels. Twice the displayed size would be sharper, with four times the bytes.
 const THUMBNAIL_SIDE: usize = 112;
-/// The side of the images that the review on the page shows enlarged: the most suspicious ones.
+/// The side of the enlarged images in the review, in pixels.
 const ENLARGED_SIDE: usize = 320;
-/// The number of images that are enlarged in the review; more would make the page slow to open.
+/// The number of the most suspicious images that are enlarged; more would make the page slow to open.
 const MAX_ENLARGED: usize = 300;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -170,7 +170,7 @@ impl Arguments {
         Ok(found?)
     }
 
-    /// Files first: whoever closes the pipe after a few lines still gets them.
+    /// Writes all files, then standard output: the files are complete even if the reader closes the pipe early.
     fn write(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<()> {
         let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(support, found));
         if let (Some(path), Some(plan)) = (&self.html, &plan) {
@@ -202,7 +202,7 @@ impl Arguments {
     fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
-        // A plan is UTF-8. A path that is not needs `repair --root`.
+        // A plan is UTF-8. A path that is not UTF-8 needs `repair --root`.
         let root = PathBuf::from(root.to_string_lossy().into_owned());
         let files = support.images.as_ref().map(audited_files);
         RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
@@ -227,7 +227,7 @@ impl Arguments {
     }
 }
 
-/// The audit for programs, with what was left out if anything was.
+/// The audit as JSON, with the skipped items if there are any.
 fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
     #[derive(Serialize)]
     struct AuditWithSkipped<'a> {
@@ -249,13 +249,13 @@ fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
     serde_json::to_string_pretty(&AuditWithSkipped { audit, skipped }).expect("plain data serialises") + "\n"
 }
 
-/// What people call a path: its last part.
+/// The last part of a path.
 fn display_name(path: &Path) -> String {
     let whole = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Small images of the rows on the page, on all threads; none for what has vanished meanwhile.
+/// Thumbnails of the rows on the page, made on all threads; `None` for images that have been removed since.
 fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &support.images else { return Ok(Vec::new()) };
     let rows = report::shown_rows(found, &support.embeddings);

@@ -77,7 +77,7 @@ enum ResamplingArgument {
 }
 
 impl BackboneArgument {
-    /// The backbone that is asked for, if one is. A GPU that is asked for and cannot be used is an error here.
+    /// The backbone given by the user, if any. Fails if the requested GPU cannot be used.
     pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
         let backbone = self.choice.find()?;
         backbone.as_ref().map_or(Ok(true), |backbone| self.may_use_gpu(backbone))?;
@@ -90,25 +90,25 @@ impl BackboneArgument {
         self.device.require_cpu(what)
     }
 
-    /// The backbone for such images.
+    /// The given backbone, or the default for these images.
     pub fn find_default(&self, collection: &Collection) -> anyhow::Result<Backbone> {
         Ok(Backbone::default_for(collection, &self.choice.options())?)
     }
 
-    /// The backbone of that name, if it is built in.
+    /// The given backbone, or the built-in one of this name.
     pub fn find_named(&self, name: &str) -> anyhow::Result<Backbone> {
         self.choice.find_named(name, "give the file of the backbone with --backbone")
     }
 
-    /// Says why nothing was kept, if so.
+    /// Prints why embeddings could not be cached, if so.
     pub fn report_cache_problem(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
             say!("warning: the embeddings could not be cached: {problem}");
         }
     }
 
-    /// The backbone with its cache, on the device that is asked for. With `--device auto` that is a GPU if there is one and
-    /// there are enough images, and the CPU takes over if the GPU fails.
+    /// The embedder on the chosen device. With `--device auto` that is a GPU if there is one and there are enough
+    /// images, with a fallback to the CPU if the GPU fails.
     pub fn embedder(&self, mut backbone: Backbone, images: usize) -> anyhow::Result<Embedder> {
         let pays = !self.device.is_auto() || images >= GPU_MIN_IMAGES;
         if pays
@@ -121,8 +121,7 @@ impl BackboneArgument {
         Ok(self.with_cache(backbone))
     }
 
-    /// The same for a server, which embeds for a long time: the GPU is opened at once, and with `--device auto` whenever
-    /// there is one.
+    /// The embedder of a server: the GPU is opened at once, and with `--device auto` whenever there is one.
     pub fn server_embedder(&self, mut backbone: Backbone) -> anyhow::Result<Embedder> {
         if self.may_use_gpu(&backbone)?
             && let (Some(device), _) = self.device.open()?
@@ -136,7 +135,7 @@ impl BackboneArgument {
         Ok(self.with_cache(backbone))
     }
 
-    /// Whether the backbone can be on a GPU; if not, `--device cuda` is an error.
+    /// Whether the backbone can run on a GPU; if not, `--device cuda` is an error.
     fn may_use_gpu(&self, backbone: &Backbone) -> anyhow::Result<bool> {
         if !backbone.runs_on_gpu() {
             let name = backbone.name();
@@ -147,7 +146,7 @@ impl BackboneArgument {
         Ok(backbone.runs_on_gpu())
     }
 
-    /// The backbone with its cache, where it is; warnings about it are printed.
+    /// The embedder with its cache, on the device of the backbone. Prints warnings about the backbone.
     pub fn with_cache(&self, backbone: Backbone) -> Embedder {
         if let Some(warning) = backbone.warning() {
             say!("warning: {warning}");
@@ -166,17 +165,17 @@ impl BackboneArgument {
 }
 
 impl BackboneChoice {
-    /// Whether a backbone is asked for.
+    /// Whether the user has given a backbone.
     pub fn is_given(&self) -> bool {
         self.backbone.is_some()
     }
 
-    /// The backbone that is asked for, if one is.
+    /// The backbone given by the user, if any.
     pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
         Ok(self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?)
     }
 
-    /// The backbone of that name, if it is built in; `hint` says what to do otherwise.
+    /// The given backbone, or the built-in one of this name; `hint` is for the error if it is not built in.
     pub fn find_named(&self, name: &str, hint: &str) -> anyhow::Result<Backbone> {
         let built_in = ["efficientnet-lite0", "omniglot-conv4"];
         let name = if name.is_empty() { built_in[0] } else { name };

@@ -54,20 +54,19 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// What is done once; the number is that of the run.
+/// Runs a workload once; the argument is the number of the run.
 type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
 type SetUp = fn() -> anyhow::Result<Workload>;
 
-/// Something to time.
 struct Workload {
     work: WorkloadFn,
-    /// Repetitions of what is timed per call, such as training steps.
+    /// Repetitions per call, such as training steps.
     per_call: usize,
-    /// Additions and multiplications it takes, where they are what counts.
+    /// Additions and multiplications per call, if the output has `gflops`.
     operations: Option<u64>,
 }
 
-/// Names, and how to set each up on the CPU.
+/// Name and setup of the workloads on the CPU.
 const WORKLOADS: [(&str, SetUp); 12] = [
     ("peak", || Ok(peak())),
     ("eval_mean", || evaluation("protonet")),
@@ -82,7 +81,7 @@ const WORKLOADS: [(&str, SetUp); 12] = [
     ("relabel32", || Ok(head_step(relabel(), RELABEL_EPISODES, random_embeddings()?))),
     ("tranfs_fwd64", tranfs_prototypes),
 ];
-/// Those that can run on a GPU, and how to set each up there.
+/// Name and setup of the workloads that can run on a GPU.
 const GPU_WORKLOADS: [(&str, gpu::GpuSetUp); 5] = [
     ("embed84", gpu::embedding),
     ("proto84", |device| gpu::backbone_step(device, 84)),
@@ -153,7 +152,7 @@ fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     })
 }
 
-/// All threads multiply and add.
+/// Multiplies and adds on all threads.
 fn peak() -> Workload {
     let threads = rayon::current_num_threads();
     let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
@@ -168,7 +167,6 @@ fn peak() -> Workload {
     }
 }
 
-/// Some images that are already normalised.
 fn random_images(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
@@ -190,10 +188,10 @@ fn embedding(shape: Shape) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) }
 }
 
-/// Positive numbers like those behind a ReLU: half of them zero.
+/// Embeddings like those after a ReLU: half of the values are zero.
 fn random_embeddings() -> anyhow::Result<Embeddings> {
     let mut rng = Rng::new(0, Purpose::Items, 0);
-    // Twelve uniform numbers less six are close to a normal one, and drawing them needs no tables.
+    // The sum of twelve uniform numbers minus six is nearly normal, and needs no tables.
     let mut normal = || (0..12).map(|_| rng.uniform()).sum::<f32>() - 6.0;
     let values = (0..CLASSES * ITEMS * DIM).map(|_| normal().max(0.0)).collect();
     let labels = (0..CLASSES * ITEMS).map(|row| format!("class {:02}", row / ITEMS)).collect();
@@ -218,7 +216,7 @@ fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()
     Ok(())
 }
 
-/// One training step on an episode of 5 x 20 images: forward, the loss of nearest prototypes, backward, AdamW.
+/// One training step on an episode of 100 images: forward, the loss of nearest prototypes, backward, AdamW.
 fn backbone_step(shape: Shape) -> Workload {
     let images = random_images(shape);
     let mut parameters = fresh_backbone(shape);
@@ -240,7 +238,7 @@ fn backbone_step(shape: Shape) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
-/// One step of MAML on four tasks of 25 and 75 images of 32 px.
+/// One step of MAML on four tasks of 25 support images and 75 queries of 32 px.
 fn maml_step(order: GradientOrder) -> Workload {
     const TASKS: usize = 4;
     let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };
@@ -267,11 +265,8 @@ fn maml_step(order: GradientOrder) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
-/// Episodes of a TraNFS step.
 const TRANFS_EPISODES: usize = 16;
-/// Episodes of a Relabel step.
 const RELABEL_EPISODES: usize = 32;
-/// Items and queries of an episode.
 const ITEMS_AND_QUERIES: usize = 100;
 
 fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
@@ -281,7 +276,7 @@ fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
     Ok((network, parameters))
 }
 
-/// Rows of the bank, so many for each of some episodes.
+/// Rows of the bank: `each` rows for every episode.
 fn episode_rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
     let all = bank.features().as_f32().expect("made in memory, as f32");
     let row = |at: usize| &all[at % (CLASSES * ITEMS) * DIM..][..DIM];
@@ -300,7 +295,7 @@ fn given_labels() -> Vec<u32> {
     (0..25).map(|item| item / 5).collect()
 }
 
-/// The true classes of the support items: three of ten have another one than their label.
+/// The true classes of the support items: 30 % differ from the given label.
 fn true_labels() -> Vec<Option<u32>> {
     let wrong = |item: u32| item % 10 < 3;
     (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect()
@@ -311,7 +306,7 @@ fn query_labels() -> Vec<u32> {
     (0..75).map(|query| query / 15).collect()
 }
 
-/// One training step of a head on some episodes, in four parts.
+/// One training step of a head on `count` episodes, in four parallel parts.
 fn head_step<H: Head + 'static>(
     (network, mut parameters): (H, Vec<f32>),
     count: usize,
@@ -348,7 +343,7 @@ fn head_step<H: Head + 'static>(
     Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
-/// Prototypes of 64 episodes, in four parts.
+/// The prototypes of 64 episodes, in four parallel parts.
 fn tranfs_prototypes() -> anyhow::Result<Workload> {
     let (network, parameters) = tranfs()?;
     let bank = random_embeddings()?;
@@ -367,7 +362,8 @@ fn tranfs_prototypes() -> anyhow::Result<Workload> {
     Ok(Workload { work: Box::new(work), per_call: 1, operations: None })
 }
 
-/// Runs work three times unseen, then at least five times and for so long; milliseconds of each.
+/// Runs `work` three times to warm up, then at least five times and for at least `seconds`; returns milliseconds per
+/// run.
 fn time_runs(seconds: f64, mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
     (0..3).try_for_each(&mut work)?;
     let (start, mut times) = (Instant::now(), Vec::new());

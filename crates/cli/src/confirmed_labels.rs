@@ -1,5 +1,5 @@
-//! Labels that a user has confirmed, which no later audit doubts. They are kept in a file, by default inside the
-//! audited folder, with one item per line: its name, or a JSON object.
+//! Labels that a user has confirmed, which later audits do not doubt ([`ConfirmedLabels`]). They are stored in a file,
+//! by default in the audited folder, with one item per line: its name, or a JSON object.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -11,26 +11,26 @@ use trueshot::report::visible;
 
 use crate::output::write_file;
 
-/// Where confirmations are looked for in a folder.
+/// The default file in an audited folder.
 const FILE_NAME: &str = ".trueshot-confirmed";
 
-/// An item whose label is right.
+/// A line of the file: an item whose label is right.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ConfirmedLabel {
     item: String,
-    /// The class it was filed under then; an item that has moved since is not confirmed.
+    /// The label that was confirmed. If the item has another label, it is not confirmed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     given: Option<String>,
 }
 
-/// The confirmations about one support set.
+/// The confirmed labels of one data set.
 pub struct ConfirmedLabels {
     path: Option<PathBuf>,
     all: Vec<ConfirmedLabel>,
 }
 
 impl ConfirmedLabels {
-    /// Reads the file that is given, or the one in the folder, if there is one.
+    /// Reads the given file, or the one in the folder if it exists.
     pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
         let own = support.is_dir().then(|| support.join(FILE_NAME));
         let path = given.cloned().or(own);
@@ -41,7 +41,7 @@ impl ConfirmedLabels {
         Ok(ConfirmedLabels { path, all })
     }
 
-    /// Confirms more items, and keeps that.
+    /// Confirms more items and writes them to the file.
     pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
         let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
         // Another audit may have confirmed items since this one read the file.
@@ -65,7 +65,7 @@ impl ConfirmedLabels {
         write_file(&path, &self.all.iter().map(line).collect::<Result<String, _>>()?)
     }
 
-    /// Which rows are confirmed.
+    /// For every row whether its label is confirmed.
     pub fn confirmed_rows(&self, data: &Embeddings) -> Vec<bool> {
         let known: HashSet<(&str, Option<&str>)> =
             self.all.iter().map(|one| (one.item.as_str(), one.given.as_deref())).collect();
@@ -92,7 +92,7 @@ fn item_name(data: &Embeddings, row: usize) -> String {
     data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
 }
 
-/// Whether somebody means a row: by its item's name, or by the path of its file.
+/// Whether the user means this row: `given` is the name of its item or the path of its file.
 fn matches_item(data: &Embeddings, row: usize, given: &str, support: &Path) -> bool {
     let inside = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
     let item = item_name(data, row);

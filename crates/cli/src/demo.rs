@@ -48,14 +48,14 @@ pub struct Arguments {
     width: WidthArgument,
 }
 
-/// A character has 20 drawings: 5 for the support set, 5 that noise may move elsewhere, 10 to recognise.
+/// A character has 20 drawings: 5 for the support set, 5 that noise may move to other classes, and 10 queries.
 const SHOTS: usize = 5;
 const QUERIES: usize = 10;
-/// Five characters are too easy for a backbone that reaches 99 % on them.
+/// With five characters the backbone reaches 99 %.
 const WAYS: usize = 10;
-/// The support set in the image.
+/// The number of classes in the figure of a support set.
 const FIGURE_WAYS: usize = 5;
-/// Whose weights the image shows.
+/// The methods whose item weights the figure shows.
 const WEIGHTED_METHODS: [&str; 3] = ["median", "cosine", "relabel"];
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let page = Page::new("Learning characters from five examples, some of them wrong", &found)
             .introduce(INTRODUCTION)
             .show(arguments.support_set_figure(&characters)?);
-        // The pages first: if the reader closes the pipe after a few lines, they are complete.
+        // Pages first: they are complete even if the reader closes the pipe early.
         write_file(&arguments.output, &page.render())?;
         let tables = report::accuracies(&found);
         let place = arguments.output.display();
@@ -128,7 +128,7 @@ impl Arguments {
                 let method = Box::new(TrainedTranfs::from_model(&model)?);
                 methods.push(NamedMethod { label: "tranfs".into(), method });
             }
-            // The Python package does not contain the model, which is about these drawings only.
+            // The Python package does not contain this model, which works only on these drawings.
             Err(Error::Drawings(OmniglotError::NotBuiltIn)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -151,7 +151,7 @@ impl Arguments {
         EpisodeSpec { ways, shots: Shots::exactly(SHOTS), queries: QUERIES, seed: self.seed }
     }
 
-    /// One support set with two of five labels wrong, and what some methods make of it.
+    /// A figure of one support set with two of five labels wrong, and the weights of some methods.
     fn support_set_figure(&self, characters: &Embeddings) -> anyhow::Result<SupportSetFigure> {
         let noise = Noise { kind: NoiseKind::Symmetric, level: 0.4 };
         let sampler = Sampler::new(characters, None, self.spec(FIGURE_WAYS), vec![noise])?;
@@ -189,7 +189,7 @@ impl Arguments {
     }
 }
 
-/// The weight each method gives to every item.
+/// The weight that each method gives to every item.
 fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'static str, Vec<f32>)>> {
     let all = characters.features().as_f32().expect("made in memory, as f32");
     let dim = characters.dim();
@@ -206,7 +206,7 @@ fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec
     WEIGHTED_METHODS.into_iter().map(weigh).collect()
 }
 
-/// The drawing behind a row, named by character and number.
+/// The image of a row, whose name has the numbers of character and drawing.
 fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
     let name = characters.item(item.row as usize).unwrap_or_default();
     let (character, number) = name.split_once('/').unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The option `--device`: where a command computes.
+//! The option `--device`: where a command computes. Start with [`DeviceArgument::open`].
 
 use clap::Args;
 use trueshot::Error;
@@ -15,12 +15,12 @@ pub struct DeviceArgument {
 }
 
 impl DeviceArgument {
-    /// Opens the device; `None` is the CPU. The second value says why `auto` is the CPU.
+    /// Opens the device; `None` is the CPU. The second value is the reason why `auto` chose the CPU.
     pub fn open(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
         open_device(self.device)
     }
 
-    /// Opens the device and says which one it is; `doing` is what the command does on it.
+    /// Opens the device and prints its name; `doing` is what the command does on it.
     pub fn open_and_say(&self, doing: &str) -> anyhow::Result<Option<Device>> {
         let (device, reason) = self.open()?;
         say_device(doing, device.as_ref(), reason.as_deref());
@@ -32,17 +32,18 @@ impl DeviceArgument {
         Ok(self.device.find().map_err(unusable)?.0)
     }
 
-    /// Refuses a GPU that was asked for and cannot be used, before anything else takes time.
+    /// Fails early if the GPU that the user requires cannot be used.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.is_auto() { Ok(()) } else { self.find().map(drop) }
     }
 
-    /// Whether a GPU that cannot do the work may be replaced by the CPU.
+    /// Whether the CPU may be used instead of a GPU that cannot do the work.
     pub fn is_auto(&self) -> bool {
         self.device == DeviceChoice::Auto
     }
 
-    /// Starts a training on the GPU if there is one. With `auto`, a run that the GPU has no memory for is on the CPU.
+    /// Starts training on the GPU, if there is one. With `auto`, a failure of the GPU to start, such as too little
+    /// memory, falls back to the CPU.
     pub fn start<T>(
         &self,
         device: Option<&Device>,
@@ -68,7 +69,7 @@ impl DeviceArgument {
     }
 }
 
-/// Says on which device something is done; `reason` is why it is not a GPU.
+/// Prints on which device something is done; `reason` is why it is not a GPU.
 pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
     match (device, reason) {
         (Some(device), _) => say!("{doing} on the GPU: {}", device.name()),
@@ -77,7 +78,7 @@ pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
     }
 }
 
-/// Opens a device; `None` is the CPU. The second value says why `auto` is the CPU.
+/// Opens a device; `None` is the CPU. The second value is the reason why `auto` chose the CPU.
 pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Option<String>)> {
     let (device, reason) = choice.open().map_err(unusable)?;
     Ok((device, reason.map(|reason| reason.to_string())))

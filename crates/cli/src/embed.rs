@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.backbone.require_cpu("augmented copies are embedded on the CPU")?;
     }
     arguments.threads.run(|| {
-        // A backbone that cannot be opened is said before a large folder is looked through.
+        // Opened first: an error must not come only after a large folder has been listed.
         let given = arguments.backbone.find()?;
         let collection = arguments.pictures.open(&arguments.images)?;
         let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;

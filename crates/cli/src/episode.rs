@@ -71,7 +71,6 @@ pub struct EpisodeArgument {
 }
 
 impl EpisodeArgument {
-    /// Draws it.
     pub fn draw(
         &self,
         rows: &Embeddings,
@@ -86,12 +85,12 @@ impl EpisodeArgument {
         Ok((noise, sampler.draw(self.episode, &mut IndexSampler::default())?))
     }
 
-    /// Whether its noise is of this type.
+    /// Whether its noise has this type.
     fn has_kind(&self, kind: NoiseKind) -> bool {
         self.noise.0.iter().any(|noise| noise.kind == kind)
     }
 
-    /// Its number.
+    /// The number of the episode.
     pub fn index(&self) -> u64 {
         self.episode
     }
@@ -118,7 +117,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// Images that are read one by one, and which is of which class.
+/// Images that are read one by one, with their classes.
 struct LabelledCollection {
     collection: Collection,
     labels: Embeddings,
@@ -131,7 +130,7 @@ impl LabelledCollection {
         Ok(LabelledCollection { collection, labels })
     }
 
-    /// The name of a class, as people write it.
+    /// The name of a class for display.
     fn name(&self, class: usize) -> String {
         let name = &self.labels.classes()[class];
         match self.collection.is_built_in() {
@@ -153,7 +152,7 @@ impl LabelledCollection {
     }
 }
 
-/// Images are shown at 64 px; sharp screens have twice as many.
+/// Images are shown at 64 px, and larger on screens with a high resolution.
 const MAX_IMAGE_SIDE: usize = 96;
 
 fn support_set_figure(

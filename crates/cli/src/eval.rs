@@ -128,7 +128,7 @@ enum NoiseArgument {
     Confusion(PathBuf),
 }
 
-/// The type of noise that a file describes.
+/// The noise type whose value is a file.
 const CONFUSION: &str = "confusion";
 
 impl std::str::FromStr for NoiseArgument {
@@ -183,7 +183,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.list_methods {
         return arguments.output.write_text(&list_methods(&registry()));
     }
-    // Mistakes in names are found before gigabytes are read.
+    // Wrong names are found before gigabytes are read.
     let methods = arguments.methods()?;
     let (device, reason) = arguments.open_device()?;
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
@@ -210,10 +210,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// What episodes are drawn from.
+/// The data from which episodes are drawn.
 struct EvaluationData {
     rows: Embeddings,
-    /// What outlier noise draws from; `None`: the classes of the data that are not in the episode.
+    /// The source of outlier noise; `None`: classes of the data that are not in the episode.
     outliers: Option<Embeddings>,
     /// The images of the rows, if methods are evaluated on a GPU.
     images: Option<LoadedImages>,
@@ -227,7 +227,8 @@ struct LoadedImages {
 }
 
 impl Arguments {
-    /// Opens the device that methods on images run on; `None` is the CPU. The second value says why `auto` is the CPU.
+    /// Opens the device for methods on images; `None` is the CPU. The second value is the reason why `auto` chose the
+    /// CPU.
     fn open_device(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
         match self.pictures {
             Some(_) => self.device.open(),
@@ -246,7 +247,7 @@ impl Arguments {
         Ok(methods)
     }
 
-    /// Reads what episodes are drawn from; `keep_images` keeps images as they are for a GPU.
+    /// Reads the data; `keep_images` also keeps the images, for a GPU.
     fn data(&self, methods: &[NamedMethod], keep_images: bool) -> anyhow::Result<EvaluationData> {
         let Some(path) = &self.pictures else { return self.embeddings(methods) };
         let preprocessing = preprocessing(methods)?;
@@ -278,7 +279,7 @@ impl Arguments {
         let path = self.embeddings.as_deref().context("no embeddings file was given")?;
         let rows = open(path, self.labels.as_deref())?;
         let outliers = self.outliers.as_deref().map(|path| open(path, None)).transpose()?;
-        // With the data itself, outliers come from the classes that are not in the episode, as by default.
+        // If the outliers are the data itself, they come from classes that are not in the episode, as by default.
         let outliers = outliers.filter(|outliers| outliers.fingerprint() != rows.fingerprint());
         Ok(EvaluationData { rows, outliers, images: None })
     }
@@ -301,7 +302,7 @@ impl Arguments {
             })
         };
         let sampler = files().try_fold(sampler, |sampler, path| {
-            // Several matrices are told apart by the names of their files.
+            // Several matrices are distinguished by the names of their files.
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
             let name = if files().count() == 1 { CONFUSION.into() } else { format!("{CONFUSION} {stem}") };
             sampler.with_noise(Box::new(ConfusionNoise::open(path, &name, rows.classes())?))
@@ -309,7 +310,7 @@ impl Arguments {
         Ok(Box::new(sampler))
     }
 
-    /// The settings of built-in noise. Of the default levels, impossible ones are left out with a note.
+    /// The built-in noise settings. Impossible levels among the defaults are left out, with a message.
     fn noise_settings(&self, spec: &EpisodeSpec) -> Vec<Noise> {
         if self.noise.is_empty() {
             let default = DefaultNoise::of(spec);
@@ -325,7 +326,7 @@ impl Arguments {
         noise::settings(&levels.collect::<Vec<_>>())
     }
 
-    /// Evaluates on the GPU if there is one. With `--device auto`, what the GPU cannot do is done on the CPU.
+    /// Evaluates on the GPU if there is one. With `--device auto`, falls back to the CPU.
     fn evaluate_on(
         &self,
         device: Option<&Device>,
@@ -360,7 +361,6 @@ impl Arguments {
         Ok(Evaluation { device: Some(device.name().into()), ..found })
     }
 
-    /// The number of episodes.
     fn count(&self, episodes: &dyn Episodes) -> u64 {
         episodes.limit().unwrap_or(self.episodes).min(self.episodes)
     }
@@ -387,7 +387,6 @@ impl Arguments {
         found
     }
 
-    /// Writes the results.
     fn report(&self, found: &Evaluation) -> anyhow::Result<()> {
         if found.interrupted {
             say!("stopped early: the results cover the episodes finished so far");
@@ -408,14 +407,14 @@ impl Arguments {
     }
 }
 
-/// All methods, those that look at images among them.
+/// The registry of all methods, including those on images.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     maml::register(&mut registry);
     registry
 }
 
-/// What images must be for all methods that look at them. Only size and channels matter: methods normalise.
+/// The preprocessing that all methods on images have in common. Only size and channels matter: methods normalise.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.image_rows()?)));
     let (label, first) = wanted.next().context(
@@ -436,7 +435,7 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     })
 }
 
-/// Images, and the same images as rows of numbers from 0 to 255.
+/// Loads images, and makes rows of numbers from 0 to 255 from them.
 fn load_images(collection: &Collection, to: &Preprocessing) -> anyhow::Result<(Dataset, Embeddings)> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
     let loaded = Dataset::load(collection, to, false, &progress);
@@ -447,7 +446,7 @@ fn load_images(collection: &Collection, to: &Preprocessing) -> anyhow::Result<(D
     Ok((dataset, rows))
 }
 
-/// Reads a file and checks it, saying so where that takes time.
+/// Opens and checks an embeddings file, with a message if that takes time.
 pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
     let mut embeddings = match labels {
         Some(labels) => Embeddings::read_pair(path, labels)?,

@@ -43,7 +43,7 @@ pub struct Arguments {
     backbone: BackboneChoice,
 }
 
-/// The largest file that programs read: protocol buffers have 31-bit lengths.
+/// The largest ONNX file: protocol buffers have 31-bit lengths.
 const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is written.
+/// The kind of file that is written.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Onnx,
@@ -95,8 +95,8 @@ impl Arguments {
     }
 }
 
-/// The backbone that is asked for, or the one that the classifier names, if that is built in. It must compute the embeddings
-/// that the classifier was fitted to.
+/// The given backbone, or the one that the classifier names if it is built in. It must be the one that the classifier
+/// was fitted with.
 fn find_backbone(arguments: &Arguments, predictor: &Predictor) -> anyhow::Result<Backbone> {
     let learned = predictor.embedder().unwrap_or_default();
     let backbone = match arguments.backbone.find()? {

@@ -71,7 +71,7 @@ fn audit_examples(data: &Embeddings) -> anyhow::Result<Audit> {
     Ok(found?)
 }
 
-/// The examples of an earlier classifier and new ones.
+/// The examples of an earlier classifier, followed by new ones.
 fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
     let old = earlier.support();
     anyhow::ensure!(
@@ -129,7 +129,7 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     }
 }
 
-/// Opens a classifier, with a hint for what people mistake for one.
+/// Opens a classifier; the error has a hint if the file is another kind of file.
 pub fn open_classifier(path: &std::path::Path) -> anyhow::Result<Predictor> {
     let opened = Predictor::open(path);
     let is_image = trueshot_vision::source::is_image(&path.to_string_lossy());

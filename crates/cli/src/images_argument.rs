@@ -30,7 +30,7 @@ pub struct ImagesArgument {
 }
 
 impl ImagesArgument {
-    /// Refuses them where there are no images.
+    /// Fails if one of these options is given for data that are not images.
     pub fn check_unused(&self) -> anyhow::Result<()> {
         let given = [
             ("--split-file", self.split_file.is_some()),
@@ -44,12 +44,12 @@ impl ImagesArgument {
         }
     }
 
-    /// Lists the images.
+    /// Lists the selected images.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         self.open_split(path, self.split.as_deref())
     }
 
-    /// Lists the images of the split that was chosen, or else of `default`.
+    /// Lists the images of the chosen split, or else of `default`.
     pub fn open_split_or(&self, path: &Path, default: &str) -> anyhow::Result<Collection> {
         self.open_split(path, Some(self.split.as_deref().unwrap_or(default)))
     }
@@ -64,8 +64,8 @@ impl ImagesArgument {
         part.open(path)
     }
 
-    /// Lists the images of another data set, or of another split of the same one, as outliers. `data` is the path of the
-    /// images themselves.
+    /// Lists outliers: the images of another data set, or of another split of the same one. `data` is the path of the
+    /// data set itself.
     pub fn open_outliers(
         &self,
         data: &Path,
@@ -78,7 +78,7 @@ impl ImagesArgument {
     }
 }
 
-/// Which part of a source to take.
+/// The part of a source to use.
 #[derive(Clone, Copy)]
 pub struct ImageSelection<'a> {
     pub split_file: Option<&'a Path>,
@@ -88,9 +88,8 @@ pub struct ImageSelection<'a> {
 }
 
 impl ImageSelection<'_> {
-    /// Lists the images of that part.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
-        // Without a split file, the source must know its splits.
+        // Without a split file, the source must define its splits.
         let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
         let mut collection = Collection::open(path, SourceOptions { pool: self.pool, split: own_split })?;
         if let Some(split) = self.open_split(&collection)? {
@@ -135,10 +134,10 @@ impl From<FitArgument> for Fit {
     }
 }
 
-/// The most files that are listed one by one.
+/// The most skipped files that are listed.
 const MAX_LISTED: usize = 20;
 
-/// Says what was skipped and why.
+/// Prints which files were skipped, and why.
 pub fn print_skipped<'a>(skipped: impl Iterator<Item = &'a Skipped>) {
     let skipped: Vec<&Skipped> = skipped.collect();
     if skipped.is_empty() {

@@ -1,5 +1,7 @@
-//! The command line of trueshot: one file per command, and shared arguments and output. Data goes to standard output,
-//! progress and messages to standard error. It is a library, so that the Python package has the same command.
+//! The command line of trueshot: one module per command, and shared arguments and output. Start with [`main_from`].
+//!
+//! Data goes to standard output, progress and messages to standard error. It is a library because the Python package
+//! has the same command.
 
 mod attention;
 mod audit;
@@ -119,7 +121,7 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
     messages::exit_status(run(), &options)
 }
 
-/// The long options of the command that was given, such as `train backbone`.
+/// The long options of the given command, such as `train backbone`.
 fn option_names(command: &clap::Command, matches: &clap::ArgMatches) -> messages::OptionNames {
     let below = matches.subcommand().and_then(|(name, below)| Some((command.find_subcommand(name)?, below)));
     match below {

@@ -23,7 +23,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, command: clap::Command) -> anyhow::Result<()> {
-    // Pages for `trueshot help audit` and the like would repeat those of the commands.
+    // Without pages for `trueshot help audit` and the like, which would repeat those of the commands.
     let mut command = command.disable_help_subcommand(true);
     command.build();
     let Some(folder) = &arguments.out else { return print_data(&page(&command)?) };
@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments, command: clap::Command) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Writes the page of a command and those of the commands below it; the number of pages.
+/// Writes the pages of a command and its subcommands, and returns their number.
 fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Result<usize> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let path = folder.join(format!("{name}.1"));
@@ -44,6 +44,6 @@ fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Res
 fn page(command: &clap::Command) -> anyhow::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).manual("trueshot").render(&mut page)?;
-    // What follows the options are examples.
+    // clap names the section after the options EXTRA; it contains examples.
     Ok(String::from_utf8(page)?.replace(".SH EXTRA\n", ".SH EXAMPLES\n"))
 }

@@ -1,5 +1,5 @@
-//! Messages on standard error: errors with their hints, exit statuses, and the macro `say!` through which every message
-//! goes.
+//! Messages on standard error: errors with their hints, exit statuses, and the macro `say!`, which prints every
+//! message.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -7,8 +7,8 @@ use std::io::Write as _;
 
 use trueshot::report::{visible, visible_lines};
 
-/// Prints one line to standard error, formatted as by `format!`. Control characters, which names of files and classes may
-/// contain, are escaped. All messages go through here; a lint of this crate forbids `eprintln!`.
+/// Prints one line to standard error, formatted as by `format!`, with control characters escaped: names of files and
+/// classes may contain them. A lint of this crate forbids `eprintln!`.
 macro_rules! say {
     ($($text:tt)*) => { $crate::messages::print_message(&format!($($text)*)) };
 }
@@ -42,10 +42,10 @@ pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
     if details.is_some_and(|details| details.is_wrong_usage) { 2 } else { 1 }
 }
 
-/// Prints what clap says of arguments, and returns the exit status. Help and version are answers, not errors.
+/// Prints clap's help, version or error, and returns the exit status.
 pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
     let is_plain = |argument: &OsString| argument.to_str().is_some_and(|text| visible(text) == text);
-    // clap repeats arguments as they are. A closed pipe is nobody's fault.
+    // clap repeats arguments as they are. A closed pipe is not an error.
     let _ = match arguments.iter().all(is_plain) {
         true => help_or_error.print(),
         false => {
@@ -56,14 +56,13 @@ pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
     help_or_error.exit_code() as u8
 }
 
-/// A failure of a command itself, with what to do about it.
 #[derive(Debug)]
 pub struct HintedError {
     message: String,
     pub hint: String,
 }
 
-/// The error with this message and this hint. A hint may name options of the command that fails, and no others.
+/// An error with a hint. The hint may name only options of the command that fails.
 pub fn hinted(message: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
     HintedError { message: message.into(), hint: hint.into() }.into()
 }
@@ -76,11 +75,11 @@ impl std::fmt::Display for HintedError {
 
 impl std::error::Error for HintedError {}
 
-/// A check that succeeded and found problems, which it has listed.
+/// The error of a check that found problems, which it has printed.
 #[derive(Debug)]
 pub struct ProblemsFound {
     count: usize,
-    /// What one of them is called.
+    /// What one problem is called.
     noun: &'static str,
 }
 
@@ -99,7 +98,7 @@ impl std::fmt::Display for ProblemsFound {
 
 impl std::error::Error for ProblemsFound {}
 
-/// What our libraries know about their errors.
+/// What an error of our libraries knows about itself.
 struct ErrorDetails {
     hint: Option<String>,
     is_wrong_usage: bool,
@@ -117,7 +116,7 @@ fn details(cause: &(dyn std::error::Error + 'static), options: &OptionNames) -> 
     Some(ErrorDetails { hint: error.hint_for(&has), is_wrong_usage: error.is_wrong_usage() })
 }
 
-/// An error and its causes, without those that the message before already tells.
+/// The error and its causes, without causes that an earlier message contains.
 fn error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line {
         line if line.is_empty() => cause,
@@ -126,7 +125,7 @@ fn error_chain(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whoever read our output has seen enough (`trueshot eval .. | head`): no failure of ours.
+/// Whether the reader closed the pipe (`trueshot eval .. | head`), which is not a failure.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     causes.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,4 +1,4 @@
-//! Output of results: to standard output, or to a file that appears completely or not at all.
+//! Output of results to standard output, or to a file that is written completely or not at all.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -39,11 +39,11 @@ pub struct WidthArgument {
     columns: Option<u16>,
 }
 
-/// The narrowest table that can be asked for.
+/// The smallest value of `--columns`.
 const MIN_COLUMNS: i64 = 20;
 
 impl WidthArgument {
-    /// The width of tables in columns, if there is a limit. `output` is the file that they are written to, if it is not
+    /// The maximum width of tables in columns, if limited. `output` is the file to which they are written, if not
     /// standard output.
     pub fn limit(&self, output: Option<&PathBuf>) -> Option<usize> {
         let variable = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
@@ -72,7 +72,7 @@ fn print_raw(text: &str) -> anyhow::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to standard output")
 }
 
-/// Writes a text file that appears whole or not at all.
+/// Writes a text file, completely or not at all.
 pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
     trueshot::atomic::write_atomically(path, |file| file.write_all(text.as_bytes()))?;
     Ok(())

@@ -71,11 +71,11 @@ enum Format {
     Jsonl,
 }
 
-/// Probability of "none of these" from which it is the answer instead of a class, unless another one is given.
+/// The default probability of "none of these" from which it is the answer.
 pub const REFUSED_FROM: f32 = 0.5;
-/// The number of further answers that a table shows with `--all`.
+/// The number of other answers that a table shows with `--all`.
 const OTHER_ANSWERS: usize = 3;
-/// Images that are in work at once.
+/// Images that are processed together.
 const CHUNK: usize = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -113,16 +113,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// What to classify.
 enum PredictInput {
     /// An image, a folder, an archive, a list or embeddings.
     Path(PathBuf),
-    /// The bytes of an image.
     Image(Vec<u8>),
 }
 
 impl PredictInput {
-    /// Whether it is an image or a folder of images, which are classified together with the next ones.
+    /// Whether it is an image or a folder of images, which are classified together with the following ones.
     fn is_plain(&self) -> bool {
         match self {
             PredictInput::Path(path) => !is_embeddings(path) && !is_list_or_archive(path),
@@ -131,9 +129,9 @@ impl PredictInput {
     }
 }
 
-/// The name of what standard input holds.
+/// The name of standard input in results.
 const STANDARD_INPUT: &str = "standard input";
-/// The largest image or list of paths that is read from standard input.
+/// The most bytes that are read from standard input.
 const MAX_STANDARD_INPUT: u64 = 1 << 29;
 
 /// The inputs that exist, and the number of paths on standard input that do not.
@@ -143,7 +141,7 @@ struct GivenInputs {
     missing: usize,
 }
 
-/// The inputs that arguments name; `-` stands for what standard input holds.
+/// The inputs named by the arguments; `-` is standard input.
 fn inputs(arguments: &[PathBuf]) -> anyhow::Result<GivenInputs> {
     let mut given = GivenInputs::default();
     for path in arguments {
@@ -158,7 +156,6 @@ fn inputs(arguments: &[PathBuf]) -> anyhow::Result<GivenInputs> {
     Ok(given)
 }
 
-/// The bytes of standard input.
 fn read_standard_input() -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT);
@@ -171,7 +168,7 @@ fn read_standard_input() -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The paths in a text, one per line or separated by NUL; `None` if it is something else, such as an image.
+/// Paths in a text, one per line or separated by NUL; `None` if the bytes are not such a text, for instance an image.
 fn listed_paths(bytes: &[u8]) -> Option<Vec<&str>> {
     let text = std::str::from_utf8(bytes).ok().filter(|_| !is_svg(bytes))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -184,10 +181,10 @@ fn listed_paths(bytes: &[u8]) -> Option<Vec<&str>> {
 }
 
 impl GivenInputs {
-    /// Adds what standard input holds: an image, or paths.
+    /// Adds the contents of standard input: an image, or paths.
     fn add_standard_input(&mut self) -> anyhow::Result<()> {
         let bytes = read_standard_input()?;
-        // Something else than paths is an image, or refused where images are decoded.
+        // Other bytes are treated as an image; decoding reports an error if they are not one.
         let Some(paths) = listed_paths(&bytes) else {
             self.inputs.push(PredictInput::Image(bytes));
             return Ok(());
@@ -205,7 +202,7 @@ impl GivenInputs {
     }
 }
 
-/// The widths of the table's columns, which are known before the first prediction.
+/// The column widths of the table, which are known before the first prediction.
 struct TableLayout {
     class: usize,
     /// The width of the terminal, if names are shortened to fit into it.
@@ -213,9 +210,9 @@ struct TableLayout {
 }
 
 impl TableLayout {
-    /// The width of probability and spaces in front of the class.
+    /// The width of the probability and the spaces before the class.
     const BEFORE_CLASS: usize = 7;
-    /// Longer names of classes are not aligned.
+    /// Longer class names are not aligned.
     const MAX_CLASS: usize = 40;
 
     fn new(predictor: &Predictor, width: Option<usize>) -> Self {
@@ -224,7 +221,7 @@ impl TableLayout {
         TableLayout { class: widest.min(width.map_or(Self::MAX_CLASS, |width| width / 3)), width }
     }
 
-    /// A line of the table; `note` stands behind the name.
+    /// A line of the table; `note` follows the name.
     fn line(&self, probability: f32, class: &str, name: &str, note: &str) -> String {
         let class = match self.width {
             Some(_) => shortened(class, self.class),
@@ -241,10 +238,10 @@ impl TableLayout {
     }
 }
 
-/// What the table shows instead of a class.
+/// The answer in the table instead of a class.
 const NONE_OF_THESE: &str = "none of these";
 
-/// Where answers go, as they come.
+/// Classifies inputs and writes the answers as they come.
 struct PredictionWriter<'a> {
     arguments: &'a Arguments,
     predictor: &'a Predictor,
@@ -253,7 +250,7 @@ struct PredictionWriter<'a> {
     layout: TableLayout,
     /// The embedder of the previous input.
     embedder: Option<Embedder>,
-    /// Whether there were enough images for a GPU, so that the embedder is on one if there is one.
+    /// Whether the embedder was chosen for enough images to use a GPU, if there is one.
     considered_gpu: bool,
     written: usize,
     failed: usize,
@@ -291,7 +288,7 @@ impl PredictionWriter<'_> {
     }
 
     fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
-        // A backbone that cannot be opened is said before a large archive is looked through.
+        // Opened first: an error must not come only after a large archive has been listed.
         let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let collection = Collection::open(path, SourceOptions::default())?;
         self.report_skipped(collection.skipped());
@@ -301,7 +298,7 @@ impl PredictionWriter<'_> {
         self.predict_all(found, &inputs)
     }
 
-    /// Classifies images that are files, and the images in folders.
+    /// Classifies image files and the images in folders.
     fn predict_images(&mut self, given: &[PredictInput]) -> anyhow::Result<()> {
         let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let mut listed = Vec::new();
@@ -379,7 +376,7 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
-    /// The backbone that is asked for, or the one that the classifier names, if that is built in.
+    /// The given backbone, or the one that the classifier names if it is built in.
     fn backbone(&self) -> anyhow::Result<Backbone> {
         let named = self.predictor.embedder().unwrap_or_default();
         let named = named.split(" (").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Progress bars for long work, and Ctrl-C, which stops the work but not the program.
+//! Progress bars for long work, and Ctrl-C, which stops the work before it ends the program.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;
@@ -11,13 +11,13 @@ use crate::messages::say;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A progress bar over a known number of items, most often episodes.
+/// A progress bar over a known number of items, usually episodes.
 pub struct ProgressDisplay {
     bar: ProgressBar,
 }
 
 impl ProgressDisplay {
-    /// Shows a bar (where standard error is a terminal) and listens for Ctrl-C.
+    /// Shows a bar if standard error is a terminal, and handles Ctrl-C.
     pub fn episodes(episodes: u64) -> Self {
         Self::counting(episodes, "episodes")
     }
@@ -45,7 +45,7 @@ impl Progress for ProgressDisplay {
     }
 }
 
-/// Items per second, as people say it.
+/// Formats items per second.
 fn write_rate(state: &ProgressState, text: &mut dyn std::fmt::Write) {
     let rate = state.per_sec();
     let decimals = usize::from(rate < 10.0);
@@ -57,7 +57,7 @@ pub fn check_interrupted() -> ControlFlow<()> {
     if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// The first Ctrl-C asks the work to stop after the current round; the second ends the program.
+/// The first Ctrl-C stops the work after the current round; the second ends the program.
 pub fn handle_interrupts() {
     static HANDLER: OnceLock<()> = OnceLock::new();
     HANDLER.get_or_init(|| {

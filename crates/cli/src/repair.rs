@@ -114,17 +114,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// What to do with a plan for files that cannot be moved.
+/// The hint for a plan whose files cannot be moved.
 const UNPACK_HINT: &str = "write a copy with --into DIR|FILE.zip or a list with --labels FILE; or unpack an archive and \
                            give its folder with --root";
 
-/// Endings of archives that cannot be written.
+/// Extensions of archives that cannot be written.
 const OTHER_ARCHIVES: [&str; 16] = [
     ".tar", ".tar.gz", ".tgz", ".gz", ".tar.bz2", ".tbz", ".tbz2", ".bz2", ".tar.xz", ".txz", ".xz",
     ".tar.zst", ".tzst", ".zst", ".7z", ".rar",
 ];
 
-/// The kind of a collection that has moved: a folder may have become an archive, or an archive a folder.
+/// The kind of a data set that was moved (`--root`): a folder may have become an archive, or an archive a folder.
 fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
     Ok(match planned {
         Kind::Folder if root.is_file() => Kind::Pictures,
@@ -138,7 +138,7 @@ fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
     })
 }
 
-/// Refuses a destination whose name promises another format than the one that is written.
+/// Fails if the extension of the destination belongs to another format than the one that is written.
 fn check_ending(into: &Path, kind: Kind) -> anyhow::Result<()> {
     let name = into.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     if kind == Kind::Embeddings && !name.ends_with(".safetensors") {
@@ -166,7 +166,7 @@ impl Arguments {
         self.undo_file.clone().unwrap_or_else(|| plan.with_extension("undo.jsonl"))
     }
 
-    /// Takes back the moves of an undo file, and removes the file when every move is undone.
+    /// Reverts the moves in an undo file, and removes the file when all moves are reverted.
     fn undo(&self, path: &Path) -> anyhow::Result<()> {
         let open = || -> anyhow::Result<Journal> {
             let journal = Journal::open(path)?;
@@ -176,7 +176,7 @@ impl Arguments {
             })
         };
         let folder = LockedFolder::open(open()?.root())?;
-        // Read again: the process that held the lock before may have finished with this file.
+        // Read again: another process may have finished with this file before it released the lock.
         let journal = open()?;
         let progress = ProgressDisplay::counting(journal.moves().len() as u64, "files");
         let outcome = journal.undo(&folder, &progress);
@@ -194,7 +194,7 @@ impl Arguments {
         std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// Moves the files of a folder, or finishes a repair by the same plan that was interrupted.
+    /// Moves the files of a folder, or finishes an interrupted repair of the same plan.
     fn repair_in_place(&self, plan: &RepairPlan, path: &Path, text: &str) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let folder = LockedFolder::open(root)?;
@@ -240,7 +240,7 @@ impl Arguments {
         self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
     }
 
-    /// The error to show if this plan's repair in place was interrupted.
+    /// The error if an in-place repair of this plan was interrupted.
     fn half_done(&self, plan: &RepairPlan, path: &Path, text: &str) -> Option<anyhow::Error> {
         let undo = self.undo_file(path);
         let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
@@ -284,7 +284,7 @@ impl Arguments {
         self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &place))
     }
 
-    /// The folder in which files lie after this, where they have moved.
+    /// The folder of the repaired files; `None` if they are not moved or copied.
     fn base(&self, root: &Path) -> Option<PathBuf> {
         match (&self.into, self.in_place) {
             // Paths within the archive.
@@ -295,7 +295,7 @@ impl Arguments {
         }
     }
 
-    /// Copies the images of a list or an archive, and returns their labels and paths in the copy.
+    /// Copies the images of a list or an archive, and returns their labels and their paths in the copy.
     fn copy_pictures(
         &self,
         plan: &RepairPlan,
@@ -403,7 +403,7 @@ impl Arguments {
     }
 }
 
-/// Copies a folder with its files moved.
+/// Copies a folder with its files in their new places.
 fn copy_folder(plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
     let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
     let copied = repair::copy(&plan.header.root, into, moves, &progress);
@@ -423,18 +423,17 @@ fn report_copy(into: &Path, files: usize, labelled: &[Labelled]) {
     say!("{}: {files} files, {relabelled} relabelled, {quarantine}", into.display());
 }
 
-/// The number of items with another class, and of items in quarantine.
+/// The number of items with a new class, and of items in quarantine.
 fn changed_and_quarantined(labelled: &[Labelled]) -> (usize, usize) {
     let changed = labelled.iter().filter(|one| one.label.as_ref().is_some_and(|label| *label != one.was));
     (changed.count(), labelled.iter().filter(|one| one.label.is_none()).count())
 }
 
-/// The number of moves into quarantine.
 fn quarantined(moves: &[Move]) -> usize {
     moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count()
 }
 
-/// How many files are in quarantine and, if there are any, where.
+/// The number of files in quarantine and, if there are any, the folder.
 fn in_quarantine(files: usize, root: &Path) -> String {
     match files {
         0 => "0 in quarantine".into(),
@@ -442,7 +441,7 @@ fn in_quarantine(files: usize, root: &Path) -> String {
     }
 }
 
-/// Warns of classes that the plan creates, because a name may be misspelt. A class may have a folder without images.
+/// Warns of classes that the plan creates, because a name may be misspelt. An empty folder counts as a class.
 fn warn_of_new_classes(plan: &RepairPlan, empty_folders: &[String]) {
     let has_folder = |name: &str| {
         empty_folders.iter().any(|folder| {
@@ -463,7 +462,7 @@ fn entries<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a Im
     collection.entries().iter().map(keyed).collect()
 }
 
-/// Refuses a collection that has changed since the audit.
+/// Fails if a collection has changed since the audit.
 fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
     let entries = entries(collection);
     let hash = |listed: &Listed| {
@@ -473,7 +472,7 @@ fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
     plan.check(&listing(collection), &hash)
 }
 
-/// Prints how many files were moved, and which could not be.
+/// Prints how many files were moved, and which could not be moved.
 fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str, more: &str) {
     for problem in &outcome.problems {
         say!("warning: not {moved}: {problem}");
@@ -486,7 +485,7 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
     say!("{}: {} {files} {moved}{before}{more}", folder.path().display(), outcome.moved);
 }
 
-/// Every item with its label after the plan. Files lie below `base`, where they have moved.
+/// Every item with its label after the plan. Paths are below `base`, if files are moved or copied.
 fn labelled(
     plan: &RepairPlan,
     listing: &[Listed],
@@ -509,7 +508,7 @@ fn labelled(
     listing.iter().filter_map(one).collect()
 }
 
-/// The same with its path as seen from a list, if the list lies above it.
+/// The item with its path relative to a list, if the list is above it.
 fn relative(one: &Labelled, list: &Path) -> Labelled {
     let folder = list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let inside = std::fs::canonicalize(folder).ok().and_then(|folder| {
@@ -519,7 +518,7 @@ fn relative(one: &Labelled, list: &Path) -> Labelled {
     Labelled { path: inside.unwrap_or_else(|| one.path.clone()), ..one.clone() }
 }
 
-/// Rows with their new labels, without those in quarantine.
+/// Writes the rows with their new labels, without those in quarantine.
 fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::Result<()> {
     let mut classes: Vec<String> = labelled.iter().filter_map(|one| one.label.clone()).collect();
     classes.sort();
@@ -540,7 +539,7 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
     Ok(())
 }
 
-/// What would be done.
+/// The planned changes as text.
 fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
     let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);

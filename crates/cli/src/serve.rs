@@ -84,7 +84,6 @@ struct LimitArguments {
 /// How long to wait at shutdown for work that cannot be interrupted.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
-/// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let token = token(arguments.token_file.as_deref())?;
     anyhow::ensure!(
@@ -129,7 +128,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// How to start a second server next to one that runs.
 const SECOND_SERVER: &str = "start a second server with `trueshot serve -p 0 --data-dir DIR`";
 
-/// Says what to do when another server uses the folder.
+/// Adds a hint to the error that another server uses the folder.
 fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
     match error {
         trueshot::Error::Locked { .. } => hinted(
@@ -143,7 +142,7 @@ fn add_lock_hint(error: trueshot::Error) -> anyhow::Error {
     }
 }
 
-/// The error for an address that cannot be listened on, and what to do if it is in use.
+/// The error for an address that is not available, with a hint if it is in use.
 fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> anyhow::Error {
     let message = format!("cannot listen on {address}: {error}");
     match error.kind() {

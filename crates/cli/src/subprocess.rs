@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use trueshot_vision::onnx::{self, ModelProcess};
 
-/// The argument that starts a worker process for ONNX models. It is not a command for people.
+/// The argument that starts a worker process for ONNX models; not documented for users.
 pub const ONNX_WORKER: &str = "onnx-worker";
 
 /// This program and its first arguments: itself, or the Python interpreter that runs it as a module.
@@ -15,9 +15,9 @@ pub fn own_command() -> std::io::Result<(OsString, Vec<OsString>)> {
     }
 }
 
-/// Has ONNX models run in worker processes of this program, within the limits that the environment sets.
+/// Configures ONNX models to run in worker processes of this program, with the limits that the environment sets.
 pub fn configure_onnx_worker() -> anyhow::Result<()> {
-    // A system that does not say where this program is keeps all other commands from nothing.
+    // If the path of this program is unknown, only ONNX models fail.
     let Ok((program, mut arguments)) = own_command() else { return Ok(()) };
     arguments.push(ONNX_WORKER.into());
     let mut process = ModelProcess::new(program, arguments);

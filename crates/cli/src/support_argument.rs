@@ -15,7 +15,7 @@ use crate::images_argument::print_skipped;
 use crate::messages::say;
 use crate::progress::ProgressDisplay;
 
-/// Endings of files that hold rows rather than images.
+/// Extensions of embeddings files.
 const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
 
 /// The labelled examples and how to embed them.
@@ -32,14 +32,14 @@ pub struct SupportArgument {
     labels_of_rows: Option<PathBuf>,
 }
 
-/// Whether a path names rows rather than images.
+/// Whether a path is an embeddings file by its extension.
 pub fn is_embeddings(path: &Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
 }
 
 impl SupportArgument {
-    /// Reads rows, or embeds images with progress on a terminal; says what was skipped and what looks odd.
+    /// Reads embeddings, or embeds images with a progress bar. Prints what was skipped and warnings about classes.
     pub fn open(&self) -> anyhow::Result<LabelledRows> {
         let support = if is_embeddings(&self.support) { self.read()? } else { self.embed()? };
         print_notes(&support);
@@ -56,7 +56,7 @@ impl SupportArgument {
     }
 
     fn embed(&self) -> anyhow::Result<LabelledRows> {
-        // A backbone that cannot be opened is said before a large folder is looked through.
+        // Opened first: an error must not come only after a large folder has been listed.
         let given = self.backbone.find()?;
         let collection = Collection::open(&self.support, SourceOptions::default())?;
         let backbone = given.map_or_else(|| self.backbone.find_default(&collection), Ok)?;
@@ -78,7 +78,7 @@ fn print_notes(rows: &LabelledRows) {
     }
 }
 
-/// Notes on classes that are empty or unreadable.
+/// Messages about classes that are empty or unreadable.
 fn notes(rows: &LabelledRows) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |names: Vec<String>, one: &str, many: &str| match names.len() {
@@ -96,14 +96,14 @@ fn empty_folders(rows: &LabelledRows) -> Vec<String> {
     folders.map(|folder| quoted(folder)).collect()
 }
 
-/// Classes whose every image was skipped.
+/// Classes all of whose images were skipped.
 fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
     let listed = rows.images.iter().flat_map(|images| images.collection.classes());
     let is_gone = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
     listed.filter(is_gone).map(|class| format!("class {}", quoted(class))).collect()
 }
 
-/// The audited files, for a plan: as [`listing`], with the hashes of the files that were embedded.
+/// The audited files, for a plan: [`listing`] with the hashes of the files as they were embedded.
 pub fn audited_files(images: &RowImages) -> Vec<Listed> {
     let mut all = listing(&images.collection);
     for (listed, hash) in all.iter_mut().zip(images.hashes()) {
@@ -127,8 +127,8 @@ fn shortened(names: &[String]) -> String {
     }
 }
 
-/// The items of a collection as they are now, in the order of its entries. Images that cannot be read are among them, by
-/// their file names; other files are not, so that a report or a plan may be written into the folder.
+/// The current items of a collection, in the order of its entries, including images that cannot be read. Other files
+/// are left out, so that a report or a plan may be written into the folder.
 pub fn listing(collection: &Collection) -> Vec<Listed> {
     let listed = |entry: &ImageEntry| listed(&entry.item, collection.class_of(entry), entry.path());
     collection.entries().iter().map(listed).collect()

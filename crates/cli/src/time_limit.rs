@@ -6,7 +6,7 @@ use std::time::Duration;
 pub fn parse_minutes(text: &str) -> Result<Duration, String> {
     let minutes: f64 = text.parse().map_err(|_| "not a number of minutes".to_string())?;
     let duration = Duration::try_from_secs_f64(60.0 * minutes).ok().filter(|duration| !duration.is_zero());
-    // Longer limits are as good as none, and cannot be added to every point in time.
+    // Longer durations could overflow when they are added to the current time.
     let longest = Duration::from_secs(365 * 24 * 3600);
     duration
         .filter(|&duration| duration <= longest)

@@ -1,5 +1,5 @@
-//! Arrow tables in and out of Python by the PyCapsule interface: producer and consumer exchange pointers to structures
-//! of the C data interface, so nothing is copied and no Arrow library for Python is needed.
+//! Arrow tables from and to Python by the PyCapsule interface: producer and consumer exchange pointers to structures of
+//! the C data interface, so nothing is copied and no Arrow library for Python is needed.
 
 #![allow(
     unsafe_code,
@@ -25,10 +25,9 @@ const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
 const STREAM: &CStr = c"arrow_array_stream";
 
-/// A stream of batches, whoever makes it.
 pub type Reader = Box<dyn RecordBatchReader + Send>;
 
-/// Takes the batches of anything that offers a stream of them, or one.
+/// Reads the batches of any object that exports an Arrow stream or array.
 pub fn reader(given: &Bound<'_, PyAny>) -> PyResult<Reader> {
     if given.hasattr("__arrow_c_stream__")? {
         let capsule = given.call_method0("__arrow_c_stream__")?;
@@ -47,7 +46,7 @@ pub fn reader(given: &Bound<'_, PyAny>) -> PyResult<Reader> {
 
 fn stream(capsule: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     let pointer = capsule.pointer_checked(Some(STREAM))?.cast::<FFI_ArrowArrayStream>();
-    // SAFETY: a capsule of this name holds such a structure; what is taken is marked as released.
+    // SAFETY: a capsule of this name holds such a structure; `from_raw` marks it as released.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(pointer.as_ptr()) };
     let reader = caught(|| RecordBatchStreamReader::try_new(stream)).ok_or_else(not_arrow)?;
     Ok(Box::new(reader.map_err(not_a_table)?))
@@ -63,7 +62,7 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
             "this Arrow array was already consumed: its producer must make a new one",
         ));
     }
-    // SAFETY: both are of one producer, which says that they belong together.
+    // SAFETY: both come from one producer, which guarantees that they belong together.
     let data = caught(|| unsafe { from_ffi(array, schema) }).ok_or_else(not_arrow)?;
     let data = data.map_err(not_a_table)?;
     if !matches!(data.data_type(), arrow_schema::DataType::Struct(_)) {
@@ -75,7 +74,7 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
     Ok(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))
 }
 
-/// The columns of a struct; where it is null, all of them are.
+/// The columns of a struct array; where the struct is null, all columns are.
 fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
     let Some(nulls) = table.nulls().filter(|nulls| nulls.null_count() > 0).cloned() else {
         let (fields, columns, _) = table.into_parts();
@@ -107,7 +106,7 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// Batches of one schema.
+    /// A table of batches with the same schema.
     pub fn new(schema: SchemaRef, batches: Vec<RecordBatch>) -> Self {
         Batches { schema, batches }
     }
@@ -122,7 +121,7 @@ impl Batches {
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // A request is a wish; the specification lets a producer answer with what it has.
+        // The specification allows a producer to ignore the requested schema.
         let _ = requested_schema;
         let batches: Vec<_> = self.batches.iter().cloned().map(Ok).collect();
         let reader = RecordBatchIterator::new(batches, self.schema.clone());

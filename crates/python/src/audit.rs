@@ -14,7 +14,7 @@ use trueshot::report::{self, AuditPage, AuditTable};
 use crate::exceptions::{to_exception, value_error};
 use crate::{numpy_features, thread_pools};
 
-/// What was found; `trueshot.Audit` wraps it.
+/// The result of an audit; `trueshot.Audit` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Audit {
     found: Arc<library::Audit>,
@@ -22,7 +22,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// What the library found.
+    /// Wraps the result of the library.
     pub fn new(found: Arc<library::Audit>, data: Arc<Embeddings>) -> Self {
         Audit { found, data }
     }
@@ -31,7 +31,7 @@ impl Audit {
         PyArray1::from_vec(py, self.found.items.iter().map(of).collect()).unbind()
     }
 
-    /// For every item something about its neighbours, in a table; items with fewer are filled up.
+    /// A value per neighbour of every item, `[items, neighbours]`; missing neighbours are padded.
     fn neighbours<T: numpy::Element + Copy>(
         &self,
         py: Python<'_>,
@@ -49,7 +49,7 @@ impl Audit {
     }
 }
 
-/// Settings of an audit, checked.
+/// Checks the options of an audit.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
     let certainty = certainty.map_or_else(Certainty::default, Certainty::uniform);
     let options = Options { certainty, expected_noise, neighbours };
@@ -57,25 +57,24 @@ pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: 
     Ok(options)
 }
 
-/// Labelled rows that the Python half has checked the form of and numbered the classes of.
+/// Labelled rows, with labels as class indices; the Python side has checked their shape.
 pub struct NumberedRows {
-    /// The rows.
+    /// `[rows, dimensions]`.
     pub features: Features,
-    /// Places in the list of classes.
+    /// Class indices.
     pub labels: Vec<i64>,
-    /// The classes' names.
     pub classes: Vec<String>,
-    /// The rows' names.
+    /// The names of the rows.
     pub items: Option<Vec<String>>,
 }
 
 impl NumberedRows {
-    /// Rows, and numbers in each.
+    /// Number of rows and dimensions.
     pub fn shape(&self) -> (usize, usize) {
         (self.features.rows(), self.features.dim())
     }
 
-    /// Checks the values, on the threads of whoever calls.
+    /// Checks the values, on the threads of the caller.
     pub fn embeddings(self) -> trueshot::Result<Embeddings> {
         let data = Embeddings::from_numbered(self.features, self.labels, self.classes)?;
         match self.items {
@@ -85,7 +84,7 @@ impl NumberedRows {
     }
 }
 
-/// Looks through labelled rows.
+/// Audits labelled rows.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn audit(
@@ -164,7 +163,7 @@ impl Audit {
         self.column(py, AuditedItem::is_suspect)
     }
 
-    /// Places of the suggested classes; -1 where nothing is suggested.
+    /// Indices of the suggested classes; -1 without a suggestion.
     #[getter]
     fn suggested(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
         let places: HashMap<&str, i64> = self.data.classes().iter().map(String::as_str).zip(0..).collect();
@@ -181,7 +180,7 @@ impl Audit {
         self.found.items.iter().map(|item| item.item.as_str()).collect()
     }
 
-    /// Rows of those most like every item; -1 where there are no more.
+    /// The most similar rows of every item, padded with -1.
     #[getter]
     fn neighbour_rows(&self, py: Python<'_>) -> PyResult<Py<PyArray2<i64>>> {
         self.neighbours(py, -1, |neighbour| i64::from(neighbour.row))
@@ -192,7 +191,7 @@ impl Audit {
         self.neighbours(py, f32::NAN, |neighbour| neighbour.similarity)
     }
 
-    /// For every item the probability of every class, and of none of them in the last column.
+    /// The probabilities of all classes and, in the last column, of none of them, per item.
     #[getter]
     fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
         let width = self.data.classes().len() + 1;
@@ -214,7 +213,7 @@ impl Audit {
         self.found.warnings.clone()
     }
 
-    /// Places in the order of suspicion.
+    /// Rows, the most suspicious first.
     #[getter]
     fn ranking(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
         PyArray1::from_vec(py, self.found.ranking().into_iter().map(|row| row as i64).collect()).unbind()
@@ -237,7 +236,7 @@ impl Audit {
         thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();
-            // Where the rows come from is not known here: `trueshot repair` gets their file with --root.
+            // The source of the rows is unknown; `trueshot repair` gets it with --root.
             let plan = &RepairPlan::new(audit, data, Kind::Embeddings, "rows".as_ref(), Vec::new());
             Ok(AuditPage { title, audit, data, plan, thumbnails, points: &points, notes }.render())
         })

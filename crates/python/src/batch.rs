@@ -1,8 +1,7 @@
 //! Many tasks in one call: an Arrow table with one task per row in, an Arrow table with one result per row out.
 //!
-//! Tasks are shared among threads and do not know of each other, so an answer depends on its own row alone, wherever
-//! an engine put it. A task that cannot be worked on has an `error` instead of an answer; only a table of another form
-//! is an exception.
+//! Tasks are independent and are divided among threads, so a result depends only on its own row. A task that fails has
+//! an `error` instead of a result; only a table with wrong columns raises an exception.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -27,29 +26,29 @@ use crate::columns::TaskSchema;
 use crate::exceptions::{INTERNAL_ERROR, error_text, to_exception};
 use crate::{methods, thread_pools};
 
-/// What becomes of a task: an answer, or why there is none.
+/// The result of a task, or why it failed.
 type TaskResult<T> = Result<T, String>;
 
-/// A kind of answer, as columns.
+/// A kind of result, as columns.
 trait TaskOutput: Send {
-    /// What one task yields.
+    /// The result of one task.
     type Output: Send;
-    /// The columns behind those that are carried through, without the error.
+    /// The columns after the carried ones, without the error.
     fn fields() -> Vec<Field>;
-    /// At most so many bytes, or entries of a list, are in any column of this answer.
+    /// An upper bound on the bytes, or list entries, of a result in any column.
     fn size(answer: &Self::Output) -> usize;
-    /// Columns of answers; nulls where there is none.
+    /// The columns of results; null for failed tasks.
     fn columns(answers: &[TaskResult<Self::Output>]) -> Vec<ArrayRef>;
 }
 
-/// Which columns a table's tasks are in.
+/// The columns of the tasks in a table.
 struct ColumnNames {
     features: String,
     labels: String,
     carried: Option<Vec<String>>,
 }
 
-/// Answers all tasks of a table, batch by batch.
+/// Computes all tasks of a table, batch by batch.
 fn run_tasks<A: TaskOutput>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
@@ -107,10 +106,10 @@ fn run_tasks<A: TaskOutput>(
     Ok(Batches::new(output, done.concat()))
 }
 
-/// Offsets in a column of Arrow are 32 bits wide: so many bytes or entries are the most of one batch.
+/// The most bytes or list entries of a column in one batch: Arrow offsets have 32 bits.
 const MAX_COLUMN_SIZE: usize = i32::MAX as usize;
 
-/// Cuts rows into runs whose sizes add up to no more than `most`; no rows are one run of none.
+/// Divides rows into ranges whose sizes sum to at most `most`; without rows, returns one empty range.
 fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
     let (mut runs, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
     for size in sizes {
@@ -125,7 +124,7 @@ fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<u
     runs
 }
 
-/// The places of columns that are carried through: those asked for, or `task` where there is one.
+/// The indices of the carried columns: the given ones, or `task` if it exists.
 fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<usize>, String> {
     match names {
         None => Ok(schema.index_of("task").ok().into_iter().collect()),
@@ -144,12 +143,12 @@ fn errors<T>(outcomes: &[TaskResult<T>]) -> ArrayRef {
     Arc::new(errors.finish())
 }
 
-/// Letters of names, and at least one each.
+/// The bytes of all names, counting at least one byte per name.
 fn names_size(classes: &[String]) -> usize {
     classes.iter().map(|class| class.len().max(1)).sum()
 }
 
-/// A list for every task; null where there is no answer.
+/// A list per task; null for failed tasks.
 fn lists<T, B: ArrayBuilder>(
     answers: &[TaskResult<T>],
     builder: B,
@@ -185,7 +184,7 @@ impl TaskOutput for AuditOutput {
     }
 
     fn size(audit: &Audit) -> usize {
-        // A verdict has at most 8 letters.
+        // A verdict has at most 8 bytes.
         audit.items.iter().map(|item| item.suggested.as_ref().map_or(0, String::len).max(8)).sum()
     }
 
@@ -214,7 +213,7 @@ impl TaskOutput for AuditOutput {
     }
 }
 
-/// Looks through the labels of every task.
+/// Audits every task.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn audit_batch(
@@ -227,14 +226,14 @@ pub fn audit_batch(
     expected_noise: Option<f64>,
     threads: Option<i64>,
 ) -> PyResult<Batches> {
-    // Neighbours are not among the answers.
+    // Neighbours are not part of the result.
     let options = crate::audit::options(certainty, expected_noise, 0)?;
     run_tasks::<AuditOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
         Audit::of(&data).options(options.clone()).run()
     })
 }
 
-/// Class names, and the bytes of a classifier's file.
+/// The class names, and the bytes of the classifier file.
 struct ClassifierOutput;
 
 impl TaskOutput for ClassifierOutput {
@@ -258,7 +257,7 @@ impl TaskOutput for ClassifierOutput {
     }
 }
 
-/// Builds a classifier of every task, as `trueshot fit` does.
+/// Fits a classifier to every task, as `trueshot fit` does.
 #[pyfunction]
 pub fn fit_batch(
     py: Python<'_>,
@@ -277,7 +276,7 @@ pub fn fit_batch(
     })
 }
 
-/// Class names and vectors.
+/// The class names and prototypes.
 struct PrototypeOutput;
 
 impl TaskOutput for PrototypeOutput {
@@ -322,7 +321,7 @@ impl TaskOutput for PrototypeOutput {
     }
 }
 
-/// One vector a class of every task, for whoever compares them elsewhere.
+/// One prototype per class of every task.
 #[pyfunction]
 pub fn prototypes_batch(
     py: Python<'_>,

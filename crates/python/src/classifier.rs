@@ -1,5 +1,4 @@
-//! Classifiers for Python: fitted quickly, because probabilities and the audit are computed when they are first
-//! requested.
+//! Classifiers for Python. Fitting is fast, because probabilities and the audit are computed on first use.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,17 +17,18 @@ use crate::audit::{Audit, NumberedRows};
 use crate::exceptions::{to_exception, value_error};
 use crate::{methods, numpy_features, thread_pools};
 
-/// Rows that are answered at once on one thread.
+/// Rows per unit of work of a thread.
 const ROWS_PER_CHUNK: usize = 256;
 
-/// A prototype for every class, and what is subtracted from rows before they are compared.
+/// The prototypes `[classes, dimensions]`, the vector that is subtracted from rows first, and whether cosines are
+/// compared.
 type PrototypeArrays = (Py<PyArray2<f32>>, Option<Py<PyArray1<f32>>>, bool);
 
-/// What a method learned; `trueshot.FewShotClassifier` wraps it.
+/// A fitted classifier; `trueshot.FewShotClassifier` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Classifier {
     learned: Arc<UncalibratedPredictor>,
-    /// What it was learned by and from; unknown of one that was read from a file.
+    /// The method and the rows it was fitted to; `None` for a classifier from a file.
     origin: Option<(Arc<NamedMethod>, Arc<Embeddings>)>,
     found: OnceLock<Arc<library::Audit>>,
     predictor: OnceLock<Predictor>,
@@ -71,7 +71,7 @@ impl Classifier {
         Ok(self.found.get_or_init(|| found))
     }
 
-    /// Calibrated, as `trueshot fit` would write it.
+    /// The calibrated classifier, as `trueshot fit` would write it.
     fn predictor(&self, progress: &dyn Progress) -> trueshot::Result<&Predictor> {
         if let Some(predictor) = self.predictor.get() {
             return Ok(predictor);
@@ -81,7 +81,7 @@ impl Classifier {
         Ok(self.predictor.get_or_init(|| predictor))
     }
 
-    /// Answers about rows, some of them at once on every thread.
+    /// Applies a function to rows, in chunks on all threads.
     fn map_rows<T: Send>(
         &self,
         features: &Features,
@@ -115,7 +115,7 @@ impl Classifier {
 
 #[pymethods]
 impl Classifier {
-    /// Learns from labelled rows.
+    /// Fits to labelled rows.
     #[staticmethod]
     fn fit(
         py: Python<'_>,
@@ -126,7 +126,7 @@ impl Classifier {
         threads: Option<i64>,
     ) -> PyResult<Self> {
         let method = methods::method(method).map_err(to_exception)?;
-        // A copy: what is asked later must not depend on what became of the array.
+        // A copy: later calls must not depend on changes of the array.
         let (features, labels) = (numpy_features::copied_features(features)?, labels.as_slice()?.to_vec());
         let rows = NumberedRows { features, labels, classes, items: None };
         thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
@@ -134,13 +134,13 @@ impl Classifier {
         })
     }
 
-    /// Reads a file of `trueshot fit`.
+    /// Reads a file written by `trueshot fit`.
     #[staticmethod]
     fn open(py: Python<'_>, path: &str) -> PyResult<Self> {
         Ok(Classifier::from_predictor(thread_pools::run_on_pool(py, None, || Predictor::open(path))?))
     }
 
-    /// Reads the bytes of such a file.
+    /// Reads the bytes of a classifier file.
     #[staticmethod]
     fn from_bytes(py: Python<'_>, bytes: Vec<u8>) -> PyResult<Self> {
         Ok(Classifier::from_predictor(thread_pools::run_on_pool(py, None, || {
@@ -178,7 +178,7 @@ impl Classifier {
         self.learned.method().to_string()
     }
 
-    /// Places of the classes of some rows.
+    /// The class index of every row.
     fn predict(
         &self,
         py: Python<'_>,
@@ -193,7 +193,7 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, answers.into_iter().map(i64::from).collect()).unbind())
     }
 
-    /// Probabilities of all classes for some rows, given that they belong to one of them: `[rows, classes]`.
+    /// The probabilities of all classes, given that a row belongs to one of them: `[rows, classes]`.
     fn predict_proba(
         &self,
         py: Python<'_>,
@@ -207,7 +207,7 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
     }
 
-    /// Probabilities of all classes and of none for some rows: `[rows, classes + 1]`.
+    /// The probabilities of all classes and of none: `[rows, classes + 1]`.
     fn predict_distribution(
         &self,
         py: Python<'_>,
@@ -224,7 +224,7 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, flat).reshape(shape)?.unbind())
     }
 
-    /// Probability that some rows belong to none of the classes.
+    /// The probability that a row belongs to none of the classes, per row.
     fn unknown(
         &self,
         py: Python<'_>,
@@ -235,7 +235,7 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, answers.iter().map(|answer| answer.unknown).collect()).unbind())
     }
 
-    /// What was found in the support set.
+    /// The audit of the support set.
     fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
         let data = match &self.origin {
             Some((_, data)) => data,
@@ -251,8 +251,8 @@ impl Classifier {
         Ok(Audit::new(found, data.clone()))
     }
 
-    /// The vectors it compares with, what is subtracted before, and whether cosines are compared; none if it compares with
-    /// more than one vector a class.
+    /// The prototypes, the vector that is subtracted first, and whether cosines are compared; `None` if the method has
+    /// more than one vector per class.
     fn prototypes(&self, py: Python<'_>) -> PyResult<Option<PrototypeArrays>> {
         let Some(known) = self.learned.prototypes() else { return Ok(None) };
         let flat = PyArray1::from_vec(py, known.vectors.concat());
@@ -263,7 +263,7 @@ impl Classifier {
 }
 
 impl Classifier {
-    /// How many rows a file's audit is of, where it has one.
+    /// The number of rows of the audit in a file, if it has one.
     fn audited_rows(&self) -> usize {
         let audit = self.predictor.get().and_then(Predictor::audit);
         let audit = audit.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());

@@ -1,8 +1,8 @@
 //! The columns of a table of tasks: one row per task, with its support set in two list columns (features and labels).
 //!
-//! Whatever kind of list a library made of them (plain, large, of fixed size, views), the numbers of a task that lie side by
-//! side are used where they lie. What is wrong with a column is wrong for all tasks and an exception; what is wrong
-//! with one task is a sentence in its row.
+//! All kinds of Arrow lists are supported (plain, large, of fixed size, views), and contiguous numbers of a task are
+//! used without a copy. A problem with a column concerns all tasks and raises an exception; a problem with one task is
+//! an error in its row.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use bytes::Bytes;
 use trueshot::Embeddings;
 use trueshot::embeddings::{Features, Precision};
 
-/// Why a task cannot be worked on.
+/// Why a task fails.
 pub type Refusal = String;
 
 /// The two columns of a support set.
@@ -27,14 +27,14 @@ pub struct TaskColumns {
     labels: ArrayRef,
 }
 
-/// The names and places of the columns.
+/// The names and indices of the columns.
 pub struct TaskSchema {
     features: usize,
     labels: usize,
 }
 
 impl TaskSchema {
-    /// Finds the columns; `Err` says what is wrong with the table.
+    /// Finds the columns; `Err` describes the problem of the table.
     pub fn find(schema: &Schema, features: &str, labels: &str) -> Result<Self, String> {
         let place = |name: &str| {
             schema.index_of(name).map_err(|_| {
@@ -58,7 +58,6 @@ impl TaskSchema {
         }
     }
 
-    /// The columns of a batch.
     pub fn columns(&self, batch: &RecordBatch) -> TaskColumns {
         TaskColumns {
             features: batch.column(self.features).clone(),
@@ -71,7 +70,6 @@ fn not_features(name: &str, kind: &DataType) -> String {
     format!("column '{name}' is {kind}; expected a list of lists of float, half or double, one list per row")
 }
 
-/// What a list is of.
 fn element_type(kind: &DataType) -> Option<&DataType> {
     match kind {
         DataType::List(field)
@@ -96,7 +94,6 @@ fn is_label(kind: &DataType) -> bool {
 }
 
 impl TaskColumns {
-    /// The support set of one task, checked.
     pub fn support(&self, task: usize) -> Result<Embeddings, Refusal> {
         let labels = list_entry(&self.labels, task).ok_or("the labels are null")?;
         let (labels, classes) = labels_of(&labels)?;
@@ -107,7 +104,7 @@ impl TaskColumns {
     }
 }
 
-/// One entry of a list of any kind; none if it is null.
+/// One entry of a list column of any kind; `None` if it is null.
 fn list_entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
     if list.is_null(place) {
         return None;
@@ -122,7 +119,7 @@ fn list_entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
     })
 }
 
-/// Rows of a task: lists of numbers, or all numbers one after the other.
+/// The rows of a task, from lists of numbers or from one flat list.
 fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     if is_number(rows.data_type()) {
         let fits = labels > 0 && !rows.is_empty() && rows.len().is_multiple_of(labels);
@@ -153,7 +150,7 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     }
 }
 
-/// Where every row begins, and the length they all have.
+/// The start of every row, and their common length.
 fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     let place = |row: usize| -> (usize, usize) {
         match rows.data_type() {
@@ -184,7 +181,6 @@ fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     Ok((starts, dim))
 }
 
-/// Start and length from offsets.
 fn start_and_length<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
     let at = |place: usize| offsets[place].try_into().unwrap_or(0);
     (at(row), at(row + 1) - at(row))
@@ -199,9 +195,9 @@ fn inner_values(rows: &ArrayRef) -> &ArrayRef {
     }
 }
 
-/// Rows that are scattered, copied together.
+/// Copies rows that are not contiguous.
 fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
-    // Views may lie over each other, and then a few numbers can claim to be any number of rows.
+    // List views may overlap, so a few numbers could claim to be any number of rows.
     if starts.len().saturating_mul(dim) > values.len() {
         let (rows, held) = (starts.len(), values.len());
         return Err(format!("the rows of the features overlap: {rows} rows of {dim} numbers among {held}"));
@@ -218,7 +214,7 @@ fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Featur
     Ok(Features::from_f32(all, dim))
 }
 
-/// Numbers one after the other, used where they lie unless they are doubles.
+/// Contiguous numbers, without a copy unless they are doubles.
 fn contiguous_features(values: &ArrayRef, dim: usize) -> Result<Features, Refusal> {
     if dim == 0 {
         return Err("the rows of the features have no numbers".into());
@@ -245,13 +241,13 @@ fn check_no_nulls(values: &ArrayRef, dim: usize) -> Result<(), Refusal> {
     Err(format!("feature in row {}, column {} is null", place / dim, place % dim))
 }
 
-/// Labels as places in the sorted list of those that occur, as the library numbers those of files.
+/// Labels as indices into their sorted distinct values, as the library does with files.
 fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
     if let Some(row) = (0..labels.len()).find(|&row| labels.is_null(row)) {
         return Err(format!("the label in row {row} is null"));
     }
     match labels.data_type() {
-        // Arrow takes it for granted that a dictionary has entries.
+        // Arrow assumes that a dictionary has entries.
         _ if labels.is_empty() => Ok(Default::default()),
         DataType::Dictionary(_, _) => {
             let dictionary = labels.as_any_dictionary();
@@ -275,7 +271,7 @@ fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
     }
 }
 
-/// Names, if they are names; nulls are empty.
+/// The labels as names, if they are strings or booleans; nulls are empty.
 fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
     match labels.data_type() {
         DataType::Utf8 => Some(labels.as_string::<i32>().iter().map(Option::unwrap_or_default).collect()),
@@ -283,7 +279,7 @@ fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
             Some(labels.as_string::<i64>().iter().map(Option::unwrap_or_default).collect())
         }
         DataType::Utf8View => Some(labels.as_string_view().iter().map(Option::unwrap_or_default).collect()),
-        // As Python writes them.
+        // As Python writes booleans.
         DataType::Boolean => {
             let name = |label: Option<bool>| if label.unwrap_or_default() { "True" } else { "False" };
             Some(labels.as_boolean().iter().map(name).collect())

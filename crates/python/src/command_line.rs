@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the command with these arguments and says how it ended.
+/// Runs the command with these arguments and returns its exit status.
 #[pyfunction]
 pub fn main_from(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| trueshot_cli::main_from(arguments))

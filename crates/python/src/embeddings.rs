@@ -9,7 +9,7 @@ use trueshot::embeddings::{Features, Precision};
 use crate::evaluation::{LabelledArrays, to_numbered_rows};
 use crate::thread_pools::run_on_pool;
 
-/// Features, class numbers, names of classes, names of rows and the backbone of a file.
+/// Features, class indices, class names, row names and backbone of a file.
 type EmbeddingsFile<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyArray1<i64>>, Vec<String>, Option<Vec<String>>, Option<String>);
 
@@ -48,7 +48,7 @@ pub fn write_embeddings(
     })
 }
 
-/// A copy of features as an array: f16 stays f16, all else is f32.
+/// A copy of features as an array: f16 stays f16, everything else becomes f32.
 fn to_array<'py>(py: Python<'py>, features: &Features) -> PyResult<Bound<'py, PyAny>> {
     let shape = [features.rows(), features.dim()];
     match features.precision() {

@@ -1,4 +1,4 @@
-//! Evaluations of arrays, and their episodes: the same ones that `trueshot eval` draws with the same seed.
+//! Evaluations of arrays, and their episodes, which are those of `trueshot eval` with the same seed.
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyBaseException, PyUserWarning};
@@ -23,18 +23,18 @@ use crate::interruptible::{Channel, run_interruptible, run_keeping_results};
 use crate::numpy_features;
 use crate::user_functions::{Message, PythonMethod, PythonNoise, UserFunctions, UserMethod};
 
-/// Labelled rows as the Python half hands them over: features, places of classes, names of classes, names of rows.
+/// Labelled rows from the Python side: features, class indices, class names, row names.
 pub type LabelledArrays<'py> =
     (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
 
-/// Takes labelled rows.
+/// Converts labelled rows.
 pub fn to_numbered_rows(given: LabelledArrays<'_>) -> PyResult<NumberedRows> {
     let (features, labels, classes, items) = given;
     let labels = labels.as_slice()?.to_vec();
     Ok(NumberedRows { features: numpy_features::features(&features)?, labels, classes, items })
 }
 
-/// What episodes are like.
+/// The parameters of episodes.
 #[derive(FromPyObject)]
 pub struct EpisodeShape {
     ways: usize,
@@ -45,13 +45,11 @@ pub struct EpisodeShape {
     own_noise: Vec<OwnNoise>,
 }
 
-/// A noise type of the user's own.
+/// A user-defined noise type: a confusion matrix or a function.
 #[derive(FromPyObject)]
 struct OwnNoise {
     name: String,
-    /// A confusion matrix, or
     matrix: Option<Vec<Vec<f64>>>,
-    /// a function.
     run: Option<Py<PyAny>>,
 }
 
@@ -61,7 +59,7 @@ impl EpisodeShape {
         EpisodeSpec { ways: self.ways, shots, queries: self.queries, seed: self.seed }
     }
 
-    /// The settings of built-in noise. Of the default levels, impossible ones are left out with a warning.
+    /// The built-in noise settings. Impossible levels among the defaults are left out, with a warning.
     fn noise(&self, py: Python<'_>) -> PyResult<Vec<Noise>> {
         if self.noise.is_empty() && self.own_noise.is_empty() {
             let (spec, default) = (self.spec(), DefaultNoise::of(&self.spec()));
@@ -83,18 +81,18 @@ impl EpisodeShape {
         Ok(noise::settings(&all))
     }
 
-    /// The functions of noise types.
+    /// The functions of user-defined noise types.
     fn noise_functions(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         self.own_noise.iter().filter_map(|noise| noise.run.as_ref()).map(|run| run.clone_ref(py)).collect()
     }
 
-    /// Names and matrices of the user's noise types; without a matrix, the noise type is a function.
+    /// The names and matrices of user-defined noise types; without a matrix, the noise type is a function.
     fn take_own_noise(&mut self) -> Vec<(String, Option<Vec<Vec<f64>>>)> {
         self.own_noise.drain(..).map(|noise| (noise.name, noise.matrix)).collect()
     }
 }
 
-/// Adds noise types of the user's own to a sampler.
+/// Adds user-defined noise types to a sampler.
 fn with_own_noise<'a>(
     sampler: Sampler<'a>,
     own: Vec<(String, Option<Vec<Vec<f64>>>)>,
@@ -121,20 +119,20 @@ impl Progress for EpisodeProgress<'_> {
     }
 }
 
-/// A method: the name of a built-in one with its parameters, or one of the user's own.
+/// A method: the name of a built-in one with its parameters, or a user-defined one.
 #[derive(FromPyObject)]
 pub enum MethodArgument {
     BuiltIn(String),
     Own(UserMethod),
 }
 
-/// A method before the evaluation: made from its name, or the position of a method of the user's own.
+/// A parsed method: a built-in one, or the index of a user-defined one.
 enum ParsedMethod {
     BuiltIn(NamedMethod),
     Own(usize),
 }
 
-/// Separates methods of the user's own from built-in ones, keeping their order. An empty list is all default methods.
+/// Separates user-defined methods from built-in ones and keeps the order. An empty list stands for all default methods.
 fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec<UserMethod>)> {
     let registry = Registry::default();
     if given.is_empty() {
@@ -186,12 +184,12 @@ fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own: &[UserMethod]) -
     }
 }
 
-/// What an evaluation found; `trueshot.Evaluation` wraps it.
+/// The result of an evaluation; `trueshot.Evaluation` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Evaluation(library::Evaluation);
 
-/// Runs methods on episodes. The second value is the exception that ended the evaluation early, if there was one; the first
-/// is then what was found before, if anything.
+/// Evaluates methods on episodes. The second value is the exception that ended the evaluation early, if any; the first
+/// is then the result up to that point, if any.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn evaluate(
@@ -252,7 +250,7 @@ pub fn evaluate(
     }
 }
 
-/// Rows with their fingerprint, which results name.
+/// Makes embeddings with their fingerprint, which results contain.
 fn check_rows(rows: NumberedRows) -> trueshot::Result<Embeddings> {
     let mut data = rows.embeddings()?;
     data.check()?;
@@ -280,7 +278,7 @@ impl Evaluation {
     }
 }
 
-/// Draws some episodes: of every one a dictionary of arrays.
+/// Draws episodes, each as a dictionary of arrays.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn sample_episodes<'py>(

@@ -1,5 +1,5 @@
 //! Errors of the library as Python exceptions: `ValueError` for invalid arguments, `OSError` for files,
-//! `KeyboardInterrupt` for Ctrl-C. The message is the library's, with its hint on a line of its own.
+//! `KeyboardInterrupt` for Ctrl-C. The hint of an error is on a separate line.
 
 use std::io::ErrorKind;
 
@@ -10,7 +10,6 @@ use pyo3::exceptions::{
 use trueshot::Error;
 use trueshot::report::visible;
 
-/// The exception for an error.
 pub fn to_exception(error: Error) -> PyErr {
     let message = error_text(&error);
     match error {
@@ -24,8 +23,8 @@ pub fn to_exception(error: Error) -> PyErr {
     }
 }
 
-/// An error and what to do about it, without options and commands of the command line. Control characters of names are escaped: a
-/// traceback prints the message as it is.
+/// The message and hint of an error, without options of the command line. Control characters in names are escaped,
+/// because a traceback prints the message unchanged.
 pub fn error_text(error: &Error) -> String {
     let message = visible(&error.to_string());
     let hint = match error {
@@ -38,15 +37,15 @@ pub fn error_text(error: &Error) -> String {
     }
 }
 
-/// What was given has the wrong form.
+/// The exception for an invalid argument.
 pub fn value_error(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }
 
-/// What a broken promise of our own becomes: an exception that `except Exception` catches.
+/// The exception for a bug in the library; `except Exception` catches it.
 pub fn internal_error() -> PyErr {
     PyRuntimeError::new_err(INTERNAL_ERROR)
 }
 
-/// The same in the row of a task.
+/// The error of a task for a bug in the library.
 pub const INTERNAL_ERROR: &str = "internal error of trueshot on this input: please report it";

@@ -1,5 +1,5 @@
-//! Long work with progress and Ctrl-C: it runs on threads of its own, while the calling thread passes progress messages
-//! to Python and checks for signals, which Python handles on its main thread only.
+//! Long work with progress and Ctrl-C. It runs on its own threads, while the calling thread passes progress messages to
+//! Python and checks for signals, which Python handles only on its main thread.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use trueshot::progress::Progress;
 use crate::exceptions::{internal_error, to_exception};
 use crate::thread_pools::pool;
 
-/// The interval at which Ctrl-C is checked for.
+/// The interval between checks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The connection between work on its own threads and the Python thread that called it: progress messages in one
@@ -25,19 +25,19 @@ pub struct Channel<'a, M> {
 }
 
 impl<M> Channel<'_, M> {
-    /// A sender for parts of the work that ask the calling thread for something. It must not outlive the work.
+    /// A sender for parts of the work that need an answer from the calling thread. It must not outlive the work.
     pub fn sender(&self) -> Sender<M> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends a message; it is dropped if the other side is gone.
+    /// Sends a message; dropped if the receiver is gone.
     pub fn send(&self, message: M) {
         if let Ok(sender) = self.sender.lock() {
             let _ = sender.send(message);
         }
     }
 
-    /// [`ControlFlow::Break`] once the caller wants the work to stop.
+    /// [`ControlFlow::Break`] when the caller wants the work to stop.
     pub fn check_stopped(&self) -> ControlFlow<()> {
         if self.stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -86,7 +86,7 @@ pub fn run_keeping_results<T: Send, M: Send>(
             let next =
                 py.detach(|| receiver.lock().ok().map(|receiver| receiver.recv_timeout(SIGNAL_INTERVAL)));
             let handled = match next {
-                // After a request to stop no more messages are passed on.
+                // After a request to stop, messages are not passed on.
                 Some(Ok(_)) if stop_reason.is_some() => Ok(()),
                 Some(Ok(message)) => on_message(message),
                 Some(Err(RecvTimeoutError::Timeout)) => Ok(()),

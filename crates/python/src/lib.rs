@@ -1,11 +1,10 @@
 //! The extension module of the Python package `trueshot`: it converts between Python and the library, and computes
-//! nothing itself.
+//! nothing itself. Users do not call it.
 //!
-//! Arrays and Arrow tables come in without a copy if their layout allows it (`numpy_features`, `arrow_capsules`), work runs
-//! on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), functions of users run on the
-//! calling thread (`user_functions`), and errors become the exceptions
-//! that users of scikit-learn expect (`exceptions`). Labels of any type, estimators, defaults and documentation are written
-//! in Python, in `python/trueshot/`. Users do not call this module.
+//! Arrays and Arrow tables are passed without a copy if their layout allows it (`numpy_features`, `arrow_capsules`).
+//! Work runs on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), and functions of
+//! users run on the calling thread (`user_functions`). Errors become the exceptions that users of scikit-learn expect
+//! (`exceptions`). Labels of any type, estimators, defaults and documentation are in Python, in `python/trueshot/`.
 
 mod arrow_capsules;
 mod audit;
@@ -25,7 +24,7 @@ mod user_functions;
 
 use pyo3::prelude::*;
 
-/// What `trueshot` is made of; users import that instead.
+/// The native part of the package `trueshot`, which users import instead.
 #[pymodule]
 mod _native {
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Makes methods from their text form. Methods are cached: reading the built-in head takes longer than fitting an estimator.
+//! Parses methods. They are cached, because reading the built-in head takes longer than fitting an estimator.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use trueshot::Result;
 use trueshot::method::{NamedMethod, Registry};
 
-/// The maximum number of cached methods; further ones are made anew on every call.
+/// The maximum number of cached methods; others are parsed on every call.
 const MAX_CACHED: usize = 64;
 
-/// A method for fitting by its name and parameters, as on the command line. Transductive methods are refused.
+/// A method for fitting, by its name and parameters as on the command line. Transductive methods are refused.
 pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
     static CACHED: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
-    // A file may have changed since it was read.
+    // Not cached: the file may have changed.
     if text.contains("model=") || text.contains("centre=") {
         return parse(text);
     }

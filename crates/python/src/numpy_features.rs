@@ -1,5 +1,5 @@
-//! Features from NumPy arrays without a copy. The Python half of the package has made the array two-dimensional,
-//! C-contiguous and of single or half precision.
+//! Features from NumPy arrays without a copy. The Python side has made the array two-dimensional, C-contiguous and of
+//! single or half precision.
 
 #![allow(unsafe_code, reason = "a view into an array that outlives this call; see Shared")]
 
@@ -10,17 +10,17 @@ use pyo3::exceptions::{PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use trueshot::embeddings::{Features, Precision};
 
-/// The memory of an array, which this keeps alive.
+/// The memory of an array, kept alive by a reference.
 struct ArrayMemory {
-    /// Never read: it holds the reference.
+    /// Never read; holds the reference.
     _array: Py<PyAny>,
     start: *const u8,
     bytes: usize,
 }
 
-// SAFETY: the array's memory belongs to the reference beside it, NumPy refuses to move memory that is referred to, and
-// nothing here writes. Whoever writes to an array in another thread while it is worked on gets a mixture of old and new
-// numbers, as with NumPy's own functions, which release the lock as well.
+// SAFETY: the reference keeps the memory of the array alive, NumPy does not move memory that is referenced, and nothing
+// here writes. If another thread writes to the array meanwhile, the values are partly old and partly new, as with
+// NumPy's own functions, which release the GIL as well.
 unsafe impl Send for ArrayMemory {}
 unsafe impl Sync for ArrayMemory {}
 
@@ -59,14 +59,14 @@ fn array_view<T: Element>(array: &Bound<'_, PyArray2<T>>, precision: Precision) 
     Ok(Features::new(Bytes::from_owner(shared), precision, rows, dim))
 }
 
-/// The same as a copy, for what stays when the call is over and the array may change.
+/// A copy of the features, for use after the call, when the array may change.
 pub fn copied_features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
     let shared = features(array)?;
     let bytes = Bytes::copy_from_slice(shared.bytes_of(0..shared.rows()));
     Ok(Features::new(bytes, shared.precision(), shared.rows(), shared.dim()))
 }
 
-/// Room for so many rows and columns of results, or `MemoryError`.
+/// Memory for results `[rows, columns]`, or `MemoryError`.
 pub fn allocate_results([rows, columns]: [usize; 2]) -> PyResult<Vec<f32>> {
     let mut numbers = Vec::new();
     let reserved = rows.checked_mul(columns).is_some_and(|count| numbers.try_reserve_exact(count).is_ok());

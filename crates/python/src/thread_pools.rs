@@ -1,7 +1,7 @@
 //! The thread pools that the library computes on, with the GIL released.
 //!
-//! Pools belong to a process: one that was forked off has the pool of its parent but none of its threads, and would wait
-//! for them forever. A panic ends the call, not the interpreter.
+//! A pool belongs to a process: a forked process inherits the pool but not its threads, and would wait for them
+//! forever. A panic ends the call, not the interpreter.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -16,13 +16,13 @@ use trueshot::progress::Progress;
 use crate::exceptions::{internal_error, to_exception, value_error};
 use crate::interruptible::run_interruptible;
 
-/// More threads than this are a mistake.
+/// The most threads that can be requested.
 const MAX_THREADS: i64 = 1024;
 
-/// Process and number of threads; 0 stands for as many as `RAYON_NUM_THREADS` or the machine say.
+/// The process and the number of threads; 0 stands for `RAYON_NUM_THREADS`, or all cores.
 type PoolKey = (u32, usize);
 
-/// A pool of so many threads.
+/// A pool with this number of threads.
 pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     let threads = check_threads(threads)?;
     static POOLS: Mutex<Option<HashMap<PoolKey, Arc<ThreadPool>>>> = Mutex::new(None);
@@ -32,7 +32,7 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     if let Some(pool) = pools.get(&key) {
         return Ok(pool.clone());
     }
-    // Dropping the pool of a parent would wait for threads that are not there.
+    // Dropping the pool of the parent would wait for threads that do not exist.
     let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
     foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
     let built =
@@ -43,25 +43,25 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     Ok(pool)
 }
 
-/// Runs work on so many threads.
+/// Runs work on a pool with this number of threads.
 pub fn run_on_pool<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     work: impl FnOnce() -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
     let pool = pool(threads)?;
-    // Caught where it happens: there nothing is printed of it.
+    // Caught on the thread of the pool, so that nothing is printed.
     let done = py.detach(|| pool.install(|| caught(work)));
     done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
-/// So many numbers or fewer are worked on by whoever asks: waking other threads would take longer than they could save, much
-/// longer on a machine that is busy.
+/// Matrices of up to this number of values are processed on the calling thread: waking other threads would take longer,
+/// especially on a busy machine.
 const SMALL_MATRIX: usize = 1 << 17;
 
-/// Runs work on a matrix. A small one stays on the calling thread, unless the number of threads is given; that takes
-/// milliseconds at most. A large one runs on threads of its own while the calling thread checks for Ctrl-C, which
-/// stops the work through its `Progress`.
+/// Runs work on a matrix. A small one is processed on the calling thread in a few milliseconds, unless the number of
+/// threads is given. A large one runs on other threads while the calling thread checks for Ctrl-C, which stops the work
+/// through its `Progress`.
 pub fn run_on_matrix<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
@@ -80,11 +80,11 @@ pub fn run_on_matrix<T: Send>(
     done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
-/// A pool that a thread is all of stays when the thread is gone: only the first threads get one.
+/// The most single-thread pools of calling threads: such a pool is never freed.
 const MAX_CALLER_POOLS: usize = 64;
 
 thread_local! {
-    /// A pool that this thread is all of; none if it belongs to another, or many have one.
+    /// The pool that consists of this thread; `None` if the thread belongs to another pool or there are too many.
     static CALLER_POOL: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
 }
 

@@ -23,10 +23,9 @@ use crate::evaluation::{LabelledArrays, to_numbered_rows};
 use crate::exceptions::value_error;
 use crate::interruptible::{Channel, run_interruptible};
 
-/// The data of a run, in the order of a configuration's lists.
+/// The data of a run, in the order of the lists in a configuration.
 type SetsByRole<T> = [Vec<T>; 4];
 
-/// What Python hears.
 enum TrainingMessage {
     Step { done: u64, steps: u64, loss: f64 },
     Record(Record, bool),
@@ -64,7 +63,7 @@ impl Progress for TrainingObserver<'_> {
     }
 }
 
-/// How a run goes, apart from what is learned.
+/// The settings of a run that do not affect the model.
 #[derive(FromPyObject)]
 pub struct RunSettings {
     output: PathBuf,
@@ -75,7 +74,7 @@ pub struct RunSettings {
     device: String,
 }
 
-/// Trains a head of a kind on rows. `options` is a configuration as JSON; `hear` is called with what happens.
+/// Trains a head on rows. `options` is a configuration as JSON; `hear` is called with every message.
 #[pyfunction]
 pub fn train_head<'py>(
     py: Python<'py>,
@@ -126,7 +125,7 @@ fn run_training<M: HeadOptions + Send + Sync>(
         let configuration = resolve_configuration(&defaults, given, &taken_sets)?;
         let [train_on, outliers, validation, validation_outliers] = &load_sets(taken_sets)?;
         let outliers: Vec<&Embeddings> = outliers.iter().collect();
-        // Those that the configuration takes from the training data are not among the arrays that were given.
+        // Outliers from the training data are not among the given arrays.
         let is_from_training =
             validation_outliers.is_empty() && !configuration.data.validation_outliers.is_empty();
         let validation_outliers: Vec<&Embeddings> = match is_from_training {
@@ -177,8 +176,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
     })
 }
 
-/// The configuration with what follows from it. Arrays have no paths, unless somebody names them; their number is what a
-/// configuration checks.
+/// The configuration with the settings that follow from it. Paths of arrays are placeholders unless the user names the
+/// arrays; a configuration checks only their number.
 fn resolve_configuration<M: HeadOptions>(
     defaults: &Configuration<M>,
     given: Table,

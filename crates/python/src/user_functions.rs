@@ -1,8 +1,8 @@
 //! Methods and noise types that are Python functions.
 //!
-//! The functions run on the thread that called `evaluate`, as Python code expects: Ctrl-C reaches them, and libraries with
-//! threads of their own work. The evaluation runs on other threads and sends its questions there ([`Message`]). While a
-//! function works on one batch of episodes, the rows of the next batch are gathered.
+//! The functions run on the thread that called `evaluate`, as Python code expects: Ctrl-C reaches them, and libraries
+//! with their own threads work. The evaluation runs on other threads and sends its requests there ([`Message`]). While
+//! a function processes one batch of episodes, the rows of the next batch are gathered.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,11 +17,11 @@ use trueshot::rng::Rng;
 use trueshot::task::Task;
 use trueshot::{Embeddings, Error};
 
-/// The features of a batch of episodes have at most about this number of bytes, so that they stay in the cache of most
-/// processors and their memory is used again.
+/// The approximate size of the features of a batch of episodes, in bytes: small enough to stay in the cache of most
+/// processors.
 const BATCH_BYTES: usize = 16 << 20;
 
-/// What the threads of an evaluation tell or ask the calling thread.
+/// A message from the threads of an evaluation to the calling thread.
 pub enum Message {
     /// The number of finished episodes.
     Done(u64),
@@ -31,21 +31,21 @@ pub enum Message {
 
 /// Episodes for a method. E episodes have N classes of up to K items, Q queries and features of dimension D.
 pub struct Batch {
-    /// The position of the method among the Python methods.
+    /// The index of the method among the Python methods.
     method: usize,
     episodes: Vec<i64>,
     /// `[E, N, K, D]`, grouped by given label; zeros where a class has fewer than K items.
     support: Vec<f32>,
     /// `[E, N, K]`, the given label; -1 where a class has fewer than K items.
     labels: Vec<i64>,
-    /// `[E, Q, D]`, class after class.
+    /// `[E, Q, D]`, sorted by class.
     queries: Vec<f32>,
     /// E, N, K, Q, D.
     shape: [usize; 5],
     answer: Sender<trueshot::Result<Predictions>>,
 }
 
-/// The answer to a [`Batch`].
+/// The result for a [`Batch`].
 struct Predictions {
     /// `[E, Q]`.
     classes: Vec<i64>,
@@ -53,9 +53,9 @@ struct Predictions {
     p_wrong: Option<Vec<f32>>,
 }
 
-/// The labels of one support set for a noise type.
+/// A request for the labels of one support set from a noise type.
 pub struct LabelQuestion {
-    /// The position of the noise type among the Python functions.
+    /// The index of the noise type among the Python functions.
     noise: usize,
     episode: u64,
     labels: Vec<i64>,
@@ -92,7 +92,7 @@ pub struct UserFunctions {
 }
 
 impl UserFunctions {
-    /// Answers a question by calling a function.
+    /// Answers a message by calling a function.
     ///
     /// # Errors
     /// The exception that ends the evaluation.
@@ -113,7 +113,7 @@ impl UserFunctions {
             }
             Err(error) => error,
         };
-        // Ctrl-C and the like end the evaluation, not only the method.
+        // Ctrl-C and similar exceptions end the evaluation, not only the method.
         if !error.is_instance_of::<PyException>(py) {
             let _ = answer.send(Err(Error::Interrupted));
             return Err(error);
@@ -194,7 +194,7 @@ impl PythonMethod {
         }
     }
 
-    /// The arrays of some tasks, and for every task the items in their places: `[N][items of the class]`.
+    /// The arrays of tasks, and the items of every task by class: `[N][items of the class]`.
     fn batch(&self, tasks: &[RowTask<'_>]) -> (Batch, Receiver<trueshot::Result<Predictions>>, Vec<Places>) {
         let places: Vec<Places> = tasks.iter().map(places).collect();
         let dim = self.data.dim();
@@ -277,7 +277,7 @@ impl RowClassifier for PythonMethod {
         while let Some((tasks, (batch, receiver, places))) = next {
             let items = batch.shape[2];
             let queries = batch.shape[3];
-            // If the other side is gone or wants to stop, the answer never comes.
+            // If the receiver is gone or wants to stop, there is no answer.
             let _ = self.sender.send(Message::Classify(batch));
             next = chunks.next().map(|tasks| (tasks, self.batch(tasks)));
             let predictions = receiver.recv().unwrap_or(Err(Error::Interrupted))?;
@@ -351,7 +351,7 @@ impl LabelNoise for PythonNoise {
         receiver.recv().unwrap_or(Err(Error::Interrupted))
     }
 
-    /// A function may have a state, for instance a random generator.
+    /// Functions may have state, for instance a random generator.
     fn is_sequential(&self) -> bool {
         true
     }

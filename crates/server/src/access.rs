@@ -1,9 +1,9 @@
 //! Access control: which hosts, origins and tokens are accepted, and the security headers of every response.
 //!
-//! A server on this machine's own address can be reached by every page that the user's browser has open. Such a page
-//! can send some requests without asking, and by a name that it makes point to 127.0.0.1 it could read the answers too.
-//! So a request must name us as we are called (an address or a name that was allowed), and one that changes something
-//! must not come from another origin. On other addresses a token is needed besides.
+//! A server on the loopback address can be reached by every page that is open in the user's browser. Such a page can
+//! send some requests without permission, and with a domain name that resolves to 127.0.0.1 (DNS rebinding) it could
+//! also read the responses. So the `Host` of a request must be an IP address or an allowed name, and a request that
+//! changes something must not have another origin. On other addresses a token is required as well.
 
 use std::net::IpAddr;
 
@@ -16,15 +16,14 @@ use axum::response::{IntoResponse, Response};
 use crate::problem::Problem;
 use crate::state::SharedApp;
 
-/// Who may ask.
+/// The hosts and the token that requests must have.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
     names: Vec<String>,
-    /// Of tokens only hashes are compared, which takes the same time wherever they differ.
+    /// The hash of the token. Comparing hashes takes the same time wherever they differ.
     token: Option<blake3::Hash>,
 }
 
-/// What every answer says to browsers.
 const SECURITY_HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",
@@ -40,13 +39,13 @@ const SECURITY_HEADERS: [(&str, &str); 7] = [
 ];
 
 impl Access {
-    /// Asked for by addresses, `localhost` and these names; with a token, if one is given.
+    /// Accepts IP addresses, `localhost` and these names as hosts; requires the token, if one is given.
     pub fn new(names: Vec<String>, token: Option<&str>) -> Self {
         let names = names.into_iter().map(|name| name.to_ascii_lowercase()).collect();
         Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
-    /// Whether a token is asked for.
+    /// Whether a token is required.
     pub fn has_token(&self) -> bool {
         self.token.is_some()
     }
@@ -92,7 +91,7 @@ fn parse_host(request: &Request) -> Result<Authority, Problem> {
     named.ok_or_else(|| Problem::malformed("the request has no valid Host header"))
 }
 
-/// Programs send no origin; a browser does with everything that may change something.
+/// Whether the origin is this server or missing: only browsers send one, with every request that may change something.
 fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
     let origin = origin.to_str().unwrap_or("null");
@@ -100,7 +99,7 @@ fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host.as_str()))
 }
 
-/// Refuses those who may not ask, and puts the headers on every answer.
+/// Refuses requests without access, and adds the security headers to every response.
 pub async fn check_access(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let mut response = match app.access.check_request(&request) {
         Ok(()) => next.run(request).await,

@@ -1,10 +1,10 @@
 //! Admission control: limits on the requests that wait, the requests that compute and the memory of their bodies.
 //!
-//! A request reserves memory as its body arrives. When the body is complete, it takes one of the queue slots (if none is
-//! free, it is refused with 429) and then waits for one of the compute slots. All of these are released when the work
-//! has ended, not when the client disconnects, so the limits apply to what the machine really does. Clients that send
-//! slowly hold no slot. The work learns through its [`Cancellation`] that the client has disconnected or that the time
-//! for the request is over.
+//! A request reserves memory as its body arrives. When the body is complete, it takes one of the queue slots (if none
+//! is free, it is refused with 429) and then waits for one of the compute slots. All of these are released when the
+//! work has ended, not when the client disconnects, so the limits apply to what the machine really does. Clients that
+//! send slowly hold no slot. The [`Cancellation`] of a request tells the work that the client has disconnected or the
+//! deadline has passed.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -103,7 +103,6 @@ impl Admission {
     }
 }
 
-/// A body is too long.
 pub fn body_too_long(max_bytes: usize) -> Problem {
     let error = format!("the body is longer than the allowed {max_bytes} bytes");
     Problem::too_large(error)
@@ -149,7 +148,6 @@ impl AdmittedRequest {
 }
 
 impl RunningRequest {
-    /// An answer as JSON.
     pub fn json_response(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
         let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.body };
         match serde_json::to_writer(&mut written, answer) {
@@ -159,11 +157,11 @@ impl RunningRequest {
         }
     }
 
-    /// Bytes of an answer; their memory is held until they have been sent.
+    /// The bytes of a response, whose memory is reserved until they have been sent.
     pub fn response(&mut self, bytes: Vec<u8>) -> Result<Bytes, Problem> {
         let mut memory = self.memory.take().expect("there is one answer");
         let handle = tokio::runtime::Handle::current();
-        // More than the longest body would never be free. Only a classifier's file can be longer.
+        // A reservation larger than the longest body would never succeed. Only the file of a classifier can be longer.
         handle.block_on(self.cancellation.before_deadline(memory.resize(bytes.len().min(self.body))))?;
         Ok(memory.with_bytes(bytes))
     }
@@ -188,7 +186,6 @@ impl std::io::Write for LimitedBuffer {
     }
 }
 
-/// An answer is too long.
 pub fn response_too_long(max_bytes: usize) -> Problem {
     let error = format!("the response would be longer than the allowed {max_bytes} bytes");
     Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")
@@ -200,7 +197,7 @@ impl Cancellation {
         self.client_gone.load(Ordering::Relaxed) || Instant::now() >= self.deadline
     }
 
-    /// The refusal of a request whose time is over.
+    /// The error for a request whose deadline has passed.
     pub fn timed_out(&self) -> Problem {
         Problem::late(self.time.as_secs())
     }

@@ -1,5 +1,5 @@
-//! Receives the body of a request within the limits, and its kind from the content type: JSON, Arrow, or images in a
-//! form. It is parsed in `request_rows`.
+//! Receives the body of a request within the limits ([`receive`]). The content type gives its kind: JSON, Arrow, or
+//! images in a form. `request_rows` parses it.
 
 use std::pin::Pin;
 
@@ -14,26 +14,22 @@ use crate::problem::Problem;
 use crate::stall_timeout::Stalled;
 use crate::state::SharedApp;
 
-/// What was sent.
 pub struct RequestBody {
-    /// What it is.
+    /// From the content type.
     pub kind: BodyKind,
-    /// All of it.
     pub bytes: Bytes,
 }
 
-/// What a body is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyKind {
-    /// JSON.
     Json,
     /// Arrow IPC, as a file or as a stream.
     Arrow,
-    /// The files of a form, with the boundary between them.
+    /// A multipart form with files, and its boundary.
     Form(String),
 }
 
-/// Lets a request in and receives its body.
+/// Admits a request and receives its body.
 pub async fn receive(state: &SharedApp, request: Request) -> Result<(AdmittedRequest, RequestBody), Problem> {
     let kind = parse_content_type(&request)?;
     let content_length = request.headers().get(header::CONTENT_LENGTH);
@@ -63,7 +59,7 @@ fn parse_content_type(request: &Request) -> Result<BodyKind, Problem> {
     }
 }
 
-/// Receives all of a body. Memory is taken for what has arrived, whatever length was announced.
+/// Receives a whole body. Memory is reserved for the bytes that have arrived, not for the announced length.
 async fn read_to_end(
     request: Request,
     admitted: &mut AdmittedRequest,

@@ -1,46 +1,46 @@
-//! The memory budget for request bodies and responses. Memory is reserved as bytes arrive, never by the length that a
-//! client announces: a client that announces much and sends little holds little.
+//! The memory budget for request bodies and responses ([`BodyMemory`]). Memory is reserved as bytes arrive, never by
+//! the length that a client announces: a client that announces much and sends little holds little.
 //!
-//! Uploads that take memory piece by piece could wait for each other for ever: each holds a part and needs more. So one
-//! body's worth is kept in reserve, for one upload at a time. The upload that has the reserve needs nothing more from the
-//! others, and gives back what it took before.
+//! Uploads that take memory piece by piece could deadlock: each holds a part and needs more. So there is a reserve the
+//! size of the largest body, which one upload at a time can use. That upload needs nothing from the others, and returns
+//! what it held before.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Memory is counted in pieces of so many bytes.
+/// The unit in which memory is counted, in bytes.
 const UNIT_BYTES: usize = 1 << 10;
 
 /// The memory that all requests share.
 pub struct BodyMemory {
     shared: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
-    /// Bytes that the reserve stands for.
+    /// The size of the reserve in bytes.
     largest: usize,
 }
 
-/// The memory that one request holds; it is given back on drop.
+/// The memory that one request holds; returned on drop.
 pub struct MemoryReservation {
     shared: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     largest: usize,
     units: Option<OwnedSemaphorePermit>,
-    /// The right to use the reserve, which is enough for the largest request.
+    /// The permit to use the reserve, which suffices for the largest request.
     reserve_permit: Option<OwnedSemaphorePermit>,
-    /// Bytes that are in use.
+    /// Bytes in use.
     used: usize,
 }
 
 impl BodyMemory {
-    /// `total` bytes, of which no request takes more than `largest`.
+    /// A budget of `total` bytes, for requests of at most `largest` bytes.
     pub fn new(total: usize, largest: usize) -> Self {
         let units = total.saturating_sub(largest).div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
         BodyMemory { shared: Arc::new(Semaphore::new(units)), reserve: Arc::new(Semaphore::new(1)), largest }
     }
 
-    /// Memory for a request, empty at first.
+    /// A reservation for a request, of 0 bytes at first.
     pub fn reserve(&self) -> MemoryReservation {
         let (shared, reserve) = (self.shared.clone(), self.reserve.clone());
         MemoryReservation {
@@ -55,7 +55,7 @@ impl BodyMemory {
 }
 
 impl MemoryReservation {
-    /// Takes more memory, and waits until it is free.
+    /// Reserves more memory, and waits until it is free.
     pub async fn grow(&mut self, bytes: usize) {
         let used = self.used + bytes;
         let covered = if self.reserve_permit.is_some() { self.largest } else { 0 };
@@ -78,7 +78,7 @@ impl MemoryReservation {
             }
             reserve_permit = self.reserve.clone().acquire_owned() => {
                 self.reserve_permit = Some(reserve_permit.expect("the semaphore is never closed"));
-                // The reserve is enough for the whole request.
+                // The reserve suffices for the whole request.
                 self.units = None;
             }
         }
@@ -88,7 +88,7 @@ impl MemoryReservation {
         self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
-    /// Holds as much as an answer of `bytes` takes, instead of what the request took.
+    /// Replaces the memory of the request by that of a response of `bytes` bytes.
     pub async fn resize(&mut self, bytes: usize) {
         if bytes > self.used {
             return self.grow(bytes - self.used).await;
@@ -100,7 +100,7 @@ impl MemoryReservation {
         }
     }
 
-    /// The bytes of an answer, whose memory stays held until they have been sent.
+    /// The bytes of a response, which hold the reservation until they have been sent.
     pub fn with_bytes(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(ResponseBytes { bytes, _reservation: self })
     }
@@ -159,7 +159,7 @@ mod tests {
             let (mut first, mut second) = (memory.reserve(), memory.reserve());
             first.grow(2 * UNIT_BYTES).await;
             second.grow(2 * UNIT_BYTES).await;
-            // Nothing is left, and both need more: the first gets the reserve.
+            // No memory is free, and both need more: the first gets the reserve.
             first.grow(UNIT_BYTES).await;
             assert_eq!(memory.shared.available_permits(), 2, "the first has given back what it took before");
             second.grow(2 * UNIT_BYTES).await;

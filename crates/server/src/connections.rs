@@ -1,11 +1,11 @@
-//! The open connections: how many there are, what each is doing, and which one is closed because its client keeps the
-//! server waiting.
+//! The open connections ([`Connections`]): their number, what each is doing, and which one to close when there are too
+//! many.
 //!
-//! There is a limit on connections, because each takes a descriptor and some memory. When it is reached and one more client
-//! connects, the connection is closed whose client has kept the server waiting longest: it has sent no request yet, or
-//! sends nothing of a body, or takes nothing of an answer. So clients that open connections and send nothing cannot keep
-//! others out. Connections on which a request was answered before may wait ten times as long. Only when all requests are
-//! being worked on does a new client wait.
+//! The number of connections is limited, because each takes a file descriptor and some memory. If one more client
+//! connects, the server closes the connection whose client has kept it waiting longest: it sent no request yet,
+//! sends nothing of a body, or does not read a response. So clients that open connections and send nothing cannot block
+//! others. Connections with an earlier response may wait ten times as long. A new client waits only if the requests of
+//! all connections are being processed.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -23,16 +23,15 @@ use tokio::time::Instant;
 
 use crate::limits::Limits;
 
-/// Descriptors that are left for files, standard streams and the runtime.
+/// File descriptors reserved for files, standard streams and the runtime.
 #[cfg(unix)]
 const OTHER_DESCRIPTORS: usize = 64;
-/// How much longer than others a connection may wait on which a request was answered, when one must be closed.
+/// Factor on the waiting time after a response, when the server chooses a connection to close.
 const ANSWERED_PATIENCE: u32 = 10;
-/// Connections that are allowed even where the system allows few descriptors.
+/// The number of connections that are allowed even if the system has few descriptors.
 #[cfg(unix)]
 const MIN_CONNECTIONS: usize = 16;
 
-/// All open connections.
 pub struct Connections {
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     limit: usize,
@@ -43,7 +42,6 @@ pub struct Connections {
     idle_time: Duration,
 }
 
-/// One open connection.
 pub struct Connection {
     activity: Mutex<Activity>,
     close: Notify,
@@ -51,16 +49,17 @@ pub struct Connection {
 
 struct Activity {
     phase: Phase,
-    /// Since when the server waits for the client to send something; `None` while it does not.
+    /// Since when the server waits for the client to send something; `None` if it does not wait.
     reading: Option<Instant>,
-    /// Since when the server waits for the client to take some of an answer; `None` while it does not.
+    /// Since when the server waits for the client to read a response; `None` if it does not wait.
     writing: Option<Instant>,
-    /// Whether a request was answered.
+    /// Whether a response has been sent.
     has_answered: bool,
 }
 
 impl Activity {
-    /// How long the server has been waiting for the client, weighed by [`ANSWERED_PATIENCE`]; `None` if it does not.
+    /// How long the server has been waiting for the client, divided by [`ANSWERED_PATIENCE`] after a response; `None`
+    /// if it does not wait.
     fn waiting(&self) -> Option<Duration> {
         let since = self.reading.into_iter().chain(self.writing).min()?;
         Some(since.elapsed() / if self.has_answered { ANSWERED_PATIENCE } else { 1 })
@@ -69,20 +68,20 @@ impl Activity {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// The headers of a request are awaited.
+    /// The server waits for the headers of a request.
     Head,
-    /// A request was answered, and nothing of the next one has arrived.
+    /// A response was sent, and nothing of the next request has arrived.
     Idle,
     /// The body of a request is being received.
     Body,
-    /// A complete request is being worked on or answered.
+    /// A complete request is being processed, or its response sent.
     Work,
-    /// The connection is to be closed.
+    /// The connection will be closed.
     Closing,
 }
 
 impl Connections {
-    /// No connections yet.
+    /// No connections, with these limits.
     pub fn new(limits: &Limits) -> Arc<Self> {
         Arc::new(Connections {
             open: Mutex::default(),
@@ -94,7 +93,7 @@ impl Connections {
         })
     }
 
-    /// Counts a connection that was accepted. Waits until there is room for it.
+    /// Registers an accepted connection. Waits if there are too many.
     pub async fn add(self: &Arc<Self>, number: u64) -> OpenConnection {
         loop {
             {
@@ -115,13 +114,13 @@ impl Connections {
         close_longest_waiting(&self.open());
     }
 
-    /// Closes connections whose clients have kept the server waiting for too long.
+    /// Closes connections that have exceeded their time limits.
     pub fn close_overdue(&self) {
         self.close_if(|activity| {
             let longest = match activity.phase {
                 Phase::Head => self.header_time,
                 Phase::Idle => self.idle_time,
-                // A body that stalls is refused after the stall time; this is for a client that does not notice.
+                // A body that stalls is refused after the stall time. This is for clients that ignore the response.
                 Phase::Body => 2 * self.stall_time,
                 Phase::Work | Phase::Closing => Duration::MAX,
             };
@@ -129,12 +128,12 @@ impl Connections {
         });
     }
 
-    /// Closes connections that have no complete request and those whose clients do not take their answers.
+    /// Closes connections without a complete request, and those whose clients did not read a response for `patience`.
     pub fn close_incomplete(&self, patience: Duration) {
         self.close_if(|activity| activity.phase != Phase::Work || is_longer_than(activity.writing, patience));
     }
 
-    /// Closes connections that have not begun a request.
+    /// Closes connections that have not started a request.
     pub fn close_without_request(&self) {
         self.close_if(|activity| matches!(activity.phase, Phase::Head | Phase::Idle));
     }
@@ -160,7 +159,7 @@ impl Connections {
     }
 }
 
-/// Whether something that began at `since` lasts longer than `longest`.
+/// Whether the time since `since` exceeds `longest`.
 fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() > longest)
 }
@@ -172,7 +171,7 @@ fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
     }
 }
 
-/// Connections for which the system has descriptors. The soft limit is raised as far as is needed and allowed.
+/// The number of connections for which the system has descriptors. Raises the soft limit as far as needed and allowed.
 #[cfg(unix)]
 fn allowed_by_system(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -194,11 +193,10 @@ fn allowed_by_system(wanted: usize) -> usize {
     wanted
 }
 
-/// A connection that is counted; it is no longer on drop.
+/// A registered connection; removed on drop.
 pub struct OpenConnection {
     all: Arc<Connections>,
     number: u64,
-    /// What it is doing.
     pub connection: Arc<Connection>,
 }
 
@@ -232,12 +230,12 @@ impl Connection {
         }
     }
 
-    /// Waits until the connection is to be closed.
+    /// Waits until the connection should be closed.
     pub async fn close_requested(&self) {
         self.close.notified().await;
     }
 
-    /// Bytes have arrived.
+    /// Called when bytes have arrived.
     fn received(&self) {
         let mut activity = self.activity();
         if activity.phase == Phase::Idle {
@@ -245,17 +243,17 @@ impl Connection {
         }
     }
 
-    /// The headers of a request are complete.
+    /// Called when the headers of a request are complete.
     pub fn request_started(&self) {
         self.set_phase(Phase::Body, None);
     }
 
-    /// The body of a request is complete.
+    /// Called when the body of a request is complete.
     pub fn body_complete(&self) {
         self.set_phase(Phase::Work, None);
     }
 
-    /// The server waits for more of a body, or it need not any longer.
+    /// Sets whether the server waits for more of a body.
     pub fn set_awaits_body(&self, waits: bool) {
         let mut activity = self.activity();
         if activity.phase == Phase::Body {
@@ -263,7 +261,7 @@ impl Connection {
         }
     }
 
-    /// The client takes nothing more of an answer just now, or it does again.
+    /// Sets whether the client accepts more of a response.
     fn set_writable(&self, is_writable: bool) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
@@ -271,21 +269,20 @@ impl Connection {
         }
     }
 
-    /// The whole answer has been handed over.
+    /// Called when the whole response has been passed to the socket.
     fn response_sent(&self) {
         self.activity().has_answered = true;
         self.set_phase(Phase::Idle, Some(Instant::now()));
     }
 }
 
-/// A socket that notes when bytes arrive and when the client does not take any.
+/// A socket that records when bytes arrive and when the client does not accept any.
 pub struct ClientStream {
     stream: TcpStream,
     connection: Arc<Connection>,
 }
 
 impl ClientStream {
-    /// The socket of a connection.
     pub fn new(stream: TcpStream, connection: Arc<Connection>) -> Self {
         ClientStream { stream, connection }
     }
@@ -343,14 +340,13 @@ impl AsyncWrite for ClientStream {
     }
 }
 
-/// The body of an answer, which tells its connection when it has been handed over.
+/// The body of a response, which notifies its connection when it has been passed to the socket.
 pub struct ResponseBody {
     body: Body,
     connection: Arc<Connection>,
 }
 
 impl ResponseBody {
-    /// The body of an answer on a connection.
     pub fn new(body: Body, connection: Arc<Connection>) -> Self {
         ResponseBody { body, connection }
     }

@@ -1,5 +1,5 @@
-//! Reads and discards the rest of a refused body. If the server closed the connection while the client is sending, the
-//! client would see a reset instead of the response.
+//! Reads and discards the rest of a refused body ([`drain_refused_body`]). If the server closed the connection while
+//! the client is sending, the client would see a reset instead of the response.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,10 +18,10 @@ use crate::connections::Connection;
 use crate::stall_timeout::StallTimeoutBody;
 use crate::state::SharedApp;
 
-/// The longest time that the rest of a refused body may take.
+/// The time limit for reading the rest of a refused body.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
-/// A body that is lent to the handler of a request.
+/// A body that the handler of a request borrows.
 struct SharedBody(Arc<Mutex<StallTimeoutBody>>);
 
 fn lock(body: &Mutex<StallTimeoutBody>) -> MutexGuard<'_, StallTimeoutBody> {
@@ -48,7 +48,8 @@ impl HttpBody for SharedBody {
     }
 }
 
-/// Answers a request and, if it is refused, reads its body to the end, unless the client waits to be asked for it.
+/// Handles a request. If it is refused, reads its body to the end, unless the client sends it only after a `100
+/// Continue`.
 pub async fn drain_refused_body(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let expects_continue = parts.headers.contains_key(header::EXPECT);

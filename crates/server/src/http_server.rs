@@ -1,4 +1,5 @@
-//! The server on a socket: accepts connections, closes those that keep it waiting, and stops on Ctrl-C or SIGTERM.
+//! The server on a socket ([`serve`]): accepts connections, closes those that keep it waiting, and stops on Ctrl-C or
+//! SIGTERM.
 
 use std::convert::Infallible;
 use std::io::ErrorKind;
@@ -19,18 +20,18 @@ use tower_service::Service;
 use crate::connections::{ClientStream, Connection, Connections, OpenConnection, ResponseBody};
 use crate::state::SharedApp;
 
-/// How long complete requests may be worked on when the server is told to stop.
+/// How long complete requests may continue after the server is told to stop.
 const WORK_GRACE: Duration = Duration::from_secs(10);
-/// How long bodies may still arrive then.
+/// How long bodies may still arrive after that.
 const BODY_GRACE: Duration = Duration::from_secs(1);
-/// How often connections are looked at that keep the server waiting.
+/// The interval between checks for connections that keep the server waiting.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// The pause after a connection could not be accepted.
+/// The pause after a failed accept.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of a connection that are read ahead, so also the longest headers.
+/// The read buffer of a connection in bytes, which is also the longest headers.
 const READ_AHEAD: usize = 64 << 10;
 
-/// Answers until `stop` is ready, which is usually a [`stop_signal`]. Requests that are complete by then are still answered,
+/// Serves until `stop` is ready, which is usually a [`stop_signal`]. Requests that are complete by then may continue
 /// for some seconds.
 pub async fn serve(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
     let connections = Connections::new(&app.limits);
@@ -48,7 +49,7 @@ pub async fn serve(listener: TcpListener, app: SharedApp, stop: impl Future<Outp
     }
 }
 
-/// Accepts connections for ever.
+/// Accepts connections forever.
 async fn accept(
     listener: &TcpListener,
     connections: &Arc<Connections>,
@@ -61,7 +62,7 @@ async fn accept(
                 Ok((stream, _)) => break stream,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(_) => {
-                    // The system has no descriptor or no memory left.
+                    // The system has no descriptors or no memory left.
                     connections.close_one();
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
@@ -79,8 +80,8 @@ async fn close_overdue(connections: &Connections) {
     }
 }
 
-/// Closes connections when the server stops: at once those without a request, soon those whose request is not complete,
-/// and at last the rest.
+/// Closes connections when the server stops: first those without a request, then those whose request is incomplete, and
+/// finally the rest.
 async fn close_gradually(connections: &Connections) {
     connections.close_without_request();
     tokio::time::sleep(BODY_GRACE).await;
@@ -93,7 +94,7 @@ async fn close_gradually(connections: &Connections) {
     let _ = tokio::time::timeout(WORK_GRACE, work).await;
 }
 
-/// Answers the requests of one connection, one after the other.
+/// Serves the requests of one connection, one after the other.
 async fn serve_connection(
     stream: TcpStream,
     open: OpenConnection,
@@ -107,7 +108,7 @@ async fn serve_connection(
     let mut http = http1::Builder::new();
     http.max_buf_size(READ_AHEAD);
     let mut conversation = std::pin::pin!(http.serve_connection(io, service));
-    // Errors are the client's: it has gone, or does not speak HTTP, which it has been told.
+    // Errors are the client's: it has disconnected, or did not send valid HTTP, which the response told it.
     tokio::select! {
         _ = conversation.as_mut() => return,
         () = connection.close_requested() => return,
@@ -132,8 +133,8 @@ async fn respond(
     Ok(response.map(|body| Body::new(ResponseBody::new(body, connection))))
 }
 
-/// A future that is ready after Ctrl-C or SIGTERM. The signals are caught from this call on, so a program that calls it
-/// before it says that it is ready can be stopped at once. It must be called inside a Tokio runtime.
+/// A future that is ready after Ctrl-C or SIGTERM. Signals are handled from this call on: call it before you report
+/// that the server is ready. Must be called inside a Tokio runtime.
 #[cfg(unix)]
 pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -144,8 +145,8 @@ pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// A future that is ready after Ctrl-C. The signal is caught from this call on, so a program that calls it before it says
-/// that it is ready can be stopped at once. It must be called inside a Tokio runtime.
+/// A future that is ready after Ctrl-C. The signal is handled from this call on: call it before you report that the
+/// server is ready. Must be called inside a Tokio runtime.
 #[cfg(windows)]
 pub fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
     let mut interrupted = tokio::signal::windows::ctrl_c()?;

@@ -1,5 +1,5 @@
-//! Rows and labels as JSON. A list of lists is parsed directly into one array of numbers, and parsing stops as
-//! soon as a list is longer than allowed, so that a body of brackets cannot take many times its size in memory.
+//! Rows and labels as JSON. A list of lists is parsed directly into one array of numbers, and parsing stops when a list
+//! is longer than allowed, so that a body of brackets cannot take many times its size in memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -74,7 +74,6 @@ impl<'de> Deserialize<'de> for JsonImage {
 }
 
 impl BoundedList<JsonName> {
-    /// The names.
     pub fn into_names(self) -> Vec<String> {
         self.0.into_iter().map(|name| name.0).collect()
     }
@@ -112,7 +111,7 @@ impl<'de> Deserialize<'de> for JsonRows {
     }
 }
 
-/// Appends a row to the numbers; its value is how many there were.
+/// Appends a row to the numbers and returns its length.
 struct RowSeed<'a>(&'a mut Vec<f32>);
 
 impl<'de> DeserializeSeed<'de> for RowSeed<'_> {

@@ -78,7 +78,7 @@ pub fn app(state: SharedApp) -> Router {
         .with_state(state)
 }
 
-/// The response after a panic, which is a bug of the server; the panic itself is in the log already.
+/// The response after a panic, which is a bug of the server; the panic itself is already in the log.
 fn panic_response(_: Box<dyn std::any::Any + Send>) -> Response {
     Problem::failed("answering", "it panicked").into_response()
 }

@@ -1,5 +1,5 @@
-//! The limits on requests and connections: length and speed of bodies, numbers of items and classes, length of names,
-//! time, and how many requests and connections there may be at the same time.
+//! The limits on requests and connections: size and speed of bodies, numbers of items and classes, length of names,
+//! time, and numbers of simultaneous requests and connections.
 
 use std::time::Duration;
 

@@ -13,18 +13,17 @@ use axum::response::{IntoResponse, Response};
 
 use crate::state::SharedApp;
 
-/// Upper ends of the classes of durations, in seconds.
+/// Upper bounds of the histogram buckets of durations, in seconds.
 const BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// What a request counts as whose client did not wait for the answer.
+/// The status under which a request is counted if the client disconnected before the response.
 const CLIENT_GONE_STATUS: u16 = 499;
 
-/// All counters.
 #[derive(Default)]
 pub struct Metrics {
     in_flight: AtomicI64,
-    /// Pictures that went through the network.
+    /// Images that were embedded.
     pub pictures_embedded: AtomicU64,
-    /// Pictures that had been embedded before.
+    /// Images whose embeddings were in the cache.
     pub pictures_from_cache: AtomicU64,
     routes: Mutex<BTreeMap<(String, &'static str), RouteCounts>>,
 }
@@ -37,7 +36,7 @@ struct RouteCounts {
     seconds: f64,
 }
 
-/// A request on its way; counted when it is dropped, so also when its client has gone.
+/// A request that is being processed; counted on drop, so also if the client disconnects.
 struct RequestInFlight {
     app: SharedApp,
     route: String,
@@ -46,7 +45,7 @@ struct RequestInFlight {
     started: Instant,
 }
 
-/// Counts a request.
+/// Middleware that counts requests.
 pub async fn count_request(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let method = known_method(request.method());
@@ -58,7 +57,7 @@ pub async fn count_request(State(app): State<SharedApp>, request: Request, next:
     response
 }
 
-/// Names come from outside, and every new one would stay for ever.
+/// The name of a method, or a fixed name for unknown ones: clients could otherwise create any number of counters.
 fn known_method(method: &Method) -> &'static str {
     let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"];
     known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
@@ -81,7 +80,7 @@ impl Drop for RequestInFlight {
 }
 
 impl Metrics {
-    /// Everything as text.
+    /// All counters in the text format.
     pub fn render(&self) -> String {
         let mut text = String::new();
         let mut single = |name: &str, kind: &str, help: &str, value: i64| {

@@ -1,7 +1,8 @@
-//! Parser of forms (`multipart/form-data`, RFC 7578) that have been received completely. Files are slices of the body.
+//! Parses forms (`multipart/form-data`, RFC 7578) that have been received completely ([`form_files`]). Files are slices
+//! of the body.
 //!
-//! A form is refused only if its structure cannot be read. A file whose name cannot be used is returned with the reason,
-//! so that the other files of the form are not lost.
+//! A form is refused only if its structure is invalid. A file whose name cannot be used is returned with the reason, so
+//! that the other files of the form are not lost.
 
 use bytes::Bytes;
 use memchr::memmem;
@@ -11,21 +12,20 @@ use crate::problem::Problem;
 
 /// The longest boundary that RFC 2046 allows.
 const MAX_BOUNDARY_BYTES: usize = 70;
-/// Bytes of the headers of a file.
+/// The most bytes of the headers of a file.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
-/// A file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormFile {
     /// The name of its field.
     pub field: String,
-    /// The name of the file, maybe with folders.
+    /// The file name, possibly with folders.
     pub file: String,
     /// Its contents, or why it cannot be used.
     pub contents: Result<Bytes, String>,
 }
 
-/// The boundary that the content type of a form names.
+/// The boundary in the content type of a form.
 pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
     let boundary = find_parameter(content_type.as_bytes(), "boundary").map(|boundary| boundary.text);
     let usable = boundary.filter(|boundary| (1..=MAX_BOUNDARY_BYTES).contains(&boundary.len()));
@@ -37,7 +37,6 @@ pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
     })
 }
 
-/// The files of a form.
 pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
     let mut files = Vec::new();
     for part in parts(body, boundary)? {
@@ -56,12 +55,12 @@ fn unreadable(problem: &str) -> Problem {
     Problem::malformed(format!("the form cannot be parsed: {problem}"))
 }
 
-/// What lies between the boundaries.
+/// The parts of the body between the boundaries.
 fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     let delimiter = format!("\r\n--{boundary}");
     let finder = memmem::Finder::new(&delimiter);
     let mut parts = Vec::new();
-    // The first boundary needs no line before it.
+    // The first boundary needs no line break before it.
     let mut at = match body.starts_with(&delimiter.as_bytes()[2..]) {
         true => delimiter.len() - 2,
         false => {
@@ -75,7 +74,7 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
         if !body[start..].starts_with(b"\r\n") {
             return Err(unreadable("a boundary is not followed by a line break"));
         }
-        // The line break may belong to the next boundary, if there is nothing in between.
+        // If a part is empty, the line break belongs to the next boundary.
         let length =
             finder.find(&body[start..]).ok_or_else(|| unreadable("it ends before its last boundary"))?;
         parts.push(body.slice((start + 2).min(start + length)..start + length));
@@ -109,14 +108,14 @@ fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
     Ok(FormFile { field: field.text, file, contents: problem.map_or(Ok(contents), Err) })
 }
 
-/// The value of the header that has the names.
+/// The value of the header that contains the names.
 fn content_disposition(headers: &[u8]) -> &[u8] {
     const NAME: &[u8] = b"content-disposition:";
     let mut start = 0;
     for end in memmem::find_iter(headers, b"\r\n").chain([headers.len()]) {
         let line = &headers[start..end];
         if line.get(..NAME.len()).is_some_and(|name| name.eq_ignore_ascii_case(NAME)) {
-            // A line break within a quoted name belongs to the name, though no client should send one.
+            // A line break within a quoted name belongs to the name, although clients should not send one.
             let is_open = unescaped_quotes(line) % 2 == 1;
             return if is_open { &headers[start + NAME.len()..] } else { &line[NAME.len()..] };
         }
@@ -135,16 +134,15 @@ fn unescaped_quotes(line: &[u8]) -> usize {
     count
 }
 
-/// The value of a parameter of a header.
 #[derive(Debug, PartialEq, Eq)]
 struct ParameterValue {
     text: String,
-    /// Whether the closing quotation mark is there.
+    /// Whether there is a closing quotation mark.
     is_closed: bool,
 }
 
 impl ParameterValue {
-    /// Why it cannot be used as a name.
+    /// Why the value cannot be used as a name.
     fn problem(&self, what: &str) -> Option<String> {
         match self.text.chars().find(|character| character.is_control()) {
             Some(character) => {
@@ -161,7 +159,7 @@ impl ParameterValue {
 fn find_parameter(header: &[u8], name: &str) -> Option<ParameterValue> {
     let mut rest = header;
     loop {
-        // The next semicolon; those in quotation marks were skipped with their values.
+        // The next semicolon; those within quotation marks were skipped with their values.
         let next = memchr::memchr(b';', rest)?;
         rest = rest[next + 1..].trim_ascii_start();
         let end = rest.iter().position(|byte| matches!(byte, b'=' | b';'))?;
@@ -178,7 +176,7 @@ fn find_parameter(header: &[u8], name: &str) -> Option<ParameterValue> {
     }
 }
 
-/// A value in quotation marks or without, and what follows it.
+/// A value with or without quotation marks, and the text after it.
 fn parse_value(text: &[u8]) -> (ParameterValue, &[u8]) {
     let Some(quoted) = text.strip_prefix(b"\"") else {
         let end = text.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t')).unwrap_or(text.len());
@@ -190,7 +188,7 @@ fn parse_value(text: &[u8]) -> (ParameterValue, &[u8]) {
     while let Some(&byte) = quoted.get(at) {
         match byte {
             b'"' => break,
-            // Browsers send backslashes as they are, other clients put one before quotation marks.
+            // Browsers do not escape backslashes; other clients escape quotation marks with them.
             b'\\' if quoted.get(at + 1) == Some(&b'"') => {
                 bytes.push(b'"');
                 at += 1;
@@ -355,7 +353,7 @@ mod tests {
         }
     }
 
-    /// What forms are made of, and any byte now and then.
+    /// A piece of a form, or sometimes a random byte.
     fn piece() -> impl Strategy<Value = Vec<u8>> {
         let known: Vec<&'static [u8]> = vec![
             b"--edge",

@@ -1,4 +1,4 @@
-//! The web page and its assets, which are part of the program. Nothing is loaded from elsewhere.
+//! The web page and its assets, which are part of the program. Nothing is loaded from other servers.
 
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
@@ -9,7 +9,7 @@ use crate::problem::Problem;
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Name, type and contents of everything the page asks for.
+/// Name, content type and contents of the assets.
 const ASSETS: &[(&str, &str, &str)] = &[
     ("style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
     ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
@@ -45,12 +45,12 @@ const ASSETS: &[(&str, &str, &str)] = &[
     ("wording.js", SCRIPT, include_str!("page/wording.js")),
 ];
 
-/// The page.
+/// Serves the page.
 pub async fn index() -> Response {
     file("text/html; charset=utf-8", include_str!("page/index.html"))
 }
 
-/// Something that belongs to it.
+/// Serves an asset of the page.
 pub async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response, Problem> {
     let name = name.map_or_else(|_| String::new(), |Path(name)| name);
     let found = ASSETS.iter().find(|(known, ..)| *known == name);

@@ -75,13 +75,11 @@ impl Problem {
         )
     }
 
-    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.body.hint = Some(hint.into());
         self
     }
 
-    /// The status of the response.
     #[cfg(test)]
     pub fn status(&self) -> StatusCode {
         self.status

@@ -1,5 +1,5 @@
-//! From the body of a request to rows: [`parse_labelled_rows`] for support sets, [`Queries`] for rows to classify. Images
-//! of a form are embedded here, so this runs in a compute slot (see `admission`).
+//! Parses the body of a request into rows: [`parse_labelled_rows`] for support sets, [`Queries`] for rows to classify.
+//! Embeds the images of a form, so it runs in a compute slot (see `admission`).
 
 use std::sync::atomic::Ordering;
 
@@ -40,13 +40,12 @@ impl From<Skipped> for SkippedItem {
     }
 }
 
-/// Rows that ask for their class; a picture that cannot be read has a reason instead.
+/// Rows to classify; an image that cannot be read has a reason instead of a row.
 pub struct Queries {
-    /// What they are called.
+    /// The names of the rows.
     pub items: Vec<String>,
-    /// Their numbers.
     pub rows: Vec<EmbeddingResult>,
-    /// What made them, if we did.
+    /// The network of the server, if the rows were embedded here.
     pub embedder: Option<String>,
     /// The measures of the images, one entry per row; empty for rows that are not images.
     pub measures: Vec<Option<ImageMeasures>>,
@@ -161,10 +160,9 @@ impl Queries {
     }
 }
 
-/// The rows of images and the measures of the images.
 type EmbeddedForm = (Vec<EmbeddingResult>, Vec<Option<ImageMeasures>>);
 
-/// Embeds images; those that cannot be read have a reason instead of a row, and no measures.
+/// Embeds images. An image that cannot be read has a reason instead of a row, and no measures.
 fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<EmbeddedForm, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
@@ -183,7 +181,7 @@ fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Resul
     Ok(pictures.iter().map(row).unzip())
 }
 
-/// The class of a picture: the name of its field, or, for a field called `images`, the folder it is in.
+/// The class of an image: the name of its field, or, for a field named `images`, its folder.
 fn class_of(picture: &FormFile) -> Result<String, Problem> {
     if picture.field != "images" {
         return match picture.field.is_empty() {
@@ -218,7 +216,7 @@ fn check_length(what: &str, length: usize, rows: &JsonRows) -> Result<(), Proble
     }
 }
 
-/// What every table must keep to, whichever way it came.
+/// Checks the limits that apply to rows in any format.
 fn check(data: &Embeddings) -> Result<(), Problem> {
     if data.len() > MAX_ITEMS {
         return Err(Problem::too_large(format!("{} rows; at most {MAX_ITEMS} are allowed", data.len())));

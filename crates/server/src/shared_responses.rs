@@ -9,18 +9,17 @@ use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, RefOr, Response, Res
 /// The name of the security scheme.
 const TOKEN: &str = "token";
 
-/// Which operations answer with a status.
+/// The operations that can return a status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operations {
-    /// All of them.
     Every,
-    /// Those that need the token.
+    /// Operations that require the token.
     Guarded,
-    /// Those that change something or may be made to work.
+    /// Operations that change something or take computing time.
     Unsafe,
-    /// Those that take a place and a turn.
+    /// Operations that wait in the queue and compute.
     Working,
-    /// Those with a body.
+    /// Operations with a body.
     Receiving,
 }
 
@@ -38,7 +37,7 @@ const REFUSALS: [(u16, Operations, &str); 11] = [
     (503, Operations::Working, "the request was not finished in time"),
 ];
 
-/// Adds what operations have in common.
+/// Adds the responses and the security scheme to all operations.
 pub struct SharedResponses;
 
 impl Modify for SharedResponses {

@@ -1,6 +1,6 @@
-//! A request body that must keep arriving: it fails when too few bytes arrive within the stall time. A limit on the
-//! whole time is not enough, because a client that sends a byte now and then would hold its connection and its memory
-//! until the end of it.
+//! A request body that must keep arriving ([`StallTimeoutBody`]): it fails if too few bytes arrive within the stall
+//! time. A limit on the total time would not suffice: a client that sends a byte now and then would hold its connection
+//! and memory until then.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::problem::Problem;
 pub struct StallTimeoutBody {
     body: Body,
     stall_time: Duration,
-    /// What is left of the stall time.
+    /// The rest of the stall time.
     left: Duration,
-    /// Bytes that arrived since the stall time began.
+    /// Bytes since the stall time started.
     arrived: usize,
-    /// Since when the server waits, and until when it does.
+    /// Since when the server waits, and the timer.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
-    /// Tests have none.
+    /// `None` in tests.
     connection: Option<Arc<Connection>>,
 }
 
-/// A body arrived too slowly.
+/// The error of a body that arrives too slowly.
 #[derive(Debug, Clone, Copy)]
 pub struct Stalled(Duration);
 
@@ -45,7 +45,7 @@ impl std::fmt::Display for Stalled {
 impl std::error::Error for Stalled {}
 
 impl Stalled {
-    /// Finds out whether a body failed because it stalled.
+    /// The cause of an error, if it is a stalled body.
     pub fn from_error(error: &axum::Error) -> Option<Stalled> {
         let first: &(dyn std::error::Error + 'static) = error;
         std::iter::successors(Some(first), |error| error.source())
@@ -62,7 +62,6 @@ impl From<Stalled> for Problem {
 }
 
 impl StallTimeoutBody {
-    /// A body on a connection.
     pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
         let body =
             StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
@@ -139,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// A body that sends frames after pauses of so many seconds.
+    /// A body that sends frames, each given as a pause in seconds and a length.
     struct SlowBody(VecDeque<(u64, usize)>, Option<Pin<Box<Sleep>>>);
 
     impl HttpBody for SlowBody {

@@ -12,17 +12,17 @@ use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::store::Store;
 
-/// What a server is started with.
+/// The settings of a server.
 pub struct ServerSettings {
-    /// Where classifiers are kept.
+    /// The folder of the classifiers.
     pub data_dir: PathBuf,
-    /// Who may ask.
+    /// The accepted hosts and the token.
     pub access: Access,
-    /// What a request may cost.
+    /// The limits on requests and connections.
     pub limits: Limits,
 }
 
-/// A server at work.
+/// The state of a running server.
 pub struct App {
     pub(crate) embedder: Embedder,
     pub(crate) registry: Registry,
@@ -33,12 +33,12 @@ pub struct App {
     pub(crate) metrics: Metrics,
 }
 
-/// What handlers get.
+/// The state as handlers receive it.
 pub type SharedApp = Arc<App>;
 
 impl App {
-    /// Puts a server together; classifiers that cannot be read are named in the second half. The memory for decoded
-    /// pictures is the process's: see [`memory_budget::decoded_images`].
+    /// Makes the state of a server. Also returns the names of classifiers that cannot be read. The memory budget for
+    /// decoded images is that of the process: see [`memory_budget::decoded_images`].
     pub fn new(embedder: Embedder, settings: ServerSettings) -> trueshot::Result<(SharedApp, Vec<String>)> {
         let ServerSettings { data_dir, access, limits } = settings;
         let (store, unreadable) = Store::open(&data_dir)?;

@@ -1,8 +1,8 @@
-//! The store of classifiers. Each is one file, named by a hash of its contents: names never come from a request, the
-//! same classifier is stored once, and a file that has changed is noticed. A file appears completely and is on the disk
-//! before the client gets its response.
+//! The store of classifiers ([`Store`]). Each is one file, named by a hash of its contents: names never come from a
+//! request, the same classifier is stored once, and changes of a file are detected. A file is written completely or not
+//! at all, and is on the disk before the client gets its response.
 //!
-//! The folder is locked while a server uses it, because each server has its own list of what is there.
+//! A server locks the folder, because it keeps a list of the files in memory.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,11 +22,10 @@ use crate::limits::MAX_CLASSIFIERS;
 use crate::problem::Problem;
 
 const EXTENSION: &str = "safetensors";
-/// Characters of a name.
 const ID_LEN: usize = 32;
-/// Classifiers that are held ready.
+/// The most classifiers in memory.
 const MAX_LOADED: usize = 8;
-/// Unfinished files of a process that was killed are older than this.
+/// Temporary files older than this belong to a process that was killed.
 const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 
 /// Description of a stored classifier.
@@ -62,15 +61,14 @@ pub struct Store {
     _lock: Lock,
 }
 
-/// A classifier in memory.
 struct LoadedClassifier {
     id: String,
     predictor: Arc<Predictor>,
-    /// The file as it was when it was read or written.
+    /// The stamp of the file when it was read or written.
     stamp: FileStamp,
 }
 
-/// By what a changed file is noticed without reading it.
+/// Detects a changed file without reading it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     length: u64,
@@ -85,8 +83,8 @@ impl FileStamp {
 }
 
 impl Store {
-    /// Opens a folder, which is made if it is not there. Files that cannot be read stay where they are; the second half
-    /// names them.
+    /// Opens a folder, which is created if necessary. Also returns the names of files that cannot be read; these are
+    /// not changed.
     ///
     /// # Errors
     /// [`trueshot::Error::Locked`] if another server uses the folder.
@@ -114,17 +112,16 @@ impl Store {
         Ok((Store { folder, metadata_by_id, loaded, change_lock, _lock: lock }, unreadable))
     }
 
-    /// All of them, by name.
+    /// All classifiers, sorted by id.
     pub fn list(&self) -> Vec<ClassifierMetadata> {
         self.metadata_by_id().values().cloned().collect()
     }
 
-    /// What one is.
     pub fn metadata(&self, id: &str) -> Result<ClassifierMetadata, Problem> {
         self.metadata_by_id().get(id).cloned().ok_or_else(|| no_such_classifier(id))
     }
 
-    /// Keeps one. When this returns it is on the disk.
+    /// Stores a classifier. It is on the disk when this returns.
     pub fn save(&self, predictor: Predictor) -> Result<ClassifierMetadata, Problem> {
         let bytes = predictor.to_bytes();
         let id = content_id(&bytes);
@@ -149,7 +146,7 @@ impl Store {
         Ok(metadata)
     }
 
-    /// Makes one ready to be asked.
+    /// Loads a classifier, or returns it if it is in memory.
     pub fn predictor(&self, id: &str) -> Result<Arc<Predictor>, Problem> {
         self.metadata(id)?;
         let stamp = FileStamp::read(&self.path(id)).map_err(|error| read_problem(id, error))?;
@@ -169,7 +166,7 @@ impl Store {
         Ok(predictor)
     }
 
-    /// The file of one, if it still has the contents that it is named by.
+    /// The bytes of a classifier's file, if they match the id.
     pub fn bytes(&self, id: &str) -> Result<Vec<u8>, Problem> {
         self.metadata(id)?;
         let bytes = fs::read(self.path(id)).map_err(|error| read_problem(id, error))?;
@@ -184,7 +181,6 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Deletes one.
     pub fn delete(&self, id: &str) -> Result<(), Problem> {
         let _changing = lock(&self.change_lock);
         self.metadata(id)?;
@@ -199,7 +195,7 @@ impl Store {
         Ok(())
     }
 
-    /// Only names in our own list come here.
+    /// The file of an id, which must be in the list.
     fn path(&self, id: &str) -> PathBuf {
         self.folder.join(id).with_extension(EXTENSION)
     }
@@ -234,7 +230,7 @@ fn read_problem(id: &str, error: std::io::Error) -> Problem {
     }
 }
 
-/// There is no such classifier.
+/// The error for an unknown classifier.
 pub fn no_such_classifier(id: &str) -> Problem {
     let short: String = id.chars().take(ID_LEN).collect();
     Problem::unknown(format!("there is no classifier '{short}'"))
@@ -245,7 +241,7 @@ fn content_id(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..ID_LEN].to_owned()
 }
 
-/// The name of a file, if it is one that we give.
+/// The id in the name of a file, if the name has the form of a stored classifier.
 fn parse_id(path: &Path) -> Option<String> {
     let name = path.file_stem()?.to_str()?;
     let is_ours = name.len() == ID_LEN && name.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -282,8 +278,8 @@ fn describe(predictor: &Predictor, id: &str, bytes: u64, created: SystemTime) ->
     }
 }
 
-/// A new name survives a power cut only when its folder is on the disk too; where folders cannot be synced
-/// (not on Unix), nothing is lost but that.
+/// Syncs the folder: a new file survives a power failure only if its folder is on the disk too. Does nothing on systems
+/// other than Unix.
 fn sync_folder(folder: &Path) {
     if let Ok(folder) = fs::File::open(folder) {
         let _ = folder.sync_all();

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-# The pixel x becomes (x - 127) / 128; trueshot counts in shares of 255.
+# A pixel x is normalised to (x - 127) / 128; trueshot scales pixels to [0, 1] first.
 NOTES = {
     "architecture": "efficientnet-lite0",
     "input_size": "224",
@@ -30,7 +30,7 @@ NOTES = {
 
 
 def renamed(name: str) -> str:
-    """`_blocks.3._expand_conv.w` is `block4.expand.weight` here."""
+    """Maps a name such as `_blocks.3._expand_conv.w` to `block4.expand.weight`."""
     *place, kind = name.split(".")
     suffix = {"w": "weight", "b": "bias"}[kind]
     layer = place[-1].removeprefix("_").removesuffix("_conv").removeprefix("conv_")
@@ -42,9 +42,10 @@ def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     tensors = {}
     for tensor in model.graph.initializer:
         if not tensor.name.startswith(("_conv_", "_blocks.")):
-            continue  # the classes' layer, and the bounds of ReLU6
+            continue  # the classification layer, and the bounds of ReLU6
         values = numpy_helper.to_array(tensor)
-        # Pointwise kernels are matrices, depthwise ones have one input channel; only the first is a full convolution.
+        # Pointwise kernels become matrices, and depthwise ones have one input channel; only the stem is a full
+        # convolution.
         if values.ndim == 4 and "_stem" not in tensor.name:
             values = values.reshape(values.shape[0], *[side for side in values.shape[1:] if side != 1])
         tensors[renamed(tensor.name)] = values
@@ -58,7 +59,7 @@ def stored(values: np.ndarray) -> np.ndarray:
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
     header: dict[str, object] = {"__metadata__": dict(sorted(NOTES.items()))}
     end = 0
-    # Those of f32 come first, so that all lie aligned.
+    # f32 tensors come first, so that all are aligned.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].ndim == 2, item[0]))
     for name, values in ordered:
         begin, end = end, end + stored(values).nbytes

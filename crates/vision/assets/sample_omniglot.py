@@ -15,7 +15,7 @@ ENTRY = struct.Struct("<BHBI")
 
 
 def read_alphabets(packed):
-    """Every alphabet of a packed file, by name: its line of the table and its stream."""
+    """Maps the name of every alphabet in a packed file to its table entry and its stream."""
     _, _, _, count = HEADER.unpack_from(packed)
     table, place = [], HEADER.size
     for _ in range(count):
@@ -31,7 +31,7 @@ def read_alphabets(packed):
 
 
 def sample(packed):
-    """The packed file with ALPHABETS alone."""
+    """Returns a packed file with only ALPHABETS."""
     magic, side, drawings, _ = HEADER.unpack_from(packed)
     chosen = [read_alphabets(packed)[name] for name in ALPHABETS]
     header = HEADER.pack(magic, side, drawings, len(chosen))

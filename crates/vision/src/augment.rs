@@ -1,14 +1,13 @@
-//! Random augmentation of images: flips, crops and colour changes, as torchvision does them.
+//! Random augmentation of images: flips, crops and colour jitter. Start with [`Augmentation::draw`], which draws the
+//! parameters, and [`Augmenter::apply`].
 //!
-//! Flip, crop and the four colour jitters are torchvision's (`RandomHorizontalFlip`, `RandomResizedCrop`,
-//! `ColorJitter` on floating-point images), jitters in random order. What is random follows from the seed, the
-//! image and the number of the copy or step alone ([`Augmentation::draw`]), so neither threads nor the order
-//! of work can change it.
+//! The operations are torchvision's `RandomHorizontalFlip`, `RandomResizedCrop` and `ColorJitter` on floating-point
+//! images, with the jitters in random order. The drawn parameters depend only on the seed, the image and the number of
+//! the copy or step, so neither threads nor the order of work can change them.
 //!
-//! One image costs a few passes over memory that stays in the cache: the crop is resampled row by row from
-//! bytes into one plane a channel, jitters work on planes, and the last pass normalises and interleaves. All of
-//! it runs under the chosen instruction set, in plain loops that the compiler turns into vectors. Every value is
-//! computed on its own, and the one sum has a fixed order, so the set does not change the result.
+//! The crop is resampled row by row from bytes into one plane per channel, jitters work on planes, and the last pass
+//! normalises and interleaves. The loops are compiled for the chosen SIMD instruction set. Values are computed
+//! independently and the only sum has a fixed order, so the instruction set does not change the result.
 
 use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
@@ -18,23 +17,23 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::preprocess::Preprocessing;
 use crate::resize::Taps;
 
-/// How much images are changed.
+/// The range of random changes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Augmentation {
     /// Whether half of the images are mirrored.
     pub flip: bool,
-    /// The share of the area that a crop keeps: least and most.
+    /// Smallest and largest share of the area that a crop keeps.
     pub crop_scale: [f32; 2],
-    /// Width over height of a crop: least and most.
+    /// Smallest and largest aspect ratio (width / height) of a crop.
     pub crop_ratio: [f32; 2],
-    /// The largest change of brightness, as a share.
+    /// The factor is drawn from `1 - brightness` to `1 + brightness`.
     pub brightness: f32,
-    /// The largest change of contrast, as a share.
+    /// The factor is drawn from `1 - contrast` to `1 + contrast`.
     pub contrast: f32,
-    /// The largest change of saturation, as a share.
+    /// The factor is drawn from `1 - saturation` to `1 + saturation`.
     pub saturation: f32,
-    /// The largest change of hue, as a share of the full circle.
+    /// The largest shift of the hue, as a share of the full circle.
     pub hue: f32,
 }
 
@@ -55,17 +54,17 @@ impl Default for Augmentation {
 /// A change of colour.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Jitter {
-    /// The factor of every value.
+    /// Factor of every value.
     Brightness(f32),
-    /// The share of the image, the rest being its mean grey.
+    /// Weight of the image in a blend with its mean grey.
     Contrast(f32),
-    /// The share of the image, the rest being its own grey version.
+    /// Weight of the image in a blend with its grey version.
     Saturation(f32),
-    /// The shift around the circle of hues, in sixths.
+    /// Shift of the hue, in sixths of the circle.
     Hue(f32),
 }
 
-/// One way to change an image.
+/// The drawn parameters of the augmentation of one image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrawnAugmentation {
     left: usize,
@@ -76,11 +75,11 @@ pub struct DrawnAugmentation {
     jitters: [Jitter; 4],
 }
 
-/// How often a crop is tried before the middle of the image is taken.
+/// Attempts to draw a crop before the central crop is used.
 const CROP_TRIES: usize = 10;
 
 impl Augmentation {
-    /// Draws the change of one copy (or in one step) of an image of some size.
+    /// Draws the parameters for one copy (or one step) of an image of `width` x `height` pixels.
     pub fn draw(&self, seed: u64, image: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
         let rng = &mut Rng::for_item(seed, Purpose::Augmentation, image, copy);
         let flip = self.flip && rng.below(2) == 1;
@@ -115,7 +114,7 @@ impl Augmentation {
         self.central_crop(width, height)
     }
 
-    /// The largest allowed ratio in the middle: what torchvision falls back to.
+    /// The largest central crop of an allowed aspect ratio, torchvision's fallback.
     fn central_crop(&self, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let [least, most] = self.crop_ratio;
         let ratio = width as f32 / height as f32;
@@ -129,7 +128,7 @@ impl Augmentation {
 }
 
 impl DrawnAugmentation {
-    /// The request for image number `image` on a GPU, changed in this way.
+    /// The request for image number `image` on a GPU with these parameters.
     #[cfg(feature = "cuda")]
     pub(crate) fn request(&self, image: u32) -> trueshot_cuda::conv4::ImageRequest {
         let (mut kinds, mut values) = (0, [0.0; 4]);
@@ -147,7 +146,7 @@ impl DrawnAugmentation {
         trueshot_cuda::conv4::ImageRequest { image, crop, flip: self.flip.into(), jitters: kinds, values }
     }
 
-    /// No change at all: the whole image, brought to size.
+    /// The parameters that change nothing: the image is only resized.
     pub fn identity(width: usize, height: usize) -> Self {
         let jitters =
             [Jitter::Brightness(1.0), Jitter::Contrast(1.0), Jitter::Saturation(1.0), Jitter::Hue(0.0)];
@@ -155,22 +154,22 @@ impl DrawnAugmentation {
     }
 }
 
-/// Changes images; holds the working memory of one thread.
+/// Applies augmentations; holds the working memory of one thread.
 #[derive(Debug, Default)]
 pub struct Augmenter {
     columns: Taps,
     rows: Taps,
-    /// A row of the crop, weighted but not yet resampled.
+    /// A row of the crop after the vertical resampling.
     row: Vec<f32>,
-    /// One plane a channel, values in [0, 1].
+    /// One plane per channel, values in [0, 1].
     planes: Vec<f32>,
 }
 
 impl Augmenter {
-    /// Changes an image and normalises it: `[row][column][channel]`.
+    /// Augments an image and normalises it: `[row][column][channel]`.
     ///
     /// # Panics
-    /// If the change was drawn for another size, or there is not the right room.
+    /// If the parameters were drawn for another size, or `out` has another length than the network's input.
     pub fn apply(
         &mut self,
         image: &DecodedImage,
@@ -190,7 +189,7 @@ impl Augmenter {
     }
 }
 
-/// The whole work on one image.
+/// All steps on one image, as a kernel for SIMD dispatch.
 struct AugmentKernel<'a> {
     scratch: &'a mut Augmenter,
     image: &'a DecodedImage,
@@ -224,7 +223,7 @@ impl AugmentKernel<'_> {
                     let mean = lane_sum(plane.len(), |i| plane[i]) / plane.len() as f32;
                     blend(plane, share, mean);
                 }
-                // Without colour there is nothing to saturate or to turn.
+                // Grey images have no saturation or hue.
                 _ => {}
             }
         }
@@ -254,7 +253,7 @@ impl AugmentKernel<'_> {
     }
 }
 
-/// The crop, brought to size, as planes of values in [0, 1].
+/// The crop, resized, as planes of values in [0, 1].
 #[inline(always)]
 fn resample<const COUNT: usize>(
     scratch: &mut Augmenter,
@@ -289,7 +288,7 @@ fn resample<const COUNT: usize>(
     }
 }
 
-/// How much red, green and blue count for grey.
+/// Weights of red, green and blue in grey.
 const GREY_WEIGHTS: [f32; 3] = [0.2989, 0.587, 0.114];
 
 #[inline(always)]
@@ -305,7 +304,7 @@ fn scale_brightness(values: &mut [f32], factor: f32) {
     }
 }
 
-/// A share of the image and, for the rest, one grey.
+/// `share * value + (1 - share) * grey` for every value.
 #[inline(always)]
 fn blend(values: &mut [f32], share: f32, grey: f32) {
     let rest = (1.0 - share) * grey;
@@ -314,7 +313,7 @@ fn blend(values: &mut [f32], share: f32, grey: f32) {
     }
 }
 
-/// A sum in a fixed order that vectors of any width can follow.
+/// A sum in a fixed order that SIMD code of any width can follow.
 #[inline(always)]
 fn lane_sum(count: usize, value: impl Fn(usize) -> f32) -> f32 {
     const LANES: usize = 16;
@@ -341,7 +340,7 @@ fn mean_grey(planes: &[f32]) -> f32 {
     total / count as f32
 }
 
-/// Every pixel's three values, in place.
+/// Applies a function to the three values of every pixel, in place.
 macro_rules! for_each_pixel {
     ($planes:expr, |$red:ident, $green:ident, $blue:ident| $drawn:block) => {
         let count = $planes.len() / 3;
@@ -366,9 +365,8 @@ fn saturate(planes: &mut [f32], share: f32) {
     });
 }
 
-/// Shifts the hue, in sixths of the circle. Without branches: the hue's sector is chosen by comparisons, and
-/// each channel of a hue h is `value - chroma * clamp(min(k, 4 - k), 0, 1)` with k = (n + h) mod 6, n being
-/// 5, 3 and 1 for red, green and blue.
+/// Shifts the hue, in sixths of the circle. Branch-free: the sector is chosen by comparisons, and each channel of a hue
+/// h is `value - chroma * clamp(min(k, 4 - k), 0, 1)` with k = (n + h) mod 6 and n = 5, 3, 1 for red, green, blue.
 #[inline(always)]
 fn shift_hue(planes: &mut [f32], shift: f32) {
     for_each_pixel!(planes, |r, g, b| {
@@ -399,7 +397,7 @@ fn hue_channel(k: f32, value: f32, chroma: f32) -> f32 {
     value - chroma * clamp_unit(if k < fall { k } else { fall })
 }
 
-/// Planes to pixels, normalised.
+/// Interleaves planes into pixels and normalises them.
 #[inline(always)]
 fn interleave(planes: &[f32], normalisation: &[[f32; 2]; 3], out: &mut [f32]) {
     let count = planes.len() / 3;
@@ -422,7 +420,7 @@ mod tests {
 
     fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
         let mut rng = Rng::new(3, Purpose::Items, 0);
-        // Blocks of colour, so that hues are anything but grey and neighbours are alike.
+        // Blocks of colour: saturated hues, and neighbours that are alike.
         let mut pixels = vec![0; width * height * channels.count()];
         for (place, value) in pixels.iter_mut().enumerate() {
             let (x, y) = (place / channels.count() % width, place / channels.count() / width);
@@ -438,7 +436,7 @@ mod tests {
         out
     }
 
-    /// The same, pixel by pixel and step by step, as torchvision's documentation has it; in f64.
+    /// The same in f64, pixel by pixel, as torchvision's documentation describes it.
     fn reference(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f64> {
         let size = to.size;
         let axis = |length: usize| {
@@ -486,7 +484,7 @@ mod tests {
         }
     }
 
-    /// The textbook's way over hue, saturation and value.
+    /// The hue shift by way of hue, saturation and value.
     fn reference_hue_shift([r, g, b]: [f64; 3], shift: f64) -> [f64; 3] {
         let (value, least) = (r.max(g).max(b), r.min(g).min(b));
         let chroma = value - least;
@@ -579,8 +577,8 @@ mod tests {
         assert_eq!((drawn.width, drawn.height), (1, 1));
     }
 
-    /// Not a test of speed, which depends on what else the machine does, but a way to see it:
-    /// `cargo test --release -p trueshot-vision -- --ignored --nocapture time_of`
+    /// Prints the time of augmentation; asserts nothing about it: `cargo test --release -p trueshot-vision -- --ignored
+    /// --nocapture time_of`
     #[test]
     #[ignore = "prints timings"]
     fn time_of_augmenting() {

@@ -25,13 +25,13 @@ use crate::preprocess::Preprocessing;
 use crate::resize::{Fit, Resampling};
 use crate::source::Collection;
 
-/// The architecture that is trained here.
+/// The architecture that `trueshot train` trains.
 pub const CONV4_ARCHITECTURE: &str = "conv4";
 /// The architecture of the built-in backbone for photographs.
 pub const EFFICIENTNET_ARCHITECTURE: &str = "efficientnet-lite0";
 
-/// What a model's own file does not say, or what is wanted otherwise. In `model.toml` beside `model.onnx` the same
-/// keys may stand.
+/// Options that override what a model's own file says or complete it. `model.toml` next to `model.onnx` may contain the
+/// same keys.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackboneOptions {
@@ -39,18 +39,18 @@ pub struct BackboneOptions {
     pub size: Option<usize>,
     /// Subtracted from a value in [0, 1], for each channel.
     pub mean: Option<Vec<f32>>,
-    /// What is left is divided by this.
+    /// Divisor after the mean is subtracted, for each channel.
     pub std: Option<Vec<f32>>,
-    /// What an image of another shape becomes.
+    /// How to handle an image that is not square.
     pub fit: Option<Fit>,
-    /// How an image is brought to its size.
+    /// The interpolation for resizing.
     pub resampling: Option<Resampling>,
-    /// Which output of an ONNX model to take.
+    /// The output of an ONNX model to use as the embedding.
     pub output: Option<String>,
 }
 
 impl BackboneOptions {
-    /// These, and others for what they leave open.
+    /// Fills options that are not set from `others`.
     pub fn or(self, others: BackboneOptions) -> BackboneOptions {
         BackboneOptions {
             size: self.size.or(others.size),
@@ -63,12 +63,11 @@ impl BackboneOptions {
     }
 }
 
-/// The number of images from which on embedding on a GPU pays: opening a GPU takes as long as embedding some hundreds of
-/// images on the CPU. The number of images decides, and not how many of them are in the cache, so that the result does not
-/// depend on what was embedded before.
+/// The number of images from which embedding on a GPU pays: opening a GPU takes as long as embedding some hundreds of
+/// images on the CPU. Images in the cache count too, so that the result does not depend on what was embedded before.
 pub const GPU_MIN_IMAGES: usize = 512;
 
-/// The parameters of a network of our own, which can run on the CPU and on a GPU.
+/// The parameters of a Conv4 or an EfficientNet-Lite0, which run on the CPU and on a GPU.
 #[derive(Clone)]
 pub(crate) enum Parameters {
     /// In the layout of [`conv4::layout`].
@@ -109,7 +108,7 @@ pub struct Backbone {
     preprocessing: Preprocessing,
     name: String,
     warning: Option<String>,
-    /// The parameters of a network of our own.
+    /// `None` for an ONNX model or a network of another crate.
     parameters: Option<Parameters>,
     /// The network itself if it is an ONNX model.
     onnx: Option<onnx::OnnxNetwork>,
@@ -118,10 +117,10 @@ pub struct Backbone {
 }
 
 impl Backbone {
-    /// The backbone of a name (`efficientnet-lite0`, `omniglot-conv4`), or of a file.
+    /// Finds a built-in backbone (`efficientnet-lite0`, `omniglot-conv4`) by name, or opens a file.
     pub fn find(name_or_path: impl AsRef<Path>, options: &BackboneOptions) -> Result<Self> {
         let path = name_or_path.as_ref();
-        // A file of that name is meant by its path: `./efficientnet-lite0`.
+        // Built-in names win; `./efficientnet-lite0` opens a file of that name.
         match path.to_str().and_then(built_in::tensors) {
             Some(tensors) => Self::with_options(&tensors?, &path.to_string_lossy(), options),
             None if has_extension(path, "onnx") => Self::from_opened(onnx::open(path, options)?, path),
@@ -129,25 +128,25 @@ impl Backbone {
         }
     }
 
-    /// What is taken for images if nothing is said: the Conv4 for drawings, EfficientNet-Lite0 for all else.
+    /// The default backbone of a collection: the Conv4 for the built-in drawings, EfficientNet-Lite0 for everything
+    /// else.
     pub fn default_for(collection: &Collection, options: &BackboneOptions) -> Result<Self> {
         let name =
             if collection.is_built_in() { built_in::OMNIGLOT_CONV4 } else { EFFICIENTNET_ARCHITECTURE };
         Self::find(name, options)
     }
 
-    /// Reads a file.
+    /// Opens a backbone file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::find(path, &BackboneOptions::default())
     }
 
-    /// Takes the bytes of an ONNX file; `name` is what results call the backbone by.
+    /// Opens an ONNX model from the bytes of its file; `name` is the name of the backbone in results.
     pub fn from_onnx(bytes: Vec<u8>, name: &str, options: &BackboneOptions) -> Result<Self> {
         Self::from_opened(onnx::load(bytes, Path::new(name), options)?, Path::new(name))
     }
 
-    /// Whether bytes pass the check of ONNX files; that they do says nothing yet about the model in them, which is only
-    /// known when it is opened.
+    /// Checks the bytes of an ONNX file without running the model, which may still fail when it is opened.
     pub fn check_onnx(bytes: &[u8], name: &str) -> Result<()> {
         onnx::check(bytes, Path::new(name))
     }
@@ -160,7 +159,7 @@ impl Backbone {
         Ok(Backbone { warning, onnx, ..Self::from_network(Box::new(network), preprocessing, name) })
     }
 
-    /// Takes tensors with their notes; `name` is what results call the backbone by, with a hash behind it.
+    /// Makes a backbone of tensors and their notes. Results name it `name` with a hash of the parameters.
     pub fn from_tensors(tensors: &Tensors, name: &str) -> Result<Self> {
         Self::with_options(tensors, name, &BackboneOptions::default())
     }
@@ -201,7 +200,7 @@ impl Backbone {
         Ok(Self::from_own(Parameters::EfficientNet(parameters.into()), preprocessing, name))
     }
 
-    /// Takes parameters of a Conv4 in memory, for instance in the middle of training.
+    /// Makes a backbone of Conv4 parameters in memory, for instance during training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
         Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name)
@@ -212,7 +211,7 @@ impl Backbone {
         Backbone { parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
     }
 
-    /// The parameters of a network of our own.
+    /// The parameters of a Conv4 or an EfficientNet-Lite0.
     pub(crate) fn parameters(&self) -> Option<&Parameters> {
         self.parameters.as_ref()
     }
@@ -227,8 +226,8 @@ impl Backbone {
         self.parameters.is_some()
     }
 
-    /// Moves the network to a GPU, which takes images of bytes: values between two bytes are rounded. Embeddings differ from
-    /// those of the CPU in the third digit, because activations are 16-bit floats.
+    /// Moves the network to a GPU. Images are rounded to bytes there, and activations are 16-bit floats: embeddings
+    /// differ from those of the CPU in the third digit.
     ///
     /// # Errors
     /// If the network is neither a Conv4 nor an EfficientNet-Lite0, or does not fit into the memory of the GPU. The backbone
@@ -243,8 +242,8 @@ impl Backbone {
         Ok(())
     }
 
-    /// The same for a GPU that is not open yet. It is opened by a thread in the background, so that images can be decoded
-    /// meanwhile. If that fails, the first call that embeds returns the error.
+    /// Like `move_to_gpu`, for a GPU that is not open yet: a background thread opens it while images are decoded. If
+    /// that fails, the first call that embeds returns the error.
     ///
     /// # Errors
     /// If the network is neither a Conv4 nor an EfficientNet-Lite0. The backbone stays on the CPU then.
@@ -285,8 +284,8 @@ impl Backbone {
         Some(Backbone { warning: self.warning.clone(), ..backbone })
     }
 
-    /// Any network, with the preprocessing of its images. `name` identifies the network in files and in the cache, so two
-    /// networks that give different embeddings must have different names.
+    /// Makes a backbone of any network and the preprocessing of its images. `name` identifies the network in files and
+    /// in the cache, so networks with different embeddings must have different names.
     ///
     /// ```
     /// use trueshot_vision::network::{EmbeddingNetwork, EmbeddingSession};
@@ -347,39 +346,39 @@ impl Backbone {
         self.device.as_deref()
     }
 
-    /// Checks that the network still works; a GPU may be lost.
+    /// Returns an error if the network has failed, such as a lost GPU.
     pub(crate) fn check_network(&self) -> Result<()> {
         Ok(self.network.failure().map_or(Ok(()), Err)?)
     }
 
-    /// What it is called in the files it makes: name, architecture and a hash of its parameters.
+    /// The name in files that the backbone writes: name, architecture and a hash of the parameters.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What whoever uses it should know.
+    /// A warning for the user, for instance that the output of an ONNX model looks like class scores.
     pub fn warning(&self) -> Option<&str> {
         self.warning.as_deref()
     }
 
-    /// All that an embedding depends on besides its image: two backbones that say the same give the same numbers. It contains
-    /// the name of the GPU or the instruction set of the CPU, whose arithmetic differs.
+    /// Everything that an embedding depends on besides its image: backbones with the same identity give the same
+    /// numbers. Contains the name of the GPU or the instruction set of the CPU, whose arithmetic differs.
     pub fn identity(&self) -> String {
         let device = self.device.as_deref().unwrap_or(Isa::current().name());
         format!("{} {:?} {device}", self.name, self.preprocessing)
     }
 
-    /// What its images must be.
+    /// Size, channels and normalisation of the images that the network takes.
     pub fn preprocessing(&self) -> &Preprocessing {
         &self.preprocessing
     }
 
-    /// Decides what becomes of images that are no squares.
+    /// Sets how images that are not square are handled.
     pub fn set_fit(&mut self, fit: Fit) {
         self.preprocessing.fit = fit;
     }
 
-    /// Length of an embedding.
+    /// The length of an embedding.
     pub fn dim(&self) -> usize {
         self.network.dim()
     }
@@ -399,7 +398,7 @@ impl Backbone {
         self.network.queue()
     }
 
-    /// A session of the network for one thread. It takes images that are normalised as [`Backbone::preprocessing`] says.
+    /// A session of the network for one thread. It takes images normalised by [`Backbone::preprocessing`].
     pub fn session(&self) -> Box<dyn EmbeddingSession> {
         self.network.session()
     }
@@ -413,7 +412,7 @@ fn file_stem(path: &Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// A name that is neither a file nor built in is likelier a misspelt name than a missing file.
+/// Opens a file of tensors. If it does not exist, the error lists the built-in names: the name may be misspelt.
 fn open_tensors(path: &Path) -> Result<Tensors> {
     if path.extension().is_none() && !path.exists() {
         let known = format!("{EFFICIENTNET_ARCHITECTURE} and {}", built_in::OMNIGLOT_CONV4);
@@ -442,7 +441,7 @@ fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()>
     }
 }
 
-/// The first 16 digits of the parameters' hash.
+/// The first 16 hexadecimal digits of the hash of the parameters.
 fn parameter_hash(parameters: &[f32]) -> String {
     let mut hasher = blake3::Hasher::new();
     for value in parameters {
@@ -451,7 +450,7 @@ fn parameter_hash(parameters: &[f32]) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// The notes that belong to preprocessing, as training writes them.
+/// Writes the preprocessing as notes of a backbone file.
 pub(crate) fn write_preprocessing_notes(
     tensors: &mut Tensors,
     preprocessing: &Preprocessing,

@@ -1,11 +1,11 @@
 //! [`BatchQueue`]: many threads submit images, and one thread embeds them in batches on a device.
 //!
-//! A GPU embeds faster than all cores can decode, but only in batches, and only one batch at a time. Threads that decode
-//! therefore do not wait for it: they [submit](BatchQueue::submit) their images and go on, and the [`PendingRow`]s are waited
-//! for at the end. The queue starts a batch as soon as it is full, or when a thread waits for one of its rows.
+//! A GPU embeds faster than all cores can decode, but only in batches, one at a time. Decoding threads therefore
+//! [submit](BatchQueue::submit) their images without waiting, and wait for the [`PendingRow`]s at the end. The queue
+//! starts a batch when it is full or when a thread waits for one of its rows.
 //!
-//! The device is opened by the thread of the queue, so images are decoded meanwhile. The number of images that wait is
-//! limited; a thread that submits one more waits.
+//! The thread of the queue opens the device while images are decoded. The queue is bounded: submitting to a full queue
+//! waits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,10 +13,10 @@ use std::thread::JoinHandle;
 
 use crate::error::Unreadable;
 
-/// Bytes of images that may wait for the device.
+/// The most bytes of images in the queue.
 const MAX_WAITING_BYTES: usize = 256 << 20;
 
-/// Why a device embeds nothing any more.
+/// Why a device has failed and embeds nothing more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFailure {
     /// What happened.
@@ -32,21 +32,21 @@ impl From<DeviceFailure> for trueshot::Error {
     }
 }
 
-/// Embeds a batch on a device: bytes of whole images to their rows, one behind the other.
+/// Embeds a batch on a device: takes the bytes of whole images, returns their rows, `[image, dim]`.
 pub type EmbedBatch = Box<dyn FnMut(&[u8]) -> Result<Vec<f32>, DeviceFailure>>;
 
 /// The images that a queue takes, and the rows that it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchShape {
-    /// Bytes of an image.
+    /// Bytes per image.
     pub image_len: usize,
-    /// Numbers of a row.
+    /// The length of a row.
     pub dim: usize,
-    /// The most images of a batch.
+    /// The largest number of images in a batch.
     pub batch: usize,
 }
 
-/// Images on their way to a device that embeds them in batches.
+/// A queue of images for a device that embeds them in batches.
 ///
 /// ```
 /// use trueshot_vision::batch_queue::{BatchQueue, BatchShape, EmbedBatch};
@@ -77,9 +77,9 @@ struct Shared {
 #[derive(Default)]
 struct QueueState {
     waiting: VecDeque<Request>,
-    /// Images that were submitted so far.
+    /// Images submitted so far.
     submitted: u64,
-    /// Images below this number are waited for.
+    /// A thread waits for the rows of images below this number.
     urgent: u64,
     failure: Option<DeviceFailure>,
     is_closed: bool,
@@ -91,7 +91,7 @@ struct Request {
     row: Arc<Slot>,
 }
 
-/// Where the row of an image appears.
+/// Receives the row of an image.
 type Slot = OnceLock<Result<Vec<f32>, Unreadable>>;
 
 /// A row that is being computed.
@@ -126,7 +126,7 @@ impl BatchQueue {
     /// Appends an image. Waits while too many images are in the queue.
     ///
     /// # Panics
-    /// If the image has another length.
+    /// If the length of the image is not [`BatchShape::image_len`].
     pub fn submit(&self, image: Vec<u8>) -> PendingRow {
         assert_eq!(image.len(), self.shape.image_len, "bytes of an image");
         let most = (MAX_WAITING_BYTES / self.shape.image_len).max(2 * self.shape.batch);
@@ -148,14 +148,14 @@ impl BatchQueue {
         PendingRow { number, row, shared: Arc::clone(&self.shared) }
     }
 
-    /// Why nothing is embedded any more, if so.
+    /// Why the device has failed, if it has.
     pub fn failure(&self) -> Option<DeviceFailure> {
         self.shared.state().failure.clone()
     }
 }
 
 impl Drop for BatchQueue {
-    /// Ends the thread, after the batch that is being computed.
+    /// Ends the thread after the current batch.
     fn drop(&mut self) {
         self.shared.state().is_closed = true;
         self.shared.submitted.notify_one();
@@ -170,7 +170,7 @@ impl PendingRow {
     /// Waits for the row.
     ///
     /// # Errors
-    /// If the device has failed; [`BatchQueue::failure`] says so, too.
+    /// If the device has failed; [`BatchQueue::failure`] then returns the reason.
     pub fn wait(self) -> Result<Vec<f32>, Unreadable> {
         let mut state = self.shared.state();
         if self.row.get().is_none() {
@@ -221,14 +221,14 @@ impl Worker {
                 Err(failure) => Err(failure.clone()),
             };
             let outcome = outcome.and_then(|rows| self.check_length(rows, batch.len()));
-            // The failure is in the state before a thread that waits for a row can look there.
+            // Set before a thread that waits for a row can ask for it.
             if let Err(failure) = &outcome {
                 self.fail(failure.clone());
                 opened = Err(failure.clone());
             }
             self.answer(&batch, &outcome);
         }
-        // A row may still be waited for.
+        // Threads may still wait for rows.
         self.fail(broken("the queue has ended".into()));
     }
 
@@ -270,12 +270,12 @@ impl Worker {
             // Each request is in one batch only, so its slot is empty.
             let _ = request.row.set(row);
         }
-        // With the lock, so that no thread is between its look at the slot and its waiting.
+        // Takes the lock so that no thread is between its check of the slot and its wait.
         let _state = self.shared.state();
         self.shared.taken.notify_all();
     }
 
-    /// Answers all images that wait, and all that come later, with the failure.
+    /// Answers all images in the queue, and all later ones, with the failure.
     fn fail(&self, failure: DeviceFailure) {
         let mut state = self.shared.state();
         let waiting: Vec<Request> = state.waiting.drain(..).collect();
@@ -285,7 +285,7 @@ impl Worker {
     }
 }
 
-/// The outcome of `work`; a panic is a failure of the device.
+/// Calls `work`; a panic is a failure of the device.
 fn caught<T>(work: impl FnOnce() -> Result<T, DeviceFailure>) -> Result<T, DeviceFailure> {
     let panicked = || Err(broken("the thread of the GPU panicked".into()));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| panicked())

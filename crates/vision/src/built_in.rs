@@ -1,7 +1,7 @@
-//! The models that are built in: EfficientNet-Lite0 for photographs, a Conv4 trained on the built-in drawings, and a
-//! TraNFS head for its embeddings.
+//! The built-in models: EfficientNet-Lite0 for photographs, and for drawings a Conv4 trained on Omniglot and a TraNFS
+//! head for its embeddings. The latter two were trained on the classes of the split `train` only.
 //!
-//! `docs/built-in.md` has the commands that made them. The latter two saw the characters of the split `train` only.
+//! `docs/built-in.md` has the commands that made them.
 
 use rayon::prelude::*;
 use trueshot::model::Model;
@@ -15,10 +15,9 @@ use crate::error::Result;
 static EFFICIENTNET_BYTES: &[u8] = include_bytes!("../assets/efficientnet-lite0.safetensors");
 static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors");
 
-/// What the backbone for drawings is called.
+/// The name of the backbone for drawings.
 pub const OMNIGLOT_CONV4: &str = "omniglot-conv4";
 
-/// Drawings that go through the network together.
 const DRAWINGS_PER_CALL: usize = 32;
 
 /// The backbone for drawings.
@@ -26,7 +25,7 @@ pub fn omniglot_conv4() -> Result<Backbone> {
     Backbone::from_tensors(&Tensors::read_bytes(CONV4_BYTES.to_vec(), OMNIGLOT_CONV4)?, OMNIGLOT_CONV4)
 }
 
-/// The tensors of the backbone of a name, if that is built in.
+/// The tensors of a built-in backbone; `None` if no built-in backbone has that name.
 pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     let bytes = match name {
         EFFICIENTNET_ARCHITECTURE => EFFICIENTNET_BYTES,
@@ -36,7 +35,8 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
-/// TraNFS for its embeddings, for up to ten classes; where the drawings are, since it is about them only.
+/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. Where Omniglot is not built in, it is
+/// read from the same folder.
 pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
     let bytes = trueshot_omniglot::TRANFS;
@@ -45,7 +45,7 @@ pub fn omniglot_tranfs() -> Result<Model> {
     Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)
 }
 
-/// Embeds drawings, one behind the other.
+/// Embeds drawings: `[drawing, dim]`.
 pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let mut features = vec![0.0; drawings.len() * backbone.dim()];
     let blocks = drawings

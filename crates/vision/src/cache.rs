@@ -1,15 +1,14 @@
-//! The cache of embeddings on disk, keyed by backbone and by the contents of the image.
+//! The cache of embeddings on disk, keyed by backbone and by the contents of the image. Start with [`EmbeddingCache`].
 //!
-//! An embedding depends on an image's bytes and on the backbone with its preprocessing, so that is what it is kept
-//! by: a folder for every backbone, named by a hash of its identity, and in it packs of rows, each with the hash of its
-//! image. A pack is written whole and never changed, so any number of programs may share the folder without locks;
-//! every row carries a checksum and is not believed without it. All this is for speed only: what cannot be read is
-//! made again, what cannot be written is not kept, and neither is an error.
+//! Each backbone with its preprocessing has a folder, named by a hash of its identity, with packs of rows. A pack is
+//! written whole and never changed, so any number of programs can share the folder without locks. Every row has a
+//! checksum and is used only if it matches. Problems of the cache are not errors: rows that cannot be read are computed
+//! again, and rows that cannot be written are not kept. When all packs together are too large, the least recently used
+//! ones are removed.
 //!
-//! Packs that were not used for longest go first when all of them together are too large.
-//!
-//! A pack is `trucach2`, the numbers of a row and the rows (u32 each, little-endian), then for every row the hash of its
-//! image (32 bytes) and its checksum (8), then per row its values (f32) and the [measures](ImageMeasures) of its image.
+//! A pack is `trucach2`, the length of a row and the number of rows (u32 each, little-endian), then per row the hash of
+//! its image (32 bytes) and its checksum (8 bytes), then per row its values (f32) and the [measures](ImageMeasures) of
+//! its image.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,13 +23,13 @@ use trueshot::audit::ImageMeasures;
 const MAGIC: &[u8; 8] = b"trucach2";
 const HEADER_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 40;
-/// What all packs together may take: some 170,000 images with embeddings of 1,280 numbers.
+/// The most bytes of all packs: some 170,000 images with embeddings of 1,280 numbers.
 const MAX_BYTES: u64 = 1 << 30;
-/// So many small packs of a backbone are made one.
+/// When a backbone has this number of small packs, they are merged.
 const MAX_PACKS: usize = 32;
-/// What is not small any more.
+/// Packs of at least this size are not small.
 const SMALL_PACK_BYTES: u64 = 8 << 20;
-/// Numbers that wait to be written before they are a pack: 16 MiB.
+/// Values that are collected before they are written as a pack: 16 MiB.
 const MAX_PENDING_VALUES: usize = 4 << 20;
 
 /// The hash of an image's contents.
@@ -39,12 +38,12 @@ pub type ContentHash = [u8; 32];
 /// Where embeddings are kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum CacheLocation {
-    /// In the user's folder for such things, if there is one.
+    /// In the user's cache folder, if there is one.
     #[default]
     Default,
     /// In this folder.
     Folder(PathBuf),
-    /// Nowhere.
+    /// Do not cache.
     Disabled,
 }
 
@@ -59,7 +58,7 @@ impl CacheLocation {
     }
 }
 
-/// `$XDG_CACHE_HOME/trueshot`, or what stands for it elsewhere. A relative path there is to be ignored.
+/// `$XDG_CACHE_HOME/trueshot`, or its equivalent on other systems. Relative paths in the variables are ignored.
 fn default_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".cache"));
@@ -67,7 +66,7 @@ fn default_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>
     Some(folder.join("trueshot"))
 }
 
-/// The embeddings of one backbone.
+/// The cached embeddings of one backbone.
 pub struct EmbeddingCache {
     root: PathBuf,
     folder: PathBuf,
@@ -80,7 +79,7 @@ pub struct EmbeddingCache {
 struct CacheState {
     packs: Vec<File>,
     rows: HashMap<ContentHash, RowLocation>,
-    /// What is not written yet, in the order it came.
+    /// Rows that are not written yet.
     pending: Vec<(ContentHash, CachedImage)>,
     /// Why the last pack could not be written.
     problem: Option<String>,
@@ -95,7 +94,6 @@ pub struct CachedImage {
     pub measures: ImageMeasures,
 }
 
-/// Where a row is.
 #[derive(Clone, Copy)]
 enum RowLocation {
     Pending(usize),
@@ -103,8 +101,8 @@ enum RowLocation {
 }
 
 impl EmbeddingCache {
-    /// Lists what is kept below a folder for a backbone of such an identity, whose embeddings have so many numbers.
-    /// The folder need not exist.
+    /// Lists the rows below `root` for a backbone with this identity and embeddings of length `dim`. The folder need
+    /// not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
         let folder = root.join(folder_name(identity));
         let cache = EmbeddingCache {
@@ -124,7 +122,7 @@ impl EmbeddingCache {
         cache
     }
 
-    /// With another limit on the bytes of all packs below the folder.
+    /// Sets the limit on the bytes of all packs below the folder.
     pub fn with_limit(mut self, max_bytes: u64) -> Self {
         self.max_bytes = max_bytes;
         self
@@ -155,14 +153,14 @@ impl EmbeddingCache {
         state.pending.push((key, image));
     }
 
-    /// Writes what waits if it is enough for a pack.
+    /// Writes the collected rows if they are enough for a pack.
     pub fn flush_if_large(&self) {
         if self.state().pending.len() * self.dim >= MAX_PENDING_VALUES {
             self.flush();
         }
     }
 
-    /// Writes what waits, and makes room for it.
+    /// Writes the collected rows as a pack, then removes the least recently used packs beyond the limit.
     pub fn flush(&self) {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
@@ -181,7 +179,7 @@ impl EmbeddingCache {
         }
     }
 
-    /// Writes what waits; why embeddings could not be kept, if so.
+    /// Writes the collected rows; returns why embeddings could not be kept, if so.
     pub fn finish(&self) -> Option<String> {
         self.flush();
         self.problem()
@@ -192,7 +190,7 @@ impl EmbeddingCache {
         self.state().problem.clone()
     }
 
-    /// A thread that panicked left nothing half done.
+    /// Ignores poisoning: a thread that panicked left the state consistent.
     fn state(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -201,7 +199,7 @@ impl EmbeddingCache {
         packs_in(&self.folder)
     }
 
-    /// Takes the rows of a pack into the list; one that is none is removed.
+    /// Adds the rows of a pack to the index; removes a file that is not a valid pack.
     fn index_pack(&self, state: &mut CacheState, path: &Path) {
         let Ok(mut file) = File::open(path) else { return };
         let Some(entries) = read_entries(&mut file, self.dim) else {
@@ -215,7 +213,7 @@ impl EmbeddingCache {
             state.rows.insert(key, RowLocation::Packed { pack, offset, checksum });
         }
         state.packs.push(file);
-        // What is used stays; a folder that may only be read is left to whoever may write.
+        // Marks the pack as recently used. In a read-only folder this does nothing.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
@@ -239,7 +237,6 @@ impl EmbeddingCache {
         Ok(path)
     }
 
-    /// Makes one pack of all small ones.
     fn merge(&self, packs: &[PathBuf]) {
         let is_small =
             |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);
@@ -266,7 +263,7 @@ impl EmbeddingCache {
         }
     }
 
-    /// Removes what was not used for longest, of all backbones, until the rest is small enough.
+    /// Removes the least recently used packs, of all backbones, until the rest is within the limit.
     fn prune(&self, newest: &Path) {
         let folders = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
         let packs = folders.flat_map(|folder| packs_in(&folder.path())).filter_map(|path| {
@@ -293,7 +290,8 @@ impl Drop for EmbeddingCache {
     }
 }
 
-/// A change in how images are decoded or resized needs another version, or old rows would stand beside new ones.
+/// The folder of a backbone. When decoding or resizing changes, so must the version in it: old and new rows must not
+/// mix.
 fn folder_name(identity: &str) -> String {
     blake3::hash(format!("pictures/2 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }
@@ -332,7 +330,7 @@ fn checksum_of(key: &ContentHash, row: &[u8]) -> [u8; 8] {
     checksum
 }
 
-/// The keys and checksums of a pack, if it is one of rows of `dim` numbers and as long as it says.
+/// The keys and checksums of a pack; `None` if it is not a pack of rows of length `dim` or is truncated.
 fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8])>> {
     let length = file.metadata().ok()?.len();
     let mut header = [0; HEADER_BYTES as usize];

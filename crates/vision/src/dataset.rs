@@ -1,7 +1,7 @@
-//! Data sets held in memory for training: images are decoded once and read thousands of times.
+//! Data sets held in memory for training: images are decoded once and used in many steps. Start with [`Dataset::load`].
 //!
-//! Each is kept as bytes at the size the network works on; a little larger if it will be cropped, so that a crop
-//! has detail to show. What cannot be read is left out and listed.
+//! Images are kept as bytes at the input size of the network, or a little larger if they will be cropped. Images that
+//! cannot be read are skipped and listed.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -18,17 +18,17 @@ use crate::error::{Result, Skipped};
 use crate::preprocess::Preprocessing;
 use crate::source::Collection;
 
-/// Images that are decoded before anybody is told.
+/// Images that are decoded between two reports of progress.
 const CHUNK: usize = 512;
 
 /// Labelled images in memory.
 pub struct Dataset {
-    /// By class, within a class by name.
+    /// Sorted by class, then by name.
     images: Vec<DecodedImage>,
     items: Vec<String>,
-    /// What random changes of each image are keyed by.
+    /// Per image the key of its random augmentation.
     keys: Vec<u64>,
-    /// Which image is of which class, in the form that episodes are drawn from: rows without features.
+    /// The class of each image, as embeddings without features, which episodes are drawn from.
     labels: Embeddings,
     skipped: Vec<Skipped>,
 }
@@ -79,8 +79,7 @@ impl Dataset {
         Ok(Dataset { images, items, keys, labels, skipped })
     }
 
-    /// Turns every class by a quarter, a half and three quarters into three further classes, as is usual for
-    /// drawings of characters.
+    /// Adds three classes per class, rotated by 90, 180 and 270 degrees, as is usual for drawings of characters.
     pub fn with_rotations(self) -> Result<Self> {
         let (mut images, mut items, mut classes) = (vec![], vec![], vec![]);
         for quarters in 0..4 {
@@ -102,17 +101,17 @@ impl Dataset {
         &self.images
     }
 
-    /// Their names.
+    /// The names of the images.
     pub fn items(&self) -> &[String] {
         &self.items
     }
 
-    /// What random changes of an image are keyed by: a hash of its name.
+    /// The key of an image's random augmentation: a hash of its name.
     pub fn key(&self, row: usize) -> u64 {
         self.keys[row]
     }
 
-    /// Which image is of which class; the features mean nothing.
+    /// The class of each image, as embeddings; their features mean nothing.
     pub fn labels(&self) -> &Embeddings {
         &self.labels
     }
@@ -122,12 +121,12 @@ impl Dataset {
         (0..self.items.len()).map(|row| self.class_name(row).to_string()).collect()
     }
 
-    /// The images as rows, for methods that look at pixels: numbers from 0 to 255, `[row][column][channel]`,
-    /// in half precision, which holds them exactly. Episodes drawn from them are those drawn from the images'
-    /// embeddings. `path` is where results say they come from.
+    /// The images as rows of pixels, for methods such as MAML that take images: values from 0 to 255,
+    /// `[row][column][channel]`, which are exact in half precision. Episodes drawn from these rows are the same as
+    /// those drawn from embeddings of the images. `path` is the source that results name.
     ///
     /// # Panics
-    /// If the images are of several sizes, as they may be when they are kept for cropping.
+    /// If the images differ in size, which images kept for cropping may.
     pub fn rows(&self, path: Option<&Path>) -> trueshot::Result<Embeddings> {
         let (count, dim) = (self.images.len(), self.images.first().map_or(0, |first| first.pixels.len()));
         let mut bytes = Vec::with_capacity(count * dim * Precision::F16.size());
@@ -139,12 +138,12 @@ impl Dataset {
         Embeddings::from_features(features, self.class_names(), path)
     }
 
-    /// What could not be read.
+    /// The images that could not be read.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// A hash of all pixels, names and labels: whether a run goes on with the data it began with.
+    /// A hash of all pixels, names and labels, by which a resumed run recognises its data.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (row, image) in self.images.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Computes from the header of an image file how much memory decoding it takes at most.
 //!
-//! The decoders of the `image` crate check only some of their buffers against a limit: the coefficients of a progressive
-//! JPEG and the frames of a WebP, for instance, are allocated without a question. So the size of those buffers is
-//! computed here from the header. A test in `tests/decode_memory.rs` measures every format and compares.
+//! The decoders of the `image` crate check only some of their buffers against a limit. The coefficients of a
+//! progressive JPEG and the frames of a WebP, for instance, are allocated unchecked, so the size of those buffers is
+//! computed here from the header. `tests/decode_memory.rs` measures every format and compares.
 
 use image::metadata::Orientation;
 use image::{ColorType, ImageFormat};
@@ -10,14 +10,13 @@ use image::{ColorType, ImageFormat};
 use crate::decoded_image::Channels;
 use crate::webp_tables::table_bytes;
 
-/// Tables, rows in work and other small buffers of a decoder.
+/// Tables, row buffers and other small buffers of a decoder.
 const SMALL_BUFFER_BYTES: u64 = 1 << 20;
-/// Rows of its own that a PNG or BMP decoder may hold.
+/// Row buffers of a PNG or BMP decoder.
 const DECODER_ROWS: u64 = 8;
 /// Bytes that the JPEG decoder holds per pixel of a row: samples of 16 bits in blocks of 8 or 16 rows, upsampled.
 const JPEG_BYTES_PER_ROW_PIXEL: u64 = 1 << 10;
 
-/// What is known of an image before it is decoded.
 pub(crate) struct ImageHeader<'a> {
     pub bytes: &'a [u8],
     pub format: ImageFormat,
@@ -34,7 +33,7 @@ impl ImageHeader<'_> {
         (u64::from(self.width) * u64::from(self.height)).max(frame)
     }
 
-    /// The most bytes that are in use at once until the image has become one of `channels`.
+    /// The most bytes in use at once until the image has `channels`.
     pub fn peak_bytes(&self, channels: Channels) -> u64 {
         let pixels = self.pixels();
         let decoded = pixels * u64::from(self.color.bytes_per_pixel());
@@ -56,9 +55,9 @@ impl ImageHeader<'_> {
                     + jpeg_coefficients(self.bytes, self.width, self.height)
                     + u64::from(self.width) * JPEG_BYTES_PER_ROW_PIXEL
             }
-            // A frame that does not fill the image is decoded on its own, with four bytes per pixel.
+            // A frame smaller than the image is decoded separately, with four bytes per pixel.
             ImageFormat::Gif => 4 * pixels,
-            // The whole image a second time, with four channels if it is CMYK, and the packed strip.
+            // A second copy of the image, with four channels if it is CMYK, and the packed strip.
             ImageFormat::Tiff => pixels * u64::from(self.color.bytes_per_pixel()) * 4 / 3 + length,
             ImageFormat::WebP => {
                 let tables = table_bytes(self.bytes, self.width, self.height);
@@ -71,7 +70,7 @@ impl ImageHeader<'_> {
     /// The limit to give to the decoder, for the buffers that it does check.
     pub fn decoder_limit(&self) -> u64 {
         match self.format {
-            // The frame alone is checked.
+            // Only the frame is checked.
             ImageFormat::Gif => self.decoder_bytes(),
             _ => self.pixels() * u64::from(self.color.bytes_per_pixel()) + self.decoder_bytes(),
         }
@@ -109,12 +108,12 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
         }
         rest = after.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
     }
-    // Markers that are not understood here may be understood by the decoder: four components of full size.
+    // The decoder may understand markers that this function does not: assume four components of full size.
     jpeg_samples(&[0, 0x44, 0].repeat(4), width, height) * 2
 }
 
-/// Samples of all components of a JPEG, each described by three bytes of which the second has the sampling factors.
-/// Blocks at the edge are stored whole.
+/// The number of samples of all components of a JPEG. Each component is described by three bytes, the second of which
+/// has the sampling factors. Blocks at the edge are stored whole.
 fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     let factors =
         || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
@@ -123,7 +122,7 @@ fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     factors().map(|(across, down)| blocks * across * down * 64).sum()
 }
 
-/// What the decoder allocates per pixel, by the kind of file.
+/// Bytes that the decoder allocates per pixel, by the kind of file.
 fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
     match bytes.get(12..16) {
         // Luminance, and two planes of a quarter of the size.

@@ -1,10 +1,9 @@
 //! [`DecodedImage`]: the pixels of an image, in one or three channels of eight bits, and the decoding of image files.
 //!
-//! Whatever a file holds (grey, colour, transparency, 16 bits, CMYK, an animation, a camera held sideways)
-//! comes out upright, opaque and in eight bits: transparency is laid on white, of an animation the first frame
-//! is taken, EXIF's orientation is applied. Bytes come from outside, so the size that a header claims is
-//! compared with the file's length before anything is allocated, the memory that decoding takes is computed and taken
-//! from the [budget](crate::memory_budget) of the process, and a panic in a decoder becomes a reason to skip the file.
+//! Every file becomes upright, opaque and eight-bit: transparent pixels are blended with white, the first frame of an
+//! animation is used, and the EXIF orientation is applied. Files are not trusted: the size in a header is compared with
+//! the length of the file before anything is allocated, the memory for decoding is computed and taken from the
+//! [budget](crate::memory_budget) of the process, and a panic in a decoder becomes a reason to skip the file.
 
 use std::io::Cursor;
 
@@ -26,30 +25,31 @@ use crate::memory_budget::{self, Share};
 const MAX_PIXELS: u64 = 1 << 27;
 /// The longest side an image may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
 const MAX_SIDE: u32 = (1 << 16) - 1;
-/// So many pixels are always believed; above, a byte of the file must account for at most [`MAX_PIXELS_PER_BYTE`].
+/// Images of up to this number of pixels are decoded whatever the file size; larger ones may have at most
+/// [`MAX_PIXELS_PER_BYTE`].
 const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
 /// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
 const MAX_PIXELS_PER_BYTE: u64 = 2048;
 /// The most memory that decoding one image may take, unless the caller allows less.
 const MAX_DECODE_MEMORY: u64 = 1 << 30;
-/// What a decoder may allocate before the size of the image is known: colour profiles and other metadata.
+/// What a decoder may allocate before the size of the image is known, for instance for colour profiles.
 const HEADER_MEMORY: u64 = 8 << 20;
-/// Bytes that are converted to eight opaque bits per channel at a time.
+/// Size of the strips in which an image is converted to eight opaque bits per channel.
 const STRIP_BYTES: usize = 1 << 16;
 /// The largest file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
 
-/// Whether images have colour.
+/// The channels of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channels {
-    /// One byte a pixel: luminance.
+    /// One byte per pixel: luminance.
     Grey,
-    /// Three bytes a pixel: red, green, blue.
+    /// Three bytes per pixel: red, green, blue.
     Colour,
 }
 
 impl Channels {
-    /// Bytes of a pixel.
+    /// Bytes per pixel.
     pub fn count(self) -> usize {
         match self {
             Channels::Grey => 1,
@@ -58,7 +58,7 @@ impl Channels {
     }
 }
 
-/// What one image may cost, for callers that allow less than the library does.
+/// Limits on one image, for callers that allow less than the library does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeLimits {
     /// The most pixels of an image.
@@ -73,41 +73,41 @@ impl Default for DecodeLimits {
     }
 }
 
-/// Pixels in rows from the top.
+/// An image as bytes, `[row][column][channel]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecodedImage {
     /// Pixels from left to right.
     pub width: usize,
     /// Pixels from top to bottom.
     pub height: usize,
-    /// What a pixel is.
+    /// Grey or colour.
     pub channels: Channels,
     /// `width * height * channels` bytes.
     pub pixels: Vec<u8>,
 }
 
 impl DecodedImage {
-    /// Takes pixels.
+    /// Makes an image of pixels.
     ///
     /// # Panics
-    /// If there are not as many as the size says, or none.
+    /// If the number of bytes is not that of the size, or is 0.
     pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
         assert!(width > 0 && height > 0, "a picture of {width} x {height}");
         assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
         DecodedImage { width, height, channels, pixels }
     }
 
-    /// Decodes a file's bytes. The memory is counted in the [budget](crate::memory_budget) until this returns; the caller
-    /// answers for the image afterwards. [`Self::decode_then`] is better where many images are decoded.
+    /// Decodes the bytes of a file. Its memory is counted in the [budget](crate::memory_budget) only until this
+    /// returns; where many images are decoded, use [`Self::decode_then`].
     pub fn decode(bytes: &[u8], channels: Channels) -> Result<Self, Unreadable> {
         Self::decode_then(bytes, channels, &DecodeLimits::default(), |image| image)
     }
 
-    /// Decodes a file's bytes and calls `then` with the image, whose memory is counted in the
-    /// [budget](crate::memory_budget) until `then` returns. Waits until there is enough memory.
+    /// Decodes the bytes of a file and calls `then` with the image. Waits for memory in the
+    /// [budget](crate::memory_budget), and counts the image there until `then` returns.
     ///
-    /// `then` usually makes something small of the image. It must not decode another one, nor wait for a thread that
-    /// does: its memory would be needed for that.
+    /// `then` usually reduces the image to something small. It must not decode another image or wait for a thread that
+    /// does: that can deadlock.
     pub fn decode_then<T>(
         bytes: &[u8],
         channels: Channels,
@@ -123,7 +123,7 @@ impl DecodedImage {
         Ok(then(image))
     }
 
-    /// The same in colour or in grey.
+    /// The image in colour or in grey.
     pub(crate) fn with_channels(self, channels: Channels) -> DecodedImage {
         if self.channels == channels {
             return self;
@@ -137,8 +137,8 @@ impl DecodedImage {
         DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
-    /// The image as a `data:` address for a page, no side longer than `most`: a PNG of a drawing, a JPEG of a
-    /// photograph, which is a fifth as large.
+    /// The image as a `data:` URI for a page, its longer side at most `most` pixels: a drawing as PNG, a photograph as
+    /// JPEG, which is a fifth as large.
     pub fn to_data_uri(self, most: usize) -> String {
         let longest = self.width.max(self.height);
         let side = |side: usize| (side * most).div_ceil(longest).max(1);
@@ -160,7 +160,7 @@ impl DecodedImage {
         format!("data:image/{kind};base64,{}", BASE64.encode(bytes))
     }
 
-    /// The image turned clockwise by so many quarters.
+    /// The image rotated clockwise by `quarters` x 90 degrees.
     pub fn rotated(&self, quarters: usize) -> DecodedImage {
         let count = self.channels.count();
         let (width, height) =
@@ -180,7 +180,7 @@ impl DecodedImage {
     }
 }
 
-/// Decodes an image, and takes its share of the memory for images before it does.
+/// Decodes an image after taking its share of the memory budget.
 fn decode(
     bytes: &[u8],
     channels: Channels,
@@ -199,9 +199,9 @@ fn decode(
     let orientation = Orientation::NoTransforms;
     let mut header = ImageHeader { bytes, format, width, height, color: decoder.color_type(), orientation };
     check_size(&header, limits)?;
-    // A file that claims little may still hold a frame that claims much.
+    // A file with a small header may contain a large frame.
     decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
-    // A damaged note about the orientation is no reason to refuse the image.
+    // A damaged EXIF orientation is ignored.
     header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let need = header.peak_bytes(channels);
     if need > limits.memory.min(MAX_DECODE_MEMORY) {
@@ -226,7 +226,7 @@ fn decoder_limits(memory: u64) -> Limits {
     limits
 }
 
-/// What a file is that none of our decoders reads. Phones send HEIC under the name of a JPEG.
+/// The error for a file that no decoder here reads. Phones send HEIC files named `.jpg`.
 fn unknown_format(bytes: &[u8]) -> Unreadable {
     const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
     const AVIF: [&[u8]; 2] = [b"avif", b"avis"];
@@ -240,7 +240,7 @@ fn unknown_format(bytes: &[u8]) -> Unreadable {
     }
 }
 
-/// Whether bytes start as an SVG drawing does: `<svg`, maybe after an XML declaration, a type and comments.
+/// Whether bytes start as an SVG file does: `<svg`, possibly after an XML declaration, a document type and comments.
 pub fn is_svg(bytes: &[u8]) -> bool {
     const SEARCHED_BYTES: usize = 4096;
     let start = bytes[..bytes.len().min(SEARCHED_BYTES)].trim_ascii_start();
@@ -249,7 +249,7 @@ pub fn is_svg(bytes: &[u8]) -> bool {
     start.starts_with(b"<svg") || is_xml && start.windows(4).any(|window| window == b"<svg")
 }
 
-/// How many pixels a file of so many bytes may have.
+/// The most pixels that a file of `bytes` bytes may have.
 fn max_pixels_of_file(bytes: usize) -> u64 {
     MAX_PIXELS.min((bytes as u64).saturating_mul(MAX_PIXELS_PER_BYTE).max(ALWAYS_ALLOWED_PIXELS))
 }
@@ -266,8 +266,8 @@ fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unr
     }
 }
 
-/// The decoder is lenient and fills what is missing with grey; half an image is none, though. The mark of the
-/// end cannot occur within a scan, so it must stand behind the start of the last one.
+/// Whether a JPEG is truncated. The decoder would fill the missing part with grey. The end marker cannot occur within a
+/// scan, so it must follow the start of the last one.
 fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
     last([0xff, 0xd9]) <= last([0xff, 0xda])
@@ -282,8 +282,8 @@ fn decode_error(error: image::ImageError) -> Unreadable {
     }
 }
 
-/// Turns decoded bytes into eight opaque bits per channel. Works in the same memory, strip by strip, because a second
-/// copy of a large image is expensive.
+/// Converts decoded bytes to eight opaque bits per channel, in place and strip by strip: a second copy of a large image
+/// is expensive.
 fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
@@ -300,7 +300,8 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     };
     let strips = (0..rows).step_by(rows_per_strip);
     if converted_row > row {
-        // Rows that become longer are written from the last to the first, so that none is overwritten before it is read.
+        // Rows that become longer are written from the last to the first, so that no row is overwritten before it is
+        // read.
         raw.resize(rows * converted_row, 0);
         strips.rev().for_each(|first| convert(&mut raw, first));
     } else {
@@ -311,7 +312,7 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     raw
 }
 
-/// Some rows of a decoded image, in the form that the `image` crate makes an image of.
+/// Some rows of a decoded image, in the form from which the `image` crate makes an image.
 struct Strip<'a> {
     bytes: &'a [u8],
     color: ColorType,
@@ -338,7 +339,7 @@ impl ImageDecoder for Strip<'_> {
     }
 }
 
-/// Eight bits per channel; transparency is laid on white.
+/// Eight bits per channel; transparent pixels are blended with white.
 fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
     match (image.color().has_alpha(), channels) {
         (false, Channels::Colour) => image.into_rgb8().into_raw(),
@@ -356,7 +357,7 @@ fn to_opaque_bytes(image: DynamicImage, channels: Channels) -> Vec<u8> {
     }
 }
 
-/// The image as it is to be looked at, by the orientation that the camera noted.
+/// The upright image, by the orientation that the camera recorded.
 fn apply_orientation(
     pixels: Vec<u8>,
     width: u32,
@@ -375,6 +376,6 @@ fn apply_orientation(
 
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
-    // At most 255 * 255 + 127, over 255: it fits.
+    // At most (255 * 255 + 127) / 255, which fits.
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }

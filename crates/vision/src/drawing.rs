@@ -1,17 +1,16 @@
-//! A drawing: an image of one bit per pixel, ink or paper.
+//! [`Bitmap`]: a drawing with one bit per pixel, ink or paper.
 //!
-//! The room between the packed data set and everything that looks at an image: networks want grey values of
-//! a small square ([`Bitmap::to_grey`]), people want to see it in a page ([`Bitmap::to_png_data_uri`]).
-//! Rows are packed as PNG packs them, so an image for a page is a copy and a deflate. A PNG of one bit a
-//! pixel is also the smallest form for a page: 335 characters for the average drawing of 105 px, where an SVG
-//! path of the same pixels takes 870. Show it enlarged with `image-rendering: pixelated`.
+//! Networks take it as grey values of a small square ([`Bitmap::to_grey`]), pages as a PNG
+//! ([`Bitmap::to_png_data_uri`]). Rows are packed as in PNG, so encoding is a copy and a deflate. A one-bit PNG is also
+//! the smallest form for a page: 335 characters for the average Omniglot drawing, against 870 for an SVG path. Show it
+//! enlarged with `image-rendering: pixelated`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use crate::decoded_image::{Channels, DecodedImage};
 
-/// An image of one bit a pixel: ink or paper.
+/// An image of one bit per pixel: ink or paper.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bitmap {
     width: usize,
@@ -22,10 +21,10 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
-    /// The widest and the highest a drawing can be; keeps every product of sizes far from overflow.
+    /// The largest width and height, which keeps products of sizes far from overflow.
     pub const MAX_SIDE: usize = 1 << 14;
 
-    /// Draws an image by asking for each pixel, given as `(x, y)`, whether it is ink.
+    /// Makes an image from a function that says for each pixel `(x, y)` whether it is ink.
     ///
     /// # Panics
     ///
@@ -41,15 +40,15 @@ impl Bitmap {
         bitmap
     }
 
-    /// An image from its strips: a strip is eight columns wide and goes from top to bottom a byte a row,
-    /// strips go from left to right. `None` if the number of bytes is not that of the size.
+    /// Makes an image from strips of eight columns, left to right; a strip has one byte per row, from top to bottom.
+    /// `None` if the number of bytes is not that of the size.
     pub(crate) fn from_strips(width: usize, height: usize, strips: &[u8]) -> Option<Self> {
         let mut bitmap = Self::blank(width, height);
         let stride = bitmap.stride();
         if strips.len() != stride * height {
             return None;
         }
-        // The last strip may reach beyond the paper: what is there is no ink.
+        // The last strip may be wider than the image: its other columns are not ink.
         let last_mask = 0xff_u8 << (stride * 8 - width);
         for (column, strip) in strips.chunks_exact(height).enumerate() {
             let mask = if column + 1 == stride { last_mask } else { 0xff };
@@ -66,7 +65,7 @@ impl Bitmap {
         Self { width, height, rows: vec![0; width.div_ceil(8) * height] }
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     fn stride(&self) -> usize {
         self.width.div_ceil(8)
     }
@@ -81,12 +80,12 @@ impl Bitmap {
         self.height
     }
 
-    /// Whether there is ink at `(x, y)`; beyond the paper there is none.
+    /// Whether there is ink at `(x, y)`; false outside the image.
     pub fn is_ink(&self, x: usize, y: usize) -> bool {
         x < self.width && y < self.height && self.rows[y * self.stride() + x / 8] >> (7 - x % 8) & 1 == 1
     }
 
-    /// The places `(x, y)` of all ink, row by row. Walks bytes, not pixels, since most paper is empty.
+    /// The positions `(x, y)` of all ink, row by row. Skips empty bytes, since most of a drawing is empty.
     pub fn ink(&self) -> impl Iterator<Item = (usize, usize)> {
         let stride = self.stride();
         let filled = self.rows.iter().enumerate().filter(|(_, byte)| **byte != 0);
@@ -96,12 +95,12 @@ impl Bitmap {
         })
     }
 
-    /// The drawing as `size` x `size` grey values in rows: the share of each cell's area that is ink, so 1 is
-    /// ink, 0 is paper and the mean is kept. A drawing that is not square is stretched.
+    /// The drawing as `size` x `size` grey values in rows: the share of each cell that is ink, from 0 to 1, which keeps
+    /// the mean. A drawing that is not square is stretched.
     pub fn to_grey(&self, size: usize) -> Vec<f32> {
         let columns = overlaps(self.width, size);
         let rows = overlaps(self.height, size);
-        // Areas are whole numbers until the end: no share is lost to rounding, whatever the order.
+        // Integer areas until the end: no rounding, whatever the order.
         let mut areas = vec![0_u32; size * size];
         for (x, y) in self.ink() {
             for &(row, height) in &rows[y] {
@@ -124,17 +123,17 @@ impl Bitmap {
         DecodedImage::new(self.width, self.height, channels, pixels)
     }
 
-    /// The drawing as a PNG file of one bit a pixel, black ink on white paper.
+    /// The drawing as a PNG file of one bit per pixel, black ink on white paper.
     pub fn to_png(&self) -> Vec<u8> {
-        // Grey PNGs have 1 for white: the paper is what must be set. Bits of the padding may be anything.
+        // In a grey PNG 1 is white, so bits are inverted. Padding bits may be anything.
         let paper: Vec<u8> = self.rows.iter().map(|byte| !byte).collect();
         let mut file = Vec::new();
-        // Sides are within MAX_SIDE, so the casts keep their value.
+        // Sides are at most MAX_SIDE, so the casts are exact.
         let mut encoder = png::Encoder::new(&mut file, self.width as u32, self.height as u32);
         encoder.set_color(png::ColorType::Grayscale);
         encoder.set_depth(png::BitDepth::One);
         encoder.set_compression(png::Compression::High);
-        // Filters work on bytes and only hurt where a byte is eight pixels.
+        // Filters work on bytes and make one-bit images larger.
         encoder.set_filter(png::Filter::NoFilter);
         let mut writer = encoder.write_header().expect("writing to memory does not fail");
         writer.write_image_data(&paper).expect("the rows have the size that the header says");
@@ -142,20 +141,20 @@ impl Bitmap {
         file
     }
 
-    /// The drawing as a `data:` address for the `src` of an `<img>`, so that a page stays one file.
+    /// The drawing as a `data:` URI for the `src` of an `<img>`, so that a page stays one file.
     pub fn to_png_data_uri(&self) -> String {
         format!("data:image/png;base64,{}", BASE64.encode(self.to_png()))
     }
 }
 
-/// For each of `pixels` pixels in a line, the cells among `cells` that it lies in, each with the length that
-/// they share. The unit is 1 / (pixels * cells) of the line: a pixel is `cells` long and a cell `pixels`.
+/// For each of `pixels` pixels in a line, the cells among `cells` that it overlaps, each with the length of the
+/// overlap. The unit is 1 / (pixels * cells) of the line: a pixel is `cells` long and a cell `pixels`.
 fn overlaps(pixels: usize, cells: usize) -> Vec<Vec<(usize, u32)>> {
     let pixel_cells = |pixel: usize| {
         let (start, end) = (pixel * cells, (pixel + 1) * cells);
         (start / pixels..end.div_ceil(pixels)).map(move |cell| {
             let shared = end.min((cell + 1) * pixels) - start.max(cell * pixels);
-            // At most `pixels`, which a side's limit keeps small; areas of cells fit for the same reason.
+            // At most `pixels`, which MAX_SIDE limits; so do areas of cells fit.
             (cell, shared as u32)
         })
     };

@@ -1,9 +1,9 @@
-//! Embeds a collection of images into a file, without holding the images or the embeddings in memory.
+//! Embeds a collection of images into a file ([`embed`]), without holding all images or embeddings in memory.
 //!
-//! Images are decoded, changed, embedded and encoded in small blocks, many blocks at once on all threads, and
-//! written in the order of the collection: by class, image and copy. What cannot be read is skipped and
-//! listed. How an image is changed follows from the seed, its name and the copy's number, so the file's bytes
-//! depend neither on threads nor on which other images there are.
+//! Images are decoded, augmented, embedded and encoded in small blocks on all threads, and written in the order of the
+//! collection: by class, image and copy. Images that cannot be read are skipped and listed. Augmentation depends on the
+//! seed, the name of the image and the number of the copy, so the bytes of the file depend neither on threads nor on
+//! the other images.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -22,43 +22,44 @@ use crate::source::{Collection, ImageEntry};
 
 /// Rows per block, the work unit of one thread: enough for the network to process several images together.
 const ROWS_PER_BLOCK: usize = 16;
-/// Blocks that are in work before their rows are written; for every thread.
+/// Blocks per thread that are computed before their rows are written.
 const BLOCKS_PER_THREAD: usize = 16;
 
-/// What to embed, with what, how.
+/// The options of [`embed`].
 #[derive(Clone, Copy)]
 pub struct EmbedRequest<'a> {
     /// The images.
     pub collection: &'a Collection,
-    /// What embeds them.
+    /// The backbone and its cache.
     pub embedder: &'a Embedder,
-    /// Each image so often, each time changed differently; `None` embeds it once, as it is.
+    /// Number of augmented copies per image, and their augmentation; `None` embeds each image once, unchanged.
     pub copies: Option<(usize, &'a Augmentation)>,
-    /// How numbers are stored.
+    /// The number format of the file.
     pub precision: Precision,
-    /// Another seed, other changes.
+    /// The random seed of the augmentation.
     pub seed: u64,
-    /// Every class must be left with so many readable images.
+    /// The least number of readable images that every class must have.
     pub min_per_class: usize,
 }
 
-/// What came of it.
+/// The result of [`embed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbedReport {
     /// Rows of the file.
     pub rows: usize,
     /// Images that were read.
     pub images: usize,
-    /// How many of them had been embedded before.
+    /// Number of images whose embeddings were in the cache.
     pub from_cache: usize,
-    /// What was skipped while reading.
+    /// Images that were skipped.
     pub skipped: Vec<Skipped>,
 }
 
-/// An image's rows, encoded; or why there are none.
+/// The encoded rows of an image, or why it was skipped.
 type EncodedRows = std::result::Result<Vec<u8>, Unreadable>;
 
-/// Embeds all images into a file that appears when it is complete. The progress counts the images.
+/// Embeds all images into a file, which is written under its name only when it is complete. The progress counts the
+/// images.
 pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
     request.embedder.with_fallback(|embedder| EmbedRequest { embedder, ..*request }.run(output, progress))
 }
@@ -97,7 +98,7 @@ impl EmbedRequest<'_> {
         ROWS_PER_BLOCK.div_ceil(self.copies()).max(1)
     }
 
-    /// Images that are in work before their rows are written.
+    /// Images that are computed before their rows are written.
     fn window_len(&self) -> usize {
         match self.copies {
             None => self.embedder.window_len(),
@@ -105,7 +106,7 @@ impl EmbedRequest<'_> {
         }
     }
 
-    /// The rows of images as they are.
+    /// The rows of images that are not augmented.
     fn rows(
         &self,
         entries: &[ImageEntry],
@@ -124,7 +125,6 @@ impl EmbedRequest<'_> {
         self.embedder.embed_window(&given, window)?.into_iter().map(&mut encode).collect()
     }
 
-    /// The rows of images that are changed at random.
     fn augmented_rows(&self, entries: &[ImageEntry], window: Window<'_>) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
@@ -198,17 +198,16 @@ impl EmbedRequest<'_> {
     }
 }
 
-/// A number for an image's name: what its random changes are keyed by.
+/// The key of an image's random augmentation, from its name.
 pub(crate) fn item_seed(item: &str) -> u64 {
     let hash = blake3::hash(item.as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
-/// The largest side that is kept of an image that will be cropped, in sixteenths of the network's size.
+/// The longest side that is kept of an image that will be cropped, in sixteenths of the network's input size.
 const CROP_MARGIN_SIXTEENTHS: usize = 20;
 
-/// An image as it is kept for a network: at the network's size; or, if it will be cropped, with as much more
-/// detail as a crop may use, and no enlarging.
+/// The image at the network's input size; if it will be cropped, a little larger, but never enlarged.
 pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augmented: bool) -> DecodedImage {
     if !augmented {
         return to.fitted(image);
@@ -219,7 +218,7 @@ pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augme
     image.resized(width, height)
 }
 
-/// One thread's working memory.
+/// The working memory of one thread.
 struct AugmentWorker {
     augmenter: Augmenter,
     session: Box<dyn EmbeddingSession>,
@@ -234,7 +233,6 @@ impl AugmentWorker {
         AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
-    /// The rows of some images.
     fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
         let backbone = request.backbone();
         self.inputs.clear();
@@ -251,7 +249,7 @@ impl AugmentWorker {
         read.into_iter().map(encode).collect()
     }
 
-    /// Appends the inputs made of one image.
+    /// Appends the network inputs made from one image.
     fn read(
         &mut self,
         request: &EmbedRequest<'_>,

@@ -1,9 +1,8 @@
-//! [`Embedder`]: images to embeddings in memory, on all threads, with known embeddings taken from the cache.
+//! [`Embedder`]: embeds images in memory on all threads, with known embeddings taken from the cache.
 //!
-//! This is what everything asks that wants embeddings of a few or of many images: files, parts of archives, bytes that
-//! came over a network. An image that cannot be read is an answer like the others, so one broken file among good
-//! ones costs nothing but itself. Rows depend on their images alone: neither threads nor neighbours nor the cache change
-//! a bit. A network on a GPU takes the images of all threads through one [queue](crate::batch_queue).
+//! Images are files, members of archives, or bytes. An image that cannot be read has an error as its result and does
+//! not affect the others. A row depends on its image alone: neither threads nor other images nor the cache change a
+//! bit. A network on a GPU takes the images of all threads through one [queue](crate::batch_queue).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,10 +24,10 @@ use crate::labelled::LabelledRows;
 use crate::network::EmbeddingSession;
 use crate::source::{self, Collection, ImageContents, ImageEntry};
 
-/// Blocks of images that are in work before progress is told; for every thread.
+/// Blocks of images per thread between two reports of progress.
 const BLOCKS_PER_THREAD: usize = 16;
-/// The same in images if they go through a queue, where threads tell the progress themselves: enough that threads seldom wait
-/// for the last images of others.
+/// Images per thread in a window if they go through a queue, where threads report progress themselves: enough that
+/// threads rarely wait for the last images of others.
 const QUEUED_PER_THREAD: usize = 256;
 
 /// An image to embed.
@@ -38,27 +37,26 @@ pub enum ImageInput<'a> {
     File(&'a Path),
     /// The bytes of a file.
     Bytes(&'a [u8]),
-    /// One of a collection.
+    /// An image of a collection.
     Entry(&'a Collection, &'a ImageEntry),
 }
 
-/// The numbers of an image, or why there are none.
+/// The embedding of an image, or why it could not be embedded.
 pub type EmbeddingResult = std::result::Result<Vec<f32>, Unreadable>;
 
-/// What came of some images.
+/// The result of [`Embedder::embed_images`], in the order of the given images.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbeddedImages {
-    /// For every image that was given, in that order.
+    /// One per image.
     pub rows: Vec<EmbeddingResult>,
-    /// How many of them had been made before.
+    /// The number of rows that were in the cache.
     pub from_cache: usize,
-    /// For every image that was given the BLAKE3 hash of its file; `None` for what is not a file or cannot be read.
+    /// Per image the BLAKE3 hash of its file; `None` for an image that is not a file or cannot be read.
     pub hashes: Vec<Option<ContentHash>>,
-    /// For every image that was given its measures; `None` if it cannot be read.
+    /// Per image its measures; `None` if it cannot be read.
     pub measures: Vec<Option<ImageMeasures>>,
 }
 
-/// One embedded image.
 pub(crate) struct EmbeddedImage {
     pub row: EmbeddingResult,
     pub was_cached: bool,
@@ -72,11 +70,11 @@ pub(crate) struct EmbeddedImage {
 pub struct EmbeddedCollection {
     /// Rows with classes, items and the name of the backbone.
     pub embeddings: Embeddings,
-    /// For every row the place of its image among the collection's entries.
+    /// For every row the index of its image among the entries of the collection.
     pub entries: Vec<u32>,
-    /// What could not be read, with what was skipped when the collection was listed.
+    /// Images that could not be read, and those skipped when the collection was listed.
     pub skipped: Vec<Skipped>,
-    /// How many rows had been made before.
+    /// The number of rows that were in the cache.
     pub from_cache: usize,
     /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
     pub hashes: Vec<Option<ContentHash>>,
@@ -103,18 +101,18 @@ pub struct Embedder {
     location: CacheLocation,
     cache: Option<EmbeddingCache>,
     limits: DecodeLimits,
-    /// Working memory that no thread uses just now.
+    /// Working memory that no thread is using.
     idle: Mutex<Vec<EmbedWorker>>,
-    /// What is called when the GPU fails and the CPU takes over; `None` if it may not.
+    /// Called when the GPU fails and the CPU takes over; `None`: no fallback to the CPU.
     on_gpu_failure: Option<FailureNotice>,
-    /// What embeds on the CPU in the place of a GPU that has failed.
+    /// The embedder on the CPU that replaces a GPU that has failed.
     fallback: OnceLock<Box<Embedder>>,
 }
 
-/// Receives the reason why a GPU embeds nothing any more.
+/// Receives the reason why the GPU has failed.
 type FailureNotice = Box<dyn Fn(&str) + Send + Sync>;
 
-/// One thread's working memory.
+/// The working memory of one thread.
 struct EmbedWorker {
     session: Box<dyn EmbeddingSession>,
     inputs: Vec<f32>,
@@ -122,7 +120,7 @@ struct EmbedWorker {
 }
 
 impl Embedder {
-    /// Finds a backbone by its name or its file; embeddings are kept in a place.
+    /// Opens a backbone by its name or its file, with a cache at `location`.
     pub fn open(
         name_or_path: impl AsRef<Path>,
         options: &BackboneOptions,
@@ -131,8 +129,8 @@ impl Embedder {
         Ok(Self::new(Backbone::find(name_or_path, options)?, location))
     }
 
-    /// Puts a backbone to work. A Conv4 costs less than looking up and keeping what it makes of a whole data set, so
-    /// that is kept only in a folder that is named.
+    /// Makes an embedder of a backbone. A Conv4 is faster than the cache, so its embeddings are cached only if
+    /// `location` names a folder.
     pub fn new(backbone: Backbone, location: &CacheLocation) -> Self {
         let folder =
             location.folder().filter(|_| *location != CacheLocation::Default || backbone.is_costly());
@@ -148,13 +146,13 @@ impl Embedder {
         }
     }
 
-    /// Lets the CPU take over when the GPU fails, and calls `notice` with the reason. The call that fails starts again, so that
-    /// its rows are all of one kind, and later calls use the CPU.
+    /// Falls back to the CPU when the GPU fails, and calls `notice` with the reason. The call that failed starts again,
+    /// so that all its rows are computed on one device; later calls use the CPU.
     pub fn with_cpu_fallback(self, notice: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Embedder { on_gpu_failure: Some(Box::new(notice)), ..self }
     }
 
-    /// Does some work; if the GPU fails during it and the CPU may take over, again from the beginning on the CPU.
+    /// Calls `work`; if the GPU fails and there is a fallback, calls it again with the embedder on the CPU.
     pub(crate) fn with_fallback<T>(&self, work: impl Fn(&Embedder) -> Result<T>) -> Result<T> {
         if let Some(cpu) = self.fallback.get() {
             return work(cpu);
@@ -170,17 +168,17 @@ impl Embedder {
         work(cpu)
     }
 
-    /// Refuses images that cost more, as a server should that takes them from strangers.
+    /// Sets limits on images, for instance in a server that takes them from the network.
     pub fn with_decode_limits(self, limits: DecodeLimits) -> Self {
         Embedder { limits, ..self }
     }
 
-    /// What embeds.
+    /// The backbone.
     pub fn backbone(&self) -> &Backbone {
         &self.backbone
     }
 
-    /// Where embeddings are kept, if anywhere.
+    /// The cache, if there is one.
     pub fn cache(&self) -> Option<&EmbeddingCache> {
         let embedder = self.fallback.get().map_or(self, |cpu| cpu);
         embedder.cache.as_ref()
@@ -214,13 +212,13 @@ impl Embedder {
         Ok(embedded)
     }
 
-    /// Embeds files that are held in memory.
+    /// Embeds the contents of image files.
     pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<EmbeddingResult>> {
         let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
         Ok(self.embed_images(&given, &())?.rows)
     }
 
-    /// Embeds all images of a collection that can be read.
+    /// Embeds all readable images of a collection.
     pub fn embed_collection(
         &self,
         collection: &Collection,
@@ -252,7 +250,7 @@ impl Embedder {
         Ok(EmbeddedCollection { embeddings, entries, skipped, from_cache, hashes, measures })
     }
 
-    /// Images of a window, which are in work at once.
+    /// The number of images in a window, which are processed at the same time.
     pub(crate) fn window_len(&self) -> usize {
         let per_thread = match self.backbone.queue() {
             None => self.backbone.batch_size() * BLOCKS_PER_THREAD,
@@ -295,13 +293,13 @@ impl Embedder {
     ) -> Result<Vec<EmbeddedImage>> {
         let done = AtomicU64::new(window.before);
         let submit = |given: &ImageInput<'_>| {
-            // After a failure of the GPU, the other images need not be decoded.
+            // After a failure of the GPU, the other images are not decoded.
             self.backbone.check_network()?;
             let submitted = self.submit(queue, given);
             window.progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, window.total)?;
             Ok(submitted)
         };
-        // Single images, so that no thread has a share of images left when the others have none.
+        // Single images rather than blocks, so that no thread is left with a block when the others are done.
         let submitted: Vec<SubmittedImage> =
             images.par_iter().with_max_len(1).map(submit).collect::<Result<_>>()?;
         let finish = |SubmittedImage { source, hash, measures }: SubmittedImage| {
@@ -327,7 +325,7 @@ impl Embedder {
         SubmittedImage { source, hash, measures }
     }
 
-    /// Looks an image up, or decodes, measures and resizes it.
+    /// Looks up an image in the cache, or decodes, measures and resizes it.
     fn read(&self, given: &ImageInput<'_>) -> ReadImage {
         let (mut hash, mut measures) = (None, None);
         let mut attempt = || {
@@ -350,7 +348,7 @@ impl Embedder {
         ReadImage { source, hash, measures }
     }
 
-    /// The same for the images of one thread.
+    /// Embeds images on the current thread.
     fn embed_block(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let found = idle().pop();
@@ -364,7 +362,7 @@ impl Embedder {
         rows
     }
 
-    /// What an image is looked up by in the cache.
+    /// The cache key of an image.
     fn content_hash(contents: &ImageContents) -> ContentHash {
         match contents {
             ImageContents::File(bytes) => *blake3::hash(bytes).as_bytes(),
@@ -388,7 +386,7 @@ impl Embedder {
         }
     }
 
-    /// Decodes an image, measures it and brings it to the size of the network.
+    /// Decodes an image, measures it and resizes it to the input size of the network.
     fn decode_and_resize(
         &self,
         contents: ImageContents,
@@ -404,7 +402,7 @@ impl Embedder {
     }
 }
 
-/// The progress of the work that a window of images belongs to.
+/// The position of a window of images in the whole work, for its progress.
 #[derive(Clone, Copy)]
 pub(crate) struct Window<'a> {
     pub progress: &'a dyn Progress,
@@ -414,14 +412,14 @@ pub(crate) struct Window<'a> {
     pub total: u64,
 }
 
-/// Where the row of an image comes from; `T` is what the network makes it of.
+/// Where the row of an image comes from; `T` is the input from which the network computes it.
 enum RowSource<T> {
     Cache(Vec<f32>),
     Network(ContentHash, T),
     Unreadable(Unreadable),
 }
 
-/// An image, or its row, with the hash of its file and its measures; `T` is what the network makes the row of.
+/// An image or its row, with the hash of its file and its measures; `T` as in [`RowSource`].
 struct ReadImage<T = DecodedImage> {
     source: RowSource<T>,
     hash: Option<ContentHash>,
@@ -453,7 +451,7 @@ impl EmbedWorker {
         sources.into_iter().map(&mut row).collect()
     }
 
-    /// Looks an image up, or appends the input made of it.
+    /// Looks up an image in the cache, or appends its network input.
     fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> ReadImage<()> {
         let ReadImage { source, hash, measures } = embedder.read(given);
         let source = match source {

@@ -18,14 +18,14 @@ use crate::decoded_image::Channels;
 use crate::error::{Error, Result};
 use crate::preprocess::Preprocessing;
 
-/// The name of the input, and of the graph.
+/// The name of the input and of the graph.
 const INPUT: &str = "image";
 
-/// The classifier with its backbone as an ONNX model. Its input is `[batch, rows, columns, channels]` in bytes; the note
-/// `preprocessing` in its metadata describes how an image becomes one.
+/// The classifier with its backbone as an ONNX model. Its input is `[batch, rows, columns, channels]` in bytes; the
+/// metadata entry `preprocessing` describes how to make it from an image.
 ///
 /// # Errors
-/// If the backbone is an ONNX model of operators that are too old, or a network that another crate implements.
+/// If the backbone is an ONNX model with too old an operator set, or a network that another crate implements.
 pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGraph> {
     let preprocessing = backbone.preprocessing();
     let mut graph = match (backbone.parameters(), backbone.onnx()) {
@@ -99,7 +99,7 @@ pub fn network_file(backbone: &Backbone) -> Option<Vec<u8>> {
     Some(file.to_compact_bytes())
 }
 
-/// What must happen to an image before it is given to the model, as JSON.
+/// The preprocessing of an image before it is given to the model, as JSON.
 fn preprocessing_note(preprocessing: &Preprocessing) -> String {
     let Preprocessing { size, channels, fit, resampling, .. } = preprocessing;
     let colours = match channels {
@@ -130,13 +130,13 @@ fn add_channels_first(graph: &mut OnnxGraph, image: &GraphValue) -> GraphValue {
     graph.node("Transpose", &[image], &[Attribute::Ints("perm", &[0, 3, 1, 2])])
 }
 
-/// A value of type `from` as type `to`, both numbers of the format.
+/// Casts a value from type `from` to type `to`, given as ONNX type numbers.
 fn add_cast(graph: &mut OnnxGraph, value: GraphValue, from: u64, to: u64) -> GraphValue {
     if from == to { value } else { graph.node("Cast", &[&value], &[Attribute::Int("to", to as i64)]) }
 }
 
-/// The output of an ONNX backbone as one row per image, as [`crate::onnx`] makes it: feature maps are averaged, of tokens
-/// the first one is taken.
+/// The output of an ONNX backbone as one row per image, by the rules of [`crate::onnx`]: feature maps are averaged; of
+/// tokens, the first is taken.
 fn add_row(graph: &mut OnnxGraph, output: &GraphValue, model: &crate::onnx::ExportedModel) -> GraphValue {
     match model.output_rank {
         3 => {
@@ -163,7 +163,7 @@ struct NamedTensors<'a> {
 }
 
 impl NamedTensors<'_> {
-    /// Adds a tensor as a constant of another shape with the same number of values.
+    /// Adds a tensor as a constant with the given shape.
     fn add(&self, graph: &mut OnnxGraph, name: &str, shape: &[usize]) -> GraphValue {
         let tensor = self.layout.tensors().iter().find(|tensor| tensor.name == name);
         let tensor = tensor.unwrap_or_else(|| panic!("the layout has a tensor '{name}'"));
@@ -249,7 +249,7 @@ fn add_efficientnet(
 struct Convolution {
     kernel: usize,
     stride: usize,
-    /// Input channels of one filter.
+    /// Input channels per filter.
     inputs: usize,
     outputs: usize,
     groups: usize,
@@ -264,7 +264,7 @@ impl Convolution {
         efficientnet::same_padding(side, self.kernel, self.stride).0
     }
 
-    /// Adds the convolution of an input with height and width `side`; its tensors begin with a name.
+    /// Adds the convolution of an input with height and width `side`; `name` is the prefix of its tensors.
     fn add(
         &self,
         graph: &mut OnnxGraph,

@@ -16,7 +16,7 @@ use crate::error::Unreadable;
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::preprocess::Preprocessing;
 
-/// Images of a batch: the GPU is far faster than the threads that decode, so larger batches would only take memory.
+/// Images per batch: the GPU is far faster than the decoding threads, so larger batches would only take memory.
 const BATCH: usize = 64;
 
 /// A network on a GPU, which all threads share.
@@ -141,7 +141,7 @@ fn upload(
     }
 }
 
-/// Calls `new` with [`BATCH`], and with half of it again and again while the memory does not suffice.
+/// Calls `new` with [`BATCH`], and with half as many images while the memory does not suffice.
 fn largest_batch<T>(mut new: impl FnMut(usize) -> Result<T, GpuError>) -> Result<T, GpuError> {
     let mut batch = BATCH;
     loop {
@@ -183,7 +183,7 @@ impl EmbeddingNetwork for GpuNetwork {
     }
 }
 
-/// One thread that embeds on the GPU and waits for the rows.
+/// The session of one thread, which submits images to the queue and waits for the rows.
 struct GpuSession {
     queue: Arc<BatchQueue>,
     normalisation: [[f32; 2]; 3],

@@ -9,10 +9,9 @@ use trueshot::audit::ImageMeasures;
 use crate::decoded_image::{Channels, DecodedImage};
 
 /// The longer side of the grey image that is measured. A fixed size makes the sharpness of large and small photographs
-/// comparable: what counts is what a network of about this input size can see.
+/// comparable, at about the input size of a network.
 const MEASURED_SIDE: usize = 256;
 
-/// Measures an image.
 pub(crate) fn measure(image: &DecodedImage) -> ImageMeasures {
     let reduced = reduced(image);
     let longest = reduced.width.max(reduced.height);
@@ -31,11 +30,11 @@ pub(crate) fn measure(image: &DecodedImage) -> ImageMeasures {
     measures
 }
 
-/// The image with every block of `n x n` pixels averaged, so that its longer side has less than twice [`MEASURED_SIDE`]
-/// pixels. Much faster than resizing a large photograph.
+/// The image with blocks of `n x n` pixels averaged, so that its longer side is less than twice [`MEASURED_SIDE`]. Much
+/// faster than resizing a large photograph.
 fn reduced(image: &DecodedImage) -> DecodedImage {
     let n = (image.width.max(image.height) / MEASURED_SIDE).max(1);
-    // Neither side of a narrow image vanishes.
+    // Neither side of a narrow image becomes 0.
     let (columns, rows) = (n.min(image.width), n.min(image.height));
     let (width, height) = (image.width / columns, image.height / rows);
     let count = image.channels.count();

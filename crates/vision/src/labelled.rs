@@ -1,5 +1,5 @@
-//! [`LabelledRows`]: embeddings with labels, and what belongs to them: which labels are confirmed, which items were
-//! skipped, and the images behind the rows. Audits and classifiers start from them, on the command line and in the server.
+//! [`LabelledRows`]: embeddings with labels, the start of audits and classifiers on the command line and in the server.
+//! Includes confirmed labels, skipped items, and the images behind the rows.
 
 use trueshot::Embeddings;
 use trueshot::audit::{Audit, AuditBuilder, ImageMeasures};

@@ -24,9 +24,10 @@
 //!   data set, made of [`drawing`]s.
 //! - Images: [`decoded_image`] decodes files within a [`memory_budget`]; [`resize`], [`preprocess`], [`augment`],
 //!   [`thumbnail`].
-//! - Embedding: [`backbone`], the interface of its networks ([`network`]), the queue to a GPU ([`batch_queue`]), [`onnx`] models in worker processes, [`embedder`]
-//!   (in memory), [`mod@embed`] (into a file), the [`cache`], and the [`built_in`] models. [`labelled`] holds embeddings with
-//!   their labels and images. [`export`] writes a classifier with its backbone as an ONNX model.
+//! - Embedding: [`embedder`] (in memory) and [`mod@embed`] (into a file), with the [`cache`]; [`backbone`], the
+//!   interface of its networks ([`network`]), the queue to a GPU ([`batch_queue`]), [`onnx`] models in worker
+//!   processes, and the [`built_in`] models. [`labelled`] holds embeddings with their labels and images. [`export`]
+//!   writes a classifier with its backbone as an ONNX model.
 //! - Training: [`training`], its [`dataset`]s and batch [`loader`], the [`overlap`] of training and validation, and the
 //!   method [`maml`].
 

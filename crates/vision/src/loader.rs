@@ -1,15 +1,15 @@
-//! Prepares the batches of the next training steps on threads of its own while a step runs.
+//! [`Loader`]: prepares the batches of the next training steps on its own threads while a step runs.
 //!
-//! Batch `n` is made by a function of `n` alone, so what comes out does not depend on timing. Threads of their
-//! own make every w-th batch each and hold a few ready in a bounded channel; used memory goes back to them. They
-//! are few: making a batch takes a twentieth of the work of a step, and the pool's threads have the rest to do.
+//! Batch `n` is a function of `n` alone, so the result does not depend on timing. With `w` threads, each makes every
+//! `w`-th batch and holds a few ready in a bounded channel; used batches are returned to it, so that their memory is
+//! reused. A few threads suffice: making a batch takes a twentieth of the work of a step.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-/// Makes batch `n`, reusing an old one's memory.
+/// Makes batch `n`; may reuse the memory of an earlier batch.
 pub trait BatchSource: Send + Sync + 'static {
-    /// What is made.
+    /// The input of a step.
     type Batch: Send + 'static;
     /// Working memory of one thread.
     type Scratch;
@@ -17,11 +17,11 @@ pub trait BatchSource: Send + Sync + 'static {
     /// Fresh working memory.
     fn scratch(&self) -> Self::Scratch;
 
-    /// Makes the batch of a step.
+    /// Makes the batch of a step; the memory of `old` may be reused.
     fn make(&self, step: u64, scratch: &mut Self::Scratch, old: Option<Self::Batch>) -> Self::Batch;
 }
 
-/// Batches in order of their steps.
+/// Batches in the order of the steps.
 pub struct Loader<M: BatchSource> {
     source: Arc<M>,
     threads: usize,
@@ -51,7 +51,7 @@ impl<M: BatchSource> Loader<M> {
         }
     }
 
-    /// The batch of a step. Steps are expected one after the other; any other is begun afresh.
+    /// The batch of a step. Consecutive steps are fast; after any other step the threads start again.
     pub fn take(&mut self, step: u64) -> M::Batch {
         if self.threads_running.is_empty() || step != self.next {
             self.start(step);
@@ -61,10 +61,10 @@ impl<M: BatchSource> Loader<M> {
         self.threads_running[worker].batches.recv().expect("a thread of the loader panicked")
     }
 
-    /// Hands back the memory of the batch of a step.
+    /// Returns the batch of a step, so that its memory can be reused.
     pub fn give_back(&mut self, step: u64, batch: M::Batch) {
         let worker = self.thread_of(step);
-        // If the thread is gone, so is the need for memory.
+        // If the thread has ended, the memory is not needed.
         let _ = self.threads_running[worker].used.send(batch);
     }
 
@@ -91,7 +91,7 @@ impl<M: BatchSource> Loader<M> {
     }
 }
 
-/// Makes batches until nobody wants any more.
+/// Makes batches until the channel is closed.
 fn produce_batches<M: BatchSource>(
     source: &M,
     first: u64,

@@ -1,7 +1,7 @@
 //! MAML as a method: a network that is adapted to every support set by gradient descent.
 //!
-//! It looks at images, not at embeddings: its rows hold pixels ([`Dataset::rows`](crate::Dataset::rows)).
-//! [`register`] makes it known to the core, which does not know images. [`move_to_gpu`] adapts on a GPU instead of the CPU.
+//! Its rows are images, not embeddings: pixels from [`Dataset::rows`](crate::Dataset::rows). [`register`] adds the
+//! method to the registry of the core, which does not know images. [`move_to_gpu`] adapts on a GPU instead of the CPU.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -28,9 +28,9 @@ use crate::backbone::{read_preprocessing_notes, write_preprocessing_notes};
 use crate::error::Error;
 use crate::preprocess::Preprocessing;
 
-/// What its model files say they are.
+/// The kind in model files.
 pub const KIND: &str = "maml";
-/// The most classes a model may have: files come from elsewhere, and this decides what is allocated.
+/// The most classes of a model: limits what an untrusted file can make us allocate.
 pub const MAX_WAYS: usize = 1000;
 
 const INFO: MethodInfo = MethodInfo {
@@ -63,20 +63,20 @@ const INFO: MethodInfo = MethodInfo {
     },
 };
 
-/// Makes the method known by its name.
+/// Adds the method to a registry.
 pub fn register(registry: &mut Registry) {
     registry.register(INFO);
 }
 
-/// What a model file says about its network.
+/// The configuration in a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MamlConfig {
-    /// Classes it tells apart.
+    /// The number of classes.
     pub ways: usize,
-    /// How far a step of adaptation goes.
+    /// The learning rate of the adaptation.
     pub rate: f32,
-    /// Steps of adaptation.
+    /// The number of adaptation steps.
     pub steps: usize,
 }
 
@@ -87,7 +87,7 @@ pub struct Maml {
     adaptation: Adaptation,
 }
 
-/// A network with working memory for the threads that use it.
+/// The network, with working memory for its threads.
 struct MamlNetwork {
     size: ModelSize,
     preprocessing: Preprocessing,
@@ -119,7 +119,7 @@ impl Maml {
         Ok(Self::new(preprocessing, config, parameters, path.into()))
     }
 
-    /// Takes parameters in memory, for instance in the middle of training.
+    /// Makes a method of parameters in memory, for instance during training.
     pub fn new(
         preprocessing: Preprocessing,
         config: MamlConfig,
@@ -132,7 +132,7 @@ impl Maml {
         Maml { network: Arc::new(network), adaptation }
     }
 
-    /// The classes it tells apart, and how it is adapted.
+    /// The number of classes and the adaptation.
     #[cfg(feature = "cuda")]
     fn config(&self) -> MamlConfig {
         let Adaptation { rate, steps } = self.adaptation;
@@ -140,7 +140,7 @@ impl Maml {
     }
 }
 
-/// The file of a model.
+/// The tensors and notes of a model file.
 pub fn model_file(preprocessing: &Preprocessing, config: &MamlConfig, parameters: &[f32]) -> Tensors {
     let layout = maml::layout(model_size(preprocessing, config.ways));
     let mut tensors = Model::new(KIND, config, &layout, parameters).tensors().clone();
@@ -148,7 +148,7 @@ pub fn model_file(preprocessing: &Preprocessing, config: &MamlConfig, parameters
     tensors
 }
 
-/// The network that takes such images.
+/// The size of the network for images with this preprocessing.
 pub fn model_size(preprocessing: &Preprocessing, ways: usize) -> ModelSize {
     ModelSize { shape: Shape { size: preprocessing.size, channels: preprocessing.channels.count() }, ways }
 }
@@ -193,7 +193,7 @@ impl MamlNetwork {
         }
     }
 
-    /// Bytes as the network's numbers.
+    /// Bytes as normalised inputs of the network.
     fn normalise_rows(&self, rows: &[&[f32]]) -> Vec<f32> {
         let pairs = self.preprocessing.scale_and_shift(255.0);
         let count = self.size.shape.channels;
@@ -204,7 +204,7 @@ impl MamlNetwork {
         out
     }
 
-    /// Lends working memory.
+    /// Calls `work` with a free learner, or with a new one.
     fn with_learner<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
         let taken = self.learners.lock().expect("no thread panics while it holds the lock").pop();
         let mut learner = taken.unwrap_or_else(|| MamlLearner::new(self.size));

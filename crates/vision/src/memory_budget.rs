@@ -1,11 +1,11 @@
 //! The memory budget for decoded images, shared by all threads of the process.
 //!
-//! A small file can hold an image of many pixels, so what must be limited is the sum over all threads, not one
-//! image. [`decoded_images`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then) takes a
-//! share of it before it decodes and gives it back when the image is dropped; a thread whose share is not free waits.
+//! A small file can hold an image of many pixels, so the sum over all threads must be limited, not only each image.
+//! [`decoded_images`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then)
+//! takes a share of it before it decodes and returns it when the image is dropped; it waits if the memory is not free.
 //!
-//! Shares are given in the order in which they were asked for, so a large image is not overtaken forever by small
-//! ones. A thread must not ask for a second share while it holds one: two such threads could wait for each other.
+//! Shares are granted in the order of the requests, so small images cannot starve a large one. A thread must not take a
+//! second share while it holds one: two such threads could wait for each other.
 
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ pub fn decoded_images() -> &'static Budget {
     &DECODED_IMAGES
 }
 
-/// A number of bytes that threads take shares of.
+/// A number of bytes of which threads take shares.
 #[derive(Debug)]
 pub struct Budget {
     state: Mutex<BudgetState>,
@@ -42,7 +42,7 @@ struct BudgetState {
     turn: u64,
 }
 
-/// Part of a budget; it is given back on drop.
+/// Part of a budget; returned on drop.
 #[derive(Debug)]
 pub struct Share<'a> {
     budget: &'a Budget,

@@ -1,9 +1,9 @@
-//! The seam between images and the networks that embed them: [`EmbeddingNetwork`] and [`EmbeddingSession`].
+//! The interface between images and the networks that embed them: [`EmbeddingNetwork`] and [`EmbeddingSession`].
 //!
 //! A [`Backbone`](crate::Backbone) owns one network and its preprocessing. Threads share the network; each has its own
-//! session, which holds the memory it computes in and takes a whole batch per call. Conv4 and EfficientNet-Lite0
-//! implement the traits here, an ONNX model in [`onnx`](crate::onnx), and the networks on a GPU in `gpu_network`. A GPU
-//! takes images through one [`BatchQueue`], so that no thread waits for it.
+//! session, which holds its working memory and takes a batch per call. The traits are implemented here for Conv4 and
+//! EfficientNet-Lite0, in [`onnx`](crate::onnx) for ONNX models, and in `gpu_network` for networks on a GPU, which take
+//! images through one [`BatchQueue`].
 
 use trueshot_nn::conv4::{Conv4Embedder, Conv4Session};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
@@ -19,7 +19,7 @@ pub trait EmbeddingNetwork: Send + Sync {
     /// Values of one input image: height x width x channels.
     fn input_len(&self) -> usize;
 
-    /// Number of images that a caller should pass to one call of [`EmbeddingSession::embed`]; more would not be faster.
+    /// The best number of images per call of [`EmbeddingSession::embed`]; more would not be faster.
     fn batch_size(&self) -> usize;
 
     /// Whether embedding an image takes longer than reading it, so that caching embeddings saves time.
@@ -28,29 +28,29 @@ pub trait EmbeddingNetwork: Send + Sync {
     /// A session for one thread.
     fn session(&self) -> Box<dyn EmbeddingSession>;
 
-    /// The queue of a network that takes images as bytes from all threads: not normalised, and of the size and channels of
-    /// its preprocessing. `None` if every thread embeds its own images.
+    /// The queue of a network that takes images as bytes from all threads: not normalised, in the size and channels of
+    /// the preprocessing. `None` if every thread embeds its own images.
     fn queue(&self) -> Option<&BatchQueue> {
         None
     }
 
-    /// The error after which the network embeds nothing any more, such as a lost GPU. The whole work stops then, whereas an
-    /// error of a session is about its images only.
+    /// The error after which the network embeds nothing more, such as a lost GPU. It ends the whole work, whereas an
+    /// error of a session concerns only its images.
     fn failure(&self) -> Option<trueshot::Error> {
         None
     }
 }
 
-/// The state of one thread that embeds: the network and the memory that it computes in.
+/// The network and the working memory of one thread.
 pub trait EmbeddingSession: Send {
     /// Embeds a batch: `images` is `[image, row, column, channel]`, normalised, and `out` is `[image, dim]`. An embedding
     /// depends on its own image only, not on the other images of the batch.
     ///
     /// # Errors
-    /// If the network fails on one of the images, which only networks from elsewhere do.
+    /// If the network fails on one of the images. Conv4 and EfficientNet-Lite0 do not fail.
     ///
     /// # Panics
-    /// If the lengths are not those of whole images and their embeddings.
+    /// If the lengths do not match.
     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable>;
 }
 

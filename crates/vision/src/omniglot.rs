@@ -1,8 +1,8 @@
-//! Omniglot, the built-in data set: 1,623 handwritten characters of 50 alphabets, each drawn by 20 people.
+//! Omniglot, the built-in data set: 1,623 handwritten characters of 50 alphabets, each drawn by 20 people. Start with
+//! [`Omniglot::embedded`].
 //!
-//! The data set of the demo, and the smallest honest one to train on: whoever has the program has it. Lake,
-//! Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was
-//! made from it.
+//! Lake, Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was made
+//! from it.
 //!
 //! The file, integers little-endian:
 //!
@@ -13,10 +13,9 @@
 //! | per alphabet: 1, 2, 1, 4, then the name | split (0 background, 1 evaluation), number of characters, bytes of the name, bytes of the stream, the name in UTF-8 |
 //! | the streams, one per alphabet | zlib: the drawings, character by character, each in strips of eight columns |
 //!
-//! Opening reads the table alone. An alphabet is unpacked when one of its drawings is first asked for, since
-//! a demo needs a few characters and not 45 MB; all of them take about a tenth of a second. The bytes are
-//! treated as foreign even though they are ours: every length is checked before it is used, sizes before
-//! anything is allocated.
+//! Opening reads only the table. An alphabet is unpacked when one of its drawings is first needed: a demo needs a few
+//! characters and not 45 MB. Unpacking everything takes about a tenth of a second. The file is treated as untrusted:
+//! every length is checked before it is used, sizes before anything is allocated.
 
 use std::io::Read;
 use std::ops::Range;
@@ -31,7 +30,7 @@ const MAGIC: &[u8; 8] = b"OMNIGLT1";
 const MAX_SIDE: usize = 512;
 /// The most bytes an alphabet may unpack to; the largest of Omniglot takes 1.7 MB.
 const MAX_UNPACKED: usize = 64 << 20;
-/// Deflate cannot pack tighter than this, so a stream that promises more is refused unread.
+/// The largest compression factor of deflate; a stream that claims more is refused unread.
 const MAX_DEFLATE_RATIO: usize = 1032;
 
 static EMBEDDED: LazyLock<Result<Omniglot<'static>, OmniglotError>> =
@@ -47,13 +46,13 @@ fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
     Ok(trueshot_omniglot::DRAWINGS)
 }
 
-/// A program without the drawings takes them from a file, once.
+/// Without the built-in drawings, reads them once from a file.
 #[cfg(not(feature = "drawings"))]
 fn omniglot_bytes() -> Result<&'static [u8], OmniglotError> {
     Ok(Vec::leak(read_external_asset("omniglot.bin")?))
 }
 
-/// A file about Omniglot that is not part of the program.
+/// Reads an Omniglot file that is not built in.
 #[cfg(not(feature = "drawings"))]
 pub(crate) fn read_external_asset(name: &str) -> Result<Vec<u8>, OmniglotError> {
     let folder = std::env::var_os(ASSETS_VARIABLE).ok_or(OmniglotError::NotBuiltIn)?;
@@ -61,32 +60,32 @@ pub(crate) fn read_external_asset(name: &str) -> Result<Vec<u8>, OmniglotError> 
     std::fs::read(&path).map_err(|error| OmniglotError::File(path.display().to_string(), error.to_string()))
 }
 
-/// The variable that names the folder of `assets` where they are not part of the program.
+/// The environment variable with the folder of the assets that are not built in.
 pub(crate) const ASSETS_VARIABLE: &str = "TRUESHOT_ASSETS";
 
-/// Why bytes are not a packed Omniglot, or why a drawing is not in it.
+/// An error of a packed Omniglot file, or a character or drawing that does not exist.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OmniglotError {
-    /// The program was built without it.
+    /// The program was built without the drawings.
     #[error("the drawings of Omniglot are not part of this program")]
     NotBuiltIn,
-    /// The file that should hold it cannot be read.
+    /// The file with the drawings cannot be read.
     #[error("cannot read {0}: {1}")]
     File(String, String),
-    /// The bytes do not start as such a file does.
+    /// The file does not start with the magic bytes.
     #[error("not a packed omniglot file: it does not start with `OMNIGLT1`")]
     Magic,
-    /// The bytes end before what they announce.
+    /// The file is truncated.
     #[error("the packed omniglot file is truncated: {what} needs {needed} bytes, {left} are left")]
     CutOff {
         /// What was being read.
         what: &'static str,
-        /// Bytes that it takes.
+        /// The length of that part in bytes.
         needed: usize,
-        /// Bytes that there are.
+        /// The bytes that are left.
         left: usize,
     },
-    /// A number in the file is outside what it can be.
+    /// A number in the file is outside its range.
     #[error("{what} is {given} in the packed omniglot file; allowed: {least} to {most}")]
     OutOfRange {
         /// What the number counts.
@@ -107,7 +106,7 @@ pub enum OmniglotError {
     /// There are bytes after the last stream.
     #[error("packed omniglot file has {surplus} bytes after its end")]
     Surplus {
-        /// How many.
+        /// Number of bytes.
         surplus: usize,
     },
     /// A stream does not unpack to exactly the drawings of its alphabet.
@@ -115,46 +114,46 @@ pub enum OmniglotError {
     Damaged {
         /// The alphabet's name.
         alphabet: String,
-        /// What the unpacking met.
+        /// The error of the decompressor.
         reason: String,
     },
     /// There is no such character.
     #[error("there is no character {given}; allowed: 0 to {most}")]
     NoCharacter {
-        /// The index asked for.
+        /// The requested index.
         given: usize,
-        /// The last there is.
+        /// The largest index.
         most: usize,
     },
     /// There is no such drawing of a character.
     #[error("there is no drawing {given} of a character; allowed: 0 to {most}")]
     NoDrawing {
-        /// The index asked for.
+        /// The requested index.
         given: usize,
-        /// The last there is.
+        /// The largest index.
         most: usize,
     },
 }
 
-/// The halves of the data set, as it was published: whole alphabets are in one or the other.
+/// The two halves of the published data set; each alphabet is in one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OmniglotHalf {
-    /// 964 characters of 30 alphabets, to learn from.
+    /// 964 characters of 30 alphabets, for training.
     Background,
-    /// 659 characters of 20 other alphabets, to be tested on.
+    /// 659 characters of 20 other alphabets, for evaluation.
     Evaluation,
 }
 
 /// One character: a class of the data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Character<'a> {
-    /// The alphabet's name, as the folder is called in the published data: `Old_Church_Slavonic_(Cyrillic)`.
+    /// The name of the alphabet's folder in the published data: `Old_Church_Slavonic_(Cyrillic)`.
     pub alphabet: &'a str,
     /// The name within the alphabet: `character01`.
     pub name: String,
     /// The half of the data that it belongs to.
     pub split: OmniglotHalf,
-    /// Which stream holds it, and which character in there it is.
+    /// The index of the alphabet's stream; then the character's index in it.
     stream: usize,
     place: usize,
 }
@@ -178,21 +177,21 @@ pub struct Omniglot<'a> {
 }
 
 impl Omniglot<'static> {
-    /// The data set that is part of the program, or, where that was built without it, the file in the folder that
-    /// `TRUESHOT_ASSETS` names. Unpacked drawings are kept for the life of the process.
+    /// The built-in data set, or, in a program without it, the file in the folder `TRUESHOT_ASSETS`. Unpacked drawings
+    /// are kept for the life of the process.
     pub fn embedded() -> Result<&'static Self, OmniglotError> {
         EMBEDDED.as_ref().map_err(Clone::clone)
     }
 
-    /// Four alphabets that are part of every program, also of those without the whole data set: 77 characters of the half
-    /// [`OmniglotHalf::Evaluation`] that are in the split `test`, and 22 of the other half that are in the split `val`.
+    /// Four alphabets that every program contains: 77 characters of the half [`OmniglotHalf::Evaluation`] in the split
+    /// `test`, and 22 of the other half in the split `val`.
     pub fn sample() -> &'static Self {
         &SAMPLE
     }
 }
 
 impl<'a> Omniglot<'a> {
-    /// Reads the table of a packed file; the drawings stay packed until they are asked for.
+    /// Reads the table of a packed file; drawings are unpacked when they are needed.
     pub fn open(bytes: &'a [u8]) -> Result<Self, OmniglotError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(OmniglotError::Magic)?;
         let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
@@ -218,7 +217,7 @@ impl<'a> Omniglot<'a> {
         self.side
     }
 
-    /// How often each character was drawn; drawing `n` is by the `n`th person of the alphabet.
+    /// Drawings per character; drawing `n` is by the `n`th person of the alphabet.
     pub fn drawings_per_character(&self) -> usize {
         self.drawings_per_character
     }
@@ -251,7 +250,6 @@ impl<'a> Omniglot<'a> {
     }
 }
 
-/// A line of the file's table.
 struct AlphabetEntry<'a> {
     split: OmniglotHalf,
     characters: usize,
@@ -286,7 +284,7 @@ impl<'a> AlphabetEntry<'a> {
         Ok(PackedAlphabet { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
     }
 
-    /// Characters are numbered from 1 without a gap, so the file does not spell their names.
+    /// Characters are numbered from 1 without gaps, so the file does not contain their names.
     fn characters(&self, stream: usize) -> impl Iterator<Item = Character<'a>> {
         let (alphabet, split) = (self.alphabet, self.split);
         let name = |place| format!("character{:02}", place + 1);
@@ -304,7 +302,7 @@ impl PackedAlphabet<'_> {
         let damaged = |reason: String| OmniglotError::Damaged { alphabet: self.alphabet.into(), reason };
         let mut drawings = Vec::with_capacity(self.unpacked_length);
         let mut decoder = ZlibDecoder::new(self.packed);
-        // One byte more than fits tells a stream that is too long, and reaches the checksum of one that is not.
+        // One byte more than expected: detects a stream that is too long, and otherwise reads its checksum.
         let limit = self.unpacked_length as u64 + 1;
         let outcome = decoder.by_ref().take(limit).read_to_end(&mut drawings);
         outcome.map_err(|error| damaged(error.to_string()))?;
@@ -492,7 +490,7 @@ mod tests {
             let place = file.len() - streams + place.index(streams);
             changed[place] ^= flip;
             let wrong = read_everything(&changed);
-            // Some bits of a zlib header mean nothing to the drawings; all others are found out.
+            // Some bits of a zlib header do not affect the drawings; all others are detected.
             prop_assert!(wrong.is_err() || wrong == read_everything(&file));
         }
     }

@@ -25,9 +25,9 @@ use crate::resize::Fit;
 use crate::source::{Collection, class_images};
 use crate::split::{Split, imagenet_outliers};
 
-/// The file that describes the set.
+/// The file in the output folder that describes the set.
 const PLAN_FILE: &str = "outliers.json";
-/// Where ImageNet's class folders may be, relative to the given folder.
+/// Subfolders in which ImageNet's class folders may be.
 const IMAGENET_FOLDERS: [&str; 4] = ["", "train", "ILSVRC/Data/CLS-LOC/train", "Data/CLS-LOC/train"];
 
 /// The classes to choose from.
@@ -91,7 +91,7 @@ pub struct OutlierReport {
     pub images: usize,
     /// Images that could not be read.
     pub unreadable: usize,
-    /// Classes with fewer images than asked for, and how many they have.
+    /// Classes with fewer images than requested, and their numbers of images.
     pub short: Vec<(String, usize)>,
 }
 
@@ -139,7 +139,7 @@ fn refuse_overlap(request: &OutlierRequest<'_>, classes: &[String]) -> Result<()
     Ok(())
 }
 
-/// The folder that has the class folders.
+/// The folder that contains the class folders.
 fn imagenet_root(request: &OutlierRequest<'_>) -> PathBuf {
     let folders = IMAGENET_FOLDERS.map(|below| request.source.join(below));
     folders.into_iter().rev().find(|folder| folder.is_dir()).unwrap_or_else(|| request.source.into())
@@ -212,7 +212,7 @@ pub fn write_validation_classes(
     })
 }
 
-/// The name of a class or image as the name of a folder or file: characters that could lead elsewhere are replaced.
+/// A class or image name as a folder or file name: characters that could lead to another folder are replaced.
 fn folder_name(name: &str) -> String {
     let is_unsafe = |c: char| c.is_control() || "/\\:*?\"<>|".contains(c);
     let safe: String = name.chars().map(|c| if is_unsafe(c) { '-' } else { c }).collect();
@@ -227,8 +227,8 @@ struct ClassImage<'a> {
     read: Box<dyn Fn() -> Option<DecodedImage> + 'a>,
 }
 
-/// Writes the classes that do not exist yet. `images` lists the images of a class, and the number of files that cannot be
-/// images of it.
+/// Writes the classes that do not exist yet. `images` lists the images of a class, and counts the files that are not
+/// images by their name.
 fn write_set<'a>(
     output: &Path,
     plan: &OutlierPlan,

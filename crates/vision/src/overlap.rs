@@ -1,10 +1,9 @@
-//! Finds classes and images that training and validation data share: images with the same pixels, and images that are
-//! nearly the same.
+//! Finds classes and images that training and validation data share ([`Overlap::between`]), which would make the
+//! validation worthless.
 //!
-//! A validation that has seen the answers is worth nothing, so this is looked for before training begins. Two
-//! images are the same if their pixels are. They are nearly the same if in a grid of 9 x 8 cells both the
-//! brightness of cells and which of two neighbours is brighter agree but for a little, which survives another
-//! size or quality of the file. Images that show next to nothing all look alike and are left out of this.
+//! Two images are the same if their pixels are. They look the same if, in a grid of 9 x 8 cells, the brightness of the
+//! cells and the order of neighbouring cells nearly agree; this survives resizing and recompression. Nearly uniform
+//! images all look alike and are not compared this way.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +12,7 @@ use rayon::prelude::*;
 use crate::dataset::Dataset;
 use crate::decoded_image::{Channels, DecodedImage};
 
-/// What two sets of images share.
+/// Classes and images that two data sets share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Names of classes that are in both.
@@ -41,7 +40,7 @@ impl Overlap {
         overlap
     }
 
-    /// What deserves attention, in plain English.
+    /// Warnings for the user, in plain English.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         let many =
@@ -61,12 +60,12 @@ impl Overlap {
     }
 }
 
-/// Images to look others up among.
+/// An index of images by their pixels and by what they look like.
 struct ImageIndex {
     signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
-    /// Images by each quarter of their pattern: of two patterns that differ in three places, a quarter is
-    /// the same.
+    /// Images by each quarter of their pattern. Patterns that differ in at most three bits share a quarter; most
+    /// similar images do.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
 
@@ -83,7 +82,7 @@ impl ImageIndex {
         ImageIndex { signatures, by_pixels, by_quarter }
     }
 
-    /// The first image that is the same, or else that looks the same; and which of the two it is.
+    /// The first image with the same pixels, or else the first that looks the same; true in the first case.
     fn find(&self, signature: &ImageSignature) -> Option<(usize, bool)> {
         if let Some(&same) = self.by_pixels.get(&signature.pixels) {
             return Some((same, true));
@@ -96,17 +95,17 @@ impl ImageIndex {
 
 const COLUMNS: usize = 9;
 const ROWS: usize = 8;
-/// How far the brightness of two cells may be apart, of 255.
+/// The largest difference in brightness of two cells that count as equal, of 255.
 const BRIGHTNESS_TOLERANCE: u8 = 12;
-/// In how many places the patterns of two images may differ.
+/// The most bits in which the patterns of similar images differ.
 const MAX_DIFFERENT_BITS: u32 = 6;
-/// Cells of an image that shows next to nothing differ by less.
+/// An image is uniform if the brightness of its cells differs by less than this.
 const FLAT_SPREAD: u8 = 6;
 
-/// What an image looks like from afar.
+/// A hash of the pixels, and a coarse description of an image.
 struct ImageSignature {
     pixels: blake3::Hash,
-    /// For each of 8 x 8 places, whether the left of two cells is brighter.
+    /// For each of 8 x 8 pairs of neighbouring cells, whether the left one is brighter.
     pattern: u64,
     cells: Vec<u8>,
     is_flat: bool,
@@ -125,7 +124,8 @@ impl ImageSignature {
         ImageSignature { pixels: blake3::hash(&image.pixels), pattern, is_flat: spread < FLAT_SPREAD, cells }
     }
 
-    /// The quarters of the pattern by which it is looked up. Blank ones say nothing, and many have them.
+    /// The quarters of the pattern under which it is indexed. Uniform images and quarters without a bit are left out:
+    /// too many images share them.
     fn quarters(&self) -> impl Iterator<Item = (usize, u16)> {
         let (pattern, is_flat) = (self.pattern, self.is_flat);
         let quarters = (0..4).map(move |place| (place, (pattern >> (16 * place)) as u16));

@@ -4,25 +4,25 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Error, Result};
 use crate::resize::{Fit, Resampling};
 
-/// From a decoded image to a network's input.
+/// How a decoded image becomes the input of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocessing {
     /// Height and width.
     pub size: usize,
-    /// One number a pixel or three.
+    /// Grey or colour.
     pub channels: Channels,
     /// Subtracted from a value in [0, 1], for each channel.
     pub mean: Vec<f32>,
-    /// What is left is divided by this.
+    /// Divisor after the mean is subtracted, for each channel.
     pub std: Vec<f32>,
-    /// What an image of another shape becomes.
+    /// How to handle an image that is not square.
     pub fit: Fit,
-    /// How it is brought to that size.
+    /// The interpolation for resizing.
     pub resampling: Resampling,
 }
 
 impl Preprocessing {
-    /// Colour, normalised as ImageNet's images usually are.
+    /// Colour images with the usual normalisation of ImageNet.
     pub fn colour(size: usize) -> Self {
         let (mean, std) = (vec![0.485, 0.456, 0.406], vec![0.229, 0.224, 0.225]);
         Preprocessing {
@@ -35,7 +35,7 @@ impl Preprocessing {
         }
     }
 
-    /// Drawings: ink is 1 and paper 0. Files have black ink on white paper, so this is `(value - 1) / -1`.
+    /// Drawings: ink is 1 and paper 0. Files have black ink on white paper, so the mean is 1 and the divisor -1.
     pub fn drawings(size: usize) -> Self {
         Preprocessing {
             size,
@@ -47,7 +47,7 @@ impl Preprocessing {
         }
     }
 
-    /// Refuses what no network has.
+    /// Returns an error for a size or a normalisation that no network has.
     pub fn check(&self) -> Result<()> {
         let count = self.channels.count();
         let fine = |values: &[f32]| values.len() == count && values.iter().all(|value| value.is_finite());
@@ -61,17 +61,17 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// The image at the network's size.
+    /// The image resized to the input size of the network.
     pub fn fitted(&self, image: DecodedImage) -> DecodedImage {
         image.fitted_by(self.size, self.fit, self.resampling)
     }
 
-    /// Numbers of a network's input.
+    /// The number of values in an input: `size * size * channels`.
     pub fn input_len(&self) -> usize {
         self.size * self.size * self.channels.count()
     }
 
-    /// The factor and the summand that make a byte's share of 255 a normalised number, for each channel.
+    /// Per channel the scale and shift of `scale * value + shift`, which normalises values from 0 to `unit`.
     pub(crate) fn scale_and_shift(&self, unit: f32) -> [[f32; 2]; 3] {
         let mut pairs = [[0.0; 2]; 3];
         for (pair, (mean, std)) in pairs.iter_mut().zip(self.mean.iter().zip(&self.std)) {
@@ -83,7 +83,7 @@ impl Preprocessing {
     /// Normalises an image that has the right size and channels.
     ///
     /// # Panics
-    /// If it has not.
+    /// If the size or the channels differ.
     pub fn normalise(&self, image: &DecodedImage, out: &mut [f32]) {
         assert_eq!((image.width, image.height), (self.size, self.size), "size of the fitted image");
         assert_eq!(out.len(), image.pixels.len(), "length of the output");

@@ -7,17 +7,17 @@ pub use trueshot::resample::{Fit, Resampling};
 use crate::decoded_image::DecodedImage;
 
 impl DecodedImage {
-    /// The image as a square of so many pixels; itself where it is one already.
+    /// The image as a square of `size` x `size` pixels.
     pub fn fitted(self, size: usize, fit: Fit) -> DecodedImage {
         self.fitted_by(size, fit, Resampling::Bilinear)
     }
 
-    /// The same with a choice of how pixels in between are made.
+    /// [`Self::fitted`] with a choice of the interpolation.
     pub fn fitted_by(self, size: usize, fit: Fit, resampling: Resampling) -> DecodedImage {
         self.cropped_for(fit).resized_by(size, size, resampling)
     }
 
-    /// The part of the image that is to be used, in its own size.
+    /// The part of the image that is used, not resized.
     pub(crate) fn cropped_for(self, fit: Fit) -> DecodedImage {
         match fit {
             Fit::Squash => self,
@@ -25,12 +25,12 @@ impl DecodedImage {
         }
     }
 
-    /// The image in another size.
+    /// The image resized to `width` x `height` pixels.
     pub fn resized(self, width: usize, height: usize) -> DecodedImage {
         self.resized_by(width, height, Resampling::Bilinear)
     }
 
-    /// The image in another size, with a choice of how pixels in between are made.
+    /// [`Self::resized`] with a choice of the interpolation.
     pub fn resized_by(self, width: usize, height: usize, resampling: Resampling) -> DecodedImage {
         if (width, height) == (self.width, self.height) {
             return self;

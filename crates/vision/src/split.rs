@@ -1,9 +1,9 @@
 //! Splits: which classes are for training, validation and test, read from split files or built in.
 //!
-//! A JSON object whose members are splits: each a list of class names, or objects of lists (Omniglot's halves
-//! and alphabets), whose names then lead to the class: `Latin/character01`. A name also stands for the classes
-//! below it, so that superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's data sets
-//! are built in and go by their names.
+//! A split file is a JSON object whose members are splits. A split is a list of class names, or nested objects of lists
+//! (Omniglot's halves and alphabets) whose keys become part of the name: `Latin/character01`. A name also stands for
+//! the classes below it, so that superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's
+//! data sets are built in.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -15,12 +15,12 @@ use crate::error::{Error, Result};
 use crate::omniglot::{self, Omniglot};
 use crate::source::drawing_class_name;
 
-/// Split files are lists of names; a hundred megabytes is something else.
+/// The largest split file.
 const MAX_BYTES: u64 = 64 << 20;
-/// Halves of Omniglot, which are no part of a character's name.
+/// The halves of Omniglot, which are not part of a character's name.
 const OMNIGLOT_HALVES: [&str; 2] = ["background", "evaluation"];
 
-/// The splits that are built in: names, and the file.
+/// The built-in splits: their names and the JSON.
 const BUILT_IN: [(&[&str], &str); 6] = [
     (&["cifar-fs"], include_str!("../assets/splits/cifar-fs.json")),
     (&["cub"], include_str!("../assets/splits/cub.json")),
@@ -33,7 +33,7 @@ const BUILT_IN: [(&[&str], &str); 6] = [
 /// The 350 classes of ImageNet that are neither in miniImageNet nor in TieredImageNet.
 static IMAGENET_OUTLIERS: &str = include_str!("../assets/splits/imagenet-outliers.txt");
 
-/// The classes of ImageNet from which outliers are usually taken.
+/// The 350 classes of ImageNet from which outliers are taken by default.
 pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
     IMAGENET_OUTLIERS.lines()
 }
@@ -41,20 +41,20 @@ pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
 /// The classes of one split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
-    /// What it is called, usually `train`, `val` or `test`.
+    /// The name, usually `train`, `val` or `test`.
     pub name: String,
     /// Its classes.
     pub classes: BTreeSet<String>,
 }
 
 impl Split {
-    /// Reads one split of a file, or of one that is built in.
+    /// Reads one split of a file or of a built-in split file.
     pub fn open(path: &Path, name: &str) -> Result<Self> {
         let splits = read_splits(path)?;
         Self::from_json(path, &splits, name)
     }
 
-    /// Reads all splits of a file, or of one that is built in.
+    /// Reads all splits of a file or of a built-in split file.
     pub fn all(path: &Path) -> Result<Vec<Self>> {
         let splits = read_splits(path)?;
         splits.keys().map(|name| Self::from_json(path, &splits, name)).collect()
@@ -76,8 +76,8 @@ impl Split {
         Ok(Split { name: name.into(), classes })
     }
 
-    /// One split of the built-in drawings: by Vinyals et al. the first 1,200 characters are for training and
-    /// the rest for test, and of the former five alphabets are kept for validation.
+    /// One split of the built-in drawings by Vinyals et al.: the first 1,200 characters are for training, of which five
+    /// alphabets are for validation, and the rest for test.
     pub fn omniglot(name: &str) -> Result<Self> {
         if !["train", "val", "test"].contains(&name) {
             let known = "train, val, test".into();
@@ -89,13 +89,13 @@ impl Split {
         Ok(Split { name: name.into(), classes })
     }
 
-    /// Whether a class belongs to it, by its name or by that of a folder above it.
+    /// Whether a class belongs to the split, by its name or by that of a folder above it.
     pub fn contains(&self, class: &str) -> bool {
         let above = class.match_indices('/').map(|(place, _)| &class[..place]);
         self.classes.contains(class) || above.into_iter().any(|above| self.classes.contains(above))
     }
 
-    /// Names of the split that none of these classes answers to.
+    /// Names of the split that match none of these classes.
     pub fn missing(&self, classes: &[String]) -> Vec<String> {
         let answers = |name: &str, class: &str| {
             class.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -105,7 +105,7 @@ impl Split {
     }
 }
 
-/// The members of a split file.
+/// The JSON members of a split file.
 fn read_splits(path: &Path) -> Result<Map<String, Value>> {
     let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
     match serde_json::from_str(&read_text(path)?) {
@@ -118,7 +118,7 @@ fn read_splits(path: &Path) -> Result<Map<String, Value>> {
 fn read_text(path: &Path) -> Result<Cow<'static, str>> {
     let given = path.to_string_lossy();
     let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
-    // People have a folder `mini` beside them; only a file of that name is meant rather than what is built in.
+    // A folder `mini` is common; only a file of that name takes precedence over the built-in split.
     if let Some((_, text)) = built_in.filter(|_| !path.is_file()) {
         return Ok(Cow::Borrowed(text));
     }
@@ -146,7 +146,7 @@ fn omniglot_split(place: usize, character: &omniglot::Character<'_>) -> &'static
     }
 }
 
-/// Collects the names in lists; `Err` is the place of what is neither a list nor an object.
+/// Collects the names in nested lists; `Err` is the path of a value that is neither a list nor an object.
 fn collect_names(
     prefix: &str,
     value: &Value,

@@ -1,7 +1,7 @@
 //! Surveys of data sets: numbers of classes and images and the sizes of images, compared with the published numbers.
 //!
-//! A [`Survey`] counts classes, images and sizes, and reads every image if asked to, since a file of the right
-//! name may be cut off. A [`PublishedDataset`] has known numbers; what differs is said in plain sentences.
+//! [`Survey::count`] counts classes and images, and [`Survey::read`] also reads every image, since a file may be
+//! truncated. [`PublishedDataset::problems`] describes differences from the published numbers.
 
 use std::collections::BTreeMap;
 use trueshot::progress::Progress;
@@ -13,19 +13,19 @@ use crate::error::{Result, Skipped};
 use crate::source::Collection;
 use crate::split::Split;
 
-/// Images that are read before anybody is told.
+/// Images that are read between two reports of progress.
 const CHUNK: usize = 512;
-/// Names that are listed before it says "and more".
+/// The most names in a message before "and more".
 const MAX_LISTED: usize = 3;
 
-/// What one part of a data set holds.
+/// The contents of one split of a data set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Images of each class that can be read.
+    /// The number of readable images of each class.
     pub classes: BTreeMap<String, usize>,
-    /// How many images have which width and height; empty if none was read.
+    /// The number of images by width and height; empty if the images were not read.
     pub sizes: BTreeMap<(usize, usize), usize>,
-    /// What was skipped.
+    /// Files that were skipped.
     pub skipped: Vec<Skipped>,
 }
 
@@ -61,31 +61,31 @@ impl Survey {
         Ok(survey)
     }
 
-    /// All images that can be read.
+    /// The number of readable images.
     pub fn images(&self) -> usize {
         self.classes.values().sum()
     }
 }
 
-/// What is known about a published data set.
+/// The published numbers of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublishedDataset {
-    /// What it is called; its split file is built in under the same name.
+    /// The name, which is also that of its built-in split file.
     pub name: &'static str,
-    /// Classes for training, validation and test.
+    /// Numbers of classes for training, validation and test.
     pub classes: [usize; 3],
-    /// Images of every class, where they are as many.
+    /// Images per class, if equal for all classes.
     pub per_class: Option<usize>,
-    /// Images of the three splits, where it is not the same for every class.
+    /// Numbers of images of the three splits, if the classes differ in size.
     pub images: Option<[usize; 3]>,
-    /// Width and height, where they are the same for all.
+    /// Width and height, if equal for all images.
     pub size: Option<usize>,
 }
 
-/// What they are called.
+/// The names of the three splits.
 pub const SPLITS: [&str; 3] = ["train", "val", "test"];
 
-/// The data sets of the paper and those most often used beside them.
+/// The data sets of the paper and the most common others.
 pub const PUBLISHED_DATASETS: [PublishedDataset; 5] = [
     PublishedDataset {
         name: "mini",
@@ -119,13 +119,13 @@ pub const PUBLISHED_DATASETS: [PublishedDataset; 5] = [
 ];
 
 impl PublishedDataset {
-    /// The data set of that name.
+    /// The data set of a name.
     pub fn find(name: &str) -> Option<&'static Self> {
         PUBLISHED_DATASETS.iter().find(|published| published.name == name)
     }
 
-    /// What is wrong with one of the splits; `split` has the names of its classes, where the data set's classes go
-    /// by those.
+    /// Differences of split `number` from the published numbers, as sentences. `split` has the expected class names, if
+    /// the data set has standard names.
     pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
         let mut problems = Vec::new();
         let name = SPLITS[number];
@@ -177,7 +177,7 @@ impl PublishedDataset {
     }
 }
 
-/// Classes that are in more than one part.
+/// Classes that are in more than one split.
 pub fn shared_classes(parts: &[(&str, &Survey)]) -> Vec<String> {
     let mut problems = Vec::new();
     for (place, (first, one)) in parts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Fixtures that several tests of this crate use.
 
 use image::{ImageFormat, Rgb, RgbImage};
 use tempfile::TempDir;
@@ -15,7 +15,7 @@ pub(crate) fn photograph(shade: u8) -> Vec<u8> {
     file.into_inner()
 }
 
-/// A folder of which some files have changed since it was listed: removed, truncated, emptied, replaced by a folder, and
+/// A folder with files that have changed since it was listed: removed, truncated, emptied, replaced by a folder, and
 /// replaced by another image.
 pub(crate) fn changed_folder() -> (TempDir, Collection) {
     let folder = tempfile::tempdir().unwrap();
@@ -38,7 +38,7 @@ pub(crate) fn changed_folder() -> (TempDir, Collection) {
     (folder, collection)
 }
 
-/// Checks what came of the [`changed_folder`].
+/// Checks the embeddings of the [`changed_folder`].
 pub(crate) fn assert_changes_are_told(embedded: &EmbeddedCollection, collection: &Collection) {
     let items: Vec<&str> =
         (0..embedded.embeddings.len()).map(|row| embedded.embeddings.item(row).unwrap()).collect();

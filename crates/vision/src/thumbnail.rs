@@ -10,10 +10,10 @@ use crate::error::Unreadable;
 use crate::resize::Fit;
 use crate::source::{Collection, ImageEntry};
 
-/// Good enough for something so small, and a third of the bytes of more.
+/// Enough for a thumbnail, with a third of the bytes of a high quality.
 const JPEG_QUALITY: u8 = 72;
 
-/// The middle of an image as a square of so many pixels: a JPEG in a data URI.
+/// The central square of an image as a JPEG of `side` x `side` pixels in a data URI.
 pub fn data_uri(collection: &Collection, entry: &ImageEntry, side: usize) -> Result<String, Unreadable> {
     let small = collection.read_image_then(entry, Channels::Colour, |image| {
         // An image smaller than the thumbnail is enlarged by the page.

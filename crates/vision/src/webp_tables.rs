@@ -1,10 +1,10 @@
-//! Computes the memory that the prefix code tables of a lossless WebP file take.
+//! Computes the memory that the prefix code tables of a lossless WebP file take ([`table_bytes`]).
 //!
-//! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder builds the
-//! tables of all groups before it decodes a pixel, so half a megabyte can make it allocate gigabytes. Nothing in the
-//! header says how large they are. So the bit stream is read here up to the last table, as the decoder reads it, and
-//! the tables are counted instead of built. A stream that ends or makes no sense is counted up to that place, because
-//! that is how far the decoder gets.
+//! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder builds
+//! the tables of all groups before it decodes a pixel, so a file of half a megabyte can make it allocate gigabytes, and
+//! the header does not give their size. So this module reads the bit stream up to the last table, as the decoder does,
+//! and counts the tables instead of building them. A truncated or invalid stream is counted up to that position,
+//! because the decoder gets no further.
 //!
 //! The format is described at <https://developers.google.com/speed/webp/docs/webp_lossless_bitstream_specification>.
 
@@ -12,16 +12,16 @@
 const CODE_LENGTH_ORDER: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 /// Symbols of the five codes of a group: green and lengths, red, blue, alpha, distances.
 const ALPHABET_SIZES: [usize; 5] = [256 + 24, 256, 256, 256, 40];
-/// The decoder looks up so many bits in a table; longer codes continue in a tree.
+/// Bits that the decoder looks up in a table; longer codes continue in a tree.
 const TABLE_BITS: usize = 10;
 const TABLE_ENTRY_BYTES: u64 = 4;
 const TREE_NODE_BYTES: u64 = 16;
-/// The five structures of a group, in a vector that grows by doubling.
+/// Bytes of the five structures of a group, in a vector that grows by doubling.
 const GROUP_BYTES: u64 = 1 << 10;
-/// A code of two symbols.
+/// Bytes of a code with two symbols.
 const PAIR_BYTES: u64 = 128;
 
-/// Neighbours that short distances stand for, as x and y.
+/// The pixels, as x and y, that short distance codes stand for.
 #[rustfmt::skip]
 const NEIGHBOURS: [(i64, i64); 120] = [
     (0, 1),  (1, 0),  (1, 1),  (-1, 1), (0, 2),  (2, 0),  (1, 2),  (-1, 2),
@@ -41,10 +41,10 @@ const NEIGHBOURS: [(i64, i64); 120] = [
     (-6, 7), (7, 6),  (-7, 6), (8, 5),  (7, 7),  (-7, 7), (8, 6),  (8, 7),
 ];
 
-/// Bytes that the tables of a WebP file take at most, if it is an image of `width` x `height` pixels.
+/// The most bytes that the tables of a WebP file of `width` x `height` pixels take.
 pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
     let size = (width as usize, height as usize);
-    // The decoder takes the first chunk of each kind, and of an animation the first frame.
+    // The decoder uses the first chunk of each kind, and the first frame of an animation.
     let first =
         |kind: &[u8]| RiffChunks(file.get(12..).unwrap_or_default()).find(|(found, _)| *found == kind);
     let frame = first(b"ANMF").map_or(&[][..], |(_, data)| data);
@@ -80,7 +80,7 @@ impl<'a> Iterator for RiffChunks<'a> {
     }
 }
 
-/// Tables of an image, which begins with its size. The decoder refuses another size than expected.
+/// Bytes of the tables of an image, which begins with its size. The decoder refuses a size other than the expected one.
 fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     let mut bits = BitReader { bytes: data, at: 8 };
     let found = bits.read(14).zip(bits.read(14));
@@ -91,7 +91,7 @@ fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     }
 }
 
-/// Tables of the transparency of a lossy image, which has the size of the image.
+/// Bytes of the tables of the transparency of a lossy image, which has the size of the image.
 fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     match data.split_first() {
         Some((kind, data)) if kind & 3 == 1 => {
@@ -103,19 +103,18 @@ fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
 
 fn stream_table_bytes(bits: &mut BitReader<'_>, width: usize, height: usize) -> u64 {
     let mut bytes = 0;
-    // Where the stream ends, so does the decoder.
+    // The decoder stops where the stream ends.
     let _ = add_stream_tables(bits, width, height, &mut bytes);
     bytes
 }
 
-/// Adds the tables of a stream to `bytes`.
 fn add_stream_tables(
     bits: &mut BitReader<'_>,
     mut width: usize,
     height: usize,
     bytes: &mut u64,
 ) -> Option<()> {
-    // Each kind of transformation occurs once.
+    // Each kind of transformation can occur once.
     for _ in 0..4 {
         if bits.read(1)? == 0 {
             break;
@@ -152,12 +151,12 @@ fn add_stream_tables(
     Some(())
 }
 
-/// Blocks of `1 << bits` pixels that cover a side.
+/// Number of blocks of `1 << bits` pixels that cover a side.
 fn block_count(side: usize, bits: usize) -> usize {
     side.div_ceil(1 << bits)
 }
 
-/// Bits of the colour cache; 0 if there is none.
+/// Bits of the colour cache; 0 without a cache.
 fn cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
     match bits.read(1)? {
         0 => Some(0),
@@ -215,7 +214,7 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
     Some(pixels)
 }
 
-/// A length or a distance.
+/// Decodes a length or a distance.
 fn read_length(bits: &mut BitReader<'_>, symbol: usize) -> Option<usize> {
     if symbol < 4 {
         return Some(symbol + 1);
@@ -231,13 +230,12 @@ fn pixel_distance(code: usize, width: usize) -> usize {
     }
 }
 
-/// A prefix code.
 struct PrefixCode {
-    /// Codes of each length.
+    /// Number of codes of each length.
     counts: [u16; 16],
-    /// In the order of their codes; of a code with one symbol, which takes no bits, only that.
+    /// Sorted by code. A code with one symbol takes no bits.
     symbols: Vec<u16>,
-    /// What the decoder's tables of it take.
+    /// Bytes of the decoder's tables.
     bytes: u64,
 }
 
@@ -254,7 +252,7 @@ impl PrefixCode {
             1 => return Some(PrefixCode { counts: [0; 16], symbols: by_length, bytes: 0 }),
             _ => {}
         }
-        // All codes must be used.
+        // The code must be complete.
         let used: u32 =
             counts.iter().enumerate().skip(1).map(|(length, &count)| u32::from(count) << (15 - length)).sum();
         if used != 1 << 15 {
@@ -300,7 +298,6 @@ impl PrefixCode {
     }
 }
 
-/// Reads the description of a prefix code.
 fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixCode> {
     if bits.read(1)? == 1 {
         let is_pair = bits.read(1)? == 1;
@@ -346,14 +343,14 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
     PrefixCode::new(&lengths)
 }
 
-/// Bits from the lowest of the first byte on.
+/// Reads bits, starting with the lowest bit of the first byte.
 struct BitReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl BitReader<'_> {
-    /// The next `count` bits as a number, the first being the lowest; `None` at the end.
+    /// The next `count` bits as a number, lowest bit first; `None` at the end.
     fn read(&mut self, count: usize) -> Option<usize> {
         let mut value = 0;
         for place in 0..count {
@@ -370,7 +367,7 @@ mod tests {
     use super::*;
     use crate::{Channels, DecodedImage, Unreadable};
 
-    /// Writes bits, from the lowest of the first byte on.
+    /// Writes bits, starting with the lowest bit of the first byte.
     #[derive(Default)]
     struct BitWriter {
         bytes: Vec<u8>,

@@ -15,13 +15,13 @@ use trueshot_vision::{Channels, DecodeLimits, DecodedImage, Unreadable, memory_b
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// What the test itself may allocate meanwhile.
+/// Memory that the test itself may allocate.
 const SPARE: usize = 256 << 10;
 
 /// The tests share the allocator's limit.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What decoding takes by its header.
+/// The memory for decoding, computed from the header.
 fn need(bytes: &[u8], channels: Channels) -> u64 {
     let nothing = DecodeLimits { memory: 0, ..DecodeLimits::default() };
     match DecodedImage::decode_then(bytes, channels, &nothing, drop) {
@@ -30,7 +30,7 @@ fn need(bytes: &[u8], channels: Channels) -> u64 {
     }
 }
 
-/// Files of 1.5 megapixels of every kind that decoders treat differently.
+/// Files of 1.5 megapixels, one of every kind that decoders treat differently.
 fn large() -> Vec<(&'static str, Vec<u8>)> {
     let (width, height) = (1500, 1000);
     let mut files = vec![
@@ -85,7 +85,7 @@ fn every_format_is_decoded_within_the_memory_computed_from_its_header() {
             });
             MEMORY.set_limit(usize::MAX).unwrap();
             let (width, height) = size.unwrap_or_else(|reason| panic!("{name}: {reason}"));
-            // Neither is so much reserved that ordinary images would have to wait for each other.
+            // The computed memory is not so large either that ordinary images would wait for each other.
             let is_ordinary = name != "tables.webp";
             assert!(!is_ordinary || need <= width * height * 24 + (64 << 20), "{name}: {need} bytes");
         }
@@ -157,7 +157,7 @@ fn a_side_that_is_too_long_is_refused_before_it_is_resized() {
 #[test]
 fn a_narrow_picture_is_resized_without_a_larger_one_in_between() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
-    // At 224 columns it would have 44 MB before its rows are resized.
+    // Resizing the columns first would take 44 MB.
     let picture = DecodedImage::new(1, 65_535, Channels::Colour, vec![7; 65_535 * 3]);
     MEMORY.set_limit(MEMORY.allocated() + (8 << 20)).unwrap();
     let small = picture.resized(224, 224);

@@ -22,7 +22,7 @@ fn onnx_worker() {
     std::process::exit(onnx::serve().into());
 }
 
-/// The limits of the tests: small enough to be reached quickly.
+/// Sets limits for the tests that are small enough to be reached quickly.
 fn allow_onnx() {
     let arguments = ["onnx_worker", "--exact", "--ignored", "--nocapture"];
     let process = ModelProcess::new(std::env::current_exe().unwrap(), arguments);
@@ -34,7 +34,7 @@ fn from_bytes(bytes: Vec<u8>, options: &BackboneOptions) -> trueshot_vision::Res
     Backbone::from_onnx(bytes, "x.onnx", options)
 }
 
-/// The tiny models are also where the fuzzer starts: they lie in a folder, as files.
+/// The fuzzer starts from the tiny models, which are stored as files.
 #[test]
 fn the_files_that_fuzzing_starts_from_are_those_of_these_tests() {
     for (name, sides) in [("first", ["N", "3", "H", "W"]), ("fixed", ["1", "3", "9", "9"])] {
@@ -51,7 +51,7 @@ fn the_files_that_fuzzing_starts_from_are_those_of_these_tests() {
     }
 }
 
-/// Plain shares of 255, so that a mean can be seen.
+/// Values from 0 to 1 without normalisation, so that a mean is visible in the result.
 fn plain() -> BackboneOptions {
     BackboneOptions { mean: Some(vec![0.0; 3]), std: Some(vec![1.0; 3]), ..BackboneOptions::default() }
 }
@@ -62,7 +62,7 @@ fn opened(graph: &Graph, options: &BackboneOptions) -> Result<Backbone, String> 
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
 
-/// An image of one colour.
+/// An image of one colour, as a file.
 fn picture(colour: [u8; 3]) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
     RgbImage::from_pixel(10, 7, Rgb(colour)).write_to(&mut file, ImageFormat::Png).unwrap();
@@ -192,7 +192,7 @@ fn doubles_are_taken_as_floats_or_refused_but_never_misread() {
     }
 }
 
-/// The means of the channels times 2, 0.5 and 4, which are a tensor of the model; all values are of this type.
+/// A model of the channel means times 2, 0.5 and 4, which are a tensor of the model; all values have type `kind`.
 fn scaled_means(kind: i64, factors: Vec<u8>) -> Graph {
     let mut graph = means(&["N", "3", "9", "9"]);
     graph.inputs = vec![value("input", kind, &["N", "3", "9", "9"])];
@@ -221,7 +221,7 @@ fn weights_inputs_and_outputs_may_be_16_bit_floats() {
         tiny_onnx::bytes(5, listed),
         tiny_onnx::bytes(8, "factors"),
     ];
-    // The numbers start at even and odd bytes of the file.
+    // The numbers start at even and at odd offsets of the file.
     let mut before = scaled_means(HALF, tensor("factors", HALF, &[3], &half_bytes()));
     before.tensors.insert(0, tensor("x", HALF, &[1], &[0, 0]));
     let mut odd = scaled_means(HALF, tensor("factors", HALF, &[3], &half_bytes()));
@@ -246,7 +246,7 @@ fn bfloat16_is_refused_with_the_way_out() {
     assert!(problem.contains("f32 or f16 (model.float())"), "{problem}");
 }
 
-/// Opens a model file next to a file of weights: two bytes that are not used, and the factors.
+/// Opens a model file next to a file of weights: two unused bytes, then the factors.
 fn opened_beside_weights(kind: i64, entries: &[(&str, &str)]) -> Result<Backbone, String> {
     let folder = tempfile::tempdir().unwrap();
     let (path, weights) = (folder.path().join("tiny.onnx"), folder.path().join("weights/tiny.bin"));
@@ -272,7 +272,7 @@ fn weights_in_a_file_next_to_the_model_are_read() {
         let mut entries = vec![("location", "weights/tiny.bin"), ("offset", "2")];
         entries.extend(length.map(|length| ("length", length)));
         let backbone = opened_beside_weights(kind, &entries).unwrap();
-        // The weights are part of the model, and its name contains a hash of them.
+        // The weights are part of the model, so its name contains a hash of them.
         assert_eq!(hash_of(backbone.name()) == inside, kind == HALF);
         assert!(close(&row(backbone, [255, 51, 0]), &[2.0, 0.1, 0.0]));
     }
@@ -381,7 +381,7 @@ fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
     assert_eq!(rows(1), rows(4));
 }
 
-/// A model whose features are those of [`means`] plus a value that these nodes compute, called `more`.
+/// A model whose features are those of [`means`] plus a value `more` that these nodes compute.
 fn with_more(tensors: Vec<Vec<u8>>, nodes: Vec<Vec<u8>>) -> Graph {
     let mut graph = means(&["N", "3", "9", "9"]);
     graph.tensors = tensors;
@@ -406,7 +406,7 @@ fn scalar(name: &str, value: f32) -> Vec<u8> {
     tensor(name, FLOAT, &[], &value.to_le_bytes())
 }
 
-/// A shape of 110 GB, which no constant of the file says: the product of two.
+/// A shape of 110 GB that is the product of two constants and not itself in the file.
 fn huge() -> (Vec<Vec<u8>>, Vec<u8>) {
     let factors = vec![wholes("a", &[400, 400]), wholes("b", &[415, 415])];
     (factors, node("Mul", &["a", "b"], "huge", &[]))
@@ -426,7 +426,7 @@ fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
     refused("Tile", one(), vec![node("Tile", &["1", "huge"], "more", &[])]);
     let range = vec![scalar("from", 0.0), scalar("to", 3e10), scalar("step", 1.0)];
     refused("Range", range, vec![node("Range", &["from", "to", "step"], "more", &[])]);
-    // Not constant, so not evaluated while it is loaded: the shape is that of the image, enlarged.
+    // Not constant, so not evaluated during loading: the shape depends on the image.
     let shaped = vec![
         node("Shape", &["input"], "shape", &[]),
         node("Mul", &["shape", "thousand"], "larger", &[]),
@@ -458,13 +458,12 @@ fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
     graph.nodes[1] = node("Flatten", &["pooled"], "0", &[]);
     graph.nodes.extend(names.windows(2).map(|pair| node("Relu", &[&pair[0]], &pair[1], &[])));
     graph.outputs = vec![value("98999", FLOAT, &["N", "C"])];
-    // It takes too long to optimise, or it works; what it does not do is end the worker for want of stack.
+    // Loading may time out or succeed, but must not overflow the stack of the worker.
     if let Err(problem) = opened(&graph, &plain()) {
         assert!(problem.contains("processor time"), "{problem}");
     }
 }
 
-/// An attribute that is a graph.
 fn body(graph: &Graph) -> Vec<u8> {
     [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::whole(20, 5)].concat()
 }
@@ -497,7 +496,7 @@ fn a_computation_without_end_is_refused_by_the_time_limit() {
 
 #[test]
 fn a_picture_that_ends_the_worker_is_lost_alone() {
-    // The brighter the red, the larger an array it asks for.
+    // The brighter the red, the larger the array that the model allocates.
     let (size, zero) = (floats("size", &[3e10]), wholes("zero", &[0]));
     let nodes = vec![
         node("ReduceMax", &["input"], "brightest", &[int("keepdims", 0)]),

@@ -1,8 +1,7 @@
-//! Tests of damaged images, archives and lists: they are read or refused, without a panic and without memory taken on
-//! the word of a header.
+//! Tests of damaged images, archives and lists: they are read or refused, without a panic, and without allocating what
+//! a header claims.
 //!
-//! The allocator of this test refuses to go beyond a limit, which ends the process: a decoder that reserves what
-//! a header claims does not pass.
+//! The allocator of this test aborts the process beyond a limit, so a decoder that trusts a header fails.
 
 mod image_kinds;
 
@@ -25,7 +24,7 @@ static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Pickles as data sets are published in, in every protocol.
+/// Pickles of data sets, in every protocol.
 static PICKLES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let forms = ["mini-0", "mini-2", "mini-4", "mini-5", "mini-python2"];
     let caches = forms.map(|form| format!("{form}/mini-imagenet-cache-train.pkl"));
@@ -34,7 +33,7 @@ static PICKLES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     names.map(|name| std::fs::read(format!("tests/published/{name}")).unwrap()).collect()
 });
 
-/// Looks at a value as far as a reader of data sets would.
+/// Reads a value as deeply as a reader of data sets would.
 fn look_at(value: Value<'_>, depth: usize) {
     let _ =
         (value.integer(), value.float(), value.text(), value.bytes(), value.whole_numbers(), value.kind());
@@ -48,7 +47,7 @@ fn look_at(value: Value<'_>, depth: usize) {
     });
 }
 
-/// Bytes changed, cut and spliced with numbers where a length might be.
+/// The bytes with some values changed, truncated, and with a number spliced in where a length might be.
 fn damaged(
     bytes: &[u8],
     changes: &[(Index, u8)],
@@ -71,7 +70,7 @@ fn damaged(
     bytes
 }
 
-/// Bytes to set, a place to cut at, a number to splice in.
+/// Bytes to set, a position to truncate at, and a number to splice in.
 type Damage = (Vec<(Index, u8)>, Option<Index>, Option<(Index, u32)>);
 
 fn damage() -> impl Strategy<Value = Damage> {
@@ -93,7 +92,7 @@ fn archive() -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// The same in ZIP archives: stored, and deflated.
+/// The same data in ZIP archives: stored, and deflated.
 static ZIPS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     [zip::CompressionMethod::Stored, zip::CompressionMethod::Deflated].map(|method| {
         let options = zip::write::SimpleFileOptions::default().compression_method(method);
@@ -136,7 +135,7 @@ impl Cifar {
         std::fs::read(format!("tests/published/{}/{file}", self.folder)).unwrap()
     }
 
-    /// Reads the data set with other bytes in one of its files: the items, their classes and their pixels.
+    /// Reads the data set with one file replaced: items, classes and pixels.
     fn read_with(&self, file: &str, bytes: &[u8]) -> Option<Vec<(String, String, Vec<u8>)>> {
         let folder = tempfile::tempdir().unwrap();
         self.files.iter().for_each(|name| std::fs::write(folder.path().join(name), self.read(name)).unwrap());
@@ -150,7 +149,7 @@ impl Cifar {
     }
 }
 
-/// Every bit that is not part of a pixel, and some that are.
+/// Flips every bit that is not part of a pixel, and some that are.
 #[test]
 fn flipped_bits_of_cifars_binary_files_are_refused_or_change_one_picture() {
     let form = CIFAR[1];
@@ -203,7 +202,7 @@ proptest! {
     }
 }
 
-/// What pickles are made of, and now and then a byte that is nothing.
+/// An instruction of a pickle, or rarely an invalid byte.
 fn instruction() -> impl Strategy<Value = Vec<u8>> {
     let known: Vec<&'static [u8]> = vec![
         b"(",

@@ -7,7 +7,7 @@ use trueshot::tensors::Tensors;
 use trueshot_nn::conv4::{self, Conv4Embedder, Conv4Session, Shape};
 use trueshot_nn::efficientnet::{self, EfficientNetEmbedder, EfficientNetSession};
 
-/// A network with the memory that it computes in.
+/// A network with its working memory.
 enum Session {
     Conv4(Conv4Session),
     EfficientNet(EfficientNetSession),
@@ -17,9 +17,9 @@ enum Session {
 pub struct Engine {
     session: Session,
     size: usize,
-    /// Subtracted from a colour in [0, 1], for each channel.
+    /// Subtracted from a value in [0, 1], for each channel.
     mean: Vec<f32>,
-    /// What is left is divided by this.
+    /// Divisor after the mean is subtracted, for each channel.
     std: Vec<f32>,
     fit: Fit,
     resampling: Resampling,
@@ -27,10 +27,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Reads the files that `trueshot export` embeds into a page: a backbone and a classifier.
+    /// Reads the two files that `trueshot export` embeds into a page.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A message about the invalid file.
     pub fn read(backbone: Vec<u8>, classifier: Vec<u8>) -> Result<Self, String> {
         let tensors = Tensors::read_bytes(backbone, "backbone").map_err(|error| error.to_string())?;
         let predictor = Predictor::read_bytes(classifier, "classifier").map_err(|error| error.to_string())?;
@@ -71,10 +71,10 @@ impl Engine {
         self.predictor.classes().len()
     }
 
-    /// Classifies an image of red, green, blue and opacity, a byte each, in rows from the top.
+    /// Classifies an image in RGBA, one byte per channel, rows from the top.
     ///
     /// # Errors
-    /// If there are no pixels or not as many as the size says.
+    /// If the image has no pixels, or the length does not match its size.
     pub fn classify(&mut self, rgba: &[u8], width: usize, height: usize) -> Result<Prediction, String> {
         let expected = width.checked_mul(height).and_then(|pixels| pixels.checked_mul(4));
         if rgba.is_empty() || expected != Some(rgba.len()) {
@@ -118,13 +118,13 @@ impl Engine {
     }
 }
 
-/// Colours with transparency laid on white.
+/// The colours with transparent pixels blended with white.
 fn colour(rgba: &[u8]) -> Vec<u8> {
     let pixels = rgba.as_chunks::<4>().0.iter();
     pixels.flat_map(|&[r, g, b, a]| [r, g, b].map(|value| on_white(value, a))).collect()
 }
 
-/// Luminance (Rec. 709, as the `image` crate computes it) with transparency laid on white.
+/// Luminance (Rec. 709, as the `image` crate computes it), with transparent pixels blended with white.
 fn grey(rgba: &[u8]) -> Vec<u8> {
     let luminance = |colours: [u8; 3]| {
         let shares = colours.map(|value| f32::from(value) * (1.0 / 255.0));

@@ -1,4 +1,4 @@
-//! What the page calls. Numbers and addresses are 32-bit; there is one engine per module.
+//! The functions that the page calls. Numbers and addresses are 32-bit; there is one engine per module.
 //!
 //! The page copies bytes into memory from [`allocate`] and hands it over: [`load`] takes the backbone and the classifier,
 //! [`classify`] an image. Both return the address of an answer, which is valid until the next call: a `u32` that is 0 for
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn load(
     classifier: *mut u8,
     classifier_length: usize,
 ) -> *const u32 {
-    // SAFETY: the caller keeps to what the documentation requires.
+    // SAFETY: required of the caller.
     let (backbone, classifier) =
         unsafe { (taken(backbone, backbone_length), taken(classifier, classifier_length)) };
     answer(Engine::read(backbone, classifier).map(|engine| {
@@ -42,13 +42,13 @@ pub unsafe extern "C" fn load(
     }))
 }
 
-/// Classifies an image of `width * height` pixels of red, green, blue and opacity.
+/// Classifies an RGBA image of `width * height` pixels.
 ///
 /// # Safety
 /// The buffer comes from [`allocate`] with `4 * width * height` bytes and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn classify(pixels: *mut u8, width: usize, height: usize) -> *const u32 {
-    // SAFETY: the caller keeps to what the documentation requires.
+    // SAFETY: required of the caller.
     let pixels = unsafe { taken(pixels, 4 * width * height) };
     answer(ENGINE.with_borrow_mut(|engine| {
         let engine = engine.as_mut().ok_or("no classifier is loaded")?;
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn classify(pixels: *mut u8, width: usize, height: usize) 
     }))
 }
 
-/// The bytes that the page has written.
+/// Takes ownership of the bytes that the page has written.
 ///
 /// # Safety
 /// The buffer comes from [`allocate`] with this length and is not used afterwards.

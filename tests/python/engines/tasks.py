@@ -1,7 +1,7 @@
-"""Tasks of many shapes for the engines, what one process says about them, and how a process stumbles on its first try.
+"""Tasks of many shapes for the tests of the engines, and their expected results from one process.
 
-The features are made so that some labels are wrong and found. Among the tasks are broken ones: they must come back as rows
-with an error, wherever they went.
+Some labels are wrong, and an audit finds them. Some tasks are broken: the result must have a row with an error for
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
 
 
 def task(number: int) -> tuple[list, list | None]:
-    """Features and labels of one task; the second label is another class's."""
+    """Features and labels of one task; the second label is wrong."""
     random = np.random.default_rng(number)
     ways, shots = 2 + number % 4, 2 + number % 5
     truth = np.repeat(np.arange(ways), shots)
@@ -47,7 +47,7 @@ def table() -> pa.Table:
 
 
 def write(folder: Path, files: int = 8) -> str:
-    """The tasks as Parquet files, a few in each."""
+    """Writes the tasks as Parquet files, a few in each."""
     whole = table()
     size = -(-TASKS // files)
     for number in range(files):
@@ -56,7 +56,7 @@ def write(folder: Path, files: int = 8) -> str:
 
 
 def check(found: pa.Table, wanted: pa.Table | None = None, by: str = "task") -> None:
-    """Every task once, to the bit what one process finds; broken ones with their errors."""
+    """Checks that every task occurs once, with exactly the result of one process; broken ones with their errors."""
     wanted = pa.table(ts.audit_batch(table())) if wanted is None else wanted
     found = found.sort_by(by)
     assert found[by].to_pylist() == wanted[by].to_pylist()

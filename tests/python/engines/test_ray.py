@@ -1,4 +1,5 @@
-"""Ray Data on a cluster of two nodes: every task once and to the bit, also when an actor is killed or a node is lost."""
+"""Ray Data on a cluster of two nodes: every task once and bit-identical, even if an actor is killed or a node is
+lost."""
 
 import os
 import secrets
@@ -10,8 +11,9 @@ import time
 import numpy as np
 import pytest
 
-# A cluster of our own that talks to nobody but itself. Clusters as on a laptop (the fourth setting) keep to the loopback
-# address; otherwise Ray takes 127.0.0.1 for the machine's name outside. Workers are not to wait for a busy machine to be idle.
+# A separate cluster, with a token and without usage statistics. Local clusters (the fourth setting) use only the
+# loopback address; otherwise Ray would use 127.0.0.1 as the machine's public name. Workers start without waiting for an
+# idle machine.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 os.environ.update(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_worker_niceness="0")
 os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
@@ -59,7 +61,7 @@ def test_files_read_and_audited_are_what_one_process_finds(tmp_path):
 
 def test_an_actor_that_is_killed_costs_no_task_and_doubles_none(tmp_path):
     def stumble(batch):
-        """Runs inside the actors of the audit; the first to meet task 60 notes who it is, and dies."""
+        """Runs in the actors of the audit; the first one with task 60 records its process and kills itself."""
         import os
         import signal
 
@@ -85,7 +87,7 @@ def test_a_node_that_is_lost_costs_no_task_and_doubles_none(cluster, tmp_path):
         return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def tell(batch):
-        """Runs inside the actors of the audit, which take their time, so that all nodes get a share."""
+        """Runs in the actors of the audit, slowly, so that all nodes get some tasks."""
         import time
 
         (tmp_path / ray.get_runtime_context().get_node_id()).touch()

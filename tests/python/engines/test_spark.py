@@ -1,4 +1,4 @@
-"""Spark as a cluster of two executors: every task once and to the bit, also when workers and executors are killed."""
+"""Spark with two executors: every task once and bit-identical, even if workers and executors are killed."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ import tasks
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory):
-    # Executors are processes of their own, started from the package; all of them listen on the loopback only.
+    # Executors are separate processes of the installed package, which listen only on the loopback address.
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -29,7 +29,7 @@ def spark(tmp_path_factory):
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "7",
-        # Otherwise all the small files are read by one task.
+        # Otherwise one Spark task would read all the small files.
         "spark.sql.files.openCostInBytes": "128m",
     }
     builder = pyspark.sql.SparkSession.builder.master("local-cluster[2,1,1024]")
@@ -47,7 +47,7 @@ def df(spark, tmp_path):
 
 
 def samples(spark):
-    """One row a sample; the broken tasks that can be told so are among them."""
+    """One row per sample, including broken tasks, if samples can express the problem."""
     rows = []
     for number in range(0, tasks.TASKS, 3):
         features, names = tasks.task(number)
@@ -67,7 +67,7 @@ def test_files_read_and_audited_are_what_one_process_finds(df):
 
 
 def stumbling(folder, of_whom):
-    """A step before the audit: the first to meet task 60 notes who it is, and kills."""
+    """A step before the audit: the first process with task 60 records itself and kills the given one."""
 
     def stumble(batches):
         import os

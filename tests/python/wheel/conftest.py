@@ -1,4 +1,4 @@
-"""Support sets that the tests of the wheel share, and the command line they are held against."""
+"""Support sets for the tests of the wheel, and the command line with which results are compared."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def support_set(ways=5, shots=5, dim=64, wrong=(3,), seed=0, spread=3.0):
-    """Rows around places of their own, labels as numbers, the rows in ``wrong`` filed under the next class."""
+    """Rows around class centres and labels as numbers; the rows in ``wrong`` have the label of the next class."""
     random = np.random.default_rng(seed)
     truth = np.repeat(np.arange(ways), shots)
     centres = random.normal(size=(ways, dim))
@@ -26,7 +26,7 @@ def rows():
 
 @pytest.fixture
 def command():
-    """The command line that was built beside the wheel."""
+    """The command line that was built with the wheel."""
     program = os.environ.get("TRUESHOT_BIN")
     if not program:
         pytest.skip("TRUESHOT_BIN is not set")

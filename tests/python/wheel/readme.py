@@ -1,4 +1,4 @@
-"""Runs the blocks of Python in pages, each page's in one namespace, as somebody who copies them would."""
+"""Runs the Python code blocks of pages, those of each page in one namespace."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Audits of arrays: the same as the command line's, whatever the arrays look like."""
+"""Audits of arrays: the same results as on the command line, for every layout and type of array."""
 
 import copy
 import json
@@ -160,8 +160,8 @@ def test_labels_keep_their_type(rows):
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
 @pytest.mark.parametrize("after", [0.02, 0.2, 0.5])
 def test_ctrl_c_ends_an_audit_while_it_runs(after):
-    # `extend` and `map` run without Python in between, so an audit that went on to its end would be in the list before
-    # the interpreter looks at the signal.
+    # `extend` and `map` run without Python code in between: if an audit did not stop early, its result would be in the
+    # list before the interpreter handles the signal.
     program = (
         "import functools, signal, numpy as np\n"
         "from trueshot import _native\n"

@@ -1,4 +1,4 @@
-"""What people pass by mistake: an exception with the numbers in it, never a panic, never an abort."""
+"""Invalid input: an exception that names the values, never a panic or an abort."""
 
 import multiprocessing
 import os
@@ -278,7 +278,7 @@ def test_the_environment_says_how_many_threads():
 
 def test_tensors_come_in_by_dlpack():
     class Tensor:
-        """What torch and JAX have in common."""
+        """The interface that torch and JAX have in common."""
 
         def __init__(self, array):
             self._array = array

@@ -1,4 +1,4 @@
-"""Tables of tasks: every kind of list, one answer a row, the same as one by one."""
+"""Tables of tasks: every kind of list, one result per row, equal to single calls."""
 
 import numpy as np
 import pytest
@@ -157,7 +157,7 @@ def test_a_struct_is_a_table_and_where_it_is_null_its_task_is():
     assert found["error"].to_pylist() == [None, "the labels are null"]
 
     class Again:
-        """Hands out the same array twice."""
+        """Exports the same array twice."""
 
         def __init__(self):
             self.capsules = rows.__arrow_c_array__()

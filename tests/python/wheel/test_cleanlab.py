@@ -183,7 +183,7 @@ def test_rows_with_several_labels_are_filtered_as_by_cleanlab(cleanlab, filter_b
         for ranked_by in (None, "self_confidence"):
             theirs = cleanlab.filter.find_label_issues(labels, probs, n_jobs=1, return_indices_ranked_by=ranked_by, **options)
             mine = ts.find_label_issues(labels, probs, return_indices_ranked_by=ranked_by, **options)
-            if filter_by.startswith("low_"):  # cleanlab returns these rows in no order
+            if filter_by.startswith("low_"):  # cleanlab returns these rows unsorted
                 mine, theirs = np.sort(mine), np.sort(theirs)
             assert mine.tolist() == theirs.tolist(), (seed, ranked_by)
 

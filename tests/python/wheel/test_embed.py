@@ -1,4 +1,4 @@
-"""Embeddings of a network of PyTorch: from folders and loaders, with a cache, and every wrong input that users may give."""
+"""Embeddings with a PyTorch network: from folders and loaders, with a cache, and with invalid input."""
 
 import json
 import os
@@ -21,7 +21,7 @@ COLOURS = {"blue": (30, 60, 210), "green": (40, 190, 60), "red": (220, 40, 30)}
 
 
 class MeanColour(torch.nn.Module):
-    """The mean colour times a weight, and twice that."""
+    """A network with two features: the mean colour times a weight, and twice that."""
 
     def __init__(self, weight=1.0):
         super().__init__()
@@ -253,7 +253,7 @@ def test_the_hash_depends_on_weights_and_settings_and_on_nothing_else():
 
 
 class Counted(MeanColour):
-    """Counts its batches."""
+    """Counts the batches."""
 
     calls = 0
 

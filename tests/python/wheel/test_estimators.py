@@ -1,4 +1,4 @@
-"""The estimators among scikit-learn's: its own checks, pipelines, searches, pickles."""
+"""The estimators with scikit-learn: its own checks, pipelines, searches, pickles."""
 
 import pickle
 
@@ -15,21 +15,22 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-# Those that need only rows and labels; oracle needs the truth, tranfs and maml a model, and the others are transductive.
+# Methods that need only rows and labels; oracle needs the truth, tranfs and maml a model, and the others are
+# transductive.
 METHODS = [
     "protonet", "median", "euclidean", "absolute", "cosine", "nearest", "linear", "matching", "baseline++", "rnnp",
     "simpleshot", "relabel",
 ]  # fmt: skip
 NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
 
-# Checks that a method fails for what it is, with the reason.
+# Checks that a method fails by design, with the reason.
 EXPECTED = {
     "linear": {
         "check_classifiers_train": "the paper's 101 small steps of AdamW barely move in the check's two dimensions; "
         "with steps=1000 it passes, see below"
     },
 }
-# It fits with weights and with repeated rows in another order, and allows differences of 1e-7, less than the rounding of
+# The check fits weights and repeated rows in different orders and allows differences of 1e-7, less than the rounding of
 # sums in single precision. See test_the_order_of_rows_does_not_matter and test_a_row_of_weight_two_counts_as_two_rows.
 IN_ANOTHER_ORDER = {"check_sample_weight_equivalence_on_dense_data": "sums in another order are rounded in another way"}
 

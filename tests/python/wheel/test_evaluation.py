@@ -1,4 +1,4 @@
-"""Episodes, evaluation and training from arrays: the numbers, and the bytes, of the command line."""
+"""Episodes, evaluation and training from arrays: the same numbers and bytes as on the command line."""
 
 import json
 import signal
@@ -162,7 +162,7 @@ def test_a_head_trained_on_arrays_is_the_command_lines_to_the_byte(head, bank, c
     )  # fmt: skip
     records, steps = [], []
     options = {"episodes": {"per_step": 4}, "validation": {"every": 10, "episodes": 50}, "model": SMALL[head]}
-    # The file has a note of where its data came from.
+    # The file records the paths of its data.
     options["data"] = {"train": [str(tmp_path / "train.npz")], "validation": [str(tmp_path / "val.npz")]}
     found = ts.train(
         head, (X[train], y[train]), tmp_path / "mine.safetensors", validation=[(X[val], y[val])], steps=20, seed=4,
@@ -211,7 +211,7 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
 def test_ctrl_c_ends_it():
     program = (
         "import signal, numpy as np, trueshot as ts\n"
-        # Whoever runs the tests in the background has it ignored, which children inherit.
+        # A shell that runs the tests in the background ignores the signal, and children inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "y = np.repeat(np.arange(8), 60)\n"
         "X = np.random.default_rng(0).normal(size=(480, 64))\n"

@@ -16,12 +16,12 @@ X, Y, TRUTH = support_set(ways=3, shots=4, dim=8)
 NAMES = np.array(["ant", "bee", "cow"])
 LABELS = NAMES[Y]
 LISTS = X.tolist()
-# Episodes that fit into these rows.
+# Episodes that these rows suffice for.
 SMALL = dict(ways=2, shots=1, queries=1, episodes=20, methods=["protonet"], noise={"symmetric": 0})
 
 
 class Capsule:
-    """A table of a library that has nothing but the Arrow PyCapsule interface."""
+    """A table of a library with only the Arrow PyCapsule interface."""
 
     def __init__(self, table):
         self._table = table

@@ -1,4 +1,4 @@
-"""The notebooks of the book, run from beginning to end as they are."""
+"""The notebooks of the documentation, run from beginning to end."""
 
 from pathlib import Path
 

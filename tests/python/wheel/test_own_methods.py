@@ -1,4 +1,4 @@
-"""Methods and noise of one's own in evaluations: on the same episodes as the built-in ones, with clear errors."""
+"""User-defined methods and noise in evaluations: on the same episodes as the built-in ones, with clear errors."""
 
 import json
 import signal
@@ -347,7 +347,7 @@ def test_noise_of_ones_own_may_have_outliers(bank):
     assert found.to_dict()["settings"][0]["wrong_share"] == 0.2
     episode, = ts.sample_episodes(X, y, noise={"mine": with_outliers}, outliers=others)
     assert episode.support.is_outlier.sum() == 5 and (episode.support.truth[episode.support.is_outlier] == -1).all()
-    # Without a pool, outliers are rows of the data of other classes.
+    # Without a pool, outliers are rows of other classes of the data.
     episode, = ts.sample_episodes(
         X, y, noise={"mine": lambda labels, e: (labels, [np.flatnonzero(~np.isin(y, e.classes))[0], *[-1] * 24])}
     )
@@ -360,7 +360,7 @@ def test_a_confusion_matrix_is_noise(bank):
     uniform = 0.8 * np.eye(12) + 0.2 / 11 * (1 - np.eye(12))
     found = ts.evaluate(X, y, methods=["protonet"], noise={"confusion": [matrix, uniform.tolist()]}, episodes=300)
     shares = [setting["wrong_share"] for setting in found.to_dict()["settings"]]
-    # A class is only confused with its neighbour, which is seldom in the episode.
+    # A class is confused only with its neighbour, which is rarely in the episode.
     assert 0.02 < shares[0] < 0.2 and shares[1] == pytest.approx(0.2, abs=0.02)
     assert [setting["noise"] for setting in found.to_dict()["settings"]] == ["confusion"] * 2
     pandas = pytest.importorskip("pandas")

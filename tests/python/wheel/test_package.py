@@ -1,4 +1,4 @@
-"""The package as such: documentation, types, plots, and the command line inside it."""
+"""The package itself: documentation, types, plots, and its command line."""
 
 import doctest
 import importlib
@@ -84,7 +84,7 @@ def test_onnx_models_run_in_a_process_of_the_same_interpreter(tmp_path):
         picture = tmp_path / "photos" / f"class {shade % 20}" / f"{shade}.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_bytes(_png(np.full((9, 9, 3), shade, dtype=np.uint8)))
-    # What lies in the current folder is not imported by that process.
+    # The process does not import modules from the current folder.
     (tmp_path / "numpy.py").write_text("raise SystemExit('a module of the current folder')")
     model = Path(__file__).parents[3] / "crates" / "vision" / "tests" / "models" / "fixed.onnx"
     main = "import sys; sys.path.pop(0); from trueshot.__main__ import main; sys.exit(main())"

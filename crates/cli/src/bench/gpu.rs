@@ -1,7 +1,7 @@
 //! The workloads that run on a GPU, set up with the sessions that training and embedding use.
 //!
-//! A call runs [`STEP_SLOTS`] training steps, as the training loop does; the time is that of one step. Images and rows are on
-//! the GPU, and a step includes making its images from them.
+//! A call runs [`STEP_SLOTS`] training steps, as the training loop does; the reported time is per step. Images and rows
+//! are on the GPU, and a step includes the augmentation of its images.
 
 use trueshot::rng::{Purpose, Rng};
 use trueshot_cuda::conv4::{
@@ -24,7 +24,6 @@ const NORMALISATION: [[f32; 2]; 3] = [[4.0, -2.0]; 3];
 /// Episodes that share a dropout seed.
 const PARTS: usize = 4;
 
-/// Sets a workload up on a GPU.
 pub type GpuSetUp = fn(&Device) -> anyhow::Result<Workload>;
 
 fn random_bytes(shape: Shape) -> Vec<u8> {
@@ -79,7 +78,7 @@ pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
     })
 }
 
-/// The number of a row of the data, the same as on the CPU.
+/// The index of a row of the data, as on the CPU.
 fn row(episode: usize, index: usize) -> u32 {
     ((episode * ITEMS_AND_QUERIES + index) % (CLASSES * ITEMS)) as u32
 }

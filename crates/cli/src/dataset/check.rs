@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The splits, each with what is in it.
+    /// The splits, each with its survey.
     fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
         let own_splits: Vec<&str> =
             SPLITS.into_iter().filter(|split| !self.pool && self.has_split_of_own(split)).collect();
@@ -80,7 +80,7 @@ impl Arguments {
             };
             match part.open(&self.path) {
                 Ok(collection) => parts.push((split.to_owned(), self.survey_collection(&collection)?)),
-                // That none of its classes is there is for the comparison to say.
+                // The comparison reports that none of its classes exists.
                 Err(error) if is_empty_split(&error) => parts.push((split.to_owned(), Survey::default())),
                 Err(error) => return Err(error),
             }
@@ -93,7 +93,7 @@ impl Arguments {
         Ok(parts)
     }
 
-    /// Whether the data set has a split of its own by that name.
+    /// Whether the data set itself has a split of this name.
     fn has_split_of_own(&self, split: &str) -> bool {
         trueshot_vision::source::has_split(&self.path, split)
     }
@@ -127,7 +127,7 @@ fn compare(expected: &PublishedDataset, parts: &[(String, Survey)]) -> anyhow::R
     Ok(problems)
 }
 
-/// One line a split.
+/// One line per split.
 fn table(parts: &[(String, Survey)]) -> String {
     let mut text =
         format!("{:<6} {:>8} {:>9}  {:<12} {}\n", "split", "classes", "images", "per class", "sizes");

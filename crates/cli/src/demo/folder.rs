@@ -15,7 +15,7 @@ use trueshot_vision::{Backbone, Embedder, ImageInput, LabelledRows, Omniglot};
 
 use super::{class_name, drawing, embed};
 
-/// The class folders. Simpler characters of few strokes count as copies of each other.
+/// The class folders. Characters of few strokes are left out: the audit would report them as copies of each other.
 const CLASSES: [&str; 6] = ["Tengwar-06", "Tengwar-11", "Tengwar-16", "Tengwar-19", "Tengwar-20", "ULOG-24"];
 /// Number of drawings per folder.
 const DRAWINGS: usize = 10;
@@ -26,12 +26,12 @@ const WRONG: f64 = 0.1;
 struct SortedDrawing {
     /// The folder that it is in.
     folder: String,
-    /// The folder that it belongs into.
+    /// The folder that it belongs to.
     truth: String,
-    /// The name of its file, which says what the drawing shows: `Tengwar-07-03.png`. The audit does not use it.
+    /// The name of its file with its true class: `Tengwar-07-03.png`. The audit does not use it.
     file: String,
     png: Vec<u8>,
-    /// The drawing as the address of an image in a page.
+    /// The drawing as a data URI.
     thumbnail: String,
 }
 
@@ -46,14 +46,13 @@ pub(super) struct DemoFolder {
     drawings: Vec<SortedDrawing>,
 }
 
-/// The folder with its audit.
 pub(super) struct AuditedFolder {
     drawings: Vec<SortedDrawing>,
     rows: LabelledRows,
     found: Audit,
 }
 
-/// Checks that nothing would be overwritten by the drawings.
+/// Checks that writing the drawings would overwrite nothing.
 pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
     let is_free = match std::fs::read_dir(folder) {
         Ok(mut entries) => entries.next().is_none(),
@@ -68,7 +67,7 @@ pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
 }
 
 impl DemoFolder {
-    /// Draws which drawings are in the folders.
+    /// Draws the drawings in the folders at random.
     pub(super) fn draw(backbone: &Backbone, seed: u64) -> anyhow::Result<Self> {
         let chosen = (0..Omniglot::sample().characters().len())
             .filter(|character| CLASSES.contains(&class_name(*character).as_str()));
@@ -206,7 +205,7 @@ impl AuditedFolder {
     }
 }
 
-/// The commands that do the same with the folder of drawings. Its backbone is the one for drawings; photos need none.
+/// Commands that do the same with the folder of drawings. They name the backbone for drawings; photos need no option.
 fn commands(folder: &Path) -> String {
     let folder = folder.display();
     format!(

@@ -1,6 +1,6 @@
 "use strict";
-// Classifies images with the engine (crates/wasm) that this page contains. Nothing is loaded from elsewhere, so the page
-// also works when it is opened as a file.
+// Classifies images with the engine (crates/wasm) inside this page. Nothing is loaded from elsewhere, so the page also
+// works as a file.
 
 const element = (id) => document.getElementById(id);
 const { classes, refusedFrom, listed } = JSON.parse(element("config").textContent);
@@ -10,11 +10,11 @@ const context = canvas.getContext("2d", { willReadFrequently: true });
 const CAMERA_PAUSE = 150;
 let engine;
 let stream;
-/** Counts images, so that a slow one does not replace a later one. */
+/** The number of the latest image: results of earlier ones are discarded. */
 let latest = 0;
 let shownUrl;
 
-/** The bytes that an element of the page contains in base64. */
+/** Decodes the base64 contents of an element. */
 function embedded(id) {
   const text = atob(element(id).textContent);
   element(id).textContent = "";
@@ -30,7 +30,7 @@ function handed(bytes) {
   return address;
 }
 
-/** The numbers of an answer of the engine; its message becomes an error. */
+/** The numbers in a reply of the engine; throws if the reply is an error message. */
 function answer(address) {
   const [failed, length] = new Uint32Array(engine.memory.buffer, address, 2);
   if (failed) throw new Error(new TextDecoder().decode(new Uint8Array(engine.memory.buffer, address + 8, length)));
@@ -48,7 +48,7 @@ async function start() {
   element("camera").hidden = !navigator.mediaDevices?.getUserMedia;
 }
 
-/** Classifies what an image or video shows. */
+/** Classifies an image or a frame of a video. */
 function classify(source, width, height) {
   canvas.width = width;
   canvas.height = height;
@@ -106,7 +106,7 @@ async function open(file) {
   const number = ++latest;
   let bitmap;
   try {
-    // Colours as they are in the file: without the conversions for this screen.
+    // Colours as in the file, without conversion for this screen.
     bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   } catch {
     if (number === latest) fail(`${file.name || "This"} is not an image that this browser can read.`);

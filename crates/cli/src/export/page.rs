@@ -1,6 +1,8 @@
-//! The page that classifies in the browser: one HTML file with the engine (`crates/wasm`), the backbone and the classifier.
+//! The page that classifies in the browser: one HTML file with the engine (`crates/wasm`), the backbone and the
+//! classifier.
 //!
-//! Browsers do not let a page that was opened as a file read other files, so everything is inside the page, in base64.
+//! Everything is inside the page, in base64, because browsers do not let a page that was opened as a file read other
+//! files.
 
 use std::path::Path;
 
@@ -20,7 +22,7 @@ static SCRIPT: &str = include_str!("page.js");
 /// The number of classes that are listed with their probabilities.
 const LISTED: usize = 10;
 
-/// The text of the page. `output` is the file it will be in, whose name is the title.
+/// The HTML of the page. `output` is the file it will be written to, whose name is the title.
 pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -> anyhow::Result<String> {
     let Some(backbone) = backbone else {
         return Err(hinted(
@@ -42,7 +44,7 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
         ("summary", escaped(&summary(classes))),
         ("version", env!("CARGO_PKG_VERSION").into()),
         ("backbone", escaped(backbone.name())),
-        // Within a script element nothing is escaped, and `</script` would end it.
+        // Inside a script element nothing can be escaped with entities, and `</script` would end it.
         ("config", config.replace('<', "\\u003c")),
         ("engine", BASE64.encode(ENGINE)),
         ("classifier", BASE64.encode(predictor.to_anonymous_bytes())),
@@ -52,7 +54,7 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
     Ok(filled(TEMPLATE, &parts))
 }
 
-/// What the page does, in one sentence; with the names of the classes if they are few.
+/// A sentence about the page, with the names of the classes if there are few.
 fn summary(classes: &[String]) -> String {
     match classes.len() {
         count @ ..=LISTED => format!("Classifies images into {count} classes: {}.", classes.join(", ")),
@@ -76,7 +78,6 @@ fn filled(template: &str, parts: &[(&str, String)]) -> String {
     text
 }
 
-/// Text for an element of the page.
 fn escaped(text: &str) -> String {
     let replaced = |character: char| match character {
         '<' => "&lt;".into(),

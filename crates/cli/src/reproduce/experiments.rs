@@ -117,7 +117,6 @@ pub struct PaperTable {
     pub rows: Vec<PaperRow>,
 }
 
-/// One row of a table.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
@@ -144,7 +143,6 @@ pub struct PaperRow {
 }
 
 impl Experiments {
-    /// The experiments of the paper.
     pub fn load_paper() -> anyhow::Result<Self> {
         Experiments::parse(EXPERIMENTS)
     }
@@ -187,7 +185,6 @@ impl Experiments {
         &self.figure
     }
 
-    /// A table by its name.
     pub fn table(&self, name: &str) -> anyhow::Result<&PaperTable> {
         let found = self.table.iter().find(|table| table.name == name);
         found.with_context(|| format!("unknown table '{name}'"))

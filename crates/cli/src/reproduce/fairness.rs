@@ -75,7 +75,7 @@ pub fn table_warnings(
     let Some(FeatureJobs { train, val, test, .. }) = &planned.features else { return Ok(warnings) };
     let open = |&job: &usize| Embeddings::open(cache.path(&jobs.all()[job]));
     for (name, job) in [("training", train), ("validation", val)] {
-        // If no row is trained, or all evaluations were done before, these features are not computed.
+        // These features are not computed if no row is trained, or all evaluations are in the cache.
         let (Ok(features), Ok(test)) = (open(job), open(test)) else { continue };
         let data = |embeddings| EpisodeData { embeddings, outliers: None };
         let overlaps = overlaps(&[data(&features)], &[data(&test)]);

@@ -331,7 +331,7 @@ fn dry_run_text(
     text + &format!("{} steps, about {} on two cores\n", unfinished.len(), duration(total))
 }
 
-/// A duration rounded for people: "40 s", "12 min", "3.5 h".
+/// A rounded duration: "40 s", "12 min", "3.5 h".
 fn duration(seconds: f64) -> String {
     match seconds {
         ..90.0 => format!("{:.0} s", seconds.max(1.0)),

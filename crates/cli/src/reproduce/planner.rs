@@ -1,5 +1,5 @@
-//! Plans the jobs of a table or figure: train a backbone, embed every split with it, train heads, and evaluate. Rows with
-//! the same input (features or images) and the same noise share one evaluation.
+//! Plans the jobs of a table or figure ([`Planner`]): train a backbone, embed every split with it, train heads, and
+//! evaluate. Rows with the same input (features or images) and the same noise share one evaluation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +15,6 @@ use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
 pub struct ReproduceSettings {
     /// Factor for the number of training steps (`--scale`).
     pub scale: f64,
-    /// Episodes per evaluation.
     pub episodes: u64,
     /// Episodes per evaluation of a model that takes images.
     pub image_model_episodes: u64,
@@ -139,7 +138,7 @@ pub struct DatasetSource<'a> {
 }
 
 impl<'a> DatasetSource<'a> {
-    /// The outliers from elsewhere, if there are any for this dataset.
+    /// The outliers given with `--outliers`, if they are used for this dataset.
     pub fn separate_outliers(&self) -> Option<&OutlierSplits> {
         self.outliers.as_ref().filter(|_| !self.dataset.built_in)
     }
@@ -149,7 +148,7 @@ impl<'a> DatasetSource<'a> {
         self.separate_outliers().map_or(&splits.val, |outliers| &outliers.test)
     }
 
-    /// The arguments that name the outliers for training on images; none if they are training classes.
+    /// The arguments that name the outliers for training on images; empty if they are training classes.
     fn outlier_arguments(&self) -> Vec<Argument> {
         let Some(outliers) = self.separate_outliers() else { return Vec::new() };
         let val = outliers.val.as_ref().unwrap_or(&outliers.train);
@@ -330,8 +329,8 @@ impl<'a> Planner<'a> {
         } else {
             0.17
         };
-        // A step of MAML passes over four tasks about ten times; a step of NegMargin has more images, a joint step five
-        // times as many.
+        // Compared with a backbone step: MAML passes over four tasks about ten times, NegMargin has more images, and a
+        // joint step has five times as many.
         let factor = match trainer {
             "maml" => 12.0,
             "joint" => 6.0,
@@ -368,7 +367,7 @@ impl<'a> Planner<'a> {
         if has_outliers(noise) {
             args.extend(source.test_outliers(splits).outlier_arguments());
         }
-        // Only a GPU evaluates more episodes than that, about a hundred times as fast.
+        // More episodes are evaluated only on a GPU, which is about a hundred times as fast.
         let seconds = if episodes > IMAGE_MODEL_EPISODES_ON_CPU { 0.001 } else { 0.1 };
         let estimate = seconds * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
         let label = format!("{}: {}, {names}", dataset.title, table.name);

@@ -28,7 +28,6 @@ pub struct ResultRecord {
     /// The GPU of a training run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The version of the program.
     pub version: String,
 }
 
@@ -95,7 +94,6 @@ impl ResultCache {
         Ok(())
     }
 
-    /// The record of a finished job.
     pub fn read_record(&self, job: &Job) -> Option<ResultRecord> {
         serde_json::from_str(&std::fs::read_to_string(self.record_path(job)).ok()?).ok()
     }
@@ -133,7 +131,6 @@ impl ResultCache {
     }
 }
 
-/// The SHA-256 of a file.
 pub fn sha256(path: &Path) -> std::io::Result<String> {
     let mut file = File::open(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);

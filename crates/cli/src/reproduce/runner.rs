@@ -154,7 +154,7 @@ impl JobRunner<'_> {
             command.args(["--device", &device.to_string()]);
         }
         if self.parallel > 1 {
-            // The messages of parallel jobs would be mixed on the terminal.
+            // The messages of parallel jobs would mix on the terminal.
             command.stderr(Stdio::from(File::create(self.log_path(job))?));
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let share = (self.threads.unwrap_or(cores) / self.parallel).max(1);

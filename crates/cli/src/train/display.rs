@@ -11,9 +11,9 @@ use trueshot::training::{Event, Observer, Record};
 use crate::messages::say;
 use crate::progress::check_interrupted;
 
-/// How much of a step's loss enters the mean that is shown.
+/// The weight of a step's loss in the running mean that is shown.
 const LOSS_SMOOTHING: f64 = 0.03;
-/// The screen is not redrawn more often.
+/// The shortest time between two updates of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 pub struct TrainingDisplay {
@@ -24,10 +24,10 @@ pub struct TrainingDisplay {
     terms: Vec<String>,
     means: Vec<f64>,
     steps: u64,
-    /// Steps done when this process began, and when that was.
+    /// The number of finished steps when this process started, and the time.
     started: (u64, Instant),
     drawn: Instant,
-    /// When the run is to stop.
+    /// When the run stops.
     deadline: Option<Instant>,
 }
 
@@ -58,7 +58,7 @@ impl TrainingDisplay {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub fn finish(&self) {
         [&self.bar, &self.losses, &self.validation].into_iter().for_each(ProgressBar::finish_and_clear);
     }
@@ -86,7 +86,7 @@ impl TrainingDisplay {
         self.losses.set_message(format_losses(&self.terms, &self.means));
     }
 
-    /// Steps a second since this process began, and how long the rest will take.
+    /// Steps per second since this process started, and the remaining time.
     fn pace(&self, done: u64) -> String {
         let (before, since) = self.started;
         let rate = (done - before) as f64 / since.elapsed().as_secs_f64().max(1e-9);
@@ -113,7 +113,7 @@ impl TrainingDisplay {
         self.validation.set_message(validation);
     }
 
-    /// A line that stays: above the bars on a terminal, plain elsewhere.
+    /// Prints a line: above the bars on a terminal, plain otherwise.
     fn print_line(&self, line: &str) {
         if self.all.is_hidden() {
             say!("{line}");
@@ -164,7 +164,7 @@ fn format_validation(record: &Record) -> String {
     }
 }
 
-/// Three or four digits that mean something.
+/// Formats a number with three or four significant digits.
 fn format_number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -1,6 +1,6 @@
 //! `trueshot train tranfs` and `trueshot train relabel`: train heads on embeddings.
 //!
-//! Flags are a table with the sections of the configuration file, so that they can be laid over it as they are.
+//! The flags have the same sections as the configuration file, which they override.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -314,7 +314,7 @@ enum CleanKind {
     Cosine,
 }
 
-/// Reads the configuration and the data, and trains.
+/// Reads the configuration and the data, and trains the head.
 fn train<M: HeadOptions + Send + Sync>(
     run: &RunArguments,
     defaults: Configuration<M>,
@@ -359,7 +359,7 @@ fn train<M: HeadOptions + Send + Sync>(
     Ok(())
 }
 
-/// The head on its device. With `--device auto`, a head that the GPU cannot train is trained on the CPU.
+/// The head on its device. With `--device auto`, falls back to the CPU if the GPU cannot train it.
 fn start<'a, M: HeadOptions>(
     run: &RunArguments,
     configuration: &Configuration<M>,
@@ -378,7 +378,7 @@ fn start<'a, M: HeadOptions>(
     Ok(HeadTrainee::new(configuration, training, validation)?)
 }
 
-/// Every file once, however often it is named.
+/// Opens every file once, even if it is named several times.
 fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Path, Embeddings>> {
     let data = &configuration.data;
     let all = [&data.train, &data.outliers, &data.validation, &data.validation_outliers];

@@ -1,4 +1,4 @@
-//! What all training on images shares: the options, loading of images and outliers, and the run itself.
+//! What all training on images has in common: the options, the loading of images and outliers, and the run itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -154,7 +154,7 @@ struct ValidationFlags {
 }
 
 impl ImageTrainingFlags {
-    /// The configuration: of a file and of flags, among them those of this kind of network alone.
+    /// The configuration from a file and the flags, including those of this kind of network.
     pub fn read<C: Serialize + DeserializeOwned>(
         &self,
         run: &RunArguments,
@@ -171,8 +171,8 @@ impl ImageTrainingFlags {
 }
 
 impl DataFlags {
-    /// Whether the built-in drawings are asked for, here or in a file: they are trained on otherwise than
-    /// photographs, so what the data is must be known before anything else.
+    /// Whether the built-in drawings are trained on, by flag or by file. Their defaults differ from those of
+    /// photographs.
     fn is_built_in(&self, file: Option<&Path>) -> bool {
         let written = || {
             let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
@@ -183,7 +183,7 @@ impl DataFlags {
     }
 }
 
-/// A network to be trained on images.
+/// A network to train on images.
 pub struct ImageTraining<'a> {
     pub title: String,
     pub seed: u64,
@@ -193,12 +193,12 @@ pub struct ImageTraining<'a> {
     /// The noise of training episodes.
     pub noise: &'a [NoiseLevels],
     pub validation: &'a ValidationSettings,
-    /// What its parameters are called.
+    /// The noun after the number of parameters in the message at the start.
     pub parameters: &'static str,
 }
 
 impl ImageTraining<'_> {
-    /// Reads the images and trains what `make` makes of them, with the number of its parameters.
+    /// Loads the images and trains the network that `make` returns with its number of parameters.
     pub fn train<T: Trainee>(
         self,
         run: &RunArguments,
@@ -224,7 +224,7 @@ impl ImageTraining<'_> {
         Ok(())
     }
 
-    /// The same for a network that can also be trained on a GPU. `count` is the number of parameters.
+    /// [`Self::train`] for a network that can also be trained on a GPU. `count` is the number of parameters.
     pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
         self,
         run: &RunArguments,
@@ -246,7 +246,7 @@ impl ImageTraining<'_> {
         })
     }
 
-    /// Reads the images to train on, those to validate on if there are any, and outliers for both.
+    /// Loads the images to train and validate on, and outliers for both.
     fn load_datasets(&self) -> anyhow::Result<Datasets> {
         let (data, pictures) = (self.data, self.pictures);
         anyhow::ensure!(
@@ -289,7 +289,7 @@ impl ImageTraining<'_> {
     }
 }
 
-/// The most outliers that a validation has to choose from: its episodes are few and always the same, and it embeds all.
+/// The most outliers in validation: its episodes are few, and all outliers are embedded.
 const VALIDATION_OUTLIERS: usize = 5000;
 
 fn is_outlier(levels: &NoiseLevels) -> bool {
@@ -300,7 +300,7 @@ fn is_given(path: &Path) -> bool {
     !path.as_os_str().is_empty()
 }
 
-/// Whether there is something to validate on.
+/// Whether there is data to validate on.
 fn has_validation(data: &training::DataSettings) -> bool {
     let has_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(&data.train);
     is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
@@ -317,8 +317,8 @@ fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow
     part.open(path)
 }
 
-/// Outliers are taken whole; of a source that knows its splits, the one that is trained on, so that neither validation
-/// nor test is given away.
+/// Opens outliers. Of a source with splits, only the training split is used, so that no validation or test class is
+/// seen.
 fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<Collection> {
     let part = ImageSelection {
         split_file: None,
@@ -329,13 +329,13 @@ fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<C
     part.open(path)
 }
 
-/// Refuses outliers of a class that is trained on.
+/// Fails if a class is trained on and also an outlier.
 fn check_outliers(
     data: &training::DataSettings,
     train: &Collection,
     outliers: &Collection,
 ) -> anyhow::Result<()> {
-    // Numbers are places in a list, and say nothing about what they stand for.
+    // Numbers are indices and do not identify a class.
     let is_name = |class: &&String| class.parse::<f64>().is_err();
     let known = train.classes();
     if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
@@ -347,7 +347,6 @@ fn check_outliers(
     Ok(())
 }
 
-/// What images are read for.
 #[derive(Clone, Copy, PartialEq)]
 enum ImageUse {
     Training,

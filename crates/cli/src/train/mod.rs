@@ -82,7 +82,7 @@ pub struct RunArguments {
     pub threads: Threads,
 }
 
-/// What the trainer needs to know about a run.
+/// The parameters of the training loop.
 pub struct TrainingRun {
     pub title: String,
     pub steps: u64,
@@ -92,7 +92,7 @@ pub struct TrainingRun {
 }
 
 impl RunArguments {
-    /// Claims the files of the run before anything is read, and refuses to overwrite an earlier one.
+    /// Locks the files of the run before anything is read, and refuses to overwrite those of an earlier run.
     pub fn claim(&self) -> anyhow::Result<Claim> {
         Ok(Files::of(&self.output).claim(self.start())?)
     }
@@ -105,7 +105,7 @@ impl RunArguments {
         }
     }
 
-    /// Trains, showing how it goes.
+    /// Trains with a progress display.
     pub fn train(
         &self,
         claim: Claim,
@@ -137,7 +137,7 @@ impl RunArguments {
         Ok(outcome?)
     }
 
-    /// Says how it ended; stopped by hand is neither done nor failed.
+    /// Prints how the run ended. Exits with status 130 if it was stopped before its last step.
     pub fn print_outcome(&self, outcome: &Outcome, steps: u64) {
         let files = Files::of(&self.output);
         let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));

@@ -63,7 +63,7 @@ fn a_killed_copy_leaves_no_archive_and_the_next_one_removes_its_remains() {
     use std::io::Write;
     let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
-    // Large enough that the copy takes a while.
+    // Large enough for the copy to take a while.
     let mut large = std::fs::File::create(photos.path("photos/rings/notes.bin")).unwrap();
     let zeros = vec![0; 1 << 20];
     (0..400).for_each(|_| large.write_all(&zeros).unwrap());
@@ -84,7 +84,7 @@ fn a_killed_copy_leaves_no_archive_and_the_next_one_removes_its_remains() {
     child.kill().unwrap();
     child.wait().unwrap();
     if photos.path("clean.zip").exists() {
-        // It was faster than the signal; then it must be complete.
+        // The copy was faster than the signal; then it must be complete.
         photos.trueshot(&["audit", "clean.zip", "--check"]).assert().code(0);
         return;
     }
@@ -174,7 +174,7 @@ fn a_plan_of_an_archive_is_for_its_unpacked_folder_too_and_the_other_way_round()
     let other = ["repair", "folder.jsonl", "--root", "photos.zip", "--into", "other"];
     photos.trueshot(&other).assert().success();
     assert_eq!(photos.contents("other")["stripes/0-2.png"], before["rings/0.png"]);
-    // Other contents are still noticed.
+    // Different contents are still detected.
     photos.write("checks/3.png", &before["checks/2.png"]);
     let parts = ["has changed since the audit: 1 edited (checks/3.png)"];
     refused(photos.trueshot(&["repair", "zip.jsonl", "--root", "photos"]), &parts);

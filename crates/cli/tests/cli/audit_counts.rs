@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use trueshot::audit::{Action, Audit};
 use trueshot::{Embeddings, Verdict};
 
-/// Photos of which some are exchanged, and their rows as the command line embeds them.
+/// Photos, some of them exchanged, and their rows as the command line embeds them.
 fn photos() -> (PhotoFolder, Embeddings) {
     let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");

@@ -1,5 +1,5 @@
-//! Audits of collections that say little or nothing about their labels, and of folders that change while they are read.
-//! Each gives an answer with a warning, or an error that says what to do.
+//! Audits of data that say little or nothing about their labels, and of folders that change while they are read. Each
+//! gives a result with a warning, or an error with a hint.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ fn audit(values: Vec<f32>, labels: Vec<String>) -> (Value, String) {
     (serde_json::from_str(&json).unwrap(), text(&done.get_output().stdout))
 }
 
-/// Rows of `classes` classes around corners, with the name of each row's class.
+/// Rows of `classes` classes, with the class of each row.
 fn rows(classes: usize, items: usize) -> (Vec<f32>, Vec<String>) {
     let data = bank("class", 3, classes, items, DIM);
     let labels = data.labels().iter().map(|label| data.classes()[*label as usize].clone()).collect();
@@ -146,7 +146,7 @@ fn a_folder_that_changes_while_it_is_read_gives_an_answer_or_a_reason() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // A plan for the folder as it was is refused.
+    // A plan for the folder as it was before is refused.
     photos.write("rings/late.png", &picture);
     photos.write("rings/1.png", &picture);
     photos.audit(&["--plan", "plan.jsonl"]).assert().success();

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 struct TrainingFolder(tempfile::TempDir);
 
-/// Some drawings of every character, and episodes they suffice for.
+/// A few drawings of every character.
 const FEW: [&str; 2] = ["--limit-per-class", "8"];
 const EPISODES: [&str; 8] = ["--ways", "3", "--shots", "2", "--queries", "2", "--episodes", "6"];
 const MAML: [&str; 18] = [
@@ -103,8 +103,8 @@ fn metrics(bytes: &[u8]) -> Vec<String> {
     text(bytes).lines().map(|line| line.split(",\"seconds\"").next().unwrap().to_string()).collect()
 }
 
-/// Trains without a break, then with two breaks by SIGKILL: the first in the middle of the steps, the second after
-/// a resumed run has written more metrics.
+/// Trains without interruption, then with two interruptions by SIGKILL: the first in the middle of the steps, the
+/// second after a resumed run has written more metrics.
 fn is_resumed_to_the_byte(kind: &str, flags: &[&str]) {
     let folder = TrainingFolder::new();
     let steps = ["--steps", "12", "--val-every", "4", "--record-every", "1", "--save-every", "0"];
@@ -196,7 +196,7 @@ fn maml_is_evaluated_on_the_device_that_is_asked_for() {
             assert_eq!(automatic.get_output().stdout, on_cpu.get_output().stdout);
         }
     }
-    // Ranges of shots are evaluated on the CPU with `auto`, on every machine.
+    // `auto` evaluates ranges of shots on the CPU, on every machine.
     let ranges =
         ["--pictures", "omniglot", "--split", "test", "--ways", "3", "--shots", "1-2", "--queries", "2"];
     let ranges =
@@ -209,7 +209,7 @@ fn maml_is_evaluated_on_the_device_that_is_asked_for() {
     );
 }
 
-/// The last lines of a run that reads its data first.
+/// Checks the last lines of a run that reads its data first.
 fn refused_last(mut command: Command, expected: &str) {
     let message = text(&command.assert().code(1).stdout("").get_output().stderr);
     assert!(message.contains("error: ") && message.contains(expected), "{message}");

@@ -6,7 +6,6 @@ use crate::fixture::{TRUESHOT, misused, refused, text};
 use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 
-/// A folder to work in.
 struct TestFolder(tempfile::TempDir);
 
 impl TestFolder {
@@ -24,7 +23,7 @@ impl TestFolder {
         command
     }
 
-    /// Class folders of small images of many shapes.
+    /// Class folders of small images with various aspect ratios.
     fn imagenet(classes: &[&str], pictures: u32) -> Self {
         let place = TestFolder::new();
         for (number, class) in classes.iter().enumerate() {
@@ -57,7 +56,7 @@ fn published(name: &str) -> String {
     folder.join(name).display().to_string()
 }
 
-/// Five of the paper's outlier classes, one of miniImageNet.
+/// Five of the paper's outlier classes, and one of miniImageNet.
 const CLASSES: [&str; 6] = ["n01514668", "n01514859", "n01518878", "n01608432", "n01614925", "n01532829"];
 const SMALL: [&str; 6] = ["--classes-count", "5", "--per-class", "4", "--size", "16"];
 
@@ -170,7 +169,7 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
     refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["none"]);
     misused(place.outliers(&["--exclude", "imagenette"]), &["no built-in split has that name"]);
     misused(place.outliers(&["--classes-count", "1"]), &["--classes-count"]);
-    // All folders that the split leaves over.
+    // All folders that are not in the split.
     std::fs::write(place.path("splits.json"), r#"{"train": ["n01514668"], "test": ["n01532829"]}"#).unwrap();
     let drawn = ["--exclude", "splits.json", "--classes-count", "4", "--per-class", "2", "--size", "8"];
     place.outliers(&drawn).assert().success();
@@ -196,7 +195,7 @@ fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
         assert!(said.contains(part), "'{part}' is missing in: {said}");
     }
     assert!(text(&output.stderr).contains("problems found"));
-    // A folder called as a split that is built in is not taken for a split file.
+    // A folder with the name of a built-in split is not used as a split file.
     std::fs::create_dir(place.path("fc100")).unwrap();
     let output =
         check(&[&published("cifar-100-python"), "--expect", "fc100"]).assert().code(3).get_output().clone();
@@ -220,7 +219,7 @@ fn published_data_sets_are_embedded_and_trained_on_by_split() {
         place.trueshot(&[&["train", "backbone", data], &small[..], &rest].concat())
     };
     train("imagenet/train").assert().success();
-    // Its training split is found; two images of a class are too few to learn from.
+    // The training split is found; two images per class are too few to train on.
     let said = text(&train(&published("mini-4")).arg("--overwrite").assert().code(1).get_output().stderr);
     for part in ["6 images of 3 classes to train on", "class 'n01' has 2 items"] {
         assert!(said.contains(part), "'{part}' is missing in: {said}");

@@ -1,4 +1,4 @@
-//! Tests of `trueshot demo`: it runs without a file or a network.
+//! Tests of `trueshot demo`, which needs neither files nor a network.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@ use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 use trueshot::Embeddings;
 
-/// A folder with images of six classes, four of them below `train/`, two below `val/`, and a small backbone.
+/// A folder with images of six classes, four of them in `train/`, two in `val/`, and a small backbone.
 struct ImageFolder(tempfile::TempDir);
 
 const PICTURES: usize = 8;
@@ -38,7 +38,7 @@ impl ImageFolder {
         command
     }
 
-    /// Three steps on tiny images.
+    /// Trains for three steps on tiny images.
     fn train(&self, more: &[&str]) -> Command {
         let small = ["--size", "16", "--steps", "3", "--ways", "2", "--shots", "2", "--queries", "2"];
         let judged = ["--val-every", "2", "--val-episodes", "5", "--val-ways", "2", "--val-shots", "2"];
@@ -107,7 +107,7 @@ fn options_say_how_strongly_images_are_augmented() {
     }
 }
 
-/// Training says what it does before it fails, so only the last lines are the error.
+/// Only the last lines are the error: training prints messages before it fails.
 #[track_caller]
 fn refused_because(mut command: Command, expected: &str) {
     let assert = command.assert().code(1);
@@ -355,7 +355,7 @@ fn a_backbone_that_is_none_is_refused_with_what_there_is() {
 #[cfg(target_os = "linux")]
 fn large_pictures_on_many_threads_share_one_budget_of_memory() {
     let folder = tempfile::tempdir().unwrap();
-    // 36 megapixels with transparency in some kilobytes, which take 144 MB when they are decoded.
+    // 36 megapixels with transparency in a few kilobytes, which take 144 MB when decoded.
     let mut large = std::io::Cursor::new(Vec::new());
     image::RgbaImage::new(6000, 6000).write_to(&mut large, image::ImageFormat::Png).unwrap();
     for (class, number) in (0..16).map(|number| (number % 2, number)) {
@@ -377,7 +377,7 @@ fn large_pictures_on_many_threads_share_one_budget_of_memory() {
         .current_dir(folder.path())
         .spawn()
         .unwrap();
-    // The highest use so far is in the status of a process, which is gone when it has ended.
+    // The peak memory is in the status file of a process, which is gone when it has ended.
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();

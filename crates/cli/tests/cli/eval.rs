@@ -1,4 +1,4 @@
-//! Tests of `trueshot eval`: its result in every format, and that the same command gives the same bytes.
+//! Tests of `trueshot eval`: its results in every format, and that the same command gives the same bytes.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -29,7 +29,7 @@ fn list(value: &Value) -> &Vec<Value> {
     value.as_array().unwrap()
 }
 
-/// The entry of one method in every setting.
+/// The entry of a method in every setting.
 fn entries<'a>(found: &'a Value, method: &str) -> Vec<&'a Value> {
     let of_setting = |setting: &'a Value| {
         list(&setting["methods"]).iter().find(|entry| entry["method"] == method).unwrap()
@@ -37,7 +37,7 @@ fn entries<'a>(found: &'a Value, method: &str) -> Vec<&'a Value> {
     list(&found["settings"]).iter().map(of_setting).collect()
 }
 
-/// The figures of a method that no other method has a part in.
+/// The figures of a method that do not depend on the other methods.
 fn own_figures(found: &Value, method: &str) -> Vec<Value> {
     let own = |entry: &Value| serde_json::json!([entry["accuracy"], entry["ci95"], entry["detection"]]);
     entries(found, method).into_iter().map(own).collect()
@@ -157,7 +157,7 @@ fn the_page_is_complete_has_plots_and_needs_nothing_from_outside() {
     let folder = EmbeddingsFolder::new();
     let page = folder.stdout(&[&ALL_NOISE[..], &["--format", "html"]].concat());
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
-    // One chart per type of noise, with six lines and with all, each for wide and for narrow windows.
+    // One chart per noise type, with six lines and with all lines, each for wide and for narrow windows.
     assert_eq!(page.matches("<svg").count(), 3 * 4);
     assert_eq!(page.matches("class=\"series").count(), 3 * 2 * (6 + METHODS.len()));
     for foreign in ["<script", "http://", "https://", "<link", "@import", "NaN"] {
@@ -407,7 +407,7 @@ fn every_instruction_set_gives_the_same_picture() {
         instructions.map(|name| command.env("TRUESHOT_ISA", name));
         let output = command.output().unwrap();
         if text(&output.stderr).contains("usable on this processor") {
-            // Not `eprintln!`, which the test runner keeps to itself.
+            // Not `eprintln!`, which the test runner captures.
             let reason = format!("SKIPPED: this processor has no {instructions:?}\n");
             std::io::stderr().write_all(reason.as_bytes()).unwrap();
             return None;

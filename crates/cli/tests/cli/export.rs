@@ -1,9 +1,9 @@
-//! Tests of `trueshot export`. tests/python/test_export.py compares the answers of exported models with `predict`.
+//! Tests of `trueshot export`. tests/python/test_export.py compares the predictions of exported models with `predict`.
 
 use crate::fixture::{EmbeddingsFolder, refused, text};
 use trueshot::Embeddings;
 
-/// A folder with the classifier `c.safetensors` of the embeddings `data.safetensors`.
+/// A folder with the classifier `c.safetensors`, fitted to the embeddings `data.safetensors`.
 fn folder_with_classifier() -> EmbeddingsFolder {
     let folder = EmbeddingsFolder::new();
     let fit = ["fit", "data.safetensors", "-m", "protonet", "-o", "c.safetensors"];

@@ -6,7 +6,7 @@ use crate::fixture::{TRUESHOT, refused, text};
 use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 
-/// A folder of three classes of stripes in colours of their own, five images each.
+/// A folder of three classes of coloured stripes, five images each.
 struct PhotoFolder(tempfile::TempDir);
 
 impl PhotoFolder {

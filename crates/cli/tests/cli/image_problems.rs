@@ -1,4 +1,4 @@
-//! Tests of `trueshot audit` on copies of images and on images that are too poor to be used.
+//! Tests of `trueshot audit` on copies of images and on images of poor quality.
 
 use crate::fixture::text;
 use crate::photos::PhotoFolder;
@@ -65,7 +65,7 @@ fn resized_cropped_and_compressed_copies_are_found_within_and_across_classes() {
     ];
     let expected = expected.map(|(item, other, conflict)| (item.to_string(), other.to_string(), conflict));
     assert_eq!(pairs(&found), expected);
-    // The measures come from the cache now.
+    // This time the measures come from the cache.
     assert_eq!(json(&photos, &[]), found);
     assert_eq!(json(&photos, &["--threads", "1"]), found);
     assert_eq!(json(&photos, &["--no-cache", "--threads", "3"]), found);

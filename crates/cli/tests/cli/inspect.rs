@@ -1,4 +1,4 @@
-//! Tests of `trueshot inspect`: what it shows of a file, and which problems it finds.
+//! Tests of `trueshot inspect`: what it shows about a file, and which problems it finds.
 
 use crate::fixture::{EmbeddingsFolder, text};
 use serde_json::Value;

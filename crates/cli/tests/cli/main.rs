@@ -1,4 +1,4 @@
-//! Tests of the command line: each module runs one command as a process.
+//! Tests of the command line: each module runs commands as processes.
 
 mod archives;
 mod audit;

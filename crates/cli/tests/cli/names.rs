@@ -5,7 +5,7 @@ use std::process::Output;
 
 use crate::photos::PhotoFolder;
 
-/// Turns the terminal red, clears the screen, returns to the start of the line.
+/// Makes the text red, clears the screen, and returns to the start of the line.
 const ESCAPE: &str = "\x1b[31m\x1b[2J\r\u{9b}1m";
 
 fn run(photos: &PhotoFolder, arguments: &[&str]) -> Output {
@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Standard error of a command, in which and in whose standard output only line ends control anything.
+/// Standard error of a command. Checks that it and standard output have no control characters but line ends.
 #[track_caller]
 fn said_plainly(photos: &PhotoFolder, arguments: &[&str]) -> String {
     let output = run(photos, arguments);
@@ -28,7 +28,7 @@ fn said_plainly(photos: &PhotoFolder, arguments: &[&str]) -> String {
     text(&output.stderr)
 }
 
-/// Images with such names, under a class with such a name.
+/// Images with such names, in a class with such a name.
 fn disguised() -> PhotoFolder {
     let photos = PhotoFolder::new();
     let read = |name: &str| std::fs::read(photos.path("photos").join(name)).unwrap();
@@ -68,7 +68,7 @@ fn no_command_sends_control_characters_of_names_to_the_terminal() {
     said_plainly(&photos, &["dataset", "check", "photos"]);
 }
 
-/// Every command on a path that is not there, or an argument that it does not take.
+/// Runs every command on a path that does not exist, or with an argument that it does not take.
 #[test]
 fn no_error_sends_control_characters_of_arguments_to_the_terminal() {
     let photos = PhotoFolder::new();

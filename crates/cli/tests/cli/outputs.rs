@@ -1,4 +1,4 @@
-//! Tests of outputs: where results are written, and what is left when they cannot be written.
+//! Tests of outputs: where results are written, and what is left if writing fails.
 
 use crate::fixture::{EmbeddingsFolder, refused, text};
 
@@ -28,7 +28,7 @@ fn a_result_written_to_a_file_is_the_one_that_would_be_printed() {
 #[test]
 fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
     let folder = EmbeddingsFolder::new();
-    // Episodes for a day: the refusal comes first.
+    // Enough episodes for a day: the error must come first.
     for option in ["--output", "--html", "--write-manifest"] {
         let command = folder.eval(&["--episodes=1000000000", option, "nowhere/found"]);
         refused(command, &["cannot write nowhere/found: nowhere is not a folder"]);
@@ -62,7 +62,7 @@ fn standard_output_on_a_full_disk_is_a_failure() {
 #[cfg(target_os = "linux")]
 fn a_full_device_is_a_failure_and_stays_a_device() {
     let folder = EmbeddingsFolder::new();
-    // Through a link, so that a mistake here replaces the link and not the device.
+    // Through a link, so that an error in the program replaces the link and not the device.
     std::os::unix::fs::symlink("/dev/full", folder.path("full")).unwrap();
     let before = folder.files();
     for option in ["--output", "--html", "--write-manifest"] {
@@ -72,7 +72,7 @@ fn a_full_device_is_a_failure_and_stays_a_device() {
     }
 }
 
-/// Runs with files limited to a few kilobytes, which fails as a full disk does.
+/// Runs with a limit of a few kilobytes per file, which fails like a full disk.
 #[cfg(unix)]
 fn on_a_full_disk(folder: &EmbeddingsFolder, arguments: &[&str]) -> assert_cmd::Command {
     let script = "trap '' XFSZ; ulimit -f 4; exec \"$0\" eval data.safetensors --episodes 30 \"$@\"";
@@ -120,7 +120,7 @@ fn a_link_to_a_file_stays_a_link() {
 #[cfg(unix)]
 fn whoever_has_seen_enough_may_close_the_pipe() {
     let folder = EmbeddingsFolder::new();
-    // `false` reads nothing, so the pipe is closed whatever comes first.
+    // `false` reads nothing, so the pipe is closed at once.
     for (command, reader) in [
         ("eval data.safetensors --episodes 30 -f html", "head -1"),
         ("eval data.safetensors --episodes 30", "false"),
@@ -163,7 +163,7 @@ fn ctrl_c_prints_what_is_done_so_far() {
     assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
 }
 
-/// Whether a process has begun to listen for Ctrl-C: bit 1 of the signals it catches.
+/// Whether a process handles Ctrl-C: bit 1 of the signals it catches.
 #[cfg(target_os = "linux")]
 fn catches_interrupts(process: &str) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it is still running");

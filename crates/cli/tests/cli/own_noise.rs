@@ -4,7 +4,7 @@
 use crate::fixture::{CLASSES, EmbeddingsFolder, misused, refused, text};
 use serde_json::{Value, json};
 
-/// A confusion matrix over all classes of the fixture; class 0 is confused with class 1 only.
+/// Writes a confusion matrix over all classes of the fixture; class 0 is confused only with class 1.
 fn matrix(folder: &EmbeddingsFolder, name: &str, keep: f64) {
     let names: Vec<String> = (0..CLASSES).map(|class| format!("class {class}")).collect();
     let mut csv = format!("true,{}\n", names.join(","));

@@ -1,4 +1,4 @@
-//! Test fixture: a folder of images that any backbone tells apart, next to which `trueshot` is run.
+//! Test fixture: a folder of images that any backbone can tell apart, next to which `trueshot` is run.
 #![allow(dead_code)]
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use image::{Rgb, RgbImage};
 const CLASSES: [&str; 3] = ["checks", "rings", "stripes"];
 const PICTURES: u32 = 6;
 
-/// A folder that holds `photos`, with six images of each of three classes.
+/// A folder with `photos`, which has six images of each of three classes.
 pub struct PhotoFolder(tempfile::TempDir);
 
 impl PhotoFolder {
@@ -30,14 +30,14 @@ impl PhotoFolder {
         self.0.path().join(name)
     }
 
-    /// A file below `photos`.
+    /// Writes a file below `photos`.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let path = self.path("photos").join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// Two images under each other's name.
+    /// Exchanges the names of two images.
     pub fn exchange(&self, one: &str, other: &str) {
         let read = |name: &str| std::fs::read(self.path("photos").join(name)).unwrap();
         let (first, second) = (read(one), read(other));
@@ -57,7 +57,7 @@ impl PhotoFolder {
         self.trueshot(&[&["audit", "photos"], arguments].concat())
     }
 
-    /// All files below `photos` with what is in them.
+    /// All files below `photos` with their contents.
     pub fn contents(&self, folder: &str) -> std::collections::BTreeMap<String, Vec<u8>> {
         let mut found = std::collections::BTreeMap::new();
         let mut folders = vec![self.path(folder)];
@@ -76,7 +76,7 @@ impl PhotoFolder {
     }
 }
 
-/// Checks, rings or stripes, in colours of their own, each a little different.
+/// A picture of checks, rings or stripes, each kind in its own colours, with small variations.
 fn picture(kind: usize, number: u32) -> RgbImage {
     RgbImage::from_fn(96, 96, |x, y| {
         let (x, y, width) = (x + 5 * number, y + 3 * number, 10 + number);

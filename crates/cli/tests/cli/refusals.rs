@@ -149,7 +149,7 @@ fn labels_and_features_of_different_length_are_refused() {
     inspect("x.npy").assert().success();
 }
 
-/// A safetensors file with this header and so many zero bytes behind it.
+/// A safetensors file with this header and `data` zero bytes after it.
 fn safetensors(header: &serde_json::Value, data: usize) -> Vec<u8> {
     let header = header.to_string().into_bytes();
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

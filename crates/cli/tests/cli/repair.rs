@@ -4,7 +4,7 @@ use crate::fixture::{EmbeddingsFolder, misused, refused, text};
 use crate::photos::PhotoFolder;
 use serde_json::Value;
 
-/// Photos with two exchanged, and a plan beside them.
+/// Photos with two exchanged, and a plan next to them.
 fn planned() -> PhotoFolder {
     let photos = PhotoFolder::new();
     photos.exchange("rings/0.png", "stripes/0.png");
@@ -61,10 +61,10 @@ fn a_repair_in_place_can_be_taken_back() {
     assert!(text(&done.get_output().stderr).contains("2 files moved"));
     assert_ne!(photos.contents("photos"), before);
     photos.audit(&["--check"]).assert().code(0);
-    // The same again finds that all is done.
+    // The same command again finds nothing to do.
     let again = photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
     assert!(text(&again.get_output().stderr).contains("0 files moved (2 already moved)"));
-    // It still says where everything is now.
+    // It still writes the labels with the current paths.
     photos.trueshot(&["repair", "plan.jsonl", "--in-place", "--labels", "labels.csv"]).assert().success();
     photos.trueshot(&["audit", "labels.csv", "--check"]).assert().code(0);
     photos.trueshot(&["repair", "--undo", "plan.undo.jsonl"]).assert().success();
@@ -143,7 +143,7 @@ fn a_repair_that_is_half_done_is_called_so() {
     photos.trueshot(&["repair", "plan.jsonl", "--in-place"]).assert().success();
     let carried_out = ["this plan was already applied in place", "repair --undo plan.undo.jsonl"];
     refused(photos.trueshot(&["repair", "plan.jsonl"]), &carried_out);
-    // As after a kill between two moves.
+    // The state after a kill between two moves.
     std::fs::rename(photos.path("photos/stripes/0-2.png"), photos.path("photos/rings/0.png")).unwrap();
     let half_done = ["a repair was interrupted (1 of 2 files moved): run it again with --in-place", "--undo"];
     refused(photos.trueshot(&["repair", "plan.jsonl"]), &half_done);
@@ -162,7 +162,7 @@ fn a_class_folder_that_leads_elsewhere_is_refused_before_anything_moves() {
     refused(photos.trueshot(&["repair", "plan.jsonl", "--in-place"]), &["nothing was moved", "is a link"]);
     assert_eq!(photos.contents("elsewhere"), before);
     assert!(!photos.path("plan.undo.jsonl").exists());
-    // A link that turns up as the quarantine leads nowhere either.
+    // A symbolic link in place of the quarantine folder is not followed.
     let plan = std::fs::read_to_string(photos.path("plan.jsonl")).unwrap();
     let lines: Vec<&str> = plan.lines().collect();
     let outlier = r#"{"item": "checks/5.png", "from": "checks", "quarantine": true}"#;
@@ -311,7 +311,7 @@ fn rows_get_their_labels_in_a_new_file() {
     );
 }
 
-/// The plan of `planned` with other changes, as `mine.jsonl`.
+/// Writes the plan of `planned` with other changes to `mine.jsonl`.
 fn edit_plan(photos: &PhotoFolder, plan: &str, changes: &[&str]) {
     let text = std::fs::read_to_string(photos.path(plan)).unwrap();
     let (header, listing) = (text.lines().next().unwrap(), text.lines().last().unwrap());
@@ -361,7 +361,7 @@ fn a_new_class_is_told_with_the_most_similar_name() {
         assert!(said.contains(similar) && said.contains(unlike), "{more:?}: {said}");
     }
     photos.trueshot(&["repair", "--undo", "mine.undo.jsonl"]).assert().success();
-    // A class with an empty folder is not new, and neither are the planned ones.
+    // A class with an empty folder is not new; nor are the planned ones.
     std::fs::create_dir_all(photos.path("photos/waiting")).unwrap();
     edit_plan(&photos, "plan.jsonl", &[other]);
     for plan in ["mine.jsonl", "plan.jsonl"] {
@@ -421,7 +421,7 @@ fn a_plan_of_a_list_copies_the_files_to_class_folders() {
     photos.trueshot(&["audit", "clean.zip", "--check"]).assert().code(0);
     let hint = ["images in a list or an archive", "hint: write a copy with --into"];
     refused(photos.trueshot(&["repair", "mine.jsonl", "--in-place"]), &hint);
-    // A label that would leave the folder.
+    // A label that leads out of the folder.
     std::fs::write(photos.path("list.csv"), list.replace("rings of all", "../rings")).unwrap();
     photos.trueshot(&["audit", "list.csv", "--plan", "plan.jsonl"]).assert().success();
     edit_plan(&photos, "plan.jsonl", &[]);

@@ -48,7 +48,7 @@ fn results(out: &Path, ending: &str) -> Vec<PathBuf> {
 fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
     let (whole, broken) = (folder(), folder());
     reproduce(whole.path());
-    // The moments come from the clock, so they differ from run to run; the report must not.
+    // The moments of the interruptions depend on the clock; the report must not.
     let mut moment =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_micros();
     for _ in 0..10 {

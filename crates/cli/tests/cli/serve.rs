@@ -16,7 +16,7 @@ impl ServerProcess {
         Self::start_by(Command::new(env!("CARGO_BIN_EXE_trueshot")), folder, more)
     }
 
-    /// Starts it where the system allows `descriptors` only.
+    /// Starts a server with a limit of `descriptors` open files.
     fn start_with_descriptors(descriptors: usize, folder: &Path, more: &[&str]) -> Self {
         let mut shell = Command::new("sh");
         let script = format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"");
@@ -48,7 +48,7 @@ impl ServerProcess {
         answer
     }
 
-    /// A connection on which something has been sent. SourceOptions from it fails after a minute, so no test hangs.
+    /// Opens a connection and sends bytes. Reading from it fails after a minute, so no test hangs.
     fn send(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
@@ -56,13 +56,13 @@ impl ServerProcess {
         stream
     }
 
-    /// The beginning of an upload that is announced to have `length` bytes.
+    /// Starts an upload that announces `length` bytes.
     fn begin_upload(&self, length: usize) -> TcpStream {
         let head = format!("POST /api/v1/audit HTTP/1.1\r\nhost: {}\r\n{JSON}", self.address);
         self.send(format!("{head}content-length: {length}\r\n\r\n{{").as_bytes())
     }
 
-    /// The most memory that it has used, in MiB.
+    /// The peak memory of the server, in MiB.
     #[cfg(target_os = "linux")]
     fn peak_memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
@@ -144,7 +144,7 @@ fn an_address_that_others_reach_needs_a_token() {
     assert!(said.contains("needs a token\nhint: give one with --token-file"), "{said}");
 }
 
-/// What is sent back until the server closes the connection.
+/// What the server sends until it closes the connection.
 fn rest(mut stream: TcpStream) -> String {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -186,14 +186,14 @@ fn a_client_that_does_not_take_its_answers_is_closed() {
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_nonblocking(true).unwrap();
     let mut sent = 0;
-    // Until the server reads no more, because it cannot write.
+    // Until the server stops reading because it cannot write.
     loop {
         match stream.write(&requests.as_bytes()[sent % requests.len()..]) {
             Ok(count) => sent += count,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
-            // It has closed the connection.
+            // The server has closed the connection.
             Err(_) => break,
         }
     }
@@ -216,7 +216,7 @@ fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let server =
         ServerProcess::start(folder.path(), &["--stall-timeout", "600", "--timeout", "600", "--queue", "2"]);
-    // Together they announce eight times the memory for bodies, and more of them than there are places.
+    // Together they announce eight times the memory for bodies, and there are more of them than places in the queue.
     let stalled: Vec<TcpStream> = (0..32).map(|_| server.begin_upload(64 << 20)).collect();
     for _ in 0..5 {
         let answer = server.ask("POST", "/api/v1/audit", JSON, SUPPORT);
@@ -276,7 +276,7 @@ fn an_address_in_use_is_refused_with_what_to_do() {
     }
 }
 
-/// A form with images, and its header.
+/// A multipart form with images, and its header.
 #[cfg(target_os = "linux")]
 fn form(pictures: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     let mut body = Vec::new();
@@ -295,7 +295,7 @@ fn form(pictures: &[(&str, &[u8])]) -> (String, Vec<u8>) {
     )
 }
 
-/// 49 megapixels with transparency in some kilobytes, which take 196 MB when they are decoded.
+/// 49 megapixels with transparency in a few kilobytes, which take 196 MB when decoded.
 #[cfg(target_os = "linux")]
 fn large_picture() -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
@@ -464,7 +464,7 @@ fn a_complete_request_is_answered_though_the_server_is_told_to_stop() {
         body.len()
     );
     let working = server.send(format!("{head}{body}").as_bytes());
-    // Until it has been received, which is when it is one of two in flight, or has been answered.
+    // Waits until the request is received: it is one of two in flight, or has been answered.
     loop {
         let figures = server.ask("GET", "/metrics", "", "");
         if figures.contains("in_flight 2") || figures.contains(r#"route="/api/v1/audit""#) {

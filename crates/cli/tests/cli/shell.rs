@@ -10,7 +10,7 @@ fn script(shell: &str) -> String {
     text(&output.stdout)
 }
 
-/// What bash completes after some words, the last of which is unfinished.
+/// The completions of bash for these words, the last of which is incomplete.
 fn completed_by_bash(words: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trueshot.bash");
@@ -67,7 +67,7 @@ fn there_is_a_manual_page_for_every_command_and_the_main_one_is_printed() {
     let listed =
         commands.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
     assert!(pages > listed.count(), "{pages} pages");
-    // Where there is a `man`, it accepts them.
+    // `man` accepts the pages, if it is installed.
     if let Ok(shown) =
         Command::new("man").args(["--warnings", "-l"]).arg(folder.path("man/man1/trueshot-audit.1")).output()
     {

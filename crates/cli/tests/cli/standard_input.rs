@@ -32,7 +32,7 @@ fn paths_are_classified_in_their_order_whatever_the_line_ends() {
     assert!(lines[0].starts_with("photos/stripes/2.png,stripes,"), "{lines:?}");
     assert!(lines[1].starts_with("photos/checks/0.png,checks,"), "{lines:?}");
     assert!(lines[2].starts_with("photos/rings/0.png,rings,"), "{lines:?}");
-    // A name with the first letters of a BMP file.
+    // A file name that starts with the magic bytes of BMP.
     std::fs::copy(photos.path("photos/rings/3.png"), photos.path("BM.png")).unwrap();
     assert!(predicted(&photos, "BM.png\n")[0].starts_with("BM.png,rings,"));
 }

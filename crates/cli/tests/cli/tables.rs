@@ -46,7 +46,7 @@ fn pipes_and_files_have_whole_names_and_columns_are_fitted_if_asked_for() {
         }
     }
     misused(photos.audit(&["--columns", "5"]), &["--columns", "5"]);
-    // A variable that is not a width is ignored.
+    // An invalid width in the variable is ignored.
     assert!(shown(&photos, &["audit", "photos"], Some("wide")).contains(&whole));
 }
 
@@ -63,7 +63,7 @@ fn tables_of_eval_and_inspect_have_the_given_width() {
     assert!(narrow < wide && wide <= 160, "{narrow} and {wide}");
     let inspected = folder.trueshot(&["inspect", "data.safetensors", "--columns", "50"]).assert().success();
     let inspected = text(&inspected.get_output().stdout);
-    // The fingerprint is always whole.
+    // The fingerprint is never shortened.
     let mut others = inspected.lines().filter(|line| !line.starts_with("fingerprint"));
     assert!(others.all(|line| line.chars().count() <= 50), "{inspected}");
 }

@@ -68,7 +68,7 @@ impl TrainingFolder {
         command.stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// A run that was stopped by Ctrl-C after its first metrics, and what it said.
+    /// A run that was stopped by Ctrl-C after its first metrics; returns its messages.
     fn stopped(&self, output: &str) -> String {
         let child = self.spawn(output, &ENDLESS);
         wait_for(&self.path(output).with_extension("metrics.jsonl"), 1);
@@ -86,7 +86,7 @@ fn interrupt(child: &Child) {
     assert!(sent.success());
 }
 
-/// Until a file has so many lines.
+/// Waits until a file has `lines` lines.
 fn wait_for(path: &Path, lines: usize) {
     let start = Instant::now();
     while std::fs::read_to_string(path).map_or(0, |text| text.lines().count()) < lines {
@@ -146,12 +146,12 @@ fn a_run_killed_at_any_moment_goes_on_to_the_same_bytes() {
     let metrics = |name: &str| metrics_without_times(&folder.path(name));
     assert_eq!(metrics("whole.safetensors"), metrics("parts.safetensors"));
     assert_eq!(read("whole.curves.svg"), read("parts.curves.svg"));
-    // To resume what is finished does nothing; to begin it again needs a word.
+    // Resuming a finished run does nothing; starting it again needs --overwrite.
     folder.train("parts.safetensors", &[&more[..], &["--resume"]].concat()).assert().success();
     refused(folder.train("parts.safetensors", &more), &["parts.safetensors already exists", "--overwrite"]);
 }
 
-/// The files of a run with their bytes, the metrics without their times.
+/// The files of a run with their contents, the metrics without times.
 fn files_of(folder: &TrainingFolder, name: &str) -> Vec<(&'static str, String)> {
     let read = |extension: &'static str| {
         let bytes = std::fs::read(folder.path(name).with_extension(extension)).unwrap();
@@ -169,7 +169,7 @@ fn files_of(folder: &TrainingFolder, name: &str) -> Vec<(&'static str, String)> 
 fn of_two_trainings_started_at_once_on_one_output_one_runs_and_the_other_names_it() {
     let folder = TrainingFolder::new();
     let seeds = ["1", "2"];
-    // Long enough that the second starts before the first ends, even on a busy machine.
+    // Long enough for the second run to start before the first ends, even on a busy machine.
     let more = |seed| ["--steps", "600", "--record-every", "7", "--seed", seed];
     let whole = seeds.map(|seed| {
         let name = format!("whole{seed}.safetensors");
@@ -290,7 +290,7 @@ fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
     }
 }
 
-/// Files may not grow beyond 4 KB, as on a full disk: the old checkpoint stays, and nothing is left behind.
+/// Files are limited to 4 KB, as on a full disk: the old checkpoint stays, and no temporary file is left.
 fn disk_full(folder: &TrainingFolder, arguments: &[&str], checkpoint: &Path, saved: &[u8]) {
     let files = folder.folder.files();
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
@@ -301,7 +301,7 @@ fn disk_full(folder: &TrainingFolder, arguments: &[&str], checkpoint: &Path, sav
     assert_eq!(folder.folder.files(), files);
 }
 
-/// Fails like [`refused`], after lines about the data.
+/// Like [`refused`], but allows messages about the data before the error.
 #[track_caller]
 fn refused_after_reading(mut command: Command, expected: &[&str]) {
     let assert = command.assert().code(1).stdout("");
@@ -342,7 +342,7 @@ fn without_validation_data_the_last_model_is_kept() {
     assert!(said.contains("m.safetensors: the model of step 7\n"), "{said}");
 }
 
-/// Every option of the configuration has a flag of its name, in the help with what it means.
+/// Every key of the configuration has an option with its name, which the help explains.
 #[test]
 fn the_help_lists_every_key_of_a_configuration() {
     let folder = TrainingFolder::new();
@@ -369,7 +369,7 @@ fn the_help_lists_every_key_of_a_configuration() {
                 }
                 Some(table) => keys.extend(table.keys().map(|key| match (section.as_str(), key.as_str()) {
                     ("validation", key) => format!("val-{key}"),
-                    // Its name is taken by the optimiser's.
+                    // The optimiser has an option of that name.
                     ("model", "floor") => "least-share".into(),
                     (_, key) => key.replace('_', "-"),
                 })),
@@ -386,7 +386,7 @@ fn the_help_lists_every_key_of_a_configuration() {
     }
 }
 
-/// `script` gives a program a terminal.
+/// `script` runs a program on a terminal.
 #[test]
 fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
     let folder = TrainingFolder::new();
@@ -401,7 +401,7 @@ fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
     assert!(shown.status.success());
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let redrawn = |what: &str| shown.matches(what).count();
-    // Drawn again and again, the lines of validations apart.
+    // The bar is redrawn many times, separately from the lines of validations.
     assert!(redrawn("loss ") > redrawn("\nstep ") + 1 && shown.contains("/1,500"), "{shown}");
     assert!(shown.contains("validation ") && shown.contains("steps/s"), "{shown}");
 }
@@ -607,7 +607,7 @@ fn attention_is_drawn_and_written_down() {
         ];
         folder.folder.trueshot(&[&some[..], &["--noise", "symmetric=20", "--show", what]].concat())
     };
-    // The images of the support set, where the names of items are paths below a folder.
+    // Shows images of the support set if item names are paths below a folder.
     let data = bank("unseen", 7, 6, 30, crate::fixture::DIM);
     let names = (0..data.len()).map(|row| format!("{row}.png#1"));
     data.with_items(Items::from_names(names)).unwrap().write(folder.path("val.safetensors")).unwrap();

@@ -54,9 +54,9 @@ __all__ = [
     "train",
 ]
 
-# What needs scikit-learn, matplotlib, torch, cleanlab, Ray or Spark, or looks whether they are there, is imported when it is used.
+# Names that need optional packages, or check for them, are imported on first use.
 _LATER = {"FewShotClassifier": "estimators", "LabelAuditor": "estimators"}
-# Modules, and what they cannot do without.
+# Modules, each with the package that it needs.
 _MODULES = {
     "cleanlab": "numpy",
     "datalab": "cleanlab",
@@ -77,6 +77,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    # Whoever lists what is here asks for each of it.
+    # Tools that list the names also access each of them, so only usable modules are listed.
     there = [name for name, needed in _MODULES.items() if _find_spec(needed) is not None]
     return sorted([*__all__, *there])

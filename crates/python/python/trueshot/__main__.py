@@ -10,7 +10,7 @@ def main() -> int:
     """Run the command line with the arguments of the program."""
     from . import _native
 
-    # `reproduce` runs other commands of this program, and finds it by this.
+    # `reproduce` runs other commands of this program with this interpreter.
     os.environ["TRUESHOT_PYTHON"] = sys.executable
     return _native.main_from(["trueshot", *sys.argv[1:]])
 

@@ -71,7 +71,7 @@ def _from_dlpack(given: Any, name: str) -> np.ndarray:
     try:
         return np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError, AttributeError) as problem:
-        # bfloat16, other devices, and what exports DLPack in a version this NumPy does not read.
+        # For bfloat16, other devices, and DLPack versions that this NumPy does not read.
         for way in ("float", "astype"):
             if way == "float" and hasattr(given, "float") and hasattr(given, "cpu"):
                 return np.from_dlpack(given.cpu().float().contiguous())

@@ -161,7 +161,7 @@ class Audit:
         return Audit(self._native, self._labels, self._pictures, self._index)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Audit:
-        # The native audit never changes, so copies share it, with the rows that it refers to.
+        # The native audit is immutable, so copies share it and its rows.
         return Audit(self._native, *copy.deepcopy((self._labels, self._pictures, self._index), memo))
 
     @property

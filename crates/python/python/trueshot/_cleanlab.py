@@ -227,7 +227,7 @@ def _scores(found: Audit, method: str) -> np.ndarray:
 
 
 def _refuse(needed: str, **settings: Any) -> None:
-    """Raise an error if a setting was given that has no meaning for what was given as the second argument."""
+    """Raise an error for a setting that does not apply to the given kind of second argument."""
     given = [name for name, value in settings.items() if value is not None]
     if given:
         hint = "; pass pred_probs=trueshot.get_pred_probs(labels, features)" if needed == "pred_probs" else ""

@@ -14,9 +14,9 @@ import numpy as np
 
 from ._pred_probs import as_columns, as_pred_probs, multi_label_mask, one_vs_rest
 
-# Rounding errors: a probability equal to the mean of its class counts as confident.
+# Tolerance for rounding errors: a probability equal to the mean of its class counts as confident.
 _SLACK = 1e-6
-# Classes that no label has, and those that no prediction gives any probability.
+# Thresholds of classes without labels, and of classes whose mean probability is 0.
 _UNREACHABLE, _LOWEST = 2.0, 2 * _SLACK
 
 PRIOR_METHODS = ("cnt", "eqn", "marginal", "marginal_ps")

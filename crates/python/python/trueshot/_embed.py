@@ -22,7 +22,7 @@ from ._image_folder import ImageFolder, list_images, read_image, unreadable_reas
 from ._networks import Network, default_transform, describe, given_transform
 from ._progress import counting
 
-# Numbers of classes that classifiers of ImageNet have: with or without a background, of 1k, 21k and 22k.
+# The numbers of classes of ImageNet classifiers: 1k, 21k and 22k, with or without a background class.
 _CLASS_COUNTS = (1000, 1001, 21_841, 21_843, 11_221)
 _LISTED = 5
 
@@ -134,7 +134,7 @@ class _Settings:
 
 @dataclass
 class _Found:
-    """Rows and what belongs to them, as the cache stores it."""
+    """Rows with their labels, names and skipped files, as the cache stores them."""
 
     features: np.ndarray
     labels: np.ndarray | None
@@ -151,7 +151,7 @@ class _Batch:
     items: list[str] | None
 
     def name(self, row: int, first: int) -> str:
-        """What errors call a row."""
+        """The name of a row in errors."""
         return repr(self.items[row]) if self.items else f"row {first + row}"
 
 
@@ -326,7 +326,7 @@ class _Folder:
         path = self._folder.file(item)
         try:
             image = read_image(path)
-        except Exception as problem:  # decoders raise whatever they like
+        except Exception as problem:  # decoders raise any type
             return unreadable_reason(path, problem)
         try:
             made = self._transform(image)
@@ -506,7 +506,8 @@ def _loader_batch(given: Any, number: int) -> _Batch:
 
 
 class _CacheEntry:
-    """The file of one result in a cache. It is written under a temporary name and renamed, so it is complete or not there."""
+    """The file of one result in a cache. It is written under a temporary name and renamed, so it is never
+    incomplete."""
 
     def __init__(
         self, folder: Any, name: str | None, network: Network, source: _Folder | _Loader, settings: _Settings
@@ -527,7 +528,7 @@ class _CacheEntry:
         self._path = os.path.join(self._folder, f"{self._key}.npz")
 
     def read(self, source: _Folder | _Loader) -> _Found | None:
-        """The result, if it is there and intact and has as many rows as the data."""
+        """The result, if it exists, is intact and has the number of rows of the data."""
         try:
             with np.load(self._path, allow_pickle=False) as file:
                 note = json.loads(str(file["note"]))

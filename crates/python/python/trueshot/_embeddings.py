@@ -151,7 +151,7 @@ class Embeddings:
 
 
 def _class_labels(names: list[str]) -> np.ndarray:
-    """Names of classes as labels. Their order stays that of the file, because episodes depend on it."""
+    """Class names as labels, in the order of the file, because episodes depend on it."""
     if all(_WHOLE.fullmatch(name) for name in names):
         numbers = np.array([int(name) for name in names])
         if (np.diff(numbers) > 0).all():

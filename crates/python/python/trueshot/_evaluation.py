@@ -182,7 +182,7 @@ class Evaluation:
         return {one["method"]: f"episode {one['episode']}: {one['problem']}" for one in failed}
 
     def _warnings(self) -> list[str]:
-        """What a user should know although the evaluation was finished."""
+        """Warnings for the user about a finished evaluation."""
         notes = [f"method {name!r} failed and is left out: {reason}" for name, reason in self.failed.items()]
         own = [setting for setting in self._settings() if setting["noise"] not in BUILT_IN]
         unchanged = [setting["noise"] for setting in own if setting["wrong_share"] == 0]
@@ -222,7 +222,7 @@ class Evaluation:
     def accuracy(self, method: str, noise: str, level: float | None = None) -> float:
         """The mean accuracy of a method in one noise setting, in percent; without a level, in the first of this type."""
         for setting in self._settings():
-            # Without noise all types are the same, and it is reported once.
+            # Level 0 is reported once, because it is the same for all types.
             is_kind = setting["noise"] == noise or level == 0
             if is_kind and (level is None or abs(setting["level"] - level) < 1e-9):
                 for found in setting["methods"]:

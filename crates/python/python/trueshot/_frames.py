@@ -88,7 +88,7 @@ def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None
 
 
 def is_embeddings(given: Any) -> bool:
-    # Imported here because embeddings are made of arrays, which may be tables.
+    # Imported here to avoid a cycle: embeddings are made of arrays, which may be tables.
     from ._embeddings import Embeddings
 
     return isinstance(given, Embeddings)
@@ -116,7 +116,7 @@ def arrow_table(given: Any) -> Any:
 
 
 def _loaded(given: Any, name: str, is_imported: bool = True) -> Any:
-    """The table or column itself; one of a library that is not known is read with pyarrow if ``is_imported``."""
+    """The table or column itself; with ``is_imported``, pyarrow reads those of unknown libraries."""
     library, kind = library_of(given), type(given).__name__
     if library == "polars" and kind == "LazyFrame":
         raise TypeError(f"{name} is a LazyFrame, which has no rows yet: call its method collect() first")
@@ -190,7 +190,7 @@ def _data_set_column(data: Any, name: str) -> _Column:
 
 
 def _class_names(values: Any, feature: Any, name: str) -> np.ndarray:
-    """The names of the labels in a column of a data set; -1 stands for no label there."""
+    """The class names of a column of labels in a data set; -1 stands for no label there."""
     codes = np.asarray(values)
     missing = np.flatnonzero(~(codes >= 0))
     if len(missing):
@@ -199,7 +199,7 @@ def _class_names(values: Any, feature: Any, name: str) -> np.ndarray:
 
 
 def _encoded_images(data: Any, name: str, feature: Any) -> list[Any]:
-    """The images of a data set as bytes, or as paths if the files are elsewhere."""
+    """The images of a data set as bytes, or as paths of files."""
     rows = data.select_columns([name]).cast_column(name, type(feature)(decode=False)).with_format(None)
     return [None if row is None else row["bytes"] or row["path"] for row in rows[:][name]]
 
@@ -245,7 +245,7 @@ def _named(columns: Sequence[_Column], wanted: str, name: str) -> _Column:
 
 
 def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_Column]:
-    """The columns of features: the one that is wanted, or all if they are numbers, or the only one of vectors or images."""
+    """The feature columns: the one that is named, or all if they are numbers, or the only one of vectors or images."""
     if wanted is not None:
         column = _named(columns, wanted, name)
         if column.kind not in ("number", "vector", "image"):
@@ -270,7 +270,7 @@ def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_
 
 
 def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
-    """The data frame with the columns of features only; None for a data set."""
+    """The data frame with only the feature columns; None for a data set."""
     library, names = library_of(X), [column.name for column in chosen]
     if library == "datasets" or len(names) == X.shape[1]:
         return None if library == "datasets" else X
@@ -281,14 +281,14 @@ def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
 
 
 def _matrix(X: Any, columns: Sequence[_Column], name: str) -> np.ndarray:
-    """Columns of numbers side by side."""
+    """Columns of numbers as one array, [rows, columns]."""
     if library_of(X) == "pandas" and len(columns) == X.shape[1] and all(isinstance(kind, np.dtype) for kind in X.dtypes):
         return X.to_numpy()
     return np.column_stack([_numbers(column.read(), f"column {column.name!r} of {name}") for column in columns])
 
 
 def _column_array(column: Any, name: str) -> Any:
-    """The values of a column of vectors as an array of two dimensions, of other columns as they are."""
+    """The values of a column of vectors as an array [rows, dimensions]; other columns unchanged."""
     library, kind = library_of(column), type(column).__name__
     if library == "pandas" and kind == "Series":
         found = _pandas_kind(column)
@@ -317,7 +317,7 @@ def _numbers(column: Any, what: str) -> np.ndarray:
 
 
 def _vectors(column: Any, what: str) -> np.ndarray:
-    """The values of a column of vectors, one row each."""
+    """The values of a column of vectors, [rows, dimensions]."""
     library = library_of(column)
     if library == "pandas" and getattr(column.dtype, "pyarrow_dtype", None) is None:
         return stacked(column.tolist(), what)
@@ -340,14 +340,14 @@ def _vectors(column: Any, what: str) -> np.ndarray:
 
 
 def _flat_polars(column: Any) -> tuple[np.ndarray, Any]:
-    """The lengths of the lists of a column, and all values one after the other."""
+    """The lengths of the lists of a column, and all values concatenated."""
     if type(column.dtype).__name__ == "Array":
         return np.full(len(column), column.dtype.shape[0]), column.explode()
     return column.list.len().to_numpy(), column.explode()
 
 
 def _flat_arrow(column: Any) -> tuple[np.ndarray, Any]:
-    """The lengths of the lists of a column, and all values one after the other."""
+    """The lengths of the lists of a column, and all values concatenated."""
     import pyarrow
     import pyarrow.compute
 
@@ -363,7 +363,7 @@ def _type_name(column: Any) -> str:
 
 
 def _refuse_nulls(column: Any, what: str, width: int = 1) -> None:
-    """Raise an error if values of a polars or Arrow column are missing; ``width`` of them are a row."""
+    """Raise an error if values of a polars or Arrow column are missing; a row has ``width`` values."""
     missing = column.null_count() if callable(column.null_count) else column.null_count
     if missing:
         is_null = column.is_null()

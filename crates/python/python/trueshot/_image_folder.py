@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _EXTENSIONS = {"bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"}
-# Files of operating systems, and what a repair adds to a folder.
+# System files, and files that a repair adds to a folder.
 _HIDDEN = {"Thumbs.db", "thumbs.db", "__MACOSX", "_quarantine", "trueshot-repair.jsonl"}
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "trainval"}
 _MAX_DEPTH = 8
@@ -75,7 +75,7 @@ def list_images(path: str) -> ImageFolder:
 
 
 def _files(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
-    # A link to a folder above would never end.
+    # A link to a parent folder would be an endless loop.
     true_path = os.path.realpath(folder)
     if true_path in above:
         return
@@ -101,7 +101,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _classes(items: list[str]) -> list[str]:
-    """The folders of images as class names, without the folders that all class folders are in."""
+    """The class of each image: its folder, without the parent folders that all class folders share."""
     folders = [item.split("/")[:-1] for item in items]
     shared = os.path.commonprefix([parts[:-1] for parts in folders])
     return ["/".join(parts[len(shared) :]) for parts in folders]

@@ -120,13 +120,13 @@ def _lowest(scores: np.ndarray, count: int) -> np.ndarray:
 def _counts_to_prune(
     codes: np.ndarray, probs: np.ndarray, frac_noise: float, least: int, to_remove: Any, joint: Any
 ) -> np.ndarray:
-    """How many rows of each label (row) to give to each class (column); on the diagonal, how many to keep."""
+    """The number of rows of each label (row) to move to each class (column); on the diagonal, the number to keep."""
     classes = probs.shape[1]
     joint = count_confident(codes, probs)[0] if joint is None else np.asarray(joint)
     if joint.shape != (classes, classes):
         raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, classes)}")
     kept = joint.diagonal()
-    # Rows to keep beyond those that the joint keeps are taken from all other entries of the label in equal parts.
+    # Additional rows to keep are taken from the other entries of the label in equal parts.
     more = np.maximum(least - kept, 0)
     others = np.maximum(np.count_nonzero(joint, axis=1) - 1, 1)
     available = np.maximum(joint - (more / others)[:, None], 0)
@@ -138,7 +138,7 @@ def _counts_to_prune(
 
 
 def _exact_counts(counts: np.ndarray, of_labels: np.ndarray, to_remove: Any) -> np.ndarray:
-    """The same shares of the classes, with the number of rows to remove given for each label."""
+    """The same proportions of classes, with the given number of rows to remove per label."""
     wanted = np.asarray(to_remove)
     if wanted.ndim > 1 or (wanted.ndim == 1 and len(wanted) != len(counts)) or wanted.dtype.kind not in "iu" or (wanted < 0).any():
         raise ValueError(f"num_to_remove_per_class is {to_remove!r}; allowed: one whole number from 0 per class ({len(counts)})")
@@ -173,7 +173,7 @@ def _largest_margins(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, l
 
 
 def _take_lowest(mask: np.ndarray, rows: np.ndarray, scores: np.ndarray, count: int) -> None:
-    """Mark the ``count`` rows with the lowest scores, and those equal to the last of them."""
+    """Mark the ``count`` rows with the lowest scores, and any that are equal to the last of them."""
     if count > 0:
         last = np.sort(scores)[min(count, len(rows)) - 1]
         mask[rows[scores <= last]] = True
@@ -201,7 +201,7 @@ def _multi_label_mask(
 
 
 def _joints_of_classes(joint: Any, classes: int) -> Any:
-    """The joints of the yes-or-no questions: as given, or from a joint of all classes."""
+    """The one-vs-rest joints: as given, or computed from a joint of all classes."""
     if joint is None:
         return [None] * classes
     joint = np.asarray(joint)

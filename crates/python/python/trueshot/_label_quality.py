@@ -17,7 +17,7 @@ SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 _WEIGHTS = ("uniform", "accuracy", "log_loss_search", "custom")
 # The weight of the lowest score of a row with several labels.
 _LOWEST_SCORE_WEIGHT = 0.8
-# One row with a probability of 0 does not make the log loss of a model infinite.
+# Keeps the log loss of a model finite if a probability is 0.
 _LOWEST_PROBABILITY = 1e-6
 
 
@@ -49,8 +49,8 @@ def score_labels(codes: np.ndarray, probs: np.ndarray, method: str, adjust_pred_
 
 
 def _adjusted(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
-    """Probabilities relative to the thresholds of their classes, so that a class predicted with less confidence is not at
-    a disadvantage."""
+    """Probabilities relative to the thresholds of their classes, so that classes predicted with less confidence are not
+    at a disadvantage."""
     thresholds = thresholds_of(codes, probs)
     shifted = probs - thresholds + thresholds.max()
     return shifted / shifted.sum(axis=1, keepdims=True)
@@ -155,7 +155,7 @@ def _log_loss(codes: np.ndarray, probs: np.ndarray) -> float:
 
 def _log_loss_weights(members: list[tuple[np.ndarray, np.ndarray]], temperatures: Sequence[float]) -> np.ndarray:
     losses = np.array([_log_loss(codes, probs) for codes, probs in members])
-    # Subtracting the lowest loss changes no share, and no exponential underflows for all models.
+    # Subtracting the lowest loss does not change the shares, and avoids underflow for all models at once.
     candidates = [_shares(np.exp(-T * (losses - losses.min()))) for T in temperatures]
     codes, stack = members[0][0], np.array([probs for _, probs in members])
     return min(candidates, key=lambda weights: _log_loss(codes, np.tensordot(weights, stack, axes=1)))

@@ -79,7 +79,7 @@ def _one_dimensional(labels: Any, name: str) -> np.ndarray:
 
 
 def _listed(labels: Any, name: str) -> np.ndarray:
-    """A sequence as an array that keeps its types: NumPy would make texts of [1, "a"]."""
+    """A sequence as an array that keeps its types: NumPy would convert [1, "a"] to strings."""
     if isinstance(labels, (list, tuple)):
         kinds = {type(label) for label in labels}
         if len(kinds) > 1 and any(issubclass(kind, (str, bytes)) or kind is type(None) for kind in kinds):
@@ -113,7 +113,7 @@ def _comparable(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _whole(labels: np.ndarray, name: str) -> np.ndarray:
-    """Floats are labels if they are whole numbers: anything else is a measurement."""
+    """Floats as integers; an error if they are not whole numbers, because those are not labels."""
     bad = ~np.isfinite(labels)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
@@ -151,7 +151,7 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
 
 def is_missing(label: Any) -> bool:
     """Whether a value stands for no value: None, NaN, or NA of pandas."""
-    # Whether pandas.NA differs from itself is a question that it refuses.
+    # pandas.NA raises an error when it is compared with itself.
     nowhere = label is None or type(label).__name__ in ("NAType", "NaTType")
     return nowhere or (isinstance(label, (float, np.floating)) and bool(np.isnan(label)))
 
@@ -166,5 +166,5 @@ _FAMILIES: tuple[tuple[type, tuple[type, ...]], ...] = (
 
 
 def _family(label: Any) -> type:
-    """What a label is compared as, whatever its width."""
+    """The type as which a label is compared, regardless of its width."""
     return next((family for family, kinds in _FAMILIES if isinstance(label, kinds)), type(label))

@@ -171,7 +171,7 @@ class _Estimator(Method):
 
 
 def _cloned(estimator: Any) -> Any:
-    """A copy that is not fitted, if scikit-learn can make one; otherwise the object itself."""
+    """An unfitted copy if scikit-learn can clone it; otherwise the object itself."""
     if not hasattr(estimator, "get_params"):
         return estimator
     try:
@@ -229,7 +229,7 @@ def _described(problem: BaseException) -> str:
 
 
 def _shaped(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """An answer as an array, if it has the expected shape."""
+    """A result as an array; an error if it does not have the expected shape."""
     try:
         array = as_array(given, what)
     except (TypeError, ValueError) as problem:
@@ -242,7 +242,7 @@ def _shaped(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], 
 
 
 def _classes(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], ways: int) -> np.ndarray:
-    """Predictions as class indices: labels, or scores with one more axis."""
+    """Predictions as class indices, from labels or from scores with one more axis."""
     try:
         array = as_array(given, "predict")
     except (TypeError, ValueError) as problem:
@@ -268,7 +268,7 @@ def _probabilities(name: str, episodes: list[int], given: Any, shape: tuple[int,
 
 
 def _check(name: str, episodes: list[int], array: np.ndarray, bad: np.ndarray, problem: str) -> None:
-    """Raise an error with the first value that is not allowed, and with its episode."""
+    """Raise an error with the first invalid value and its episode."""
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
         episode = episodes[place[0]] if len(episodes) > 1 else episodes[0]

@@ -90,7 +90,7 @@ class Network:
         return wanted
 
     def _precision(self, dtype: Any) -> tuple[Any, Any]:
-        """The type of the weights, and the type that autocast computes in, if it is another one."""
+        """The type of the weights, and the type that autocast computes in, if it differs."""
         torch = self._torch
         own = next((tensor.dtype for tensor in self._tensors() if tensor.is_floating_point()), torch.float32)
         if dtype is None:
@@ -106,9 +106,9 @@ class Network:
 
 
 def _module_of(torch: Any, model: Any) -> Any:
-    """The module whose weights decide about the output; None for a function."""
+    """The module whose weights determine the output; None for a function."""
     if isinstance(model, torch.nn.Module):
-        return getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        return getattr(model, "_orig_mod", model)  # unwraps torch.compile
     owner = getattr(model, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         return owner
@@ -152,7 +152,7 @@ def _without_addresses(text: str) -> str:
 
 
 def _code(module: Any) -> str:
-    """Hash of the code of a module's classes. Those of PyTorch itself are known by its version."""
+    """Hash of the code of a module's classes, except those of PyTorch, which are identified by its version."""
     digest = hashlib.blake2b(digest_size=16)
     kinds = {f"{type(part).__module__}.{type(part).__qualname__}": type(part) for part in module.modules()}
     for name in sorted(kinds):

@@ -30,7 +30,7 @@ class NoiseEpisode:
 
 @dataclass(frozen=True)
 class _OwnNoise:
-    """A noise type of the user's own in the form of the native module: a confusion matrix, or a function."""
+    """A user-defined noise type in the form of the native module: a confusion matrix, or a function."""
 
     name: str
     matrix: list[list[float]] | None
@@ -55,7 +55,7 @@ def split_noise(noise: Any, labels: Labels) -> tuple[list[tuple[str, list[float]
 
 
 def _is_own(given: Any) -> bool:
-    """Whether this is a function or a matrix."""
+    """Whether this is user-defined noise: a function or a matrix."""
     shape = getattr(given, "shape", None)
     is_matrix = isinstance(shape, tuple) and len(shape) == 2
     is_nested = isinstance(given, list) and bool(given) and all(isinstance(row, (list, tuple)) and len(row) == len(given) for row in given)
@@ -72,7 +72,7 @@ def _own(name: str, given: Any, labels: Labels) -> _OwnNoise:
 
 def _matrix(name: str, given: Any, labels: Labels) -> list[list[float]]:
     if hasattr(given, "reindex") and hasattr(given, "columns"):
-        # A data frame has the names of the classes.
+        # The index and columns of a data frame are class names.
         given = given.reindex(index=labels.classes, columns=labels.classes).to_numpy()
     matrix = np.asarray(given, dtype=np.float64)
     if matrix.shape != (len(labels.names), len(labels.names)):
@@ -99,7 +99,7 @@ def _level_list(kind: Any, levels: Any) -> list[float]:
 
 
 class _LabelFunction:
-    """A function from true labels to given labels, with the checks of its answer."""
+    """A function from true labels to given labels, which checks the result."""
 
     def __init__(self, name: str, function: Callable[..., Any], labels: Labels) -> None:
         self._name, self._function, self._labels = name, function, labels

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 _SIDE = 112
-# A file up to this size is put into a page as it is; a larger one is made smaller, or left out.
+# Files up to this size are embedded in a page unchanged; larger ones are reduced, or left out.
 _MOST_BYTES = 64 * 1024
 
 _KINDS = (
@@ -75,7 +75,7 @@ def _smaller(data: bytes) -> bytes | None:
 
 
 def _pixels(picture: Any) -> np.ndarray:
-    """Rows of bytes, no larger than a page shows them."""
+    """The pixels of an image as bytes, reduced to the size in the page."""
     pixels = np.asarray(picture)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -104,7 +104,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-# How image files begin, and the extensions by which ``trueshot embed`` knows them.
+# The first bytes of image files, and the extensions that ``trueshot embed`` expects.
 _EXTENSIONS = {
     b"\x89PNG": "png", b"\xff\xd8": "jpg", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp", b"II*\0": "tif", b"MM\0*": "tif",
 }  # fmt: skip

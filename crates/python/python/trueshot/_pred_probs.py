@@ -11,7 +11,7 @@ from ._arrays import as_array
 from ._frames import is_embeddings, library_of, read_table
 from ._labels import encode
 
-# A row of half-precision probabilities, or of probabilities written with a few digits, does not sum to 1 exactly.
+# Probabilities in half precision, or written with a few digits, do not sum to exactly 1.
 _TOLERANCE = 1e-3
 
 
@@ -28,7 +28,7 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") 
     if X is None:
         return (pred_probs, True) if features is None else (features, False)
     if isinstance(labels, str) or library_of(X) == "datasets" or is_embeddings(X):
-        # The features of a table whose column of labels is named, data sets, which may have images, and embeddings.
+        # A table whose column of labels is named, a data set (which may contain images), or embeddings.
         return X, False
     array = as_array(read_table(X).features, "the second argument")
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0 or not (array >= 0).all():
@@ -131,7 +131,7 @@ def _check_sums(array: np.ndarray, before: str, after: str) -> None:
 
 
 def _numbers(classes: np.ndarray) -> np.ndarray | None:
-    """The classes as columns, if they are whole numbers from 0."""
+    """The classes as column indices, if they are integers from 0."""
     whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
     return classes.astype(np.int64) if whole and len(classes) > 0 and classes[0] >= 0 else None
 

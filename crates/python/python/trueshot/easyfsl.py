@@ -146,7 +146,7 @@ class _TorchMethod:
         parameters = dict(part.partition("=")[::2] for part in given)
         if name not in _TorchMethod.NAMES or parameters.get("centre", "none") not in ("none", "support"):
             return None
-        # The native module knows all parameters and their ranges.
+        # The native module checks all parameters and their ranges.
         _native.Classifier.fit(np.eye(2, dtype=np.float32), np.arange(2), ["0", "1"], text, 1)
         return _TorchMethod(name, parameters)
 
@@ -225,7 +225,7 @@ class _Native:
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """Scores that depend on features in a way that torch does not know: the backward pass is refused."""
+    """Scores computed outside of torch, whose backward pass raises an error."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, queries: Tensor, support: Tensor, method: str) -> Tensor:

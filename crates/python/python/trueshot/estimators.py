@@ -24,9 +24,9 @@ from ._sklearn import (
 
 __all__ = ["FewShotClassifier", "LabelAuditor"]
 
-# Of larger support sets the native module keeps the most typical rows only (predictor::is_large).
+# Of support sets with more rows, the native module keeps only the most typical rows (predictor::is_large).
 _LARGE = 500
-# Methods for which only the ratios of weights matter: twice as many copies of all rows change nothing.
+# Methods for which only the ratios of weights matter: repeating all rows equally often changes nothing.
 _RATIOS = ("protonet", "simpleshot", "median", "matching", "linear")
 
 
@@ -218,7 +218,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return features
 
     def __getstate__(self) -> dict[str, Any]:
-        # The file of the classifier, which is part of the state, does not contain all rows of a large support set either.
+        # Large support sets are not stored, as in the file of the classifier, which is part of the state.
         state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
         if "_support" in state and len(state["_support"].features) > _LARGE:
             del state["_support"]
@@ -250,11 +250,11 @@ class _Support:
         features = as_features(table.features)
         labels = encode(table.labels, len(features))
         weights = None if sample_weight is None else _checked_weights(sample_weight, len(features))
-        # A copy: what is added later must not depend on changes of the array that was given.
+        # A copy: rows added later must not depend on changes of the given array.
         return _Support(np.array(features), labels.of(labels.codes), weights, table.index)
 
     def with_rows(self, other: _Support) -> _Support:
-        """All rows, those of ``other`` last."""
+        """All rows, followed by those of ``other``."""
         features = np.concatenate([self.features, other.features])
         if self.labels.dtype.kind == other.labels.dtype.kind:
             labels = np.concatenate([self.labels, other.labels])
@@ -274,7 +274,7 @@ class _Support:
 
 
 def _check_finite(features: np.ndarray) -> None:
-    """Name the row and the column of X; the native module would count the rows of earlier calls, too."""
+    """Raise an error with row and column of X; the native module would also count the rows of earlier calls."""
     bad = np.argwhere(~np.isfinite(features))
     if len(bad):
         (row, column), value = bad[0], features[tuple(bad[0])]
@@ -298,7 +298,7 @@ def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
 
 
 def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
-    """How often every row is repeated."""
+    """The number of repetitions of every row."""
     positive = weights[weights > 0]
     if (positive == positive[0]).all():
         return (weights > 0).astype(np.int64)
@@ -306,7 +306,7 @@ def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
     if (weights != np.round(weights)).any() and name in _RATIOS:
         units = np.full(len(weights), positive.min())
         if name in ("protonet", "median"):
-            # These treat every class on its own, so only the ratios within a class matter.
+            # Classes are independent, so only the ratios within a class matter.
             for label in np.unique(labels):
                 members = labels == label
                 units[members] = weights[members & (weights > 0)].min(initial=np.inf)

@@ -99,7 +99,7 @@ def prototypes(
 
 
 class _Worker:
-    """The class of the actors: a function on tables with its options."""
+    """The class of the actors: applies a function with its options to tables."""
 
     def __init__(self, work: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._work = work
@@ -125,7 +125,7 @@ def _spread(
     worker = _Worker(work, options)
     known = ds.schema(fetch_if_missing=False)
     if known is not None and isinstance(known.base_schema, pyarrow.Schema):
-        # A table without rows: wrong columns and options are refused here, not on a node an hour later.
+        # A table without rows: reports wrong columns and options here, not on a node an hour later.
         worker(known.base_schema.empty_table())
     return ds.map_batches(
         _Worker,
@@ -148,7 +148,7 @@ def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrate
 
 
 def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
-    """Convert Ray tensors of varying shapes to the flat lists that they are stored in; the labels of a task give its rows."""
+    """Convert Ray tensors of varying shapes to flat lists; the labels of a task give its number of rows."""
     for name in names:
         place = tasks.schema.get_field_index(name)
         kind = tasks.schema.field(place).type if place >= 0 else None

@@ -169,7 +169,7 @@ def _spread(
             found = work(batch, features=features, labels=labels, carry=carried, **options)
             yield from pyarrow.table(found).to_batches()
 
-    # A batch without rows: wrong columns and options are refused here, not on an executor an hour later.
+    # A batch without rows: reports wrong columns and options here, not on an executor an hour later.
     list(answered(iter([pyarrow.RecordBatch.from_pylist([], to_arrow_schema(chosen.schema))])))
     return chosen.mapInArrow(answered, _schema(df, carried, answers))
 

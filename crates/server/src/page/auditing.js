@@ -3,7 +3,7 @@
 import * as collection from "./collection.js";
 import * as server from "./server.js";
 
-/** Changes in quick succession cause one audit. */
+/** The delay before an audit in ms, so that changes in quick succession cause one audit. */
 const DELAY_MS = 120;
 const LONGEST_ITEM_NAME = 120;
 
@@ -12,7 +12,7 @@ let request = null;
 /** The images of the last audit by their item names. */
 let named = new Map();
 
-/** The image that an audit calls by this name. */
+/** The image with this name in the last audit. */
 export const pictureNamed = (item) => named.get(item) ?? null;
 
 /** The support set as a request body, and its images by item name, in the order of the rows. */

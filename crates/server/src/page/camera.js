@@ -4,7 +4,7 @@ import { byId, element, setText } from "./dom.js";
 import { counted } from "./wording.js";
 
 const FRAME_MS = 200;
-/** The longest side of a stored frame; networks see less. */
+/** The longest side of a stored frame in pixels; networks use less. */
 const LONGEST_SIDE = 640;
 
 let stream = null;
@@ -41,7 +41,7 @@ async function open(title, action, hint) {
 
 const isBurst = () => byId("camera-take").dataset.burst === "yes";
 
-/** The name of a frame: the time, which no other frame has. */
+/** The name of a frame, made unique by the time. */
 const frameName = () => `camera-${new Date().toISOString().slice(0, 23).replace(/[:.T]/g, "-")}.jpg`;
 
 async function takeFrame() {

@@ -29,7 +29,7 @@ export function newCard(picture, actions) {
   return card;
 }
 
-/** Loads the picture of a card that is in the document. */
+/** Loads the image of a card that is in the document. */
 export function loadPicture(card, picture) {
   const image = card.querySelector("img");
   if (!image.src) thumbnails.show(image, picture);

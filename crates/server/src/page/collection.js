@@ -10,7 +10,7 @@ import { counted, imagesInWords } from "./wording.js";
 
 /** The certainty that `trueshot audit` uses by default. */
 export const DEFAULT_CERTAINTY = 0.75;
-/** The page stays responsive between two transactions. */
+/** Files per transaction, so that the page stays responsive. */
 const FILES_PER_TRANSACTION = 100;
 
 const state = {
@@ -31,7 +31,7 @@ const state = {
   /** Grows with every change of images or labels; results that were computed before are out of date. */
   revision: 0,
 };
-/** Images that Undo can bring back. */
+/** Removed images that Undo can restore. */
 const removed = new Map();
 const listeners = new Set();
 const editListeners = new Set();
@@ -140,7 +140,7 @@ function snapshot(ids) {
 /** Puts a snapshot back. Its verdicts are shown until the next audit arrives. */
 function restore({ classes, pictures: stored }) {
   state.classes = [...classes];
-  // The files of images that come back are not in the database any more.
+  // The files of restored images are not in the database any more.
   storage.saveFiles(stored.filter(({ id, removed: isRemoved }) => !isRemoved && removed.has(id)).map(({ id }) => find(id)));
   for (const { id, verdict, removed: isRemoved, ...labels } of stored) {
     Object.assign(find(id), labels);
@@ -183,7 +183,7 @@ function edit(words, ids, change, classes = state.classes) {
   edited();
 }
 
-/** Takes back the last change, or makes it again. Returns the ids of its images; null if there is nothing to do. */
+/** Undoes the last change, or redoes it. Returns the ids of its images; null if there is nothing to do. */
 export const undo = () => history.undo(restore)?.before.pictures.map(({ id }) => id) ?? null;
 export const redo = () => history.redo(restore)?.before.pictures.map(({ id }) => id) ?? null;
 

@@ -1,7 +1,7 @@
 // Files from the browser: chosen in a dialog, dropped, or contained in a chosen or dropped folder.
 
 const PICTURES = /\.(bmp|gif|jfif|jpe|jpe?g|png|tiff?|webp)$/i;
-/** Files and folders that the command line does not look at either: hidden ones, and the quarantine of a repair. */
+/** Files and folders that the command line ignores too: hidden ones, and the quarantine of a repair. */
 const HIDDEN = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$|_quarantine$)/i;
 
 /** Names in the order that people expect: image-2 before image-10. */
@@ -12,7 +12,7 @@ export function separateImages(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
     const { file } = entry;
-    // A file or folder that is given itself is read whatever its name is.
+    // A file or folder that the user gives itself is read whatever its name is.
     if (entry.path.split("/").slice(1).some((part) => HIDDEN.test(part))) continue;
     if (/\.(heic|heif|avif|cr2|nef|arw|dng)$/i.test(file.name)) {
       skipped.push({ name: entry.path, reason: "this format is not supported; convert it to JPEG or PNG" });

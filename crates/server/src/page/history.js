@@ -1,4 +1,4 @@
-// Undo and redo. An entry is {words, before, after}: what was done, and the two snapshots that `restore` puts back.
+// Undo and redo. An entry is {words, before, after}: a description of the change, and the two snapshots for `restore`.
 
 const MOST_ENTRIES = 500;
 const done = [];
@@ -14,7 +14,7 @@ export function record(entry) {
 export const nextUndo = () => done.at(-1)?.words ?? null;
 export const nextRedo = () => undone.at(-1)?.words ?? null;
 
-/** Takes back the last change, or makes the last undone change again. Returns the entry; null without one. */
+/** Undoes the last change, or redoes the last undone one. Returns the entry, or null. */
 export const undo = (restore) => step(done, undone, "before", restore);
 export const redo = (restore) => step(undone, done, "after", restore);
 

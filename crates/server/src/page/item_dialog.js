@@ -133,13 +133,13 @@ async function chooseOther() {
 
 /** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the picture. */
 function press(event) {
-  // A key that the chooser has used reaches the page after the chooser has closed.
+  // The chooser closes before its key event reaches the page.
   if (!byId("item-dialog").open || byId("chooser-dialog").open || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const picture = collection.current().pictures.get(controller.id());
   const probable = controller.verdict()?.probable[Number(key) - 1];
   if (key === "Enter" && event.repeat) {
-    // A key that is held decides about one image only.
+    // A key that is held down decides about one image only.
   } else if (key === "ArrowLeft") controller.back.run();
   else if (!picture) return;
   else if (key === "ArrowRight") controller.forward.run();

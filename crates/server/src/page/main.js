@@ -23,7 +23,7 @@ import * as testSet from "./test_set.js";
 import * as viewer from "./viewer.js";
 import { conflicts, counted, imageProblems, imagesInWords, reviewInWords, summary, unreadable } from "./wording.js";
 
-/** Lists of problems show this number of lines at most. */
+/** The most lines in a list of problems. */
 const MOST_LINES = 200;
 const skipped = [];
 let spoken = "";
@@ -199,8 +199,8 @@ function list(id, title, lines) {
   byId(id).querySelector("ul").replaceChildren(...shown.map((line) => element("li", { textContent: line })));
 }
 
-/** Says that the files of the user are as they were, and how the changes get there: next to the status line as soon as there
- * are changes on the page, and below the button for the plan. */
+/** Says that the files of the user are unchanged, and how to apply the changes: next to the status line if there are
+ * changes, and below the button for the plan. */
 function showUnchanged(changes) {
   const made = collection.pictures().filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
   const command = element("code", { textContent: downloads.repairCommand() });
@@ -234,7 +234,7 @@ let isShowScheduled = false;
 function scheduleShow() {
   if (isShowScheduled) return;
   isShowScheduled = true;
-  // Not requestAnimationFrame, which the browser does not call for a tab in the background.
+  // Not requestAnimationFrame, which browsers do not call for background tabs.
   queueMicrotask(() => { isShowScheduled = false; show(); });
 }
 

@@ -5,7 +5,7 @@ import * as collection from "./collection.js";
 import { breakable, button, byId, element, setChildren, setText } from "./dom.js";
 import { counted } from "./wording.js";
 
-/** At most this number of images is shown; the others appear when some are put back. */
+/** The most images that are shown; others appear when some are put back. */
 const MOST_SHOWN = 200;
 const cards = new Map();
 

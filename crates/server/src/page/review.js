@@ -1,12 +1,12 @@
-// The review: steps through the items that the audit leaves to a person and then through the planned changes, one at a time.
-// Every decision is audited at once, so that an item that has become certain by it is not asked about any more.
+// The review: steps through the items that the audit leaves to the user, then through the planned changes. Every
+// decision starts an audit, so items that it makes certain are no longer asked about.
 
 import * as collection from "./collection.js";
 import { byId } from "./dom.js";
 import * as dialog from "./item_dialog.js";
 import { counted } from "./wording.js";
 
-/** The shown image, and the steps so far: {id, decided (or put off)}. */
+/** The shown image, and the steps so far: {id, decided (false if skipped)}. */
 let current = null;
 let steps = [];
 let isOpen = false;
@@ -39,7 +39,7 @@ function putOff() {
   next();
 }
 
-/** Goes one step back; a decision is undone. */
+/** Goes one step back and undoes its decision. */
 function back() {
   const step = steps.pop();
   if (!step) return;
@@ -49,7 +49,7 @@ function back() {
   dialog.focusDefault();
 }
 
-/** Undo and Redo of the page while the review is open. Return whether the review has done it. */
+/** Undo and Redo while the review is open. Return whether the review has handled it. */
 export function undo() {
   if (isOpen) back();
   return isOpen;
@@ -65,7 +65,7 @@ export function redo() {
 }
 
 function progress() {
-  // The shown item stays until the user decides, also if the audit has become sure of it.
+  // The shown item stays until the user decides, even if the audit has become certain.
   const left = remaining().filter((id) => id !== current).length + (current ? 1 : 0);
   return current ? `${steps.length + 1} of ${steps.length + left}` : "";
 }

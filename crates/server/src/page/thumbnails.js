@@ -1,4 +1,4 @@
-// Small versions of large images: a photograph of 12 megapixels takes the browser too long to decode while it scrolls.
+// Small versions of large images: decoding 12 megapixels is too slow while the page scrolls.
 
 import { urlOf } from "./object_urls.js";
 
@@ -17,12 +17,12 @@ export function show(image, picture) {
   else if (made.has(picture.id)) image.src = made.get(picture.id);
   else {
     waiting.push({ image, picture });
-    // The image is put into the document after this call.
+    // The image is added to the document after this call.
     setTimeout(work);
   }
 }
 
-/** The latest requests come first: they are for the part of the page that is visible now. */
+/** Makes thumbnails, the latest requests first: they are for the visible part of the page. */
 async function work() {
   if (running >= AT_ONCE || waiting.length === 0) return;
   running += 1;

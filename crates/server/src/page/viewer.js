@@ -1,10 +1,10 @@
-// The viewer: shows an image in large, and the others of the page with the arrow keys.
+// The viewer: shows one image in large; the arrow keys show the others of the page.
 
 import * as collection from "./collection.js";
 import * as dialog from "./item_dialog.js";
 
 let current = null;
-/** The images that the arrow keys lead through, in the order of the page when the viewer was opened. */
+/** The images for the arrow keys, in the order of the page when the viewer was opened. */
 let order = [];
 let focusAfter = null;
 

@@ -3,7 +3,7 @@
 
 import { setChildren } from "./dom.js";
 
-/** How far beyond the visible part rows are kept, in heights of the window. */
+/** How far beyond the visible part rows are kept, in window heights. */
 const MARGIN = 1;
 
 const grids = new Set();
@@ -34,7 +34,7 @@ export class VirtualGrid {
     grids.delete(this);
   }
 
-  /** How many framed cards there are in a row, and in the row that framed and other cards share. */
+  /** The number of framed cards in a full row, and in the row that framed and other cards share. */
   shape() {
     const perRow = Math.max(1, Math.floor(measures.columns / 2));
     return { perRow, fullRows: Math.floor(this.framed / perRow), rest: this.framed % perRow };
@@ -58,7 +58,7 @@ export class VirtualGrid {
     return this.ids.length === 0 ? 0 : this.rowOf(this.ids.length - 1) + 1;
   }
 
-  /** Gives the list the height of all rows, whether they are in the document or not. */
+  /** Gives the list the height of all rows, including those that are not in the document. */
   setHeight() {
     const height = this.ids.length === 0 ? "" : `${this.rows() * measures.row - measures.gap}px`;
     if (this.list.style.height !== height) this.list.style.height = height;

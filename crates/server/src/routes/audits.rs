@@ -77,14 +77,14 @@ impl AuditOptions {
 }
 
 /// Refuses a request whose response would certainly be too long: every item lists its neighbours and their classes, and
-/// may be a duplicate of eight others. This upper bound is several times the usual length, so it may exceed the limit on
-/// responses by a factor of `SPREAD`.
+/// may be a duplicate of eight others. The upper bound assumes the longest name everywhere and is several times the
+/// usual length, so it may exceed the limit on responses by a factor of `SPREAD`.
 fn check_response_size(support: &LabelledRows, options: &Options, most: usize) -> Result<(), Problem> {
     /// Names in the duplicate pairs of one item.
     const DUPLICATES: usize = 16;
     /// Bytes of keys and numbers next to a name.
     const REST: usize = 64;
-    /// Assumed ratio of the upper bound, which uses the longest name everywhere, to the real length.
+    /// The assumed ratio of the upper bound to the real length.
     const SPREAD: usize = 4;
     let data = &support.embeddings;
     let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
@@ -127,7 +127,7 @@ mod tests {
         let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
-        // A certainty that leaves some items unsure, which then have advice.
+        // A certainty at which some items are unsure, which have advice.
         let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).options(options).confirmed(&confirmed).run().unwrap();

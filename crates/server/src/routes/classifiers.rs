@@ -67,8 +67,8 @@ pub async fn post(
     Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
 }
 
-/// Whether a request may use a method: not if it needs the true labels or a file, which a request cannot name, or if it is
-/// transductive, because a saved classifier classifies single rows.
+/// Whether a request may use a method. It may not if the method needs the true labels or a file, or is transductive: a
+/// stored classifier classifies single rows.
 pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_default() && info.name != "oracle"
 }
@@ -92,7 +92,7 @@ fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
     Ok(app.registry.parse(name)?)
 }
 
-/// Fitting cannot be interrupted, so its cost is bounded before it begins.
+/// Limits the cost of fitting, which cannot be interrupted.
 fn check_fit_size(support: &LabelledRows) -> Result<(), Problem> {
     let (items, classes, numbers) =
         (support.embeddings.len(), support.embeddings.classes().len(), support.embeddings.dim());

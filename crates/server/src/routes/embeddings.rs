@@ -1,4 +1,4 @@
-//! The operation that embeds images. A client that uses the same images many times, as the web page does, sends them
+//! The operation that embeds images. A client that uses the same images several times, such as the web page, sends them
 //! once and then works with their rows.
 
 use axum::extract::{Request, State};

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use crate::problem::Problem;
 use crate::store::no_such_classifier;
 
-/// Query parameters, whose errors have the form of all error responses.
+/// Query parameters. Their errors are [`Problem`]s like all error responses.
 pub struct QueryParameters<T>(pub T);
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParameters<T> {
@@ -29,7 +29,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParameters<T> {
     }
 }
 
-/// The id in the path of a request. An id that is not valid UTF-8 is refused like an unknown one.
+/// The id in the path of a request. An id that is not valid UTF-8 is treated as unknown.
 pub struct ClassifierId(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for ClassifierId {
@@ -41,7 +41,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ClassifierId {
     }
 }
 
-/// A response that is serialized already.
+/// A response that is already serialized.
 pub struct JsonBytes(pub Bytes);
 
 impl IntoResponse for JsonBytes {

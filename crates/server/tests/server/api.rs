@@ -39,7 +39,6 @@ fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     bytes
 }
 
-/// The same as a file instead of a stream.
 fn arrow_file(stream: &[u8]) -> Vec<u8> {
     let reader = arrow_ipc::reader::StreamReader::try_new(stream, None).unwrap();
     let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &reader.schema()).unwrap();
@@ -198,7 +197,7 @@ fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
     assert_eq!(by_folder["items"][0]["p_wrong"], by_field["items"][0]["p_wrong"]);
 }
 
-/// The web page embeds images once and audits their rows with the measures that it got.
+/// The web page embeds images once and audits their rows with the returned measures.
 #[test]
 fn rows_with_the_measures_of_their_images_are_audited_like_the_images() {
     let server = TestServer::new();

@@ -27,7 +27,7 @@ impl TestResponse {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// What it was refused with; every refusal must be of the same form.
+    /// The error message of a refusal. Checks that it has the form of all refusals.
     pub fn error(&self) -> String {
         let body = self.json();
         body["error"].as_str().unwrap_or_else(|| panic!("no error in {body}")).to_owned()
@@ -118,13 +118,12 @@ pub fn form(files: &[(String, String, Vec<u8>)]) -> Vec<u8> {
     body
 }
 
-/// A number that looks drawn by lot.
 fn pseudo_random(seed: usize) -> f32 {
     let mixed = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / 8_388_608.0 - 1.0
 }
 
-/// A row near the place of a class.
+/// A row near the centre of a class.
 pub fn row(class: usize, number: usize) -> Vec<f32> {
     let place = |column: usize| {
         3.0 * pseudo_random(class * 1000 + column)
@@ -133,7 +132,7 @@ pub fn row(class: usize, number: usize) -> Vec<f32> {
     (0..32).map(place).collect()
 }
 
-/// Three classes of six rows; the first row of each is filed under the next class.
+/// Three classes of six rows; the first row of each is labelled as the next class.
 pub fn noisy_support() -> Value {
     let (mut rows, mut labels, mut items) = (Vec::new(), Vec::new(), Vec::new());
     for class in 0..3 {
@@ -146,7 +145,7 @@ pub fn noisy_support() -> Value {
     json!({ "rows": rows, "labels": labels, "items": items })
 }
 
-/// Drawings of three characters, six each, as a form with the class as the name of the field.
+/// Drawings of three characters, six each, as a form whose fields are named by the class.
 pub fn drawings() -> Vec<(String, String, Vec<u8>)> {
     let omniglot = Omniglot::embedded().unwrap();
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! Tests of the server over connections on this machine.
+//! Tests of the server without a socket.
 
 mod api;
 mod client;

@@ -1,4 +1,4 @@
-//! Tests of refusals: the right status, one form of message, and never an internal error.
+//! Tests of refusals: the right status, the same form of message everywhere, and never an internal error.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The GPU kernel that prepares images against [`Augmenter`], on an emulated device.
+//! Compares the GPU kernel that prepares images with [`Augmenter`], on an emulated device.
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
@@ -24,7 +24,7 @@ fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
     DecodedImage::new(width, height, channels, pixels)
 }
 
-/// Every kind of change of an image: none, each jitter alone, all jitters in random order with a random crop and flip, and
+/// Parameters of every kind: no change, each jitter alone, all jitters in random order with a random crop and flip, and
 /// crops at the corners.
 fn changes(width: usize, height: usize) -> Vec<DrawnAugmentation> {
     let whole = DrawnAugmentation::identity(width, height);
@@ -114,7 +114,7 @@ fn assert_same_images(to: &Preprocessing) {
     let found = prepared_by_gpu(&images, requests, to);
     assert_eq!(found.len(), expected.len());
     for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        // Half a unit of the last of 11 bits, and the different order of sums.
+        // Half a unit in the last of 11 bits, plus the difference from another order of sums.
         let tolerance = expected.abs() / 2048.0 + 1e-4;
         let (image, pixel) = (i / to.input_len(), i % to.input_len());
         assert!(

@@ -11,12 +11,12 @@ fn image(number: usize) -> Vec<u8> {
     vec![(number / 256) as u8, (number % 256) as u8]
 }
 
-/// The row that [`embed`] makes of it.
+/// The row of that image by [`embed`].
 fn row(number: usize) -> Vec<f32> {
     vec![number as f32, 1.0, -(number as f32)]
 }
 
-/// A network that sends the number of images of every batch.
+/// A network that sends the size of every batch.
 fn embed(batches: mpsc::Sender<usize>) -> EmbedBatch {
     Box::new(move |images| {
         batches.send(images.len() / 2).unwrap();
@@ -48,7 +48,7 @@ fn rows_of_many_threads_belong_to_their_images_and_every_image_is_in_one_batch()
     assert_eq!(queue.failure(), None);
     let pending: Vec<PendingRow> = (0..11).map(|number| queue.submit(image(number))).collect();
     let sizes = || batches.try_iter().collect::<Vec<usize>>();
-    // The batches of the threads; the later ones end when the last row is waited for.
+    // Threads leave a partial batch, which starts when the last row is waited for.
     let before = sizes();
     assert!(before.iter().all(|size| (1..=SHAPE.batch).contains(size)), "{before:?}");
     for (number, pending) in pending.into_iter().enumerate().rev() {

@@ -66,7 +66,7 @@ impl EmbeddingNetwork for QueuedMean {
     }
 }
 
-/// What [`QueuedMean`] makes of a file.
+/// The row of a file by [`QueuedMean`].
 fn expected(file: &[u8]) -> Vec<f32> {
     let to = Preprocessing::colour(SIZE);
     let image = to.fitted(DecodedImage::decode(file, to.channels).unwrap());
@@ -116,7 +116,7 @@ fn a_device_that_fails_ends_the_work_with_its_error_and_nothing_of_it_is_cached(
     let folder = tempfile::tempdir().unwrap();
     let cache = CacheLocation::Folder(folder.path().into());
     let files: Vec<Vec<u8>> = (0..9).map(photograph).collect();
-    // A fallback is of no use to a network that only exists on the device.
+    // There is no fallback for a network that exists only on the device.
     let embedder = Embedder::new(QueuedMean::backbone(0), &cache)
         .with_cpu_fallback(|_| panic!("there is no CPU to fall back to"));
     let error = embedder.embed_bytes(&files).err().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of what needs no GPU; tests on the emulated device are with the feature `emulator`.
+//! Tests without a GPU, and with the feature `emulator` tests on the emulated device.
 
 use trueshot::embeddings::{Embeddings, Precision};
 
@@ -16,7 +16,7 @@ fn backbone(size: usize) -> Backbone {
     Backbone::find(EFFICIENTNET_ARCHITECTURE, &options).unwrap()
 }
 
-/// A backbone on a GPU that turns out to be full when it is opened.
+/// A backbone on a GPU without free memory.
 fn on_full_gpu() -> Backbone {
     let mut backbone = backbone(32);
     let open = || Err(GpuError::OutOfMemory { needed: 20, free: 1, total: 40 });

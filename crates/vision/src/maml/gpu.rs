@@ -68,7 +68,7 @@ impl GpuImages {
         support.chain(task.queries().map(|row| self.image(row, false)))
     }
 
-    /// The task as the GPU takes it.
+    /// The task in the form that the GPU takes.
     fn request(&self, task: &RowTask<'_>) -> MamlTask {
         let request = |(image, number): (&DecodedImage, u32)| -> ImageRequest {
             DrawnAugmentation::identity(image.width, image.height).request(number)

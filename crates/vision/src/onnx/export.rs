@@ -16,22 +16,22 @@ pub(crate) struct ExportedModel<'a> {
     pub output: String,
     /// Number of axes of the output.
     pub output_rank: usize,
-    /// The types of input and output by the numbers of the format. rten computes in f32, other programs in these.
+    /// The ONNX type numbers of input and output. rten computes in f32, other programs in these types.
     pub input_type: u64,
     pub output_type: u64,
     /// Whether its input is `[batch, channels, rows, columns]`.
     pub has_channels_first: bool,
     /// Whether it takes one image at a time.
     pub is_batch_fixed: bool,
-    /// The beginning of names that do not occur in it.
+    /// A prefix that no name in the model has.
     pub prefix: String,
     bytes: &'a [u8],
 }
 
 impl ExportedModel<'_> {
-    /// The name, or with something before it if the model uses the name already.
+    /// The name, with a prefix if the model uses it already.
     pub fn unused_name(&self, name: &str) -> String {
-        // A text is preceded by its length.
+        // In protocol buffers a text is preceded by its length.
         let encoded = [&[name.len() as u8], name.as_bytes()].concat();
         if contains(self.bytes, &encoded) { format!("{}{name}", self.prefix) } else { name.into() }
     }
@@ -94,7 +94,7 @@ fn import(bytes: &[u8], input: &str, output: &str) -> Result<(ImportedModel, [u6
                 }
                 model.model_fields.extend_from_slice(raw);
             }
-            // Functions that the model defines. Its producer, texts and metadata are not copied.
+            // Functions that the model defines. Its producer, documentation and metadata are not copied.
             (25, _) => model.model_fields.extend_from_slice(raw),
             _ => (),
         }
@@ -102,13 +102,13 @@ fn import(bytes: &[u8], input: &str, output: &str) -> Result<(ImportedModel, [u6
     Ok((model, types))
 }
 
-/// Copies nodes, constants, shapes and inputs, but not the input that is computed now, nor the outputs.
+/// Copies nodes, constants, shapes and inputs, but neither the input that becomes a computed value nor the outputs.
 fn import_graph(bytes: &[u8], input: &str, out: &mut Vec<u8>) -> Result<(), FileProblem> {
     let mut fields = Fields(bytes);
     while let Some((number, value, raw)) = fields.next_with_bytes()? {
         match (number, value) {
             (11, FieldValue::Bytes(info)) if name(info)? == input.as_bytes() => {
-                // The shape of what is an inner value now.
+                // The input becomes an inner value, whose shape is in field 13.
                 push_message(out, 13, info);
             }
             (1 | 5 | 11 | 13 | 14 | 15, _) => out.extend_from_slice(raw),
@@ -118,7 +118,7 @@ fn import_graph(bytes: &[u8], input: &str, out: &mut Vec<u8>) -> Result<(), File
     Ok(())
 }
 
-/// The type of an input (field 11) or output (field 12) of a graph; f32 if the graph does not say.
+/// The type of an input (field 11) or output (field 12) of a graph; f32 if it is not given.
 fn element_type(graph: &[u8], field: u64, wanted: &str) -> Result<u64, FileProblem> {
     let mut fields = Fields(graph);
     while let Some((number, value)) = fields.next_field()? {

@@ -1,9 +1,9 @@
-//! Weights of an ONNX model that are stored in other files, as PyTorch's exporter writes them, put into the model itself.
+//! Inlines weights of an ONNX model that are stored in other files, as PyTorch's exporter writes them.
 //!
-//! A tensor names a file and a range of its bytes. [`inline`] replaces the reference by the bytes, so that everything else
-//! (the check of the file, its hash, the worker process, exports) has one model in memory. Only files in the model's own
-//! folder or below it are read: a model of another source must not choose any file of this machine. The size of all ranges
-//! together is limited before any of them is read, because many tensors may name the same range.
+//! A tensor names a file and a range of its bytes. [`inline`] replaces the reference by the bytes, so that everything
+//! else (file check, hash, worker process, export) works on one model in memory. Only files in the model's folder or
+//! below are read: an untrusted model must not read other files of this machine. The total size of all ranges is
+//! limited before any of them is read, because many tensors may name the same range.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use trueshot::onnx_graph::push_message;
 
 use super::file_check::{CheckResult, FieldValue, Fields, MAX_DEPTH, refused};
 
-/// Messages of the format that contain tensors.
+/// Protocol buffer messages that can contain tensors.
 #[derive(Clone, Copy)]
 enum Message {
     Model,
@@ -25,7 +25,7 @@ enum Message {
 }
 
 impl Message {
-    /// The kind of message in a field, if it may contain tensors.
+    /// The message in a field, if it can contain tensors.
     fn child(self, field: u64) -> Option<Message> {
         match (self, field) {
             (Message::Model, 7) | (Message::Attribute, 6 | 11) => Some(Message::Graph),
@@ -37,9 +37,9 @@ impl Message {
     }
 }
 
-/// The model with all weights in it. `folder` is that of the model, `max_bytes` the largest model with its weights.
+/// The model with all weights inside. `folder` is the folder of the model, `max_bytes` the largest allowed result.
 pub(super) fn inline(model: Vec<u8>, folder: &Path, max_bytes: u64) -> CheckResult<Vec<u8>> {
-    // The key of the entry that names a file. Most models do not contain it and are returned as they are.
+    // `location` is the key of the entry that names a file. Most models do not contain it and are returned unchanged.
     if memchr::memmem::find(&model, b"location").is_none() {
         return Ok(model);
     }
@@ -84,7 +84,7 @@ impl Inliner<'_> {
                     let (key, value) = key_and_value(entry)?;
                     entries.insert(key, value);
                 }
-                // Where the numbers are, and numbers that would be in the model.
+                // The data location and numbers stored in the model: replaced.
                 (9 | 14, _) => (),
                 (8, FieldValue::Bytes(found)) => {
                     name = String::from_utf8_lossy(found).chars().take(80).collect();
@@ -175,7 +175,7 @@ mod tests {
         out
     }
 
-    /// A model of tensors that are all of the file `weights`.
+    /// A model whose tensors are all in the file `weights`.
     fn model(tensors: usize) -> Vec<u8> {
         let entry = [message(1, b"location"), message(2, b"weights")].concat();
         let tensor = [message(8, b"w"), message(13, &entry)].concat();

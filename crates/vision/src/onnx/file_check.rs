@@ -1,18 +1,18 @@
-//! Checks the bytes of an ONNX file before the library that runs it sees them.
+//! Checks the bytes of an ONNX file before the library that runs it sees them. Start with [`check`].
 //!
-//! ONNX is protocol buffers: nested messages of numbered fields. We walk through all of them without allocating
-//! and refuse files that are not ONNX, tensors that claim more numbers than they hold or are of a type that rten does not
-//! know, graphs of too many nodes, and constants that ask for arrays no image model needs (shapes, paddings). This gives a
-//! precise message at once for what can be seen in the file. A model is a program all the same: what it computes while it is loaded and
-//! run is bounded by the process it runs in ([`super::worker`]).
+//! ONNX is protocol buffers: nested messages of numbered fields. The check walks through all of them without allocating
+//! and refuses files that are not ONNX, tensors that claim more numbers than they hold or have a type that rten does
+//! not know, graphs with too many nodes, and constants that ask for arrays no image model needs (shapes, paddings).
+//! This gives precise errors for what can be seen in the file. What a model computes while it is loaded and run is
+//! bounded by its worker process ([`super::worker`]).
 
 use std::fmt;
 
-/// Messages within messages: a model, its graph, a node, an attribute, a graph within it, ..
+/// The deepest nesting of messages: a model, its graph, a node, an attribute, a graph within it, ..
 pub(super) const MAX_DEPTH: usize = 24;
 /// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
 pub(super) const MAX_NODES: usize = 100_000;
-/// The most numbers that a constant may ask for as a shape.
+/// The most elements of a shape that is a constant.
 const MAX_ELEMENTS: u64 = 1 << 28;
 /// The largest padding, stride or kernel.
 const MAX_SIDE: u64 = 4096;
@@ -22,9 +22,8 @@ const MAX_SHAPE_LEN: u64 = 8;
 /// What is wrong with a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FileProblem {
-    /// Not a message of this kind at all.
     NotOnnx,
-    /// The message is one, and this is wrong with it.
+    /// An ONNX file that is refused, with the reason.
     Refused(String),
 }
 
@@ -102,7 +101,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Looks at a whole file.
+/// Checks a whole file.
 pub(super) fn check(bytes: &[u8]) -> CheckResult {
     let (mut fields, mut graph, mut version) = (Fields(bytes), None, None);
     while let Some((number, value)) = fields.next_field()? {
@@ -118,7 +117,7 @@ pub(super) fn check(bytes: &[u8]) -> CheckResult {
     }
 }
 
-/// `nodes` counts those of all graphs.
+/// Checks a graph; `nodes` counts the nodes of all graphs.
 fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
     let (mut fields, before) = (Fields(bytes), *nodes);
@@ -180,17 +179,17 @@ fn unsigned_abs(number: u64) -> u64 {
     number.cast_signed().unsigned_abs()
 }
 
-/// What a tensor says about itself.
+/// What a tensor claims about itself.
 #[derive(Default)]
 struct TensorHeader<'a> {
     name: &'a [u8],
     kind: u64,
-    /// The product of its sides.
+    /// The product of its dimensions.
     numbers: u64,
     raw: Option<&'a [u8]>,
-    /// Bytes of numbers that are stored one by one.
+    /// Bytes of numbers that are not stored as raw data.
     listed: u64,
-    /// The product of what an integer tensor holds.
+    /// The product of the values of an integer tensor.
     product: Option<u64>,
 }
 
@@ -209,7 +208,7 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
     }
     let enough = match claims.raw {
         Some(raw) => claims.numbers.checked_mul(width) == Some(raw.len() as u64),
-        // A number takes a byte at least; complex ones and text are stored in ways of their own.
+        // A number takes at least one byte; complex numbers and strings have other encodings.
         None => claims.numbers <= claims.listed,
     };
     if !enough {
@@ -278,9 +277,9 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
     Ok(claims)
 }
 
-/// A side of a shape: 0 and -1 stand for "as it is", and take no room of their own.
+/// A dimension of a shape; 0 and -1 mean "unchanged" and count as 1.
 fn shape_side(number: u64) -> u64 {
-    // The largest number says "to the end" where a slice is meant.
+    // The largest number means "to the end" in a slice.
     match number.cast_signed() {
         1..=0x7fff_fffe => number,
         0x7fff_ffff | i64::MAX | ..1 => 1,
@@ -290,7 +289,7 @@ fn shape_side(number: u64) -> u64 {
 
 const INT64: u64 = 7;
 
-/// Bytes of a number, by the format's own list of types.
+/// Bytes per number of an ONNX type.
 fn element_bytes(kind: u64) -> Option<u64> {
     Some(match kind {
         2 | 3 | 8 | 9 | 17..=20 => 1,

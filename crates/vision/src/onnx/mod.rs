@@ -1,28 +1,27 @@
-//! Image models in ONNX as backbones. Each model runs in a worker process.
+//! Image models in ONNX as backbones ([`run_models_in`], [`serve`]). Each model runs in a worker process.
 //!
-//! What a model wants is found from the shape of its input: which axis the channels are on, and the size of an image if
-//! it is fixed. What is not in the file (mean, deviation, which output) comes from options or from a TOML file next to
-//! the model, and has ImageNet's usual values otherwise. One image goes through the network at a time, on one thread,
+//! The layout of the channels and a fixed image size are read from the shape of the model's input. Mean, standard
+//! deviation and the choice of the output are not in the file: they come from options, from a TOML file next to the
+//! model, or else have the usual values of ImageNet. One image goes through the network at a time, on one thread,
 //! so that an embedding depends on nothing but its image.
 //!
 //! # A process of its own
 //!
-//! A model is a program written by someone else. Two hundred bytes can ask for 110 GB (`ConstantOfShape`, `Expand`,
-//! `Tile`, `Range`, `Pad`, `Resize` and others take the size of their output from a value, and rten evaluates whatever is
-//! constant while it loads the file), a long chain of nodes overflows the stack of rten's planner, and a `Loop` need not
-//! end. Neither running out of memory nor of stack can be caught within a process.
+//! A model is a program written by someone else. A file of two hundred bytes can allocate 110 GB: `ConstantOfShape`,
+//! `Expand`, `Tile`, `Range`, `Pad`, `Resize` and others take the size of their output from a value, and rten evaluates
+//! constants while it loads the file. A long chain of nodes overflows the stack of rten's planner, and a `Loop` need
+//! not end. A process cannot catch running out of memory or stack.
 //!
-//! So a model is loaded and run in a worker process (`worker`): the same program, started with other arguments
-//! ([`ModelProcess`]), with limits on memory and processor time that the operating system keeps, and a large stack. A
-//! model that exceeds a limit ends its worker, and this program reports which limit it was. One worker serves all
-//! threads, so the weights are in memory once; an image costs a copy through a pipe.
+//! So a model is loaded and run in a worker process (`worker`): the same program with other arguments
+//! ([`ModelProcess`]), limits on memory and processor time that the operating system enforces, and a large stack. A
+//! model that exceeds a limit ends its worker, and this program reports which limit it was. All threads share one
+//! worker, so the weights are in memory once; an image costs a copy through a pipe.
 //!
-//! The alternative, to compute the shapes of all values before anything is run, would need a rule for each of the 150
-//! operators that rten knows, would have to refuse all shapes that depend on values, and would still trust rten to
-//! allocate nothing else.
+//! The alternative, computing the shapes of all values in advance, would need a rule for each of the 150 operators of
+//! rten, could not handle shapes that depend on values, and would still trust rten to allocate nothing else.
 //!
-//! If a worker ends, every image that was in work is tried again in a worker of its own, so only the images that
-//! are to blame are lost. `file_check` looks at a file first, because it can say more precisely what is wrong.
+//! If a worker ends, every image it was processing is tried again in a worker of its own, so that only the images that
+//! cause the failure are lost. `file_check` checks a file first, because its errors are more precise.
 //!
 //! # Precision and files
 //!
@@ -55,13 +54,13 @@ use crate::preprocess::Preprocessing;
 
 /// The largest model, with weights in other files.
 const MAX_MODEL_BYTES: u64 = 2 << 30;
-/// Numbers of classes that ImageNet's classifiers have: with or without a background, of 1k, 21k and 22k.
+/// The numbers of classes of ImageNet classifiers: 1k, 21k and 22k, with or without a background class.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
 
 static PROCESS: Mutex<Option<ModelProcess>> = Mutex::new(None);
 
-/// Says how to start the worker process that runs ONNX models. Without it no ONNX model can be opened. A model that is
-/// open already is not affected.
+/// Sets how to start the worker process that runs ONNX models. Required before the first ONNX model is opened; models
+/// that are open already are not affected.
 ///
 /// A program usually starts itself:
 ///
@@ -85,31 +84,30 @@ pub(crate) struct OnnxNetwork(Arc<OnnxWorker>);
 /// A session of an [`OnnxNetwork`]. The memory of the computation is in the worker process.
 struct OnnxSession(Arc<OnnxWorker>);
 
-/// The worker process of a model, and what is needed to start another one.
+/// The worker process of a model, and what is needed to start it again.
 struct OnnxWorker {
     process: ModelProcess,
-    /// The file, for a new worker when one has ended.
+    /// The model file, for a new worker.
     bytes: Vec<u8>,
     request: LoadRequest,
     description: ModelDescription,
     worker: Mutex<Arc<WorkerProcess>>,
-    /// Held while an image is tried in a worker of its own, so that there is one such worker at a time.
+    /// Held while an image is tried in its own worker, so that there is one such worker at a time.
     alone: Mutex<()>,
 }
 
-/// What a model turned out to be.
 pub(crate) struct OnnxModel {
     pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,
     /// The name of the output.
     pub output: String,
-    /// The first 16 digits of the hash of the file.
+    /// The first 16 hexadecimal digits of the hash of the file.
     pub hash: String,
-    /// What the user should know.
+    /// A warning for the user.
     pub warning: Option<String>,
 }
 
-/// Reads a file, with the options beside it for what is not given.
+/// Opens a model file. Options that are not given come from the TOML file next to it.
 pub(crate) fn open(path: &Path, given: &BackboneOptions) -> Result<OnnxModel> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
@@ -131,7 +129,7 @@ pub(crate) fn open(path: &Path, given: &BackboneOptions) -> Result<OnnxModel> {
     load(bytes, path, &options)
 }
 
-/// What stands in `model.toml` beside `model.onnx`.
+/// The options in `model.toml` next to `model.onnx`.
 fn options_beside(path: &Path) -> Result<BackboneOptions> {
     let path = path.with_extension("toml");
     let text = match std::fs::read_to_string(&path) {
@@ -146,12 +144,12 @@ fn options_beside(path: &Path) -> Result<BackboneOptions> {
     })
 }
 
-/// Refuses what is not an ONNX file or claims what it does not hold.
+/// Refuses files that are not ONNX or claim more than they contain.
 pub(crate) fn check(bytes: &[u8], path: &Path) -> Result<()> {
     file_check::check(bytes).map_err(|problem| bad(path, problem.to_string()))
 }
 
-/// Opens a model in memory; `path` stands for it in messages.
+/// Opens a model in memory; messages name it `path`.
 pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Result<OnnxModel> {
     check(&bytes, path)?;
     let process = PROCESS.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -214,10 +212,10 @@ fn warning(model: &ModelDescription) -> Option<String> {
 }
 
 impl OnnxNetwork {
-    /// The model for an exported classifier. `name` stands for the file in messages.
+    /// The parts of the model for an exported classifier. Messages name the model `name`.
     ///
     /// # Errors
-    /// If its operators are too old for the nodes of a classifier.
+    /// If its operator set is too old for the nodes of a classifier.
     pub fn export(&self, name: &str) -> Result<ExportedModel<'_>> {
         self.0.export(name)
     }
@@ -256,7 +254,7 @@ impl EmbeddingSession for OnnxSession {
 }
 
 impl OnnxWorker {
-    /// Values of one input image.
+    /// The number of values in one input image.
     fn input_len(&self) -> usize {
         self.description.size * self.description.size * self.description.channels
     }
@@ -265,7 +263,7 @@ impl OnnxWorker {
     fn embed(&self, image: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
         let row = match self.shared_worker().and_then(|worker| worker.embed(image)) {
             Ok(row) => row,
-            // This image may be to blame, or another that was in work at the same time.
+            // The cause may be this image, or another that was processed at the same time.
             Err(_) => self.embed_in_own_worker(image),
         };
         let row = row.map_err(Unreadable::Network)?;
@@ -276,7 +274,7 @@ impl OnnxWorker {
         Ok(())
     }
 
-    /// The worker of all threads; a new one if it has ended.
+    /// The worker that all threads share; a new one if it has ended.
     fn shared_worker(&self) -> Result<Arc<WorkerProcess>, String> {
         let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.has_ended() {

@@ -1,5 +1,5 @@
-//! An ONNX model in rten: chooses its input layout, image size and output, and embeds normalised images one at a time. Only
-//! the worker process uses this module.
+//! Runs an ONNX model in rten: chooses its input layout, image size and output, and embeds normalised images one at a
+//! time. Used only in the worker process.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const MAX_SIZE: usize = 2048;
 /// The longest embedding.
 pub(super) const MAX_DIM: usize = 1 << 16;
 
-/// Where the channels of a model's input are.
+/// The position of the channel axis in a model's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TensorLayout {
     /// `[image, channel, row, column]`, as PyTorch exports.
@@ -35,8 +35,8 @@ pub(super) struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads a model, chooses its input and output, and runs it once on a grey image to learn how long an embedding
-    /// is and to make the execution plan, which later runs share.
+    /// Loads a model, chooses its input and output, and runs it once on a grey image to find the length of an embedding
+    /// and to make the execution plan, which later runs share.
     pub fn load(bytes: Vec<u8>, request: &LoadRequest) -> Result<(Self, ModelDescription), String> {
         let model = caught(|| ModelOptions::with_all_ops().prepack_weights(true).load(bytes))
             .ok_or("rten panicked while loading it")?
@@ -95,8 +95,8 @@ impl LoadedModel {
         Ok((self.to_row(value)?, rank))
     }
 
-    /// The output as an embedding: feature maps are averaged over their positions; of a sequence of tokens, the first one is
-    /// taken.
+    /// The output as an embedding: feature maps are averaged over their positions; of a sequence of tokens, the first
+    /// is taken.
     fn to_row(&self, value: Value) -> Result<Vec<f32>, String> {
         let kind = value.dtype();
         let tensor = value.into_tensor::<f32>();
@@ -124,7 +124,7 @@ impl LoadedModel {
     }
 }
 
-/// A pool of one thread: an embedding must not depend on how work was divided.
+/// A pool of one thread: an embedding must not depend on how work is divided.
 pub(super) fn single_thread_pool() -> Arc<ThreadPool> {
     Arc::new(ThreadPool::with_num_threads(1))
 }
@@ -137,7 +137,7 @@ fn node_name(model: &Model, node: NodeId) -> String {
     model.node_info(node).and_then(|info| info.name().map(str::to_owned)).unwrap_or_default()
 }
 
-/// A shape as people write it: `[N, 3, 224, 224]`.
+/// Formats a shape: `[N, 3, 224, 224]`.
 fn shape_text(shape: &[Dimension]) -> String {
     let side = |side: &Dimension| match side {
         Dimension::Fixed(side) => side.to_string(),
@@ -147,7 +147,7 @@ fn shape_text(shape: &[Dimension]) -> String {
     format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
 }
 
-/// A model's input: which node it is and what an image must be for it.
+/// The input of a model and the images that it takes.
 struct ModelInput {
     node: NodeId,
     layout: TensorLayout,

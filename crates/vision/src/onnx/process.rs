@@ -19,7 +19,7 @@ pub struct ModelProcess {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Memory in bytes for each image that is embedded at the same time, besides the model itself.
+    /// Bytes of memory for each image that is processed at the same time, besides the model itself.
     pub memory: u64,
     /// Processor seconds for one image, and for loading the model.
     pub seconds: u64,
@@ -50,8 +50,8 @@ impl ModelProcess {
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt as _;
-            // Ctrl-C in a terminal is meant for the program, which ends its worker when it stops. An interpreter must
-            // not import modules from the folder that happens to be the current one.
+            // Ctrl-C in a terminal is meant for the parent, which ends its worker when it stops. The current folder is
+            // `/` so that a Python interpreter does not import modules from the user's current folder.
             command.process_group(0).current_dir("/");
         }
         command.spawn()
@@ -103,7 +103,7 @@ impl WorkerProcess {
                 exit.exit_reason();
                 return Err(problem);
             }
-            // It has ended, or what it wrote is not in our form.
+            // It has ended, or did not follow the protocol.
             Err(_) => return Err(exit.exit_reason()),
         };
         let (child, pending) = (exit.child.clone(), Arc::<Mutex<PendingRequests>>::default());
@@ -116,7 +116,7 @@ impl WorkerProcess {
     }
 
     /// Embeds one normalised image. Any number of threads may call this at the same time. The outer error says why the
-    /// process ended, whichever image was to blame.
+    /// process ended, whichever image caused it.
     pub fn embed(&self, image: &[f32]) -> Result<EmbeddingReply, String> {
         let (sender, receiver) = sync_channel(1);
         let number = {
@@ -129,7 +129,7 @@ impl WorkerProcess {
             pending.senders.insert(number, sender);
             number
         };
-        // If the pipe is closed, the listener says why.
+        // If the pipe is closed, the receiving thread reports why.
         let _ = protocol::write_request(&mut *lock(&self.requests), number, image);
         receiver.recv().map_err(|_| lock(&self.pending).ended.clone().unwrap_or_default())
     }
@@ -161,7 +161,7 @@ fn load_model(
     protocol::read_json(replies)
 }
 
-/// Hands replies to those that wait for them, until the process ends.
+/// Passes replies to the threads that wait for them, until the process ends.
 fn receive_replies(
     mut replies: BufReader<ChildStdout>,
     pending: &Mutex<PendingRequests>,
@@ -177,7 +177,7 @@ fn receive_replies(
     pending.senders.clear();
 }
 
-/// What is needed to say why a process ended.
+/// What is needed to report why a process ended.
 struct ExitDiagnosis {
     child: Arc<Mutex<Child>>,
     errors: JoinHandle<String>,
@@ -185,7 +185,7 @@ struct ExitDiagnosis {
 }
 
 impl ExitDiagnosis {
-    /// Ends the process if it has not ended by itself, which leaves the exit status of one that has as it is.
+    /// Why the process ended. Kills it if it is still running; the exit status of one that has ended does not change.
     fn exit_reason(self) -> String {
         let status = {
             let mut child = lock(&self.child);
@@ -197,7 +197,7 @@ impl ExitDiagnosis {
     }
 }
 
-/// The first bytes of what a process writes; the rest is read and dropped, so that it can go on writing.
+/// The first bytes of standard error. Reads the rest too, so that the process never blocks on writing.
 fn first_bytes(mut stderr: ChildStderr) -> String {
     let mut first = Vec::new();
     let _ = stderr.by_ref().take(1 << 13).read_to_end(&mut first);
@@ -206,7 +206,7 @@ fn first_bytes(mut stderr: ChildStderr) -> String {
 }
 
 fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
-    // What Rust's standard library writes before it aborts.
+    // The message of Rust's standard library before it aborts.
     if errors.contains("has overflowed its stack") {
         return "its graph is too deep".into();
     }

@@ -4,7 +4,7 @@ use std::io;
 
 /// How much memory and processor time the worker process may take.
 pub struct ProcessLimits {
-    /// Bytes that do not depend on the number of images: the interpreter, the model, its stack.
+    /// Bytes that do not depend on the number of images: the program, the model, its stack.
     fixed: u64,
     /// Bytes for each thread that embeds.
     memory: u64,
@@ -14,7 +14,7 @@ pub struct ProcessLimits {
 
 impl ProcessLimits {
     pub fn new(model: u64, memory: u64, seconds: u64) -> Self {
-        // If memory runs out in spite of the limit, the system should end this process and no other.
+        // If memory runs out in spite of the limit, the system should kill this process first.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
         ProcessLimits { fixed: model.saturating_add(data_bytes_in_use()), memory, seconds }
     }
@@ -22,8 +22,8 @@ impl ProcessLimits {
 
 #[cfg(unix)]
 impl ProcessLimits {
-    /// Sets the limits for a number of threads and the number of images that they work on now. Processor time counts
-    /// from now on.
+    /// Sets the limits for a number of threads and the number of images they are processing. Processor time counts from
+    /// now on.
     pub fn apply(&self, threads: usize, images: usize) -> io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let set = |resource, wanted: u64| {
@@ -35,7 +35,7 @@ impl ProcessLimits {
         set(Resource::Data, memory)?;
         let seconds = self.seconds.saturating_mul(images as u64).saturating_add(processor_seconds());
         set(Resource::Cpu, seconds)?;
-        // A process that exceeds a limit should leave no dump of its memory behind.
+        // A process that exceeds a limit should not write a core dump.
         set(Resource::Core, 0)
     }
 }
@@ -55,7 +55,7 @@ impl ProcessLimits {
     }
 }
 
-/// Bytes of memory in use already, as the limit counts them; 0 where the system does not say.
+/// Bytes of memory in use, as the limit counts them; 0 if unknown.
 fn data_bytes_in_use() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmData:"));

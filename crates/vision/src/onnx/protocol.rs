@@ -1,8 +1,9 @@
 //! The messages between this program and the worker process that runs an ONNX model.
 //!
-//! The worker writes [`GREETING`], reads an [`LoadRequest`] and the bytes of the model, and answers with a
-//! `Result<Description, String>`. After that every request is a number and an image, and every reply the number of its
-//! request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte order.
+//! The worker writes [`GREETING`], reads a [`LoadRequest`] and the bytes of the model, and answers with a
+//! `Result<ModelDescription, String>`. After that every request is a number and an image, and every reply the number of
+//! its request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte
+//! order.
 
 use std::io::{self, Read, Write};
 
@@ -11,36 +12,36 @@ use serde::{Deserialize, Serialize};
 
 use super::model::MAX_DIM;
 
-/// The first bytes of a worker. Whatever comes before them, such as output of an interpreter that starts up, is skipped.
+/// The first bytes of a worker's output. Anything before them, such as startup output of an interpreter, is skipped.
 pub const GREETING: &[u8] = b"trueshot onnx worker 1\n";
 /// The most bytes that are skipped in search of the greeting.
 const MAX_SKIPPED_BYTES: usize = 1 << 16;
-/// The longest message of JSON, and the longest error.
+/// The longest JSON message and the longest error.
 const MAX_MESSAGE_BYTES: usize = 1 << 16;
 
-/// What the worker must know before it loads a model.
+/// The parameters for loading a model.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LoadRequest {
-    /// Length of the model in bytes, which follow.
+    /// The length of the model in bytes, which follows.
     pub bytes: u64,
-    /// Height and width of images, for a model that leaves them open.
+    /// Height and width of images, for a model without a fixed size.
     pub size: Option<usize>,
-    /// The output that was asked for.
+    /// The requested output.
     pub output: Option<String>,
-    /// Memory in bytes for each image that is embedded at the same time.
+    /// Bytes of memory for each image that is processed at the same time.
     pub memory: u64,
     /// Processor seconds for one image.
     pub seconds: u64,
 }
 
-/// What a model turned out to be.
+/// The properties of a loaded model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ModelDescription {
     /// Height and width of images.
     pub size: usize,
     /// 1 or 3.
     pub channels: usize,
-    /// Numbers of an embedding.
+    /// The length of an embedding.
     pub dim: usize,
     /// The name of the input.
     pub input: String,
@@ -54,7 +55,7 @@ pub struct ModelDescription {
     pub output_rank: usize,
 }
 
-/// The row of one image, or why there is none.
+/// The row of one image, or the error.
 pub type EmbeddingReply = Result<Vec<f32>, String>;
 
 /// Reads up to and including the greeting.

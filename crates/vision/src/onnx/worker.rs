@@ -1,8 +1,9 @@
-//! The worker process: loads one ONNX model within limits and embeds the images that arrive on standard input.
+//! The worker process: loads one ONNX model within limits and embeds the images that arrive on standard input. Start
+//! with [`serve`].
 //!
-//! The main thread reads requests, so that it notices when the program that started it is gone, and the process ends
-//! then whatever the model is doing. A thread with a large stack loads the model: rten's planner recurses once for
-//! every node of the longest path. There are as many threads to embed as there are requests at the same time.
+//! The main thread reads requests, so it notices when the parent is gone and ends the process whatever the model is
+//! doing. A thread with a large stack loads the model: rten's planner recurses once per node of the longest path. The
+//! number of embedding threads is the largest number of simultaneous requests.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,7 +58,7 @@ fn serve_requests(mut requests: impl Read) -> io::Result<()> {
             Ok((model, description)) => (Some(model), Ok(description)),
             Err(problem) => (None, Err(problem)),
         };
-        // The model is there before the answer, upon which requests come.
+        // The model must be available before the reply, after which requests arrive.
         let _ = model.map(|model| sender.send(Arc::new(model)));
         let _ = protocol::write_json(&mut io::stdout().lock(), &answer);
     })?;
@@ -105,7 +106,7 @@ fn embed_requests(model: &LoadedModel, requests: &Mutex<Receiver<ImageRequest>>,
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((number, image)) = next else { return };
         let row = model.run(&image, &pool);
-        // Before the reply: the next request may follow at once, and must find this thread counted as free.
+        // Before the reply: the next request may follow at once and must find this thread free.
         busy.fetch_sub(1, Ordering::SeqCst);
         if protocol::write_reply(&mut io::stdout().lock(), number, &row).is_err() {
             return;

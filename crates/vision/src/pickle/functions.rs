@@ -1,9 +1,9 @@
-//! The functions that a pickle may call: the few of NumPy that build arrays, types and numbers, each replaced by code
-//! of this module.
+//! The functions that a pickle may call: the few of NumPy that build arrays, types and numbers, each implemented in
+//! this module.
 //!
-//! NumPy pickles an array as "reconstruct an empty one, then give it this state", or, from protocol 5 on, as
-//! "make one of this buffer"; a type as its name and a state with the order of its bytes; a number with a type
-//! as that type and its bytes. Bytes that must be readable by Python 2 come as text that is to be encoded.
+//! NumPy pickles an array as "reconstruct an empty array, then set its state", or, from protocol 5 on, as "make an
+//! array of this buffer"; a type as its name and a state with the byte order; a typed number as its type and its bytes.
+//! Bytes that Python 2 must be able to read are pickled as text that is to be encoded.
 
 use bytes::Bytes;
 use trueshot::arrays::{Array, Element};
@@ -11,10 +11,10 @@ use trueshot::arrays::{Array, Element};
 use super::stack_machine::StackMachine;
 use super::{Node, PickleError, ValueId};
 
-/// NumPy allows 64.
+/// The limit of NumPy.
 const MAX_DIMENSIONS: usize = 64;
 
-/// What a pickle may name.
+/// The functions that a pickle may name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
     Reconstruct,
@@ -28,7 +28,7 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// The function of that name, where it is one of ours.
+    /// The function of that name; an error if it is not in the list.
     pub fn named(module: &str, name: &str) -> Result<Self, PickleError> {
         Ok(match (module, name) {
             ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => Function::Reconstruct,
@@ -49,7 +49,7 @@ impl Function {
 }
 
 impl StackMachine {
-    /// Does what a function would have done with these arguments.
+    /// Computes the result of a function for these arguments.
     pub(super) fn call(&mut self, function: ValueId, arguments: ValueId) -> Result<ValueId, PickleError> {
         let &Node::Function(function) = self.node(function) else {
             return Err(PickleError::Call("something that is not a function".into()));
@@ -57,7 +57,7 @@ impl StackMachine {
         let Node::Tuple(arguments) = self.node(arguments) else {
             return Err(self.malformed("a call without arguments"));
         };
-        // All of these have at most four; a longer tuple is not worth a copy.
+        // No function has more than four arguments; longer tuples are not copied whole.
         let arguments: Vec<ValueId> = arguments.iter().take(5).copied().collect();
         let node = match (function, &arguments[..]) {
             (Function::Reconstruct, [kind, ..]) => match self.node(*kind) {
@@ -85,7 +85,7 @@ impl StackMachine {
         self.push(node)
     }
 
-    /// Gives an empty array its contents, or a type the order of its bytes.
+    /// Sets the contents of an empty array, or the byte order of a type.
     pub(super) fn build(&mut self, target: ValueId, state: ValueId) -> Result<(), PickleError> {
         let Node::Tuple(parts) = self.node(state) else {
             return Err(PickleError::Call("a method that sets the state of an object".into()));
@@ -93,7 +93,7 @@ impl StackMachine {
         let parts: Vec<ValueId> = parts.iter().take(16).copied().collect();
         let node = match *self.node(target) {
             Node::EmptyArray => {
-                // The version in front came with NumPy 1.
+                // The version number in front was added in NumPy 1.
                 let parts = if parts.len() == 5 { &parts[1..] } else { &parts[..] };
                 let &[shape, element, fortran, data] = parts else {
                     return Err(self.malformed("the state of an array has other parts than NumPy gives it"));
@@ -111,7 +111,7 @@ impl StackMachine {
         Ok(())
     }
 
-    /// `u1`, `<f4`, `S10`, `b1`.
+    /// Parses a type such as `u1`, `<f4`, `S10` or `b1`.
     fn element(&self, name: ValueId) -> Result<Element, PickleError> {
         let name = self.name(name).unwrap_or_default();
         let unknown = || {
@@ -188,7 +188,7 @@ impl StackMachine {
         }
     }
 
-    /// Text as the bytes of Latin-1: how Python 3 writes bytes for Python 2.
+    /// Encodes text as Latin-1, in which Python 3 writes bytes for Python 2.
     fn encode(&mut self, text: ValueId, encoding: Option<ValueId>) -> Result<ValueId, PickleError> {
         let encoding = encoding.and_then(|encoding| self.name(encoding)).unwrap_or("utf-8");
         if !matches!(encoding, "latin1" | "latin-1") {

@@ -1,18 +1,17 @@
-//! A reader of Python's pickles that calls no functions of Python.
+//! A reader of Python's pickles that calls no functions of Python. Start with [`Pickle::read`].
 //!
-//! Python's `pickle` is a program for a small stack machine whose instructions can call any function there is.
-//! Data sets are published in it all the same, so this is the machine without the calls: it knows numbers,
-//! strings, bytes, lists, tuples and dictionaries, and the half dozen functions by which NumPy's arrays are put
-//! together, which it recognises by name and does itself. Everything else that a pickle wants to
-//! call is refused by name.
+//! A pickle is a program for a small stack machine whose instructions can call any Python function. This reader
+//! executes only the instructions that build data: numbers, strings, bytes, lists, tuples and dictionaries. The few
+//! functions that rebuild NumPy arrays are recognised by name and implemented here; a pickle that calls any other
+//! function is refused with its name.
 //!
-//! The file is not believed: a length is compared with what is left before anything is done with it, and what
-//! many small instructions could add up to is limited. Values lie side by side in one list and refer to each
-//! other by number, so that no nesting, however deep or circular, can lead to recursion, not even when they are
-//! dropped. Bytes and arrays stay views into the file, which may be a memory map of gigabytes.
+//! The file is untrusted: a length is compared with the rest of the file before it is used, and the total of what many
+//! small instructions can create is limited. Values are in one list and refer to each other by index, so that no
+//! nesting, however deep or circular, leads to recursion, not even on drop. Bytes and arrays are views into the file,
+//! which may be a memory map of gigabytes.
 //!
-//! Protocols 0 to 5 are read, by Python 2 and 3 and NumPy 1 and 2. Sets, complex numbers, arrays of objects
-//! and buffers outside the file are left out.
+//! Reads protocols 0 to 5, as written by Python 2 and 3 and NumPy 1 and 2. Sets, complex numbers, arrays of objects and
+//! out-of-band buffers are not supported.
 
 mod functions;
 mod stack_machine;
@@ -27,37 +26,36 @@ use trueshot::arrays::{Array, Element};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleError {
-    /// It wants something called.
+    /// It calls a function.
     #[error(
         "it calls {0}; only functions that restore NumPy arrays are known, and no function is ever executed"
     )]
     Call(String),
-    /// It ends in the middle.
+    /// It is truncated.
     #[error("it is truncated at byte {0}")]
     CutOff(usize),
-    /// It refers to something that it does not hold.
+    /// It refers to a value that does not exist.
     #[error("it refers to {0}, which lies outside the file")]
     Outside(&'static str),
-    /// It is built of too many parts.
+    /// It exceeds a limit.
     #[error("it is made of more than {0}")]
     TooMuch(String),
-    /// It has something that this reader leaves out.
+    /// It contains something that is not supported.
     #[error("it contains {0}, which no supported data set contains")]
     Unknown(String),
-    /// It contradicts itself.
+    /// It is malformed.
     #[error("at byte {at}: {problem}")]
     Malformed {
-        /// Where the instruction begins.
+        /// The offset of the instruction.
         at: usize,
         /// What is wrong.
         problem: String,
     },
 }
 
-/// A value's number.
 type ValueId = u32;
 
-/// One value; parts are numbers of other values.
+/// A value; its parts are indices of other values.
 #[derive(Debug)]
 enum Node {
     None,
@@ -66,30 +64,30 @@ enum Node {
     Float(f64),
     /// Unicode, checked to be UTF-8.
     Text(Span),
-    /// Bytes, and the strings of Python 2, which are the same.
+    /// Bytes, or a string of Python 2.
     Bytes(Span),
     List(Vec<ValueId>),
     Tuple(Vec<ValueId>),
     Dict(Vec<(ValueId, ValueId)>),
     Array(Box<Array>),
-    /// A function of NumPy that may be asked for.
+    /// A function that the pickle may call.
     Function(functions::Function),
-    /// A type of elements on its way into an array.
+    /// An element type that an array will get.
     Element(Element),
-    /// An array that is still to get its contents.
+    /// An array whose contents are not set yet.
     EmptyArray,
 }
 
-/// Where bytes are: in the file, or among those made of escapes.
+/// A range of bytes, in the file or in bytes decoded from escapes.
 #[derive(Debug, Clone, Copy)]
 struct Span {
-    /// 0 is the file; n the n-th of those made.
+    /// 0 is the file; `n` is the `n`-th decoded string.
     owner: u32,
     start: usize,
     end: usize,
 }
 
-/// What a pickle holds.
+/// The values of a pickle.
 #[derive(Debug)]
 pub struct Pickle {
     nodes: Vec<Node>,
@@ -104,7 +102,7 @@ impl Pickle {
         stack_machine::StackMachine::new(file).run()
     }
 
-    /// The value it is of.
+    /// The value that was pickled.
     pub fn value(&self) -> Value<'_> {
         Value { pickle: self, id: self.root }
     }
@@ -137,7 +135,7 @@ impl<'a> Value<'a> {
         &self.pickle.nodes[self.id as usize]
     }
 
-    /// What it is, in a word, for messages.
+    /// The kind of the value, for messages.
     pub fn kind(self) -> &'static str {
         match self.node() {
             Node::None => "nothing",
@@ -154,7 +152,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A whole number.
+    /// The value as an integer.
     pub fn integer(self) -> Option<i64> {
         match *self.node() {
             Node::Int(number) => Some(number),
@@ -163,7 +161,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number.
+    /// The value as a number.
     pub fn float(self) -> Option<f64> {
         match *self.node() {
             Node::Float(number) => Some(number),
@@ -171,7 +169,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A string; bytes are one in Python 2, and then Latin-1.
+    /// The value as a string; bytes are read as Latin-1, because they may be a string of Python 2.
     pub fn text(self) -> Option<Cow<'a, str>> {
         match *self.node() {
             Node::Text(span) => std::str::from_utf8(self.pickle.slice(span)).ok().map(Cow::Borrowed),
@@ -186,7 +184,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Bytes.
+    /// The value as bytes.
     pub fn bytes(self) -> Option<Bytes> {
         match *self.node() {
             Node::Bytes(span) => Some(self.pickle.bytes(span)),
@@ -194,7 +192,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An array.
+    /// The value as an array.
     pub fn array(self) -> Option<&'a Array> {
         match self.node() {
             Node::Array(array) => Some(array),
@@ -212,7 +210,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Keys and values of a dictionary, in their order.
+    /// Keys and values of a dictionary, in order.
     pub fn pairs(self) -> Option<impl ExactSizeIterator<Item = (Value<'a>, Value<'a>)>> {
         match self.node() {
             Node::Dict(pairs) => {
@@ -223,7 +221,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What a dictionary has under a name; as in Python, the last one counts.
+    /// The value of a key in a dictionary; as in Python, the last one if it is repeated.
     pub fn get(self, name: &str) -> Option<Value<'a>> {
         self.pairs()?
             .filter(|(key, _)| key.text().is_some_and(|key| key == name))
@@ -231,7 +229,7 @@ impl<'a> Value<'a> {
             .map(|(_, held)| held)
     }
 
-    /// Whole numbers, be they a list, a tuple or an array.
+    /// The integers of a list, a tuple or an array.
     pub fn whole_numbers(self) -> Option<Vec<i64>> {
         match self.items() {
             Some(items) => items.map(Value::integer).collect(),

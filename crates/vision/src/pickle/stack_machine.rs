@@ -1,4 +1,4 @@
-//! The stack machine that executes the opcodes of a pickle, one after the other; there are no jumps.
+//! The stack machine that executes the instructions of a pickle in order; there are no jumps.
 
 use std::collections::HashMap;
 
@@ -7,26 +7,25 @@ use bytes::Bytes;
 use super::functions::Function;
 use super::{Node, Pickle, PickleError, Span, ValueId, owner, string_escapes};
 
-/// TieredImageNet's largest file needs four million values.
+/// The most values of a pickle; the largest file of TieredImageNet has four million.
 const MAX_VALUES: usize = 1 << 25;
-/// A collection within a collection, so often; data sets need two or three.
+/// The deepest nesting of collections; data sets need two or three.
 const MAX_DEPTH: usize = 256;
-/// Bytes of a function's or type's name.
+/// The longest name of a function or type.
 const MAX_NAME_BYTES: usize = 256;
-/// Strings that are put together anew, beyond the length of the file.
+/// Bytes of decoded strings that are always allowed, besides the length of the file.
 const ALWAYS_ALLOWED_VALUES: usize = 1 << 16;
 
-/// The state of the machine.
 pub(super) struct StackMachine {
     file: Bytes,
-    /// Where the next instruction or argument is, and where the present instruction began.
+    /// The offset of the next instruction or argument, and of the current instruction.
     place: usize,
     at: usize,
     nodes: Vec<Node>,
     stack: Vec<ValueId>,
     marks: Vec<usize>,
     memo: HashMap<u64, ValueId>,
-    /// Small whole numbers are the same wherever they occur.
+    /// Small integers are stored once.
     small: Vec<Option<ValueId>>,
     made: Vec<Bytes>,
     made_bytes: usize,
@@ -67,7 +66,7 @@ impl StackMachine {
     fn step(&mut self, instruction: u8) -> Result<(), PickleError> {
         match instruction {
             0x80 => self.protocol(),
-            // Frames are for reading ahead; what they hold is read all the same.
+            // Frames only help readers that read ahead; their contents are read like the rest.
             0x95 => self.take::<8>().map(drop),
             b'N' => self.put(0),
             0x88 => self.put(1),
@@ -90,7 +89,7 @@ impl StackMachine {
         }
     }
 
-    /// Why an instruction is not carried out.
+    /// The error for an instruction that is not executed.
     fn refusal(&self, instruction: u8) -> PickleError {
         match instruction {
             b'P' | b'Q' => PickleError::Outside("an object by a persistent id"),
@@ -193,7 +192,7 @@ impl StackMachine {
         Ok(())
     }
 
-    /// Python's own rule: a mark on top goes before what lies below it.
+    /// Pops a mark if it is on top, otherwise a value, as Python does.
     fn discard(&mut self) -> Result<(), PickleError> {
         match self.marks.last() == Some(&self.stack.len()) {
             true => self.marks.pop().map(drop).ok_or_else(|| self.malformed("nothing to discard")),
@@ -322,14 +321,14 @@ impl StackMachine {
         }
     }
 
-    /// The length that stands before what it is of.
+    /// Reads the length that precedes a value.
     fn length(&mut self, instruction: u8) -> Result<usize, PickleError> {
         let length = match instruction {
             b'U' | b'C' | 0x8c | 0x8a => self.take().map(|[length]| u64::from(length))?,
             0x8d | 0x8e | 0x96 => u64::from_le_bytes(self.take()?),
             _ => u64::from(u32::from_le_bytes(self.take()?)),
         };
-        // What does not fit into memory does not fit into the file either.
+        // What exceeds the address space also exceeds the file.
         usize::try_from(length).map_err(|_| PickleError::CutOff(self.file.len()))
     }
 
@@ -348,7 +347,7 @@ impl StackMachine {
         Ok(span)
     }
 
-    /// What stands before the end of the line.
+    /// Reads up to the end of the line.
     fn line(&mut self) -> Result<&[u8], PickleError> {
         let rest = &self.file[self.place..];
         let length =
@@ -368,7 +367,7 @@ impl StackMachine {
         self.put(id)
     }
 
-    /// Adds a value, which is on the stack only when it is put there.
+    /// Adds a value to the list, not to the stack.
     pub fn push(&mut self, node: Node) -> Result<ValueId, PickleError> {
         if self.nodes.len() >= MAX_VALUES {
             return Err(too_many());
@@ -410,7 +409,8 @@ impl StackMachine {
         owner(&self.file, &self.made, span).slice(span.start..span.end)
     }
 
-    /// A short string, if a value is one: names are asked for again and again, and may not cost more each time.
+    /// The value as a string of at most [`MAX_NAME_BYTES`]: names are read repeatedly, so long ones would cost too
+    /// much.
     pub fn name(&self, id: ValueId) -> Option<&str> {
         match *self.node(id) {
             Node::Text(span) | Node::Bytes(span) if span.end - span.start <= MAX_NAME_BYTES => {
@@ -420,7 +420,7 @@ impl StackMachine {
         }
     }
 
-    /// Refuses to make more than the file can account for: a string can be encoded again and again.
+    /// Limits the decoded strings by the size of the file: a pickle can have one string encoded many times.
     pub fn afford(&self, length: usize) -> Result<(), PickleError> {
         let most = self.file.len().saturating_add(ALWAYS_ALLOWED_VALUES);
         match self.made_bytes.saturating_add(length) > most {
@@ -429,7 +429,7 @@ impl StackMachine {
         }
     }
 
-    /// Keeps bytes that are not in the file as they are.
+    /// Stores bytes that are not in the file in this form.
     pub fn make(&mut self, bytes: Vec<u8>) -> Result<Span, PickleError> {
         self.afford(bytes.len())?;
         self.made_bytes += bytes.len();
@@ -447,7 +447,7 @@ fn too_many() -> PickleError {
     PickleError::TooMuch(format!("{MAX_VALUES} values"))
 }
 
-/// A whole number in as many bytes as it needs, the last of which carries the sign.
+/// A little-endian signed integer of any length.
 fn little_endian(bytes: &[u8]) -> Option<i64> {
     let filler = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xff } else { 0 };
     if bytes.len() > 8

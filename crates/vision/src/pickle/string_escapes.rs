@@ -1,6 +1,6 @@
-//! String escapes of pickle protocol 0, in which characters other than ASCII are escaped.
+//! String escapes of pickle protocol 0, which is ASCII.
 
-/// The text of a Unicode string: `\uXXXX` and `\UXXXXXXXX`, all else Latin-1.
+/// Decodes a Unicode string: `\uXXXX` and `\UXXXXXXXX`, everything else Latin-1.
 pub(super) fn unicode(line: &[u8]) -> Option<String> {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
@@ -21,7 +21,7 @@ pub(super) fn unicode(line: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// The bytes of a string in quotes, as Python 2 shows it.
+/// Decodes a quoted string, written as the `repr` of Python 2.
 pub(super) fn quoted(line: &[u8]) -> Option<Vec<u8>> {
     let (&quote, rest) = line.split_first()?;
     let (&last, mut rest) = rest.split_last()?;
@@ -43,7 +43,7 @@ pub(super) fn quoted(line: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Adds what an escape stands for; how many bytes it takes behind the backslash.
+/// Appends the decoded escape and returns the number of bytes that it has after the backslash.
 fn escaped(escape: u8, after: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     let (byte, taken) = match escape {
         b'\\' | b'\'' | b'"' => (escape, 1),
@@ -62,7 +62,7 @@ fn escaped(escape: u8, after: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
             (u8::try_from(value).ok()?, digits)
         }
         _ => {
-            // Python leaves what it does not know as it stands.
+            // Python keeps unknown escapes unchanged.
             bytes.push(b'\\');
             (escape, 1)
         }

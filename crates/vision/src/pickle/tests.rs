@@ -6,7 +6,7 @@ fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
     Pickle::read(Bytes::copy_from_slice(bytes))
 }
 
-/// Of a pickle that ends where the value does.
+/// The error for these bytes.
 fn refusal(bytes: &[u8]) -> String {
     read(bytes).map(|pickle| pickle.value().kind()).unwrap_err().to_string()
 }
@@ -68,7 +68,7 @@ fn nesting_is_limited_and_never_recursive() {
     // Lists in lists without a mark: a million deep, and dropped without a stack of that depth.
     let deep = [&b"]".repeat(1_000_000)[..], &b"a".repeat(999_999), b"."].concat();
     assert_eq!(read(&deep).unwrap().value().kind(), "a list");
-    // A list that holds itself.
+    // A list that contains itself.
     let circular = read(b"]q\x00h\x00a.").unwrap();
     assert_eq!(circular.value().items().unwrap().len(), 1);
 }

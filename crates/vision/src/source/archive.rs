@@ -1,8 +1,8 @@
 //! Images in a tar archive: plain, whose members are read in place, or compressed with gzip, which is decompressed into
 //! memory once. Other compressions must be unpacked first.
 //!
-//! An archive comes from outside. Only regular members count; links and sparse files are passed over, names
-//! are never used as paths in the file system, and what gzip unpacks to is limited by the size of the file.
+//! An archive is untrusted. Only regular members are read; links and sparse files are skipped, names are never used as
+//! paths in the file system, and the decompressed size is limited by the size of the file.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -15,11 +15,11 @@ use super::{Collection, ImageLocation, SourceOptions, paths};
 use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Error, Result, Skipped, Unreadable};
 
-/// Images hardly compress; a hundred times their size is a lie.
+/// The largest decompressed size as a multiple of the file: images hardly compress.
 const MAX_RATIO: u64 = 64;
-/// What a tar is cut into.
+/// The block size of a tar archive.
 const BLOCK_BYTES: u64 = 512;
-/// So much may any archive unpack to.
+/// Every archive may decompress to this size.
 const ALWAYS_ALLOWED_BYTES: u64 = 64 << 20;
 
 pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
@@ -28,14 +28,14 @@ pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection
     let mut archive = Archive::new(file);
     let location = |member: &mut tar::Entry<'_, File>| {
         let (offset, size) = (member.raw_file_position(), member.size());
-        // Members fill whole blocks, the last one too.
+        // Members fill whole blocks, even the last.
         let end = size.checked_next_multiple_of(BLOCK_BYTES).and_then(|size| offset.checked_add(size));
         match end.is_some_and(|end| end <= length) {
             true => Ok(ImageLocation::Range { offset, length: size }),
             false => Err("its last member is truncated".to_string()),
         }
     };
-    // Seeking over the members reads the headers alone.
+    // Seeking over the members reads only the headers.
     let files = trueshot::guard::caught(|| {
         let members = archive.entries_with_seek().map_err(|error| error.to_string())?;
         list_members(members, location)
@@ -50,7 +50,7 @@ pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Colle
     let mut unpacked = MultiGzDecoder::new(BufReader::new(file)).take(allowed);
     let location = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
         let mut bytes = Vec::new();
-        // Read as far as there is something, not as far as the header says.
+        // Reads what is there, not what the header claims.
         member.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
         Ok(ImageLocation::Memory(bytes.into()))
     };
@@ -65,7 +65,7 @@ pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Colle
     into_collection(path, files, options)
 }
 
-/// How much an archive of so many bytes may unpack to.
+/// The largest decompressed size of an archive of `length` bytes.
 pub(super) fn max_unpacked_bytes(length: u64) -> u64 {
     ALWAYS_ALLOWED_BYTES.saturating_add(length.saturating_mul(MAX_RATIO))
 }
@@ -74,7 +74,7 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|source| trueshot::Error::Read { path: path.into(), source }.into())
 }
 
-/// The members that are files, and those whose names are not UTF-8; or what is wrong with the archive.
+/// The members that are files, and those whose names are not UTF-8; or an error.
 type ArchiveMembers = std::result::Result<(Vec<(String, ImageLocation)>, Vec<Skipped>), String>;
 
 fn list_members<R: Read>(
@@ -118,7 +118,7 @@ fn into_collection(
     Ok(collection)
 }
 
-/// A member's bytes.
+/// Reads the bytes of a member.
 pub(super) fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     if length > MAX_FILE_BYTES {

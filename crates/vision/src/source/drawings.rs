@@ -7,10 +7,9 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Result, Unreadable};
 use crate::omniglot::{Character, Omniglot};
 
-/// What the source is called.
 pub(crate) const NAME: &str = "omniglot";
 
-/// Classes are called `Alphabet/character01`, items as the published files' folders are.
+/// Lists all drawings. Classes are named `Alphabet/character01`, items like the folders of the published files.
 pub(super) fn list() -> Result<Collection> {
     let omniglot = Omniglot::embedded()?;
     let mut images = Vec::new();

@@ -7,7 +7,7 @@ use super::{Collection, ImageLocation, SourceOptions, paths};
 use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Result, Skipped, Unreadable};
 
-/// Folders nest no deeper.
+/// The deepest nesting of folders.
 const MAX_DEPTH: usize = 8;
 
 pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection> {
@@ -21,14 +21,14 @@ pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection
     Ok(collection)
 }
 
-/// What is found on the way through a folder.
+/// Collects the files of a folder.
 #[derive(Default)]
 struct FolderWalk {
     files: Vec<(String, ImageLocation)>,
     skipped: Vec<Skipped>,
-    /// Folders without files and folders in them.
+    /// Folders without files or folders in them.
     empty: Vec<String>,
-    /// The folders that this one is in, by their true paths: a link to one of them would never end.
+    /// The canonical paths of the folders above this one: a link to one of them would be an endless loop.
     above: Vec<PathBuf>,
 }
 
@@ -78,23 +78,23 @@ impl FolderWalk {
     }
 }
 
-/// The images below a folder, and what else is there.
+/// The images below a folder, and the other files.
 #[derive(Debug, Default)]
 pub struct ImageFiles {
-    /// Their names, which are their paths, and the paths.
+    /// The name of each image, which is its path as text, and its path.
     pub files: Vec<(String, PathBuf)>,
     /// The other files, with the reason why they are left out.
     pub skipped: Vec<Skipped>,
 }
 
-/// An image by its path, or all images in a folder and the folders below. Unlike in a [`Collection`], folders are not classes: they may nest to any
-/// depth, and links to folders are not followed, because they may lead back.
+/// An image by its path, or all images in a folder and below. Unlike in a [`Collection`], folders are not classes: they
+/// may nest to any depth, and links to folders are not followed, because they may form loops.
 pub fn images_below(path: &Path) -> Result<ImageFiles> {
     let ImageFiles { mut files, mut skipped } = ImageFiles::default();
     let mut add = |path: PathBuf, is_given: bool| {
         let (item, reason) = match paths::utf8_name(path.as_os_str().as_encoded_bytes()) {
             Err(escaped) => (escaped, Some(Unreadable::NotUtf8)),
-            // A file that is given by itself is read whatever its name is.
+            // A file that the user names is read whatever its extension.
             Ok(name) if is_given => (name, None),
             Ok(name) => {
                 let reason = paths::skip_reason(&name);
@@ -128,8 +128,8 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
     Ok(ImageFiles { files, skipped })
 }
 
-/// The files in a class folder that are images by their name, sorted, and how many were left out because of it;
-/// Tiny-ImageNet has them one folder deeper.
+/// The images in a class folder by their file extension, sorted, and the number of other files. In Tiny-ImageNet they
+/// are one folder deeper.
 pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
     let mut walk = FolderWalk::default();
@@ -144,10 +144,10 @@ pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     Ok((files, walk.skipped.iter().filter(is_refused).count()))
 }
 
-/// A file's bytes, if it is no larger than an image may be.
+/// Reads a file that is not larger than allowed for an image.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
-    // Before it is opened: opening a pipe would wait for whoever writes to it.
+    // Checked before opening: opening a pipe would wait for its writer.
     let metadata = std::fs::metadata(path).map_err(refused)?;
     if !metadata.is_file() {
         return Err(Unreadable::File("not a regular file".into()));
@@ -157,7 +157,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     }
     let file = std::fs::File::open(path).map_err(refused)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
-    // The file may grow while we read it.
+    // The file may grow while it is read.
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(refused)?;
     Ok(bytes)
 }

@@ -1,8 +1,8 @@
 //! Images in a list of paths and labels: CSV, or one JSON object per line.
 //!
-//! CSV may have a header that names the columns; without one the first column is the path and the second the
-//! label. Paths are relative to the list, or to a folder `images` beside it or beside its folder, as Ravi and
-//! Larochelle's lists of miniImageNet have it.
+//! CSV may have a header that names the columns; otherwise the first column is the path and the second the label. Paths
+//! are relative to the folder of the list, or to a folder `images` next to the list or next to its folder, as in Ravi
+//! and Larochelle's lists of miniImageNet.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const PATH_COLUMNS: [&str; 10] = [
     "image_path",
 ];
 const LABEL_COLUMNS: [&str; 6] = ["label", "class", "category", "given", "ground_truth", "class_name"];
-/// Lists are text; a gigabyte of it is something else.
+/// The largest list.
 const MAX_BYTES: u64 = 1 << 30;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
@@ -39,7 +39,7 @@ pub(super) fn read(path: &Path) -> Result<Collection> {
     Ok(Collection::new(path, images, skipped))
 }
 
-/// Class, name and place of every image in a list.
+/// Class, name and location of every image in a list.
 pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> {
     let text = read_text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
@@ -52,7 +52,7 @@ pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> 
     Ok(images.collect())
 }
 
-/// The folder that paths are relative to: the first that has the first image.
+/// The folder that paths are relative to: the first candidate that contains the first image.
 fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(""));
     let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];
@@ -96,7 +96,7 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
     Ok(rows)
 }
 
-/// What is wrong with a record without a label.
+/// The error for a record without a label.
 fn missing_label(item: &str) -> &'static str {
     match item.contains([';', '\t']) {
         true => "no label; columns must be separated by commas",
@@ -104,7 +104,7 @@ fn missing_label(item: &str) -> &'static str {
     }
 }
 
-/// The columns of path and label, if a record names both.
+/// The columns of path and label, if the record is a header that names both.
 fn header_columns(record: &[String]) -> Option<(usize, usize)> {
     let column = |names: &[&str]| {
         record.iter().position(|cell| names.iter().any(|name| cell.eq_ignore_ascii_case(name)))
@@ -118,15 +118,15 @@ struct BadQuote {
     problem: &'static str,
 }
 
-/// Splits CSV into records, which end in a line feed, a carriage return or both; a quoted cell may hold commas, line ends, doubled quotes and spaces at its ends, which are
-/// trimmed elsewhere.
+/// Splits CSV into records, which end in a line feed, a carriage return or both. A quoted cell may contain commas, line
+/// ends, doubled quotes, and spaces at its ends, which are trimmed elsewhere.
 struct CsvRecords<'a> {
     rest: &'a str,
     line: usize,
 }
 
 impl CsvRecords<'_> {
-    /// The next record that is not blank, with the line in which it starts.
+    /// The next record that is not blank, with its first line.
     fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, BadQuote> {
         loop {
             if self.rest.is_empty() {
@@ -189,16 +189,15 @@ impl CsvRecords<'_> {
     }
 }
 
-/// A cell of CSV.
 #[derive(Default)]
 struct CsvCell {
     text: String,
-    /// Whether it was in quotes, and the last quote has been read.
+    /// Whether it was quoted and the closing quote has been read.
     is_closed: bool,
 }
 
 impl CsvCell {
-    /// Its text; spaces around it are part of it only if it is in quotes.
+    /// The text of the cell; surrounding spaces are trimmed unless it was quoted.
     fn text(self) -> String {
         if self.is_closed { self.text } else { self.text.trim().to_owned() }
     }

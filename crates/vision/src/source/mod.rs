@@ -1,11 +1,9 @@
 //! Sources of labelled images: a folder of class folders, an archive of one, a list of paths and labels, a published
-//! data set, or the built-in drawings. [`Collection`] is where to start.
+//! data set, or the built-in drawings. Start with [`Collection`].
 //!
-//! Opening a source lists what is there and reads no image; a [`Collection`] is that list, in an order that
-//! depends on names alone: classes by name, within a class items by name. Items are called by their path within
-//! the source, so that what is said about one can be looked up. Reading one image is
-//! [`Collection::read_image`]; what cannot be read is a reason, not an error, and the caller decides what is left
-//! to work with.
+//! Opening a source lists its images and reads none. A [`Collection`] is that list, sorted by class and then by item
+//! name. An item is named by its path within the source. [`Collection::read_image`] reads one image; an image that
+//! cannot be read is a reason to skip it, and the caller decides whether enough images are left.
 
 mod archive;
 mod drawings;
@@ -27,59 +25,57 @@ use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
 use crate::error::{Error, Result, Skipped, Unreadable};
 use crate::split::Split;
 
-/// Whether a path is not one but the name of the built-in data set; a file or folder of that name is meant
-/// rather.
+/// Whether a path is the name of the built-in data set. A file or folder of that name takes precedence.
 pub fn is_built_in(path: &Path) -> bool {
     path.as_os_str() == drawings::NAME && !path.exists()
 }
 
-/// Whether a source says itself what is in which split: a folder with one published file for each, or the
-/// built-in drawings.
+/// Whether a source defines its splits itself: a folder with one published file per split, or the built-in drawings.
 pub fn has_splits(path: &Path) -> bool {
     is_built_in(path) || !published::splits(path).is_empty()
 }
 
-/// Whether a source other than the built-in one has a split of that name: a folder, or a published file.
+/// Whether a source other than the built-in one has a folder or a published file for a split.
 pub fn has_split(path: &Path, split: &str) -> bool {
     path.join(split).is_dir() || published::splits(path).contains(&split)
 }
 
-/// The endings of archives that can be read.
+/// The extensions of supported archives.
 const ARCHIVE_ENDINGS: [&str; 4] = [".zip", ".tar", ".tar.gz", ".tgz"];
 
-/// How a source is to be understood.
+/// How to read a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SourceOptions<'a> {
-    /// Whether folders `train`, `val` and `test` above the class folders are taken together.
+    /// Whether folders `train`, `val` and `test` above the class folders are merged.
     pub pool: bool,
-    /// Which of these folders (or of the files that are published for each split) is taken alone.
+    /// The one of these folders (or of the published files of splits) to read.
     pub split: Option<&'a str>,
 }
 
 /// One labelled image of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageEntry {
-    /// Its class, as a place among the classes' names.
+    /// The index of its class.
     pub class: u32,
     /// Its name within the source.
     pub item: String,
     location: ImageLocation,
 }
 
-/// Where the bytes of an image are.
+/// Where the contents of an image are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ImageLocation {
-    /// In a file of its own.
+    /// In its own file.
     File(PathBuf),
-    /// In a part of the source's file.
+    /// In a range of the source's file.
     Range { offset: u64, length: u64 },
     /// In a member of a ZIP archive.
     Zip(zip_archive::ZipMember),
-    /// In memory, unpacked; or a file within a mapped file.
+    /// In memory: decompressed, or a range of a memory-mapped file.
     Memory(bytes::Bytes),
-    /// In an array, as they are.
+    /// Pixels in an array.
     Pixels(published::Pixels),
-    /// Built in.
+    /// A built-in drawing.
     Drawing { character: usize, number: usize },
 }
 
@@ -102,18 +98,17 @@ enum ImageLocation {
 pub struct Collection {
     path: PathBuf,
     classes: Vec<String>,
-    /// By class, within a class by name.
+    /// Sorted by class, then by name.
     entries: Vec<ImageEntry>,
-    /// What was seen and is no image.
+    /// Files that are not images.
     skipped: Vec<Skipped>,
-    /// The superclass of each class, where the source has them.
+    /// The superclass of each class, if the source has them.
     superclasses: BTreeMap<String, String>,
-    /// Folders with nothing in them.
     empty_folders: Vec<String>,
 }
 
 impl ImageEntry {
-    /// Its file, where it has one of its own.
+    /// The file of the image, if it has its own.
     pub fn path(&self) -> Option<&Path> {
         match &self.location {
             ImageLocation::File(path) => Some(path),
@@ -123,9 +118,8 @@ impl ImageEntry {
 }
 
 impl Collection {
-    /// Lists the images of a source: a folder, `.zip`, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published form
-    /// (`.pkl`, `.npz`, CIFAR-100's files), or `omniglot`, of which a split is not chosen here but kept
-    /// ([`Collection::keep_split`]).
+    /// Lists the images of a source: a folder, `.zip`, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published data
+    /// set (`.pkl`, `.npz`, files of CIFAR-100), or `omniglot`, for which [`Collection::keep_split`] selects a split.
     pub fn open(path: impl AsRef<Path>, options: SourceOptions<'_>) -> Result<Self> {
         let path = path.as_ref();
         if is_built_in(path) {
@@ -158,13 +152,13 @@ impl Collection {
         } else if ends(".csv") || ends(".jsonl") {
             list::read(path)
         } else {
-            // A path that is not there is the likelier mistake than an unknown form.
+            // A missing path is more likely than an unknown kind of file.
             std::fs::metadata(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
             Err(Error::UnknownSource { path: path.into() })
         }
     }
 
-    /// Puts named images in order.
+    /// Sorts labelled images into a collection.
     fn new(path: &Path, images: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
         let mut by_class: BTreeMap<String, BTreeMap<String, ImageLocation>> = BTreeMap::new();
         for (class, item, location) in images {
@@ -197,7 +191,7 @@ impl Collection {
         Ok(self)
     }
 
-    /// Where it was read from.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -209,7 +203,7 @@ impl Collection {
         self.path.is_file() && ARCHIVE_ENDINGS.iter().any(|ending| name.ends_with(ending))
     }
 
-    /// Whether every image is a file of its own, as in a folder or a list.
+    /// Whether every image has its own file, as in a folder or a list.
     pub fn has_own_files(&self) -> bool {
         self.entries.iter().all(|entry| entry.path().is_some())
     }
@@ -224,7 +218,7 @@ impl Collection {
         &self.classes
     }
 
-    /// The images: by class, within a class by name.
+    /// The images, sorted by class and then by name.
     pub fn entries(&self) -> &[ImageEntry] {
         &self.entries
     }
@@ -234,17 +228,17 @@ impl Collection {
         &self.classes[entry.class as usize]
     }
 
-    /// Files that were left out already by their name or place.
+    /// Files that were skipped because of their name or location.
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// Folders with nothing in them: most often classes that wait for their images.
+    /// Empty folders: usually classes without images yet.
     pub fn empty_folders(&self) -> &[String] {
         &self.empty_folders
     }
 
-    /// Keeps the classes of a split; the names in it that are not here are returned.
+    /// Keeps only the classes of a split. Returns the names in the split that are not in the collection.
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
         let superclasses = std::mem::take(&mut self.superclasses);
         let above = |class: &str| superclasses.get(class);
@@ -283,7 +277,7 @@ impl Collection {
         });
     }
 
-    /// Keeps the first images of every class.
+    /// Keeps the first `per_class` images of every class.
     pub fn keep_first(&mut self, per_class: usize) {
         let mut seen = vec![0; self.classes.len()];
         self.entries.retain(|entry| {
@@ -292,13 +286,12 @@ impl Collection {
         });
     }
 
-    /// Reads one image. [`Self::read_image_then`] is better where many images are read.
+    /// Reads one image. Where many images are read, use [`Self::read_image_then`].
     pub fn read_image(&self, entry: &ImageEntry, channels: Channels) -> Result<DecodedImage, Unreadable> {
         self.read_image_then(entry, channels, |image| image)
     }
 
-    /// Reads one image and calls `then` with it, whose memory is counted until `then` returns: see
-    /// [`DecodedImage::decode_then`].
+    /// Reads one image and calls `then` with it, as [`DecodedImage::decode_then`] does.
     pub fn read_image_then<T>(
         &self,
         entry: &ImageEntry,
@@ -313,7 +306,7 @@ impl Collection {
         }
     }
 
-    /// The BLAKE3 hash of the file of an image, also of a file in an archive; `None` if it cannot be read or is not a file.
+    /// The BLAKE3 hash of the file of an image or of its archive member; `None` if it cannot be read or is not a file.
     pub fn file_hash(&self, entry: &ImageEntry) -> Option<blake3::Hash> {
         match &entry.location {
             ImageLocation::File(path) => {
@@ -328,7 +321,7 @@ impl Collection {
         }
     }
 
-    /// The bytes of the file of an image, also of a file in an archive; `None` if the image is not a file.
+    /// The bytes of the file of an image or of its archive member; `None` if the image is not a file.
     pub fn file_bytes(&self, entry: &ImageEntry) -> Result<Option<bytes::Bytes>, Unreadable> {
         Ok(match self.contents(entry, Channels::Colour)? {
             ImageContents::File(bytes) => Some(bytes),
@@ -336,7 +329,7 @@ impl Collection {
         })
     }
 
-    /// What an image is made of, before it is decoded; pixels that lie in an array are one already.
+    /// The contents of an image before decoding.
     pub(crate) fn contents(
         &self,
         entry: &ImageEntry,
@@ -357,10 +350,7 @@ impl Collection {
     }
 }
 
-/// What there is of an image.
 pub(crate) enum ImageContents {
-    /// The bytes of a file.
     File(bytes::Bytes),
-    /// Pixels.
     Pixels(DecodedImage),
 }

@@ -1,7 +1,7 @@
 //! Classes from paths: which files of a folder or an archive are images, and which class each belongs to.
 //!
-//! The class of an image is the folder it lies in. What all paths share in front is left off (archives often
-//! have one folder around everything), and with pooling so are the folders of splits.
+//! The class of an image is its folder. Parent folders that all images share are dropped (archives often have one
+//! folder around everything), and with pooling so are the folders of splits.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result, Skipped, Unreadable, UnsupportedFormat};
 
 const IMAGE_EXTENSIONS: [&str; 10] =
     ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
-/// What phones and cameras write and no decoder of ours reads; a user should hear of it by its name.
+/// File extensions of formats that are not supported, which errors mention by name.
 const CONVERT_FIRST: [(&str, UnsupportedFormat); 18] = [
     ("heic", UnsupportedFormat::Heic),
     ("heif", UnsupportedFormat::Heic),
@@ -33,9 +33,8 @@ const CONVERT_FIRST: [(&str, UnsupportedFormat); 18] = [
     ("pef", UnsupportedFormat::CameraRaw),
 ];
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
-/// Where repairs put what belongs to no class; no class itself.
+/// The folder into which repairs move images; it is not a class.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
-/// What repairs say about themselves.
 const REPAIR_LOG: &str = trueshot::repair::LOG;
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
@@ -66,8 +65,8 @@ pub(super) fn collect(
     Ok(Collection::new(path, labelled, skipped))
 }
 
-/// A name from the file system or an archive. One that is not UTF-8 is refused, with the bytes that are not written as
-/// `\xff`: two such names could not be told apart in results, and a repair could not find the file again.
+/// A name from the file system or an archive. A name that is not UTF-8 is an error, with its invalid bytes written as
+/// `\xff`: such names could be ambiguous in results, and a repair could not find the file again.
 pub(super) fn utf8_name(bytes: &[u8]) -> std::result::Result<String, String> {
     let mut escaped = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -77,18 +76,18 @@ pub(super) fn utf8_name(bytes: &[u8]) -> std::result::Result<String, String> {
     if std::str::from_utf8(bytes).is_ok() { Ok(escaped) } else { Err(escaped) }
 }
 
-/// Whether files of that name are never mentioned: the droppings of operating systems.
+/// Whether files of that name are ignored without mention, such as system files.
 pub(super) fn is_hidden(name: &str) -> bool {
     let system_files = name.eq_ignore_ascii_case("thumbs.db") || name == "__MACOSX";
     name.starts_with('.') || system_files || name == QUARANTINE || name == REPAIR_LOG
 }
 
-/// Why a file that is not an image by its file extension is left out.
+/// Why a file is skipped that is not an image by its extension.
 pub(super) fn skip_reason(item: &str) -> Option<Unreadable> {
     (!is_image(item)).then(|| known_skip_reason(item).unwrap_or(Unreadable::Name))
 }
 
-/// Why a file is refused, where its name says what it is.
+/// Why a file is skipped whose extension is known: videos and unsupported image formats.
 pub(super) fn known_skip_reason(item: &str) -> Option<Unreadable> {
     let extension = extension(item)?;
     if VIDEOS.contains(&extension.as_str()) {
@@ -103,12 +102,12 @@ fn extension(item: &str) -> Option<String> {
     name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase())
 }
 
-/// Whether a file is an image by its name.
+/// Whether a file is an image by its extension.
 pub fn is_image(item: &str) -> bool {
     extension(item).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-/// How many folders all images have in common above the folder of their class.
+/// The number of parent folders, above the class folder, that all images share.
 fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     fn folders(item: &str) -> Vec<&str> {
         let mut parts: Vec<&str> = item.split('/').collect();
@@ -180,7 +179,7 @@ mod tests {
             refused.to_string(),
             "source contains test, train, val, which are splits rather than classes"
         );
-        // A single class called `train` is a class: there is nothing below it to be split.
+        // A class named `train` stays a class: it contains no class folders.
         assert_eq!(classes(&["x/train/1.jpg", "x/ship/1.jpg"], false), ["ship", "train"]);
     }
 

@@ -64,7 +64,7 @@ struct ZipContents {
     skipped: Vec<Skipped>,
 }
 
-/// The files in an archive; or what is wrong with it.
+/// The files in an archive, or an error.
 fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, String> {
     let problem = |error: zip::result::ZipError| error.to_string();
     let mut archive = ZipArchive::new(reader)
@@ -118,7 +118,6 @@ fn name(raw: &[u8], decoded: String) -> String {
     name.replace('\\', "/")
 }
 
-/// The bytes of a member.
 pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     let ZipMember { offset, packed, size, .. } = *member;

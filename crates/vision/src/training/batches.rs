@@ -16,7 +16,7 @@ use crate::loader::BatchSource;
 use crate::preprocess::Preprocessing;
 use crate::training::configuration::ImageSettings;
 
-/// Makes images ready for a network.
+/// Augments and normalises images for a network.
 pub(super) struct ImagePreparer {
     pub dataset: Arc<Dataset>,
     preprocessing: Preprocessing,
@@ -24,7 +24,7 @@ pub(super) struct ImagePreparer {
     seed: u64,
 }
 
-/// One thread's working memory for it.
+/// The working memory of one thread.
 pub(super) struct PrepareScratch {
     augmenter: Augmenter,
 }
@@ -48,7 +48,7 @@ impl ImagePreparer {
         PrepareScratch { augmenter: Augmenter::default() }
     }
 
-    /// Some images, each a row of a data set, changed as they are in that step.
+    /// Prepares images, each a row of a data set, with the augmentation of this step.
     pub fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
@@ -74,7 +74,7 @@ impl ImagePreparer {
 
 #[cfg(feature = "cuda")]
 impl ImagePreparer {
-    /// The same images as requests for a GPU that holds this data set, followed by the others.
+    /// The same images as requests for a GPU that holds this data set, followed by the outliers.
     pub fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
         let own_len = self.dataset.images().len() as u32;
         let request = |&(dataset, row): &(&Dataset, u32)| {
@@ -93,23 +93,23 @@ impl ImagePreparer {
     }
 }
 
-/// An episode ready for the network.
+/// The prepared images and labels of one episode.
 pub(super) struct EpisodeBatch {
     /// Support items, then queries: `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
-    /// The images that a GPU prepares, numbered in the order training data, outliers.
+    /// The images that a GPU prepares, numbered by their position in the training data followed by the outliers.
     #[cfg(feature = "cuda")]
     pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
-    /// The class that each support item is filed under.
+    /// The given label of each support item.
     pub given: Vec<u32>,
     /// The class of each query.
     pub query_classes: Vec<u32>,
 }
 
-/// Draws episodes and makes their images.
+/// Draws episodes and prepares their images.
 pub(super) struct EpisodeBatches {
     pub preparer: ImagePreparer,
-    /// What outlier noise draws from; `None`: classes of the data set that are not in the episode.
+    /// The source of outlier noise; `None`: classes of the data set that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
@@ -118,7 +118,7 @@ pub(super) struct EpisodeBatches {
 }
 
 impl EpisodeBatches {
-    /// Checks once that every episode can be drawn.
+    /// Checks that every episode can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
         self.sampler(self.noises.clone()).map(drop)
     }
@@ -128,7 +128,7 @@ impl EpisodeBatches {
         Sampler::new(self.preparer.dataset.labels(), outliers, self.spec, noises)
     }
 
-    /// Images of an episode.
+    /// The number of images in an episode.
     pub fn images(&self) -> usize {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
@@ -181,7 +181,7 @@ impl BatchSource for EpisodeBatches {
     }
 }
 
-/// Several episodes a step.
+/// Draws several episodes per step.
 pub(super) struct TaskBatches {
     pub episodes: EpisodeBatches,
     pub per_step: usize,
@@ -208,8 +208,8 @@ impl BatchSource for TaskBatches {
     }
 }
 
-/// Images of all classes, pass after pass, each in a new random order. Images that would not fill the last batch of
-/// a pass are left out of that pass.
+/// Shuffled batches of images of all classes. Every pass over the data has a new random order, and images that do not
+/// fill its last batch are left out of it.
 pub(super) struct ShuffledBatches {
     pub preparer: ImagePreparer,
     pub size: usize,
@@ -227,7 +227,7 @@ pub(super) struct LabelledBatch {
     pub classes: Vec<u32>,
 }
 
-/// The order of one pass over all images.
+/// The random order of one pass over all images.
 pub(super) struct PassOrder {
     pass: u64,
     rows: Vec<u32>,
@@ -300,7 +300,7 @@ mod tests {
             ImagePreparer::new(Arc::new(dataset), &configuration.pictures, &configuration.augmentation, 5);
         let batches = ShuffledBatches { preparer, size: 3, on_gpu: false };
         let mut scratch = batches.scratch();
-        // Every image has one colour, which tells it from the others.
+        // Every image has its own colour, by which it is recognised.
         let mut pass = |pass: u64| -> Vec<u32> {
             let steps = 3 * pass..3 * pass + 3;
             let batch = |step| batches.make(step, &mut scratch, None).images;

@@ -19,27 +19,27 @@ use crate::resize::Fit;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackboneConfiguration {
-    /// Same seed, same model.
+    /// The random seed.
     pub seed: u64,
-    /// Updates of the parameters, each on one episode.
+    /// The number of training steps, each on one episode.
     pub steps: u64,
-    /// A backbone to start from; empty for a fresh one.
+    /// A backbone to start from; empty: a new one.
     pub from: PathBuf,
     /// What to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the images.
+    /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
-    /// What training episodes are like.
+    /// The training episodes.
     pub episodes: EpisodeSettings,
-    /// How images are changed in training.
+    /// The random augmentation of the images.
     pub augmentation: Augmentation,
-    /// How the model is judged on the way.
+    /// How the model is validated during training.
     pub validation: ValidationSettings,
-    /// How the parameters are changed.
+    /// The optimiser and its learning rate.
     pub optimiser: Optimiser,
 }
 
-/// What to train and validate on.
+/// The data to train and validate on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
@@ -48,76 +48,76 @@ pub struct DataSettings {
     /// Images of other classes, which outlier noise in training draws from; empty: outliers are images of training classes
     /// that are not in the episode.
     pub outliers: PathBuf,
-    /// The images to validate on; empty: other classes of the same.
+    /// The images to validate on; empty: other classes of the training data.
     pub validation: PathBuf,
     /// Outliers for validation; empty: images of the training classes.
     pub validation_outliers: PathBuf,
-    /// Which classes are in which split; empty: all of them are trained on.
+    /// The file that assigns classes to splits; empty: train on all classes.
     pub split_file: PathBuf,
     /// The split to train on.
     pub train_split: String,
     /// The split to validate on.
     pub validation_split: String,
-    /// Whether the images in train/, val/ and test/ are taken together.
+    /// Whether the images in train/, val/ and test/ are merged.
     pub pool: bool,
     /// The most images of a class; 0: all.
     pub limit_per_class: usize,
 }
 
-/// What becomes of the images.
+/// How images are read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSettings {
     /// Height and width.
     pub size: usize,
-    /// Colour, or drawings with dark ink on white paper.
+    /// Whether images are in colour; otherwise drawings with dark ink on white paper.
     pub colour: bool,
-    /// What becomes of an image that is no square.
+    /// How to handle an image that is not square.
     pub fit: Fit,
-    /// Whether images are changed at random in training.
+    /// Whether images are augmented in training.
     pub augment: bool,
-    /// Whether classes turned by quarters are classes of their own.
+    /// Whether classes rotated by 90, 180 and 270 degrees are added as further classes.
     pub rotations: bool,
 }
 
-/// What training episodes are like.
+/// The training episodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EpisodeSettings {
-    /// Classes.
+    /// Classes per episode.
     pub ways: usize,
-    /// Labelled images a class.
+    /// Labelled images per class.
     pub shots: usize,
-    /// Queries a class.
+    /// Queries per class.
     pub queries: usize,
-    /// Noise types and levels that an episode draws one of.
+    /// Noise types and levels; each episode draws one of them.
     pub noise: Vec<NoiseLevels>,
-    /// What prototypes are made by.
+    /// How prototypes are computed.
     pub aggregate: Aggregate,
 }
 
-/// How the model is judged on the way: the mean accuracy over all settings.
+/// Validation during training. The score is the mean accuracy over all noise settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ValidationSettings {
     /// Steps between two validations.
     pub every: u64,
-    /// Episodes of each.
+    /// Episodes per noise setting.
     pub episodes: u64,
-    /// Classes.
+    /// Classes per episode.
     pub ways: usize,
-    /// Labelled images a class.
+    /// Labelled images per class.
     pub shots: usize,
-    /// Queries a class.
+    /// Queries per class.
     pub queries: usize,
-    /// Noise types and levels; none: as in training.
+    /// Noise types and levels; empty: as in training.
     pub noise: Vec<NoiseLevels>,
-    /// The seed of the episodes, which are always the same.
+    /// The seed of the episodes, which are the same in every validation.
     pub seed: u64,
 }
 
 impl BackboneConfiguration {
-    /// The paper's training on photographs.
+    /// The defaults of the paper for photographs.
     pub fn photographs() -> Self {
         BackboneConfiguration {
             seed: 0,
@@ -162,8 +162,8 @@ impl BackboneConfiguration {
         }
     }
 
-    /// The same for the built-in drawings: small, without colour, not changed, and with fewer queries since
-    /// there are twenty drawings of a character.
+    /// The defaults for the built-in drawings: small, grey, not augmented, and with fewer queries, since a character
+    /// has twenty drawings.
     pub fn drawings() -> Self {
         let photographs = Self::photographs();
         BackboneConfiguration {
@@ -174,7 +174,7 @@ impl BackboneConfiguration {
         }
     }
 
-    /// Refuses numbers that make no sense, with those that would.
+    /// Checks that all numbers are in their ranges.
     pub fn check(&self) -> Result<()> {
         check_noise(&self.noises())?;
         let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
@@ -183,7 +183,7 @@ impl BackboneConfiguration {
         check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
-    /// What the network's images must be.
+    /// The preprocessing of the images.
     pub fn preprocessing(&self) -> Preprocessing {
         self.pictures.preprocessing()
     }
@@ -204,7 +204,7 @@ impl BackboneConfiguration {
 }
 
 impl ImageSettings {
-    /// What the network's images must be.
+    /// The preprocessing of the images.
     pub fn preprocessing(&self) -> Preprocessing {
         let usual = match self.colour {
             true => Preprocessing::colour(self.size),
@@ -228,7 +228,7 @@ impl ValidationSettings {
         Ok(require("validation.queries", self.queries, self.queries > 0, "1 or more")?)
     }
 
-    /// Who judges, by these noise settings or, if there are none, by those of training.
+    /// The validator, with these noise settings or, if empty, with those of training.
     pub(super) fn validator(&self, training: &[NoiseLevels]) -> Validator {
         let ValidationSettings { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
@@ -237,7 +237,6 @@ impl ValidationSettings {
     }
 }
 
-/// Noise of no kind.
 pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
@@ -246,7 +245,7 @@ pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
 
-/// Refuses what makes no sense for any network.
+/// Checks the settings that all trainings on images share.
 pub(super) fn check_common(
     steps: u64,
     seed: u64,
@@ -292,5 +291,5 @@ fn check_augmentation(given: &Augmentation) -> Result<()> {
     }
 }
 
-/// Beyond this a step's activations fill any memory.
+/// The most images per step, which limits the memory of the activations.
 pub(super) const MAX_IMAGES: usize = 10_000;

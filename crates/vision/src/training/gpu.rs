@@ -1,9 +1,9 @@
 //! Training sessions of networks on images on a GPU: [`GpuSession`] passes batches to the training of a backbone
 //! ([`Conv4Training`]) or of NegMargin ([`NegMarginTraining`]).
 //!
-//! All images to train on stay on the GPU. A batch holds the numbers of the images and how they are changed, drawn by the
-//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the CPU
-//! prepares those of every step, which are then copied.
+//! All images to train on stay on the GPU. A batch holds the numbers of the images and their augmentation, drawn by the
+//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the
+//! CPU prepares the images of every step, which are then copied.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -33,21 +33,21 @@ pub(super) struct GpuSession<T> {
     training: T,
     layout: ParameterLayout,
     schedule: Schedule,
-    /// Why the images come with the steps; `None` if they are on the GPU.
+    /// Why the images are copied in every step; `None` if they are stored on the GPU.
     pub warning: Option<String>,
 }
 
-/// Steps at once if the images come with the steps: the images of all of them are in memory.
+/// Steps per call if the images are copied in every step: the images of all steps of a call are in memory.
 const STREAMED_STEPS: usize = 8;
 
-/// The part of the free memory that images may take; the rest is for activations.
+/// The share of the free memory that images may take; the rest is for activations.
 pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
 impl GpuSession<Conv4Training> {
-    /// A backbone in training with the loss of nearest prototypes, which starts from `parameters`. The images are copied to the
-    /// GPU, unless they take more than `most_image_bytes`.
+    /// A backbone in training with the loss of nearest prototypes. The images are stored on the GPU, unless they take
+    /// more than `most_image_bytes`.
     pub fn backbone(
         device: &Device,
         configuration: &BackboneConfiguration,
@@ -78,8 +78,8 @@ impl GpuSession<Conv4Training> {
 }
 
 impl GpuSession<NegMarginTraining> {
-    /// NegMargin in training, which starts from `parameters` in the order of `layout`. The images are copied to the GPU, unless
-    /// they take more than `most_image_bytes`.
+    /// NegMargin in training, with `parameters` in the order of `layout`. The images are stored on the GPU, unless they
+    /// take more than `most_image_bytes`.
     pub fn negmargin(
         device: &Device,
         configuration: &NegMarginConfiguration,
@@ -105,8 +105,8 @@ impl GpuSession<NegMarginTraining> {
     }
 }
 
-/// Copies the images to train on and the outliers to the GPU, unless they take more than `most_bytes`: then returns what
-/// the user should know about it.
+/// Copies the images to train on and the outliers to the GPU. If they take more than `most_bytes`, copies nothing and
+/// returns a warning for the user.
 pub(super) fn upload_training_images(
     device: &Device,
     datasets: &Datasets,
@@ -133,7 +133,8 @@ pub(crate) fn upload_images(
     Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
-/// The number of steps to run at once: fewer if the images come with the steps, because those of all steps are in memory.
+/// The number of steps per call: fewer if the images are copied in every step, because those of all steps are in
+/// memory.
 pub(super) fn steps_at_once(images_are_stored: bool) -> usize {
     if images_are_stored { STEP_SLOTS } else { STREAMED_STEPS }
 }
@@ -144,7 +145,7 @@ pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
     state.set_note("loss_scale_steps", good_steps.to_string());
 }
 
-/// The loss scale in the state of a run, and the steps since it changed. A checkpoint of the CPU has none.
+/// The loss scale in the state of a run, and the steps since it changed; defaults for a checkpoint of the CPU.
 pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
     let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
     let scale = number("loss_scale").filter(|scale| scale.is_finite() && *scale > 0.0);
@@ -162,9 +163,9 @@ fn streaming_warning(needed: usize, free: usize) -> String {
     )
 }
 
-/// Training of one kind of network on images, in the form that [`GpuSession`] needs.
+/// The training of one kind of network, in the form that [`GpuSession`] needs.
 pub(super) trait GpuTraining {
-    /// The input of one step, which the host draws.
+    /// The input of one step.
     type Batch;
 
     /// The class of each image.
@@ -315,10 +316,10 @@ pub(super) fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot:
     })
 }
 
-/// Images that are embedded at once.
+/// Images per call when a data set is embedded.
 const IMAGES_PER_BATCH: usize = 512;
 
-/// All images of a data set, embedded as they are.
+/// The embeddings of all images of a data set, not augmented.
 pub(super) fn embed_dataset(
     dataset: &Dataset,
     device: &Device,
@@ -328,7 +329,7 @@ pub(super) fn embed_dataset(
     let shape = super::shape(preprocessing);
     let normalisation = preprocessing.scale_and_shift(1.0);
     let mut batch = IMAGES_PER_BATCH.min(dataset.images().len().max(1));
-    // Smaller batches where the memory does not suffice: the training run or other programs may take most of it.
+    // Smaller batches if the memory does not suffice: the training run or other programs may take most of it.
     let mut network = loop {
         match Conv4Embedding::new(device, shape, batch, parameters, normalisation) {
             Err(trueshot_cuda::Error::OutOfMemory { .. }) if batch > 1 => batch = batch.div_ceil(4),

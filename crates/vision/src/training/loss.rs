@@ -1,40 +1,41 @@
-//! The loss that a backbone is trained by: cross-entropy of the queries over the negative squared distances to
-//! the classes' prototypes, which are means or geometric medians of the support items.
+//! The loss of nearest prototypes, by which a backbone is trained ([`loss`]): cross-entropy of the queries over the
+//! negative squared distances to the prototypes of the classes, which are means or geometric medians of the support
+//! items.
 //!
-//! Shapes: n support items and m queries of D numbers, N classes. Everything is in f64: it takes about a
-//! hundredth of a step, and the gradient can be checked to many digits.
+//! Shapes: n support items and m queries with D features, N classes. Computed in f64, which takes about a hundredth of
+//! a step and makes the gradient easy to check.
 
-/// What a class's prototype is made by.
+/// How the prototype of a class is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregate {
-    /// The mean of its items.
+    /// The mean of the support items.
     #[default]
     Mean,
-    /// Their geometric median: five of Weiszfeld's steps from the mean.
+    /// The geometric median of the support items: five steps of Weiszfeld's algorithm from the mean.
     Median,
 }
 
-/// Weiszfeld's steps, as in the method `median`.
+/// Steps of Weiszfeld's algorithm, as in the method `median`.
 const STEPS: usize = 5;
-/// What keeps distances from zero, as in the method `median`.
+/// Keeps distances above zero, as in the method `median`.
 const EPS: f64 = 0.5;
 
-/// Which rows are what.
+/// The labels of an episode.
 #[derive(Debug, Clone, Copy)]
 pub struct EpisodeLabels<'a> {
-    /// Classes of the episode.
+    /// The number of classes.
     pub classes: usize,
-    /// The class that each support item is filed under; support items come first.
+    /// The given label of each support item; support items are the first rows.
     pub given: &'a [u32],
-    /// The class of each query; queries come second.
+    /// The class of each query; queries are the rows after the support items.
     pub query_classes: &'a [u32],
 }
 
-/// The mean loss of the queries, and the gradient of the features.
+/// The mean loss of the queries. Writes its gradient with respect to the features, `[n + m, D]`, to `d_features`.
 ///
 /// # Panics
-/// If the features are not those of all items, or a class has no support item.
+/// If the number of features is not a multiple of the number of rows, or a class has no support item.
 pub fn loss(
     features: &[f32],
     labels: EpisodeLabels<'_>,
@@ -43,7 +44,6 @@ pub fn loss(
 ) -> f64 {
     let wide: Vec<f64> = features.iter().map(|&value| f64::from(value)).collect();
     let (loss, gradient) = loss_and_gradient(&wide, labels, aggregate);
-    // A gradient is as precise as the weights it changes.
     d_features.iter_mut().zip(gradient).for_each(|(narrow, wide)| *narrow = wide as f32);
     loss
 }
@@ -71,7 +71,7 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
         let d_query = &mut gradient[place * dim..(place + 1) * dim];
         for (other, prototype) in prototypes.iter().enumerate() {
             let wanted = if other == class as usize { 1.0 } else { 0.0 };
-            // The gradient of the squared distance; it goes both ways.
+            // The gradient of the squared distance, for the query and the prototype.
             let d_distance = 2.0 * share * (wanted - shares[other]);
             let both = d_query.iter_mut().zip(&mut d_prototypes[other]);
             for ((d_query, d_prototype), (q, p)) in both.zip(row(place).iter().zip(prototype.last())) {
@@ -89,11 +89,11 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
     (total, gradient)
 }
 
-/// A prototype with what its backward pass needs.
+/// A prototype with what the backward pass needs.
 struct Prototype {
-    /// The points of the iteration; the first is the mean.
+    /// The iterates of Weiszfeld's algorithm; the first is the mean.
     points: Vec<Vec<f64>>,
-    /// The items' weights in each step: inverse distances to the point before.
+    /// The weights of the items in each step: inverse distances to the previous iterate.
     weights: Vec<Vec<f64>>,
 }
 
@@ -120,8 +120,8 @@ impl Prototype {
         self.points.last().expect("there is the mean")
     }
 
-    /// The gradients of the items, given that of the last point. A step is `p' = sum w_i h_i / sum w_i`, its
-    /// weights `w_i = r_i^(-1/2)` with `r_i = |p - h_i|^2 + eps^2`, so `dw_i = -w_i^3 (p - h_i) (dp - dh_i)`.
+    /// The gradients of the items, given that of the last iterate. A step is `p' = sum w_i h_i / sum w_i` with `w_i =
+    /// r_i^(-1/2)` and `r_i = |p - h_i|^2 + eps^2`, so `dw_i = -w_i^3 (p - h_i) (dp - dh_i)`.
     fn backward(&self, items: &[&[f64]], mut d_point: Vec<f64>) -> Vec<Vec<f64>> {
         let mut d_items = vec![vec![0.0; d_point.len()]; items.len()];
         for (step, weights) in self.weights.iter().enumerate().rev() {

@@ -1,7 +1,7 @@
-//! Training of MAML: several tasks per step, each computed on one thread or all at once on a GPU, with their gradients
-//! summed in order.
+//! Training of MAML: several tasks per step, each computed on one thread, or all at once on a GPU, with their gradients
+//! summed in order. Start with [`MamlTrainee::new`].
 //!
-//! Validation adapts the network to episodes of images it never learnt from, as at test.
+//! Validation adapts the network to episodes of images that are not trained on, as at test time.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -39,41 +39,41 @@ use crate::maml::{KIND, MAX_WAYS, Maml, MamlConfig, model_file, model_size};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MamlConfiguration {
-    /// Same seed, same model.
+    /// The random seed.
     pub seed: u64,
-    /// Updates of the parameters.
+    /// The number of training steps.
     pub steps: u64,
-    /// A model to start from; empty for a fresh one.
+    /// A model to start from; empty: a new one.
     pub from: PathBuf,
-    /// What to train and validate on.
+    /// The data to train and validate on.
     pub data: DataSettings,
     /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
-    /// What training episodes are like.
+    /// The training episodes.
     pub episodes: MamlEpisodeSettings,
     /// How the network is adapted to a support set.
     pub adaptation: AdaptationSettings,
-    /// How images are changed in training.
+    /// The random augmentation of the images.
     pub augmentation: Augmentation,
     /// How the model is validated during training.
     pub validation: ValidationSettings,
-    /// How the parameters are changed: by Adam, that is, without weight decay.
+    /// The optimiser and its learning rate: Adam, that is, without weight decay.
     pub optimiser: Optimiser,
 }
 
-/// What training episodes are like.
+/// The training episodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MamlEpisodeSettings {
-    /// Episodes a step.
+    /// Episodes per step.
     pub per_step: usize,
-    /// Classes.
+    /// Classes per episode.
     pub ways: usize,
-    /// Labelled images a class.
+    /// Labelled images per class.
     pub shots: usize,
-    /// Queries a class.
+    /// Queries per class.
     pub queries: usize,
-    /// Noise types and levels that an episode draws one of.
+    /// Noise types and levels; each episode draws one of them.
     pub noise: Vec<NoiseLevels>,
 }
 
@@ -81,23 +81,23 @@ pub struct MamlEpisodeSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptationSettings {
-    /// How far a step goes along the gradient.
+    /// The learning rate of the adaptation.
     pub inner_rate: f64,
-    /// Steps in training.
+    /// Adaptation steps in training.
     pub inner_steps: usize,
-    /// Steps in validation and at test.
+    /// Adaptation steps in validation and at test.
     pub test_steps: usize,
-    /// What the gradient through the steps takes into account.
+    /// The order of the gradient through the adaptation.
     pub order: GradientOrderSetting,
 }
 
-/// What the gradient through an adaptation takes into account.
+/// The order of the gradient through the adaptation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GradientOrderSetting {
-    /// Where the steps ended, as if they did not depend on where they began.
+    /// First-order MAML: the adapted parameters are treated as independent of the initial ones.
     First,
-    /// All of it.
+    /// The full gradient.
     Second,
 }
 
@@ -114,11 +114,11 @@ impl AdaptationSettings {
     }
 }
 
-/// Steps of adaptation are kept in memory, all of them.
+/// The most adaptation steps, whose activations are all kept in memory.
 const MAX_INNER_STEPS: usize = 1000;
 
 impl MamlConfiguration {
-    /// The paper's training on photographs; what it does not say is learn2learn's default.
+    /// The paper's settings for photographs, and defaults of learn2learn where the paper does not give a value.
     pub fn photographs() -> Self {
         let backbone = BackboneConfiguration::photographs();
         MamlConfiguration {
@@ -152,7 +152,7 @@ impl MamlConfiguration {
         }
     }
 
-    /// The same for the built-in drawings.
+    /// The defaults for the built-in drawings.
     pub fn drawings() -> Self {
         let (photographs, backbone) = (Self::photographs(), BackboneConfiguration::drawings());
         MamlConfiguration {
@@ -163,7 +163,7 @@ impl MamlConfiguration {
         }
     }
 
-    /// Refuses numbers that make no sense, with those that would.
+    /// Checks that all numbers are in their ranges.
     pub fn check(&self) -> Result<()> {
         let MamlEpisodeSettings { per_step, ways, shots, queries, .. } = self.episodes;
         require("episodes.per_step", per_step, (1..=1024).contains(&per_step), "1 to 1024")?;
@@ -192,14 +192,14 @@ impl MamlConfiguration {
         model_size(&self.pictures.preprocessing(), self.episodes.ways)
     }
 
-    /// What its model files say.
+    /// The configuration in model files.
     fn config(&self) -> MamlConfig {
         let AdaptationSettings { inner_rate, test_steps, .. } = self.adaptation;
         MamlConfig { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
     }
 }
 
-/// MAML in training on the CPU: one task per thread, each with a gradient of its own.
+/// MAML in training on the CPU: one task per thread, each with its own gradient.
 struct CpuMamlSession {
     weights: CpuWeights,
     /// Learners that are not in use.
@@ -208,7 +208,7 @@ struct CpuMamlSession {
 }
 
 impl CpuMamlSession {
-    /// The mean loss of the tasks; the gradient of each task is left in its own part.
+    /// The mean loss of the tasks. The gradient of each task stays separate.
     fn gradients(&mut self, tasks: &[EpisodeBatch]) -> f64 {
         let CpuWeights { parameters, gradients, .. } = &mut self.weights;
         let (configuration, learners) = (&self.configuration, &self.learners);
@@ -247,7 +247,7 @@ impl CpuSession for CpuMamlSession {
     }
 }
 
-/// MAML in training: loads the tasks and validates, while a [`TrainingSession`] computes.
+/// MAML in training: loads the tasks and validates; a [`TrainingSession`] computes the steps.
 pub struct MamlTrainee {
     session: Box<dyn TrainingSession<Batch = [EpisodeBatch]>>,
     loader: Loader<TaskBatches>,
@@ -258,11 +258,9 @@ pub struct MamlTrainee {
     warning: Option<String>,
 }
 
-/// What the model is validated on.
 enum ValidationData {
-    /// Rows of pixels, and those of outliers.
+    /// Rows of pixels, and those of the outliers.
     Cpu(Box<(Embeddings, Option<Embeddings>)>),
-    /// Images on the GPU.
     #[cfg(feature = "cuda")]
     Gpu(Box<gpu::GpuValidation>),
 }
@@ -290,7 +288,8 @@ impl MamlTrainee {
         Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, device, warning })
     }
 
-    /// A trainee on a GPU, which holds all images to train and validate on and all outliers if they fit into its memory.
+    /// A trainee on a GPU, which stores all images to train and validate on and all outliers if they fit into its
+    /// memory.
     ///
     /// # Errors
     /// Those of [`MamlTrainee::new`], and if the memory of the GPU does not suffice.
@@ -303,7 +302,7 @@ impl MamlTrainee {
         Self::on_gpu_with(configuration, datasets, device, None)
     }
 
-    /// [`MamlTrainee::on_gpu`] with a limit on the memory of the images to train on.
+    /// [`MamlTrainee::on_gpu`] with a limit on the bytes of the images to train on.
     #[cfg(feature = "cuda")]
     fn on_gpu_with(
         configuration: MamlConfiguration,

@@ -1,10 +1,10 @@
-//! Training on images. This file trains the Conv4 of the paper: one episode per step, batch norm over its images, the
-//! loss of nearest prototypes, AdamW. [`joint`] trains a Conv4 and a head together; [`maml`] and [`negmargin`] train the two
-//! baselines that have networks of their own.
+//! Training on images. This file trains the Conv4 of the paper ([`BackboneTrainee`]): one episode per step, batch norm
+//! over its images, the loss of nearest prototypes, AdamW. [`joint`] trains a Conv4 and a head together; [`maml`] and
+//! [`negmargin`] train the two baselines that have their own networks.
 //!
-//! The loop is the core's ([`trueshot::training`]); here is what it trains. While a step runs, a [`Loader`] draws
-//! and changes the images of the next. Validation embeds all its images once under the running statistics
-//! and lets the core evaluate episodes of these embeddings, which costs less than embedding episode by episode.
+//! The training loop is in the core ([`trueshot::training`]). While a step runs, a [`Loader`] prepares the images of
+//! the next ones. Validation embeds all its images once, with the running statistics of batch norm, and evaluates
+//! episodes of these embeddings, which is faster than embedding episode by episode.
 
 mod batches;
 mod configuration;
@@ -46,9 +46,9 @@ use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
 use validation::{embed_dataset, validate_backbone};
 
-/// Threads of the pool for each thread that prepares images: a step does over ten times their work.
+/// Threads of the pool per thread that prepares images, which takes less than a tenth of the time of a step.
 const THREADS_PER_LOADER: usize = 8;
-/// Batches that each of these threads holds ready.
+/// Batches that each preparing thread holds ready.
 const BATCHES_READY: usize = 2;
 
 /// A Conv4 in training on the CPU, with the loss of nearest prototypes.
@@ -86,7 +86,7 @@ impl CpuSession for CpuBackboneSession {
     }
 }
 
-/// A Conv4 in training: loads the batches and validates, while a [`TrainingSession`] computes.
+/// A Conv4 in training: loads the batches and validates; a [`TrainingSession`] computes the steps.
 pub struct BackboneTrainee {
     session: Box<dyn TrainingSession<Batch = EpisodeBatch>>,
     loader: Loader<EpisodeBatches>,
@@ -126,7 +126,7 @@ impl BackboneTrainee {
         })
     }
 
-    /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
+    /// A trainee on a GPU, which stores all images to train on and all outliers if they fit into its memory.
     ///
     /// # Errors
     /// Those of [`BackboneTrainee::new`], and if the memory of the GPU does not suffice.
@@ -140,7 +140,7 @@ impl BackboneTrainee {
         Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
     }
 
-    /// [`BackboneTrainee::on_gpu`] with a limit on the memory of the images.
+    /// [`BackboneTrainee::on_gpu`] with a limit on the bytes of the images.
     #[cfg(feature = "cuda")]
     fn on_gpu_with(
         configuration: BackboneConfiguration,
@@ -163,7 +163,7 @@ impl BackboneTrainee {
         Ok(BackboneTrainee { session: Box::new(session), loader, datasets, configuration, gpu, warning })
     }
 
-    /// The current parameters, running statistics included.
+    /// The current parameters, including running statistics.
     ///
     /// # Errors
     /// If they cannot be read from the GPU.
@@ -276,7 +276,7 @@ impl Trainee for BackboneTrainee {
     }
 }
 
-/// Runs as many steps as the session takes at once, at most `limit`.
+/// Runs as many steps as the session takes per call, at most `limit`.
 fn run_steps<S: crate::loader::BatchSource>(
     session: &mut dyn TrainingSession<Batch = S::Batch>,
     loader: &mut Loader<S>,
@@ -292,7 +292,7 @@ fn run_steps<S: crate::loader::BatchSource>(
     losses
 }
 
-/// The file of a Conv4.
+/// The tensors and notes of a Conv4 file.
 fn backbone_file(
     configuration: &impl Serialize,
     preprocessing: &Preprocessing,
@@ -309,7 +309,7 @@ fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
     Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
-/// A loader for a session on a GPU: it holds the batches of two calls ready.
+/// A loader for a session on a GPU, which holds the batches of two calls ready.
 #[cfg(feature = "cuda")]
 fn gpu_loader<M: crate::loader::BatchSource>(make: M, steps_at_once: usize) -> Loader<M> {
     let threads = rayon::current_num_threads().div_ceil(2);
@@ -320,7 +320,7 @@ fn shape(preprocessing: &Preprocessing) -> Shape {
     Shape { size: preprocessing.size, channels: preprocessing.channels.count() }
 }
 
-/// Fresh parameters, or those of the backbone to start from.
+/// Random initial parameters, or those of the backbone to start from.
 fn initial_parameters(
     from: &std::path::Path,
     seed: u64,

@@ -1,6 +1,6 @@
 //! Training of a Conv4 with NegMargin (Liu et al., ECCV 2020): batches of all classes, a cosine softmax with a negative
-//! margin, Adam. The result is a backbone; its embeddings are used with a cosine classifier (`baseline++`), which is
-//! also used for validation.
+//! margin, Adam. The result is a backbone, whose embeddings are used, also in validation, with a cosine classifier
+//! (`baseline++`). Start with [`NegMarginTrainee::new`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,27 +34,27 @@ use crate::loader::Loader;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NegMarginConfiguration {
-    /// Same seed, same model.
+    /// The random seed.
     pub seed: u64,
-    /// Updates of the parameters.
+    /// The number of training steps.
     pub steps: u64,
-    /// A backbone to start from; empty for a fresh one.
+    /// A backbone to start from; empty: a new one.
     pub from: PathBuf,
-    /// What to train and validate on.
+    /// The data to train and validate on.
     pub data: DataSettings,
     /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
-    /// The loss and what it is taken over.
+    /// The loss and its batch size.
     pub loss: LossSettings,
-    /// How images are changed in training.
+    /// The random augmentation of the images.
     pub augmentation: Augmentation,
     /// How the model is validated during training.
     pub validation: ValidationSettings,
-    /// How the parameters are changed: by Adam, whose weight decay is part of the gradient.
+    /// The optimiser and its learning rate: Adam, whose weight decay is part of the gradient.
     pub optimiser: Optimiser,
 }
 
-/// The loss and what it is taken over.
+/// The loss and its batch size.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossSettings {
@@ -62,7 +62,7 @@ pub struct LossSettings {
     pub batch: usize,
     /// Factor of all cosines.
     pub scale: f64,
-    /// Margin that is subtracted from the cosine of the true class before scaling.
+    /// Margin subtracted from the cosine of the true class before scaling.
     pub margin: f64,
 }
 
@@ -88,7 +88,7 @@ impl NegMarginConfiguration {
         }
     }
 
-    /// The same for the built-in drawings.
+    /// The defaults for the built-in drawings.
     pub fn drawings() -> Self {
         let (photographs, backbone) = (Self::photographs(), BackboneConfiguration::drawings());
         NegMarginConfiguration {
@@ -98,7 +98,7 @@ impl NegMarginConfiguration {
         }
     }
 
-    /// Refuses numbers that make no sense, with those that would.
+    /// Checks that all numbers are in their ranges.
     pub fn check(&self) -> Result<()> {
         let LossSettings { batch, scale, margin } = self.loss;
         require("loss.batch", batch, (2..=MAX_IMAGES).contains(&batch), &format!("2 to {MAX_IMAGES}"))?;
@@ -169,7 +169,7 @@ impl CpuSession for CpuNegMarginSession {
     }
 }
 
-/// NegMargin in training: loads the batches and validates, while a [`TrainingSession`] computes.
+/// NegMargin in training: loads the batches and validates; a [`TrainingSession`] computes the steps.
 pub struct NegMarginTrainee {
     session: Box<dyn TrainingSession<Batch = LabelledBatch>>,
     /// The number of parameters of the Conv4; the directions of the classes follow them.
@@ -184,7 +184,7 @@ pub struct NegMarginTrainee {
 }
 
 impl NegMarginTrainee {
-    /// A trainee on the CPU. Batches have no noise, so outliers are for validation only.
+    /// A trainee on the CPU. Training batches have no noise, so outliers are for validation only.
     ///
     /// # Errors
     /// If an option is outside its range, or the data has too few classes or images.
@@ -210,7 +210,7 @@ impl NegMarginTrainee {
         })
     }
 
-    /// A trainee on a GPU, which holds all images to train on if they fit into its memory.
+    /// A trainee on a GPU, which stores all images to train on if they fit into its memory.
     ///
     /// # Errors
     /// Those of [`NegMarginTrainee::new`], and if the memory of the GPU does not suffice.
@@ -224,7 +224,7 @@ impl NegMarginTrainee {
         Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
     }
 
-    /// [`NegMarginTrainee::on_gpu`] with a limit on the memory of the images.
+    /// [`NegMarginTrainee::on_gpu`] with a limit on the bytes of the images.
     #[cfg(feature = "cuda")]
     pub(super) fn on_gpu_with(
         configuration: NegMarginConfiguration,
@@ -253,15 +253,15 @@ impl NegMarginTrainee {
         })
     }
 
-    /// The current parameters of the backbone, running statistics included.
+    /// The current parameters of the backbone, including running statistics.
     pub fn parameters(&self) -> trueshot::Result<Vec<f32>> {
         Ok(self.session.parameters()?[..self.backbone_len].to_vec())
     }
 }
 
-/// What a session starts from.
+/// The checked inputs of a session.
 struct Prepared {
-    /// Of the Conv4, followed by one direction per class.
+    /// The parameters of the Conv4, followed by one direction per class.
     layout: ParameterLayout,
     parameters: Vec<f32>,
     /// The number of parameters of the Conv4.

@@ -12,10 +12,9 @@ use super::Datasets;
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 
-/// Images that one thread embeds at once.
 const IMAGES_PER_CALL: usize = 16;
 
-/// All images of a data set, embedded as they are.
+/// The embeddings of all images of a data set, not augmented.
 pub(super) fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim) = (backbone.preprocessing(), backbone.dim());
     let mut features = vec![0.0; dataset.images().len() * dim];
@@ -48,12 +47,12 @@ pub(super) fn validate_backbone(
     judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }
 
-/// What a noise setting is called in the results.
+/// The name of a noise setting in the results.
 pub(super) fn setting_name(noise: Noise) -> String {
     if noise.level == 0.0 { "clean".into() } else { noise.to_string() }
 }
 
-/// What a model is judged by.
+/// Evaluates a model on episodes of the validation data.
 pub(super) struct Validator {
     pub spec: EpisodeSpec,
     pub noises: Vec<Noise>,
@@ -61,7 +60,7 @@ pub(super) struct Validator {
 }
 
 impl Validator {
-    /// Checks once that the episodes can be drawn.
+    /// Checks that the episodes can be drawn.
     pub fn check(&self, rows: &Embeddings, outliers: Option<&Embeddings>) -> trueshot::Result<()> {
         Sampler::new(rows, outliers, self.spec, self.noises.clone()).map(drop)
     }

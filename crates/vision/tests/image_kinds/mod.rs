@@ -31,13 +31,13 @@ pub fn file(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Files that show the quarters in colour, one of every format.
+/// Files that show the four quarters in colour, one of every format.
 pub fn coloured() -> Vec<(&'static str, Vec<u8>)> {
     let wide = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, y| {
         Rgb(QUARTERS[quarter(x, y)].map(|value| u16::from(value) * 257))
     });
     let seen_through = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, y| match quarter(x, y) {
-        // White is what shines through where nothing is.
+        // Transparent: white shows through.
         3 => Rgba([9, 9, 9, 0]),
         other => {
             let [r, g, b] = QUARTERS[other];
@@ -60,7 +60,7 @@ pub fn coloured() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Files that show a grey ramp from left to right, one of every form without colour.
+/// Files that show a grey ramp from left to right, one of every grey format.
 pub fn grey() -> Vec<(&'static str, Vec<u8>)> {
     let ramp = GrayImage::from_fn(WIDTH, HEIGHT, |x, _| Luma([(x * 10) as u8]));
     let wide = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, _| Luma([(x * 10 * 257) as u16]));
@@ -74,7 +74,7 @@ pub fn grey() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Four colours by number, the last of them transparent.
+/// An image with a palette of four colours, the last of them transparent.
 fn palette() -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, WIDTH, HEIGHT);
@@ -89,7 +89,7 @@ fn palette() -> Vec<u8> {
     bytes
 }
 
-/// The quarters first, then black.
+/// An animation: the quarters first, then black.
 fn animated() -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = GifEncoder::new(&mut bytes);
@@ -100,7 +100,7 @@ fn animated() -> Vec<u8> {
     bytes
 }
 
-/// A JPEG of the quarters with a note in which way the camera was held.
+/// A JPEG of the quarters with an EXIF orientation.
 pub fn held(orientation: u8) -> Vec<u8> {
     let plain = file(quarters(), ImageFormat::Jpeg);
     let mut note = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
@@ -109,7 +109,7 @@ pub fn held(orientation: u8) -> Vec<u8> {
     [&plain[..2], &[0xff, 0xe1], &length, &note, &plain[2..]].concat()
 }
 
-/// A JPEG of 8 x 8 pixels in one colour of four inks, as print shops send them: Adobe's marker, values inverted.
+/// A CMYK JPEG of 8 x 8 pixels in one colour, as print shops send them: Adobe's marker, inverted values.
 pub fn inks(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
     let mut file = vec![0xff, 0xd8];
     let mut segment = |marker: u8, body: &[u8]| {
@@ -120,14 +120,14 @@ pub fn inks(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
     segment(0xee, b"Adobe\0\x64\0\0\0\0\0");
     segment(0xdb, &[&[0][..], &[1; 64]].concat());
     segment(0xc0, &[8, 0, 8, 0, 8, 4, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0, 4, 0x11, 0]);
-    // Twelve codes of four bits for the sizes of a difference; one of one bit for the end of a block.
+    // Twelve codes of four bits for the sizes of a DC difference; one code of one bit for the end of a block.
     let sizes: Vec<u8> = (0..12).collect();
     segment(0xc4, &[&[0x00, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &sizes].concat());
     segment(0xc4, &[&[0x10, 1][..], &[0; 15], &[0]].concat());
     segment(0xda, &[4, 1, 0, 2, 0, 3, 0, 4, 0, 0, 63, 0]);
     let mut bits = String::new();
     for ink in [cyan, magenta, yellow, black] {
-        // The mean of the block, times eight, less the middle.
+        // The DC coefficient: eight times the mean of the block, shifted by 128.
         let level = (i32::from(255 - ink) - 128) * 8;
         let size = 32 - level.unsigned_abs().leading_zeros();
         let coded = if level < 0 { level + (1 << size) - 1 } else { level };
@@ -151,7 +151,7 @@ pub fn inks(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
     file
 }
 
-/// A PNG whose header claims a size, with next to nothing behind it.
+/// A PNG whose header claims a size, with almost no data.
 pub fn claiming(width: u32, height: u32) -> Vec<u8> {
     let mut file = file(RgbImage::new(1, 1), ImageFormat::Png);
     file[16..20].copy_from_slice(&width.to_be_bytes());
@@ -161,7 +161,7 @@ pub fn claiming(width: u32, height: u32) -> Vec<u8> {
     file
 }
 
-/// PNG's checksum.
+/// The CRC-32 of PNG chunks.
 fn checksum(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |sum: u32, &byte| {
         (0..8).fold(sum ^ u32::from(byte), |sum, _| sum >> 1 ^ if sum & 1 == 1 { 0xedb8_8320 } else { 0 })

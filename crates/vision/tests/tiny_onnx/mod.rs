@@ -1,13 +1,13 @@
 //! Test fixture: ONNX files of a few nodes, written field by field.
 #![allow(dead_code)]
 
-/// A field that holds bytes: a text, a message, packed numbers.
+/// A field with bytes: a string, a message or packed numbers.
 pub fn bytes(number: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
     let value = value.as_ref();
     [varint(number << 3 | 2), varint(value.len() as u64), value.to_vec()].concat()
 }
 
-/// A field that holds a whole number.
+/// A field with an integer.
 pub fn whole(number: u64, value: i64) -> Vec<u8> {
     [varint(number << 3), varint(value.cast_unsigned())].concat()
 }
@@ -22,7 +22,7 @@ pub fn varint(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// The format's numbers for types: 32-bit floats, whole numbers of 64 bits, truth values, 16-bit floats, doubles.
+/// ONNX type numbers: f32, i64, bool, f16, f64.
 pub const FLOAT: i64 = 1;
 pub const INT64: i64 = 7;
 pub const BOOL: i64 = 9;
@@ -30,7 +30,7 @@ pub const HALF: i64 = 10;
 pub const DOUBLE: i64 = 11;
 pub const BFLOAT16: i64 = 16;
 
-/// An input or output: sides are numbers, or names where they are free.
+/// An input or output; `sides` are numbers, or names for free dimensions.
 pub fn value(name: &str, kind: i64, sides: &[&str]) -> Vec<u8> {
     let side = |side: &&str| match side.parse() {
         Ok(number) => bytes(1, whole(1, number)),
@@ -41,13 +41,13 @@ pub fn value(name: &str, kind: i64, sides: &[&str]) -> Vec<u8> {
     [bytes(1, name), bytes(2, bytes(1, kind))].concat()
 }
 
-/// A list of whole numbers as an attribute.
+/// An attribute with a list of integers.
 pub fn ints(name: &str, values: &[i64]) -> Vec<u8> {
     let values: Vec<u8> = values.iter().flat_map(|value| whole(8, *value)).collect();
     [bytes(1, name), values, whole(20, 7)].concat()
 }
 
-/// A whole number as an attribute.
+/// An attribute with an integer.
 pub fn int(name: &str, value: i64) -> Vec<u8> {
     [bytes(1, name), whole(3, value), whole(20, 2)].concat()
 }
@@ -61,13 +61,13 @@ pub fn node(operator: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>
     node
 }
 
-/// A tensor with its numbers as they lie in memory.
+/// A tensor with raw data.
 pub fn tensor(name: &str, kind: i64, sides: &[i64], raw: &[u8]) -> Vec<u8> {
     let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
     [sides, whole(2, kind), bytes(8, name), bytes(9, raw)].concat()
 }
 
-/// A tensor whose numbers are in another file; entries are `location`, `offset` and `length`.
+/// A tensor with data in another file; entries are `location`, `offset` and `length`.
 pub fn external_tensor(name: &str, kind: i64, sides: &[i64], entries: &[(&str, &str)]) -> Vec<u8> {
     let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
     let entries = entries.iter().flat_map(|(key, text)| bytes(13, [bytes(1, key), bytes(2, text)].concat()));
@@ -83,7 +83,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// The graph as a message, for a file or for an attribute of a node.
+    /// The graph as a message, for a model or for an attribute of a node.
     pub fn message(&self) -> Vec<u8> {
         let mut graph: Vec<u8> = self.nodes.iter().flat_map(|node| bytes(1, node)).collect();
         graph.extend(bytes(2, "tiny"));
@@ -99,7 +99,7 @@ impl Graph {
     }
 }
 
-/// The mean of every channel, as a row: an input of those sides, channels first.
+/// A model that computes the mean of every channel, with a channels-first input of these sides.
 pub fn means(sides: &[&str]) -> Graph {
     Graph {
         nodes: vec![

@@ -35,7 +35,7 @@ fn backbone() -> Backbone {
     Backbone::from_tensors(&tensors(3), "random").unwrap()
 }
 
-/// Two classes of images of every kind, and something that is none.
+/// Two classes of images of every kind, and a file that is not an image.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (number, (name, bytes)) in crate::image_kinds::coloured().into_iter().enumerate() {
@@ -194,7 +194,7 @@ fn what_is_no_backbone_is_told_so() {
     assert!(problem(&|t| t.insert("extra", &[1], vec![0.0])).contains("'extra'"));
 }
 
-/// No test in this file says how to start a worker.
+/// No test in this binary sets a worker process.
 #[test]
 fn an_onnx_model_is_refused_in_a_program_that_has_no_worker_process() {
     use trueshot_vision::backbone::BackboneOptions;
@@ -206,7 +206,7 @@ fn an_onnx_model_is_refused_in_a_program_that_has_no_worker_process() {
     run_models_in(ModelProcess::new("/nowhere/trueshot", ["onnx-worker"]));
     let error = open();
     assert!(error.to_string().contains("cannot be started"), "{error}");
-    // A program that is there but is no worker ends with its own status.
+    // A program that is not a worker ends with its own status.
     run_models_in(ModelProcess::new("/bin/sh", ["-c", "echo hello; echo oh no >&2; exit 7"]));
     let error = open();
     assert!(error.to_string().contains("exit status: 7") && error.to_string().contains("oh no"), "{error}");

@@ -198,7 +198,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     assert!(problem.contains("loss.batch is 97; allowed: 2 to 96, the number of images"), "{problem}");
 }
 
-/// `docs/training.md` names numbers; they are those of the configurations.
+/// `docs/training.md` names the defaults of the configurations.
 #[test]
 fn the_defaults_are_those_that_the_documentation_names() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");

@@ -10,7 +10,7 @@ use trueshot_vision::{
     Backbone, Collection, DecodeLimits, Embedder, Error, ImageInput, SourceOptions, Unreadable,
 };
 
-/// Small images keep the network quick.
+/// Small images make the network fast.
 fn small() -> BackboneOptions {
     BackboneOptions { size: Some(32), ..BackboneOptions::default() }
 }
@@ -101,7 +101,7 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
     assert_eq!((first.from_cache, second.from_cache), (0, 6));
     assert_eq!(first.rows, plain.rows);
     assert_eq!(second.rows, plain.rows);
-    // The name of a file does not matter, its contents do.
+    // The cache key is the contents of the file, not its name.
     std::fs::rename(folder.path().join("ant/0.png"), folder.path().join("ant/renamed.png")).unwrap();
     std::fs::write(folder.path().join("ant/1.png"), picture(222)).unwrap();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
@@ -152,7 +152,7 @@ fn names_and_options_that_fit_no_backbone_are_refused() {
     assert!(problem("missing.safetensors", &small()).contains("missing.safetensors"));
 }
 
-/// What onnxruntime makes of photographs, with pixels as Pillow makes them: tests/python/write_features.py.
+/// The expected features come from onnxruntime, with images resized by Pillow: tests/python/write_features.py.
 #[test]
 fn features_of_photographs_are_those_of_onnxruntime() {
     let folder = Path::new("tests/efficientnet");
@@ -164,7 +164,7 @@ fn features_of_photographs_are_those_of_onnxruntime() {
     for (name, expected) in expected {
         let bytes = std::fs::read(folder.join(&name)).unwrap();
         let found = embedder.embed_bytes(&[bytes]).unwrap().remove(0).unwrap();
-        // Every eighth number is in the file.
+        // The file contains every eighth number.
         let found: Vec<f32> = found.into_iter().step_by(8).collect();
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let cosine = dot(&found, &expected) / (dot(&found, &found) * dot(&expected, &expected)).sqrt();

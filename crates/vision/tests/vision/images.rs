@@ -1,5 +1,5 @@
-//! Tests of decoding: every kind of image comes out upright, opaque and in eight bits, and files that are not images
-//! are refused with a reason.
+//! Tests of decoding: every kind of image becomes upright, opaque and eight-bit, and files that are not images are
+//! refused with a reason.
 
 use crate::image_kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
 use image::ImageFormat;
@@ -99,7 +99,7 @@ fn sizes_that_cannot_be_are_refused_before_memory_is_taken() {
         |width, height| DecodedImage::decode(&claiming(width, height), Channels::Colour).unwrap_err();
     assert!(matches!(refused(60_000, 60_000), Unreadable::TooManyPixels { .. } | Unreadable::Decoder(_)));
     assert!(matches!(refused(5_000, 5_000), Unreadable::TooManyPixels { width: 5_000, .. }));
-    // The decoder knows that a side of zero is no image before we do.
+    // The decoder may detect a side of zero first.
     assert!(matches!(refused(0, 5), Unreadable::NoPixels { .. } | Unreadable::Decoder(_)));
 }
 

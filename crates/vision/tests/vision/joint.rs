@@ -1,5 +1,5 @@
-//! Tests of the training of a backbone and a head together: the file works as both, a run can be resumed and gives the
-//! same result with any number of threads, and models that do not fit are refused.
+//! Tests of joint training of a backbone and a head: the file works as both, a run can be resumed and gives the same
+//! result with any number of threads, and models that do not match are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ fn dataset(folder: &Path, augmented: bool) -> Dataset {
     Dataset::load(&collection, &configuration.preprocessing(), augmented, &()).unwrap()
 }
 
-/// Data sets whose outliers are the images to train on.
+/// Data sets that use the training images as outliers.
 fn datasets(folder: &Path) -> Datasets {
     let mut datasets =
         Datasets::new(dataset(&folder.join("train"), true), Some(dataset(&folder.join("val"), false)));
@@ -238,7 +238,7 @@ mod on_the_gpu {
         let moved = relative_difference(&start, &of_cpu);
         let apart = relative_difference(&of_gpu, &of_cpu);
         assert!(apart < 0.3 * moved, "{kind}: {apart} apart after moving by {moved}");
-        // A run that is interrupted has the same bits, and a checkpoint of the GPU continues on the CPU.
+        // An interrupted run gives the same bits, and a checkpoint of the GPU continues on the CPU.
         let mut first = on_gpu();
         first.step(0).unwrap();
         let state = first.state().unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the seam between the embedder and networks: a network of another crate embeds through the same code.
+//! Tests of the interface between the embedder and networks, with a network that is not part of the crate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ const SIZE: usize = 4;
 const PIXELS: usize = SIZE * SIZE * 3;
 const BATCH: usize = 3;
 
-/// Embeds an image as its first pixel, fails on images that are not black in red, and counts images per call.
+/// Embeds an image as its first pixel, fails on images whose red is not 0, and counts images per call.
 #[derive(Default, Clone)]
 struct FirstPixel {
     largest_batch: Arc<AtomicUsize>,

@@ -19,7 +19,7 @@ fn of_split(name: &str, split: &str) -> Collection {
     Collection::open(at(name), SourceOptions { split: Some(split), pool: false }).unwrap()
 }
 
-/// Every byte as the script makes it.
+/// The image of a row, by the same formula as in the script.
 fn expected(row: usize, height: usize, width: usize) -> DecodedImage {
     let mut pixels = Vec::new();
     for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
@@ -28,7 +28,7 @@ fn expected(row: usize, height: usize, width: usize) -> DecodedImage {
     DecodedImage::new(width, height, Channels::Colour, pixels)
 }
 
-/// Class and image of every item.
+/// The class and pixels of every item.
 fn contents(collection: &Collection) -> BTreeMap<String, (String, DecodedImage)> {
     let entries = collection.entries().iter().map(|entry| {
         let class = collection.classes()[entry.class as usize].clone();
@@ -149,7 +149,7 @@ fn ravis_lists_find_their_pictures_in_the_folder_of_images() {
     assert_eq!(read(folder.path(), Some("test")).classes(), ["bee"]);
 }
 
-/// A pickle of protocol 2 in a file of a name.
+/// The error for a pickle of protocol 2 in a file of this name.
 fn problem(name: &str, bytes: &[u8]) -> Error {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -173,7 +173,7 @@ fn files_that_are_something_else_are_refused_with_the_reason() {
     assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
 }
 
-/// What is said about CIFAR-100's binary form with another file in it.
+/// The error for CIFAR-100's binary form with one file replaced.
 fn cifar_with(name: &str, bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(at("cifar-100-binary")).unwrap().map(|entry| entry.unwrap()) {

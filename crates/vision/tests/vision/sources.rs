@@ -24,7 +24,7 @@ fn folder() -> tempfile::TempDir {
 
 fn tar(prefix: &str) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
-    // In another order than that of the names.
+    // Not in the order of the names.
     for (number, name) in NAMES.iter().enumerate().rev() {
         let bytes = picture(number);
         let mut header = tar::Header::new_gnu();
@@ -38,7 +38,7 @@ fn open(path: &Path) -> Collection {
     Collection::open(path, SourceOptions::default()).unwrap()
 }
 
-/// Class names, and class, name and first pixel of every image.
+/// The class names, and the class, name and first pixel of every image.
 fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
     let entries = collection.entries().iter().map(|entry| {
         let picture = collection.read_image(entry, Channels::Grey).unwrap();
@@ -186,7 +186,7 @@ fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
     assert_eq!(found.skipped.len(), 4, "{found:?}");
 }
 
-/// `repair --labels` writes such a list, and `audit` reads it again.
+/// `repair --labels` writes such a list, which `audit` reads again.
 #[test]
 fn a_list_of_labels_gives_every_name_back() {
     use trueshot::repair::{Labelled, labels_csv};

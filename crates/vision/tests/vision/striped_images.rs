@@ -5,7 +5,7 @@ use std::path::Path;
 use image::{Rgb, RgbImage};
 use trueshot::rng::{Purpose, Rng};
 
-/// Classes of stripes: each its own direction and width, every image shifted and speckled.
+/// Classes of stripes, each with its own direction and width; every image is shifted and speckled.
 fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize) {
     for class in classes {
         let place = folder.join(format!("class {class}"));

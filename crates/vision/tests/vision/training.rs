@@ -37,7 +37,7 @@ fn trainee(folder: &Path, configuration: &BackboneConfiguration) -> BackboneTrai
     BackboneTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
 }
 
-/// The same with outliers: the classes of the other split, for both.
+/// A trainee with the classes of the other split as outliers, in training and in validation.
 fn trainee_with_outliers(folder: &Path, configuration: &BackboneConfiguration) -> BackboneTrainee {
     let read = |name: &str, augmented| dataset(&folder.join(name), configuration, augmented);
     let mut datasets = Datasets::new(read("train", true), Some(read("val", false)));
@@ -140,7 +140,7 @@ fn what_training_and_validation_share_is_found() {
     assert!(Overlap::between(&read("train"), &read("val")).warnings().is_empty());
     let (train, val) = (folder.path().join("train/class 3"), folder.path().join("val/class 9"));
     std::fs::copy(train.join("0.png"), val.join("same.png")).unwrap();
-    // The same image after a change of size and a loss of quality.
+    // The same image, resized and with lower quality.
     let larger = image::open(train.join("1.png")).unwrap();
     larger.resize(60, 60, image::imageops::FilterType::Triangle).save(val.join("alike.jpg")).unwrap();
     std::fs::create_dir(folder.path().join("val/class 5")).unwrap();

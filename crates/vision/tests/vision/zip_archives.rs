@@ -1,5 +1,5 @@
-//! Tests of images in ZIP archives: all that ordinary programs write is read, and what is hostile or damaged is refused with
-//! the reason.
+//! Tests of images in ZIP archives: archives of ordinary programs are read, and hostile or damaged ones are refused
+//! with the reason.
 
 use std::io::{Cursor, Write};
 
@@ -43,7 +43,7 @@ fn open(bytes: &[u8]) -> (tempfile::TempDir, Result<Collection, Error>) {
     (folder, found)
 }
 
-/// Names and first pixels of all images, and what was skipped.
+/// The names and first pixels of all images, and the skipped items.
 fn contents(bytes: &[u8]) -> (Vec<(String, u8)>, Vec<String>) {
     let (_folder, found) = open(bytes);
     let found = found.unwrap();
@@ -60,7 +60,7 @@ fn refusal(bytes: &[u8]) -> String {
     open(bytes).1.unwrap_err().to_string()
 }
 
-/// What is said of the only image that cannot be read.
+/// The error for the only image, which cannot be read.
 fn unreadable(bytes: &[u8]) -> Unreadable {
     let (_folder, found) = open(bytes);
     let found = found.unwrap();
@@ -70,12 +70,12 @@ fn unreadable(bytes: &[u8]) -> Unreadable {
     problems[0].clone()
 }
 
-/// The place of some bytes in a file.
+/// The position of some bytes in a file.
 fn place(bytes: &[u8], part: &[u8]) -> usize {
     bytes.windows(part.len()).position(|window| window == part).unwrap()
 }
 
-/// The last place of some bytes in a file: in the directory at its end.
+/// The last position of some bytes in a file, which is in the directory at its end.
 fn last_place(bytes: &[u8], part: &[u8]) -> usize {
     bytes.windows(part.len()).rposition(|window| window == part).unwrap()
 }
@@ -124,7 +124,7 @@ fn paths_that_lead_out_of_the_archive_are_skipped_with_the_reason() {
 #[test]
 fn names_are_utf_8_or_else_of_code_page_437() {
     let mut bytes = archive(&[("kXYfer/1.png", stored(), &picture(10))]);
-    // The flag that says UTF-8 is not set.
+    // The flag for UTF-8 names is not set.
     let places = [place(&bytes, b"kXYfer") + 1, last_place(&bytes, b"kXYfer") + 1];
     for (letters, expected) in [([0xc3, 0xa4], "k\u{e4}fer/1.png"), ([0x84, 0x94], "k\u{e4}\u{f6}fer/1.png")]
     {
@@ -136,7 +136,7 @@ fn names_are_utf_8_or_else_of_code_page_437() {
 #[test]
 fn encrypted_images_and_other_compressions_are_skipped_with_the_way_out() {
     let mut bytes = plain();
-    // The flags in the directory and in front of the member; the first member alone.
+    // The flags in the directory and in front of the member, for the first member only.
     let directory = place(&bytes, b"PK\x01\x02");
     bytes[directory + 8] |= 1;
     bytes[6] |= 1;
@@ -176,7 +176,7 @@ fn members_that_share_bytes_are_refused() {
 
 #[test]
 fn a_member_that_is_not_as_long_as_claimed_or_damaged_is_unreadable() {
-    // The size in the directory; the directory decides.
+    // The size in the directory, which decides.
     for claimed in [3, 200] {
         let mut bytes = plain();
         let directory = last_place(&bytes, b"PK\x01\x02");
@@ -207,7 +207,7 @@ fn an_archive_that_claims_gigabytes_is_refused_and_nothing_is_unpacked() {
 fn zip64_archives_are_read() {
     let large = archive(&[("ant/1.png", stored().large_file(true), &picture(10))]);
     assert_eq!(names(&large), ["ant/1.png"]);
-    // More members than the 16 bits of the plain format can count.
+    // More members than 16 bits can count.
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for number in 0..66_000 {
         zip.start_file(format!("ant/{number}.png"), stored()).unwrap();

@@ -13,12 +13,11 @@ use crate::embedder::Embedder;
 use crate::source::{Collection, SourceOptions};
 use crate::split::Split;
 
-/// The emulated device.
 fn device() -> Device {
     Device::emulated(true)
 }
 
-/// A few drawings of each of the classes to validate on.
+/// A few drawings of each validation class.
 fn drawings() -> Collection {
     let mut collection = Collection::open("omniglot", SourceOptions::default()).unwrap();
     collection.keep_split(&Split::omniglot("val").unwrap()).unwrap();
@@ -54,7 +53,7 @@ fn a_backbone_whose_images_do_not_fit_into_the_gpu_trains_on_the_same_episodes()
     }
 }
 
-/// Four classes of five images, whose stripes have the width of the class.
+/// Four classes of five images with stripes, whose width depends on the class.
 fn striped_images() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (class, number) in (0..4).flat_map(|class| (0..5).map(move |number| (class, number))) {

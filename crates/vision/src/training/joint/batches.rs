@@ -1,4 +1,4 @@
-//! The images of the episodes of a step ([`JointBatches`]).
+//! The batches of joint training ([`JointBatches`]): the images and labels of the episodes of a step.
 
 use std::sync::Arc;
 
@@ -15,20 +15,20 @@ use crate::training::batches::{ImagePreparer, PrepareScratch};
 pub(super) struct JointBatch {
     /// The labels of each episode.
     pub labels: Vec<EpisodeLabels>,
-    /// The images of the first episode's support items, then of its queries, then those of the second episode, ..:
+    /// The images of the support items of the first episode, then of its queries, then those of the second episode, ..:
     /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
-    /// The images that a GPU prepares, numbered in the order training data, outliers.
+    /// The images that a GPU prepares, numbered by their position in the training data followed by the outliers.
     #[cfg(feature = "cuda")]
     pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
-    /// Decides the dropout masks.
+    /// The seed of the dropout masks.
     pub dropout_seed: u64,
 }
 
-/// Draws the episodes of steps and makes their images.
+/// Draws the episodes of a step and prepares their images.
 pub(super) struct JointBatches {
     pub preparer: ImagePreparer,
-    /// What outlier noise draws from; `None`: classes of the data set that are not in the episode.
+    /// The source of outlier noise; `None`: classes of the data set that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
     pub episodes: JointEpisodeSettings,
     pub seed: u64,
@@ -37,7 +37,7 @@ pub(super) struct JointBatches {
 }
 
 impl JointBatches {
-    /// Checks once that all episodes can be drawn.
+    /// Checks that all episodes can be drawn.
     pub fn check(&self) -> trueshot::Result<()> {
         self.source().map(drop)
     }
@@ -50,7 +50,7 @@ impl JointBatches {
         TrainingEpisodes::new(vec![data], &self.episodes.options(), self.seed)
     }
 
-    /// The episodes of a step, with entry number `chosen` of the list of shots, as images and labels.
+    /// The episodes of a step, as images and labels; `chosen` is the index in the list of shots.
     fn draw(
         &self,
         step: u64,

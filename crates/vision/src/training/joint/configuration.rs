@@ -20,9 +20,9 @@ use crate::training::validation::Validator;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JointConfiguration {
-    /// Same seed, same model.
+    /// The random seed.
     pub seed: u64,
-    /// The number of updates of the parameters.
+    /// The number of training steps.
     pub steps: u64,
     /// A model of an earlier joint run to start from; empty: none.
     pub from: PathBuf,
@@ -30,49 +30,49 @@ pub struct JointConfiguration {
     pub backbone: PathBuf,
     /// The head to start from, a TraNFS or Relabel for features of this backbone; empty: that of `from`.
     pub head: PathBuf,
-    /// The weight of the loss of nearest prototypes, which are computed from the true labels; it is added to the loss of
-    /// the head.
+    /// The weight of the loss of nearest prototypes, computed from the true labels, that is added to the loss of the
+    /// head.
     pub prototype_weight: f64,
-    /// The part, 0 to 1, that the average of the parameters keeps in each step. The average is what is validated and
-    /// saved; 0: no average.
+    /// The decay, 0 to 1, of the running average of the parameters, which is what is validated and saved; 0: no
+    /// average.
     pub average: f64,
-    /// What to train and validate on.
+    /// The data to train and validate on.
     pub data: DataSettings,
-    /// What becomes of the images.
+    /// Size, colour and fit of the images.
     pub pictures: ImageSettings,
-    /// What training episodes are like.
+    /// The training episodes.
     pub episodes: JointEpisodeSettings,
-    /// How images are changed in training.
+    /// The random augmentation of the images.
     pub augmentation: Augmentation,
-    /// How the model is judged on the way.
+    /// How the model is validated during training.
     pub validation: ValidationSettings,
-    /// How the parameters are changed.
+    /// The optimiser and its learning rate.
     pub optimiser: Optimiser,
 }
 
-/// What training episodes are like. All episodes of a step have the same number of shots.
+/// The training episodes. All episodes of a step have the same number of shots.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JointEpisodeSettings {
-    /// The most images of a step: a step has as many episodes as fit, and at least one.
+    /// The most images per step; a step has as many episodes as fit, and at least one.
     pub images_per_step: usize,
-    /// Classes.
+    /// Classes per episode.
     pub ways: usize,
-    /// Numbers of labelled images per class that a step draws one of; a number that is listed twice is twice as likely.
+    /// Numbers of labelled images per class; each step draws one of them, with repeated numbers more likely.
     pub shots: Vec<usize>,
     /// Queries per class.
     pub queries: usize,
-    /// Noise types and levels that an episode draws one of.
+    /// Noise types and levels; each episode draws one of them.
     pub noise: Vec<NoiseLevels>,
 }
 
 impl JointEpisodeSettings {
-    /// The number of episodes of a step.
+    /// The number of episodes per step.
     pub(super) fn per_step(&self, shots: usize) -> usize {
         (self.images_per_step / (self.ways * (shots + self.queries)).max(1)).max(1)
     }
 
-    /// The same options as those of episodes of embeddings.
+    /// The same settings in the form for episodes of embeddings.
     pub(super) fn options(&self) -> Episodes {
         Episodes {
             per_step: 1,
@@ -87,12 +87,13 @@ impl JointEpisodeSettings {
 }
 
 impl JointConfiguration {
-    /// Photographs: eight episodes of 5 shots per step, or, in a fifth of the steps, five of 10 shots.
+    /// The defaults for photographs: eight 5-shot episodes per step, or, in a fifth of the steps, five 10-shot
+    /// episodes.
     pub fn photographs() -> Self {
         Self::with_defaults_of(BackboneConfiguration::photographs())
     }
 
-    /// The same for the built-in drawings, always with 5 shots: there are twenty drawings of a character.
+    /// The defaults for the built-in drawings, always 5-shot: a character has twenty drawings.
     pub fn drawings() -> Self {
         let mut configuration = Self::with_defaults_of(BackboneConfiguration::drawings());
         configuration.episodes.shots = vec![5];
@@ -130,7 +131,7 @@ impl JointConfiguration {
         }
     }
 
-    /// Refuses numbers that make no sense, with those that would.
+    /// Checks that all numbers are in their ranges.
     pub fn check(&self) -> Result<()> {
         let JointConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         let JointEpisodeSettings { images_per_step, ways, shots, queries, noise } = &self.episodes;

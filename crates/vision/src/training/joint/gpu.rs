@@ -1,8 +1,8 @@
 //! The training session of a backbone and a head on a GPU: [`GpuJointSession`] passes the episodes of a [`JointBatch`] to
 //! [`JointTraining`].
 //!
-//! The images stay on the GPU as in the training of a backbone alone ([`crate::training::gpu`]), and the episodes are those
-//! that the CPU would see.
+//! The images are stored as in the training of a backbone alone ([`crate::training::gpu`]), and the episodes are the
+//! same as on the CPU.
 
 use std::borrow::Cow;
 
@@ -31,8 +31,8 @@ use crate::training::gpu::{save_scale, saved_scale, steps_at_once, upload_traini
 /// A session with either head.
 pub(super) type BoxedSession = Box<dyn TrainingSession<Batch = JointBatch>>;
 
-/// Starts a session from the parameters of a backbone and a head. The images are copied to the GPU unless they take more than
-/// `most_image_bytes`; then returns what the user should know about it.
+/// Starts a session from the parameters of a backbone and a head. The images are stored on the GPU unless they take more
+/// than `most_image_bytes`; then also returns a warning for the user.
 pub(super) fn session(
     device: &Device,
     configuration: &JointConfiguration,
@@ -68,7 +68,7 @@ pub(super) fn session(
         decay: configuration.average,
         images_are_stored: warning.is_none(),
     };
-    // One step for each number of shots, so that episodes that are too large are refused now and not in the middle of the run.
+    // One step for each number of shots, so that too large episodes are refused before the run starts.
     let largest: Vec<JointStep> = episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
     let session: BoxedSession = match head.gpu_head().expect("a joint head can be trained on a GPU") {
         GpuHead::Relabel(network) => {
@@ -108,15 +108,15 @@ fn empty_step(episodes: &JointEpisodeSettings, shots: usize) -> JointStep {
     JointStep { rate: 0.0, keep: 0.0, parts: vec![part], images: StepImages::Requests(Vec::new()) }
 }
 
-/// What a session needs beside its training.
+/// The fields of a session that do not depend on the head.
 struct Common {
     layout: ParameterLayout,
-    /// The number of the backbone's parameters, which come first.
+    /// The number of parameters of the backbone, which come first.
     backbone_len: usize,
     schedule: Schedule,
-    /// The part that the average of the parameters keeps in each step.
+    /// The decay of the running average of the parameters.
     decay: f64,
-    /// Whether the images are on the GPU; otherwise they come with the steps.
+    /// Whether the images are stored on the GPU; otherwise they are copied in every step.
     images_are_stored: bool,
 }
 

@@ -1,12 +1,12 @@
 //! Training of a Conv4 and a head (TraNFS or Relabel) together.
 //!
-//! Start with [`JointTrainee::new`]. Both start from trained models: a backbone, and a head that was trained on the features of
-//! this backbone. A step has several noisy episodes of images. The loss is that of the head, plus the loss of nearest
-//! prototypes on true labels, which keeps the features useful by themselves. What is validated and saved is a running average
-//! of the parameters.
+//! Start with [`JointTrainee::new`]. Both start from trained models: a backbone, and a head trained on features of this
+//! backbone. A step has several noisy episodes of images. The loss is that of the head, plus the loss of nearest
+//! prototypes on true labels, which keeps the features useful by themselves. A running average of the parameters is
+//! validated and saved.
 //!
-//! The model file holds both: `trueshot embed --backbone FILE` reads the backbone, and `--methods relabel:model=FILE` (or
-//! `tranfs`) the head.
+//! The model file holds both: `trueshot embed --backbone FILE` reads the backbone, and `--methods relabel:model=FILE`
+//! (or `tranfs`) reads the head.
 
 mod batches;
 mod configuration;
@@ -38,11 +38,11 @@ use crate::preprocess::Preprocessing;
 use batches::{JointBatch, JointBatches};
 use session::{CpuJointSession, PARTS, joint_layout};
 
-/// A backbone and a head in training: loads the batches and validates, while a [`TrainingSession`] computes.
+/// A backbone and a head in training: loads the batches and validates; a [`TrainingSession`] computes the steps.
 pub struct JointTrainee {
     session: Box<dyn TrainingSession<Batch = JointBatch>>,
     head: Arc<dyn LearnedHead>,
-    /// The number of the backbone's parameters, which come first.
+    /// The number of parameters of the backbone, which come first.
     backbone_len: usize,
     loader: Loader<JointBatches>,
     datasets: Datasets,
@@ -53,7 +53,7 @@ pub struct JointTrainee {
     warning: Option<String>,
 }
 
-/// What a trainee starts from.
+/// The checked inputs of a trainee.
 struct Start {
     backbone: Vec<f32>,
     head: Arc<dyn LearnedHead>,
@@ -128,7 +128,7 @@ impl JointTrainee {
         })
     }
 
-    /// A trainee on a GPU, which holds all images to train on and all outliers if they fit into its memory.
+    /// A trainee on a GPU, which stores all images to train on and all outliers if they fit into its memory.
     ///
     /// # Errors
     /// Those of [`JointTrainee::new`], and if the memory of the GPU does not suffice.
@@ -142,7 +142,7 @@ impl JointTrainee {
         Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
     }
 
-    /// [`JointTrainee::on_gpu`] with a limit on the memory of the images.
+    /// [`JointTrainee::on_gpu`] with a limit on the bytes of the images.
     #[cfg(feature = "cuda")]
     fn on_gpu_with(
         configuration: JointConfiguration,
@@ -159,7 +159,7 @@ impl JointTrainee {
         Ok(JointTrainee { session, head, backbone_len, loader, datasets, configuration, gpu, warning })
     }
 
-    /// The average of the parameters: those of the backbone, then those of the head.
+    /// The running average of the parameters: those of the backbone, then those of the head.
     ///
     /// # Errors
     /// If they cannot be read from a GPU.
@@ -168,7 +168,7 @@ impl JointTrainee {
     }
 }
 
-/// The parameters of the backbone to start from, which must take images of size and colour `wanted`.
+/// The parameters of the backbone to start from, which must take images of the size and colour in `wanted`.
 fn starting_backbone(path: &Path, wanted: &Preprocessing) -> Result<Vec<f32>> {
     let file = Tensors::open(path)?;
     let tensors = model::backbone_part(&file);

@@ -1,8 +1,8 @@
 //! The training session of a backbone and a head on the CPU: [`CpuJointSession`].
 //!
-//! The parameters of both are one list, those of the backbone first, with one optimiser. The images of all episodes of a
-//! step are one batch of the backbone, so batch norm sees all of them. The head computes the gradients of its features, to
-//! which those of the loss of nearest prototypes are added, and the backbone continues from there.
+//! The parameters of both are one list, those of the backbone first, with one optimiser. The images of all episodes of
+//! a step are one batch of the backbone, so batch norm sees all of them. The gradients of the head and of the loss of
+//! nearest prototypes with respect to the features are added, and backpropagated through the backbone.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,10 +21,10 @@ use trueshot_nn::parameters::ParameterLayout;
 use super::batches::JointBatch;
 use crate::training::loss::{self, Aggregate, loss};
 
-/// Parts that the episodes of a step are divided into, each with a gradient of its own. At most this number of threads
-/// work on the head; the number of threads does not change the result.
+/// The episodes of a step are divided into this number of parts, each with its own gradient, so the number of threads
+/// does not change the result. At most this number of threads work on the head.
 pub(super) const PARTS: usize = 8;
-/// The average of the parameters starts as the mean of all steps, and keeps at most `(1 + step) / (AVERAGE_START + step)`.
+/// The warm-up of the running average: its decay is at most `(1 + step) / (AVERAGE_START + step)`.
 const AVERAGE_START: f64 = 10.0;
 
 /// The layout of the parameters of a backbone and a head: the tensors of both, with the prefixes `backbone.` and `head.`.
@@ -42,15 +42,15 @@ pub(super) fn joint_layout(backbone: &ParameterLayout, head: &ParameterLayout) -
 pub(super) struct CpuJointSession {
     pub weights: CpuWeights,
     pub head: Arc<dyn LearnedHead>,
-    /// The number of the backbone's parameters, which come first.
+    /// The number of parameters of the backbone, which come first.
     pub backbone_len: usize,
     pub shape: Shape,
     pub prototype_weight: f64,
-    /// The part that the average of the parameters keeps in each step.
+    /// The decay of the running average of the parameters.
     pub decay: f64,
-    /// The average of the parameters.
+    /// The running average of the parameters.
     pub average: Vec<f32>,
-    /// The pass of the last step, for as many images as it had.
+    /// The pass of the last step, with its number of images.
     pub pass: Option<(usize, TrainingPass)>,
 }
 
@@ -113,7 +113,7 @@ impl CpuJointSession {
         terms
     }
 
-    /// Moves the head's mean of all features towards that of these features.
+    /// Moves the head's running mean of the features towards the mean of these features.
     fn update_feature_mean(&mut self, features: &[f32]) {
         let Some(mean) = self.head.head().feature_mean() else { return };
         let (dim, count) = (self.shape.features(), (features.len() / self.shape.features()) as f64);
@@ -135,26 +135,23 @@ impl CpuJointSession {
     }
 }
 
-/// The part that the average of the parameters keeps in a step.
+/// The decay of the running average in a step.
 pub(super) fn kept_part(decay: f64, step: u64) -> f32 {
     decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32
 }
 
-/// The episodes of each part of a step.
 pub(super) fn parts(episodes: &[EpisodeLabels]) -> impl Iterator<Item = &[EpisodeLabels]> {
     let count = episodes.len();
     (0..PARTS).map(move |part| &episodes[count * part / PARTS..count * (part + 1) / PARTS])
 }
 
-/// The dropout seed of a part.
 pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
     dropout_seed.wrapping_add(part as u64)
 }
 
-/// Episodes of a part, the rows of their features, the gradients of these rows, and the gradient of the head.
+/// The episodes of a part, the rows of their features, the gradients of these rows, and the gradient of the head.
 type PartTask<'a> = (&'a [EpisodeLabels], &'a [&'a [f32]], &'a mut [f32], &'a mut [f32]);
 
-/// The rows of each episode, one after the other.
 fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usize>> {
     labels.iter().scan(0, |end, labels| {
         let first = *end;
@@ -163,8 +160,8 @@ fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usiz
     })
 }
 
-/// The loss of nearest prototypes of one episode, from items whose true class is in the episode, filed under that class.
-/// Adds `weight` times its gradient to `d_features`. 0 if a class has no such item.
+/// The loss of nearest prototypes of one episode, computed from the items whose true class is in the episode, with
+/// their true labels. Adds `weight` times its gradient to `d_features`. 0 if a class has no such item.
 fn prototype_loss(labels: &EpisodeLabels, features: &[f32], weight: f64, d_features: &mut [f32]) -> f64 {
     let dim = features.len() / labels.rows();
     let is_known = |row: &usize| labels.truth.get(*row).is_none_or(Option::is_some);

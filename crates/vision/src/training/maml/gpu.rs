@@ -1,6 +1,7 @@
 //! The training session of MAML on a GPU ([`GpuMamlSession`]), and validation there ([`GpuValidation`]).
 //!
-//! As for backbones, the images stay on the GPU, and a batch holds the numbers of the images and how they are changed.
+//! As for backbones, the images are stored on the GPU, and a batch holds the numbers of the images and their
+//! augmentation.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -29,12 +30,12 @@ pub(super) struct GpuMamlSession {
     training: MamlTraining,
     layout: ParameterLayout,
     schedule: Schedule,
-    /// Why the images come with the steps; `None` if they are on the GPU.
+    /// Why the images are copied in every step; `None` if they are stored on the GPU.
     pub warning: Option<String>,
 }
 
 impl GpuMamlSession {
-    /// Starts from `parameters`. The images are copied to the GPU, unless they take more than `most_image_bytes`.
+    /// Starts from `parameters`. The images are stored on the GPU, unless they take more than `most_image_bytes`.
     pub fn new(
         device: &Device,
         configuration: &MamlConfiguration,
@@ -147,7 +148,7 @@ impl GpuValidation {
         let maml = Maml::new(preprocessing, self.config, parameters, PathBuf::from(KIND));
         let method = GpuMaml::new(maml, Arc::clone(&self.tasks));
         let method = NamedMethod { label: KIND.into(), method: Box::new(method) };
-        // The labels suffice: the images are on the GPU.
+        // Only the labels are needed: the images are on the GPU.
         let outliers = self.outliers.as_deref().map(Dataset::labels);
         self.validator.validate(self.dataset.labels(), outliers, method)
     }

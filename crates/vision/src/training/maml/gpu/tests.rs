@@ -9,7 +9,7 @@ use crate::source::{Collection, SourceOptions};
 use crate::split::Split;
 use crate::training::Datasets;
 
-/// A few drawings of each of the classes of a split.
+/// A few drawings of each class of a split.
 fn drawings(split: &str, configuration: &MamlConfiguration) -> Dataset {
     let mut collection = Collection::open("omniglot", SourceOptions::default()).unwrap();
     collection.keep_split(&Split::omniglot(split).unwrap()).unwrap();
@@ -73,7 +73,7 @@ fn a_resumed_run_has_the_same_bits_and_the_cpu_continues_it() {
     assert_eq!(back.parameters().unwrap(), cpu.parameters().unwrap());
 }
 
-/// Drawings of horizontal and of vertical stripes, with some random dots.
+/// Drawings of horizontal and vertical stripes, with some random dots.
 fn stripes(configuration: &MamlConfiguration) -> Dataset {
     let folder = tempfile::tempdir().unwrap();
     let mut state = 1_u32;
@@ -101,7 +101,7 @@ fn validation_has_nearly_the_accuracy_of_the_cpu() {
     let (cpu, gpu) = (cpu.validate().unwrap().unwrap(), gpu.validate().unwrap().unwrap());
     assert_eq!(gpu.figures.len(), cpu.figures.len());
     assert_eq!(gpu.figures[0].0, cpu.figures[0].0);
-    // One of the 20 queries may be classified otherwise.
+    // One of the 20 queries may be classified differently.
     assert!((gpu.score - cpu.score).abs() < 5.1, "{} on the GPU, {} on the CPU", gpu.score, cpu.score);
     assert!(cpu.score > 70.0, "far from chance: {}", cpu.score);
 }
