@@ -7,6 +7,7 @@ use clap::Args;
 use trueshot::attention::{AttentionImage, AttentionMaps, Token};
 use trueshot::episode::EpisodeData;
 use trueshot::method::TrainedTranfs;
+use trueshot::report::escaped_xml;
 
 use crate::episode::EpisodeArgument;
 use crate::messages::say;
@@ -141,11 +142,11 @@ impl Arguments {
              system-ui,sans-serif;margin:2rem;background:#fff;color:#1b1f24}}img.map{{max-width:100%}}.wrong{{color:#cf222e}}\
              td,th{{padding:.2rem .8rem .2rem 0;text-align:left}}td img{{display:block;height:84px}}.item{{display:inline-block;\
              margin:0 .5rem .3rem 0;vertical-align:top}}.wrong img{{outline:3px solid}}</style><h1>{0}</h1>\n",
-            escape_html(title)
+            escaped_xml(title)
         );
         page.push_str("<table><tr><th>class<th>items\n");
         for (class, name) in maps.tokens.iter().filter_map(class_token) {
-            page.push_str(&format!("<tr><th>C{class} {}<td>", escape_html(name)));
+            page.push_str(&format!("<tr><th>C{class} {}<td>", escaped_xml(name)));
             maps.tokens
                 .iter()
                 .filter_map(|token| self.item(token, class))
@@ -168,9 +169,9 @@ impl Arguments {
         let name = item.clone().unwrap_or_else(|| format!("row {row}"));
         let shown = match self.images.as_ref().map(|folder| picture_path(folder, &name)) {
             Some(Some(path)) => {
-                format!("<img src=\"{0}\" alt=\"{1}\" title=\"{1}\">", escape_html(&path), escape_html(&name))
+                format!("<img src=\"{0}\" alt=\"{1}\" title=\"{1}\">", escaped_xml(&path), escaped_xml(&name))
             }
-            _ => escape_html(&name),
+            _ => escaped_xml(&name),
         };
         let truth = truth.map_or("none".to_string(), |truth| format!("C{truth}"));
         Some(match wrong {
@@ -212,8 +213,4 @@ fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let path = folder.join(name);
     let found = std::fs::canonicalize(path).ok().filter(|_| stays_below)?;
     Some(found.display().to_string())
-}
-
-fn escape_html(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

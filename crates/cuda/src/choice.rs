@@ -56,14 +56,7 @@ impl DeviceChoice {
     /// If a GPU is requested and cannot be used.
     pub fn find(self) -> Result<(Option<FoundGpu>, Option<Error>)> {
         let find = |ordinal| Device::name_of(ordinal).map(|name| FoundGpu { ordinal, name });
-        match self {
-            DeviceChoice::Cpu => Ok((None, None)),
-            DeviceChoice::Cuda(ordinal) => Ok((Some(find(ordinal)?), None)),
-            DeviceChoice::Auto => match find(0) {
-                Ok(found) => Ok((Some(found), None)),
-                Err(reason) => Ok((None, Some(reason))),
-            },
-        }
+        self.choose(find)
     }
 
     /// Opens the device; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU is used.
@@ -71,11 +64,15 @@ impl DeviceChoice {
     /// # Errors
     /// If a GPU is requested and cannot be used.
     pub fn open(self) -> Result<(Option<Device>, Option<Error>)> {
+        self.choose(Device::open)
+    }
+
+    fn choose<T>(self, of: impl Fn(usize) -> Result<T>) -> Result<(Option<T>, Option<Error>)> {
         match self {
             DeviceChoice::Cpu => Ok((None, None)),
-            DeviceChoice::Cuda(ordinal) => Ok((Some(Device::open(ordinal)?), None)),
-            DeviceChoice::Auto => match Device::open(0) {
-                Ok(device) => Ok((Some(device), None)),
+            DeviceChoice::Cuda(ordinal) => Ok((Some(of(ordinal)?), None)),
+            DeviceChoice::Auto => match of(0) {
+                Ok(found) => Ok((Some(found), None)),
                 Err(reason) => Ok((None, Some(reason))),
             },
         }

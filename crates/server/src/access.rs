@@ -45,11 +45,6 @@ impl Access {
         Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
-    /// Whether a token is required.
-    pub fn has_token(&self) -> bool {
-        self.token.is_some()
-    }
-
     fn check_request(&self, request: &Request) -> Result<(), Problem> {
         let host = parse_host(request)?;
         if !self.is_known_host(host.host()) {

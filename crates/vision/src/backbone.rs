@@ -373,11 +373,6 @@ impl Backbone {
         &self.preprocessing
     }
 
-    /// Sets how images that are not square are handled.
-    pub fn set_fit(&mut self, fit: Fit) {
-        self.preprocessing.fit = fit;
-    }
-
     /// The length of an embedding.
     pub fn dim(&self) -> usize {
         self.network.dim()

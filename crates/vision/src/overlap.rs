@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
+use trueshot::report::counted;
 
 use crate::dataset::Dataset;
 use crate::decoded_image::{Channels, DecodedImage};
@@ -43,15 +44,13 @@ impl Overlap {
     /// Warnings for the user, in plain English.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let many =
-            |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
         if let Some(first) = self.classes.first() {
-            let classes = many(self.classes.len(), "class is", "classes are");
+            let classes = counted(self.classes.len(), "class is", "classes are");
             warnings.push(format!("{classes} in both training and validation, the first is '{first}'"));
         }
         for (list, how) in [(&self.same, "the same as"), (&self.alike, "nearly the same as")] {
             if let Some((first, second)) = list.first() {
-                let images = many(list.len(), "validation image is", "validation images are");
+                let images = counted(list.len(), "validation image is", "validation images are");
                 warnings
                     .push(format!("{images} {how} a training image, the first: '{second}' and '{first}'"));
             }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use trueshot::noise::NoiseLevels;
+use trueshot::report::escaped_xml;
 use trueshot::report::reproduction::{self, Panel};
 
 use super::experiments::{AttentionMap, Experiments, Figure, FigureContent, PaperDataset, PaperTable};
@@ -78,7 +79,7 @@ fn markup(title: &str, path: &Path) -> anyhow::Result<String> {
     if path.extension().is_some_and(|extension| extension == "svg") {
         return Ok(String::from_utf8(bytes)?);
     }
-    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('"', "&quot;");
+    let title = escaped_xml(title);
     Ok(format!("<img class=\"map\" alt=\"{title}\" src=\"data:image/png;base64,{}\">", BASE64.encode(bytes)))
 }
 

@@ -1,6 +1,7 @@
 //! Warnings about embeddings: [`warnings`] lists the problems that an [`Inspection`] shows, one function per problem.
 
 use super::inspection::{Inspection, QUERIES};
+use crate::visible::counted;
 
 /// The number of classes of an episode in most papers.
 const WAYS: usize = 5;
@@ -22,11 +23,6 @@ pub(super) fn warnings(inspection: &Inspection) -> Vec<String> {
         few_shots,
     ];
     checks.iter().filter_map(|check| check(inspection)).collect()
-}
-
-/// A number with its noun and verb: `1 row is`, `2 rows are`.
-fn counted(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 fn non_finite_values(inspection: &Inspection) -> Option<String> {

@@ -8,6 +8,7 @@
 use super::grids;
 use crate::evaluate::{Evaluation, SettingResult};
 use crate::noise::{Noise, NoiseKind};
+use crate::visible::escaped_xml;
 
 /// Margins in SVG units; the right one depends on the names at the ends of the lines.
 const LEFT: f64 = 46.0;
@@ -165,7 +166,7 @@ fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<Str
     );
     svg.push_str(&scale.axes(levels, axis));
     let ideal = lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect();
-    let ends = spread(ideal, scale.height - BOTTOM);
+    let ends = spread_labels(ideal, LABEL_GAP, scale.height - BOTTOM);
     for (line, label_y) in lines.into_iter().zip(ends) {
         svg.push_str(&scale.line(line, label_y));
     }
@@ -294,7 +295,7 @@ impl Scale {
         let dashed = if line.dashed { " dashed" } else { "" };
         let colour = line.colour.map_or("other".into(), |colour| format!("c{colour}"));
         let mark = MARKS[line.colour.unwrap_or(0) % MARKS.len()];
-        let name = escaped(&line.name);
+        let name = escaped_xml(&line.name);
         let value = |&(level, accuracy, ci95): &(f64, f64, Option<f64>)| {
             let interval = ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}"));
             format!("{}: {accuracy:.2}{interval}", grids::percent(level))
@@ -317,7 +318,7 @@ impl Scale {
             let (bend, text_x, text_y) = (x + 14.0, x + LABEL_OFFSET, label_y + 4.0);
             svg.push_str(&format!("<path class=\"lead\" d=\"M{x:.1} {y:.1} L{bend:.1} {label_y:.1}\"/>"));
             let max_characters = ((self.width - text_x - 2.0) / CHARACTER_WIDTH).max(1.0) as usize;
-            let label = escaped(&shortened(&line.name, max_characters));
+            let label = escaped_xml(&shortened(&line.name, max_characters));
             svg.push_str(&format!("<text x=\"{text_x:.1}\" y=\"{text_y:.1}\">{label}</text>\n"));
         }
         svg + "</g>\n"
@@ -332,26 +333,21 @@ fn shortened(name: &str, max: usize) -> String {
     }
 }
 
-/// Moves the labels at heights `ideal` apart until none overlaps another, keeping their order; none is below `bottom`.
-fn spread(ideal: Vec<f64>, bottom: f64) -> Vec<f64> {
+/// Moves the labels at heights `ideal` apart until they are `gap` apart, keeping their order; none is below `bottom`.
+pub(crate) fn spread_labels(ideal: Vec<f64>, gap: f64, bottom: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..ideal.len()).collect();
     order.sort_by(|&a, &b| ideal[a].total_cmp(&ideal[b]));
     let mut heights = ideal.clone();
     let mut last = f64::NEG_INFINITY;
     for &label in &order {
-        heights[label] = ideal[label].max(last + LABEL_GAP);
+        heights[label] = ideal[label].max(last + gap);
         last = heights[label];
     }
     // Labels below the bottom of the chart move up again, together with their neighbours.
     let mut limit = bottom;
     for &label in order.iter().rev() {
         heights[label] = heights[label].min(limit);
-        limit = heights[label] - LABEL_GAP;
+        limit = heights[label] - gap;
     }
     heights
-}
-
-/// A text with the special characters of XML escaped.
-pub(super) fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -5,7 +5,7 @@
 //! compares measured results with those of the paper.
 
 mod audit;
-mod chart;
+pub(crate) mod chart;
 mod csv;
 mod grids;
 mod html;
@@ -18,7 +18,9 @@ mod text;
 mod text_table;
 
 pub use crate::csv_field::{csv_field, without_apostrophe};
-pub use crate::visible::{display_width, padded, shortened, shortened_item, visible, visible_lines};
+pub use crate::visible::{
+    counted, display_width, escaped_xml, padded, shortened, shortened_item, visible, visible_lines,
+};
 pub use audit::{AuditPage, AuditTable, audit_csv, audit_json, percent, shown_rows};
 pub use html::Page;
 pub use inspection::inspection_text;

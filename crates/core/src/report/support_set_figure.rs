@@ -4,6 +4,8 @@
 //! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that it
 //! fits light and dark mode, with defaults for use on its own.
 
+use crate::visible::escaped_xml;
+
 /// A figure of a support set.
 ///
 /// ```
@@ -76,7 +78,7 @@ impl SupportSetFigure {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
              height=\"{height}\" style=\"max-width:100%;height:auto\" role=\"img\" aria-label=\"{}\" \
              font-family=\"system-ui,-apple-system,'Segoe UI',Roboto,sans-serif\" font-size=\"12\">\n",
-            escaped(&self.description())
+            escaped_xml(&self.description())
         );
         for (row, class) in self.classes.iter().enumerate() {
             svg.push_str(&class.svg(EDGE + row * DOWN));
@@ -132,7 +134,7 @@ impl FigureItem {
             "<g><title>{}</title><rect x=\"{}\" y=\"{}\" width=\"{background}\" height=\"{background}\" rx=\"3\" fill=\"#fff\"/>\
              <rect x=\"{}\" y=\"{}\" width=\"{frame}\" height=\"{frame}\" rx=\"6\" fill=\"none\" stroke=\"{colour}\" \
              stroke-width=\"4\"{dashes}/><image x=\"{x}\" y=\"{y}\" width=\"{SIDE}\" height=\"{SIDE}\" href=\"{}\"/>",
-            escaped(&title),
+            escaped_xml(&title),
             left + 4,
             top + 4,
             left + 2,
@@ -155,15 +157,11 @@ impl FigureItem {
 fn shortened(name: &str, max: usize) -> String {
     let all: Vec<char> = name.chars().collect();
     if all.len() <= max {
-        return escaped(name);
+        return escaped_xml(name);
     }
     let end = (max - 1) / 2;
     let (head, tail) = (&all[..max - 1 - end], &all[all.len() - end..]);
-    escaped(&format!("{}…{}", head.iter().collect::<String>(), tail.iter().collect::<String>()))
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    escaped_xml(&format!("{}…{}", head.iter().collect::<String>(), tail.iter().collect::<String>()))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! Positive losses that span a wide range are on a logarithmic scale: otherwise the first steps would flatten all others.
 
 use super::Record;
+use crate::report::chart::spread_labels;
+use crate::visible::escaped_xml;
 
 /// Width of the image in pixels, like all lengths here.
 const WIDTH: f64 = 860.0;
@@ -57,7 +59,7 @@ pub(super) fn draw(title: &str, records: &[Record]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\"><style>{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
          <text class=\"title\" x=\"{MARGIN_LEFT}\" y=\"24\" font-size=\"15\">{}</text>\n",
-        escape_xml(title)
+        escaped_xml(title)
     );
     for (index, (name, lines)) in shown.iter().enumerate() {
         let panel = Panel::new(TITLE_HEIGHT + PANEL_HEIGHT * index as f64, last, lines);
@@ -166,7 +168,7 @@ impl Panel {
         let mut svg = format!(
             "<text class=\"title\" x=\"{MARGIN_LEFT}\" y=\"{:.1}\">{}</text>\n<g class=\"axis\">\n",
             self.top + 16.0,
-            escape_xml(name)
+            escaped_xml(name)
         );
         for &tick in &self.ticks {
             let y = self.y(tick);
@@ -203,7 +205,7 @@ impl Panel {
     /// The curves, with name and last value at the right end.
     fn lines(&self, lines: &[Line]) -> String {
         let ends = lines.iter().map(|line| line.points.last().map_or(0.0, |point| self.y(point.1))).collect();
-        let ends = self.spread_labels(ends);
+        let ends = spread_labels(ends, LABEL_GAP, self.top + PANEL_HEIGHT - MARGIN_BOTTOM);
         let drawn = lines.iter().zip(ends).enumerate().map(|(index, (line, label_y))| {
             let points: Vec<String> =
                 line.points.iter().map(|p| format!("{:.1},{:.1}", self.x(p.0), self.y(p.1))).collect();
@@ -218,29 +220,11 @@ impl Panel {
                 x + 12.0,
                 x + 16.0,
                 label_y + 4.0,
-                escape_xml(&line.name),
+                escaped_xml(&line.name),
                 label_number(end.1)
             )
         });
         drawn.collect()
-    }
-
-    /// Moves label positions (y coordinates) apart so that no label covers another; their order stays.
-    fn spread_labels(&self, wanted: Vec<f64>) -> Vec<f64> {
-        let mut order: Vec<usize> = (0..wanted.len()).collect();
-        order.sort_by(|&a, &b| wanted[a].total_cmp(&wanted[b]));
-        let mut placed = wanted.clone();
-        let mut last = f64::NEG_INFINITY;
-        for &label in &order {
-            placed[label] = wanted[label].max(last + LABEL_GAP);
-            last = placed[label];
-        }
-        let mut limit = self.top + PANEL_HEIGHT - MARGIN_BOTTOM;
-        for &label in order.iter().rev() {
-            placed[label] = placed[label].min(limit);
-            limit = placed[label] - LABEL_GAP;
-        }
-        placed
     }
 }
 
@@ -276,10 +260,6 @@ fn label_number(value: f64) -> String {
 fn tick_number(value: f64) -> String {
     let rounded = (value * 1e6).round() / 1e6;
     if rounded == 0.0 && value != 0.0 { format!("{value:.0e}") } else { rounded.to_string() }
-}
-
-fn escape_xml(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

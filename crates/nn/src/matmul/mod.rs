@@ -8,7 +8,7 @@ mod tiles;
 mod weighted_rows;
 
 pub(crate) use tiles::multiply_tuned;
-pub(crate) use weighted_rows::add_weighted_rows_tuned;
+pub(crate) use weighted_rows::{add_scaled, add_weighted_rows_tuned};
 pub use weighted_rows::{add_weighted_rows, add_weighted_rows_reference};
 
 use crate::real::Real;

@@ -4,7 +4,17 @@
 use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
+use crate::kernel::kernel;
 use crate::real::Real;
+
+kernel! {
+    /// `to += factor from`
+    pub(crate) fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to += factor * from;
+        }
+    }
+}
 
 /// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of prototypes is such a sum of
 /// queries.

@@ -5,8 +5,7 @@
 
 use super::gram_space::{CentringGradient, GramSpace};
 use crate::head::{Episode, FeatureGradient};
-use crate::kernel::kernel;
-use crate::matmul::add_weighted_rows;
+use crate::matmul::{add_scaled, add_weighted_rows};
 use crate::real::Real;
 
 /// The gradients of the inner products of one episode.
@@ -67,13 +66,4 @@ fn plus_transpose<T: Real>(matrix: &[T], size: usize) -> Vec<T> {
 /// The transpose of a matrix of `rows` x `columns`.
 fn transpose<T: Real>(matrix: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..matrix.len()).map(|index| matrix[index % rows * columns + index / rows]).collect()
-}
-
-kernel! {
-    /// `to += factor from`
-    fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to += factor * from;
-        }
-    }
 }

@@ -9,11 +9,10 @@
 use super::Tranfs;
 use super::encoder::{EncoderLayerCache, EncoderScratch, resized};
 use super::token_layout::{SupportSpan, TokenLayout, TranfsInput};
-use super::training::add_scaled;
 use crate::buffer::Buffer;
 use crate::head::FeatureGradient;
 use crate::kernel::kernel;
-use crate::matmul::{Matrix, MatrixMut, Write, multiply};
+use crate::matmul::{Matrix, MatrixMut, Write, add_scaled, multiply};
 use crate::memory::prefetch_line;
 use crate::real::{Real, dot};
 

@@ -5,10 +5,9 @@ use super::projections::{ProjectionBuffers, Workspace};
 use super::token_layout::{TokenLayout, TranfsInput};
 use super::{CleanLoss, Tranfs};
 use crate::head::{Episode, FeatureGradient};
-use crate::kernel::kernel;
 use crate::layers::dropout::Dropout;
 use crate::layers::loss;
-use crate::matmul::{Matrix, MatrixMut, Write, multiply};
+use crate::matmul::{Matrix, MatrixMut, Write, add_scaled, multiply};
 use crate::real::Real;
 
 impl<'a, T> TranfsInput<'a, T> {
@@ -183,14 +182,5 @@ impl<T: Real> SortedItems<'_, T> {
         let members = self.given.partition_point(|&given| (given as usize) < class)
             ..self.given.partition_point(|&given| given as usize <= class);
         members.filter(|&item| !self.mislabelled[item])
-    }
-}
-
-kernel! {
-    /// `to += factor from`
-    pub(super) fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to += factor * from;
-        }
     }
 }

@@ -11,6 +11,7 @@ pub use self::text::AuditTable;
 use crate::audit::{
     Action, Audit, AuditCounts, AuditedItem, DuplicateKind, ImageProblem, ProbableClass, Verdict,
 };
+use crate::visible::counted;
 
 /// The table of `trueshot audit` for a terminal: the suspect items, then a summary.
 impl std::fmt::Display for Audit {
@@ -47,11 +48,6 @@ fn probable_classes(item: &AuditedItem) -> String {
         format!("{} {}", probable.class.as_deref().unwrap_or("none of these"), percent(probable.p))
     };
     item.probable.iter().map(in_words).collect::<Vec<_>>().join(", ")
-}
-
-/// A number with its noun, such as "1 item" and "2 items".
-fn counted(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// What a repair would do, such as "42 items of 5 classes: 1 to relabel, 2 to quarantine, 3 to review, 36 to keep".

@@ -14,7 +14,7 @@ use super::{
 use crate::audit::{Action, Audit, AuditedItem, Duplicate, ImageProblem, ProbableClass, Verdict};
 use crate::embeddings::Embeddings;
 use crate::repair::RepairPlan;
-use crate::report::chart::escaped;
+use crate::visible::escaped_xml;
 
 /// Maximum number of items on a page; more thumbnails make it slow to open.
 const MAX_ITEMS: usize = 1200;
@@ -174,7 +174,7 @@ fn capitalised(text: &str) -> String {
 fn breakable(name: &str) -> String {
     let mut html = String::new();
     for character in name.chars() {
-        html.push_str(&escaped(character.encode_utf8(&mut [0; 4])));
+        html.push_str(&escaped_xml(character.encode_utf8(&mut [0; 4])));
         if matches!(character, '/' | '\\' | '_' | '-' | '.') {
             html.push_str("<wbr>");
         }

@@ -4,7 +4,8 @@
 use super::percent;
 use crate::audit::Audit;
 use crate::embeddings::Embeddings;
-use crate::report::chart::{COLOURS, escaped};
+use crate::report::chart::COLOURS;
+use crate::visible::escaped_xml;
 
 const WIDTH: f32 = 720.0;
 const HEIGHT: f32 = 460.0;
@@ -48,7 +49,7 @@ pub(super) fn svg(
             "<g class=\"mark c{}\" transform=\"translate({x:.1} {y:.1})\">",
             class % COLOURS
         ));
-        svg.push_str(&format!("<title>{}</title>", escaped(&tooltip)));
+        svg.push_str(&format!("<title>{}</title>", escaped_xml(&tooltip)));
         if suspect {
             svg.push_str("<circle class=\"ring\" r=\"9\"/>");
         }
@@ -74,7 +75,7 @@ fn legend(data: &Embeddings) -> String {
             "<li><svg class=\"mark c{}\" viewBox=\"-7 -7 14 14\" width=\"14\" height=\"14\" aria-hidden=\"true\"><path d=\"{}\"/></svg>{}</li>",
             class % COLOURS,
             SHAPES[class / COLOURS % SHAPES.len()],
-            escaped(name)
+            escaped_xml(name)
         ));
     }
     if data.classes().len() > MAX_LEGEND {
