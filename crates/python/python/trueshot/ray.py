@@ -3,10 +3,9 @@
 >>> import ray, trueshot as ts                                                      # doctest: +SKIP
 >>> ts.ray.audit(ray.data.read_parquet("tasks/")).write_parquet("audited/")         # doctest: +SKIP
 
-Every actor looks through whole blocks where they lie, by the functions of :mod:`trueshot` that take tables; this module says
-only how they are spread. Tasks do not know of each other, so the answers are those of one process, bit for bit, in whatever
-blocks and on whatever node; a block whose actor died is worked on again, and its rows are there once. The wheel must be
-installed on every node.
+Actors process blocks with the functions of :mod:`trueshot` that take tables; this module distributes the blocks. Tasks are
+independent, so results are identical to those of one process, for any blocks and nodes. If an actor dies, its block is
+processed again, and its rows are not repeated. The wheel must be installed on every node.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 >>> ts.spark.audit(spark.read.parquet("tasks/")).write.parquet("audited/")          # doctest: +SKIP
 >>> ts.spark.audit_samples(spark.read.parquet("samples/"), order="id").show()       # doctest: +SKIP
 
-Executors hand Arrow batches to the functions of :mod:`trueshot` that take tables; this module says only how they are spread, and
-what Spark is to call the results. Tasks do not know of each other, so the answers are those of one process, bit for bit, in
-whatever partitions; a partition whose worker died is worked on again, and its rows are there once. The wheel must be
-installed wherever executors run.
+Executors pass Arrow batches to the functions of :mod:`trueshot` that take tables; this module distributes the batches and
+defines the columns of the results. Tasks are independent, so results are identical to those of one process, for any
+partitions. If a worker dies, its partition is processed again, and its rows are not repeated. The wheel must be installed
+on every executor.
 """
 
 from __future__ import annotations
