@@ -21,10 +21,10 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::relabel::Relabel;
 
 use crate::conv4::STEP_SLOTS;
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value, check_shared};
 use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
-use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
+use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory};
 
 /// Threads of a block: of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of the kernels that
 /// work on parameters.
