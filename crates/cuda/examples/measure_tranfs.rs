@@ -136,7 +136,7 @@ fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> O
         println!("{}: relative error against the CPU {error:.2e}", tensor.name);
     }
     training.run(&steps)?;
-    print_times("tranfs", device, || training.launch_again())?;
+    print_times("tranfs", device, || training.launch_step())?;
     let start = Instant::now();
     for _ in 0..6 {
         training.run(&steps)?;

@@ -5,7 +5,8 @@ use trueshot_nn::tranfs::{Config, Tranfs};
 
 use super::input::{Limits, StepInput};
 use super::memory::{self, CHUNK, SHARED_WORDS};
-use super::{LOSS_THREADS, STEP_SLOTS, TranfsOptions, TranfsTraining};
+use super::{LOSS_THREADS, TranfsOptions, TranfsTraining};
+use crate::conv4::STEP_SLOTS;
 use crate::driver::{Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};

@@ -281,7 +281,7 @@ fn check_attention_maps(network: &Tranfs, limits: tranfs::Limits) -> Result<()> 
 
 impl GpuTraining for TranfsTraining {
     type Input = tranfs::StepInput;
-    const STEPS: usize = tranfs::STEP_SLOTS;
+    const STEPS: usize = trueshot_cuda::conv4::STEP_SLOTS;
 
     fn input(
         batch: &HeadBatch,
