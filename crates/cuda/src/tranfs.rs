@@ -22,12 +22,13 @@ use trueshot_nn::tranfs::{ClassTokens, Config, Tranfs};
 pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem};
 
 use self::input::{InputLayout, InputLimits};
-use self::joint::{BackboneArgument, JointArgument, JointBuffers};
+use self::joint::{JointArgument, JointBuffers};
 use self::memory::{Activations, Factors, KernelMemory, SharedMemory, Sizes, TranfsArgument, TranfsState};
 use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
 use crate::conv4::STEP_SLOTS;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
+use crate::joint::BackboneArgument;
 
 /// Threads of a thread block of `tranfs_layer` (`kernels/tranfs.cu`).
 const LAYER_THREADS: u32 = 256;

@@ -25,16 +25,6 @@ pub(super) struct JointArgument {
     item_rows: i32,
 }
 
-/// `struct TranfsBackbone` in `kernels/tranfs_update.cu`
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct BackboneArgument {
-    overflow: u64,
-    squares: u64,
-    square_count: i32,
-    padding: i32,
-}
-
 /// The buffers that joint training needs in addition.
 pub(super) struct JointBuffers {
     pub d_features: Buffer<f32>,
@@ -165,12 +155,7 @@ impl HeadTraining for TranfsTraining {
     }
 
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()> {
-        self.record_parameter_update(Some(BackboneArgument {
-            overflow: backbone.overflow.address(),
-            squares: backbone.squares.address(),
-            square_count: i32::try_from(backbone.square_count).expect("sizes are below 2^31"),
-            padding: 0,
-        }))
+        self.record_parameter_update(Some(backbone.into()))
     }
 
     fn finished_losses(&mut self) -> Result<Vec<[f32; 3]>> {
