@@ -225,12 +225,12 @@ impl NegMarginTraining {
         images: Option<DeviceImages>,
     ) -> Result<Self> {
         let network = Conv4Network::new(device, options.shape, options.images)?;
-        let optimiser = (&options.optimiser, options.clip);
+        let (len, optimiser) = (network.parameters.len(), (&options.optimiser, options.clip));
         let mut training = NegMarginTraining {
             device: device.clone(),
             images: options.images,
             classifier: CosineClassifier::new(device, options)?,
-            runner: StepRunner::new(device, &network, options.images, optimiser, images)?,
+            runner: StepRunner::new(device, options.shape, len, options.images, optimiser, images)?,
             network,
         };
         training.load(&Conv4State::new(parameters))?;
@@ -282,7 +282,8 @@ impl NegMarginTraining {
         self.classifier.second_moments.write(0, &of_squares)?;
         let Conv4State { updates, scale, good_steps, .. } = *state;
         let state = Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps };
-        self.runner.load(&mut self.network, &state)
+        self.network.load(&state.parameters)?;
+        self.runner.load(&state)
     }
 
     /// Runs steps and returns their losses.

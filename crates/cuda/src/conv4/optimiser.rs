@@ -63,12 +63,8 @@ pub(crate) struct Conv4Optimiser {
 }
 
 impl Conv4Optimiser {
-    pub fn new(device: &Device, network: &Conv4Network, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
-        Self::with_len(device, network.parameters.len(), adamw, clip)
-    }
-
     /// The state of an optimiser of `len` parameters.
-    pub fn with_len(device: &Device, len: usize, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
+    pub fn new(device: &Device, len: usize, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
         Ok(Conv4Optimiser {
             device: device.clone(),
             options: AdamWOptions::new(adamw, clip),

@@ -27,33 +27,33 @@ pub(crate) struct StepRunner {
 }
 
 impl StepRunner {
-    /// Steps of `images` images, which come from `data_set` or with the steps.
+    /// Steps of `images` images of this shape, which come from `data_set` or with the steps, and an optimiser of `len`
+    /// parameters.
     pub fn new(
         device: &Device,
-        network: &Conv4Network,
+        shape: Shape,
+        len: usize,
         images: usize,
         (adamw, clip): (&AdamWConfig, f64),
         data_set: Option<DeviceImages>,
     ) -> Result<Self> {
-        let shape = network.shape();
         Ok(StepRunner {
             device: device.clone(),
             shape,
             images,
             feed: ImageFeed::new(device, shape, images, data_set)?,
             labels: device.zeros(STEP_SLOTS * images)?,
-            optimiser: Conv4Optimiser::new(device, network, adamw, clip)?,
+            optimiser: Conv4Optimiser::new(device, len, adamw, clip)?,
             graph: None,
             done: 0,
         })
     }
 
-    /// Replaces the parameters of the network and the state of the optimiser.
+    /// Replaces the state of the optimiser.
     ///
     /// # Panics
-    /// If a length is not that of the layout.
-    pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State) -> Result<()> {
-        network.load(&state.parameters)?;
+    /// If a length is not that of the parameters.
+    pub fn load(&mut self, state: &Conv4State) -> Result<()> {
         self.optimiser.load(state, self.done)
     }
 

@@ -104,7 +104,7 @@ impl<H: HeadTraining> JointTraining<H> {
             device: device.clone(),
             layout,
             feed: ImageFeed::new(device, options.shape, rows, images)?,
-            optimiser: Conv4Optimiser::new(device, &backbone, &options.optimiser, options.clip)?,
+            optimiser: Conv4Optimiser::new(device, parameters.len(), &options.optimiser, options.clip)?,
             slots: device.zeros(STEP_SLOTS * layout.len())?,
             points: device.zeros(points)?,
             d_points: device.zeros(points)?,
