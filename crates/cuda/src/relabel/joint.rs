@@ -88,7 +88,7 @@ impl RelabelTraining {
 }
 
 /// # Panics
-/// The methods panic if the run was not made by [`RelabelTraining::joint`].
+/// The methods that need the gradient of the features panic if the run was not made by [`RelabelTraining::joint`].
 impl HeadTraining for RelabelTraining {
     type StepInput = StepInput;
     type StepLosses = StepLosses;

@@ -116,7 +116,7 @@ impl TranfsTraining {
 }
 
 /// # Panics
-/// The methods panic if the run was not made by [`TranfsTraining::joint`].
+/// The methods that need the gradient of the features panic if the run was not made by [`TranfsTraining::joint`].
 impl HeadTraining for TranfsTraining {
     type StepInput = StepInput;
     /// Queries, clean, mislabelled.
