@@ -32,7 +32,7 @@ pub(crate) use network::Chunk;
 pub(crate) use network::Conv4Network;
 pub(crate) use optimiser::{Conv4Optimiser, OtherSquares, TrainingState};
 pub(crate) use prototypes::EpisodeShape;
-pub(crate) use steps::StepRunner;
+pub(crate) use steps::{StepRunner, adjacent_slots};
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;

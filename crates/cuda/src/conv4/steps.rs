@@ -10,6 +10,14 @@ use super::{Conv4State, STEP_SLOTS, StepInput};
 use crate::driver::{Buffer, Device, Graph};
 use crate::error::Result;
 
+/// The steps after the first `done`, in parts whose slots are adjacent, each with its first slot: two parts where the ring
+/// buffer wraps around.
+pub(crate) fn adjacent_slots<T>(done: u32, steps: &[T]) -> impl Iterator<Item = (usize, &[T])> {
+    let first = done as usize % STEP_SLOTS;
+    let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
+    [(first, before_end), (0, after_end)].into_iter().filter(|(_, steps)| !steps.is_empty())
+}
+
 /// Copies the inputs of steps to the device and launches the graph of a step until all steps are finished. The methods take
 /// the kernels of a step as `record`, which must be the same in every call.
 pub(crate) struct StepRunner {
@@ -88,14 +96,7 @@ impl StepRunner {
 
     /// Copies the inputs of the next steps to their slots: one copy per array, two where the ring buffer wraps around.
     pub fn write(&mut self, steps: &[StepInput]) -> Result<()> {
-        let first = self.done as usize % STEP_SLOTS;
-        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
-        for (slot, steps) in [(first, before_end), (0, after_end)] {
-            if !steps.is_empty() {
-                self.write_adjacent(slot, steps)?;
-            }
-        }
-        Ok(())
+        adjacent_slots(self.done, steps).try_for_each(|(slot, steps)| self.write_adjacent(slot, steps))
     }
 
     fn write_adjacent(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {
