@@ -14,7 +14,7 @@ use trueshot_cuda::conv4::{
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, TrainingPass, initial};
 
-use support::random;
+use support::{StepTimes, random, time_steps};
 
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
@@ -60,24 +60,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (d / b.iter().map(|&b| f64::from(b).powi(2)).sum::<f64>()).sqrt()
     };
     println!("features: relative error against the CPU {:.2e}", error(&own, &features));
-    let mut times = Vec::new();
-    for _ in 0..REPEATS {
-        let start = Instant::now();
-        training.launch_step()?;
-        training.synchronise()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
-    times.sort_by(f64::total_cmp);
-    let start = Instant::now();
-    for _ in 0..REPEATS {
-        training.launch_step()?;
-    }
-    training.synchronise()?;
-    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    let times = time_steps(REPEATS, || training.launch_step(), || device.synchronise())?;
+    let StepTimes { median, least, pipelined } = times;
     println!(
-        "{{\"name\":\"proto{size}\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
-        times[REPEATS / 2],
-        times[0]
+        "{{\"name\":\"proto{size}\",\"ms\":{median:.4},\"min_ms\":{least:.4},\"pipelined_ms\":{pipelined:.4}}}"
     );
 
     // With gather and augmentation, 64 steps per call.

@@ -19,7 +19,7 @@ use trueshot_nn::head::{Episode, Head, JointHead};
 use trueshot_nn::parameters::Role;
 use trueshot_nn::tranfs::{Config, Tranfs};
 
-use support::random;
+use support::{StepTimes, random, time_steps};
 
 const WAYS: usize = 5;
 const SHOTS: usize = 5;
@@ -90,25 +90,11 @@ fn for_each_episode<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: i
 fn print_times(
     name: &str,
     device: &Device,
-    mut launch: impl FnMut() -> Result<(), trueshot_cuda::Error>,
+    launch: impl FnMut() -> Result<(), trueshot_cuda::Error>,
 ) -> Result<(), trueshot_cuda::Error> {
-    let mut times = Vec::new();
-    for _ in 0..REPEATS {
-        let start = Instant::now();
-        launch()?;
-        device.synchronise()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
-    times.sort_by(f64::total_cmp);
-    let start = Instant::now();
-    for _ in 0..REPEATS {
-        launch()?;
-    }
-    device.synchronise()?;
-    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
-    let (median, min) = (times[REPEATS / 2], times[0]);
+    let StepTimes { median, least, pipelined } = time_steps(REPEATS, launch, || device.synchronise())?;
     println!(
-        "{{\"name\":\"{name}\",\"ms\":{median:.4},\"min_ms\":{min:.4},\"pipelined_ms\":{pipelined:.4}}}"
+        "{{\"name\":\"{name}\",\"ms\":{median:.4},\"min_ms\":{least:.4},\"pipelined_ms\":{pipelined:.4}}}"
     );
     Ok(())
 }
@@ -136,7 +122,7 @@ fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> O
         println!("{}: relative error against the CPU {error:.2e}", tensor.name);
     }
     training.run(&steps)?;
-    print_times("tranfs", device, || training.launch_again())?;
+    print_times("tranfs", device, || training.launch_step())?;
     let start = Instant::now();
     for _ in 0..6 {
         training.run(&steps)?;

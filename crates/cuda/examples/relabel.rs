@@ -10,7 +10,6 @@
 mod support;
 
 use std::fmt::Write as _;
-use std::time::Instant;
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::STEP_SLOTS;
@@ -22,7 +21,7 @@ use trueshot_cuda::relabel::{
 use trueshot_nn::head::{Episode, Head};
 use trueshot_nn::relabel::{Config, ItemView, Relabel};
 
-use support::random;
+use support::{StepTimes, random, time_steps};
 
 const EPISODES: usize = 32;
 const WAYS: usize = 5;
@@ -168,26 +167,11 @@ fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
 fn print_times(
     name: &str,
     device: &Device,
-    mut launch: impl FnMut() -> trueshot_cuda::Result<()>,
+    launch: impl FnMut() -> trueshot_cuda::Result<()>,
 ) -> trueshot_cuda::Result<()> {
-    let mut times = Vec::new();
-    for _ in 0..REPEATS {
-        let start = Instant::now();
-        launch()?;
-        device.synchronise()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
-    times.sort_by(f64::total_cmp);
-    let start = Instant::now();
-    for _ in 0..REPEATS {
-        launch()?;
-    }
-    device.synchronise()?;
-    let pipelined = start.elapsed().as_secs_f64() * 1e3 / REPEATS as f64;
+    let StepTimes { median, least, pipelined } = time_steps(REPEATS, launch, || device.synchronise())?;
     println!(
-        "{{\"name\":\"{name}\",\"stack\":\"trueshot\",\"ms\":{:.4},\"min_ms\":{:.4},\"pipelined_ms\":{pipelined:.4}}}",
-        times[REPEATS / 2],
-        times[0]
+        "{{\"name\":\"{name}\",\"stack\":\"trueshot\",\"ms\":{median:.4},\"min_ms\":{least:.4},\"pipelined_ms\":{pipelined:.4}}}"
     );
     Ok(())
 }

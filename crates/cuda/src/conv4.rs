@@ -32,7 +32,7 @@ pub(crate) use network::Chunk;
 pub(crate) use network::Conv4Network;
 pub(crate) use optimiser::{Conv4Optimiser, OtherSquares, TrainingState};
 pub(crate) use prototypes::EpisodeShape;
-pub(crate) use steps::StepRunner;
+pub(crate) use steps::{StepRunner, adjacent_slots};
 
 /// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
 pub const STEP_SLOTS: usize = 64;
@@ -166,11 +166,11 @@ impl Conv4Training {
         images: Option<DeviceImages>,
     ) -> Result<Self> {
         let network = Conv4Network::new(device, options.shape, options.images())?;
-        let optimiser = (&options.optimiser, options.clip);
+        let (len, optimiser) = (network.parameters.len(), (&options.optimiser, options.clip));
         let mut training = Conv4Training {
             device: device.clone(),
             loss: PrototypeLoss::new(device, &options)?,
-            runner: StepRunner::new(device, &network, options.images(), optimiser, images)?,
+            runner: StepRunner::new(device, options.shape, len, options.images(), optimiser, images)?,
             network,
             options,
         };
@@ -223,7 +223,8 @@ impl Conv4Training {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, state: &Conv4State) -> Result<()> {
-        self.runner.load(&mut self.network, state)
+        self.network.load(&state.parameters)?;
+        self.runner.load(state)
     }
 
     /// Runs steps and returns their losses.

@@ -141,15 +141,6 @@ impl Device {
         }
     }
 
-    /// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory.
-    pub(crate) fn check_shared(&self, what: &'static str, bytes: usize) -> Result<()> {
-        let limit = self.shared_limit();
-        match bytes > limit {
-            true => Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 }),
-            false => Ok(()),
-        }
-    }
-
     /// Whether kernels with Hopper's `wgmma` instructions can run.
     pub fn has_wgmma(&self) -> bool {
         match &*self.backend {
@@ -319,6 +310,14 @@ impl Device {
                 Ok(Graph { device: self.clone(), work: Work::Emulated(emulator.end_recording()) })
             }
         }
+    }
+}
+
+/// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, of `limit`.
+pub(crate) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Result<()> {
+    match bytes > limit {
+        true => Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 }),
+        false => Ok(()),
     }
 }
 

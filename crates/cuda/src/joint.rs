@@ -11,6 +11,8 @@ mod training;
 pub use inputs::{JointEpisode, JointPart, JointStep};
 pub use training::{JointOptions, JointState, JointTraining};
 
+use bytemuck::{Pod, Zeroable};
+
 use crate::driver::{Address, Buffer};
 use crate::error::Result;
 
@@ -23,6 +25,28 @@ pub struct BackboneUpdate {
     pub squares: Address<f64>,
     /// The number of these sums.
     pub square_count: usize,
+}
+
+/// [`BackboneUpdate`] as the kernels of the heads take it (`Backbone` in `kernels/relabel_optimiser.cu`, `TranfsBackbone` in
+/// `kernels/tranfs_update.cu`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+pub(crate) struct BackboneArgument {
+    overflow: u64,
+    squares: u64,
+    square_count: i32,
+    padding: i32,
+}
+
+impl From<&BackboneUpdate> for BackboneArgument {
+    fn from(backbone: &BackboneUpdate) -> Self {
+        BackboneArgument {
+            overflow: backbone.overflow.address(),
+            squares: backbone.squares.address(),
+            square_count: i32::try_from(backbone.square_count).expect("sizes are below 2^31"),
+            padding: 0,
+        }
+    }
 }
 
 /// A head whose features a backbone computes in the same step.

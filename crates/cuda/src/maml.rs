@@ -18,9 +18,8 @@ mod tangent;
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
 
-use crate::conv4::optimiser::Conv4Optimiser;
-use crate::conv4::{Conv4State, DeviceImages, ImageFeed, STEP_SLOTS, StepInput};
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
+use crate::conv4::{Conv4State, DeviceImages, StepInput, StepRunner};
+use crate::driver::{Argument, Buffer, Device, Grid, KernelTimes, Queue, Value};
 use crate::error::{Error, Result};
 pub use evaluation::{EvaluationOptions, MamlEvaluation, MamlTask};
 use memory::{GroupMemory, GroupSize};
@@ -79,14 +78,17 @@ fn largest_group(
 
 /// MAML in training on a GPU.
 pub struct MamlTraining {
+    kernels: StepKernels,
+    runner: StepRunner,
+}
+
+/// The memory of a step, and the kernels that work on it.
+struct StepKernels {
     device: Device,
     options: MamlOptions,
     memory: GroupMemory,
     /// Tasks that run at once.
     at_once: usize,
-    feed: ImageFeed,
-    /// `[slot][task][support + queries]`
-    labels: Buffer<u32>,
     /// The loss of each query, `[task][queries]`.
     losses: Buffer<f32>,
     /// The parameters that every task starts from.
@@ -94,10 +96,6 @@ pub struct MamlTraining {
     /// The sum of the gradients of the tasks.
     total: Buffer<f32>,
     squares: Buffer<f64>,
-    optimiser: Conv4Optimiser,
-    graph: Option<Graph>,
-    /// Steps that the device has finished.
-    done: u32,
 }
 
 impl MamlTraining {
@@ -129,42 +127,38 @@ impl MamlTraining {
         let MamlOptions { size, tasks, queries, .. } = options;
         assert!(size.shape.is_possible(), "{size:?}");
         assert!(options.adaptation.steps > 0, "an adaptation has steps");
-        let images_of_step = tasks * options.images();
-        let feed = ImageFeed::new(device, size.shape, images_of_step, images)?;
-        let len = layout(size).len();
+        let (len, images_of_step) = (layout(size).len(), tasks * options.images());
+        let optimiser = (&options.optimiser, options.clip);
+        let runner = StepRunner::new(device, size.shape, len, images_of_step, optimiser, images)?;
         let (at_once, memory) = largest_group(device, tasks.min(limit), |tasks| options.group_size(tasks))?;
-        let mut training = MamlTraining {
+        let kernels = StepKernels {
             device: device.clone(),
             memory,
             at_once,
-            feed,
-            labels: device.zeros(STEP_SLOTS * images_of_step)?,
             losses: device.zeros(tasks * queries)?,
             shared: device.zeros(len)?,
             total: device.zeros(len)?,
             squares: device.zeros(element_count(size).div_ceil(256))?,
-            optimiser: Conv4Optimiser::with_len(device, len, &options.optimiser, options.clip)?,
             options,
-            graph: None,
-            done: 0,
         };
+        let mut training = MamlTraining { kernels, runner };
         training.load(&Conv4State::new(parameters))?;
         Ok(training)
     }
 
     /// The parameters that every task starts from.
     pub fn parameters(&self) -> Result<Vec<f32>> {
-        self.shared.read()
+        self.kernels.shared.read()
     }
 
     /// The sum of the gradients of the last step's tasks.
     pub fn gradient(&self) -> Result<Vec<f32>> {
-        self.total.read()
+        self.kernels.total.read()
     }
 
     /// Everything that later steps depend on.
     pub fn state(&self) -> Result<Conv4State> {
-        self.optimiser.state(&self.shared)
+        self.runner.optimiser.state(&self.kernels.shared)
     }
 
     /// Replaces parameters and the state of the optimiser.
@@ -172,9 +166,9 @@ impl MamlTraining {
     /// # Panics
     /// If a length is not that of the layout.
     pub fn load(&mut self, state: &Conv4State) -> Result<()> {
-        assert_eq!(state.parameters.len(), self.shared.len(), "parameters of this layout");
-        self.shared.write(0, &state.parameters)?;
-        self.optimiser.load(state, self.done)
+        assert_eq!(state.parameters.len(), self.kernels.shared.len(), "parameters of this layout");
+        self.kernels.shared.write(0, &state.parameters)?;
+        self.runner.load(state)
     }
 
     /// Runs steps and returns their losses. Labels and images of a step are those of its tasks one after the other, of each
@@ -184,68 +178,33 @@ impl MamlTraining {
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later step is run.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length or is of another
+    /// kind than the run.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
-        assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
-        // There is memory for the prepared images of one step only.
-        let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
-        let mut losses = Vec::new();
-        for steps in steps.chunks(at_a_time) {
-            self.write_slots(steps)?;
-            losses.extend(self.launch_steps(steps.len())?);
-            if losses.last().is_some_and(|loss| !loss.is_finite()) {
-                break;
-            }
-        }
-        Ok(losses)
+        let MamlTraining { kernels, runner } = self;
+        runner.run(steps, |runner| kernels.record_step(runner))
     }
 
     /// Launches the graph of one step on the inputs that its slot has, and does not wait. For measurements.
     pub fn launch_step(&mut self) -> Result<()> {
-        self.graph()?.launch()
+        let MamlTraining { kernels, runner } = self;
+        runner.launch(|runner| kernels.record_step(runner))
     }
 
     /// The times of the kernels of a step. The run cannot be continued afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
-        self.device.kernel_times(|| self.record_step())
+        self.kernels.device.kernel_times(|| self.kernels.record_step(&self.runner))
     }
 
     /// Waits for the device.
     pub fn synchronise(&self) -> Result<()> {
-        self.device.synchronise()
+        self.kernels.device.synchronise()
     }
+}
 
-    fn write_slots(&mut self, steps: &[StepInput]) -> Result<()> {
-        let images = self.options.tasks * self.options.images();
-        for (number, step) in steps.iter().enumerate() {
-            assert_eq!(step.labels.len(), images, "labels of the tasks of one step");
-            assert_eq!(step.images.count(self.options.size.shape), images, "images of the tasks of one step");
-            let slot = (self.done as usize + number) % STEP_SLOTS;
-            self.labels.write(slot * images, &step.labels)?;
-            self.optimiser.rates.write(slot, &[step.rate])?;
-            self.feed.write(slot, std::iter::once(&step.images))?;
-        }
-        Ok(())
-    }
-
-    /// Launches graphs until `count` more steps are finished.
-    fn launch_steps(&mut self, count: usize) -> Result<Vec<f32>> {
-        self.graph()?;
-        let graph = self.graph.as_ref().expect("just recorded");
-        let (first, target) = (self.done, self.done + count as u32);
-        self.done = self.optimiser.finish_steps(first, count, |_| graph.launch())?;
-        self.optimiser.losses(first, self.done, target)
-    }
-
-    fn graph(&mut self) -> Result<&Graph> {
-        if self.graph.is_none() {
-            self.graph = Some(self.device.clone().capture(|| self.record_step())?);
-        }
-        Ok(self.graph.as_ref().expect("just set"))
-    }
-
+impl StepKernels {
     /// The groups of tasks of a step.
-    fn groups(&self) -> impl Iterator<Item = Group<'_>> {
+    fn groups<'a>(&'a self, runner: &'a StepRunner) -> impl Iterator<Item = Group<'a>> {
         let MamlOptions { size, tasks, .. } = self.options;
         (0..tasks).step_by(self.at_once).map(move |first_task| Group {
             device: &self.device,
@@ -254,16 +213,16 @@ impl MamlTraining {
             tasks: self.at_once.min(tasks - first_task),
             first_task,
             of_step: tasks,
-            labels: &self.labels,
-            state: &self.optimiser.state,
+            labels: &runner.labels,
+            state: &runner.optimiser.state,
         })
     }
 
     /// Starts all kernels of one step.
-    fn record_step(&self) -> Result<()> {
+    fn record_step(&self, runner: &StepRunner) -> Result<()> {
         let Adaptation { rate, steps } = self.options.adaptation;
-        for group in self.groups() {
-            group.adapt_all(&self.feed, &self.shared, self.options.adaptation)?;
+        for group in self.groups(runner) {
+            group.adapt_all(&runner.feed, &self.shared, self.options.adaptation)?;
             group.query_gradients(&self.losses)?;
             if self.options.order == GradientOrder::Second {
                 for step in (0..steps).rev() {
@@ -272,7 +231,7 @@ impl MamlTraining {
             }
             self.record_total(&group)?;
         }
-        self.record_update()
+        self.record_update(runner)
     }
 
     /// Adds the gradients of a group.
@@ -289,13 +248,13 @@ impl MamlTraining {
     }
 
     /// Updates the shared parameters and ends the step.
-    fn record_update(&self) -> Result<()> {
-        let group = self.groups().next().expect("a step has tasks");
+    fn record_update(&self, runner: &StepRunner) -> Result<()> {
+        let optimiser = &runner.optimiser;
+        let group = self.groups(runner).next().expect("a step has tasks");
         let shape = Value(group.shape(&self.memory.queries));
-        self.optimiser.record_shared_update(&self.shared, &self.total, &self.squares, &shape)?;
+        optimiser.record_shared_update(&self.shared, &self.total, &self.squares, &shape)?;
         let count = Value((self.options.tasks * self.options.queries) as i32);
-        let arguments: [&dyn Argument; 4] =
-            [&self.losses, &count, &self.optimiser.mean_losses, &self.optimiser.state];
+        let arguments: [&dyn Argument; 4] = [&self.losses, &count, &optimiser.mean_losses, &optimiser.state];
         self.device.launch(Queue::Main, "finish_meta_step", Grid::new(1, 32), &arguments)
     }
 }

@@ -113,16 +113,6 @@ impl CosineClassifier {
         })
     }
 
-    fn launch(
-        &self,
-        queue: Queue,
-        kernel: &'static str,
-        grid: Grid,
-        arguments: &[&dyn Argument],
-    ) -> Result<()> {
-        self.device.launch(queue, kernel, grid, arguments)
-    }
-
     /// From the features of `network` to the losses, the gradient of the features, and on the side queue that of the
     /// directions. The side queue must be joined before [`CosineClassifier::record_update`].
     fn record_losses(
@@ -138,25 +128,25 @@ impl CosineClassifier {
         let (image_tiles, class_tiles) = (tiles(self.shape.images), tiles(self.shape.classes));
         let arguments: [&dyn Argument; 5] = [features, weights, cosines, inverse_lengths, &shape];
         let grid = Grid::new(class_tiles, THREADS).rows(image_tiles);
-        self.launch(Queue::Main, "class_cosines", grid, &arguments)?;
+        self.device.launch(Queue::Main, "class_cosines", grid, &arguments)?;
         let arguments: [&dyn Argument; 7] = [cosines, labels, losses, d_cosines, projections, state, &shape];
         let grid = Grid::new((self.shape.images as usize).div_ceil(SPLIT), THREADS);
-        self.launch(Queue::Main, "margin_losses", grid, &arguments)?;
+        self.device.launch(Queue::Main, "margin_losses", grid, &arguments)?;
         self.device.fork()?;
         let CosineClassifier { gradients, squares, square, .. } = self;
         let arguments: [&dyn Argument; 9] =
             [features, weights, cosines, d_cosines, inverse_lengths, gradients, squares, state, &shape];
         let grid = Grid::new(units, THREADS).rows(class_tiles);
-        self.launch(Queue::Side, "class_gradients", grid, &arguments)?;
+        self.device.launch(Queue::Side, "class_gradients", grid, &arguments)?;
         if self.clip {
             let arguments: [&dyn Argument; 3] = [squares, &Value(squares.len() as i32), square];
-            self.launch(Queue::Side, "sum_squares", Grid::new(1, 256), &arguments)?;
+            self.device.launch(Queue::Side, "sum_squares", Grid::new(1, 256), &arguments)?;
         }
         let d_features = network.feature_gradient();
         let arguments: [&dyn Argument; 7] =
             [features, weights, d_cosines, projections, inverse_lengths, d_features, &shape];
         let grid = Grid::new(units, THREADS).rows(image_tiles);
-        self.launch(Queue::Main, "cosine_feature_gradients", grid, &arguments)
+        self.device.launch(Queue::Main, "cosine_feature_gradients", grid, &arguments)
     }
 
     fn units(&self) -> usize {
@@ -184,7 +174,7 @@ impl CosineClassifier {
             &Value(self.weights.len() as i32),
         ];
         let grid = Grid::new(self.weights.len().div_ceil(256), 256);
-        self.launch(Queue::Main, "update_class_weights", grid, &arguments)
+        self.device.launch(Queue::Main, "update_class_weights", grid, &arguments)
     }
 
     /// Values of the device, `[class][pixel][64]`, as `[class][64][pixel]`.
@@ -235,12 +225,12 @@ impl NegMarginTraining {
         images: Option<DeviceImages>,
     ) -> Result<Self> {
         let network = Conv4Network::new(device, options.shape, options.images)?;
-        let optimiser = (&options.optimiser, options.clip);
+        let (len, optimiser) = (network.parameters.len(), (&options.optimiser, options.clip));
         let mut training = NegMarginTraining {
             device: device.clone(),
             images: options.images,
             classifier: CosineClassifier::new(device, options)?,
-            runner: StepRunner::new(device, &network, options.images, optimiser, images)?,
+            runner: StepRunner::new(device, options.shape, len, options.images, optimiser, images)?,
             network,
         };
         training.load(&Conv4State::new(parameters))?;
@@ -292,7 +282,8 @@ impl NegMarginTraining {
         self.classifier.second_moments.write(0, &of_squares)?;
         let Conv4State { updates, scale, good_steps, .. } = *state;
         let state = Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps };
-        self.runner.load(&mut self.network, &state)
+        self.network.load(&state.parameters)?;
+        self.runner.load(&state)
     }
 
     /// Runs steps and returns their losses.

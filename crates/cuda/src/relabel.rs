@@ -21,10 +21,11 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::relabel::Relabel;
 
 use crate::conv4::STEP_SLOTS;
-use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
+use crate::conv4::optimiser::AdamWOptions;
+use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value, check_shared};
 use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
-use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory, check_shared};
+use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory};
 
 /// Threads of a block: of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of the kernels that
 /// work on parameters.
@@ -74,12 +75,7 @@ pub struct StepLosses {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceOptimiser {
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
-    weight_decay: f32,
-    l2: f32,
-    clip: f32,
+    options: AdamWOptions,
     len: i32,
     square_count: i32,
     parameters: u64,
@@ -359,15 +355,9 @@ impl RelabelTraining {
     }
 
     fn optimiser(&self, memory: &StepMemory) -> DeviceOptimiser {
-        let OptimiserOptions { adamw, clip } = self.options;
         let persistent = &self.persistent;
         DeviceOptimiser {
-            beta1: adamw.beta1 as f32,
-            beta2: adamw.beta2 as f32,
-            epsilon: adamw.epsilon as f32,
-            weight_decay: adamw.weight_decay as f32,
-            l2: adamw.l2 as f32,
-            clip: clip as f32,
+            options: AdamWOptions::new(&self.options.adamw, self.options.clip),
             len: persistent.parameters.len() as i32,
             square_count: persistent.squares.len() as i32,
             parameters: persistent.parameters.address(),

@@ -22,14 +22,14 @@ use trueshot_nn::tranfs::{ClassTokens, Config, Tranfs};
 pub use self::input::{EpisodeInput, Limits, PartInput, Query, StepInput, SupportItem};
 
 use self::input::{InputLayout, InputLimits};
-use self::joint::{BackboneArgument, JointArgument, JointBuffers};
+use self::joint::{JointArgument, JointBuffers};
 use self::memory::{Activations, Factors, KernelMemory, SharedMemory, Sizes, TranfsArgument, TranfsState};
 use self::tasks::{GradientTask, PackedPlaces, ParameterPlaces, UpdateTask};
+use crate::conv4::STEP_SLOTS;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Queue, Value};
 use crate::error::Result;
+use crate::joint::BackboneArgument;
 
-/// The number of steps that the device holds inputs and results of (`kernels/common.cuh`).
-pub const STEP_SLOTS: usize = 64;
 /// Threads of a thread block of `tranfs_layer` (`kernels/tranfs.cu`).
 const LAYER_THREADS: u32 = 256;
 /// Threads of a thread block of `tranfs_prototypes` and `tranfs_losses` (`kernels/tranfs_losses.cu`).
@@ -271,7 +271,7 @@ impl TranfsTraining {
     }
 
     /// Launches the graph of a step with the inputs that its slot still has, and does not wait. For measurements.
-    pub fn launch_again(&mut self) -> Result<()> {
+    pub fn launch_step(&mut self) -> Result<()> {
         self.done += 1;
         self.graph()?.launch()
     }

@@ -300,6 +300,14 @@ pub fn max_of<T: Real>(values: &[T], least: T) -> T {
     largest[0]
 }
 
+/// `to += factor from`
+#[inline(always)]
+pub(crate) fn add_scaled_row<T: Real>(to: &mut [T], from: &[T], factor: T) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to += factor * from;
+    }
+}
+
 /// The sum of a reduction's partial sums, by halving.
 #[inline(always)]
 pub fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {

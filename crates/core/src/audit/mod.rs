@@ -353,11 +353,6 @@ impl Audit {
         order.sort_by(|&a, &b| self.items[b].p_wrong.total_cmp(&self.items[a].p_wrong));
         order
     }
-
-    /// Whether at least one item is suspect.
-    pub fn finds_something(&self) -> bool {
-        self.counts.suspect > 0
-    }
 }
 
 impl AuditedItem {

@@ -9,14 +9,9 @@
 //! `scale` is 1 in easyfsl and 10 in the paper, which also adds only the most confident queries of a class. Prototypes
 //! are combinations of items and queries, so everything follows from their inner products.
 
-use std::sync::Arc;
-
-use super::centring::{Centre, JointGram, Preparation, PresentClasses, dot, inverse_length};
+use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive, dot, inverse_length};
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method};
-use crate::classifier::{Classifier, TransductiveScorer};
-use crate::error::Result;
-use crate::rng::Rng;
+use crate::classifier::TransductiveScorer;
 use crate::task::{Queries, Task};
 
 /// The description of the parameter `scale`, which `laplacianshot` shares.
@@ -33,26 +28,16 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     transductive: true,
     build: |given: &Parameters| {
         let scale = f64::from(given.not_negative("scale")?);
-        Ok(Box::new(BdCspn { scale, preparation: Preparation::parse(given)? }))
+        let scorer = BdCspn { scale, preparation: Preparation::parse(given)? };
+        Ok(Transductive::boxed(scorer, |scorer| &scorer.preparation))
     },
 };
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct BdCspn {
     /// Factor of the cosines in the weights.
     scale: f64,
     preparation: Preparation,
-}
-
-impl Method for BdCspn {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        self.preparation.centre.check(task)?;
-        Ok(Fitted { classifier: Classifier::Transductive(Arc::new(self.clone())), assessments: None })
-    }
-
-    fn is_transductive(&self) -> bool {
-        true
-    }
 }
 
 impl TransductiveScorer for BdCspn {

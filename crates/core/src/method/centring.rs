@@ -4,13 +4,16 @@
 //! training classes, the mean of the support set, or none.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use trueshot_nn::products;
 
 use super::registry::{Parameter, Parameters};
-use crate::classifier::centred_unit;
+use super::{Fitted, Method};
+use crate::classifier::{Classifier, TransductiveScorer, centred_unit};
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
+use crate::rng::Rng;
 use crate::task::{Queries, Task};
 
 /// What is allowed as the value of the parameter `centre`.
@@ -90,6 +93,29 @@ fn mean_row(embeddings: &Embeddings) -> Vec<f32> {
         sums.iter_mut().zip(row.iter()).for_each(|(sum, &value)| *sum += f64::from(value));
     }
     sums.into_iter().map(|sum| (sum / embeddings.len() as f64) as f32).collect()
+}
+
+/// A transductive method: its scorer, and where that has the preparation of its rows.
+pub(super) struct Transductive<S> {
+    scorer: Arc<S>,
+    preparation: fn(&S) -> &Preparation,
+}
+
+impl<S: TransductiveScorer + 'static> Transductive<S> {
+    pub fn boxed(scorer: S, preparation: fn(&S) -> &Preparation) -> Box<dyn Method> {
+        Box::new(Transductive { scorer: Arc::new(scorer), preparation })
+    }
+}
+
+impl<S: TransductiveScorer + 'static> Method for Transductive<S> {
+    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
+        (self.preparation)(&self.scorer).centre.check(task)?;
+        Ok(Fitted { classifier: Classifier::Transductive(self.scorer.clone()), assessments: None })
+    }
+
+    fn is_transductive(&self) -> bool {
+        true
+    }
 }
 
 /// The transformation of rows before a transductive method works on them: centring, then scaling to unit length.

@@ -7,15 +7,10 @@
 //!
 //! Defaults are those of easyfsl; the paper tunes `lambda` on validation classes.
 
-use std::sync::Arc;
-
 use super::bd_cspn::{SCALE, query_rows, rectified_prototypes};
-use super::centring::{Centre, JointGram, Preparation, PresentClasses, dot};
+use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive, dot};
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method};
-use crate::classifier::{Classifier, TransductiveScorer};
-use crate::error::Result;
-use crate::rng::Rng;
+use crate::classifier::TransductiveScorer;
 use crate::task::{Queries, Task};
 
 pub(super) const INFO: MethodInfo = MethodInfo {
@@ -35,20 +30,21 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     ],
     transductive: true,
     build: |given: &Parameters| {
-        Ok(Box::new(LaplacianShot {
+        let scorer = LaplacianShot {
             lambda: f64::from(given.not_negative("lambda")?),
             knn: given.count("knn")?,
             steps: given.count("steps")?,
             scale: f64::from(given.not_negative("scale")?),
             preparation: Preparation::parse(given)?,
-        }))
+        };
+        Ok(Transductive::boxed(scorer, |scorer| &scorer.preparation))
     },
 };
 
 /// Relative change of the objective below which updates stop.
 const TOLERANCE: f64 = 1e-6;
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct LaplacianShot {
     /// Weight of the neighbours' assignments.
     lambda: f64,
@@ -59,17 +55,6 @@ struct LaplacianShot {
     /// Factor of the cosines in the weights of the prototypes.
     scale: f64,
     preparation: Preparation,
-}
-
-impl Method for LaplacianShot {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        self.preparation.centre.check(task)?;
-        Ok(Fitted { classifier: Classifier::Transductive(Arc::new(self.clone())), assessments: None })
-    }
-
-    fn is_transductive(&self) -> bool {
-        true
-    }
 }
 
 impl TransductiveScorer for LaplacianShot {

@@ -9,15 +9,10 @@
 //! (`normalise=after`), and its program also centres items and queries separately. Every class is assumed to have the
 //! same number of queries.
 
-use std::sync::Arc;
-
-use super::centring::{Centre, JointGram, Preparation, PresentClasses};
+use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive};
 use super::laplacianshot::squared_distances;
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method};
-use crate::classifier::{Classifier, TransductiveScorer, centred_unit};
-use crate::error::Result;
-use crate::rng::Rng;
+use crate::classifier::{TransductiveScorer, centred_unit};
 use crate::task::{Queries, Task};
 
 pub(super) const INFO: MethodInfo = MethodInfo {
@@ -48,14 +43,15 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         let choices = [("before", Normalise::Before), ("after", Normalise::After), ("none", Normalise::None)];
         let normalise = given.choice("normalise", "before, after or none", &choices)?;
         let unit = normalise == Normalise::Before;
-        Ok(Box::new(PtMap {
+        let scorer = PtMap {
             steps: given.count("steps")?,
             rate: f64::from(given.fraction("rate")?),
             lambda: f64::from(given.positive("lambda")?),
             power: given.positive("power")?,
             normalise,
             preparation: Preparation { centre: Centre::parse(given)?, unit },
-        }))
+        };
+        Ok(Transductive::boxed(scorer, |scorer| &scorer.preparation))
     },
 };
 
@@ -76,7 +72,7 @@ enum Normalise {
     None,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct PtMap {
     /// Number of times the prototypes move.
     steps: usize,
@@ -88,17 +84,6 @@ struct PtMap {
     power: f32,
     normalise: Normalise,
     preparation: Preparation,
-}
-
-impl Method for PtMap {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        self.preparation.centre.check(task)?;
-        Ok(Fitted { classifier: Classifier::Transductive(Arc::new(self.clone())), assessments: None })
-    }
-
-    fn is_transductive(&self) -> bool {
-        true
-    }
 }
 
 impl TransductiveScorer for PtMap {

@@ -12,19 +12,14 @@
 //! squared distances instead of cosines. Adam divides every coordinate of the gradient by its own running length, so
 //! prototypes are not combinations of rows and this method works on vectors.
 
-use std::sync::Arc;
-
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
 use trueshot_nn::parameters::{ParameterLayout, Role};
 use trueshot_nn::products;
 
-use super::centring::{Centre, Preparation, PresentClasses};
+use super::centring::{Centre, Preparation, PresentClasses, Transductive};
 use super::laplacianshot::softmax;
 use super::registry::{MethodInfo, Parameter, Parameters};
-use super::{Fitted, Method};
-use crate::classifier::{Classifier, TransductiveScorer, centred_unit};
-use crate::error::Result;
-use crate::rng::Rng;
+use crate::classifier::{TransductiveScorer, centred_unit};
 use crate::task::{Queries, Task};
 
 pub(super) const INFO: MethodInfo = MethodInfo {
@@ -50,7 +45,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     ],
     transductive: true,
     build: |given: &Parameters| {
-        Ok(Box::new(Tim {
+        let scorer = Tim {
             steps: given.count("steps")?,
             rate: f64::from(given.positive("rate")?),
             temperature: f64::from(given.positive("T")?),
@@ -58,11 +53,12 @@ pub(super) const INFO: MethodInfo = MethodInfo {
             marginal: f64::from(given.not_negative("marginal")?),
             conditional: f64::from(given.not_negative("conditional")?),
             preparation: Preparation::parse(given)?,
-        }))
+        };
+        Ok(Transductive::boxed(scorer, |scorer| &scorer.preparation))
     },
 };
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Tim {
     /// Steps of Adam.
     steps: usize,
@@ -77,17 +73,6 @@ struct Tim {
     /// Weight of the mean entropy of the predictions of the queries.
     conditional: f64,
     preparation: Preparation,
-}
-
-impl Method for Tim {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        self.preparation.centre.check(task)?;
-        Ok(Fitted { classifier: Classifier::Transductive(Arc::new(self.clone())), assessments: None })
-    }
-
-    fn is_transductive(&self) -> bool {
-        true
-    }
 }
 
 impl TransductiveScorer for Tim {

@@ -8,7 +8,7 @@ use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
 use super::prototypes::EpisodeShape;
 use super::{FILTER_LEN, PATCH_LEN, TrainingState};
 use crate::Divider;
-use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
+use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value, check_shared};
 use crate::error::Result;
 
 /// Bytes of a patch in shared memory.
@@ -501,9 +501,10 @@ fn gradient_shared_len(pitch: usize) -> usize {
 /// Checks that the GPU has the shared memory that a Conv4 on images of this shape needs, in training or for embedding alone.
 pub(crate) fn check_shared_memory(device: &Device, shape: Shape, is_training: bool) -> Result<()> {
     let pitch = shape.side(1) + 1;
-    device.check_shared("the convolution", convolution_shared_len(device, 128, pitch))?;
+    let limit = device.shared_limit();
+    check_shared("the convolution", convolution_shared_len(device, 128, pitch), limit)?;
     match is_training {
-        true => device.check_shared("the gradient of the filters", gradient_shared_len(pitch)),
+        true => check_shared("the gradient of the filters", gradient_shared_len(pitch), limit),
         false => Ok(()),
     }
 }

@@ -30,6 +30,19 @@ pub(crate) struct AdamWOptions {
     clip: f32,
 }
 
+impl AdamWOptions {
+    pub fn new(adamw: &AdamWConfig, clip: f64) -> Self {
+        AdamWOptions {
+            beta1: adamw.beta1 as f32,
+            beta2: adamw.beta2 as f32,
+            epsilon: adamw.epsilon as f32,
+            weight_decay: adamw.weight_decay as f32,
+            l2: adamw.l2 as f32,
+            clip: clip as f32,
+        }
+    }
+}
+
 /// Sums of squares of the gradients of other parameters that are clipped together with those of the network.
 pub(crate) struct OtherSquares {
     pub sums: Address<f64>,
@@ -50,23 +63,11 @@ pub(crate) struct Conv4Optimiser {
 }
 
 impl Conv4Optimiser {
-    pub fn new(device: &Device, network: &Conv4Network, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
-        Self::with_len(device, network.parameters.len(), adamw, clip)
-    }
-
     /// The state of an optimiser of `len` parameters.
-    pub fn with_len(device: &Device, len: usize, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
-        let options = AdamWOptions {
-            beta1: adamw.beta1 as f32,
-            beta2: adamw.beta2 as f32,
-            epsilon: adamw.epsilon as f32,
-            weight_decay: adamw.weight_decay as f32,
-            l2: adamw.l2 as f32,
-            clip: clip as f32,
-        };
+    pub fn new(device: &Device, len: usize, adamw: &AdamWConfig, clip: f64) -> Result<Self> {
         Ok(Conv4Optimiser {
             device: device.clone(),
-            options,
+            options: AdamWOptions::new(adamw, clip),
             first_moments: device.zeros(len)?,
             second_moments: device.zeros(len)?,
             rates: device.zeros(STEP_SLOTS)?,

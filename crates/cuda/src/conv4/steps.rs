@@ -10,6 +10,14 @@ use super::{Conv4State, STEP_SLOTS, StepInput};
 use crate::driver::{Buffer, Device, Graph};
 use crate::error::Result;
 
+/// The steps after the first `done`, in parts whose slots are adjacent, each with its first slot: two parts where the ring
+/// buffer wraps around.
+pub(crate) fn adjacent_slots<T>(done: u32, steps: &[T]) -> impl Iterator<Item = (usize, &[T])> {
+    let first = done as usize % STEP_SLOTS;
+    let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
+    [(first, before_end), (0, after_end)].into_iter().filter(|(_, steps)| !steps.is_empty())
+}
+
 /// Copies the inputs of steps to the device and launches the graph of a step until all steps are finished. The methods take
 /// the kernels of a step as `record`, which must be the same in every call.
 pub(crate) struct StepRunner {
@@ -27,33 +35,33 @@ pub(crate) struct StepRunner {
 }
 
 impl StepRunner {
-    /// Steps of `images` images, which come from `data_set` or with the steps.
+    /// Steps of `images` images of this shape, which come from `data_set` or with the steps, and an optimiser of `len`
+    /// parameters.
     pub fn new(
         device: &Device,
-        network: &Conv4Network,
+        shape: Shape,
+        len: usize,
         images: usize,
         (adamw, clip): (&AdamWConfig, f64),
         data_set: Option<DeviceImages>,
     ) -> Result<Self> {
-        let shape = network.shape();
         Ok(StepRunner {
             device: device.clone(),
             shape,
             images,
             feed: ImageFeed::new(device, shape, images, data_set)?,
             labels: device.zeros(STEP_SLOTS * images)?,
-            optimiser: Conv4Optimiser::new(device, network, adamw, clip)?,
+            optimiser: Conv4Optimiser::new(device, len, adamw, clip)?,
             graph: None,
             done: 0,
         })
     }
 
-    /// Replaces the parameters of the network and the state of the optimiser.
+    /// Replaces the state of the optimiser.
     ///
     /// # Panics
-    /// If a length is not that of the layout.
-    pub fn load(&mut self, network: &mut Conv4Network, state: &Conv4State) -> Result<()> {
-        network.load(&state.parameters)?;
+    /// If a length is not that of the parameters.
+    pub fn load(&mut self, state: &Conv4State) -> Result<()> {
         self.optimiser.load(state, self.done)
     }
 
@@ -88,14 +96,7 @@ impl StepRunner {
 
     /// Copies the inputs of the next steps to their slots: one copy per array, two where the ring buffer wraps around.
     pub fn write(&mut self, steps: &[StepInput]) -> Result<()> {
-        let first = self.done as usize % STEP_SLOTS;
-        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
-        for (slot, steps) in [(first, before_end), (0, after_end)] {
-            if !steps.is_empty() {
-                self.write_adjacent(slot, steps)?;
-            }
-        }
-        Ok(())
+        adjacent_slots(self.done, steps).try_for_each(|(slot, steps)| self.write_adjacent(slot, steps))
     }
 
     fn write_adjacent(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {

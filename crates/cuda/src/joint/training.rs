@@ -12,7 +12,7 @@ use super::inputs::{JointStep, SlotLayout, StepSize};
 use super::{BackboneUpdate, HeadTraining, HeadWeights};
 use crate::conv4::{
     Conv4Network, Conv4Optimiser, Conv4State, DeviceImages, EpisodeShape, ImageFeed, OtherSquares,
-    STEP_SLOTS, StepImages,
+    STEP_SLOTS, adjacent_slots,
 };
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, KernelTimes, Null, Queue, Value};
 use crate::error::Result;
@@ -104,7 +104,7 @@ impl<H: HeadTraining> JointTraining<H> {
             device: device.clone(),
             layout,
             feed: ImageFeed::new(device, options.shape, rows, images)?,
-            optimiser: Conv4Optimiser::new(device, &backbone, &options.optimiser, options.clip)?,
+            optimiser: Conv4Optimiser::new(device, parameters.len(), &options.optimiser, options.clip)?,
             slots: device.zeros(STEP_SLOTS * layout.len())?,
             points: device.zeros(points)?,
             d_points: device.zeros(points)?,
@@ -217,14 +217,7 @@ impl<H: HeadTraining> JointTraining<H> {
     /// Copies the inputs of the next steps to the device and records the graphs that they need.
     pub(super) fn prepare(&mut self, steps: &[JointStep]) -> Result<()> {
         self.reserve(steps)?;
-        let first = self.done as usize % STEP_SLOTS;
-        let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
-        for (slot, steps) in [(first, before_end), (0, after_end)] {
-            if !steps.is_empty() {
-                self.write_adjacent_slots(slot, steps)?;
-            }
-        }
-        Ok(())
+        adjacent_slots(self.done, steps).try_for_each(|(slot, steps)| self.write_adjacent_slots(slot, steps))
     }
 
     fn write_adjacent_slots(&mut self, slot: usize, steps: &[JointStep]) -> Result<()> {
@@ -237,8 +230,7 @@ impl<H: HeadTraining> JointTraining<H> {
         }
         self.slots.write(slot * self.layout.len(), &words)?;
         self.optimiser.rates.write(slot, &rates)?;
-        let images: Vec<&StepImages> = steps.iter().map(|step| &step.images).collect();
-        self.feed.write(slot, images.into_iter())
+        self.feed.write(slot, steps.iter().map(|step| &step.images))
     }
 
     fn record_graph(&mut self, size: StepSize) -> Result<()> {

@@ -168,7 +168,7 @@ pub(super) struct GroupSize {
 
 pub(super) struct GroupMemory {
     /// The memory that all addresses point to.
-    _buffer: Buffer<u8>,
+    _buffer: Option<Buffer<u8>>,
     /// Bytes from one task to the next.
     pub stride: u64,
     /// Maximum number of tasks.
@@ -194,52 +194,15 @@ pub(super) struct GroupMemory {
 impl GroupMemory {
     pub fn new(device: &Device, size: GroupSize) -> Result<Self> {
         check_shared_memory(device, size.model.shape, true)?;
-        let mut measured = Arena { next: 0 };
-        Layout::new(&mut measured, device, size);
-        let stride = measured.next;
+        let stride = Self::at(0, device, size).stride;
         let buffer = device.zeros::<u8>(stride as usize * size.tasks)?;
-        let Layout { images, steps, queries, tangents, partials, gradients, maxima, cleared } =
-            Layout::new(&mut Arena { next: buffer.address() }, device, size);
-        let tasks = size.tasks;
-        Ok(GroupMemory {
-            _buffer: buffer,
-            stride,
-            tasks,
-            images,
-            steps,
-            queries,
-            tangents,
-            partials,
-            gradients,
-            maxima,
-            cleared,
-        })
+        let start = buffer.address();
+        Ok(GroupMemory { _buffer: Some(buffer), stride, ..Self::at(start, device, size) })
     }
 
-    /// A copy of values in the memory of a task.
-    #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
-    pub fn read<T: bytemuck::Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
-        let start = (address.address() - self._buffer.address()) as usize + task * self.stride as usize;
-        let mut values = vec![T::zeroed(); len];
-        self._buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
-        Ok(values)
-    }
-}
-
-/// The addresses in the memory of the first task.
-struct Layout {
-    images: Address<[u32; 2]>,
-    steps: Vec<PassMemory>,
-    queries: PassMemory,
-    tangents: Vec<PassMemory>,
-    partials: Address<f32>,
-    gradients: Address<f32>,
-    maxima: Address<u32>,
-    cleared: (Address<u64>, usize),
-}
-
-impl Layout {
-    fn new(arena: &mut Arena, device: &Device, size: GroupSize) -> Self {
+    /// The addresses of memory that starts at `start`, without the memory itself.
+    fn at(start: u64, device: &Device, size: GroupSize) -> Self {
+        let arena = &mut Arena { next: start };
         let GroupSize { model, support, queries, steps, order, tasks } = size;
         let image_size = model.shape.size;
         let cleared = arena.take::<u64>(0);
@@ -286,16 +249,31 @@ impl Layout {
         let blocks = |images: usize| -> usize {
             (0..BLOCKS - 1).map(|block| gradient_blocks(device, model.shape, images, block, tasks).0).sum()
         };
-        Layout {
+        let partials = arena.take(blocks(support).max(blocks(queries)) * FILTER_LEN);
+        let gradients = arena.take(maml_layout(model).len());
+        GroupMemory {
+            _buffer: None,
+            stride: arena.next - start,
+            tasks,
             images: plane,
             steps: (0..steps).map(step).collect(),
             queries: pass,
             tangents,
-            partials: arena.take(blocks(support).max(blocks(queries)) * FILTER_LEN),
-            gradients: arena.take(maml_layout(model).len()),
+            partials,
+            gradients,
             maxima,
             cleared: (cleared, cleared_len),
         }
+    }
+
+    /// A copy of values in the memory of a task.
+    #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
+    pub fn read<T: bytemuck::Pod>(&self, task: usize, address: Address<T>, len: usize) -> Result<Vec<T>> {
+        let buffer = self._buffer.as_ref().expect("allocated by `new`");
+        let start = (address.address() - buffer.address()) as usize + task * self.stride as usize;
+        let mut values = vec![T::zeroed(); len];
+        buffer.read_into(start, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 }
 

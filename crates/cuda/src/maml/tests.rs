@@ -131,8 +131,8 @@ fn adapted_parameters_are_those_of_the_cpu_for_every_task() {
         let mut training = example.training();
         training.run(&[example.input()]).unwrap();
         for task in 0..2 {
-            let weights = training.memory.queries.weights.parameters;
-            let own = training.memory.read(task, weights, example.parameters.len()).unwrap();
+            let weights = training.kernels.memory.queries.weights.parameters;
+            let own = training.kernels.memory.read(task, weights, example.parameters.len()).unwrap();
             let own = example.in_cpu_order(&own);
             let mut learner = MamlLearner::new(example.options.size);
             let [support, _] = example.task(task);
@@ -163,7 +163,7 @@ fn the_first_order_gradient_is_that_of_the_cpu_also_in_groups_of_tasks() {
         let example = Example::new(size, channels, tasks, GradientOrder::First);
         let (options, parameters) = (example.options.clone(), &example.parameters);
         let mut training = MamlTraining::with_tasks_at_once(&device(), options, parameters, None, 2).unwrap();
-        assert_eq!(training.groups().count(), tasks.div_ceil(2));
+        assert_eq!(training.kernels.groups(&training.runner).count(), tasks.div_ceil(2));
         let losses = training.run(&[example.input()]).unwrap();
         let (loss, expected) = example.cpu_gradient();
         println!("loss {} CPU {loss}", losses[0]);

@@ -4,30 +4,19 @@
 //! far as possible (`kernels/relabel_joint.cu`). Two of them follow the last layer (`kernels/relabel_feature_gradient.cu`)
 //! and run in parallel with the gradients of the weights.
 
-use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::Relabel;
 
 use super::{EpisodeRows, NetworkPlan, OptimiserOptions, RelabelTraining, StepInput, StepLosses, StepMemory};
 use crate::conv4::STEP_SLOTS;
 use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
-use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
+use crate::joint::{BackboneArgument, BackboneUpdate, HeadTraining, HeadWeights};
 
 /// Threads of the kernels that are not launched per episode, and the columns of features of a block of `relabel_rows_backward`.
 const VIEW_THREADS: u32 = 256;
 const EDGE_INPUT_THREADS: u32 = 512;
 const ROWS_THREADS: u32 = 256;
 const ROWS_COLUMNS: usize = 64;
-
-/// `Backbone` in `kernels/relabel_optimiser.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct DeviceBackbone {
-    overflow: u64,
-    squares: u64,
-    square_count: i32,
-    padding: i32,
-}
 
 impl RelabelTraining {
     /// A training run of `network` together with a backbone, which starts from `parameters`. A step has up to `rows` rows of
@@ -99,7 +88,7 @@ impl RelabelTraining {
 }
 
 /// # Panics
-/// The methods panic if the run was not made by [`RelabelTraining::joint`].
+/// The methods that need the gradient of the features panic if the run was not made by [`RelabelTraining::joint`].
 impl HeadTraining for RelabelTraining {
     type StepInput = StepInput;
     type StepLosses = StepLosses;
@@ -159,12 +148,7 @@ impl HeadTraining for RelabelTraining {
 
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()> {
         let memory = self.step_memory();
-        let backbone = Value(DeviceBackbone {
-            overflow: backbone.overflow.address(),
-            squares: backbone.squares.address(),
-            square_count: backbone.square_count as i32,
-            padding: 0,
-        });
+        let backbone = Value(BackboneArgument::from(backbone));
         let (relabel, optimiser) = (Value(memory.relabel), Value(self.optimiser(memory)));
         self.launch("relabel_joint_update", self.parameter_grid(), &[&relabel, &optimiser, &backbone])
     }

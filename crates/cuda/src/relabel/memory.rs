@@ -8,8 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::Config;
 
 use super::input::{StepLayout, StepSizes};
-use crate::driver::{Buffer, Device};
-use crate::error::{Error, Result};
+use crate::driver::{Buffer, Device, check_shared};
+use crate::error::Result;
 use gradient_plan::{GradientPlan, Product, Source};
 use joint_buffers::DeviceJoint;
 pub(super) use joint_buffers::JointAddresses;
@@ -195,14 +195,6 @@ pub(super) struct PersistentAddresses {
     pub packed: u64,
     /// Features and their gradient, in training together with a backbone.
     pub joint: Option<JointAddresses>,
-}
-
-/// Checks that a kernel's thread blocks have enough shared memory.
-pub(super) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Result<()> {
-    match bytes > limit {
-        true => Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 }),
-        false => Ok(()),
-    }
 }
 
 impl StepMemory {

@@ -5,7 +5,8 @@ use trueshot_nn::tranfs::{Config, Tranfs};
 
 use super::input::{Limits, StepInput};
 use super::memory::{self, CHUNK, SHARED_WORDS};
-use super::{LOSS_THREADS, STEP_SLOTS, TranfsOptions, TranfsTraining};
+use super::{LOSS_THREADS, TranfsOptions, TranfsTraining};
+use crate::conv4::STEP_SLOTS;
 use crate::driver::{Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
@@ -22,16 +23,6 @@ pub(super) struct JointArgument {
     mean_factors: u64,
     packed_down_t: i32,
     item_rows: i32,
-}
-
-/// `struct TranfsBackbone` in `kernels/tranfs_update.cu`
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-pub(super) struct BackboneArgument {
-    overflow: u64,
-    squares: u64,
-    square_count: i32,
-    padding: i32,
 }
 
 /// The buffers that joint training needs in addition.
@@ -125,7 +116,7 @@ impl TranfsTraining {
 }
 
 /// # Panics
-/// The methods panic if the run was not made by [`TranfsTraining::joint`].
+/// The methods that need the gradient of the features panic if the run was not made by [`TranfsTraining::joint`].
 impl HeadTraining for TranfsTraining {
     type StepInput = StepInput;
     /// Queries, clean, mislabelled.
@@ -164,12 +155,7 @@ impl HeadTraining for TranfsTraining {
     }
 
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()> {
-        self.record_parameter_update(Some(BackboneArgument {
-            overflow: backbone.overflow.address(),
-            squares: backbone.squares.address(),
-            square_count: i32::try_from(backbone.square_count).expect("sizes are below 2^31"),
-            padding: 0,
-        }))
+        self.record_parameter_update(Some(backbone.into()))
     }
 
     fn finished_losses(&mut self) -> Result<Vec<[f32; 3]>> {

@@ -4,9 +4,9 @@
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::tranfs::{ClassTokens, CleanLoss, Config};
 
-use super::STEP_SLOTS;
 use super::input::{InputLayout, Limits, map_len};
 use super::tasks::{PackedPlaces, ParameterPlaces};
+use crate::conv4::STEP_SLOTS;
 use crate::driver::{Buffer, Device};
 use crate::error::Result;
 

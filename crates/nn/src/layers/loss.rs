@@ -1,7 +1,7 @@
 //! The losses that heads are trained with. Each returns its value times `weight`, and the gradient of that product.
 
 use crate::kernel::kernel;
-use crate::matmul::add_weighted_rows;
+use crate::matmul::{add_scaled, add_weighted_rows};
 use crate::real::{LANES, Real, dot, sum_lanes};
 
 /// Mean cross-entropy over rows of logits, which become their gradient in place.
@@ -132,7 +132,7 @@ pub fn prototype_logits_backward<T: Real>(
     for ((total, prototype), d_prototype) in
         totals.iter().zip(prototypes.chunks_exact(dim)).zip(d_prototypes.chunks_exact_mut(dim))
     {
-        subtract_scaled(*total, prototype, d_prototype);
+        add_scaled(prototype, -*total, d_prototype);
     }
 }
 
@@ -140,15 +140,6 @@ kernel! {
     /// `row . row`
     pub fn squared_norm<'a, T>(row: &'a [T]) -> T {
         dot(row, row)
-    }
-}
-
-kernel! {
-    /// `out -= factor row`
-    fn subtract_scaled<'a, T>(factor: T, row: &'a [T], out: &'a mut [T]) {
-        for (out, &value) in out.iter_mut().zip(row) {
-            *out -= factor * value;
-        }
     }
 }
 

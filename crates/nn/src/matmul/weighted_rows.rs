@@ -5,14 +5,12 @@ use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
 use crate::kernel::kernel;
-use crate::real::Real;
+use crate::real::{Real, add_scaled_row};
 
 kernel! {
     /// `to += factor from`
     pub(crate) fn add_scaled<'a, T>(from: &'a [T], factor: T, to: &'a mut [T]) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to += factor * from;
-        }
+        add_scaled_row(to, from, factor);
     }
 }
 

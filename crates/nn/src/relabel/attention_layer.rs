@@ -11,13 +11,13 @@
 //! product, `[M, M]` times `[M, C W / H]`.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
-use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_row, add_scaled_row};
+use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_row};
 use crate::buffer::Buffer;
 use crate::kernel::kernel;
 use crate::layers::layer_norm::LayerNorm;
 use crate::layers::linear::Linear;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply};
-use crate::real::{Real, dot, max_of, sum};
+use crate::real::{Real, add_scaled_row, dot, max_of, sum};
 
 /// Width of the states and number of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

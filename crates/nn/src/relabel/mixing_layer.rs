@@ -6,14 +6,14 @@
 //! item or class, not once per state.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
-use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_scaled_row};
+use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add};
 use crate::buffer::Buffer;
 use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::layer_norm::LayerNorm;
 use crate::layers::linear::Linear;
 use crate::matmul::Write;
-use crate::real::Real;
+use crate::real::{Real, add_scaled_row};
 
 /// The parameters of a mixing layer.
 #[derive(Debug, Clone, PartialEq)]

@@ -194,11 +194,3 @@ pub(super) fn add_row<T: Real>(to: &mut [T], from: &[T]) {
         *to += from;
     }
 }
-
-/// `to += factor from`, to be inlined into a kernel.
-#[inline(always)]
-pub(super) fn add_scaled_row<T: Real>(to: &mut [T], from: &[T], factor: T) {
-    for (to, &from) in to.iter_mut().zip(from) {
-        *to += factor * from;
-    }
-}

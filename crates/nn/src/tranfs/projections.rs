@@ -14,7 +14,7 @@ use crate::head::FeatureGradient;
 use crate::kernel::kernel;
 use crate::matmul::{Matrix, MatrixMut, Write, add_scaled, multiply};
 use crate::memory::prefetch_line;
-use crate::real::{Real, dot};
+use crate::real::{Real, add_scaled_row, dot};
 
 /// Memory for the activations of a call, reused from call to call.
 #[derive(Debug, Clone, Default)]
@@ -111,14 +111,14 @@ impl Tranfs {
             }
             if self.ranges.class_tokens.is_none() {
                 let class_state = &mut class_states[class * width..(class + 1) * width];
-                add_scaled_token(class_state, projected, inverse_counts[class]);
+                add_scaled_row(class_state, projected, inverse_counts[class]);
             }
         }
         for (&row, state) in table_rows.iter().zip(class_states.chunks_exact_mut(width)) {
-            add_scaled_token(state, &positions[row * width..(row + 1) * width], T::ONE);
+            add_scaled_row(state, &positions[row * width..(row + 1) * width], T::ONE);
             if let Some(class_tokens) = &self.ranges.class_tokens {
                 let class_token = &parameters[class_tokens.clone()][row * width..(row + 1) * width];
-                add_scaled_token(state, class_token, T::ONE);
+                add_scaled_row(state, class_token, T::ONE);
             }
         }
     }
@@ -195,15 +195,15 @@ impl Tranfs {
             d_projected.copy_from_slice(d_state);
             if self.ranges.class_tokens.is_none() {
                 let d_class_state = &d_class_states[class * width..(class + 1) * width];
-                add_scaled_token(d_projected, d_class_state, inverse_counts[class]);
+                add_scaled_row(d_projected, d_class_state, inverse_counts[class]);
             }
-            add_scaled_token(&mut gradient[position(table_rows[class])..][..width], d_state, T::ONE);
+            add_scaled_row(&mut gradient[position(table_rows[class])..][..width], d_state, T::ONE);
         }
         for (&row, d_state) in table_rows.iter().zip(d_class_states.chunks_exact(width)) {
-            add_scaled_token(&mut gradient[position(row)..][..width], d_state, T::ONE);
+            add_scaled_row(&mut gradient[position(row)..][..width], d_state, T::ONE);
             if let Some(class_tokens) = &self.ranges.class_tokens {
                 let d_class_token = &mut gradient[class_tokens.start + row * width..][..width];
-                add_scaled_token(d_class_token, d_state, T::ONE);
+                add_scaled_row(d_class_token, d_state, T::ONE);
             }
         }
     }
@@ -285,13 +285,6 @@ fn inverse_counts<T: Real>(layout: &TokenLayout, span: &SupportSpan) -> Vec<T> {
 fn prefetch_row<T>(row: &[T]) {
     for line in row.chunks(64 / size_of::<T>()) {
         prefetch_line(line.as_ptr().cast());
-    }
-}
-
-/// `to += factor from`, for rows as short as a token.
-fn add_scaled_token<T: Real>(to: &mut [T], from: &[T], factor: T) {
-    for (to, &from) in to.iter_mut().zip(from) {
-        *to += factor * from;
     }
 }
 

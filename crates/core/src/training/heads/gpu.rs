@@ -8,6 +8,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use rayon::prelude::*;
+use trueshot_cuda::conv4::STEP_SLOTS;
+use trueshot_cuda::joint::{HeadTraining, HeadWeights};
 use trueshot_cuda::relabel::{self, RelabelTraining};
 use trueshot_cuda::tranfs::{self, TranfsTraining};
 use trueshot_cuda::{Device, Result as GpuResult};
@@ -158,11 +160,7 @@ impl<'a> GpuRows<'a> {
 }
 
 /// Training of one kind of head, in the form that [`GpuHeadSession`] needs.
-trait GpuTraining {
-    type Input: Send;
-    /// The number of steps to run at once.
-    const STEPS: usize;
-
+trait GpuTraining: HeadTraining<StepInput: Send> {
     /// Converts a batch of episodes to the input of a step.
     fn input(
         batch: &HeadBatch,
@@ -170,16 +168,10 @@ trait GpuTraining {
         episodes: &TrainingEpisodes<'_>,
         rows: &GpuRows<'_>,
         buffers: &mut Vec<RowBuffer>,
-    ) -> Self::Input;
+    ) -> Self::StepInput;
 
-    /// Runs steps and returns their loss terms.
-    fn run(&mut self, inputs: &[Self::Input]) -> GpuResult<Vec<Vec<f64>>>;
-
-    fn parameters(&self) -> GpuResult<Vec<f32>>;
-
-    fn save(&self) -> GpuResult<SavedWeights>;
-
-    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()>;
+    /// Runs steps and returns their losses.
+    fn run(&mut self, inputs: &[Self::StepInput]) -> GpuResult<Vec<Self::StepLosses>>;
 }
 
 /// A head in training on a GPU.
@@ -199,19 +191,20 @@ impl<T: GpuTraining> TrainingSession for GpuHeadSession<'_, T> {
     }
 
     fn steps_at_once(&self) -> usize {
-        T::STEPS
+        STEP_SLOTS
     }
 
     fn steps(&mut self, first: u64, batches: &[&HeadBatch]) -> Result<Vec<Vec<f64>>> {
         let (schedule, episodes, rows) = (&self.schedule, &self.episodes, &self.rows);
-        let inputs: Vec<T::Input> = batches
+        let inputs: Vec<T::StepInput> = batches
             .par_iter()
             .enumerate()
             .map_init(Vec::new, |buffers, (index, batch)| {
                 T::input(batch, schedule.at(first + index as u64), episodes, rows, buffers)
             })
             .collect();
-        let mut losses = self.training.run(&inputs)?;
+        let terms = |losses: T::StepLosses| losses.into().into_iter().map(f64::from).collect();
+        let mut losses: Vec<Vec<f64>> = self.training.run(&inputs)?.into_iter().map(terms).collect();
         // Steps after one whose loss is not finite do not count.
         let failed = losses.iter().position(|terms| terms.iter().any(|term| !term.is_finite()));
         losses.truncate(failed.map_or(losses.len(), |step| step + 1));
@@ -223,15 +216,20 @@ impl<T: GpuTraining> TrainingSession for GpuHeadSession<'_, T> {
     }
 
     fn parameters(&self) -> Result<Cow<'_, [f32]>> {
-        Ok(Cow::Owned(self.training.parameters()?))
+        Ok(Cow::Owned(self.training.parameters().read()?))
     }
 
     fn save(&self) -> Result<Tensors> {
-        Ok(self.training.save()?.tensors(&self.layout))
+        let HeadWeights { parameters, first_moments: first, second_moments: second, updates: steps } =
+            self.training.weights()?;
+        Ok(SavedWeights { parameters, first, second, steps }.tensors(&self.layout))
     }
 
     fn load(&mut self, state: &Tensors) -> Result<()> {
-        Ok(self.training.load(&SavedWeights::read(&self.layout, state)?)?)
+        let SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates } =
+            SavedWeights::read(&self.layout, state)?;
+        let weights = HeadWeights { parameters, first_moments, second_moments, updates };
+        Ok(self.training.load_weights(&weights)?)
     }
 }
 
@@ -280,9 +278,6 @@ fn check_attention_maps(network: &Tranfs, limits: tranfs::Limits) -> Result<()> 
 }
 
 impl GpuTraining for TranfsTraining {
-    type Input = tranfs::StepInput;
-    const STEPS: usize = tranfs::STEP_SLOTS;
-
     fn input(
         batch: &HeadBatch,
         rate: f64,
@@ -301,27 +296,8 @@ impl GpuTraining for TranfsTraining {
         tranfs::StepInput { rate, parts, extra_rows: extra.values }
     }
 
-    fn run(&mut self, inputs: &[tranfs::StepInput]) -> GpuResult<Vec<Vec<f64>>> {
-        let losses = TranfsTraining::run(self, inputs)?;
-        Ok(losses.into_iter().map(|terms| terms.map(f64::from).to_vec()).collect())
-    }
-
-    fn parameters(&self) -> GpuResult<Vec<f32>> {
-        TranfsTraining::parameters(self)
-    }
-
-    fn save(&self) -> GpuResult<SavedWeights> {
-        let (first, second) = self.moments()?;
-        Ok(SavedWeights {
-            parameters: TranfsTraining::parameters(self)?,
-            first,
-            second,
-            steps: self.progress(),
-        })
-    }
-
-    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()> {
-        TranfsTraining::load(self, &weights.parameters, &weights.first, &weights.second, weights.steps)
+    fn run(&mut self, inputs: &[tranfs::StepInput]) -> GpuResult<Vec<[f32; 3]>> {
+        TranfsTraining::run(self, inputs)
     }
 }
 
@@ -416,9 +392,6 @@ fn largest_relabel_step(options: &SessionOptions<'_, '_>, dim: usize) -> relabel
 }
 
 impl GpuTraining for RelabelTraining {
-    type Input = relabel::StepInput;
-    const STEPS: usize = trueshot_cuda::conv4::STEP_SLOTS;
-
     fn input(
         batch: &HeadBatch,
         rate: f64,
@@ -434,23 +407,8 @@ impl GpuTraining for RelabelTraining {
         relabel::StepInput { rate: rate as f32, parts }
     }
 
-    fn run(&mut self, inputs: &[relabel::StepInput]) -> GpuResult<Vec<Vec<f64>>> {
-        let losses = RelabelTraining::run(self, inputs)?;
-        Ok(losses.iter().map(|losses| vec![losses.items.into(), losses.queries.into()]).collect())
-    }
-
-    fn parameters(&self) -> GpuResult<Vec<f32>> {
-        RelabelTraining::parameters(self)
-    }
-
-    fn save(&self) -> GpuResult<SavedWeights> {
-        let (first, second) = self.moments()?;
-        let (parameters, steps) = (RelabelTraining::parameters(self)?, self.progress()?);
-        Ok(SavedWeights { parameters, first, second, steps })
-    }
-
-    fn load(&mut self, weights: &SavedWeights) -> GpuResult<()> {
-        RelabelTraining::load(self, &weights.parameters, &weights.first, &weights.second, weights.steps)
+    fn run(&mut self, inputs: &[relabel::StepInput]) -> GpuResult<Vec<relabel::StepLosses>> {
+        RelabelTraining::run(self, inputs)
     }
 }
 

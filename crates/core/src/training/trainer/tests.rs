@@ -16,11 +16,14 @@ struct Walker {
     diverges: Option<(u64, f64)>,
     /// The step in which its GPU stops working.
     lost: Option<u64>,
+    /// Whether a step makes its position infinite.
+    breaks: bool,
+    validates: bool,
 }
 
 impl Walker {
     fn new() -> Self {
-        Walker { position: vec![5.0, -3.0], diverges: None, lost: None }
+        Walker { position: vec![5.0, -3.0], diverges: None, lost: None, breaks: false, validates: true }
     }
 }
 
@@ -37,6 +40,9 @@ impl Trainee for Walker {
         let mut rng = Rng::new(1, Purpose::Training, step);
         self.position.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
         let terms = self.position.iter().map(|v| f64::from(v * v)).collect();
+        if self.breaks {
+            self.position[1] = f32::INFINITY;
+        }
         match self.diverges {
             Some((after, value)) if step >= after => Ok(vec![1.0, value]),
             _ => Ok(terms),
@@ -48,6 +54,9 @@ impl Trainee for Walker {
     }
 
     fn validate(&mut self) -> Result<Option<Validation>> {
+        if !self.validates {
+            return Ok(None);
+        }
         let score = -self.position.iter().map(|v| f64::from(v.abs())).sum::<f64>();
         Ok(Some(Validation { score, figures: vec![("distance".into(), -score)] }))
     }
@@ -196,35 +205,8 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
     let options = options(folder.path());
     train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
     let before = std::fs::read(Files::of(&options.output).checkpoint).unwrap();
-    struct Broken(Walker);
-    impl Trainee for Broken {
-        fn terms(&self) -> Vec<String> {
-            self.0.terms()
-        }
-        fn step(&mut self, step: u64) -> Result<Vec<f64>> {
-            let terms = self.0.step(step);
-            self.0.position[1] = f32::INFINITY;
-            terms
-        }
-        fn rate(&self, _: u64) -> f64 {
-            0.0
-        }
-        fn validate(&mut self) -> Result<Option<Validation>> {
-            Ok(None)
-        }
-        fn state(&self) -> Result<Tensors> {
-            self.0.state()
-        }
-        fn restore(&mut self, state: &Tensors) -> Result<()> {
-            self.0.restore(state)
-        }
-        fn model(&self) -> Result<Tensors> {
-            self.0.model()
-        }
-    }
-    let error = train(&mut Broken(Walker::new()), &options, Start::Resume, &mut StopAfter(1))
-        .unwrap_err()
-        .to_string();
+    let mut broken = Walker { breaks: true, validates: false, ..Walker::new() };
+    let error = train(&mut broken, &options, Start::Resume, &mut StopAfter(1)).unwrap_err().to_string();
     assert_eq!(error, "training diverged in step 13: tensor 'position' is inf");
     assert_eq!(std::fs::read(Files::of(&options.output).checkpoint).unwrap(), before);
 }
@@ -436,34 +418,10 @@ fn the_checkpoint_is_written_before_the_files_derived_from_it() {
 
 #[test]
 fn without_validation_the_model_of_the_last_step_is_kept() {
-    struct WithoutValidation(Walker);
-    impl Trainee for WithoutValidation {
-        fn terms(&self) -> Vec<String> {
-            self.0.terms()
-        }
-        fn step(&mut self, step: u64) -> Result<Vec<f64>> {
-            self.0.step(step)
-        }
-        fn rate(&self, step: u64) -> f64 {
-            self.0.rate(step)
-        }
-        fn validate(&mut self) -> Result<Option<Validation>> {
-            Ok(None)
-        }
-        fn state(&self) -> Result<Tensors> {
-            self.0.state()
-        }
-        fn restore(&mut self, state: &Tensors) -> Result<()> {
-            self.0.restore(state)
-        }
-        fn model(&self) -> Result<Tensors> {
-            self.0.model()
-        }
-    }
     let folder = tempfile::tempdir().unwrap();
     let options = options(folder.path());
-    let mut trainee = WithoutValidation(Walker::new());
+    let mut trainee = Walker { validates: false, ..Walker::new() };
     let outcome = train(&mut trainee, &options, Start::Fresh, &mut ()).unwrap();
     assert_eq!((outcome.best_step, outcome.best_score), (57, None));
-    assert_eq!(Tensors::open(&options.output).unwrap().values("position", 2).unwrap(), trainee.0.position);
+    assert_eq!(Tensors::open(&options.output).unwrap().values("position", 2).unwrap(), trainee.position);
 }

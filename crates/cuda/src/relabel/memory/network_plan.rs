@@ -9,7 +9,8 @@ use trueshot_nn::head::Head;
 use trueshot_nn::parameters::{ParameterLayout, Tensor};
 use trueshot_nn::relabel::{Config, Relabel, ViewTarget};
 
-use super::{DeviceRelabel, PAIR_FEATURES, PackedLayer, STATE_FEATURES, SharedLayout, check_shared};
+use super::{DeviceRelabel, PAIR_FEATURES, PackedLayer, STATE_FEATURES, SharedLayout};
+use crate::driver::check_shared;
 use crate::error::Result;
 use crate::relabel::input::StepSizes;
 
