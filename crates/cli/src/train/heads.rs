@@ -7,18 +7,16 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use trueshot::Embeddings;
 use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, CountRange};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
-use trueshot::{Embeddings, Error};
-
-use trueshot_cuda::Device;
 
 use super::{RunArguments, TrainingRun};
-
+use crate::device_argument::say_device;
 use crate::messages::say;
 
 /// Train TraNFS, a transformer that turns a noisy support set into prototypes
@@ -327,7 +325,8 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.check()?;
     configuration.model.check()?;
     let claim = run.claim()?;
-    let device = run.device.open_and_say("training")?;
+    let (device, reason) = run.device.open()?;
+    say_device("training", device.as_ref(), reason.as_deref());
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
@@ -351,31 +350,16 @@ fn train<M: HeadOptions + Send + Sync>(
             configuration: configuration::text(&configuration),
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
-        let mut trainee = start(run, &configuration, training, validation, device.as_ref())?;
+        let mut trainee = run.device.start(
+            device.as_ref(),
+            |device| Ok(HeadTrainee::on_gpu(&configuration, training.clone(), validation.clone(), device)?),
+            || Ok(HeadTrainee::new(&configuration, training.clone(), validation.clone())?),
+        )?;
         say!("{} parameters, seed {}", with_separators(trainee.parameters()?.len()), configuration.seed);
         run.train(claim, &mut trainee, training_run)
     })?;
     run.print_outcome(&outcome, steps);
     Ok(())
-}
-
-/// The head on its device. With `--device auto`, falls back to the CPU if the GPU cannot train it.
-fn start<'a, M: HeadOptions>(
-    run: &RunArguments,
-    configuration: &Configuration<M>,
-    training: Vec<EpisodeData<'a>>,
-    validation: Vec<EpisodeData<'a>>,
-    device: Option<&Device>,
-) -> anyhow::Result<HeadTrainee<'a>> {
-    if let Some(device) = device {
-        match HeadTrainee::on_gpu(configuration, training.clone(), validation.clone(), device) {
-            Err(Error::Gpu { message, .. }) if run.device.is_auto() => {
-                say!("training on the CPU instead ({message})");
-            }
-            other => return Ok(other?),
-        }
-    }
-    Ok(HeadTrainee::new(configuration, training, validation)?)
 }
 
 /// Opens every file once, even if it is named several times.
