@@ -12,7 +12,7 @@ use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
 use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::folder;
+use crate::striped_images::{folder, same_whatever_threads_and_stops};
 
 const SIZE: usize = 20;
 
@@ -127,29 +127,7 @@ fn a_restored_run_continues_with_the_same_bits_on_any_number_of_threads() {
     let folder = folder();
     let configuration = configuration(starting_models(folder.path(), &relabel(), dim()));
     let new = || JointTrainee::new(configuration.clone(), datasets(folder.path())).unwrap();
-    let run = |trainee: &mut JointTrainee, steps: std::ops::Range<u64>| {
-        steps.for_each(|step| drop(trainee.step(step).unwrap()));
-    };
-    let on = |threads: usize, work: &(dyn Fn() -> [Vec<u8>; 2] + Sync)| {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
-    };
-    let bytes =
-        |trainee: &JointTrainee| [trainee.state(), trainee.model()].map(|file| file.unwrap().to_bytes());
-    let whole = || {
-        let mut trainee = new();
-        run(&mut trainee, 0..6);
-        bytes(&trainee)
-    };
-    let broken = || {
-        let (mut first, mut second) = (new(), new());
-        run(&mut first, 0..3);
-        second.restore(&first.state().unwrap()).unwrap();
-        run(&mut second, 3..6);
-        bytes(&second)
-    };
-    let expected = on(1, &whole);
-    assert!(expected == on(3, &whole), "threads");
-    assert!(expected == on(2, &broken), "resumed");
+    same_whatever_threads_and_stops(new, 3, 6);
 }
 
 #[test]
