@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use trueshot::Embeddings;
 use trueshot::episode::EpisodeData;
@@ -183,8 +183,8 @@ pub(super) struct OptimiserFlags {
     #[arg(long, value_name = "SHARE")]
     warm_up: Option<f64>,
     /// Change the learning rate by this schedule after the warm-up
-    #[arg(long, value_enum)]
-    schedule: Option<ScheduleArgument>,
+    #[arg(long, value_parser = ["cosine", "steps", "constant"])]
+    schedule: Option<String>,
     /// End the cosine schedule at this share of the maximum learning rate
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
@@ -197,14 +197,6 @@ pub(super) struct OptimiserFlags {
     /// Clip gradients to this norm; 0: no clipping
     #[arg(long, value_name = "LENGTH")]
     clip: Option<f64>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum ScheduleArgument {
-    Cosine,
-    Steps,
-    Constant,
 }
 
 #[derive(Args, Serialize)]
@@ -229,17 +221,17 @@ struct TranfsFlags {
     #[arg(long, value_name = "SHARE")]
     dropout: Option<f64>,
     /// Use this kind of class tokens
-    #[arg(long, value_enum)]
-    class_tokens: Option<TokenKind>,
+    #[arg(long, value_parser = ["random", "learned", "mean"])]
+    class_tokens: Option<String>,
     /// Add this kind of position embedding to the tokens of a class
-    #[arg(long, value_enum)]
-    positions: Option<PositionKind>,
+    #[arg(long, value_parser = ["learned", "random"])]
+    positions: Option<String>,
     /// Tie the output projection to the input projection
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     tied: Option<bool>,
     /// Use this loss between prototypes and the mean of the clean items
-    #[arg(long, value_enum)]
-    clean_loss: Option<CleanKind>,
+    #[arg(long, value_parser = ["distance", "cosine"])]
+    clean_loss: Option<String>,
     /// Weigh the clean prototype loss by W
     #[arg(long, value_name = "W")]
     clean_weight: Option<f64>,
@@ -288,28 +280,6 @@ struct RelabelFlags {
     /// Weigh the loss on the queries by W
     #[arg(long, value_name = "W")]
     queries_weight: Option<f64>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum TokenKind {
-    Random,
-    Learned,
-    Mean,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum PositionKind {
-    Learned,
-    Random,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum CleanKind {
-    Distance,
-    Cosine,
 }
 
 /// Reads the configuration and the data, and trains the head.
