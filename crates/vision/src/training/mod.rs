@@ -150,8 +150,7 @@ impl BackboneTrainee {
     /// # Errors
     /// If an option is outside its range, or the data has too few classes or images.
     pub fn new(configuration: BackboneConfiguration, datasets: Datasets) -> Result<Self> {
-        let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        batches.on_gpu = false;
+        let (parameters, shape, batches) = prepare(&configuration, &datasets)?;
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuBackboneSession {
