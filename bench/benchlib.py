@@ -15,12 +15,13 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -90,6 +91,13 @@ def add_trueshot(parser: argparse.ArgumentParser) -> None:
     """Adds `--trueshot`, the program to measure."""
     parser.add_argument("--trueshot", type=built_program, default=target("trueshot"), metavar="FILE",
                         help="the program, built with --release [default: the one in target/release]")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Adds `--serve` and `--trueshot`, for `start_server`."""
+    parser.add_argument("--serve", default="", metavar="OPTIONS",
+                        help="more options of `trueshot serve`, in one string")
+    add_trueshot(parser)
 
 
 def add_out(parser: argparse.ArgumentParser, page: str, json_too: bool = True) -> None:
@@ -343,6 +351,11 @@ def process_memory(pid: int) -> dict[str, int]:
     return {name.rstrip(":"): 1024 * int(count) for name, count, _ in fields}
 
 
+def mebibytes(memory: dict[str, int], key: str) -> int | None:
+    """One of the figures of `process_memory`, in MiB."""
+    return round(memory[key] / 2**20) if key in memory else None
+
+
 # --- Running programs ---------------------------------------------------------------------------------
 
 TUNED_ALLOCATOR = {
@@ -382,6 +395,35 @@ def output(command: Sequence[str | Path], environment: dict[str, str] | None = N
     if done.returncode:
         fail(f"this command ended with exit status {done.returncode}:\n{' '.join(words)}\n{done.stderr.strip()}")
     return done.stdout
+
+
+def start_server(
+    arguments: argparse.Namespace, folder: str, before: Callable[[], None] | None = None
+) -> tuple[subprocess.Popen, int]:
+    """Starts `trueshot serve` and returns it with its port, which is at the end of the address it prints.
+
+    `before` runs in the new process before the server starts.
+    """
+    command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
+               *shlex.split(arguments.serve)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=before)
+    address = server.stdout.readline().strip()
+    port = address.rpartition(":")[2]
+    if not port.isdigit():
+        server.terminate()
+        fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
+    return server, int(port)
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, int | None]:
+    """Percentiles of response times, in milliseconds."""
+    ordered = sorted(seconds)
+
+    def milliseconds(share: float) -> int | None:
+        return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else None
+
+    return {"p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99),
+            "longest_ms": milliseconds(1)}
 
 
 def json_lines(text: str) -> list[dict]:

@@ -15,8 +15,6 @@ import argparse
 import asyncio
 import json
 import random
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -49,9 +47,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="rows per class [default: %(default)s]")
     parser.add_argument("--dim", type=benchlib.positive, default=640, metavar="N",
                         help="values per row [default: %(default)s]")
-    parser.add_argument("--serve", default="", metavar="OPTIONS",
-                        help="more options of `trueshot serve`, in one string")
-    benchlib.add_trueshot(parser)
+    benchlib.add_server(parser)
     return parser.parse_args()
 
 
@@ -114,47 +110,27 @@ async def load(arguments: argparse.Namespace, port: int, bodies: list[bytes]) ->
     return tally
 
 
-def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
-    """Starts the server and returns it with its port, which is at the end of the address it prints."""
-    command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
-               *shlex.split(arguments.serve)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    address = server.stdout.readline().strip()
-    port = address.rpartition(":")[2]
-    if not port.isdigit():
-        server.terminate()
-        benchlib.fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
-    return server, int(port)
-
-
 def main() -> None:
     arguments = parse_arguments()
     bodies = [support_set(seed, arguments.ways, arguments.shots, arguments.dim) for seed in range(32)]
     machine = benchlib.describe_machine()
     with tempfile.TemporaryDirectory() as folder:
-        server, port = start_server(arguments, folder)
+        server, port = benchlib.start_server(arguments, folder)
         idle = benchlib.process_memory(server.pid)
         tally = asyncio.run(load(arguments, port, bodies))
         alive = server.poll() is None
         after = benchlib.process_memory(server.pid)
         server.terminate()
         exit_status = server.wait(timeout=30)
-    seconds = sorted(tally.seconds)
-
-    def milliseconds(share: float) -> int | None:
-        return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
-
-    def mebibytes(memory: dict[str, int], key: str) -> int | None:
-        return round(memory[key] / 2**20) if key in memory else None
-
+    seconds = tally.seconds
     print(json.dumps({
         "clients": arguments.clients, "seconds": arguments.seconds,
         "set": f"{arguments.ways} classes x {arguments.shots} rows of {arguments.dim} values, {len(bodies[0])} bytes of JSON",
         "answered": len(seconds), "answered_per_second": round(len(seconds) / arguments.seconds, 1),
         "refused": tally.refused, "problems": len(tally.problems), "first_problems": tally.problems[:3],
-        "p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99), "longest_ms": milliseconds(1),
-        "memory_idle_mib": mebibytes(idle, "VmRSS"), "memory_peak_mib": mebibytes(after, "VmHWM"),
-        "memory_after_mib": mebibytes(after, "VmRSS"),
+        **benchlib.percentiles(seconds),
+        "memory_idle_mib": benchlib.mebibytes(idle, "VmRSS"), "memory_peak_mib": benchlib.mebibytes(after, "VmHWM"),
+        "memory_after_mib": benchlib.mebibytes(after, "VmRSS"),
         "server_alive": alive, "exit_status": exit_status,
         "versions": {"trueshot": benchlib.trueshot_version(arguments.trueshot)}, "machine": machine,
     }, indent=1))

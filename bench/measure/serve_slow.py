@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -59,9 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60, metavar="S", help="[default: %(default)s]")
     parser.add_argument("--descriptors", type=benchlib.positive, metavar="N",
                         help="start the server with this limit on open files, soft and hard")
-    parser.add_argument("--serve", default="", metavar="OPTIONS",
-                        help="more options of `trueshot serve`, in one string")
-    benchlib.add_trueshot(parser)
+    benchlib.add_server(parser)
     return parser.parse_args()
 
 
@@ -133,23 +130,6 @@ async def ordinary_client(number: int, port: int, until: float, tally: Tally) ->
         writer.close()
 
 
-def start_server(arguments: argparse.Namespace, folder: str) -> tuple[subprocess.Popen, int]:
-    """Starts the server and returns it with its port, which is at the end of the address it prints."""
-    def limit() -> None:
-        if arguments.descriptors:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors, arguments.descriptors))
-
-    command = [arguments.trueshot, "serve", "--port", "0", "--data-dir", folder, "--no-cache",
-               *shlex.split(arguments.serve)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=limit)
-    address = server.stdout.readline().strip()
-    port = address.rpartition(":")[2]
-    if not port.isdigit():
-        server.terminate()
-        benchlib.fail(f"the server did not start: {' '.join(map(str, command))} printed '{address}'")
-    return server, int(port)
-
-
 async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port: int) -> tuple[Tally, dict, float]:
     """Runs all clients at the same time; returns the counts, the server's memory and the seconds it takes to stop."""
     tally = Tally()
@@ -175,27 +155,25 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(needed, hard)), hard))
     machine = benchlib.describe_machine()
+
+    def limit_descriptors() -> None:
+        if arguments.descriptors:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors, arguments.descriptors))
+
     with tempfile.TemporaryDirectory() as folder:
-        server, port = start_server(arguments, folder)
+        server, port = benchlib.start_server(arguments, folder, limit_descriptors)
         idle = benchlib.process_memory(server.pid)
         tally, memory, stop_seconds = asyncio.run(measure(arguments, server, port))
         exit_status = server.wait(timeout=60)
-    seconds = sorted(tally.seconds)
-
-    def milliseconds(share: float) -> int | None:
-        return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
-
-    def mebibytes(memory: dict[str, int], key: str) -> int | None:
-        return round(memory[key] / 2**20) if key in memory else None
-
+    seconds = tally.seconds
     figures = {
         "half_open": arguments.half_open, "stalled": arguments.stalled, "clients": arguments.clients,
         "seconds": arguments.seconds, "descriptors": arguments.descriptors,
         "answered": len(seconds), "reconnected": tally.reconnected, "problems": len(tally.problems),
         "first_problems": tally.problems[:3],
-        "p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99), "longest_ms": milliseconds(1),
+        **benchlib.percentiles(seconds),
         "half_open_connections": tally.half_open, "stalled_uploads": tally.stalled, "stalled_408": tally.stalled_408,
-        "memory_idle_mib": mebibytes(idle, "VmRSS"), "memory_peak_mib": mebibytes(memory, "VmHWM"),
+        "memory_idle_mib": benchlib.mebibytes(idle, "VmRSS"), "memory_peak_mib": benchlib.mebibytes(memory, "VmHWM"),
         "stop_seconds": round(stop_seconds, 2), "exit_status": exit_status,
         "versions": {"trueshot": benchlib.trueshot_version(arguments.trueshot)}, "machine": machine,
     }

@@ -21,16 +21,15 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
+from torch_relabel import PIPELINED, captured, step_times  # noqa: E402
 
 PRECISIONS = {"tf32": None, "bf16": "bfloat16", "fp16": "float16"}
 DEFAULT = ["embed84", "proto84", "proto32", "tranfs16", "tranfs_fwd64"]
-WARM_UPS, PIPELINED = 8, 100
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -45,23 +44,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def captured(step: Callable[[], object]):
-    """The step as a CUDA graph, after a warm-up on another stream, which capturing requires."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph
-
-
 def elapsed(work: Callable[[], object]) -> float:
     """Milliseconds on the GPU."""
     import torch
@@ -74,21 +56,10 @@ def elapsed(work: Callable[[], object]) -> float:
     return begin.elapsed_time(end)
 
 
-def time_graph(graph, seconds: float) -> dict:
+def time_graph(replay: Callable[[], object], seconds: float) -> dict:
     """Times of single steps and of consecutive steps."""
-    import torch
-
-    for _ in range(10):
-        graph.replay()
-    torch.cuda.synchronize()
-    times: list[float] = []
-    stop = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < stop:
-        begin = time.perf_counter()
-        graph.replay()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - begin))
-    pipelined = elapsed(lambda: [graph.replay() for _ in range(PIPELINED)]) / PIPELINED
+    times = step_times(replay, seconds)
+    pipelined = elapsed(lambda: [replay() for _ in range(PIPELINED)]) / PIPELINED
     return {"ms": round(statistics.median(times), 4), "min_ms": round(min(times), 4), "reps": len(times),
             "pipelined_ms": round(pipelined, 4)}
 
@@ -105,8 +76,8 @@ def convolutions() -> None:
 
         batch, filters = place(images, channels, size, size), place(channels, channels, 3, 3)
         with torch.no_grad():
-            graph = captured(lambda: [F.conv2d(batch, filters, padding=1) for _ in range(repetitions)])
-            milliseconds = statistics.median(elapsed(graph.replay) / repetitions for _ in range(7))
+            replay = captured(lambda: [F.conv2d(batch, filters, padding=1) for _ in range(repetitions)])
+            milliseconds = statistics.median(elapsed(replay) / repetitions for _ in range(7))
         operations = 2 * images * size * size * channels * channels * 9
         print(json.dumps({"name": "conv42", "stack": f"cuDNN {name}", "ms": round(milliseconds, 4),
                           "tflops": round(operations / milliseconds / 1e9)}), flush=True)

@@ -283,8 +283,8 @@ def training_step(compiled: bool, precision: str, dim: int) -> Callable[[], obje
     return step
 
 
-def timed(step: Callable[[], object], seconds: float) -> dict:
-    """Times of single steps and of consecutive steps."""
+def step_times(step: Callable[[], object], seconds: float) -> list[float]:
+    """Milliseconds of single steps that are waited for, after ten steps without timing."""
     import torch
 
     for _ in range(10):
@@ -297,6 +297,14 @@ def timed(step: Callable[[], object], seconds: float) -> dict:
         step()
         torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def timed(step: Callable[[], object], seconds: float) -> dict:
+    """Times of single steps and of consecutive steps."""
+    import torch
+
+    times = step_times(step, seconds)
     begin = time.perf_counter()
     for _ in range(PIPELINED):
         step()

@@ -224,8 +224,7 @@ fn backbone_step(shape: Shape) -> Workload {
     let mut optimiser = AdamW::new(&conv4::layout(shape.channels), AdamWConfig::default());
     let mut gradients = [vec![0.0; parameters.len()]];
     let mut d_features = vec![0.0; IMAGES * shape.features()];
-    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
-    let query_classes: Vec<u32> = (0..75).map(|query| query / 15).collect();
+    let (given, query_classes) = (given_labels(), query_labels());
     let work = move |_| {
         let labels = EpisodeLabels { classes: 5, given: &given, query_classes: &query_classes };
         loss(training.forward(&parameters, &images), labels, Aggregate::Mean, &mut d_features);
@@ -249,8 +248,7 @@ fn maml_step(order: GradientOrder) -> Workload {
     let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
     let mut learners: Vec<MamlLearner> = (0..TASKS).map(|_| MamlLearner::new(size)).collect();
     let images = random_images(size.shape);
-    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
-    let answers: Vec<u32> = (0..75).map(|query| query / 15).collect();
+    let (given, answers) = (given_labels(), query_labels());
     let work = move |_| {
         let (support, queries) = images.split_at(25 * size.shape.pixels());
         let support = LabelledImages { images: support, classes: &given };
@@ -347,7 +345,7 @@ fn head_step<H: Head + 'static>(
 fn tranfs_prototypes() -> anyhow::Result<Workload> {
     let (network, parameters) = tranfs()?;
     let bank = random_embeddings()?;
-    let given: Vec<u32> = (0..25).map(|item| item / 5).collect();
+    let given = given_labels();
     let work = move |_| {
         let rows = episode_rows(&bank, 64, 25);
         let inputs: Vec<tranfs::TranfsInput<'_>> = rows

@@ -20,13 +20,6 @@ impl DeviceArgument {
         open_device(self.device)
     }
 
-    /// Opens the device and prints its name; `doing` is what the command does on it.
-    pub fn open_and_say(&self, doing: &str) -> anyhow::Result<Option<Device>> {
-        let (device, reason) = self.open()?;
-        say_device(doing, device.as_ref(), reason.as_deref());
-        Ok(device)
-    }
-
     /// Finds the device without opening it; `None` is the CPU.
     pub fn find(&self) -> anyhow::Result<Option<FoundGpu>> {
         Ok(self.device.find().map_err(unusable)?.0)

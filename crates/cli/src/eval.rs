@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use trueshot::episode::{DefaultNoise, EpisodeSpec, Episodes, Manifest, Sampler, Shots, write_manifest};
 use trueshot::evaluate::{self, Details, Experiment};
 use trueshot::method::{NamedMethod, Registry};
 use trueshot::noise::{self, ConfusionNoise, NoiseKind, NoiseLevels};
-use trueshot::report::{self, Tables};
+use trueshot::report::{self, Format, Tables};
 use trueshot::{Embeddings, Error, Evaluation, Noise};
 use trueshot_cuda::Device;
 use trueshot_vision::maml::{self, GpuImages};
@@ -93,7 +94,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", help_heading = "Recording and replaying episodes", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
     manifest: Option<PathBuf>,
     /// Print the result in this format
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
+    #[arg(short, long, default_value = "table", value_parser = PossibleValuesParser::new(FORMATS).map(format_named))]
     format: Format,
     /// Also write an HTML report with plots to FILE
     #[arg(long, value_name = "FILE", help_heading = "Report")]
@@ -148,26 +149,17 @@ impl std::str::FromStr for NoiseArgument {
     }
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Format {
-    Table,
-    Json,
-    Csv,
-    Md,
-    Latex,
-    Html,
-}
+const FORMATS: [&str; 6] = ["table", "json", "csv", "md", "latex", "html"];
 
-impl From<Format> for report::Format {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::Table => report::Format::Table,
-            Format::Json => report::Format::Json,
-            Format::Csv => report::Format::Csv,
-            Format::Md => report::Format::Markdown,
-            Format::Latex => report::Format::Latex,
-            Format::Html => report::Format::Html,
-        }
+/// The format with one of the names in [`FORMATS`].
+fn format_named(name: String) -> Format {
+    match name.as_str() {
+        "json" => Format::Json,
+        "csv" => Format::Csv,
+        "md" => Format::Markdown,
+        "latex" => Format::Latex,
+        "html" => Format::Html,
+        _ => Format::Table,
     }
 }
 
@@ -392,13 +384,13 @@ impl Arguments {
             say!("stopped early: the results cover the episodes finished so far");
         }
         if let Some(path) = &self.html {
-            write_file(path, &report::evaluation(found, report::Format::Html, Tables::Usual))?;
+            write_file(path, &report::evaluation(found, Format::Html, Tables::Usual))?;
             say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
         let result = match (self.format, self.width.limit(self.output.output.as_ref())) {
             (Format::Table, Some(width)) => report::evaluation_text(found, tables, width),
-            (format, _) => report::evaluation(found, format.into(), tables),
+            (format, _) => report::evaluation(found, format, tables),
         };
         match self.format {
             Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),

@@ -229,117 +229,99 @@ mod tests {
         }
     }
 
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(future)
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_without_a_place_is_refused_at_once_and_a_place_is_given_back() {
+        let admission =
+            Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+        let admitted = admission.admit(None).unwrap();
+        let first = tokio::spawn(admitted.run(move |_| {
+            started.blocking_send(()).unwrap();
+            wait.recv().unwrap();
+            Ok(())
+        }));
+        has_started.recv().await.unwrap();
+        let (second, third) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
+        let second = tokio::spawn(second.run(|_| Ok(())));
+        while admission.queue_slots.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(admission.admit(None).err().unwrap().status(), 429, "before its body is received");
+        assert_eq!(third.run(|_| Ok(())).await.unwrap_err().status(), 429, "after that");
+        go.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        second.await.unwrap().unwrap();
+        assert!(admission.admit(None).unwrap().run(|_| Ok(())).await.is_ok());
     }
 
-    #[test]
-    fn a_request_without_a_place_is_refused_at_once_and_a_place_is_given_back() {
-        block_on(async {
-            let admission =
-                Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
-            let (go, wait) = std::sync::mpsc::channel::<()>();
-            let (started, mut has_started) = tokio::sync::mpsc::channel(1);
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn memory_for_bodies_is_waited_for_and_time_ends_the_wait() {
+        let admission = Admission::new(&small_limits());
+        let (mut first, mut second) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
+        first.reserve_memory(10_000).await.unwrap();
+        second.reserve_memory(10_000).await.unwrap();
+        let mut third = admission.admit(None).unwrap();
+        assert_eq!(third.reserve_memory(10_000).await.unwrap_err().status(), 503);
+        assert_eq!(admission.admit(Some(10_001)).err().unwrap().status(), 413);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_announced_length_takes_no_memory() {
+        let admission = Admission::new(&small_limits());
+        let announced: Vec<AdmittedRequest> =
+            (0..50).map(|_| admission.admit(Some(10_000)).unwrap()).collect();
+        let mut last = admission.admit(Some(10_000)).unwrap();
+        last.reserve_memory(10_000).await.unwrap();
+        drop(announced);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_answer_that_is_too_long_is_refused() {
+        let admission = Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
+        let ask = |length: usize| {
             let admitted = admission.admit(None).unwrap();
-            let first = tokio::spawn(admitted.run(move |_| {
-                started.blocking_send(()).unwrap();
-                wait.recv().unwrap();
-                Ok(())
-            }));
-            has_started.recv().await.unwrap();
-            let (second, third) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
-            let second = tokio::spawn(second.run(|_| Ok(())));
-            while admission.queue_slots.available_permits() > 0 {
-                tokio::task::yield_now().await;
+            admitted.run(move |job| job.json_response(&"x".repeat(length)))
+        };
+        assert_eq!(ask(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
+        assert_eq!(ask(9_998).await.unwrap().len(), 10_000);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn work_hears_that_its_client_has_gone_and_keeps_its_turn_until_it_ends() {
+        let admission =
+            Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
+        let (told, heard) = std::sync::mpsc::channel();
+        let (end, may_end) = std::sync::mpsc::channel::<()>();
+        let admitted = admission.admit(Some(1)).unwrap();
+        let work = admitted.run(move |job| {
+            while !job.cancellation.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(admission.admit(None).err().unwrap().status(), 429, "before its body is received");
-            assert_eq!(third.run(|_| Ok(())).await.unwrap_err().status(), 429, "after that");
-            go.send(()).unwrap();
-            first.await.unwrap().unwrap();
-            second.await.unwrap().unwrap();
-            assert!(admission.admit(None).unwrap().run(|_| Ok(())).await.is_ok());
+            told.send(()).unwrap();
+            may_end.recv().unwrap();
+            Ok(())
         });
+        let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
+        assert!(asked.is_err(), "the client gave up");
+        heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
+        assert_eq!(
+            (admission.compute_slots.available_permits(), admission.queue_slots.available_permits()),
+            (0, 1)
+        );
+        end.send(()).unwrap();
+        while admission.compute_slots.available_permits() == 0 {
+            tokio::task::yield_now().await;
+        }
     }
 
-    #[test]
-    fn memory_for_bodies_is_waited_for_and_time_ends_the_wait() {
-        block_on(async {
-            let admission = Admission::new(&small_limits());
-            let (mut first, mut second) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
-            first.reserve_memory(10_000).await.unwrap();
-            second.reserve_memory(10_000).await.unwrap();
-            let mut third = admission.admit(None).unwrap();
-            assert_eq!(third.reserve_memory(10_000).await.unwrap_err().status(), 503);
-            assert_eq!(admission.admit(Some(10_001)).err().unwrap().status(), 413);
-        });
-    }
-
-    #[test]
-    fn an_announced_length_takes_no_memory() {
-        block_on(async {
-            let admission = Admission::new(&small_limits());
-            let announced: Vec<AdmittedRequest> =
-                (0..50).map(|_| admission.admit(Some(10_000)).unwrap()).collect();
-            let mut last = admission.admit(Some(10_000)).unwrap();
-            last.reserve_memory(10_000).await.unwrap();
-            drop(announced);
-        });
-    }
-
-    #[test]
-    fn an_answer_that_is_too_long_is_refused() {
-        block_on(async {
-            let admission =
-                Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
-            let ask = |length: usize| {
-                let admitted = admission.admit(None).unwrap();
-                admitted.run(move |job| job.json_response(&"x".repeat(length)))
-            };
-            assert_eq!(ask(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
-            assert_eq!(ask(9_998).await.unwrap().len(), 10_000);
-        });
-    }
-
-    #[test]
-    fn work_hears_that_its_client_has_gone_and_keeps_its_turn_until_it_ends() {
-        block_on(async {
-            let admission =
-                Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
-            let (told, heard) = std::sync::mpsc::channel();
-            let (end, may_end) = std::sync::mpsc::channel::<()>();
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_panic_in_the_work_is_an_answer_and_frees_the_gate() {
+        let admission = Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
+        for _ in 0..3 {
             let admitted = admission.admit(Some(1)).unwrap();
-            let work = admitted.run(move |job| {
-                while !job.cancellation.is_cancelled() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                told.send(()).unwrap();
-                may_end.recv().unwrap();
-                Ok(())
-            });
-            let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
-            assert!(asked.is_err(), "the client gave up");
-            heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
-            assert_eq!(
-                (admission.compute_slots.available_permits(), admission.queue_slots.available_permits()),
-                (0, 1)
-            );
-            end.send(()).unwrap();
-            while admission.compute_slots.available_permits() == 0 {
-                tokio::task::yield_now().await;
-            }
-        });
-    }
-
-    #[test]
-    fn a_panic_in_the_work_is_an_answer_and_frees_the_gate() {
-        block_on(async {
-            let admission =
-                Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
-            for _ in 0..3 {
-                let admitted = admission.admit(Some(1)).unwrap();
-                let outcome = admitted.run(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;
-                assert_eq!(outcome.unwrap_err().status(), 500);
-            }
-        });
+            let outcome = admitted.run(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;
+            assert_eq!(outcome.unwrap_err().status(), 500);
+        }
     }
 }

@@ -123,67 +123,52 @@ mod tests {
 
     use super::*;
 
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .start_paused(true)
-            .build()
-            .unwrap()
-            .block_on(future)
-    }
-
     async fn would_wait(future: impl Future<Output = ()>) -> bool {
         tokio::time::timeout(Duration::from_secs(1), future).await.is_err()
     }
 
-    #[test]
-    fn what_is_held_is_what_has_arrived() {
-        run(async {
-            let memory = BodyMemory::new(8 * UNIT_BYTES, 2 * UNIT_BYTES);
-            let mut first = memory.reserve();
-            for _ in 0..2 * UNIT_BYTES {
-                first.grow(1).await;
-            }
-            assert_eq!(memory.shared.available_permits(), 4);
-            first.resize(UNIT_BYTES).await;
-            assert_eq!(memory.shared.available_permits(), 5);
-            drop(first);
-            assert_eq!(memory.shared.available_permits(), 6);
-        });
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_is_what_has_arrived() {
+        let memory = BodyMemory::new(8 * UNIT_BYTES, 2 * UNIT_BYTES);
+        let mut first = memory.reserve();
+        for _ in 0..2 * UNIT_BYTES {
+            first.grow(1).await;
+        }
+        assert_eq!(memory.shared.available_permits(), 4);
+        first.resize(UNIT_BYTES).await;
+        assert_eq!(memory.shared.available_permits(), 5);
+        drop(first);
+        assert_eq!(memory.shared.available_permits(), 6);
     }
 
-    #[test]
-    fn uploads_that_need_more_than_there_is_finish_one_after_the_other() {
-        run(async {
-            let memory = BodyMemory::new(8 * UNIT_BYTES, 4 * UNIT_BYTES);
-            let (mut first, mut second) = (memory.reserve(), memory.reserve());
-            first.grow(2 * UNIT_BYTES).await;
-            second.grow(2 * UNIT_BYTES).await;
-            // No memory is free, and both need more: the first gets the reserve.
-            first.grow(UNIT_BYTES).await;
-            assert_eq!(memory.shared.available_permits(), 2, "the first has given back what it took before");
-            second.grow(2 * UNIT_BYTES).await;
-            let mut third = memory.reserve();
-            assert!(would_wait(third.grow(UNIT_BYTES)).await);
-            first.grow(UNIT_BYTES).await;
-            drop(first);
-            third.grow(4 * UNIT_BYTES).await;
-            assert_eq!(memory.reserve.available_permits(), 0, "the third has the reserve now");
-        });
+    #[tokio::test(start_paused = true)]
+    async fn uploads_that_need_more_than_there_is_finish_one_after_the_other() {
+        let memory = BodyMemory::new(8 * UNIT_BYTES, 4 * UNIT_BYTES);
+        let (mut first, mut second) = (memory.reserve(), memory.reserve());
+        first.grow(2 * UNIT_BYTES).await;
+        second.grow(2 * UNIT_BYTES).await;
+        // No memory is free, and both need more: the first gets the reserve.
+        first.grow(UNIT_BYTES).await;
+        assert_eq!(memory.shared.available_permits(), 2, "the first has given back what it took before");
+        second.grow(2 * UNIT_BYTES).await;
+        let mut third = memory.reserve();
+        assert!(would_wait(third.grow(UNIT_BYTES)).await);
+        first.grow(UNIT_BYTES).await;
+        drop(first);
+        third.grow(4 * UNIT_BYTES).await;
+        assert_eq!(memory.reserve.available_permits(), 0, "the third has the reserve now");
     }
 
-    #[test]
-    fn an_answer_holds_its_memory_until_its_last_copy_is_gone() {
-        run(async {
-            let memory = BodyMemory::new(8 * UNIT_BYTES, UNIT_BYTES);
-            let mut reservation = memory.reserve();
-            reservation.grow(3 * UNIT_BYTES).await;
-            let answer = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
-            let part = answer.slice(5..10);
-            drop(answer);
-            assert_eq!(memory.shared.available_permits(), 4);
-            drop(part);
-            assert_eq!(memory.shared.available_permits(), 7);
-        });
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_holds_its_memory_until_its_last_copy_is_gone() {
+        let memory = BodyMemory::new(8 * UNIT_BYTES, UNIT_BYTES);
+        let mut reservation = memory.reserve();
+        reservation.grow(3 * UNIT_BYTES).await;
+        let answer = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
+        let part = answer.slice(5..10);
+        drop(answer);
+        assert_eq!(memory.shared.available_permits(), 4);
+        drop(part);
+        assert_eq!(memory.shared.available_permits(), 7);
     }
 }

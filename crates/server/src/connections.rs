@@ -386,11 +386,6 @@ mod tests {
         Connections::new(&Limits { connections: limit, ..Limits::default() })
     }
 
-    fn run<T>(future: impl Future<Output = T>) -> T {
-        let mut builder = tokio::runtime::Builder::new_current_thread();
-        builder.enable_time().start_paused(true).build().unwrap().block_on(future)
-    }
-
     fn is_closing(open: &OpenConnection) -> bool {
         open.connection.activity().phase == Phase::Closing
     }
@@ -399,139 +394,125 @@ mod tests {
         tokio::time::advance(Duration::from_secs(seconds)).await;
     }
 
-    #[test]
-    fn a_new_client_takes_the_place_of_the_one_that_waits_longest() {
-        run(async {
-            let all = connections(3);
-            let working = all.add(0).await;
-            working.connection.request_started();
-            working.connection.body_complete();
-            advance_seconds(1).await;
-            let old = all.add(1).await;
-            advance_seconds(1).await;
-            let young = all.add(2).await;
-            let next = tokio::spawn({
-                let all = all.clone();
-                async move { all.add(3).await }
-            });
-            old.connection.close_requested().await;
-            assert!(!next.is_finished(), "the old one is still open");
-            drop(old);
-            let next = next.await.unwrap();
-            assert!(!is_closing(&young) && !is_closing(&working) && !is_closing(&next));
+    #[tokio::test(start_paused = true)]
+    async fn a_new_client_takes_the_place_of_the_one_that_waits_longest() {
+        let all = connections(3);
+        let working = all.add(0).await;
+        working.connection.request_started();
+        working.connection.body_complete();
+        advance_seconds(1).await;
+        let old = all.add(1).await;
+        advance_seconds(1).await;
+        let young = all.add(2).await;
+        let next = tokio::spawn({
+            let all = all.clone();
+            async move { all.add(3).await }
         });
+        old.connection.close_requested().await;
+        assert!(!next.is_finished(), "the old one is still open");
+        drop(old);
+        let next = next.await.unwrap();
+        assert!(!is_closing(&young) && !is_closing(&working) && !is_closing(&next));
     }
 
-    #[test]
-    fn a_client_that_was_answered_may_pause_for_longer_than_one_that_sent_nothing() {
-        run(async {
-            let all = connections(2);
-            let answered = all.add(0).await;
-            answered.connection.request_started();
-            answered.connection.response_sent();
-            advance_seconds(5).await;
-            let half_open = all.add(1).await;
-            advance_seconds(1).await;
-            all.close_one();
-            assert!(is_closing(&half_open) && !is_closing(&answered));
-            drop(half_open);
-            advance_seconds(60).await;
-            let new = all.add(2).await;
-            advance_seconds(1).await;
-            all.close_one();
-            assert!(is_closing(&answered) && !is_closing(&new));
-        });
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_was_answered_may_pause_for_longer_than_one_that_sent_nothing() {
+        let all = connections(2);
+        let answered = all.add(0).await;
+        answered.connection.request_started();
+        answered.connection.response_sent();
+        advance_seconds(5).await;
+        let half_open = all.add(1).await;
+        advance_seconds(1).await;
+        all.close_one();
+        assert!(is_closing(&half_open) && !is_closing(&answered));
+        drop(half_open);
+        advance_seconds(60).await;
+        let new = all.add(2).await;
+        advance_seconds(1).await;
+        all.close_one();
+        assert!(is_closing(&answered) && !is_closing(&new));
     }
 
-    #[test]
-    fn while_all_requests_are_worked_on_a_new_client_waits() {
-        run(async {
-            let all = connections(1);
-            let working = all.add(0).await;
-            working.connection.request_started();
-            let next = tokio::time::timeout(Duration::from_secs(3600), all.add(1)).await;
-            assert!(next.is_err() && !is_closing(&working));
-            drop(working);
-            all.add(2).await;
-        });
+    #[tokio::test(start_paused = true)]
+    async fn while_all_requests_are_worked_on_a_new_client_waits() {
+        let all = connections(1);
+        let working = all.add(0).await;
+        working.connection.request_started();
+        let next = tokio::time::timeout(Duration::from_secs(3600), all.add(1)).await;
+        assert!(next.is_err() && !is_closing(&working));
+        drop(working);
+        all.add(2).await;
     }
 
-    #[test]
-    fn headers_bodies_answers_and_pauses_each_have_their_time() {
-        run(async {
-            let all = connections(9);
-            let (head, idle, body, answer, working) =
-                (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await, all.add(4).await);
-            for open in [&idle, &body, &answer, &working] {
-                open.connection.request_started();
-            }
-            idle.connection.response_sent();
-            body.connection.set_awaits_body(true);
-            answer.connection.body_complete();
-            answer.connection.set_writable(false);
-            working.connection.body_complete();
-            for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
-                advance_seconds(seconds).await;
-                all.close_overdue();
-                let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
-                assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
-            }
-        });
-    }
-
-    #[test]
-    fn an_answer_that_is_handed_over_and_not_taken_stalls() {
-        run(async {
-            let all = connections(1);
-            let open = all.add(0).await;
+    #[tokio::test(start_paused = true)]
+    async fn headers_bodies_answers_and_pauses_each_have_their_time() {
+        let all = connections(9);
+        let (head, idle, body, answer, working) =
+            (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await, all.add(4).await);
+        for open in [&idle, &body, &answer, &working] {
             open.connection.request_started();
-            open.connection.body_complete();
-            open.connection.response_sent();
-            open.connection.set_writable(false);
-            advance_seconds(11).await;
+        }
+        idle.connection.response_sent();
+        body.connection.set_awaits_body(true);
+        answer.connection.body_complete();
+        answer.connection.set_writable(false);
+        working.connection.body_complete();
+        for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
+            advance_seconds(seconds).await;
             all.close_overdue();
-            assert!(is_closing(&open));
-        });
+            let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
+            assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
+        }
     }
 
-    #[test]
-    fn a_header_that_comes_byte_by_byte_gains_no_time() {
-        run(async {
-            let all = connections(1);
-            let open = all.add(0).await;
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_handed_over_and_not_taken_stalls() {
+        let all = connections(1);
+        let open = all.add(0).await;
+        open.connection.request_started();
+        open.connection.body_complete();
+        open.connection.response_sent();
+        open.connection.set_writable(false);
+        advance_seconds(11).await;
+        all.close_overdue();
+        assert!(is_closing(&open));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_header_that_comes_byte_by_byte_gains_no_time() {
+        let all = connections(1);
+        let open = all.add(0).await;
+        open.connection.request_started();
+        open.connection.response_sent();
+        advance_seconds(70).await;
+        for _ in 0..11 {
+            open.connection.received();
+            all.close_overdue();
+            assert!(!is_closing(&open));
+            advance_seconds(1).await;
+        }
+        all.close_overdue();
+        assert!(is_closing(&open));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_end_only_work_and_answers_that_are_taken_may_go_on() {
+        let all = connections(9);
+        let (head, body, stuck, working) =
+            (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await);
+        for open in [&body, &stuck, &working] {
             open.connection.request_started();
-            open.connection.response_sent();
-            advance_seconds(70).await;
-            for _ in 0..11 {
-                open.connection.received();
-                all.close_overdue();
-                assert!(!is_closing(&open));
-                advance_seconds(1).await;
-            }
-            all.close_overdue();
-            assert!(is_closing(&open));
-        });
-    }
-
-    #[test]
-    fn at_the_end_only_work_and_answers_that_are_taken_may_go_on() {
-        run(async {
-            let all = connections(9);
-            let (head, body, stuck, working) =
-                (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await);
-            for open in [&body, &stuck, &working] {
-                open.connection.request_started();
-            }
-            stuck.connection.body_complete();
-            stuck.connection.set_writable(false);
-            working.connection.body_complete();
-            all.close_without_request();
-            assert!(is_closing(&head) && !is_closing(&body));
-            advance_seconds(2).await;
-            all.close_incomplete(Duration::from_secs(1));
-            assert!(is_closing(&body) && is_closing(&stuck) && !is_closing(&working));
-            drop((head, body, stuck, working));
-            all.all_closed().await;
-        });
+        }
+        stuck.connection.body_complete();
+        stuck.connection.set_writable(false);
+        working.connection.body_complete();
+        all.close_without_request();
+        assert!(is_closing(&head) && !is_closing(&body));
+        advance_seconds(2).await;
+        all.close_incomplete(Duration::from_secs(1));
+        assert!(is_closing(&body) && is_closing(&stuck) && !is_closing(&working));
+        drop((head, body, stuck, working));
+        all.all_closed().await;
     }
 }

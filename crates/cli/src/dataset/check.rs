@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use trueshot_vision::source::has_split;
 use trueshot_vision::split::Split;
 use trueshot_vision::survey::{PUBLISHED_DATASETS, PublishedDataset, SPLITS, Survey, shared_classes};
 use trueshot_vision::{Collection, Error};
@@ -67,7 +68,7 @@ impl Arguments {
     /// The splits, each with its survey.
     fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
         let own_splits: Vec<&str> =
-            SPLITS.into_iter().filter(|split| !self.pool && self.has_split_of_own(split)).collect();
+            SPLITS.into_iter().filter(|split| !self.pool && has_split(&self.path, split)).collect();
         let by_file = expected.filter(|_| own_splits.is_empty());
         let mut parts = Vec::new();
         for split in if by_file.is_some() { SPLITS.to_vec() } else { own_splits } {
@@ -91,11 +92,6 @@ impl Arguments {
             parts.push(("all".into(), self.survey_collection(&part.open(&self.path)?)?));
         }
         Ok(parts)
-    }
-
-    /// Whether the data set itself has a split of this name.
-    fn has_split_of_own(&self, split: &str) -> bool {
-        trueshot_vision::source::has_split(&self.path, split)
     }
 
     fn survey_collection(&self, collection: &Collection) -> anyhow::Result<Survey> {

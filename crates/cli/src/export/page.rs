@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::json;
 use trueshot::predictor::Predictor;
+use trueshot::report::escaped_xml;
 use trueshot_vision::{Backbone, export};
 
 use crate::messages::hinted;
@@ -40,10 +41,10 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
     let classes = predictor.classes();
     let config = json!({ "classes": classes, "refusedFrom": REFUSED_FROM, "listed": LISTED }).to_string();
     let parts = [
-        ("title", escaped(&title)),
-        ("summary", escaped(&summary(classes))),
+        ("title", escaped_xml(&title)),
+        ("summary", escaped_xml(&summary(classes))),
         ("version", env!("CARGO_PKG_VERSION").into()),
-        ("backbone", escaped(backbone.name())),
+        ("backbone", escaped_xml(backbone.name())),
         // Inside a script element nothing can be escaped with entities, and `</script` would end it.
         ("config", config.replace('<', "\\u003c")),
         ("engine", BASE64.encode(ENGINE)),
@@ -76,15 +77,4 @@ fn filled(template: &str, parts: &[(&str, String)]) -> String {
         text.push_str(after);
     }
     text
-}
-
-fn escaped(text: &str) -> String {
-    let replaced = |character: char| match character {
-        '<' => "&lt;".into(),
-        '>' => "&gt;".into(),
-        '&' => "&amp;".into(),
-        '"' => "&quot;".into(),
-        other => String::from(other),
-    };
-    text.chars().map(replaced).collect()
 }

@@ -132,10 +132,12 @@ fn row(
     let evaluation = planned.evaluations.iter().position(|evaluation| evaluation.rows.contains(&index));
     let cell = |&level: &f64| {
         let setting = evaluation.and_then(|evaluation| evaluated[evaluation].setting(level));
+        let published_on = |name: &str| published(planned, name, row, level, paper);
+        let dataset = planned.dataset;
         Cell {
             measured: setting.and_then(|setting| measured(planned, evaluated, setting, index)),
-            published: published(planned, row, level, paper),
-            paper_difference: paper_difference(planned, row, level, paper),
+            published: dataset.paper.then(|| published_on(planned.dataset_name)).flatten(),
+            paper_difference: dataset.stands_for.as_deref().and_then(|name| published_on(name)?.difference),
             missing: planned.missing.get(&index).cloned(),
             order: None,
         }
@@ -177,28 +179,8 @@ fn measured(
     })
 }
 
-/// The result of the paper on this dataset.
+/// The result of the paper on a dataset.
 fn published(
-    planned: &PlannedTable<'_>,
-    row: &PaperRow,
-    level: f64,
-    paper: &PaperResults,
-) -> Option<Published> {
-    planned.dataset.paper.then(|| published_on(planned, planned.dataset_name, row, level, paper)).flatten()
-}
-
-/// The difference to ProtoNet in the paper, on the dataset that this one stands for.
-fn paper_difference(
-    planned: &PlannedTable<'_>,
-    row: &PaperRow,
-    level: f64,
-    paper: &PaperResults,
-) -> Option<f64> {
-    let dataset = planned.dataset.stands_for.as_deref()?;
-    published_on(planned, dataset, row, level, paper)?.difference
-}
-
-fn published_on(
     planned: &PlannedTable<'_>,
     dataset: &str,
     row: &PaperRow,

@@ -1,6 +1,6 @@
 //! `trueshot train backbone`: trains a Conv4 on images.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
@@ -57,15 +57,8 @@ struct EpisodeFlags {
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
     /// Compute prototypes from the embeddings of a class in this way
-    #[arg(long, value_enum)]
-    aggregate: Option<AggregateArgument>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum AggregateArgument {
-    Mean,
-    Median,
+    #[arg(long, value_parser = ["mean", "median"])]
+    aggregate: Option<String>,
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {

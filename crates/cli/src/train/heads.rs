@@ -5,20 +5,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
+use trueshot::Embeddings;
 use trueshot::episode::EpisodeData;
 use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
 use trueshot::training::heads::configuration::{Configuration, CountRange};
 use trueshot::training::heads::{self, HeadOptions, HeadTrainee};
-use trueshot::{Embeddings, Error};
-
-use trueshot_cuda::Device;
 
 use super::{RunArguments, TrainingRun};
-
+use crate::device_argument::say_device;
 use crate::messages::say;
 
 /// Train TraNFS, a transformer that turns a noisy support set into prototypes
@@ -185,8 +183,8 @@ pub(super) struct OptimiserFlags {
     #[arg(long, value_name = "SHARE")]
     warm_up: Option<f64>,
     /// Change the learning rate by this schedule after the warm-up
-    #[arg(long, value_enum)]
-    schedule: Option<ScheduleArgument>,
+    #[arg(long, value_parser = ["cosine", "steps", "constant"])]
+    schedule: Option<String>,
     /// End the cosine schedule at this share of the maximum learning rate
     #[arg(long, value_name = "SHARE")]
     floor: Option<f64>,
@@ -199,14 +197,6 @@ pub(super) struct OptimiserFlags {
     /// Clip gradients to this norm; 0: no clipping
     #[arg(long, value_name = "LENGTH")]
     clip: Option<f64>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum ScheduleArgument {
-    Cosine,
-    Steps,
-    Constant,
 }
 
 #[derive(Args, Serialize)]
@@ -231,17 +221,17 @@ struct TranfsFlags {
     #[arg(long, value_name = "SHARE")]
     dropout: Option<f64>,
     /// Use this kind of class tokens
-    #[arg(long, value_enum)]
-    class_tokens: Option<TokenKind>,
+    #[arg(long, value_parser = ["random", "learned", "mean"])]
+    class_tokens: Option<String>,
     /// Add this kind of position embedding to the tokens of a class
-    #[arg(long, value_enum)]
-    positions: Option<PositionKind>,
+    #[arg(long, value_parser = ["learned", "random"])]
+    positions: Option<String>,
     /// Tie the output projection to the input projection
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     tied: Option<bool>,
     /// Use this loss between prototypes and the mean of the clean items
-    #[arg(long, value_enum)]
-    clean_loss: Option<CleanKind>,
+    #[arg(long, value_parser = ["distance", "cosine"])]
+    clean_loss: Option<String>,
     /// Weigh the clean prototype loss by W
     #[arg(long, value_name = "W")]
     clean_weight: Option<f64>,
@@ -292,28 +282,6 @@ struct RelabelFlags {
     queries_weight: Option<f64>,
 }
 
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum TokenKind {
-    Random,
-    Learned,
-    Mean,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum PositionKind {
-    Learned,
-    Random,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum CleanKind {
-    Distance,
-    Cosine,
-}
-
 /// Reads the configuration and the data, and trains the head.
 fn train<M: HeadOptions + Send + Sync>(
     run: &RunArguments,
@@ -327,7 +295,8 @@ fn train<M: HeadOptions + Send + Sync>(
     configuration.check()?;
     configuration.model.check()?;
     let claim = run.claim()?;
-    let device = run.device.open_and_say("training")?;
+    let (device, reason) = run.device.open()?;
+    say_device("training", device.as_ref(), reason.as_deref());
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
@@ -351,31 +320,16 @@ fn train<M: HeadOptions + Send + Sync>(
             configuration: configuration::text(&configuration),
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
-        let mut trainee = start(run, &configuration, training, validation, device.as_ref())?;
+        let mut trainee = run.device.start(
+            device.as_ref(),
+            |device| Ok(HeadTrainee::on_gpu(&configuration, training.clone(), validation.clone(), device)?),
+            || Ok(HeadTrainee::new(&configuration, training.clone(), validation.clone())?),
+        )?;
         say!("{} parameters, seed {}", with_separators(trainee.parameters()?.len()), configuration.seed);
         run.train(claim, &mut trainee, training_run)
     })?;
     run.print_outcome(&outcome, steps);
     Ok(())
-}
-
-/// The head on its device. With `--device auto`, falls back to the CPU if the GPU cannot train it.
-fn start<'a, M: HeadOptions>(
-    run: &RunArguments,
-    configuration: &Configuration<M>,
-    training: Vec<EpisodeData<'a>>,
-    validation: Vec<EpisodeData<'a>>,
-    device: Option<&Device>,
-) -> anyhow::Result<HeadTrainee<'a>> {
-    if let Some(device) = device {
-        match HeadTrainee::on_gpu(configuration, training.clone(), validation.clone(), device) {
-            Err(Error::Gpu { message, .. }) if run.device.is_auto() => {
-                say!("training on the CPU instead ({message})");
-            }
-            other => return Ok(other?),
-        }
-    }
-    Ok(HeadTrainee::new(configuration, training, validation)?)
 }
 
 /// Opens every file once, even if it is named several times.

@@ -198,13 +198,16 @@ pub struct ImageTraining<'a> {
 }
 
 impl ImageTraining<'_> {
-    /// Loads the images and trains the network that `make` returns with its number of parameters.
-    pub fn train<T: Trainee>(
+    /// Loads the images and trains a network on the GPU or the CPU. `count` is the number of parameters.
+    pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
         self,
         run: &RunArguments,
-        configuration: &(impl Serialize + Sync),
-        make: impl FnOnce(Datasets) -> trueshot_vision::Result<(T, usize)> + Send,
+        configuration: &C,
+        on_gpu: impl FnOnce(C, Datasets, &Device) -> trueshot_vision::Result<T> + Send,
+        on_cpu: impl FnOnce(C, Datasets) -> trueshot_vision::Result<T> + Send,
+        count: impl FnOnce(&T) -> trueshot::Result<usize> + Send,
     ) -> anyhow::Result<()> {
+        let (device, reason) = run.device.open()?;
         let claim = run.claim()?;
         let (steps, seed) = (self.steps, self.seed);
         let outcome = run.threads.run(|| {
@@ -216,34 +219,18 @@ impl ImageTraining<'_> {
                 configuration: configuration::text(configuration),
                 identity: datasets.identity(configuration),
             };
-            let (mut trainee, count) = make(datasets)?;
-            say!("{} {}, seed {seed}", with_separators(count), self.parameters);
-            run.train(claim, &mut trainee, training_run)
-        })?;
-        run.print_outcome(&outcome, steps);
-        Ok(())
-    }
-
-    /// [`Self::train`] for a network that can also be trained on a GPU. `count` is the number of parameters.
-    pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
-        self,
-        run: &RunArguments,
-        configuration: &C,
-        on_gpu: impl FnOnce(C, Datasets, &Device) -> trueshot_vision::Result<T> + Send,
-        on_cpu: impl FnOnce(C, Datasets) -> trueshot_vision::Result<T> + Send,
-        count: impl FnOnce(&T) -> trueshot::Result<usize> + Send,
-    ) -> anyhow::Result<()> {
-        let (device, reason) = run.device.open()?;
-        self.train(run, configuration, |datasets| {
             say_device("training", device.as_ref(), reason.as_deref());
-            let trainee = run.device.start(
+            let mut trainee = run.device.start(
                 device.as_ref(),
                 |device| on_gpu(configuration.clone(), datasets.clone(), device),
                 || on_cpu(configuration.clone(), datasets.clone()),
             )?;
-            let count = count(&trainee)?;
-            Ok((trainee, count))
-        })
+            drop(datasets);
+            say!("{} {}, seed {seed}", with_separators(count(&trainee)?), self.parameters);
+            run.train(claim, &mut trainee, training_run)
+        })?;
+        run.print_outcome(&outcome, steps);
+        Ok(())
     }
 
     /// Loads the images to train and validate on, and outliers for both.

@@ -1,6 +1,6 @@
 //! `trueshot train maml`: trains MAML, a network that adapts to a support set.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use trueshot::noise::NoiseLevels;
 use trueshot::training::configuration;
@@ -70,15 +70,8 @@ struct AdaptationFlags {
     #[arg(long, value_name = "N")]
     test_steps: Option<usize>,
     /// Differentiate through the adaptation steps (second) or not (first) [default: second]
-    #[arg(long, value_enum)]
-    order: Option<OrderArgument>,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum OrderArgument {
-    First,
-    Second,
+    #[arg(long, value_parser = ["first", "second"])]
+    order: Option<String>,
 }
 
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {

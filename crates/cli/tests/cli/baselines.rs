@@ -1,6 +1,6 @@
 //! Tests of `trueshot train maml`, `trueshot train negmargin` and `trueshot eval --pictures` on the built-in drawings.
 
-use crate::fixture::{TRUESHOT, misused, refused, text};
+use crate::fixture::{TRUESHOT, misused, refused, refused_after_reading, text};
 use assert_cmd::Command;
 use serde_json::Value;
 
@@ -161,7 +161,7 @@ fn negmargin_goes_on_where_it_stopped() {
     folder.negmargin("again.safetensors", &["--steps", "4", "--threads", "2"]).assert().success();
     assert!(folder.read("whole.safetensors") == folder.read("again.safetensors"));
     let other = folder.negmargin("whole.safetensors", &["--steps", "4", "--margin", "0.1", "--resume"]);
-    refused_last(other, "loss.margin");
+    refused_after_reading(other, &["loss.margin"]);
 }
 
 #[test]
@@ -209,12 +209,6 @@ fn maml_is_evaluated_on_the_device_that_is_asked_for() {
     );
 }
 
-/// Checks the last lines of a run that reads its data first.
-fn refused_last(mut command: Command, expected: &str) {
-    let message = text(&command.assert().code(1).stdout("").get_output().stderr);
-    assert!(message.contains("error: ") && message.contains(expected), "{message}");
-}
-
 #[test]
 fn what_does_not_fit_is_told_apart() {
     let folder = TrainingFolder::new();
@@ -237,45 +231,16 @@ fn what_does_not_fit_is_told_apart() {
         folder.run(&[&["eval", "any.safetensors", "--split", "test", "-m", "protonet"]]),
         &["--split applies to images"],
     );
-    let five = folder.run(&[
-        &[
-            "eval",
-            "--pictures",
-            "omniglot",
-            "--split",
-            "test",
-            "--ways",
-            "5",
-            "--shots",
-            "2",
-            "--queries",
-            "2",
-        ],
-        &FEW,
-        &["--noise", "symmetric=0", "-m", "maml:model=maml.safetensors"],
-    ]);
-    misused(five, &["the number of ways is 5; allowed: 3, the classes of the model in"]);
-    let many = folder.run(&[
-        &[
-            "eval",
-            "--pictures",
-            "omniglot",
-            "--split",
-            "test",
-            "--ways",
-            "3",
-            "--shots",
-            "2",
-            "--queries",
-            "9",
-        ],
-        &FEW,
-        &["--noise", "symmetric=0", "-m", "maml:model=maml.safetensors"],
-    ]);
-    refused(many, &["has 8 items", "hint: the largest number of queries that fits is 4"]);
+    let evaluate = |ways: &str, queries: &str| {
+        let episodes = ["--ways", ways, "--shots", "2", "--queries", queries, "--noise", "symmetric=0"];
+        let method = ["-m", "maml:model=maml.safetensors"];
+        folder.run(&[&["eval", "--pictures", "omniglot", "--split", "test"], &FEW, &episodes, &method])
+    };
+    misused(evaluate("5", "2"), &["the number of ways is 5; allowed: 3, the classes of the model in"]);
+    refused(evaluate("3", "9"), &["has 8 items", "hint: the largest number of queries that fits is 4"]);
     let ways = folder.maml("m.safetensors", &["--val-ways", "4"]);
     misused(ways, &["validation.ways is 4; allowed: 3, as in training"]);
     misused(folder.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
     let embed = ["embed", "omniglot", "--split", "test", "-b", "maml.safetensors", "-o", "test.safetensors"];
-    refused_last(folder.run(&[&embed]), "its architecture is 'maml'; known is 'conv4'");
+    refused_after_reading(folder.run(&[&embed]), &["its architecture is 'maml'; known is 'conv4'"]);
 }

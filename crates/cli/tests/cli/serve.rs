@@ -25,8 +25,7 @@ impl ServerProcess {
     }
 
     fn start_by(mut command: Command, folder: &Path, more: &[&str]) -> Self {
-        command.args(["serve", "--port", "0", "--no-cache", "--data-dir"]).arg(folder);
-        command.args(["--backbone", "omniglot-conv4"]).args(more).env_remove("TRUESHOT_TOKEN");
+        serve(&mut command, folder, &["--no-cache", "--backbone", "omniglot-conv4"]).args(more);
         Self::spawn(command)
     }
 
@@ -83,6 +82,21 @@ impl Drop for ServerProcess {
     }
 }
 
+/// Adds the arguments of a server on any free port.
+fn serve<'a>(command: &'a mut Command, folder: &Path, options: &[&str]) -> &'a mut Command {
+    let command = command.args(["serve", "--port", "0", "--data-dir"]).arg(folder);
+    command.args(options).env_remove("TRUESHOT_TOKEN")
+}
+
+/// Checks that a server does not start, and returns its messages.
+fn refused(folder: &Path, options: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+    command.args(["serve", "--data-dir"]).arg(folder).args(options).env_remove("TRUESHOT_TOKEN");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
 const SUPPORT: &str = r#"{"rows":[[1,0,0],[0.9,0.1,0],[0,1,0],[0.1,0.9,0.2]],"labels":["a","a","b","b"]}"#;
 const JSON: &str = "content-type: application/json\r\n";
 
@@ -106,14 +120,11 @@ fn it_stops_when_it_is_told_and_asks_for_its_token() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     std::fs::write(&token, "sixteen characters").unwrap();
-    let refused = Command::new(env!("CARGO_BIN_EXE_trueshot"))
-        .args(["serve", "--port", "0", "--token-file"])
-        .arg(&token)
-        .output()
-        .unwrap();
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("no spaces"), "{refused:?}");
+    let options = ["--port", "0", "--token-file", token.to_str().unwrap()];
+    let said = refused(folder.path(), &options);
+    assert!(said.contains("no spaces"), "{said}");
     std::fs::write(&token, "0123456789abcdef\n").unwrap();
-    let mut server = ServerProcess::start(folder.path(), &["--token-file", token.to_str().unwrap()]);
+    let mut server = ServerProcess::start(folder.path(), &options[2..]);
     assert!(server.ask("GET", "/api/v1", "", "").starts_with("HTTP/1.1 401"));
     let right = "authorization: Bearer 0123456789abcdef\r\n";
     assert!(server.ask("GET", "/api/v1", right, "").starts_with("HTTP/1.1 200"));
@@ -133,14 +144,7 @@ fn a_refusal_arrives_though_the_body_is_long_and_unread() {
 #[test]
 fn an_address_that_others_reach_needs_a_token() {
     let folder = tempfile::tempdir().unwrap();
-    let refused = Command::new(env!("CARGO_BIN_EXE_trueshot"))
-        .args(["serve", "--address", "0.0.0.0", "--data-dir"])
-        .arg(folder.path())
-        .env_remove("TRUESHOT_TOKEN")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(1));
+    let said = refused(folder.path(), &["--address", "0.0.0.0"]);
     assert!(said.contains("needs a token\nhint: give one with --token-file"), "{said}");
 }
 
@@ -241,13 +245,7 @@ fn it_stops_though_clients_keep_it_waiting() {
 fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let first = ServerProcess::start(folder.path(), &[]);
-    let second = Command::new(env!("CARGO_BIN_EXE_trueshot"))
-        .args(["serve", "--port", "0", "--backbone", "omniglot-conv4", "--data-dir"])
-        .arg(folder.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert_eq!(second.status.code(), Some(1));
+    let said = refused(folder.path(), &["--port", "0", "--backbone", "omniglot-conv4"]);
     assert!(said.contains("is in use by") && said.contains(&first.child.id().to_string()), "{said}");
     assert!(said.contains("hint: open the address that this server printed"), "{said}");
     assert!(said.contains("`trueshot serve -p 0 --data-dir DIR`"), "{said}");
@@ -260,13 +258,7 @@ fn an_address_in_use_is_refused_with_what_to_do() {
     let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let first = ServerProcess::start(folder.path(), &[]);
     let port = first.address.rsplit_once(':').unwrap().1;
-    let second = Command::new(env!("CARGO_BIN_EXE_trueshot"))
-        .args(["serve", "--port", port, "--backbone", "omniglot-conv4", "--data-dir"])
-        .arg(other.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert_eq!(second.status.code(), Some(1));
+    let said = refused(other.path(), &["--port", port, "--backbone", "omniglot-conv4"]);
     for part in [
         format!("error: cannot listen on {}: ", first.address),
         format!("hint: if trueshot runs there already, open http://{}", first.address),
@@ -367,9 +359,8 @@ fn it_says_how_to_stop_it_and_names_damaged_classifiers() {
     std::fs::create_dir(&classifiers).unwrap();
     let damaged = classifiers.join(format!("{}.safetensors", "0".repeat(32)));
     std::fs::write(&damaged, b"nonsense").unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_trueshot"))
-        .args(["serve", "--port", "0", "--no-cache", "--backbone", "omniglot-conv4", "--data-dir"])
-        .arg(folder.path())
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+    let mut child = serve(&mut command, folder.path(), &["--no-cache", "--backbone", "omniglot-conv4"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -387,10 +378,7 @@ fn it_says_how_to_stop_it_and_names_damaged_classifiers() {
 fn the_built_in_backbone_is_used_unless_another_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
-    command
-        .args(["serve", "--port", "0", "--no-cache", "--data-dir"])
-        .arg(folder.path())
-        .env_remove("TRUESHOT_TOKEN");
+    serve(&mut command, folder.path(), &["--no-cache"]);
     let usual = ServerProcess::spawn(command).ask("GET", "/api/v1", "", "");
     assert!(usual.contains(r#""embedder":"efficientnet-lite0 "#), "{usual}");
     let named = ServerProcess::start(folder.path(), &[]).ask("GET", "/api/v1", "", "");
@@ -401,8 +389,8 @@ fn the_built_in_backbone_is_used_unless_another_is_named() {
 fn a_token_may_be_in_the_environment() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
-    command.args(["serve", "--port", "0", "--no-cache", "--backbone", "omniglot-conv4", "--data-dir"]);
-    command.arg(folder.path()).env("TRUESHOT_TOKEN", "0123456789abcdef");
+    serve(&mut command, folder.path(), &["--no-cache", "--backbone", "omniglot-conv4"]);
+    command.env("TRUESHOT_TOKEN", "0123456789abcdef");
     let server = ServerProcess::spawn(command);
     assert!(server.ask("GET", "/api/v1", "", "").starts_with("HTTP/1.1 401"));
     let right = "authorization: Bearer 0123456789abcdef\r\n";

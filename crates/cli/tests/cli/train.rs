@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::fixture::{CLASSES, EmbeddingsFolder, TRUESHOT, bank, misused, refused, text};
+use crate::fixture::{
+    CLASSES, EmbeddingsFolder, TRUESHOT, bank, misused, refused, refused_after_reading, text,
+};
 use assert_cmd::Command;
 use trueshot::embeddings::Items;
 
@@ -299,17 +301,6 @@ fn disk_full(folder: &TrainingFolder, arguments: &[&str], checkpoint: &Path, sav
     refused_after_reading(command, &["cannot write m.checkpoint: File too large"]);
     assert_eq!(std::fs::read(checkpoint).unwrap(), saved);
     assert_eq!(folder.folder.files(), files);
-}
-
-/// Like [`refused`], but allows messages about the data before the error.
-#[track_caller]
-fn refused_after_reading(mut command: Command, expected: &[&str]) {
-    let assert = command.assert().code(1).stdout("");
-    let message = text(&assert.get_output().stderr);
-    for part in expected {
-        assert!(message.contains(part), "'{part}' is missing in: {message}");
-    }
-    assert!(message.lines().any(|line| line.starts_with("error: ")), "{message}");
 }
 
 #[test]

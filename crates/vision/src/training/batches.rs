@@ -24,11 +24,6 @@ pub(super) struct ImagePreparer {
     seed: u64,
 }
 
-/// The working memory of one thread.
-pub(super) struct PrepareScratch {
-    augmenter: Augmenter,
-}
-
 impl ImagePreparer {
     pub fn new(
         dataset: Arc<Dataset>,
@@ -44,16 +39,12 @@ impl ImagePreparer {
         super::shape(&self.preprocessing)
     }
 
-    pub fn scratch(&self) -> PrepareScratch {
-        PrepareScratch { augmenter: Augmenter::default() }
-    }
-
     /// Prepares images, each a row of a data set, with the augmentation of this step.
     pub fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
         step: u64,
-        scratch: &mut PrepareScratch,
+        augmenter: &mut Augmenter,
         images: &mut Vec<f32>,
     ) {
         let values = self.preprocessing.input_len();
@@ -65,7 +56,7 @@ impl ImagePreparer {
                 Some(augmentation) => {
                     let key = dataset.key(row as usize);
                     let drawn = augmentation.draw(self.seed, key, step, picture.width, picture.height);
-                    scratch.augmenter.apply(picture, &drawn, &self.preprocessing, image);
+                    augmenter.apply(picture, &drawn, &self.preprocessing, image);
                 }
             }
         }
@@ -154,16 +145,16 @@ impl EpisodeBatches {
 
 impl BatchSource for EpisodeBatches {
     type Batch = EpisodeBatch;
-    type Scratch = (IndexSampler, PrepareScratch);
+    type Scratch = (IndexSampler, Augmenter);
 
-    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
-        (IndexSampler::default(), self.preparer.scratch())
+    fn scratch(&self) -> (IndexSampler, Augmenter) {
+        (IndexSampler::default(), Augmenter::default())
     }
 
     fn make(
         &self,
         step: u64,
-        (urn, scratch): &mut (IndexSampler, PrepareScratch),
+        (urn, scratch): &mut (IndexSampler, Augmenter),
         old: Option<EpisodeBatch>,
     ) -> EpisodeBatch {
         let (rows, given, query_classes) = self.draw(step, urn);
@@ -189,16 +180,16 @@ pub(super) struct TaskBatches {
 
 impl BatchSource for TaskBatches {
     type Batch = Vec<EpisodeBatch>;
-    type Scratch = (IndexSampler, PrepareScratch);
+    type Scratch = (IndexSampler, Augmenter);
 
-    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
+    fn scratch(&self) -> (IndexSampler, Augmenter) {
         self.episodes.scratch()
     }
 
     fn make(
         &self,
         step: u64,
-        scratch: &mut (IndexSampler, PrepareScratch),
+        scratch: &mut (IndexSampler, Augmenter),
         old: Option<Vec<EpisodeBatch>>,
     ) -> Vec<EpisodeBatch> {
         let mut old = old.unwrap_or_default().into_iter();
@@ -243,16 +234,16 @@ impl ShuffledBatches {
 
 impl BatchSource for ShuffledBatches {
     type Batch = LabelledBatch;
-    type Scratch = (PassOrder, PrepareScratch);
+    type Scratch = (PassOrder, Augmenter);
 
-    fn scratch(&self) -> (PassOrder, PrepareScratch) {
-        (self.order(0), self.preparer.scratch())
+    fn scratch(&self) -> (PassOrder, Augmenter) {
+        (self.order(0), Augmenter::default())
     }
 
     fn make(
         &self,
         step: u64,
-        (order, scratch): &mut (PassOrder, PrepareScratch),
+        (order, scratch): &mut (PassOrder, Augmenter),
         old: Option<LabelledBatch>,
     ) -> LabelledBatch {
         let batches = (order.rows.len() / self.size).max(1) as u64;

@@ -1,5 +1,5 @@
 //! Training sessions of networks on images on a GPU: [`GpuSession`] passes batches to the training of a backbone
-//! ([`Conv4Training`]) or of NegMargin ([`NegMarginTraining`]).
+//! ([`Conv4Training`]), of NegMargin ([`NegMarginTraining`]) or of MAML ([`MamlTraining`]).
 //!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and their augmentation, drawn by the
 //! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the
@@ -15,6 +15,7 @@ use trueshot_cuda::conv4::{
     Conv4Embedding, Conv4Options, Conv4State, Conv4Training, DeviceImages, ImageRequest, Prototypes,
     STEP_SLOTS, StepImages, StepInput,
 };
+use trueshot_cuda::maml::MamlTraining;
 use trueshot_cuda::negmargin::{NegMarginOptions, NegMarginTraining};
 use trueshot_cuda::{Device, Result as GpuResult};
 use trueshot_nn::adamw::AdamWConfig;
@@ -30,15 +31,15 @@ use crate::preprocess::Preprocessing;
 
 /// A network in training on a GPU.
 pub(super) struct GpuSession<T> {
-    training: T,
-    layout: ParameterLayout,
-    schedule: Schedule,
+    pub training: T,
+    pub layout: ParameterLayout,
+    pub schedule: Schedule,
     /// Why the images are copied in every step; `None` if they are stored on the GPU.
     pub warning: Option<String>,
 }
 
 /// Steps per call if the images are copied in every step: the images of all steps of a call are in memory.
-const STREAMED_STEPS: usize = 8;
+pub(super) const STREAMED_STEPS: usize = 8;
 
 /// The share of the free memory that images may take; the rest is for activations.
 pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
@@ -133,12 +134,6 @@ pub(crate) fn upload_images(
     Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
-/// The number of steps per call: fewer if the images are copied in every step, because those of all steps are in
-/// memory.
-pub(super) fn steps_at_once(images_are_stored: bool) -> usize {
-    if images_are_stored { STEP_SLOTS } else { STREAMED_STEPS }
-}
-
 /// Adds the loss scale to the state of a run.
 pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
     state.set_note("loss_scale", scale.to_string());
@@ -168,14 +163,17 @@ pub(super) trait GpuTraining {
     /// The input of one step.
     type Batch;
 
+    /// Steps per call if the images are copied in every step.
+    const STREAMED_STEPS: usize = STREAMED_STEPS;
+
     /// The class of each image.
     fn labels(batch: &Self::Batch) -> Vec<u32>;
 
     /// The images as the CPU prepared them.
-    fn prepared(batch: &Self::Batch) -> &[f32];
+    fn prepared(batch: &Self::Batch) -> Vec<f32>;
 
     /// The images that the GPU prepares.
-    fn requests(batch: &Self::Batch) -> &[ImageRequest];
+    fn requests(batch: &Self::Batch) -> Vec<ImageRequest>;
 
     /// Runs steps and returns their losses.
     fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>>;
@@ -187,6 +185,27 @@ pub(super) trait GpuTraining {
     fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
 }
 
+/// The methods of [`GpuTraining`] that the type itself has.
+macro_rules! own_methods {
+    () => {
+        fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
+            Self::run(self, steps)
+        }
+
+        fn parameters(&self) -> GpuResult<Vec<f32>> {
+            Self::parameters(self)
+        }
+
+        fn state(&self) -> GpuResult<Conv4State> {
+            Self::state(self)
+        }
+
+        fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
+            Self::load(self, state)
+        }
+    };
+}
+
 impl GpuTraining for Conv4Training {
     type Batch = EpisodeBatch;
 
@@ -194,29 +213,15 @@ impl GpuTraining for Conv4Training {
         batch.given.iter().chain(&batch.query_classes).copied().collect()
     }
 
-    fn prepared(batch: &EpisodeBatch) -> &[f32] {
-        &batch.images
+    fn prepared(batch: &EpisodeBatch) -> Vec<f32> {
+        batch.images.clone()
     }
 
-    fn requests(batch: &EpisodeBatch) -> &[ImageRequest] {
-        &batch.requests
+    fn requests(batch: &EpisodeBatch) -> Vec<ImageRequest> {
+        batch.requests.clone()
     }
 
-    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
-        Conv4Training::run(self, steps)
-    }
-
-    fn parameters(&self) -> GpuResult<Vec<f32>> {
-        Conv4Training::parameters(self)
-    }
-
-    fn state(&self) -> GpuResult<Conv4State> {
-        Conv4Training::state(self)
-    }
-
-    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
-        Conv4Training::load(self, state)
-    }
+    own_methods!();
 }
 
 impl GpuTraining for NegMarginTraining {
@@ -226,29 +231,36 @@ impl GpuTraining for NegMarginTraining {
         batch.classes.clone()
     }
 
-    fn prepared(batch: &LabelledBatch) -> &[f32] {
-        &batch.images
+    fn prepared(batch: &LabelledBatch) -> Vec<f32> {
+        batch.images.clone()
     }
 
-    fn requests(batch: &LabelledBatch) -> &[ImageRequest] {
-        &batch.requests
+    fn requests(batch: &LabelledBatch) -> Vec<ImageRequest> {
+        batch.requests.clone()
     }
 
-    fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
-        NegMarginTraining::run(self, steps)
+    own_methods!();
+}
+
+impl GpuTraining for MamlTraining {
+    type Batch = Vec<EpisodeBatch>;
+
+    // The images of the tasks of several steps would take much memory.
+    const STREAMED_STEPS: usize = 1;
+
+    fn labels(tasks: &Vec<EpisodeBatch>) -> Vec<u32> {
+        tasks.iter().flat_map(Conv4Training::labels).collect()
     }
 
-    fn parameters(&self) -> GpuResult<Vec<f32>> {
-        NegMarginTraining::parameters(self)
+    fn prepared(tasks: &Vec<EpisodeBatch>) -> Vec<f32> {
+        tasks.iter().flat_map(|task| &task.images).copied().collect()
     }
 
-    fn state(&self) -> GpuResult<Conv4State> {
-        NegMarginTraining::state(self)
+    fn requests(tasks: &Vec<EpisodeBatch>) -> Vec<ImageRequest> {
+        tasks.iter().flat_map(|task| task.requests.clone()).collect()
     }
 
-    fn load(&mut self, state: &Conv4State) -> GpuResult<()> {
-        NegMarginTraining::load(self, state)
-    }
+    own_methods!();
 }
 
 impl<T: GpuTraining> TrainingSession for GpuSession<T> {
@@ -259,7 +271,7 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
     }
 
     fn steps_at_once(&self) -> usize {
-        steps_at_once(self.warning.is_none())
+        if self.warning.is_none() { STEP_SLOTS } else { T::STREAMED_STEPS }
     }
 
     fn steps(&mut self, first: u64, batches: &[&T::Batch]) -> trueshot::Result<Vec<Vec<f64>>> {
@@ -267,8 +279,8 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
             rate: self.schedule.at(step) as f32,
             labels: T::labels(batch),
             images: match self.warning {
-                None => StepImages::Requests(T::requests(batch).to_vec()),
-                Some(_) => StepImages::Prepared(T::prepared(batch).to_vec()),
+                None => StepImages::Requests(T::requests(batch)),
+                Some(_) => StepImages::Prepared(T::prepared(batch)),
             },
         };
         let inputs: Vec<StepInput> = (first..).zip(batches).map(input).collect();
@@ -294,7 +306,7 @@ impl<T: GpuTraining> TrainingSession for GpuSession<T> {
 }
 
 /// The state of a run as tensors of a checkpoint.
-pub(super) fn state_tensors(state: Conv4State, layout: &ParameterLayout) -> Tensors {
+fn state_tensors(state: Conv4State, layout: &ParameterLayout) -> Tensors {
     let Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps } = state;
     let weights = SavedWeights { parameters, first: first_moments, second: second_moments, steps: updates };
     let mut state = weights.tensors(layout);
@@ -303,7 +315,7 @@ pub(super) fn state_tensors(state: Conv4State, layout: &ParameterLayout) -> Tens
 }
 
 /// The state of a run from a checkpoint of a GPU or the CPU.
-pub(super) fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot::Result<Conv4State> {
+fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot::Result<Conv4State> {
     let SavedWeights { parameters, first, second, steps } = SavedWeights::read(layout, state)?;
     let (scale, good_steps) = saved_scale(state);
     Ok(Conv4State {

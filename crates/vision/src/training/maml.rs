@@ -27,8 +27,10 @@ use trueshot_nn::maml::{self, GradientOrder, LabelledImages, MamlLearner, ModelS
 
 use super::batches::{EpisodeBatch, EpisodeBatches, ImagePreparer, TaskBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, ValidationSettings};
+#[cfg(feature = "cuda")]
+use super::gpu::GpuSession;
 use super::validation::Validator;
-use super::{BackboneConfiguration, Datasets, loader};
+use super::{BackboneConfiguration, Datasets, Gpu, loader, session_methods};
 use crate::augment::Augmentation;
 use crate::dataset::Dataset;
 use crate::error::Result;
@@ -228,7 +230,7 @@ impl CpuMamlSession {
 }
 
 impl CpuSession for CpuMamlSession {
-    type Batch = [EpisodeBatch];
+    type Batch = Vec<EpisodeBatch>;
 
     fn weights(&self) -> &CpuWeights {
         &self.weights
@@ -238,7 +240,7 @@ impl CpuSession for CpuMamlSession {
         &mut self.weights
     }
 
-    fn train_step(&mut self, step: u64, tasks: &[EpisodeBatch]) -> trueshot::Result<Vec<f64>> {
+    fn train_step(&mut self, step: u64, tasks: &Vec<EpisodeBatch>) -> trueshot::Result<Vec<f64>> {
         let loss = self.gradients(tasks);
         if loss.is_finite() {
             self.weights.update(step, 1.0 / tasks.len() as f64)?;
@@ -249,12 +251,12 @@ impl CpuSession for CpuMamlSession {
 
 /// MAML in training: loads the tasks and validates; a [`TrainingSession`] computes the steps.
 pub struct MamlTrainee {
-    session: Box<dyn TrainingSession<Batch = [EpisodeBatch]>>,
+    session: Box<dyn TrainingSession<Batch = Vec<EpisodeBatch>>>,
     loader: Loader<TaskBatches>,
     validation: Option<ValidationData>,
     configuration: MamlConfiguration,
-    /// The name of the GPU that trains; `None` on the CPU.
-    device: Option<String>,
+    /// The GPU that trains; `None` on the CPU.
+    gpu: Option<Gpu>,
     warning: Option<String>,
 }
 
@@ -284,8 +286,8 @@ impl MamlTrainee {
             configuration: configuration.clone(),
         };
         let loader = loader(TaskBatches { episodes, per_step });
-        let (device, warning) = (None, None);
-        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, device, warning })
+        let (gpu, warning) = (None, None);
+        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, gpu, warning })
     }
 
     /// A trainee on a GPU, which stores all images to train and validate on and all outliers if they fit into its
@@ -317,14 +319,12 @@ impl MamlTrainee {
             Some(most) => most,
             None => super::gpu::most_image_bytes(device)?,
         };
-        let session =
-            gpu::GpuMamlSession::new(device, &configuration, &datasets, &parameters, most_image_bytes)?;
+        let session = GpuSession::maml(device, &configuration, &datasets, &parameters, most_image_bytes)?;
         episodes.on_gpu = session.warning.is_none();
-        let threads = rayon::current_num_threads().div_ceil(2);
         let batches = TaskBatches { episodes, per_step: configuration.episodes.per_step };
-        let loader = Loader::new(batches, threads, (2 * session.steps_at_once()).div_ceil(threads));
-        let (device, warning) = (Some(device.name().to_string()), session.warning.clone());
-        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, device, warning })
+        let loader = super::gpu_loader(batches, session.steps_at_once());
+        let (gpu, warning) = (Some(device.clone()), session.warning.clone());
+        Ok(MamlTrainee { session: Box::new(session), loader, validation, configuration, gpu, warning })
     }
 
     /// The current parameters.
@@ -386,26 +386,7 @@ impl Trainee for MamlTrainee {
         vec!["queries".into()]
     }
 
-    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        let tasks = self.loader.take(step);
-        let losses = self.session.step(step, &tasks);
-        self.loader.give_back(step, tasks);
-        losses
-    }
-
-    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        let count = limit.min(self.session.steps_at_once() as u64);
-        let tasks: Vec<Vec<EpisodeBatch>> = (step..step + count).map(|step| self.loader.take(step)).collect();
-        let losses = self.session.steps(step, &tasks.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        for (step, tasks) in (step..).zip(tasks) {
-            self.loader.give_back(step, tasks);
-        }
-        losses
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        self.session.rate(step)
-    }
+    session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         #[cfg(feature = "cuda")]
@@ -422,24 +403,8 @@ impl Trainee for MamlTrainee {
         self.configuration.validator().validate(rows, outliers.as_ref(), method).map(Some)
     }
 
-    fn state(&self) -> trueshot::Result<Tensors> {
-        self.session.save()
-    }
-
-    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.session.load(state)
-    }
-
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
         Ok(model_file(&preprocessing, &self.configuration.config(), &self.parameters()?))
-    }
-
-    fn device(&self) -> Option<String> {
-        self.device.clone()
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        self.warning.iter().cloned().collect()
     }
 }

@@ -37,19 +37,66 @@ pub use datasets::Datasets;
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::upload_images;
 pub use loss::{Aggregate, EpisodeLabels, loss};
+#[cfg(feature = "cuda")]
+use trueshot_cuda::Device as Gpu;
 
-use crate::backbone::{Backbone, CONV4_ARCHITECTURE, write_preprocessing_notes};
-use crate::dataset::Dataset;
+use crate::backbone::{CONV4_ARCHITECTURE, write_preprocessing_notes};
 use crate::error::Result;
 use crate::loader::Loader;
 use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
-use validation::{embed_dataset, validate_backbone};
+use validation::validate_backbone;
 
 /// Threads of the pool per thread that prepares images, which takes less than a tenth of the time of a step.
 const THREADS_PER_LOADER: usize = 8;
 /// Batches that each preparing thread holds ready.
 const BATCHES_READY: usize = 2;
+
+/// A GPU, which does not exist without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+enum Gpu {}
+
+#[cfg(not(feature = "cuda"))]
+impl Gpu {
+    fn name(&self) -> &str {
+        match *self {}
+    }
+}
+
+/// The methods of [`Trainee`] that only use the fields `session`, `loader`, `gpu` and `warning`, which all trainees on
+/// images have.
+macro_rules! session_methods {
+    () => {
+        fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
+            Ok(self.steps(step, 1)?.remove(0))
+        }
+
+        fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
+            crate::training::run_steps(&mut *self.session, &mut self.loader, step, limit)
+        }
+
+        fn rate(&self, step: u64) -> f64 {
+            self.session.rate(step)
+        }
+
+        fn state(&self) -> trueshot::Result<Tensors> {
+            self.session.save()
+        }
+
+        fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
+            self.session.load(state)
+        }
+
+        fn device(&self) -> Option<String> {
+            self.gpu.as_ref().map(|gpu| gpu.name().to_string())
+        }
+
+        fn warnings(&self) -> Vec<String> {
+            self.warning.iter().cloned().collect()
+        }
+    };
+}
+use session_methods;
 
 /// A Conv4 in training on the CPU, with the loss of nearest prototypes.
 struct CpuBackboneSession {
@@ -93,8 +140,7 @@ pub struct BackboneTrainee {
     datasets: Datasets,
     configuration: BackboneConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    #[cfg(feature = "cuda")]
-    gpu: Option<trueshot_cuda::Device>,
+    gpu: Option<Gpu>,
     warning: Option<String>,
 }
 
@@ -104,8 +150,7 @@ impl BackboneTrainee {
     /// # Errors
     /// If an option is outside its range, or the data has too few classes or images.
     pub fn new(configuration: BackboneConfiguration, datasets: Datasets) -> Result<Self> {
-        let (parameters, shape, mut batches) = prepare(&configuration, &datasets)?;
-        batches.on_gpu = false;
+        let (parameters, shape, batches) = prepare(&configuration, &datasets)?;
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuBackboneSession {
@@ -115,15 +160,7 @@ impl BackboneTrainee {
             aggregate: configuration.episodes.aggregate,
         };
         let (session, loader) = (Box::new(session), loader(batches));
-        Ok(BackboneTrainee {
-            session,
-            loader,
-            datasets,
-            configuration,
-            #[cfg(feature = "cuda")]
-            gpu: None,
-            warning: None,
-        })
+        Ok(BackboneTrainee { session, loader, datasets, configuration, gpu: None, warning: None })
     }
 
     /// A trainee on a GPU, which stores all images to train on and all outliers if they fit into its memory.
@@ -194,49 +231,12 @@ fn prepare(
     Ok((parameters, shape, batches))
 }
 
-/// Embeds all images of a data set.
-type EmbedDataset = dyn Fn(&Dataset) -> trueshot::Result<trueshot::Embeddings>;
-
-/// A function that embeds data sets with a Conv4, on `device` if there is one.
-#[cfg(feature = "cuda")]
-fn dataset_embedder(
-    preprocessing: Preprocessing,
-    parameters: Vec<f32>,
-    device: Option<&trueshot_cuda::Device>,
-) -> Box<EmbedDataset> {
-    match device.cloned() {
-        Some(device) => {
-            Box::new(move |dataset| gpu::embed_dataset(dataset, &device, &preprocessing, &parameters))
-        }
-        None => cpu_embedder(preprocessing, &parameters),
-    }
-}
-
-/// A function that embeds data sets with a Conv4 on the CPU.
-fn cpu_embedder(preprocessing: Preprocessing, parameters: &[f32]) -> Box<EmbedDataset> {
-    let backbone = Backbone::from_parameters(preprocessing, parameters);
-    Box::new(move |dataset| embed_dataset(dataset, &backbone))
-}
-
 impl Trainee for BackboneTrainee {
     fn terms(&self) -> Vec<String> {
         vec!["queries".into()]
     }
 
-    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        let batch = self.loader.take(step);
-        let losses = self.session.step(step, &batch);
-        self.loader.give_back(step, batch);
-        losses
-    }
-
-    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        run_steps(&mut *self.session, &mut self.loader, step, limit)
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        self.session.rate(step)
-    }
+    session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let method = match self.configuration.episodes.aggregate {
@@ -244,35 +244,14 @@ impl Trainee for BackboneTrainee {
             Aggregate::Median => "median",
         };
         let method = Registry::default().parse(method)?;
-        let (preprocessing, parameters) =
-            (self.configuration.preprocessing(), self.parameters()?.into_owned());
-        #[cfg(feature = "cuda")]
-        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
-        #[cfg(not(feature = "cuda"))]
-        let embed = cpu_embedder(preprocessing, &parameters);
-        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
-    }
-
-    fn state(&self) -> trueshot::Result<Tensors> {
-        self.session.save()
-    }
-
-    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.session.load(state)
+        let (validator, preprocessing) = (self.configuration.validator(), self.configuration.preprocessing());
+        let backbone = (&preprocessing, &*self.parameters()?);
+        validate_backbone(&validator, &self.datasets, backbone, self.gpu.as_ref(), method)
     }
 
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.preprocessing();
         Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn device(&self) -> Option<String> {
-        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        self.warning.iter().cloned().collect()
     }
 }
 

@@ -20,12 +20,11 @@ use trueshot_nn::parameters::{ParameterLayout, Role};
 
 use super::batches::{ImagePreparer, LabelledBatch, ShuffledBatches};
 use super::configuration::{self as shared, DataSettings, ImageSettings, MAX_IMAGES, ValidationSettings};
-#[cfg(not(feature = "cuda"))]
-use super::cpu_embedder;
 use super::validation::{Validator, validate_backbone};
-use super::{BackboneConfiguration, Datasets, backbone_file, initial_parameters, loader, run_steps};
+use super::{BackboneConfiguration, Datasets, Gpu};
+use super::{backbone_file, initial_parameters, loader, session_methods};
 #[cfg(feature = "cuda")]
-use super::{dataset_embedder, gpu, gpu_loader};
+use super::{gpu, gpu_loader};
 use crate::augment::Augmentation;
 use crate::error::Result;
 use crate::loader::Loader;
@@ -178,8 +177,7 @@ pub struct NegMarginTrainee {
     datasets: Datasets,
     configuration: NegMarginConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    #[cfg(feature = "cuda")]
-    gpu: Option<trueshot_cuda::Device>,
+    gpu: Option<Gpu>,
     warning: Option<String>,
 }
 
@@ -204,7 +202,6 @@ impl NegMarginTrainee {
             loader: loader(batches),
             datasets,
             configuration,
-            #[cfg(feature = "cuda")]
             gpu: None,
             warning: None,
         })
@@ -299,46 +296,22 @@ impl Trainee for NegMarginTrainee {
         vec!["classes".into()]
     }
 
-    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        Ok(self.steps(step, 1)?.remove(0))
-    }
-
-    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        run_steps(&mut *self.session, &mut self.loader, step, limit)
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        self.session.rate(step)
-    }
+    session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let (preprocessing, parameters) = (self.configuration.pictures.preprocessing(), self.parameters()?);
-        #[cfg(feature = "cuda")]
-        let embed = dataset_embedder(preprocessing, parameters, self.gpu.as_ref());
-        #[cfg(not(feature = "cuda"))]
-        let embed = cpu_embedder(preprocessing, &parameters);
+        let backbone = (&self.configuration.pictures.preprocessing(), &*self.parameters()?);
         let method = Registry::default().parse("baseline++")?;
-        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
-    }
-
-    fn state(&self) -> trueshot::Result<Tensors> {
-        self.session.save()
-    }
-
-    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.session.load(state)
+        validate_backbone(
+            &self.configuration.validator(),
+            &self.datasets,
+            backbone,
+            self.gpu.as_ref(),
+            method,
+        )
     }
 
     fn model(&self) -> trueshot::Result<Tensors> {
         let preprocessing = self.configuration.pictures.preprocessing();
         Ok(backbone_file(&self.configuration, &preprocessing, &self.parameters()?))
-    }
-    #[cfg(feature = "cuda")]
-    fn device(&self) -> Option<String> {
-        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        self.warning.iter().cloned().collect()
     }
 }

@@ -8,14 +8,15 @@ use trueshot::method::NamedMethod;
 use trueshot::noise::Noise;
 use trueshot::training::Validation;
 
-use super::Datasets;
+use super::{Datasets, Gpu};
 use crate::backbone::Backbone;
 use crate::dataset::Dataset;
+use crate::preprocess::Preprocessing;
 
 const IMAGES_PER_CALL: usize = 16;
 
 /// The embeddings of all images of a data set, not augmented.
-pub(super) fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
+fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Embeddings> {
     let (to, dim) = (backbone.preprocessing(), backbone.dim());
     let mut features = vec![0.0; dataset.images().len() * dim];
     dataset
@@ -35,14 +36,24 @@ pub(super) fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot:
     Embeddings::from_rows(features, dim, dataset.class_names())
 }
 
-/// The accuracy of a method on the embeddings that `embed` computes; `None` if there is nothing to validate on.
+/// The accuracy of a method on embeddings by a Conv4, computed on `gpu` if there is one; `None` if there is nothing to
+/// validate on.
+#[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
 pub(super) fn validate_backbone(
     judge: &Validator,
     datasets: &Datasets,
-    embed: &dyn Fn(&Dataset) -> trueshot::Result<Embeddings>,
+    (preprocessing, parameters): (&Preprocessing, &[f32]),
+    gpu: Option<&Gpu>,
     method: NamedMethod,
 ) -> trueshot::Result<Option<Validation>> {
     let Some(dataset) = &datasets.validation else { return Ok(None) };
+    let embed = |dataset: &Dataset| {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = gpu {
+            return super::gpu::embed_dataset(dataset, device, preprocessing, parameters);
+        }
+        embed_dataset(dataset, &Backbone::from_parameters(preprocessing.clone(), parameters))
+    };
     let outliers = datasets.validation_outliers.as_deref().map(embed).transpose()?;
     judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }

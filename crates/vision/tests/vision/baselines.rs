@@ -14,9 +14,16 @@ use trueshot_vision::training::negmargin::{self, NegMarginTrainee};
 use trueshot_vision::training::{Datasets, ImageSettings, ValidationSettings};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
+use crate::striped_images::{folder, on, same_whatever_threads_and_stops};
+
 fn dataset(folder: &Path, pictures: &ImageSettings, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, SourceOptions::default()).unwrap();
     Dataset::load(&collection, &pictures.preprocessing(), augmented, &()).unwrap()
+}
+
+fn datasets(folder: &Path, pictures: &ImageSettings) -> Datasets {
+    let train = dataset(&folder.join("train"), pictures, pictures.augment);
+    Datasets::new(train, Some(dataset(&folder.join("val"), pictures, false)))
 }
 
 fn small(validation: ValidationSettings) -> ValidationSettings {
@@ -36,9 +43,7 @@ fn maml_configuration() -> maml::MamlConfiguration {
 }
 
 fn maml_trainee(folder: &Path, configuration: &maml::MamlConfiguration) -> MamlTrainee {
-    let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
-    let validation = dataset(&folder.join("val"), &configuration.pictures, false);
-    MamlTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
+    MamlTrainee::new(configuration.clone(), datasets(folder, &configuration.pictures)).unwrap()
 }
 
 fn negmargin_configuration() -> negmargin::NegMarginConfiguration {
@@ -51,9 +56,7 @@ fn negmargin_configuration() -> negmargin::NegMarginConfiguration {
 }
 
 fn negmargin_trainee(folder: &Path, configuration: &negmargin::NegMarginConfiguration) -> NegMarginTrainee {
-    let train = dataset(&folder.join("train"), &configuration.pictures, configuration.pictures.augment);
-    let validation = dataset(&folder.join("val"), &configuration.pictures, false);
-    NegMarginTrainee::new(configuration.clone(), Datasets::new(train, Some(validation))).unwrap()
+    NegMarginTrainee::new(configuration.clone(), datasets(folder, &configuration.pictures)).unwrap()
 }
 
 fn run(trainee: &mut dyn Trainee, steps: std::ops::Range<u64>) -> Vec<f64> {
@@ -64,13 +67,9 @@ fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len() as f64
 }
 
-fn on<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
-}
-
 #[test]
 fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
-    let folder = crate::striped_images::folder();
+    let folder = folder();
     for order in [GradientOrderSetting::Second, GradientOrderSetting::First] {
         let mut configuration = maml_configuration();
         configuration.adaptation.order = order;
@@ -107,7 +106,7 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
 
 #[test]
 fn negmargin_learns_and_its_model_is_a_backbone() {
-    let folder = crate::striped_images::folder();
+    let folder = folder();
     let configuration = negmargin_configuration();
     let mut trainee = negmargin_trainee(folder.path(), &configuration);
     let losses = run(&mut trainee, 0..80);
@@ -128,35 +127,15 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
 
 #[test]
 fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
-    let folder = crate::striped_images::folder();
-    let path = folder.path();
+    let folder = folder();
     let (maml, negmargin) = (maml_configuration(), negmargin_configuration());
-    let make: [&(dyn Fn() -> Box<dyn Trainee> + Sync); 2] =
-        [&|| Box::new(maml_trainee(path, &maml)) as Box<dyn Trainee>, &|| {
-            Box::new(negmargin_trainee(path, &negmargin)) as Box<dyn Trainee>
-        }];
-    for make in make {
-        let whole = || {
-            let mut trainee = make();
-            run(&mut *trainee, 0..9);
-            trainee.state().unwrap().to_bytes()
-        };
-        let broken = || {
-            let (mut first, mut second) = (make(), make());
-            run(&mut *first, 0..4);
-            second.restore(&first.state().unwrap()).unwrap();
-            run(&mut *second, 4..9);
-            second.state().unwrap().to_bytes()
-        };
-        let expected = on(1, whole);
-        assert!(expected == on(2, whole), "threads");
-        assert!(expected == on(3, broken), "resumed");
-    }
+    same_whatever_threads_and_stops(|| maml_trainee(folder.path(), &maml), 4, 9);
+    same_whatever_threads_and_stops(|| negmargin_trainee(folder.path(), &negmargin), 4, 9);
 }
 
 #[test]
 fn episodes_of_pictures_are_those_of_their_embeddings() {
-    let folder = crate::striped_images::folder();
+    let folder = folder();
     let dataset = dataset(&folder.path().join("val"), &maml_configuration().pictures, false);
     let rows = dataset.rows(Some(Path::new("val"))).unwrap();
     assert_eq!((rows.len(), rows.dim()), (dataset.images().len(), 20 * 20 * 3));
@@ -176,7 +155,7 @@ fn episodes_of_pictures_are_those_of_their_embeddings() {
 
 #[test]
 fn what_cannot_be_trained_is_refused_with_what_could() {
-    let folder = crate::striped_images::folder();
+    let folder = folder();
     let problem = |change: &dyn Fn(&mut maml::MamlConfiguration)| {
         let mut configuration = maml_configuration();
         change(&mut configuration);

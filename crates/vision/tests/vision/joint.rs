@@ -12,7 +12,7 @@ use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
 use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::folder;
+use crate::striped_images::{folder, same_whatever_threads_and_stops};
 
 const SIZE: usize = 20;
 
@@ -36,14 +36,15 @@ fn dim() -> usize {
     conv4::Shape { size: SIZE, channels: 3 }.features()
 }
 
-/// Writes an initial backbone and an initial head.
-fn starting_models(folder: &Path, options: &impl HeadOptions, dim: usize) -> (PathBuf, PathBuf) {
+/// Writes an initial backbone and an initial head, whose file names start with `name`.
+fn starting_models(folder: &Path, name: &str, options: &impl HeadOptions, dim: usize) -> (PathBuf, PathBuf) {
     let mut configuration = BackboneConfiguration::photographs();
     configuration.pictures.size = SIZE;
     (configuration.episodes.shots, configuration.episodes.queries) = (2, 3);
     let backbone =
         BackboneTrainee::new(configuration, Datasets::new(dataset(&folder.join("train"), true), None));
-    let (backbone_path, head_path) = (folder.join("backbone.safetensors"), folder.join("head.safetensors"));
+    let path = |kind: &str| folder.join(format!("{name}-{kind}.safetensors"));
+    let (backbone_path, head_path) = (path("backbone"), path("head"));
     backbone.unwrap().model().unwrap().write(&backbone_path).unwrap();
     let head = options.build(dim).unwrap();
     let mut state = 7_u64;
@@ -57,6 +58,10 @@ fn starting_models(folder: &Path, options: &impl HeadOptions, dim: usize) -> (Pa
 
 fn relabel() -> RelabelOptions {
     RelabelOptions { width: 16, layers: 1, heads: 2, hidden: 16, item_width: 8, ..Default::default() }
+}
+
+fn tranfs(classes: usize) -> TranfsOptions {
+    TranfsOptions { classes, layers: 1, width: 16, heads: 2, feed_forward: 16, ..Default::default() }
 }
 
 fn configuration((backbone, head): (PathBuf, PathBuf)) -> JointConfiguration {
@@ -80,18 +85,9 @@ fn configuration((backbone, head): (PathBuf, PathBuf)) -> JointConfiguration {
 #[test]
 fn the_model_file_is_both_a_backbone_and_a_head_and_a_new_run_starts_from_it() {
     let folder = folder();
-    let tranfs =
-        TranfsOptions { classes: 3, layers: 1, width: 16, heads: 2, feed_forward: 16, ..Default::default() };
-    let heads: [(&str, (PathBuf, PathBuf)); 2] = [
-        ("relabel", starting_models(folder.path(), &relabel(), dim())),
-        ("tranfs", {
-            let second = folder.path().join("second");
-            std::fs::create_dir_all(&second).unwrap();
-            for part in ["train", "val"] {
-                std::os::unix::fs::symlink(folder.path().join(part), second.join(part)).unwrap();
-            }
-            starting_models(&second, &tranfs, dim())
-        }),
+    let heads = [
+        ("relabel", starting_models(folder.path(), "relabel", &relabel(), dim())),
+        ("tranfs", starting_models(folder.path(), "tranfs", &tranfs(3), dim())),
     ];
     for (kind, models) in heads {
         let configuration = configuration(models);
@@ -125,31 +121,9 @@ fn the_model_file_is_both_a_backbone_and_a_head_and_a_new_run_starts_from_it() {
 #[test]
 fn a_restored_run_continues_with_the_same_bits_on_any_number_of_threads() {
     let folder = folder();
-    let configuration = configuration(starting_models(folder.path(), &relabel(), dim()));
+    let configuration = configuration(starting_models(folder.path(), "relabel", &relabel(), dim()));
     let new = || JointTrainee::new(configuration.clone(), datasets(folder.path())).unwrap();
-    let run = |trainee: &mut JointTrainee, steps: std::ops::Range<u64>| {
-        steps.for_each(|step| drop(trainee.step(step).unwrap()));
-    };
-    let on = |threads: usize, work: &(dyn Fn() -> [Vec<u8>; 2] + Sync)| {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
-    };
-    let bytes =
-        |trainee: &JointTrainee| [trainee.state(), trainee.model()].map(|file| file.unwrap().to_bytes());
-    let whole = || {
-        let mut trainee = new();
-        run(&mut trainee, 0..6);
-        bytes(&trainee)
-    };
-    let broken = || {
-        let (mut first, mut second) = (new(), new());
-        run(&mut first, 0..3);
-        second.restore(&first.state().unwrap()).unwrap();
-        run(&mut second, 3..6);
-        bytes(&second)
-    };
-    let expected = on(1, &whole);
-    assert!(expected == on(3, &whole), "threads");
-    assert!(expected == on(2, &broken), "resumed");
+    same_whatever_threads_and_stops(new, 3, 6);
 }
 
 #[test]
@@ -160,7 +134,7 @@ fn models_that_do_not_fit_are_refused() {
             Ok(_) => panic!("it was accepted"),
             Err(error) => error.to_string(),
         };
-    let models = starting_models(folder.path(), &relabel(), dim());
+    let models = starting_models(folder.path(), "relabel", &relabel(), dim());
     let good = configuration(models.clone());
     let message = refused(JointConfiguration { head: PathBuf::new(), ..good.clone() });
     assert!(message.contains("a trained backbone and a trained head"), "{message}");
@@ -168,23 +142,11 @@ fn models_that_do_not_fit_are_refused() {
     larger.pictures.size = 36;
     assert!(refused(larger).contains("takes colour images of 20 px, but the run has colour images of 36 px"));
     let swapped = JointConfiguration { head: models.0.clone(), ..good.clone() };
-    let second = folder.path().join("second");
-    std::fs::create_dir_all(&second).unwrap();
-    for part in ["train", "val"] {
-        std::os::unix::fs::symlink(folder.path().join(part), second.join(part)).unwrap();
-    }
-    let two_classes =
-        TranfsOptions { classes: 2, layers: 1, width: 16, heads: 2, feed_forward: 16, ..Default::default() };
-    let head = starting_models(&second, &two_classes, dim()).1;
+    let (_, head) = starting_models(folder.path(), "two-classes", &tranfs(2), dim());
     let message = refused(JointConfiguration { head, ..good.clone() });
     assert!(message.contains("the task has 3 classes") && message.contains("supports 2"), "{message}");
     assert!(refused(swapped).contains("is a model of kind 'conv4', not 'relabel'"));
-    let other = folder.path().join("other");
-    std::fs::create_dir_all(&other).unwrap();
-    for part in ["train", "val"] {
-        std::os::unix::fs::symlink(folder.path().join(part), other.join(part)).unwrap();
-    }
-    let (_, head) = starting_models(&other, &relabel(), 32);
+    let (_, head) = starting_models(folder.path(), "other", &relabel(), 32);
     assert!(refused(JointConfiguration { head, ..good.clone() }).contains("was trained on 32"));
     for (change, expected) in [
         (JointConfiguration { average: 1.0, ..good.clone() }, "average"),
@@ -217,7 +179,7 @@ mod on_the_gpu {
     }
 
     fn compare_with_the_cpu(kind: &str, folder: &Path, options: &impl HeadOptions) {
-        let configuration = small(starting_models(folder, options, dim()));
+        let configuration = small(starting_models(folder, kind, options, dim()));
         let on_gpu = || {
             JointTrainee::on_gpu(configuration.clone(), datasets(folder), &Device::emulated(true)).unwrap()
         };
@@ -259,14 +221,6 @@ mod on_the_gpu {
     #[test]
     fn a_backbone_and_tranfs_take_the_steps_of_the_cpu() {
         let folder = folder();
-        let tranfs = TranfsOptions {
-            classes: 3,
-            layers: 1,
-            width: 16,
-            heads: 2,
-            feed_forward: 16,
-            ..Default::default()
-        };
-        compare_with_the_cpu("tranfs", folder.path(), &tranfs);
+        compare_with_the_cpu("tranfs", folder.path(), &tranfs(3));
     }
 }

@@ -1,9 +1,10 @@
-//! Test fixture: striped images that are easy to tell apart and quick to make.
+//! Test fixture: striped images that are easy to tell apart and quick to make, and a check of trainings.
 
 use std::path::Path;
 
 use image::{Rgb, RgbImage};
 use trueshot::rng::{Purpose, Rng};
+use trueshot::training::Trainee;
 
 /// Classes of stripes, each with its own direction and width; every image is shifted and speckled.
 fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize) {
@@ -30,4 +31,32 @@ pub fn folder() -> tempfile::TempDir {
     write_classes(&folder.path().join("train"), 0..8, 12);
     write_classes(&folder.path().join("val"), 8..12, 12);
     folder
+}
+
+pub fn on<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
+}
+
+/// Checks that a run of `steps` steps has the same result with any number of threads, and if it is stopped after `stop`
+/// steps and resumed.
+pub fn same_whatever_threads_and_stops<T: Trainee>(new: impl Fn() -> T + Sync, stop: u64, steps: u64) {
+    let run = |trainee: &mut T, steps: std::ops::Range<u64>| {
+        steps.for_each(|step| drop(trainee.step(step).unwrap()));
+    };
+    let bytes = |trainee: &T| [trainee.state(), trainee.model()].map(|file| file.unwrap().to_bytes());
+    let whole = || {
+        let mut trainee = new();
+        run(&mut trainee, 0..steps);
+        bytes(&trainee)
+    };
+    let broken = || {
+        let (mut first, mut second) = (new(), new());
+        run(&mut first, 0..stop);
+        second.restore(&first.state().unwrap()).unwrap();
+        run(&mut second, stop..steps);
+        bytes(&second)
+    };
+    let expected = on(1, whole);
+    assert!(expected == on(3, whole), "threads");
+    assert!(expected == on(2, broken), "resumed");
 }

@@ -9,7 +9,7 @@ use trueshot_vision::overlap::Overlap;
 use trueshot_vision::training::{Aggregate, BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::folder;
+use crate::striped_images::{folder, same_whatever_threads_and_stops};
 
 fn dataset(folder: &Path, configuration: &BackboneConfiguration, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, SourceOptions::default()).unwrap();
@@ -74,40 +74,15 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
 
 #[test]
 fn threads_change_nothing_and_a_run_that_was_stopped_goes_on_the_same() {
-    same_whatever_threads_and_stops(&configuration(), trainee);
+    let (folder, configuration) = (folder(), configuration());
+    same_whatever_threads_and_stops(|| trainee(folder.path(), &configuration), 7, 12);
 }
 
 #[test]
 fn outliers_are_part_of_that() {
-    let mut configuration = configuration();
+    let (folder, mut configuration) = (folder(), configuration());
     configuration.episodes.noise = vec!["outlier=0,33.4,66.7".parse().unwrap()];
-    same_whatever_threads_and_stops(&configuration, trainee_with_outliers);
-}
-
-fn same_whatever_threads_and_stops(
-    configuration: &BackboneConfiguration,
-    trainee: fn(&Path, &BackboneConfiguration) -> BackboneTrainee,
-) {
-    let folder = folder();
-    let on = |threads: usize, work: &(dyn Fn() -> Vec<f32> + Sync)| {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
-    };
-    let whole = || {
-        let mut trainee = trainee(folder.path(), configuration);
-        run(&mut trainee, 0..12);
-        trainee.parameters().unwrap().to_vec()
-    };
-    let broken = || {
-        let mut first = trainee(folder.path(), configuration);
-        run(&mut first, 0..7);
-        let mut second = trainee(folder.path(), configuration);
-        second.restore(&first.state().unwrap()).unwrap();
-        run(&mut second, 7..12);
-        second.parameters().unwrap().to_vec()
-    };
-    let expected = on(1, &whole);
-    assert!(expected == on(3, &whole), "threads");
-    assert!(expected == on(2, &broken), "resumed");
+    same_whatever_threads_and_stops(|| trainee_with_outliers(folder.path(), &configuration), 7, 12);
 }
 
 #[test]

@@ -7,9 +7,10 @@ use trueshot::rng::{IndexSampler, Purpose, Rng};
 use trueshot::training::heads::{EpisodeLabels, TrainingEpisodes};
 
 use super::configuration::JointEpisodeSettings;
+use crate::augment::Augmenter;
 use crate::dataset::Dataset;
 use crate::loader::BatchSource;
-use crate::training::batches::{ImagePreparer, PrepareScratch};
+use crate::training::batches::ImagePreparer;
 
 /// The episodes of one step.
 pub(super) struct JointBatch {
@@ -76,16 +77,16 @@ impl JointBatches {
 
 impl BatchSource for JointBatches {
     type Batch = JointBatch;
-    type Scratch = (IndexSampler, PrepareScratch);
+    type Scratch = (IndexSampler, Augmenter);
 
-    fn scratch(&self) -> (IndexSampler, PrepareScratch) {
-        (IndexSampler::default(), self.preparer.scratch())
+    fn scratch(&self) -> (IndexSampler, Augmenter) {
+        (IndexSampler::default(), Augmenter::default())
     }
 
     fn make(
         &self,
         step: u64,
-        (sampler, scratch): &mut (IndexSampler, PrepareScratch),
+        (sampler, scratch): &mut (IndexSampler, Augmenter),
         old: Option<JointBatch>,
     ) -> JointBatch {
         let mut rng = Rng::new(self.seed, Purpose::Dropout, step);

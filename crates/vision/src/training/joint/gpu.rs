@@ -11,7 +11,7 @@ use trueshot::tensors::Tensors;
 use trueshot::training::heads::{EpisodeLabels, GpuHead, LearnedHead};
 use trueshot::training::{SavedWeights, TrainingSession};
 use trueshot_cuda::Device;
-use trueshot_cuda::conv4::{Conv4State, StepImages};
+use trueshot_cuda::conv4::{Conv4State, STEP_SLOTS, StepImages};
 use trueshot_cuda::joint::{
     HeadTraining, HeadWeights, JointEpisode, JointOptions, JointPart, JointState, JointStep, JointTraining,
 };
@@ -26,7 +26,7 @@ use super::batches::JointBatch;
 use super::session::{joint_layout, kept_part, parts, seed_of_part};
 use super::{JointConfiguration, JointEpisodeSettings};
 use crate::training::Datasets;
-use crate::training::gpu::{save_scale, saved_scale, steps_at_once, upload_training_images};
+use crate::training::gpu::{STREAMED_STEPS, save_scale, saved_scale, upload_training_images};
 
 /// A session with either head.
 pub(super) type BoxedSession = Box<dyn TrainingSession<Batch = JointBatch>>;
@@ -158,7 +158,7 @@ impl<H: HeadTraining> TrainingSession for GpuJointSession<H> {
     }
 
     fn steps_at_once(&self) -> usize {
-        steps_at_once(self.common.images_are_stored)
+        if self.common.images_are_stored { STEP_SLOTS } else { STREAMED_STEPS }
     }
 
     fn steps(&mut self, first: u64, batches: &[&JointBatch]) -> trueshot::Result<Vec<Vec<f64>>> {

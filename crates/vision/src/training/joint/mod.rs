@@ -30,7 +30,7 @@ pub use configuration::{JointConfiguration, JointEpisodeSettings};
 
 use super::batches::ImagePreparer;
 use super::validation::validate_backbone;
-use super::{Datasets, backbone_file};
+use super::{Datasets, Gpu, backbone_file, session_methods};
 use crate::backbone::Backbone;
 use crate::error::{Error, Result};
 use crate::loader::Loader;
@@ -48,8 +48,7 @@ pub struct JointTrainee {
     datasets: Datasets,
     configuration: JointConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
-    #[cfg(feature = "cuda")]
-    gpu: Option<trueshot_cuda::Device>,
+    gpu: Option<Gpu>,
     warning: Option<String>,
 }
 
@@ -122,7 +121,6 @@ impl JointTrainee {
             loader,
             datasets,
             configuration,
-            #[cfg(feature = "cuda")]
             gpu: None,
             warning: None,
         })
@@ -139,17 +137,6 @@ impl JointTrainee {
         device: &trueshot_cuda::Device,
     ) -> Result<Self> {
         let most_image_bytes = super::gpu::most_image_bytes(device)?;
-        Self::on_gpu_with(configuration, datasets, device, most_image_bytes)
-    }
-
-    /// [`JointTrainee::on_gpu`] with a limit on the bytes of the images.
-    #[cfg(feature = "cuda")]
-    fn on_gpu_with(
-        configuration: JointConfiguration,
-        datasets: Datasets,
-        device: &trueshot_cuda::Device,
-        most_image_bytes: usize,
-    ) -> Result<Self> {
         let Start { backbone, head, of_head, mut batches } = Start::new(&configuration, &datasets)?;
         let (session, warning) =
             gpu::session(device, &configuration, &datasets, &backbone, (&*head, &of_head), most_image_bytes)?;
@@ -193,39 +180,15 @@ impl Trainee for JointTrainee {
         terms
     }
 
-    fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
-        let batch = self.loader.take(step);
-        let losses = self.session.step(step, &batch);
-        self.loader.give_back(step, batch);
-        losses
-    }
-
-    fn steps(&mut self, step: u64, limit: u64) -> trueshot::Result<Vec<Vec<f64>>> {
-        super::run_steps(&mut *self.session, &mut self.loader, step, limit)
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        self.session.rate(step)
-    }
+    session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
-        let parameters = self.parameters()?.into_owned();
+        let parameters = self.parameters()?;
         let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
         let method = NamedMethod { label: "head".into(), method: self.head.method(of_head) };
-        let preprocessing = self.configuration.pictures.preprocessing();
-        #[cfg(feature = "cuda")]
-        let embed = super::dataset_embedder(preprocessing, of_backbone.to_vec(), self.gpu.as_ref());
-        #[cfg(not(feature = "cuda"))]
-        let embed = super::cpu_embedder(preprocessing, of_backbone);
-        validate_backbone(&self.configuration.validator(), &self.datasets, &*embed, method)
-    }
-
-    fn state(&self) -> trueshot::Result<Tensors> {
-        self.session.save()
-    }
-
-    fn restore(&mut self, state: &Tensors) -> trueshot::Result<()> {
-        self.session.load(state)
+        let backbone = (&self.configuration.pictures.preprocessing(), of_backbone);
+        let validator = self.configuration.validator();
+        validate_backbone(&validator, &self.datasets, backbone, self.gpu.as_ref(), method)
     }
 
     fn model(&self) -> trueshot::Result<Tensors> {
@@ -234,14 +197,5 @@ impl Trainee for JointTrainee {
         let preprocessing = self.configuration.pictures.preprocessing();
         let backbone = backbone_file(&self.configuration, &preprocessing, of_backbone);
         Ok(model::joint_file(&backbone, &self.head.model(of_head)))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn device(&self) -> Option<String> {
-        self.gpu.as_ref().map(|gpu| gpu.name().to_string())
-    }
-
-    fn warnings(&self) -> Vec<String> {
-        self.warning.iter().cloned().collect()
     }
 }
