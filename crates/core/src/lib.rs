@@ -86,6 +86,8 @@ pub mod error;
 pub mod evaluate;
 #[doc(hidden)]
 pub mod guard;
+#[cfg(any(feature = "report", feature = "train"))]
+mod label_layout;
 #[doc(hidden)]
 pub mod lock;
 pub mod method;

@@ -5,7 +5,7 @@
 //! compares measured results with those of the paper.
 
 mod audit;
-pub(crate) mod chart;
+mod chart;
 mod csv;
 mod grids;
 mod html;

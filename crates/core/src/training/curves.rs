@@ -4,7 +4,7 @@
 //! Positive losses that span a wide range are on a logarithmic scale: otherwise the first steps would flatten all others.
 
 use super::Record;
-use crate::report::chart::spread_labels;
+use crate::label_layout::spread_labels;
 use crate::visible::escaped_xml;
 
 /// Width of the image in pixels, like all lengths here.
