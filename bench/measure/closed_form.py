@@ -89,7 +89,7 @@ def closed_forms(arguments: argparse.Namespace) -> tuple[list[list[str]], float]
     return lines, worst
 
 
-def trained(arguments: argparse.Namespace) -> list[list[str]]:
+def trained_per_episode(arguments: argparse.Namespace) -> list[list[str]]:
     """One row per noise setting for methods that train on every episode: the difference to ProtoNet."""
     published = {
         (PAPER_TABLES[row["table"]], float(row["noise_percent"]) / 100, row["row"]): float(row["accuracy"])
@@ -113,7 +113,7 @@ def main() -> None:
     begin = time.perf_counter()
     rows, worst = closed_forms(arguments)
     seconds = time.perf_counter() - begin
-    differences = trained(arguments)
+    differences = trained_per_episode(arguments)
     head = ["noise", "ProtoNet", "linear − ProtoNet", "independent program", "RNNP − ProtoNet", "Baseline++ − ProtoNet",
             "the paper's Baseline++ − ProtoNet"]
     # The fourth column, the method, is text and left-aligned.

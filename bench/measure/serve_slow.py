@@ -46,7 +46,7 @@ class Tally:
     half_open: int = 0
     stalled: int = 0
     stalled_408: int = 0
-    """Stalled uploads that were refused with 408; others were closed to make room."""
+    """Stalled uploads that were refused with 408; others were closed because other clients needed the connections."""
 
 
 def parse_arguments() -> argparse.Namespace:

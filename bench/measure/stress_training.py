@@ -55,7 +55,9 @@ def expect(is_true, what):
         raise Wrong(what)
 
 
-class Lab:
+class Rounds:
+    """Runs the rounds and counts their outcomes."""
+
     def __init__(self, binary, folder, draw):
         self.binary, self.folder, self.draw = binary, folder, draw
         self.counts = collections.Counter()
@@ -109,7 +111,7 @@ class Lab:
         winners = [name for name in runs if codes[name] == 0]
         for loser in set(runs) - set(winners):
             other = runs["second" if loser == "first" else "first"].pid
-            self.counts[told_apart(said[loser], other)] += 1
+            self.counts[refusal_reason(said[loser], other)] += 1
         expect(winners, f"neither of two trainings ran: {said}")
         if len(winners) == 2:
             # Both ran: one after the other, and the second found a finished model.
@@ -150,7 +152,7 @@ class Lab:
         first.communicate()
         said = second.communicate()[1]
         expect(second.returncode == 1, f"exit code {second.returncode} beside a run: {said}")
-        self.counts[told_apart(said, first.pid)] += 1
+        self.counts[refusal_reason(said, first.pid)] += 1
         expect(not (place / "m.checkpoint").exists() or first.returncode == -signal.SIGKILL, "a checkpoint was left")
         last = self.start(place, 1, "--resume")
         said = last.communicate()[1]
@@ -165,7 +167,7 @@ def kill(run):
     run.wait()
 
 
-def told_apart(said, other):
+def refusal_reason(said, other):
     """The reason for which a training was refused. Fails unless it names the process that holds the output."""
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     expect(len(errors) == 1, f"a refused training said: {said}")
@@ -207,15 +209,15 @@ def main():
     options = parser.parse_args()
     binary, failures = str(pathlib.Path(options.trueshot).resolve()), 0
     with tempfile.TemporaryDirectory() as folder:
-        lab = Lab(binary, pathlib.Path(folder), random.Random(options.seed))
+        rounds = Rounds(binary, pathlib.Path(folder), random.Random(options.seed))
         for kind in ("together", "killed", "holder"):
-            lab.counts.clear()
+            rounds.counts.clear()
             began, wrong, parts = time.monotonic(), 0, 0
             for number in range(options.rounds):
                 place = pathlib.Path(folder) / f"{kind}-{number}"
                 place.mkdir()
                 try:
-                    getattr(lab, kind)(place)
+                    getattr(rounds, kind)(place)
                 except Wrong as problem:
                     wrong += 1
                     print(f"{kind}, round {number}: {problem}", file=sys.stderr)
@@ -223,7 +225,7 @@ def main():
                         shutil.copytree(place, options.keep / place.name)
                 parts += sum(path.name.endswith(".part") for path in place.iterdir())
                 shutil.rmtree(place)
-            details = ", ".join(f"{what} {count}" for what, count in sorted(lab.counts.items()))
+            details = ", ".join(f"{what} {count}" for what, count in sorted(rounds.counts.items()))
             print(f"{kind}: {options.rounds} rounds, {wrong} wrong; {details}; {parts} temporary files left by killed "
                   f"processes; {time.monotonic() - began:.0f} s", flush=True)
             failures += wrong

@@ -3,9 +3,8 @@
 Two rules are checked, file by file:
 
 - No regular expression of tests/style-words.txt (one per line, matched without regard to case) occurs in the prose:
-  Markdown outside code blocks, Markdown cells of notebooks, help texts of the command line, string literals of the
-  crates that users get messages from, OpenAPI descriptions, docstrings and string literals of the Python package, and
-  everything in the web page and the report templates.
+  Markdown outside code blocks, Markdown cells of notebooks, comments and string literals of Rust and Python, comments of
+  CUDA kernels, shell scripts and TOML files, and everything in the web page and the report templates. Tests are left out.
 - No line of Markdown is longer than 100 columns. Tables, code blocks and the targets of links do not count.
 
 Needs nothing but pytest:
@@ -16,8 +15,10 @@ Needs nothing but pytest:
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,16 +60,11 @@ MARKDOWN = ["*.md", "docs/**/*.md", "bench/*.md", "crates/python/*.md"]
 TEXTS = {
     ".md": MARKDOWN,
     ".ipynb": ["docs/notebooks/*.ipynb"],
-    ".rs": [
-        "crates/cli/src/**/*.rs",
-        "crates/core/src/**/*.rs",
-        "crates/cuda/src/**/*.rs",
-        "crates/vision/src/**/*.rs",
-        "crates/nn/src/**/*.rs",
-        "crates/server/src/**/*.rs",
-        "crates/python/src/**/*.rs",
-    ],
-    ".py": ["crates/python/python/**/*.py"],
+    ".rs": ["crates/*/src/**/*.rs", "crates/*/examples/*.rs", "crates/*/build.rs", "fuzz/**/*.rs"],
+    ".py": ["crates/**/*.py", "bench/**/*.py"],
+    ".cu": ["crates/cuda/kernels/*.cu", "crates/cuda/kernels/*.cuh", "crates/cuda/emulator/*.cpp"],
+    ".sh": ["test", "release/*", "crates/cuda/gpu-tests", "docs/*.sh", "fuzz/*.sh", "tests/*/run"],
+    ".toml": ["crates/cli/experiments/*.toml", "**/Cargo.toml", "*.toml"],
     "": ["crates/server/src/page/*", "crates/core/templates/*"],
 }
 
@@ -126,55 +122,55 @@ def notebook_prose(text: str) -> Iterator[Paragraph]:
                 yield [(index, line) for _, line in paragraph]
 
 
-RUST_TOKEN = re.compile(
-    r"""(?P<doc>///[^\n]*)|(?P<comment>//[^\n]*|/\*.*?\*/)
-    |(?P<raw>\br(?P<hashes>\#*)".*?"(?P=hashes))|(?P<string>"(?:[^"\\]|\\.)*")|(?P<char>'(?:\\[^\n]*?|[^'\\\n])')""",
-    re.VERBOSE | re.DOTALL,
-)
-# Attributes whose doc comments users see: help texts of clap, and descriptions of the API, which utoipa makes.
-SHOWN = re.compile(
-    r"#\[derive\([^)]*\b(?:Args|Parser|Subcommand|ValueEnum|ToSchema|IntoParams|OpenApi)\b[^)]*\)\]|#\[utoipa::path"
-)
+CODE = re.compile(r"`[^`]*`")
 
 
-def rust_prose(text: str) -> Iterator[Paragraph]:
-    """String literals, and doc comments that clap and utoipa show to users; without the tests of a file."""
-    text = re.split(r"^#\[cfg\(test\)\]\s*\nmod ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    helps = help_lines(text)
+def comment_paragraphs(comments: Iterator[tuple[int, str]]) -> Iterator[Paragraph]:
+    """Comments on adjacent lines as paragraphs, without code in backticks."""
     current: Paragraph = []
-    for token in RUST_TOKEN.finditer(text):
-        number = text.count("\n", 0, token.start()) + 1
-        is_help = token["doc"] and number in helps
-        if current and not (is_help and number == current[-1][0] + 1):
+    for number, text in comments:
+        if current and (number != current[-1][0] + 1 or not text.strip()):
             yield current
             current = []
-        if is_help:
-            current.append((number, token["doc"][3:].strip()))
-        if literal := token["string"] or token["raw"]:
-            # A backslash at the end of a line joins it with the next one.
-            literal = re.sub(r"\\\n\s*", lambda _: "\n", literal).replace("\\n", " ")
-            yield from paragraphs((number + i, line) for i, line in enumerate(literal.split("\n")))
+        if text.strip():
+            current.append((number, CODE.sub("", text).strip()))
     if current:
         yield current
 
 
-def help_lines(text: str) -> set[int]:
-    """Numbers of the lines of an item with such an attribute, with the comment above it."""
-    lines = text.splitlines()
-    found: set[int] = set()
-    for derive in SHOWN.finditer(text):
-        first = text.count("\n", 0, derive.start()) + 1
-        while first > 1 and re.match(r"\s*(///|#\[)", lines[first - 2]):
-            first -= 1
-        # rustfmt puts the brace that closes an item at the beginning of a line.
-        end = re.compile(r"^\}", re.MULTILINE).search(text, derive.end())
-        last = text.count("\n", 0, end.start() if end else len(text)) + 1
-        found.update(range(first, last + 1))
-    return found
+RUST_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)
+    |(?P<raw>\br(?P<hashes>\#*)".*?"(?P=hashes))|(?P<string>"(?:[^"\\]|\\.)*")|(?P<char>'(?:\\[^\n]*?|[^'\\\n])')""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def rust_prose(text: str) -> Iterator[Paragraph]:
+    """Comments and string literals, without the tests of a file."""
+    text = re.split(r"^#\[cfg\(test\)\]\s*\nmod ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    comments = []
+    for token in RUST_TOKEN.finditer(text):
+        number = text.count("\n", 0, token.start()) + 1
+        if token["comment"]:
+            comments.append((number, token["comment"].lstrip("/!")))
+        elif literal := token["string"] or token["raw"]:
+            # A backslash at the end of a line joins it with the next one.
+            literal = re.sub(r"\\\n\s*", lambda _: "\n", literal).replace("\\n", " ")
+            yield from paragraphs((number + i, line) for i, line in enumerate(literal.split("\n")))
+    yield from comment_paragraphs(iter(comments))
+
+
+def line_comments(text: str, mark: str) -> Iterator[Paragraph]:
+    """Comments from `mark` to the end of the line."""
+    found = ((number, re.search(rf"(?:^|\s){mark}(.*)", line)) for number, line in enumerate(text.splitlines(), 1))
+    return comment_paragraphs((number, match[1]) for number, match in found if match)
 
 
 def python_prose(text: str) -> Iterator[Paragraph]:
-    """Docstrings and other string literals."""
+    """Docstrings and other string literals, and comments."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = ((token.start[0], token.string[1:]) for token in tokens if token.type == tokenize.COMMENT)
+    yield from comment_paragraphs(comments)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from paragraphs(enumerate(node.value.split("\n"), node.lineno))
@@ -191,6 +187,12 @@ def prose(name: str) -> Iterator[Paragraph]:
             return rust_prose(text)
         case ".py":
             return python_prose(text)
+        case ".cu" | ".cuh" | ".cpp":
+            return line_comments(text, "//")
+        case ".toml" | ".sh":
+            return line_comments(text, "#")
+    if text.startswith("#!"):
+        return line_comments(text, "#")
     return paragraphs(enumerate(text.splitlines(), 1))
 
 
@@ -277,23 +279,16 @@ def test_long_lines_are_found_but_not_tables_code_and_links():
     assert long_lines(f"- made by a program\n{long}\n", "- made by") == []
 
 
-def test_help_texts_and_strings_of_rust_are_read_but_not_its_comments():
+def test_comments_and_strings_of_rust_are_read_but_not_its_tests():
     text = '''
-/// Nobody reads this help
+/// Nobody
+/// reads `of old` this help
 #[derive(Args)]
 struct Arguments {
-    /// So many rows
-    rows: usize,
+    rows: usize, // so many rows
 }
 
-/// Somebody sees this description
-#[utoipa::path(get, path = "/")]
-fn handler() {
-}
-
-/// Whoever calls this is a programmer.
 fn run() {
-    // Somebody wrote a comment.
     println!("if it has \\
         ones, {} \\"of old\\"", 'x');
     let raw = r#"to be "had""#;
@@ -302,10 +297,16 @@ fn run() {
 #[cfg(test)]
 mod tests { const TEXT: &str = "of old"; }
 '''
-    found = [(line, phrase.lower()) for line, phrase, _ in matches(rust_prose(text))]
-    assert found == [(2, "nobody"), (5, "so many"), (9, "somebody"), (17, "if it has ones"), (18, "of old")]
+    found = sorted((line, phrase.lower()) for line, phrase, _ in matches(rust_prose(text)))
+    assert found == [(2, "nobody"), (6, "so many"), (10, "if it has ones"), (11, "of old")]
 
 
-def test_strings_of_python_are_read_but_not_its_code():
+def test_comments_and_strings_of_python_are_read_but_not_its_code():
     text = '"""For\nwhoever reads."""\nif x is None:  # nobody\n    raise ValueError(f"{x is None} is none")\n'
-    assert [(line, phrase) for line, phrase, _ in matches(python_prose(text))] == [(2, "whoever"), (4, "is none")]
+    found = sorted((line, phrase) for line, phrase, _ in matches(python_prose(text)))
+    assert found == [(2, "whoever"), (3, "nobody"), (4, "is none")]
+
+
+def test_comments_of_other_languages_are_read_across_lines():
+    text = "int x;  // so\n        // many\nint y;\n"
+    assert [(line, phrase) for line, phrase, _ in matches(line_comments(text, "//"))] == [(1, "so many")]
