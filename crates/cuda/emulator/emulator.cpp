@@ -322,6 +322,7 @@ static const std::map<std::string, Launcher>& kernels() {
       KERNEL(prototype_medians), KERNEL(query_losses), KERNEL(prototype_gradients), KERNEL(median_gradients),
       KERNEL(write_features), KERNEL(joint_begin), KERNEL(joint_prototypes), KERNEL(joint_query_losses),
       KERNEL(joint_prototype_gradients), KERNEL(joint_feature_gradient), KERNEL(joint_feature_mean), KERNEL(joint_average),
+      KERNEL(joint_centre), KERNEL(joint_centre_backward),
       KERNEL(class_cosines), KERNEL(margin_losses), KERNEL(cosine_feature_gradients),
       KERNEL(class_gradients), KERNEL(sum_squares), KERNEL(update_class_weights),
       KERNEL(task_augment_images), KERNEL(task_pack_floats), KERNEL(task_clear), KERNEL(task_patch_moments),

@@ -4,7 +4,7 @@
 //   map        [tokens keys][pitch queries] of one head: attention weights
 //   queries, keys, values, d_out: [tokens][pitch] of one head
 //
-// They are copied to shared memory if they fit; otherwise the kernels work on the global memory and end with _large.
+// They are copied to shared memory if they fit; otherwise the variants whose names end with _large work on global memory.
 #pragma once
 #include "tranfs.cu"
 
@@ -40,7 +40,7 @@ DEVICE void copy_head(float* to, int pitch, const float* from, int from_pitch, i
     }
 }
 
-// `shared`: memory for the copies; what follows them is the result.
+// `shared`: memory for the copies; the result follows them.
 template <bool IN_SHARED>
 DEVICE float* open_head(const Tranfs& t, const TranfsEpisode& e, int layer, int head, float* shared, AttentionHead& a) {
   a.tokens = e.tokens;

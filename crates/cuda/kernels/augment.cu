@@ -30,7 +30,7 @@ struct ImageRequest {
 
 struct AugmentShape {
   int size, channels;
-  int taps;          // most weights per output pixel and axis
+  int taps;          // maximum number of weights per output pixel and axis
   int slot_len;      // requests of a slot
   float scale[3], shift[3];
 };
@@ -48,7 +48,7 @@ DEVICE float augment_sum(float value, float* partial) {
   return sum;
 }
 
-// Bilinear weights of an output pixel, with antialiasing when shrinking (Taps in crates/vision/src/resize.rs).
+// Bilinear weights of an output pixel, with antialiasing when shrinking (Taps in crates/core/src/resample.rs).
 DEVICE void resampling_weights(int output, int from, int to, int taps, int& start, float* weights) {
   const double scale = (double)from / to, stretch = scale > 1.0 ? scale : 1.0, centre = (output + 0.5) * scale;
   const int first = (int)fmax(centre - stretch + 0.5, 0.0), end = min((int)(centre + stretch + 0.5), from);

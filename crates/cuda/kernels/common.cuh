@@ -1,7 +1,7 @@
 // Types, 16-bit arithmetic, matrix instructions and exact sums that all kernels share.
 //
 // No CUDA header is included: the same sources are compiled by nvcc for the GPU, and by a C++ compiler for the emulator
-// (emulator/emulator.hpp), which defines EMULATOR and its own versions of the instructions below.
+// (emulator/emulator.cpp), which defines EMULATOR and its own versions of the instructions below.
 //
 // Layout of activations ("plane"): an image of side x side pixels with 64 channels of 16 bits (128 bytes) per position.
 // Position of pixel (row, column) of image n: (n * pitch + row) * pitch + column, with pitch = side + 1. The last row and

@@ -1,5 +1,5 @@
-// A backbone and a head in training together: the loss of nearest prototypes on true labels, the gradient of the features for
-// the backward pass of the backbone, the mean of all features, and the average of the parameters.
+// A backbone and a head in training together: the centring of the features, the loss of nearest prototypes on true labels, the
+// gradient of the features for the backward pass of the backbone, the mean of all features, and the average of the parameters.
 //
 //   features     [row][dim] f32: of the support items of the first episode, of its queries, of the second episode, ...
 //   d_features   [row][dim] f32: the gradient of the head's loss
@@ -19,7 +19,7 @@
 
 struct JointStep {
   u32 images, episodes, queries;
-  float keep;  // the part that the average of the parameters keeps
+  float keep;  // decay of the average of the parameters
 };
 struct JointEpisode {
   u32 first_row, items, queries, first_query, classes;
@@ -46,7 +46,7 @@ DEVICE int episode_of_row(const u32* slot, int row) {
   return episode;
 }
 
-// Marks the step as one that must not update anything if its size is not that of the graph. One thread.
+// Sets a flag in `overflow`, so that nothing is updated, if the size of the step is not that of the graph. One thread.
 extern "C" __global__ void __launch_bounds__(32)
     joint_begin(const u32* slots, TrainingState* state, JointShape shape, int images, int episodes, int queries) {
   const JointStep step = joint_step(joint_slot(slots, state, shape));
@@ -171,6 +171,43 @@ extern "C" __global__ void __launch_bounds__(64)
 #pragma unroll
   for (int i = 0; i < 8; i++) d[i] *= state->scale;
   d_plane[chunk_position(plane, row, chunk)] = pack8(d);
+}
+
+// The sum over the 256 threads of a block, the same for all of them. Contains barriers.
+DEVICE float joint_block_sum(float value) {
+  SHARED float sums[8];
+  for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
+  __syncthreads();
+  if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5] = value;
+  __syncthreads();
+  float total = 0.f;
+  for (int warp = 0; warp < 8; warp++) total += sums[warp];
+  return total;
+}
+
+// Features minus their mean, scaled to unit length, for a head that is centred on the mean; `scales` are the factors. Grid:
+// rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    joint_centre(const float* features, const float* mean, float* centred, float* scales, JointShape shape) {
+  const float* row = features + (long)blockIdx.x * shape.dim;
+  float* out = centred + (long)blockIdx.x * shape.dim;
+  float square = 0.f;
+  for (int i = threadIdx.x; i < shape.dim; i += 256) square += (row[i] - mean[i]) * (row[i] - mean[i]);
+  square = joint_block_sum(square);
+  const float scale = square > 0.f ? 1.f / sqrtf(square) : 0.f;
+  for (int i = threadIdx.x; i < shape.dim; i += 256) out[i] = scale * (row[i] - mean[i]);
+  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+}
+
+// The gradient of joint_centre's result becomes that of the features, in place. The mean is a constant. Grid: rows, 256 threads.
+extern "C" __global__ void __launch_bounds__(256)
+    joint_centre_backward(const float* centred, const float* scales, float* d_features, JointShape shape) {
+  const float* row = centred + (long)blockIdx.x * shape.dim;
+  float* d = d_features + (long)blockIdx.x * shape.dim;
+  float along = 0.f;
+  for (int i = threadIdx.x; i < shape.dim; i += 256) along += row[i] * d[i];
+  along = joint_block_sum(along);
+  for (int i = threadIdx.x; i < shape.dim; i += 256) d[i] = scales[blockIdx.x] * (d[i] - along * row[i]);
 }
 
 // Moves the mean of all features towards that of this step's rows. Grid: ceil(dim / 32), 256 threads: 32 columns x 8 groups of

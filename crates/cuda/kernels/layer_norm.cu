@@ -12,9 +12,9 @@ DEVICE float warp_sum(float value) {
 }
 
 
-// x becomes the layer norm of x + dropout(y + bias), which is also written to `out`. x, y: [rows][pitch]; out: [rows][width].
-// The mask of the first number has the number `index`. parameters: bias, scale, shift. IN_SHARED: x, y and parameters are in
-// shared memory.
+// x becomes the layer norm of x + dropout(y + bias), which is also written to `out`. x, y: [rows][pitch]; out:
+// [rows][width]. `index` is the position of the first number in the dropout mask. parameters: bias, scale, shift. IN_SHARED:
+// x, y and parameters are in shared memory.
 template <bool IN_SHARED>
 SEPARATE void add_and_normalise(float* x, const float* y, int pitch, int rows, int width, const float* parameters, DropoutMask mask,
                                 u32 index, float* normalised, float* inverse_std, float* out) {
@@ -51,9 +51,9 @@ SEPARATE void add_and_normalise(float* x, const float* y, int pitch, int rows, i
   }
 }
 
-// d, the gradient of a norm's output, becomes that of its input, which is also written to `d_input` [rows][width] (null: not).
-// What dropout lets through of it is written to `passed` and `d_passed` [rows][width]. d, normalised, passed: [rows][pitch].
-// IN_SHARED: they and scale are in shared memory.
+// d, the gradient of a norm's output, becomes that of its input, which is also written to `d_input` [rows][width] unless
+// that is null. The gradient after dropout is written to `passed` and `d_passed` [rows][width]. d, normalised, passed:
+// [rows][pitch]. IN_SHARED: they and scale are in shared memory.
 template <bool IN_SHARED>
 SEPARATE void normalise_backward(float* d, const float* normalised, int pitch, int rows, int width, const float* inverse_std,
                                  const float* scale, DropoutMask mask, u32 index, float* d_input, float* passed, float* d_passed) {

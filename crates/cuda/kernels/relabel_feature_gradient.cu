@@ -1,8 +1,8 @@
 // The gradient of the features, in training together with a backbone: from the gradients of edge features, state features and
 // the item view to those of the rows. relabel_joint.cu computes what this file reads of `Joint`.
 //
-// Gradients of the gram matrix are used plus their transpose, because x_i . x_j is in two places and moves with either row. What
-// the CPU does: crates/nn/src/relabel/{edge_features,gram_space,item_view}.rs.
+// Gradients of the gram matrix are used plus their transpose, because x_i . x_j is in two places and changes with either
+// row. The CPU version is in crates/nn/src/relabel/{edge_features,gram_space,item_view}.rs.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
@@ -48,7 +48,7 @@ DEVICE void state_features_backward(const Relabel& r, const Joint& joint, const 
   }
 }
 
-// What the kernel works on, of one episode.
+// The arrays of one episode that the kernel works on.
 struct PairGradients {
   const int *given, *counts;
   const float *gram, *planes;  // [M][M], [6][M][M]

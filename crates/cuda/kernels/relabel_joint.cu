@@ -1,7 +1,7 @@
 // The gradient of the features, in training together with a backbone: what can run beside the backward pass of the layers.
 //
 // relabel_view_scales and relabel_queries_backward follow the losses; relabel_edge_features_backward follows the last kernel
-// that writes gradients of attention logits. relabel_feature_gradient.cu has the rest. What the CPU does:
+// that writes gradients of attention logits. relabel_feature_gradient.cu has the rest. The CPU version is in
 // crates/nn/src/relabel/{losses,gram_space,edge_network}.rs.
 #pragma once
 #include "relabel.cuh"

@@ -1,8 +1,8 @@
 // The layers of Relabel, forward and backward, one thread block per tile (relabel.cuh).
 //
 // Forward: input, then per layer attend and mix. Backward: output_backward, then per layer, from the last,
-// attend_backward_rows (what item i of the tile attends to) and attend_backward_columns (who attends to item j of the tile).
-// The backward pass of mixing is split between them, because the gradient of a class's mean is a sum over tiles.
+// attend_backward_rows (attention of the tile's items) and attend_backward_columns (attention to the tile's items). The
+// backward pass of mixing is split between them, because the gradient of a class's mean is a sum over tiles.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"

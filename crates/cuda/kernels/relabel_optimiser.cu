@@ -12,7 +12,7 @@ namespace relabel {
 #define PRODUCT_TILE 64
 #define PRODUCT_ROWS 32
 #define PRODUCT_PITCH 72
-// Groups of 32 rows in shared memory: one in use, the others on their way.
+// Groups of 32 rows in shared memory: one in use, the others being copied.
 #define PRODUCT_STAGES 3
 #define PRODUCT_FACTOR (PRODUCT_ROWS * PRODUCT_PITCH)
 
@@ -223,9 +223,9 @@ DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
   o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
 }
 
-// AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the
-// state. A step whose loss is not finite changes no parameter. JOINT: gradients are collected before, and if a gradient of the
-// backbone overflowed, nothing happens but that losses are written.
+// AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the state. A step whose
+// loss is not finite changes no parameter. JOINT: gradients are collected before, and if a gradient of the backbone
+// overflowed, only the losses are written.
 template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
   if (JOINT && *backbone.overflow) {
     if (blockIdx.x == 0 && !(*backbone.overflow & OTHER_SIZE)) write_losses(r, o, header(r)->episodes);

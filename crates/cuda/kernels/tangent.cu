@@ -9,8 +9,8 @@
 #pragma once
 #include "maml.cu"
 
-// The largest absolute value of a direction is brought to 2^-DIRECTION_BITS, about the size of weights, so tangents are about
-// as large as what they are tangents of.
+// The largest absolute value of a direction is scaled to 2^-DIRECTION_BITS, about the size of weights, so that tangents are
+// about as large as the values they are tangents of.
 #define DIRECTION_BITS 5
 DEVICE float direction_factor(u32 maximum) {
   const int exponent = (int)(maximum >> 23);
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     for (int half = 0; half < 2; half++) {
       u32 pairs[4];
 #pragma unroll
-      for (int part = 0; part < 4; part += 2) {  // two columns at a time, for want of registers
+      for (int part = 0; part < 4; part += 2) {  // two columns at a time, to save registers
         float z[2][2][4], t[2][2][4];
 #pragma unroll
         for (int i = 0; i < 16; i++) (&z[0][0][0])[i] = (&t[0][0][0])[i] = 0.f;

@@ -1,5 +1,5 @@
-// TraNFS in training together with a backbone, which computes the features in the same step: the gradient of the features, and the
-// variants of kernels that leave it to the backbone whether the step counts. Sizes and buffers: tranfs.cu.
+// TraNFS in training together with a backbone, which computes the features in the same step: the gradient of the features,
+// and variants of kernels in which the backbone decides whether the step counts. Sizes and buffers: tranfs.cu.
 //
 // The gradient of the mean loss over the episodes, d_features [rows][D]:
 //   a query                       sum over the classes of its d_query_logits times the prototype

@@ -1,12 +1,19 @@
-//! Relabel on the GPU: training of the head on features that stay on the device.
+//! Training of a Relabel head ([`trueshot_nn::relabel`]) on the GPU.
 //!
-//! Start with [`RelabelTraining`]. The host passes the episodes of up to [`STEP_SLOTS`] steps at a time, as indices of rows;
-//! the device runs one graph per step and keeps everything else. Episodes of a step may have any numbers of items and
-//! classes: the graph is recorded for the largest sizes so far and serves all smaller steps.
+//! Start with [`RelabelTraining`]. It copies the features of the data sets to the device once. After that, the host
+//! passes the episodes of up to [`STEP_SLOTS`] steps at a time: labels, and for each item and query the index of its
+//! row of features, or the row itself ([`EpisodeRows`]). The device runs one CUDA graph per step and keeps parameters,
+//! moments and activations. The episodes of a step may have any numbers of items and classes: the graph is recorded for
+//! the largest sizes so far and also runs all smaller steps.
+//!
+//! In this file, a state is the vector that the network has for one item and one class, and the edge network computes
+//! attention logits for pairs of items. A tile is the work of one thread block: a few items of an episode with all
+//! their states.
 //!
 //! Losses, gradients and updates are those of [`Head::losses`](trueshot_nn::head::Head::losses) and
-//! [`AdamW`](trueshot_nn::adamw::AdamW), with the same dropout masks for the same seeds. Products with weights round their
-//! inputs to TF32, so results differ in the fourth digit. Two runs on the same GPU agree to the bit.
+//! [`AdamW`](trueshot_nn::adamw::AdamW) on the CPU, with the same dropout masks for the same seeds. Products with
+//! weights round their inputs to TF32, so results differ from those of the CPU in the fourth digit. Two runs on the
+//! same GPU agree to the bit.
 //!
 //! [`RelabelTraining::joint`] trains the head together with a backbone: see [`HeadTraining`](crate::joint::HeadTraining).
 
@@ -27,23 +34,26 @@ use crate::error::Result;
 use input::{EncodedStep, StepSizes, StoredSet};
 use memory::{JointAddresses, NetworkPlan, PersistentAddresses, Positions, State, StepMemory};
 
-/// Threads of a block: of the kernels that work on tiles or episodes, of `relabel_edges_backward`, and of the kernels that
-/// work on parameters.
+/// Threads per block of the kernels that work on tiles or episodes.
 const THREADS: u32 = 1024;
+/// Threads per block of `relabel_edges_backward`.
 const EDGE_THREADS: u32 = 512;
+/// Threads per block of the kernels that work on parameters.
 const PARAMETER_THREADS: u32 = 256;
-/// Columns of features that `relabel_gram` holds in shared memory, on Hopper and on other GPUs; then the bytes of shared
-/// memory for 64 padded rows of `dims` columns.
+/// Columns of features that `relabel_gram` holds in shared memory at a time, on Hopper GPUs.
 const HOPPER_GRAM_DIMS: usize = 640;
+/// Columns of features that `relabel_gram` holds in shared memory at a time, on other GPUs.
 const GRAM_DIMS: usize = 256;
+/// Bytes of shared memory of `relabel_gram`: 64 rows of `dims` columns, padded by 8.
 const fn gram_shared_len(dims: usize) -> usize {
     4 * 64 * (dims + 8)
 }
-/// Bytes of shared memory of `relabel_products`: 3 stages of two factors, 32 rows of 64 numbers with padding.
+/// Bytes of shared memory of `relabel_products`: 3 stages of two factors, each of 32 rows of 64 numbers, padded by 8.
 const PRODUCTS_SHARED_LEN: usize = 4 * 3 * 2 * 32 * 72;
-/// Bytes of dynamic shared memory of a thread block, on Hopper and on other GPUs: all but 1 KiB, which the kernels use as
-/// static memory.
+/// Bytes of dynamic shared memory that a thread block may use on Hopper GPUs: all but 1 KiB, which the kernels use as
+/// static shared memory.
 const HOPPER_SHARED_LEN: usize = 226 << 10;
+/// Bytes of dynamic shared memory that a thread block may use on other GPUs.
 const SHARED_LEN: usize = 98 << 10;
 
 /// The options of the optimiser.
@@ -51,31 +61,35 @@ const SHARED_LEN: usize = 98 << 10;
 pub struct OptimiserOptions {
     /// Hyperparameters of AdamW.
     pub adamw: AdamWConfig,
-    /// The largest norm of the gradient; 0: no clipping.
+    /// The largest norm of the gradient, to which larger ones are clipped; 0: no clipping.
     pub clip: f64,
 }
 
 impl Default for OptimiserOptions {
-    /// AdamW as PyTorch has it, without clipping.
+    /// AdamW with PyTorch's defaults, without clipping.
     fn default() -> Self {
         OptimiserOptions { adamw: AdamWConfig::default(), clip: 0.0 }
     }
 }
 
-/// The losses of one step, each the mean over the episodes.
+/// The two terms of the loss of one step, each the mean over the episodes. The loss is their sum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepLosses {
-    /// Cross-entropy of the items' true classes, weighted.
+    /// Mean cross-entropy of the items' true classes, times
+    /// [`items_weight`](trueshot_nn::relabel::Config::items_weight).
     pub items: f32,
-    /// Cross-entropy of the queries, weighted.
+    /// Mean cross-entropy of the queries' classes, times
+    /// [`queries_weight`](trueshot_nn::relabel::Config::queries_weight).
     pub queries: f32,
 }
 
-/// `Optimiser` in `kernels/relabel_optimiser.cu`.
+/// `Optimiser` in `kernels/relabel_optimiser.cu`: the options, and the addresses of the buffers in [`Persistent`] and
+/// [`StepMemory`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceOptimiser {
     options: AdamWOptions,
+    /// The number of parameters.
     len: i32,
     square_count: i32,
     parameters: u64,
@@ -90,49 +104,64 @@ struct DeviceOptimiser {
     results: u64,
 }
 
-/// Buffers that live as long as the training.
+/// Buffers that live as long as the training run. Those without a comment have one number per parameter.
 struct Persistent {
     parameters: Buffer<f32>,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
     gradients: Buffer<f32>,
+    /// Copies of the weights in the order in which matrix instructions read them, forward and transposed for the
+    /// backward pass.
     packed: Buffer<f32>,
+    /// The positions of each parameter in `packed`.
     positions: Buffer<Positions>,
+    /// Sums of squares of the gradients, one per thread block, for clipping.
     squares: Buffer<f64>,
+    /// The losses of the items and of the queries of each slot, `[slot][2]`.
     results: Buffer<f32>,
+    /// The counters of steps and updates, one element.
     state: Buffer<State>,
+    /// The feature sets: `[rows][dim]`, and `dim`.
     features: Vec<(Buffer<f32>, usize)>,
     /// The gradient of the first feature set, in training together with a backbone.
     feature_gradient: Option<Buffer<f32>>,
-    /// Rows that are given directly; grows.
+    /// The rows of [`EpisodeRows::Given`] of the current step. Reallocated when a step has more of them.
     given_rows: Buffer<f32>,
 }
 
 /// A Relabel head in training on a GPU.
 pub struct RelabelTraining {
     device: Device,
+    /// The network and the positions of its parameters.
     plan: NetworkPlan,
     options: OptimiserOptions,
     persistent: Persistent,
+    /// The slots and activations for steps of the largest sizes so far; `None` before the first step.
     memory: Option<StepMemory>,
+    /// The recorded step; `None` until the first launch, and after `memory` was reallocated.
     graph: Option<Graph>,
     /// Bytes of shared memory that a thread block may use.
     shared_limit: usize,
+    /// States that a tile should not exceed.
     tile_states: usize,
-    /// Steps that the device has finished.
+    /// Steps that the device has finished. Step n uses slot `n % STEP_SLOTS`.
     done: u32,
 }
 
 impl RelabelTraining {
-    /// A training run of `network` that starts from `parameters`. `features` are copied to the device; rows of an episode
-    /// name them by the index of their set.
+    /// A training run of `network` that starts from `parameters`. `features` are copied to the device; a [`StoredRow`]
+    /// refers to one of these sets by its index.
+    ///
+    /// The kernels do not centre rows on the mean of the training features: a network with
+    /// [`training_centre`](trueshot_nn::relabel::Config::training_centre) must get rows that are centred already.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the features do not fit, [`TooLarge`](crate::Error::TooLarge) if
     /// the network is too wide for the GPU.
     ///
     /// # Panics
-    /// If `parameters` does not have the length of the network's layout, or a feature set is not a whole number of rows.
+    /// If `parameters` does not have the length of the network's layout, or the length of a feature set is not a
+    /// multiple of its dimension.
     pub fn new(
         device: &Device,
         network: &Relabel,
@@ -149,6 +178,7 @@ impl RelabelTraining {
         Self::with_features(device, network, options, parameters, stored)
     }
 
+    /// The same as [`RelabelTraining::new`] with features that are already on the device: `[rows][dim]`, and `dim`.
     fn with_features(
         device: &Device,
         network: &Relabel,
@@ -177,30 +207,31 @@ impl RelabelTraining {
         Ok(training)
     }
 
-    /// The parameters.
+    /// The parameters, in the order of the network's layout. Waits for the device.
     pub fn parameters(&self) -> Result<Vec<f32>> {
         self.persistent.parameters.read()
     }
 
-    /// The gradient of the last step, of the mean loss over its episodes and before clipping.
+    /// The gradient of the last step's mean loss over its episodes, before clipping, in the order of the parameters.
     pub fn gradient(&self) -> Result<Vec<f32>> {
         self.persistent.gradients.read()
     }
 
-    /// First and second moments of the optimiser.
+    /// The first and second moments of the optimiser, each in the order of the parameters.
     pub fn moments(&self) -> Result<(Vec<f32>, Vec<f32>)> {
         Ok((self.persistent.first_moments.read()?, self.persistent.second_moments.read()?))
     }
 
-    /// The number of updates of the optimiser.
+    /// The number of updates of the optimiser so far: steps whose loss was finite, and those counted by
+    /// [`RelabelTraining::load`].
     pub fn progress(&self) -> Result<u64> {
         Ok(u64::from(self.persistent.state.read()?[0].updates))
     }
 
-    /// Replaces parameters and the state of the optimiser.
+    /// Replaces the parameters and the state of the optimiser, which has made `updates` updates.
     ///
     /// # Panics
-    /// If a length is not that of the layout.
+    /// If a slice does not have the length of the network's layout.
     pub fn load(
         &mut self,
         parameters: &[f32],
@@ -220,7 +251,8 @@ impl RelabelTraining {
         persistent.state.write(0, &[state])
     }
 
-    /// Runs steps and returns their losses. A step whose loss is not finite changes nothing.
+    /// Runs steps and returns the losses of each. A step whose loss is not finite changes neither parameters nor
+    /// moments.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large,
@@ -235,6 +267,7 @@ impl RelabelTraining {
         if encoded.iter().all(|step| step.given_rows.is_empty()) {
             return self.run_encoded(encoded);
         }
+        // There is memory for the given rows of one step only.
         let mut losses = Vec::with_capacity(steps.len());
         for step in encoded {
             losses.extend(self.run_encoded(vec![step])?);
@@ -242,8 +275,10 @@ impl RelabelTraining {
         Ok(losses)
     }
 
+    /// Converts steps to the form of the device.
+    ///
     /// # Panics
-    /// If an episode is not consistent.
+    /// If the lengths, labels or rows of an episode are not consistent.
     fn encode(&self, steps: &[StepInput]) -> Vec<EncodedStep> {
         let sets = self.persistent.stored_sets();
         let encoded: Vec<EncodedStep> =
@@ -252,14 +287,15 @@ impl RelabelTraining {
         encoded
     }
 
+    /// Checks the lengths of rows, which a network for one backbone prescribes.
+    ///
     /// # Panics
-    /// If the network has an item view and an episode has rows of another length.
+    /// If the network takes rows of one length only and an episode has others.
     fn check_dims(&self, steps: &[EncodedStep]) {
-        let Some(view) = &self.plan.config.item_view else { return };
+        let Some(expected) = self.plan.config.dim() else { return };
         assert!(
-            steps.iter().flat_map(EncodedStep::dims).all(|dim| dim == view.dim),
-            "rows of {} numbers",
-            view.dim
+            steps.iter().flat_map(EncodedStep::dims).all(|dim| dim == expected),
+            "the network takes rows of {expected} numbers"
         );
     }
 
@@ -274,7 +310,7 @@ impl RelabelTraining {
         self.read_losses()
     }
 
-    /// Writes steps into the slots after the last finished step. True if buffers were allocated anew.
+    /// Writes steps into the slots after that of the last finished step. Returns whether buffers were reallocated.
     fn write_slots(&mut self, steps: &[EncodedStep]) -> Result<bool> {
         let sizes = steps.iter().fold(StepSizes::default(), |sizes, step| sizes.max(step.sizes));
         let is_new = self.reserve(sizes)?;
@@ -300,14 +336,15 @@ impl RelabelTraining {
         Ok((before..self.done).map(of_step).collect())
     }
 
-    /// Launches the graph of one step on what the step's slot contains, and does not wait. For measurements: after
-    /// [`run`](Self::run) with [`STEP_SLOTS`] steps, all slots are filled.
+    /// Launches the graph of one step on the input that is in its slot, and does not wait for it. For measurements:
+    /// call [`run`](Self::run) with [`STEP_SLOTS`] steps first, so that all slots are filled.
     pub fn launch_step(&mut self) -> Result<()> {
         self.launch_graph()?;
         self.done = self.done.wrapping_add(1);
         Ok(())
     }
 
+    /// Launches the graph of a step, which is recorded first if necessary.
     fn launch_graph(&mut self) -> Result<()> {
         if self.graph.is_none() {
             self.graph = Some(self.device.clone().capture(|| self.record_step())?);
@@ -315,24 +352,26 @@ impl RelabelTraining {
         self.graph.as_ref().expect("just set").launch()
     }
 
-    /// The times of the kernels of a step. The run cannot be continued afterwards.
+    /// Measures each kernel of a step, in microseconds, by launching it several times. The run cannot be continued
+    /// afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| self.record_step())
     }
 
-    /// Waits for the device.
+    /// Waits until the device has finished all work.
     pub fn synchronise(&self) -> Result<()> {
         self.device.synchronise()
     }
 
-    /// Allocates larger buffers if a step of `sizes` needs them. True if it did.
+    /// Allocates larger buffers if a step of `sizes` does not fit into the current ones. Returns whether it did.
     fn reserve(&mut self, sizes: StepSizes) -> Result<bool> {
-        let held = self.memory.as_ref().map(|memory| memory.sizes);
-        if held.is_some_and(|held| sizes.fits(held)) {
+        let current = self.memory.as_ref().map(|memory| memory.sizes);
+        if current.is_some_and(|current| sizes.fits(current)) {
             return Ok(false);
         }
+        // Frees the old buffers before the new ones are allocated.
         (self.memory, self.graph) = (None, None);
-        let sizes = held.map_or(sizes, |held| held.max(sizes.with_room()));
+        let sizes = current.map_or(sizes, |current| current.max(sizes.with_room()));
         let persistent = &self.persistent;
         let addresses = PersistentAddresses {
             state: persistent.state.address(),
@@ -349,7 +388,7 @@ impl RelabelTraining {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
 
-    /// One thread per parameter.
+    /// A grid of one thread per parameter.
     fn parameter_grid(&self) -> Grid {
         Grid::new(self.persistent.parameters.len().div_ceil(PARAMETER_THREADS as usize), PARAMETER_THREADS)
     }
@@ -373,7 +412,7 @@ impl RelabelTraining {
         }
     }
 
-    /// Starts all kernels of one step.
+    /// Launches all kernels of one step; [`Device::capture`] records the launches as a graph.
     fn record_step(&self) -> Result<()> {
         let memory = self.step_memory();
         let relabel = Value(memory.relabel);
@@ -392,7 +431,8 @@ impl RelabelTraining {
             self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
             self.tile_kernel(memory, "relabel_attend_backward_columns", layer)?;
         }
-        // The kernels on tiles occupy whole multiprocessors, so these two start after them.
+        // These two run in parallel with each other, but not with the kernels above, which occupy whole
+        // multiprocessors.
         self.device.fork()?;
         self.record_edges_backward(memory)?;
         self.record_products(memory, Queue::Main)?;
@@ -403,28 +443,33 @@ impl RelabelTraining {
         self.launch("relabel_update", self.parameter_grid(), &[&relabel, &optimiser])
     }
 
+    /// # Panics
+    /// If no step has been written yet.
     fn step_memory(&self) -> &StepMemory {
         self.memory.as_ref().expect("reserved before a step is recorded")
     }
 
-    /// One block per episode, with `shared` floats of shared memory.
+    /// A grid of one block per episode, with `shared` floats of shared memory.
     fn episode_grid(&self, memory: &StepMemory, shared: usize) -> Grid {
         Grid::new(memory.sizes.episodes, THREADS).shared(4 * shared)
     }
 
+    /// A grid of one block per tile.
     fn tile_grid(memory: &StepMemory) -> Grid {
         Grid::new(memory.sizes.tiles, THREADS).shared(4 * memory.relabel.shared.len as usize)
     }
 
-    /// Starts a kernel of one layer.
+    /// Launches a kernel that works on the tiles in one layer.
     fn tile_kernel(&self, memory: &StepMemory, kernel: &'static str, layer: usize) -> Result<()> {
         self.launch(kernel, Self::tile_grid(memory), &[&Value(memory.relabel), &Value(layer as i32)])
     }
 
-    /// Starts the inner products of rows. The weights are packed in parallel, because these kernels do not read them.
+    /// Launches the kernel for the inner products between items, and of items with queries. In parallel, the weights
+    /// are packed, which it does not read.
     fn record_gram(&self, memory: &StepMemory) -> Result<()> {
         let relabel = Value(memory.relabel);
         self.device.fork()?;
+        // One more block than for the parameters: it computes the bias corrections of AdamW.
         let pack = Grid::new(self.parameter_grid().blocks.0 as usize + 1, PARAMETER_THREADS);
         let optimiser = Value(self.optimiser(memory));
         self.device.launch(Queue::Side, "relabel_pack", pack, &[&relabel, &optimiser])?;
@@ -435,7 +480,7 @@ impl RelabelTraining {
         self.device.join()
     }
 
-    /// Starts the layers, from the features of pairs and states to the logits.
+    /// Launches the forward pass of the network: from the input features of pairs of items and of states to the logits.
     fn record_layers(&self, memory: &StepMemory) -> Result<()> {
         self.launch("relabel_input", Self::tile_grid(memory), &[&Value(memory.relabel)])?;
         for layer in 0..self.plan.config.layers {
@@ -445,17 +490,18 @@ impl RelabelTraining {
         Ok(())
     }
 
+    /// Launches the backward pass of the output layer.
     fn record_output_backward(&self, memory: &StepMemory) -> Result<()> {
         self.launch("relabel_output_backward", Self::tile_grid(memory), &[&Value(memory.relabel)])
     }
 
-    /// Starts the gradient of the edge network's parameters, on the side queue.
+    /// Launches the kernel for the gradient of the edge network's parameters, on the side queue.
     fn record_edges_backward(&self, memory: &StepMemory) -> Result<()> {
         let grid = Grid::new(memory.sizes.tiles, EDGE_THREADS).shared(self.plan.edges_shared_len());
         self.device.launch(Queue::Side, "relabel_edges_backward", grid, &[&Value(memory.relabel)])
     }
 
-    /// Starts the products that are gradients of weights.
+    /// Launches the matrix products that are the gradients of the other weights.
     fn record_products(&self, memory: &StepMemory, queue: Queue) -> Result<()> {
         let grid = Grid::new(memory.products.len(), PARAMETER_THREADS).shared(PRODUCTS_SHARED_LEN);
         self.device.launch(queue, "relabel_products", grid, &[&Value(memory.relabel), &memory.products])
@@ -481,6 +527,7 @@ impl Persistent {
         })
     }
 
+    /// Address and size of each feature set.
     fn stored_sets(&self) -> Vec<StoredSet> {
         let set = |(rows, dim): &(Buffer<f32>, usize)| StoredSet {
             address: rows.address(),
@@ -490,13 +537,14 @@ impl Persistent {
         self.features.iter().map(set).collect()
     }
 
+    /// Addresses of the features and their gradient; `None` in training without a backbone.
     fn joint_addresses(&self) -> Option<JointAddresses> {
         let d_features = self.feature_gradient.as_ref()?.address();
         let (features, dim) = &self.features[0];
         Some(JointAddresses { features: features.address(), d_features, dim: *dim })
     }
 
-    /// Copies rows that are given directly to the device.
+    /// Copies the rows of [`EpisodeRows::Given`] to the device, and stores their addresses in `step`.
     fn place_given_rows(&mut self, device: &Device, step: &mut EncodedStep) -> Result<()> {
         if step.given_rows.is_empty() {
             return Ok(());

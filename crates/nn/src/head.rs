@@ -121,6 +121,12 @@ pub trait JointHead: Head {
     fn feature_mean(&self) -> Option<Range<usize>> {
         None
     }
+
+    /// Whether [`JointHead::feature_mean`] is subtracted from all rows, which are then scaled to unit length, before anything
+    /// else.
+    fn is_centred(&self) -> bool {
+        false
+    }
 }
 
 /// The gradients of one episode's features.

@@ -261,6 +261,10 @@ struct RelabelFlags {
     /// Subtract the mean of the support items and normalise to unit length first
     #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
     centred: Option<bool>,
+    /// Subtract the mean of the training features and normalise to unit length before anything else, which ties the model to
+    /// one backbone
+    #[arg(long, value_name = "BOOL", action = clap::ArgAction::Set)]
+    training_centre: Option<bool>,
     /// Use an item view of width N, which ties the model to one backbone (64 works well); 0: relations only
     #[arg(long, value_name = "N")]
     item_width: Option<usize>,

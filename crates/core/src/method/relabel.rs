@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use trueshot_nn::head::Head;
+use trueshot_nn::products;
 use trueshot_nn::relabel::{Config, ItemView, Relabel, RelabelInput, RelabelOutput, ViewTarget};
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Decision, Fitted, ItemAssessment, Method};
-use crate::classifier::{CentredMixture, Classifier, Mixture};
+use crate::classifier::{CentredMixture, Classifier, Mixture, centred_unit};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::rng::Rng;
@@ -83,6 +84,10 @@ pub struct RelabelOptions {
     pub edge_hidden: usize,
     /// Whether the mean of the support items is subtracted from items and queries, which are then scaled to unit length.
     pub centred: bool,
+    /// Whether the mean of the training features is subtracted from items and queries, which are then scaled to unit length,
+    /// before anything else. It ties the network to one backbone.
+    #[serde(default)]
+    pub training_centre: bool,
     /// Width of the item view, a projection of the features themselves, up to 4096. It ties the network to one backbone;
     /// 0 means no item view, only relations between items.
     pub item_width: usize,
@@ -110,6 +115,7 @@ impl Default for RelabelOptions {
             hidden: config.hidden,
             edge_hidden: config.edge_hidden,
             centred: config.centred,
+            training_centre: false,
             item_width: 0,
             item_dropout: ItemView::new(1).dropout,
             item_reach: ItemReach::default(),
@@ -136,6 +142,8 @@ impl RelabelOptions {
         let divides = self.heads >= 1 && self.width.is_multiple_of(self.heads);
         require("model.heads", self.heads, divides, &format!("a divisor of the width, {}", self.width))?;
         require("model.item_width", self.item_width, self.item_width <= 4096, "0 to 4096")?;
+        let is_centred_once = !(self.centred && self.training_centre);
+        require("model.training_centre", true, is_centred_once, "false if model.centred is true")?;
         let is_probability = (0.0..1.0).contains(&self.item_dropout);
         require("model.item_dropout", self.item_dropout, is_probability, "a share from 0 to below 1")?;
         for (what, weight) in [
@@ -148,7 +156,12 @@ impl RelabelOptions {
         Ok(())
     }
 
-    /// The network, without parameters. The dimension `dim` of the features matters only with an item view.
+    /// Whether the network works for features of any dimension, and not only for those of one backbone.
+    pub fn takes_any_dimension(&self) -> bool {
+        self.item_width == 0 && !self.training_centre
+    }
+
+    /// The network, without parameters. The dimension `dim` of the features matters only if it does not take any dimension.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
         let target = match self.item_reach {
@@ -163,6 +176,7 @@ impl RelabelOptions {
             hidden: self.hidden,
             edge_hidden: self.edge_hidden,
             centred: self.centred,
+            training_centre: self.training_centre.then_some(dim),
             item_view: (self.item_width > 0).then_some(view),
             floor: self.floor,
             items_weight: self.items_weight,
@@ -175,7 +189,7 @@ impl RelabelOptions {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelabelConfig {
-    /// Dimension of the features, for networks with an item view; `None` for the others, which accept any dimension.
+    /// Dimension of the features; `None` for networks that take any dimension.
     pub dim: Option<usize>,
     /// The hyperparameters.
     pub options: RelabelOptions,
@@ -227,7 +241,8 @@ impl TrainedRelabel {
         model.expect_kind(KIND)?;
         let config: RelabelConfig = model.config()?;
         let dim = config.dim.unwrap_or(1);
-        let fits = (1..=1 << 20).contains(&dim) && config.dim.is_some() == (config.options.item_width > 0);
+        let fits =
+            (1..=1 << 20).contains(&dim) && config.dim.is_none() == config.options.takes_any_dimension();
         let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
         let network = config.options.network(dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;
         let parameters = model.parameters(network.layout())?;
@@ -235,10 +250,15 @@ impl TrainedRelabel {
     }
 
     fn check(&self, features: usize) -> Result<()> {
-        match self.network.config().item_view.as_ref().filter(|view| view.dim != features) {
+        match self.network.config().dim().filter(|&dim| dim != features) {
             None => Ok(()),
-            Some(view) => Err(Error::ModelDimension { path: self.path.clone(), features, model: view.dim }),
+            Some(model) => Err(Error::ModelDimension { path: self.path.clone(), features, model }),
         }
+    }
+
+    /// The mean of the training features, if items and queries are centred on it.
+    pub(super) fn training_centre(&self) -> Option<&[f32]> {
+        self.network.training_centre().map(|range| &self.parameters[range])
     }
 
     /// Runs the network on several support sets; returns the class probabilities and prototype weights of each.
@@ -265,20 +285,35 @@ impl Method for TrainedRelabel {
 
     fn fit_batch(&self, tasks: &[&Task<'_>], _rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         let outputs = self.judge(tasks)?;
-        Ok(tasks.iter().zip(outputs).map(|(task, output)| fitted(task, output)).collect())
+        let centre = self.training_centre();
+        Ok(tasks.iter().zip(outputs).map(|(task, output)| fitted(task, output, centre)).collect())
     }
 }
 
-/// Turns the network's output for one support set into a classifier and assessments.
-fn fitted(task: &Task<'_>, output: RelabelOutput) -> Fitted {
+/// Turns the network's output for one support set into a classifier and assessments. `training_centre` is the mean of the
+/// training features if the network subtracts it.
+fn fitted(task: &Task<'_>, output: RelabelOutput, training_centre: Option<&[f32]>) -> Fitted {
     let RelabelOutput { probabilities, weights, space } = output;
     let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
     let assessments = assessments(task, &probabilities, &weights);
-    let classifier = match space.is_centred() {
-        true => Classifier::Centred(CentredMixture::new(space, weights)),
-        false => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
+    let classifier = match training_centre {
+        Some(mean) => centred_vectors(task, mean, &weights),
+        None if space.is_centred() => Classifier::Centred(CentredMixture::new(space, weights)),
+        None => Classifier::Prototypes(Mixture::across_classes(task, &weights)),
     };
     Fitted { classifier, assessments: Some(assessments) }
+}
+
+/// Prototypes with `weights[class][item]` of items that are centred on `mean` and scaled to unit length.
+fn centred_vectors(task: &Task<'_>, mean: &[f32], weights: &[Vec<f32>]) -> Classifier {
+    let centred: Vec<Vec<f32>> = task.support.rows().iter().map(|row| centred_unit(row, mean)).collect();
+    let rows: Vec<&[f32]> = centred.iter().map(Vec::as_slice).collect();
+    let vector = |weights: &Vec<f32>| {
+        let mut sum = vec![0.0; mean.len()];
+        products::weighted_sum(&rows, weights, &mut sum);
+        sum
+    };
+    Classifier::CentredVectors { mean: mean.to_vec(), vectors: weights.iter().map(vector).collect() }
 }
 
 /// Assessments from probabilities `[items, classes + 1]`, whose last column is "none of the classes", and prototype

@@ -625,12 +625,24 @@ mod heads {
         TrainedRelabel::new(network, parameters)
     }
 
+    /// A head whose parameters are all nonzero, as after training. With a training centre, its other parameters are the same
+    /// as without.
+    fn noisy_relabel(training_centre: bool) -> TrainedRelabel {
+        let options =
+            RelabelOptions { layers: 1, width: 8, heads: 2, training_centre, ..RelabelOptions::default() };
+        let network = options.network(DIM).unwrap();
+        let (mut parameters, mut noise) = (network.initial(&mut random()), random());
+        parameters.iter_mut().for_each(|value| *value += (noise() - 0.5) as f32);
+        TrainedRelabel::new(network, parameters)
+    }
+
     fn all() -> Vec<(&'static str, Box<dyn Method>)> {
         vec![
             ("tranfs", Box::new(tranfs(1))),
             ("tranfs, four orders", Box::new(tranfs(4))),
             ("relabel", Box::new(relabel(false))),
             ("relabel, centred", Box::new(relabel(true))),
+            ("relabel with a training centre", Box::new(noisy_relabel(true))),
         ]
     }
 
@@ -705,8 +717,38 @@ mod heads {
     }
 
     #[test]
+    fn a_training_centre_gives_the_answers_of_rows_that_were_centred_before() {
+        let problem = Problem::new(&SIZES, DIM, 22);
+        let with_centre = noisy_relabel(true);
+        let centre = with_centre.training_centre().unwrap();
+        let centred = |rows: &[Vec<f32>]| -> Vec<Vec<f32>> {
+            rows.iter().map(|row| crate::classifier::centred_unit(row, centre)).collect()
+        };
+        let before = Problem {
+            rows: centred(&problem.rows),
+            queries: centred(&problem.queries),
+            ..Problem::new(&SIZES, DIM, 22)
+        };
+        let answers = |method: &TrainedRelabel, problem: &Problem| {
+            let task = problem.task();
+            let fitted = method.fit(&task, &mut rng()).unwrap();
+            let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
+            let p_wrong: Vec<f32> =
+                fitted.assessments.unwrap().iter().map(|item| item.p_wrong.unwrap()).collect();
+            (fitted.classifier.classify(&task, &queries, &mut rng()), p_wrong)
+        };
+        let (found, expected) = (answers(&with_centre, &problem), answers(&noisy_relabel(false), &before));
+        assert_eq!(found.0, expected.0);
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+        assert!(found.1.iter().zip(&expected.1).all(close), "{:?} and {:?}", found.1, expected.1);
+        assert_ne!(answers(&noisy_relabel(false), &problem).1, expected.1, "the centre makes a difference");
+    }
+
+    #[test]
     fn other_dimensions_and_too_many_classes_are_refused() {
         let other = Problem::new(&SIZES, DIM + 1, 23);
+        let error = noisy_relabel(true).fit(&other.task(), &mut rng()).err().unwrap();
+        assert!(matches!(error, Error::ModelDimension { features: 13, model: 12, .. }), "{error}");
         let error = tranfs(1).fit(&other.task(), &mut rng()).err().unwrap();
         assert!(matches!(error, Error::ModelDimension { features: 13, model: 12, .. }), "{error}");
         assert!(relabel(false).fit(&other.task(), &mut rng()).is_ok(), "relations are of any dimension");

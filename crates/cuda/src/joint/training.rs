@@ -36,6 +36,8 @@ pub struct JointOptions {
     pub clip: f64,
     /// The head's parameters that are the mean of all features.
     pub feature_mean: Option<Range<usize>>,
+    /// Whether the mean is subtracted from the features, which are then scaled to unit length, before the head reads them.
+    pub is_centred: bool,
 }
 
 /// Everything that later steps of a run depend on.
@@ -72,10 +74,20 @@ pub struct JointTraining<H> {
     d_points: Buffer<f32>,
     d_logits: Buffer<f32>,
     losses: Buffer<f32>,
+    /// The features of the backbone, if the head reads centred ones.
+    uncentred: Option<Uncentred>,
     average: Buffer<f32>,
     pub(super) graphs: HashMap<StepSize, Graph>,
     /// Steps that the device has finished.
     done: u32,
+}
+
+/// Features before they are centred.
+struct Uncentred {
+    /// `[row][dim]`
+    features: Buffer<f32>,
+    /// One over the length of each centred row.
+    scales: Buffer<f32>,
 }
 
 impl<H: HeadTraining> JointTraining<H> {
@@ -86,7 +98,8 @@ impl<H: HeadTraining> JointTraining<H> {
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if activations and images do not fit.
     ///
     /// # Panics
-    /// If the shape is not possible, `parameters` has another length, or the head has fewer rows than a step can have images.
+    /// If the shape is not possible, `parameters` has another length, the head has fewer rows than a step can have images, or
+    /// features are centred without a mean.
     pub fn new(
         device: &Device,
         options: JointOptions,
@@ -96,6 +109,7 @@ impl<H: HeadTraining> JointTraining<H> {
     ) -> Result<Self> {
         let (rows, dim) = (options.images, options.shape.features());
         assert!(head.features().len() >= rows * dim, "a head for {rows} rows of {dim} numbers");
+        assert!(options.feature_mean.is_some() || !options.is_centred, "a mean that features are centred on");
         let layout = SlotLayout { episodes: options.episodes, rows };
         let backbone = Conv4Network::new(device, options.shape, rows)?;
         let points =
@@ -110,6 +124,10 @@ impl<H: HeadTraining> JointTraining<H> {
             d_points: device.zeros(points)?,
             d_logits: device.zeros(rows * options.classes)?,
             losses: device.zeros(rows)?,
+            uncentred: match options.is_centred {
+                true => Some(Uncentred { features: device.zeros(rows * dim)?, scales: device.zeros(rows)? }),
+                false => None,
+            },
             average: device.zeros(parameters.len() + head.parameters().len())?,
             graphs: HashMap::new(),
             backbone,
@@ -281,8 +299,10 @@ impl<H: HeadTraining> JointTraining<H> {
         self.launch("joint_begin", Grid::new(1, 32), &arguments)?;
         self.feed.record(size.images, &self.backbone.image, state)?;
         pass.forward()?;
-        pass.write_features(self.head.features())?;
+        pass.write_features(self.features())?;
+        self.record_centring(size)?;
         self.head.record_losses()?;
+        self.record_centring_backward(size)?;
         self.record_feature_gradient(size)?;
         pass.backward()?;
         pass.collect_gradients(state)?;
@@ -299,10 +319,34 @@ impl<H: HeadTraining> JointTraining<H> {
         self.optimiser.record_end(&self.backbone, &self.losses, size.queries)
     }
 
+    /// The features of the backbone in the last step, `[row][dim]`.
+    pub(crate) fn features(&self) -> &Buffer<f32> {
+        self.uncentred.as_ref().map_or(self.head.features(), |uncentred| &uncentred.features)
+    }
+
+    /// Writes the centred features for the head.
+    fn record_centring(&self, size: StepSize) -> Result<()> {
+        let (Some(uncentred), Some(range)) = (&self.uncentred, &self.options.feature_mean) else {
+            return Ok(());
+        };
+        let mean = self.head.parameters().at(range.start);
+        let arguments: [&dyn Argument; 5] =
+            [&uncentred.features, &mean, self.head.features(), &uncentred.scales, &Value(self.shape())];
+        self.launch("joint_centre", Grid::new(size.images, 256), &arguments)
+    }
+
+    /// The gradient of the centred features becomes that of the features.
+    fn record_centring_backward(&self, size: StepSize) -> Result<()> {
+        let Some(Uncentred { scales, .. }) = &self.uncentred else { return Ok(()) };
+        let arguments: [&dyn Argument; 4] =
+            [self.head.features(), scales, self.head.feature_gradient(), &Value(self.shape())];
+        self.launch("joint_centre_backward", Grid::new(size.images, 256), &arguments)
+    }
+
     /// The loss of nearest prototypes, and the gradient of the features for the backbone.
     fn record_feature_gradient(&self, size: StepSize) -> Result<()> {
         let (features, state, slots, shape) =
-            (self.head.features(), &self.optimiser.state, &self.slots, Value(self.shape()));
+            (self.features(), &self.optimiser.state, &self.slots, Value(self.shape()));
         let JointTraining { points, d_points, d_logits, losses, .. } = self;
         let classes = self.options.classes;
         let has_prototypes = self.options.prototype_weight > 0.0;
@@ -342,7 +386,7 @@ impl<H: HeadTraining> JointTraining<H> {
             let (rate, rows, mean) =
                 (Value(FEATURE_MEAN_RATE), Value(size.images as i32), of_head.at(range.start));
             let grid = Grid::new(range.len().div_ceil(32), 256);
-            let arguments: [&dyn Argument; 6] = [self.head.features(), &mean, &rate, &rows, state, &shape];
+            let arguments: [&dyn Argument; 6] = [self.features(), &mean, &rate, &rows, state, &shape];
             self.launch("joint_feature_mean", grid, &arguments)?;
         }
         let of_backbone = &self.backbone.parameters;

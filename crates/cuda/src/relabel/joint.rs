@@ -27,7 +27,7 @@ impl RelabelTraining {
     /// As [`RelabelTraining::new`].
     ///
     /// # Panics
-    /// If `parameters` does not have the length of the network's layout, or the network has an item view of another dimension.
+    /// If `parameters` does not have the length of the network's layout, or it takes rows of another length.
     pub fn joint(
         device: &Device,
         network: &Relabel,
@@ -36,8 +36,8 @@ impl RelabelTraining {
         rows: usize,
         dim: usize,
     ) -> Result<Self> {
-        let view_dim = network.config().item_view.as_ref().map_or(dim, |view| view.dim);
-        assert_eq!(view_dim, dim, "the item view has rows of {view_dim} numbers");
+        let expected = network.config().dim().unwrap_or(dim);
+        assert_eq!(expected, dim, "the network takes rows of {expected} numbers");
         let features = vec![(device.zeros(rows * dim)?, dim)];
         let mut training = Self::with_features(device, network, options, parameters, features)?;
         training.persistent.feature_gradient = Some(device.zeros(rows * dim)?);

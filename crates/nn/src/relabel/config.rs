@@ -15,6 +15,9 @@ pub struct Config {
     pub edge_hidden: usize,
     /// Whether items and queries are centred at the mean of the support items and scaled to unit length.
     pub centred: bool,
+    /// D: length of an embedding, if the mean of the training features is subtracted from items and queries, which are then
+    /// scaled to unit length, before anything else. Such a head works for one backbone only.
+    pub training_centre: Option<usize>,
     /// How the head sees the items themselves, not only their relations. Such a head works for one backbone only.
     pub item_view: Option<ItemView>,
     /// The smallest weight of an item in the prototype of its given class, before normalisation.
@@ -23,6 +26,13 @@ pub struct Config {
     pub items_weight: f64,
     /// The weight of the queries' cross-entropy in the loss.
     pub queries_weight: f64,
+}
+
+impl Config {
+    /// D, if the head works for embeddings of this length only.
+    pub fn dim(&self) -> Option<usize> {
+        self.training_centre.or(self.item_view.as_ref().map(|view| view.dim))
+    }
 }
 
 /// How a head for one backbone sees the items themselves.
@@ -63,6 +73,7 @@ impl Default for Config {
             hidden: 128,
             edge_hidden: 64,
             centred: false,
+            training_centre: None,
             item_view: None,
             floor: 0.01,
             items_weight: 1.0,

@@ -10,19 +10,18 @@
 
 use std::ops::Range;
 
+use super::centred_rows::{centre_and_scale, centre_and_scale_backward};
 use super::config::ItemView;
 use super::episode_batch::PassContext;
 use super::modules::{BiasFreeLinear, Initialiser, LayerNormOutput, ParameterBuilder};
 use super::network_input::{NetworkInput, NetworkInputGradient};
 use crate::buffer::Buffer;
-use crate::kernel::kernel;
 use crate::layers::activation::{gelu, gelu_backward};
 use crate::layers::dropout::Dropout;
 use crate::layers::layer_norm::LayerNorm;
 use crate::layers::linear::Linear;
-use crate::layers::loss::squared_norm;
 use crate::matmul::Write;
-use crate::real::{Real, dot};
+use crate::real::Real;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ItemViewEncoder {
@@ -184,54 +183,5 @@ impl OutlierBranch {
         let mut d_view = Buffer::new(cache.item_view.view().len());
         self.hidden.backward_input(parameters, &d_hidden, Write::Set, &mut d_view);
         self.encoder.backward(context, input, &cache.item_view, &d_view, gradient, d_input);
-    }
-}
-
-/// `out = (row - mean) / ‖row - mean‖`; zero if the row equals the mean.
-fn centre_and_scale<T: Real>(row: &[T], mean: &[T], out: &mut [T]) {
-    subtract(row, mean, out);
-    let length = squared_norm(out).sqrt();
-    if length > T::ZERO {
-        scale(T::ONE / length, out);
-    }
-}
-
-/// Backward pass of [`centre_and_scale`] with respect to the row: the gradient of the output becomes that of the row, in
-/// place. The mean is a constant. `centred` is scratch memory for one row.
-fn centre_and_scale_backward<T: Real>(row: &[T], mean: &[T], centred: &mut [T], d_row: &mut [T]) {
-    subtract(row, mean, centred);
-    let square = squared_norm(centred);
-    if square > T::ZERO {
-        remove_component(centred, square, d_row);
-        scale(T::ONE / square.sqrt(), d_row);
-    } else {
-        // The row equals the mean and has no direction.
-        d_row.fill(T::ZERO);
-    }
-}
-
-kernel! {
-    /// Subtracts from `d_row` its component along `row`, whose squared length is `square`.
-    fn remove_component<'a, T>(row: &'a [T], square: T, d_row: &'a mut [T]) {
-        let along = dot(row, d_row) / square;
-        for (d_row, &value) in d_row.iter_mut().zip(row) {
-            *d_row -= along * value;
-        }
-    }
-}
-
-kernel! {
-    /// `out = row - mean`
-    fn subtract<'a, T>(row: &'a [T], mean: &'a [T], out: &'a mut [T]) {
-        for ((out, &value), &mean) in out.iter_mut().zip(row).zip(mean) {
-            *out = value - mean;
-        }
-    }
-}
-
-kernel! {
-    /// `values *= factor`
-    fn scale<'a, T>(factor: T, values: &'a mut [T]) {
-        values.iter_mut().for_each(|value| *value *= factor);
     }
 }

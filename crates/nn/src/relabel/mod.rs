@@ -7,7 +7,8 @@
 //! equivariant to permutations of items and of classes, and their numbers are free.
 //!
 //! In the order of computation:
-//! 1. `gram_space`: inner products between items, possibly centred and scaled ([`GramSpace`]);
+//! 1. `centred_rows`: embeddings centred on the mean of the training features, if the head is made for one backbone;
+//!    `gram_space`: inner products between items, possibly centred on the support set ([`GramSpace`]);
 //! 2. `edge_features` and `network_input`: features of each pair of items and of each state (item and class);
 //! 3. `edge_network`: attention logits of each pair, for all layers and heads;
 //! 4. `input_layer` (with `item_view`): the initial states;
@@ -22,6 +23,7 @@
 //! (100 bytes each): a thousand items in 200 classes take half a gigabyte. Split larger support sets.
 
 mod attention_layer;
+mod centred_rows;
 mod config;
 mod edge_features;
 mod edge_network;
@@ -50,6 +52,7 @@ use std::ops::Range;
 use crate::head::{Episode, FeatureStatistics, Head, JointHead};
 use crate::parameters::ParameterLayout;
 use crate::real::Real;
+use centred_rows::{CentredRows, parts};
 use episode_batch::split_into_batches;
 use modules::ParameterBuilder;
 use network::Network;
@@ -82,6 +85,8 @@ pub struct Relabel {
     config: Config,
     builder: ParameterBuilder,
     network: Network,
+    /// The parameters that are the mean of the training features, see [`Config::training_centre`].
+    training_centre: Option<Range<usize>>,
 }
 
 /// What Relabel computes for one support set.
@@ -111,7 +116,8 @@ impl Relabel {
         );
         let mut builder = ParameterBuilder::default();
         let network = Network::new(&mut builder, &config);
-        Relabel { config, builder, network }
+        let training_centre = config.training_centre.map(|dim| builder.constant("centre", dim));
+        Relabel { config, builder, network, training_centre }
     }
 
     /// The configuration of the head.
@@ -123,6 +129,11 @@ impl Relabel {
     /// those distances.
     pub fn scale<T: Real>(&self, parameters: &[T]) -> T {
         parameters[self.network.log_scale.start].exp()
+    }
+
+    /// The parameters that are subtracted from items and queries before anything else, see [`Config::training_centre`].
+    pub fn training_centre(&self) -> Option<Range<usize>> {
+        self.training_centre.clone()
     }
 
     /// Computes posteriors and prototypes of support sets. Sets of a few items are best passed together, because they
@@ -146,6 +157,23 @@ impl Relabel {
         inputs: &[RelabelInput<'_, T>],
     ) -> Vec<RelabelOutput<T>> {
         inputs.iter().for_each(|input| self.check_input(input));
+        let Some(centre) = &self.training_centre else { return self.predict_rows(parameters, inputs) };
+        let rows = inputs.iter().flat_map(|input| input.rows.iter().copied());
+        let centred = CentredRows::new(rows, &parameters[centre.clone()]);
+        let rows = centred.rows();
+        let of_inputs = parts(&rows, inputs.iter().map(|input| input.rows.len()));
+        let inputs = inputs.iter().zip(of_inputs);
+        let inputs: Vec<RelabelInput<'_, T>> =
+            inputs.map(|(input, rows)| RelabelInput { rows, gram: None, ..*input }).collect();
+        self.predict_rows(parameters, &inputs)
+    }
+
+    /// [`Relabel::predict`] on rows that are already centred on the mean of the training features.
+    fn predict_rows<T: Real>(
+        &self,
+        parameters: &[T],
+        inputs: &[RelabelInput<'_, T>],
+    ) -> Vec<RelabelOutput<T>> {
         let network_input = NetworkInput::new(inputs, self.config.centred);
         let logits = self.network.infer(parameters, &network_input);
         let prior = &parameters[self.network.prior.clone()];
@@ -166,10 +194,11 @@ impl Relabel {
             "a support set of {items} items in {} classes",
             input.classes
         );
-        let needs_rows = input.gram.is_none() || self.config.item_view.is_some();
+        let dim = self.config.dim();
+        let needs_rows = input.gram.is_none() || dim.is_some();
         assert!(!needs_rows || input.rows.len() == items, "one row per item");
-        if let Some(view) = &self.config.item_view {
-            assert!(input.rows.iter().all(|row| row.len() == view.dim), "rows of {} numbers", view.dim);
+        if let Some(dim) = dim {
+            assert!(input.rows.iter().all(|row| row.len() == dim), "rows of {dim} numbers");
         }
     }
 }
@@ -183,9 +212,9 @@ impl Head for Relabel {
         self.builder.initial(random)
     }
 
-    /// Sets the mean of the item view to that of the features.
+    /// Sets the mean that rows or the item view are centred on to that of the features.
     fn fit_normalisation(&self, parameters: &mut [f32], statistics: &dyn Fn() -> FeatureStatistics) {
-        if let Some(mean) = self.network.feature_mean() {
+        if let Some(mean) = self.feature_mean() {
             parameters[mean].copy_from_slice(&statistics().mean);
         }
     }
@@ -206,7 +235,7 @@ impl Head for Relabel {
 }
 
 impl JointHead for Relabel {
-    /// See [`JointHead::losses_with_feature_gradient`]. The mean of the item view is a constant, and ranks are piecewise
+    /// See [`JointHead::losses_with_feature_gradient`]. The mean of all features is a constant, and ranks are piecewise
     /// constant: both have no gradient.
     fn losses_with_feature_gradient(
         &self,
@@ -219,7 +248,13 @@ impl JointHead for Relabel {
         self.losses_and_gradient(parameters, episodes, seed, gradient, Some(feature_gradient))
     }
 
+    /// The mean that rows are centred on; that of the item view if they are not. The mean of a view of centred rows stays
+    /// zero.
     fn feature_mean(&self) -> Option<Range<usize>> {
-        self.network.feature_mean()
+        self.training_centre().or_else(|| self.network.feature_mean())
+    }
+
+    fn is_centred(&self) -> bool {
+        self.training_centre.is_some()
     }
 }

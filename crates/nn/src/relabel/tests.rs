@@ -115,6 +115,11 @@ fn configs() -> Vec<(&'static str, Config)> {
         ("centred", Config { centred: true, ..small() }),
         ("item view", Config { item_view: Some(view.clone()), ..small() }),
         ("outlier branch", Config { item_view: Some(outlier_view), ..small() }),
+        ("training centre", Config { training_centre: Some(6), ..small() }),
+        (
+            "training centre and item view",
+            Config { training_centre: Some(6), item_view: Some(view.clone()), ..small() },
+        ),
         ("both", Config { item_view: Some(view), centred: true, layers: 1, ..small() }),
     ]
 }

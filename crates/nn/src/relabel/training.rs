@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Relabel;
+use super::centred_rows::{CentredRows, centre_and_scale_backward, parts};
 use super::config::Config;
 use super::episode_batch::{elements, split_into_batches};
 use super::feature_gradient::ProductGradient;
@@ -41,6 +42,41 @@ impl Relabel {
     ) -> Vec<f64> {
         let size = self.builder.layout.len();
         assert_eq!((parameters.len(), gradient.len()), (size, size), "lengths of parameters and gradient");
+        let Some(centre) = &self.training_centre else {
+            return self.row_losses(parameters, episodes, seed, gradient, feature_gradient);
+        };
+        let mean = &parameters[centre.clone()];
+        let original = || episodes.iter().flat_map(|e| e.support.iter().chain(e.queries).copied());
+        let centred = CentredRows::new(original(), mean);
+        let rows = centred.rows();
+        let lens = episodes.iter().flat_map(|episode| [episode.support.len(), episode.queries.len()]);
+        let rows_of_episodes: Vec<&[&[T]]> = parts(&rows, lens).collect();
+        let of_centred: Vec<Episode<'_, T>> = episodes
+            .iter()
+            .zip(rows_of_episodes.chunks_exact(2))
+            .map(|(episode, rows)| Episode { support: rows[0], queries: rows[1], ..*episode })
+            .collect();
+        let mut d_centred = feature_gradient.as_ref().map(|all| vec![T::ZERO; all.len()]);
+        let sums = self.row_losses(parameters, &of_centred, seed, gradient, d_centred.as_deref_mut());
+        if let (Some(feature_gradient), Some(mut d_centred)) = (feature_gradient, d_centred) {
+            let mut scratch = vec![T::ZERO; mean.len()];
+            for (row, d_row) in original().zip(d_centred.chunks_exact_mut(mean.len())) {
+                centre_and_scale_backward(row, mean, &mut scratch, d_row);
+            }
+            add(feature_gradient, &d_centred);
+        }
+        sums
+    }
+
+    /// [`Relabel::losses_and_gradient`] of rows that are already centred on the mean of the training features.
+    fn row_losses<T: Real>(
+        &self,
+        parameters: &[T],
+        episodes: &[Episode<'_, T>],
+        seed: u64,
+        gradient: &mut [T],
+        feature_gradient: Option<&mut [T]>,
+    ) -> Vec<f64> {
         let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let mut sums = vec![0.0; TERMS.len()];
         let states = episodes.iter().map(|episode| episode.classes * episode.support.len());

@@ -23,6 +23,7 @@ use trueshot_nn::tranfs::Tranfs;
 use super::configuration::{CountRange, Episodes};
 use super::episodes::{RowBuffer, TrainingEpisode, TrainingEpisodes};
 use super::session::HeadBatch;
+use crate::classifier::centred_unit;
 use crate::embeddings::Embeddings;
 use crate::episode::EpisodeData;
 use crate::error::{Error, Result};
@@ -77,7 +78,10 @@ pub(super) fn session<'a>(
     head: GpuHead<'_>,
     options: &SessionOptions<'a, '_>,
 ) -> Result<(BoxedSession<'a>, Option<String>)> {
-    let rows = GpuRows::new(&options.episodes.data_sets, options.most_row_bytes);
+    let mut rows = GpuRows::new(&options.episodes.data_sets, options.most_row_bytes);
+    if let GpuHead::Relabel(network) = &head {
+        rows.centre = network.training_centre().map(|range| options.parameters[range].to_vec());
+    }
     let warning = rows.warning(options)?;
     let schedule = options.optimiser.schedule(options.steps);
     let session: BoxedSession<'a> = match head {
@@ -108,6 +112,8 @@ struct GpuRows<'a> {
     indices: Vec<[usize; 2]>,
     /// Whether the rows are on the GPU; otherwise they come with each step.
     is_stored: bool,
+    /// The mean of the training features, if rows are centred on it and scaled to unit length before they are copied.
+    centre: Option<Vec<f32>>,
 }
 
 impl<'a> GpuRows<'a> {
@@ -131,7 +137,7 @@ impl<'a> GpuRows<'a> {
             Some(first)
         };
         let first_rows = sets.iter().scan(0, first_row).collect();
-        let mut rows = GpuRows { sets, first_rows, indices, is_stored: true };
+        let mut rows = GpuRows { sets, first_rows, indices, is_stored: true, centre: None };
         // The kernels count rows with 31 bits.
         rows.is_stored = rows.bytes() <= most_bytes && rows.count() < 1 << 31;
         rows
@@ -143,6 +149,23 @@ impl<'a> GpuRows<'a> {
 
     fn bytes(&self) -> usize {
         self.sets.iter().map(|set| set.len() * set.dim() * size_of::<f32>()).sum()
+    }
+
+    /// A row as the GPU gets it.
+    fn row<'b>(&self, row: &'b [f32]) -> Cow<'b, [f32]> {
+        match &self.centre {
+            Some(mean) => Cow::Owned(centred_unit(row, mean)),
+            None => Cow::Borrowed(row),
+        }
+    }
+
+    /// All rows of a set as the GPU gets them.
+    fn all_rows<'b>(&self, set: &'b Embeddings) -> Cow<'b, [f32]> {
+        let rows = set.all_rows();
+        match self.centre {
+            Some(_) => rows.chunks_exact(set.dim()).flat_map(|row| self.row(row).into_owned()).collect(),
+            None => rows,
+        }
     }
 
     fn warning(&self, options: &SessionOptions<'_, '_>) -> Result<Option<String>> {
@@ -360,7 +383,7 @@ fn relabel_training(
     rows: &GpuRows<'_>,
 ) -> Result<RelabelTraining> {
     let stored = if rows.is_stored { &rows.sets[..] } else { &[] };
-    let values: Vec<Cow<'_, [f32]>> = stored.iter().map(|set| set.all_rows()).collect();
+    let values: Vec<Cow<'_, [f32]>> = stored.iter().map(|set| rows.all_rows(set)).collect();
     let sets: Vec<relabel::FeatureSet<'_>> = values
         .iter()
         .zip(stored)
@@ -369,7 +392,7 @@ fn relabel_training(
     let optimiser = relabel::OptimiserOptions { adamw: options.adamw(), clip: options.optimiser.clip };
     let mut training = RelabelTraining::new(options.device, network, optimiser, options.parameters, &sets)?;
     // Runs the largest possible episode, so that one that does not fit is refused now and not in the middle of the run.
-    let dim = network.config().item_view.as_ref().map_or(1, |view| view.dim);
+    let dim = network.config().dim().unwrap_or(1);
     training.run(&[largest_relabel_step(options, dim)])?;
     let zeros = vec![0.0; options.parameters.len()];
     training.load(options.parameters, &zeros, &zeros, 0)?;
@@ -418,12 +441,15 @@ fn relabel_episode(
     rows: &GpuRows<'_>,
     buffers: &mut Vec<RowBuffer>,
 ) -> relabel::EpisodeInput {
-    let rows = match rows.is_stored {
+    // The GPU blends stored rows, but centring follows blending.
+    let is_blended_first = rows.centre.is_some() && !drawn.blends.is_empty();
+    let rows = match rows.is_stored && !is_blended_first {
         true => relabel::EpisodeRows::Stored(stored_rows(drawn, rows.indices[drawn.data_set])),
         false => episodes.with_rows(std::slice::from_ref(drawn), buffers, |gathered| {
-            let all = gathered[0].support.iter().chain(gathered[0].queries).copied();
+            let all = gathered[0].support.iter().chain(gathered[0].queries);
             let dim = episodes.data_sets[drawn.data_set].embeddings.dim();
-            relabel::EpisodeRows::Given { dim, values: all.collect::<Vec<_>>().concat() }
+            let values = all.map(|row| rows.row(row)).collect::<Vec<_>>().concat();
+            relabel::EpisodeRows::Given { dim, values }
         }),
     };
     relabel::EpisodeInput {

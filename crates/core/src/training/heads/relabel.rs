@@ -61,7 +61,7 @@ impl HeadOptions for RelabelOptions {
     }
 
     fn takes_any_dimension(&self) -> bool {
-        self.item_width == 0
+        RelabelOptions::takes_any_dimension(self)
     }
 
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>> {
@@ -75,8 +75,7 @@ impl LearnedHead for RelabelHead {
     }
 
     fn model(&self, parameters: &[f32]) -> Model {
-        let dim = self.network.config().item_view.as_ref().map(|view| view.dim);
-        let config = RelabelConfig { dim, options: self.options.clone() };
+        let config = RelabelConfig { dim: self.network.config().dim(), options: self.options.clone() };
         Model::new(RELABEL, &config, self.network.layout(), parameters)
     }
 

@@ -47,8 +47,17 @@ struct Models {
 
 impl Models {
     fn new() -> Self {
+        Self::with(Config { centred: true, ..small() })
+    }
+
+    /// A head with an item view that is centred on the mean of all features.
+    fn with_training_centre() -> Self {
+        Self::with(Config { training_centre: Some(SHAPE.features()), ..small() })
+    }
+
+    fn with(config: Config) -> Self {
         let view = ItemView { dropout: 0.2, width: 6, ..ItemView::new(SHAPE.features()) };
-        let network = Relabel::new(Config { layers: 1, centred: true, item_view: Some(view), ..small() });
+        let network = Relabel::new(Config { layers: 1, item_view: Some(view), ..config });
         let head = parameters(&network, 5);
         Models { network, head, backbone: initial(SHAPE.channels, &mut random(9)) }
     }
@@ -64,6 +73,7 @@ impl Models {
             optimiser: AdamWConfig::default(),
             clip,
             feature_mean: self.network.feature_mean(),
+            is_centred: self.network.is_centred(),
         };
         let of_head = OptimiserOptions { clip, ..OptimiserOptions::default() };
         let dim = SHAPE.features();
@@ -74,11 +84,21 @@ impl Models {
 
 #[test]
 fn a_step_with_a_conv4_has_the_losses_and_gradients_of_its_features() {
-    let (models, step) = (Models::new(), step(2, 3));
+    check_step(&Models::new());
+}
+
+#[test]
+fn a_step_of_a_head_with_a_training_centre_has_the_losses_and_gradients_of_its_features() {
+    check_step(&Models::with_training_centre());
+}
+
+/// Compares a step with the head on the CPU, on the features that the backbone computed on the device.
+fn check_step(models: &Models) {
+    let step = step(2, 3);
     let mut training = models.training();
     let losses = training.run(std::slice::from_ref(&step)).unwrap().remove(0);
     let dim = SHAPE.features();
-    let features = HeadTraining::features(training.head()).read().unwrap();
+    let features = training.features().read().unwrap();
     let mut rows = features.chunks_exact(dim).map(<[f32]>::to_vec);
     let owned = |episode: &JointEpisode| OwnedEpisode {
         classes: episode.classes,

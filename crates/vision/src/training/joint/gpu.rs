@@ -58,6 +58,7 @@ pub(super) fn session(
         optimiser: adamw,
         clip: optimiser.clip,
         feature_mean: head.head().feature_mean(),
+        is_centred: head.head().is_centred(),
     };
     let preprocessing = configuration.pictures.preprocessing();
     let (images, warning) = upload_training_images(device, datasets, &preprocessing, most_image_bytes)?;

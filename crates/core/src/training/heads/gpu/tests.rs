@@ -160,6 +160,17 @@ fn relabel_with_an_item_view_on_the_gpu_has_the_losses_of_the_cpu() {
 }
 
 #[test]
+fn relabel_with_a_training_centre_on_the_gpu_has_the_losses_of_the_cpu() {
+    for blended in [0.0, 0.5] {
+        let mut configuration = relabel();
+        configuration.model.training_centre = true;
+        configuration.model.item_width = 8;
+        configuration.episodes.blended = blended;
+        check_against_the_cpu(&configuration, &Sets::new(8));
+    }
+}
+
+#[test]
 fn a_run_names_its_gpu_in_the_metrics_and_the_model() {
     let (sets, folder) = (Sets::new(8), tempfile::tempdir().unwrap());
     let configuration = tranfs();
