@@ -130,6 +130,9 @@ fn row(
         _ => None,
     };
     let evaluation = planned.evaluations.iter().position(|evaluation| evaluation.rows.contains(&index));
+    // A row with noise levels of its own has no cells at the others.
+    let own_noise = row.noise.as_ref();
+    let has_level = |level: f64| own_noise.is_none_or(|own| own.0.iter().any(|noise| noise.level == level));
     let cell = |&level: &f64| {
         let setting = evaluation.and_then(|evaluation| evaluated[evaluation].setting(level));
         let published_on = |name: &str| published(planned, name, row, level, paper);
@@ -138,7 +141,7 @@ fn row(
             measured: setting.and_then(|setting| measured(planned, evaluated, setting, index)),
             published: dataset.paper.then(|| published_on(planned.dataset_name)).flatten(),
             paper_difference: dataset.stands_for.as_deref().and_then(|name| published_on(name)?.difference),
-            missing: planned.missing.get(&index).cloned(),
+            missing: planned.missing.get(&index).filter(|_| has_level(level)).cloned(),
             order: None,
         }
     };
