@@ -4,10 +4,11 @@
     python bench/measure/cost.py --features test.safetensors --tranfs t2-sym.safetensors t3-sym.safetensors \\
         --out docs/results/cost.md
 
-Times a 5-way 5-shot episode of 75 queries for each method alone with `trueshot eval`, as the difference of a long and
-a short run, so that reading the file does not count. Parameters are counted in the model files; operations follow from
-the shapes. --features is an embeddings file of at least 5 classes with 25 rows each; --tranfs are models that
-`trueshot train tranfs` wrote. Takes about a minute; measure on an idle machine.
+An episode is 5-way 5-shot with 15 queries per class, as by default in `trueshot eval`, which is run for one method at
+a time. The time of an episode comes from the difference between a long and a short run, so reading the file does not
+count. Parameters are counted in the model files. Operations are the additions and multiplications of the matrix
+products, computed from their shapes. --features is an embeddings file of at least 5 classes with 25 rows each;
+--tranfs are models that `trueshot train tranfs` wrote. Takes about a minute; measure on an idle machine.
 """
 from __future__ import annotations
 
@@ -20,10 +21,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Classes per episode, support items per class, and queries per episode: the defaults of `trueshot eval`.
 WAYS, SHOTS, QUERIES = 5, 5, 75
+# Episodes of the short and of the long run.
 SHORT, LONG = 500, 4500
-CLOSED = ["protonet", "median", "euclidean", "absolute", "cosine", "nearest", "matching", "linear", "baseline++", "rnnp"]
-BUILT_IN = benchlib.ROOT / "crates" / "core" / "assets" / "relabel.safetensors"
+# Methods without a model file; their parameters and operations are not counted.
+WITHOUT_MODEL = ["protonet", "median", "euclidean", "absolute", "cosine", "nearest", "matching", "linear", "baseline++",
+                 "rnnp"]
+RELABEL_MODEL = benchlib.ROOT / "crates" / "core" / "assets" / "relabel.safetensors"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,8 +37,8 @@ def parse_arguments() -> argparse.Namespace:
                         help="embeddings to draw episodes from")
     parser.add_argument("--tranfs", type=benchlib.existing_file, nargs="*", default=[], metavar="MODEL",
                         help="TraNFS models for these embeddings [default: none]")
-    parser.add_argument("--relabel", type=benchlib.existing_file, default=str(BUILT_IN), metavar="MODEL",
-                        help="the file of the built-in Relabel model, to count its parameters "
+    parser.add_argument("--relabel", type=benchlib.existing_file, default=str(RELABEL_MODEL), metavar="MODEL",
+                        help="the file of the built-in Relabel model, only to count its parameters "
                              "[default: crates/core/assets/relabel.safetensors]")
     benchlib.add_out(parser, "cost.md")
     benchlib.add_trueshot(parser)
@@ -42,35 +47,45 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def conv4_operations(size: int, channels: int) -> int:
-    """Additions and multiplications of direct convolutions on one image."""
+    """Operations of four direct convolutions (3x3, 64 output channels) on one image of `size` x `size` pixels."""
     return sum((size >> block) ** 2 * (channels if block == 0 else 64) * 9 * 64 * 2 for block in range(4))
 
 
 def tranfs_operations(dim: int, layers: int, width: int = 128, hidden: int = 128) -> int:
-    """Operations of the matrix products for one support set."""
+    """Operations of TraNFS for one support set: down-projection of the items, encoder layers, up-projection of the
+    class tokens. `dim` is the length of an embedding, `width` that of a token, `hidden` the units of the feed-forward
+    network.
+    """
     items, tokens = WAYS * SHOTS, WAYS * (SHOTS + 1)
+    # Query, key, value and output projections, feed-forward network; then attention between all tokens.
     layer = 2 * tokens * width * (4 * width + 2 * hidden) + 4 * tokens * tokens * width
     return 2 * items * dim * width + layers * layer + 2 * WAYS * width * dim
 
 
 def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int = 128, edge: int = 64, heads: int = 4) -> int:
-    """Operations of the matrix products for one support set: Gram matrix, edge network over pairs of items, layers."""
+    """Operations of Relabel for one support set: Gram matrix, edge network, input layer, attention and mixing layers.
+
+    The edge network has `edge` hidden units and maps 6 features of a pair of items to one attention logit per layer and
+    head. The layers update one state of length `width` per item and class; `hidden` are the units of a mixing layer.
+    """
     items = WAYS * SHOTS
     states, pairs = items * WAYS, items * items
     edges = 2 * pairs * (6 * edge + edge * layers * heads)
     attention = 2 * items * 2 * width * 2 * width + 4 * pairs * width + 2 * pairs * WAYS * width + 4 * states * width * width
     mixing = 2 * states * (4 * width * hidden + hidden * width)
+    # The Gram matrix is symmetric, so half of it is computed. The last term is the input layer.
     return pairs * dim + edges + layers * (attention + mixing) + 4 * states * width * width
 
 
 def milliseconds(arguments: argparse.Namespace, method: str) -> float:
-    """Time of one episode."""
+    """The time of one episode in milliseconds."""
     def run(episodes: int) -> float:
+        # `as=timed` gives the method a label that --baseline can name.
         command = [arguments.trueshot, "eval", arguments.features, "--methods", f"{method}:as=timed", "--noise", "symmetric=40",
                    "--baseline", "timed", "--episodes", str(episodes), "--threads", str(arguments.threads), "--format", "json"]
-        begin = time.perf_counter()
+        start = time.perf_counter()
         benchlib.output(command)
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     benchlib.progress(f"timing {method}")
     return 1e3 * (run(LONG) - run(SHORT)) / (LONG - SHORT)
@@ -86,7 +101,7 @@ def layers_of(model: Path) -> int:
 
 
 def page(result: dict) -> str:
-    """The Markdown page."""
+    """The Markdown page, from the result that is also written as JSON."""
     rows = [
         [name, f"{cost['parameters']:,}" if cost["parameters"] else "-",
          f"{cost['operations'] / 1e6:.1f}" if cost["operations"] else "-", f"{cost['ms']:.3f}"]
@@ -125,7 +140,8 @@ def main() -> None:
     machine = benchlib.describe_machine()
     header, _ = benchlib.read_header(arguments.features)
     dim = benchlib.tensor_of(header, arguments.features, "features")["shape"][1]
-    methods = [(method, method, None, None) for method in CLOSED]
+    # Name on the page, method of `trueshot eval`, parameters and operations (None: not counted).
+    methods = [(method, method, None, None) for method in WITHOUT_MODEL]
     for path in arguments.tranfs:
         layers = layers_of(path)
         methods.append((f"TraNFS-{layers}", f"tranfs:model={path}", benchlib.parameter_count(path),

@@ -1,4 +1,5 @@
-//! `trueshot demo`: cleans a folder of built-in drawings, then evaluates all methods on them.
+//! `trueshot demo`: finds and moves built-in drawings that are in the wrong class folder (`folder`), then compares all
+//! methods on episodes of such drawings, in which some labels are wrong. Start with [`run`].
 
 mod folder;
 
@@ -36,10 +37,10 @@ pub struct Arguments {
     /// Also write the folder with the wrongly sorted drawings to DIR, to try `audit`, `repair` and `serve` on it
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Number of episodes
+    /// Number of episodes on which the methods are compared
     #[arg(short, long, default_value_t = 200)]
     episodes: u64,
-    /// Random seed that selects the characters
+    /// Random seed that selects characters, drawings and wrong labels
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -48,10 +49,12 @@ pub struct Arguments {
     width: WidthArgument,
 }
 
-/// A character has 20 drawings: 5 for the support set, 5 that noise may move to other classes, and 10 queries.
+/// Drawings per class in a support set. The 20 drawings of a character are 5 in the support set, 5 that noise may move
+/// to other classes, and 10 queries.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 10;
-/// With five characters the backbone reaches 99 %.
+/// Classes per episode. With five, accuracies would be near 99 %, and the methods would hardly differ.
 const WAYS: usize = 10;
 /// The number of classes in the figure of a support set.
 const FIGURE_WAYS: usize = 5;
@@ -77,35 +80,36 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             characters.dim(),
             start.elapsed().as_secs_f64(),
         );
-        let sorted = DemoFolder::draw(&backbone, arguments.seed)?;
+        let demo_folder = DemoFolder::draw(&backbone, arguments.seed)?;
         if let Some(folder) = &arguments.folder {
-            sorted.write(folder)?;
+            demo_folder.write(folder)?;
         }
-        let audited = sorted.audit(backbone)?;
+        let audited = demo_folder.audit(backbone)?;
         write_file(&audit_page, &audited.page()?)?;
         let columns = arguments.width.limit(None);
-        let cleaned = audited.summary(&audit_page, arguments.folder.as_deref(), columns);
+        let audit_summary = audited.summary(&audit_page, arguments.folder.as_deref(), columns);
 
-        let found = arguments.evaluate(&characters, &others)?;
-        let page = Page::new("Learning characters from five examples, some of them wrong", &found)
+        let evaluation = arguments.evaluate(&characters, &others)?;
+        let page = Page::new("Learning characters from five examples, some of them wrong", &evaluation)
             .introduce(INTRODUCTION)
             .show(arguments.support_set_figure(&characters)?);
         // Pages first: they are complete even if the reader closes the pipe early.
         write_file(&arguments.output, &page.render())?;
-        let tables = report::accuracies(&found);
-        let place = arguments.output.display();
+        let tables = report::accuracies(&evaluation);
+        let page_path = arguments.output.display();
         print_escaped(&format!(
-            "{cleaned}\n\
+            "{audit_summary}\n\
              2. METHODS THAT LEARN FROM WRONG LABELS\n\n\
              {tables}\n\
-             Open {place} to see a noisy support set and the accuracy at each noise level.\n"
+             Open {page_path} to see a noisy support set and the accuracy at each noise level.\n"
         ))
     })
 }
 
 const INTRODUCTION: &str = "Five drawings of each of ten characters, and some of them have a wrong label. \
     Every method builds a classifier from such a support set and then classifies new drawings. ProtoNet trusts \
-    all labels equally; the oracle knows which labels are wrong and ignores those drawings; the other methods estimate it.";
+    all labels equally; the oracle knows which labels are wrong and ignores those drawings; the other methods \
+    do not know it.";
 
 impl Arguments {
     /// The page of the audit, next to that of the methods: `report-audit.html` for `report.html`.
@@ -115,13 +119,16 @@ impl Arguments {
         self.output.with_file_name(name)
     }
 
+    /// Evaluates all methods on episodes of `characters`, at several levels of three noise types. `others` are the
+    /// characters from which outlier noise takes its drawings.
     fn evaluate(&self, characters: &Embeddings, others: &Embeddings) -> anyhow::Result<evaluate::Evaluation> {
-        let levels =
+        let at_levels =
             |kind, levels: &[f64]| levels.iter().map(|&level| Noise { kind, level }).collect::<Vec<_>>();
-        let mut noises = levels(NoiseKind::Symmetric, &[0.0, 0.2, 0.4, 0.6]);
-        noises.extend(levels(NoiseKind::Paired, &[0.2, 0.4]));
-        noises.extend(levels(NoiseKind::Outlier, &[0.2, 0.4, 0.6]));
+        let mut noises = at_levels(NoiseKind::Symmetric, &[0.0, 0.2, 0.4, 0.6]);
+        noises.extend(at_levels(NoiseKind::Paired, &[0.2, 0.4]));
+        noises.extend(at_levels(NoiseKind::Outlier, &[0.2, 0.4, 0.6]));
         let sampler = Sampler::new(characters, Some(others), self.spec(WAYS), noises)?;
+        // An empty list stands for all inductive methods that need no model file.
         let mut methods = Registry::default().parse_all::<&str>(&[])?;
         match built_in::omniglot_tranfs() {
             Ok(model) => {
@@ -142,16 +149,17 @@ impl Arguments {
             baseline: "protonet",
             details: Details::default(),
         };
-        let found = evaluate::evaluate(&experiment, &progress);
+        let evaluation = evaluate::evaluate(&experiment, &progress);
         progress.finish();
-        Ok(found?)
+        Ok(evaluation?)
     }
 
     fn spec(&self, ways: usize) -> EpisodeSpec {
         EpisodeSpec { ways, shots: Shots::exactly(SHOTS), queries: QUERIES, seed: self.seed }
     }
 
-    /// A figure of one support set with two of five labels wrong, and the weights of some methods.
+    /// A figure of one support set in which two of the five labels of each class are wrong, with the weights that
+    /// [`WEIGHTED_METHODS`] give to the items.
     fn support_set_figure(&self, characters: &Embeddings) -> anyhow::Result<SupportSetFigure> {
         let noise = Noise { kind: NoiseKind::Symmetric, level: 0.4 };
         let sampler = Sampler::new(characters, None, self.spec(FIGURE_WAYS), vec![noise])?;
@@ -163,17 +171,17 @@ impl Arguments {
             .map(|class| characters.classes()[class.class as usize].as_str())
             .collect();
         let support = &drawn.supports[0];
-        let opinions = item_weights(characters, support)?;
+        let weights_by_method = item_weights(characters, support)?;
         let classes = names.iter().zip(0..).map(|(name, class)| {
             let mut items = Vec::new();
-            for (place, item) in support.iter().enumerate().filter(|(_, item)| item.given == class) {
+            for (index, item) in support.iter().enumerate().filter(|(_, item)| item.given == class) {
                 let truth = item.truth.filter(|_| item.is_wrong());
                 items.push(FigureItem {
                     image: image(characters, item)?,
                     truth: truth.map(|truth| names[truth as usize].to_string()),
-                    opinions: opinions
+                    opinions: weights_by_method
                         .iter()
-                        .map(|(name, weights)| (name.to_string(), weights[place]))
+                        .map(|(name, weights)| (name.to_string(), weights[index]))
                         .collect(),
                 });
             }
@@ -189,12 +197,12 @@ impl Arguments {
     }
 }
 
-/// The weight that each method gives to every item.
+/// For each of [`WEIGHTED_METHODS`], its name and the weight that it gives to every item of `support`; 1 is average.
 fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec<(&'static str, Vec<f32>)>> {
-    let all = characters.features().as_f32().expect("made in memory, as f32");
+    let values = characters.features().as_f32().expect("made in memory, as f32");
     let dim = characters.dim();
     let rows =
-        support.iter().map(|item| &all[item.row as usize * dim..(item.row as usize + 1) * dim]).collect();
+        support.iter().map(|item| &values[item.row as usize * dim..(item.row as usize + 1) * dim]).collect();
     let given = support.iter().map(|item| item.given).collect();
     let task = Task::new(SupportSet::new(rows, given, FIGURE_WAYS));
     let weigh = |name: &'static str| {
@@ -206,32 +214,34 @@ fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec
     WEIGHTED_METHODS.into_iter().map(weigh).collect()
 }
 
-/// The image of a row, whose name has the numbers of character and drawing.
+/// The drawing of an item as a PNG data URI, found by the name that [`embed`] gave the item.
 fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
     let name = characters.item(item.row as usize).unwrap_or_default();
     let (character, number) = name.split_once('/').unwrap_or_default();
     Ok(drawing(character.parse()?, number.parse()?)?.to_png_data_uri())
 }
 
+/// A drawing of the built-in Omniglot sample. Characters, and the drawings of each, are counted from 0.
 fn drawing(character: usize, number: usize) -> anyhow::Result<Bitmap> {
     Ok(Omniglot::sample().drawing(character, number).map_err(trueshot_vision::Error::from)?)
 }
 
-/// The name of a character's class: `Tengwar-07`.
+/// The class name of a character, alphabet and number: `Tengwar-07`.
 fn class_name(character: usize) -> String {
     let character = &Omniglot::sample().characters()[character];
     format!("{}-{}", character.alphabet, character.name.trim_start_matches("character"))
 }
 
-/// All drawings of some characters as embeddings. Items are named `CHARACTER/DRAWING`, both numbers.
+/// Embeds all drawings of some characters, which are given by index. Classes have the names of [`class_name`]; items
+/// are named `CHARACTER/DRAWING`, two indices that [`drawing`] takes.
 fn embed(backbone: &Backbone, characters: impl Iterator<Item = usize>) -> anyhow::Result<Embeddings> {
     let numbers = 0..Omniglot::sample().drawings_per_character();
-    let places: Vec<(usize, usize)> =
+    let indices: Vec<(usize, usize)> =
         characters.flat_map(|character| numbers.clone().map(move |number| (character, number))).collect();
-    let drawings = places.iter().map(|&(character, number)| drawing(character, number));
+    let drawings = indices.iter().map(|&(character, number)| drawing(character, number));
     let features = built_in::embed_drawings(backbone, &drawings.collect::<anyhow::Result<Vec<_>>>()?);
-    let labels = places.iter().map(|&(character, _)| class_name(character)).collect();
-    let items = Items::from_names(places.iter().map(|(character, number)| format!("{character}/{number}")));
+    let labels = indices.iter().map(|&(character, _)| class_name(character)).collect();
+    let items = Items::from_names(indices.iter().map(|(character, number)| format!("{character}/{number}")));
     Ok(Embeddings::from_rows(features, backbone.dim(), labels)?
         .with_items(items)?
         .with_backbone(backbone.name()))

@@ -1,4 +1,6 @@
-//! `trueshot episode`: draws the noisy support set of one episode as an SVG image.
+//! `trueshot episode`: draws the noisy support set of one episode as an SVG image. Start with [`run`].
+//!
+//! [`EpisodeArgument`] holds the options that select an episode, which `trueshot attention` has too.
 
 use std::path::{Path, PathBuf};
 
@@ -19,15 +21,15 @@ use crate::threads::Threads;
 /// Draw the noisy support set of an episode as an SVG image, with one row per class
 ///
 /// A solid green frame marks a right label, a dashed red frame a wrong label, with the true class below the image. With
-/// the same seed, shots and queries it is the episode that `trueshot eval` draws from the embeddings of these images.
-/// DATASET is any data set that `trueshot embed` accepts.
+/// the same ways, shots, queries and seed, the episode is the one that `trueshot eval` draws from the embeddings of
+/// these images. DATASET is any data set that `trueshot embed` accepts.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot episode omniglot --split test --queries 10 -o set.svg
   trueshot episode mini/test --noise paired=40 --episode 7 -o set.svg
   trueshot episode mini/test --noise outlier=40 --outliers mini/val -o set.svg")]
 pub struct Arguments {
-    /// Images
+    /// Images to draw the episode from
     #[arg(value_name = "DATASET")]
     pictures: PathBuf,
     /// Write the SVG file, with the images in it, to FILE
@@ -36,21 +38,21 @@ pub struct Arguments {
     /// Draw outliers from these images of other classes [default: from classes of DATASET that are not in the episode]
     #[arg(long, value_name = "DATASET")]
     outliers: Option<PathBuf>,
-    /// Use this split of the outliers, if there are several
+    /// Use this split of the outlier images, if they have several splits
     #[arg(long, value_name = "NAME", requires = "outliers")]
     outliers_split: Option<String>,
     #[command(flatten)]
     which: EpisodeArgument,
     #[command(flatten)]
-    part: ImagesArgument,
+    selection: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }
 
-/// Which episode.
+/// The options that select one episode and its noise.
 #[derive(Args)]
 pub struct EpisodeArgument {
-    /// Draw the episode of this number, from 0
+    /// Draw the episode with this number, counted from 0
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     episode: u64,
     /// Apply noise of this type and level in percent
@@ -62,15 +64,20 @@ pub struct EpisodeArgument {
     /// Draw K labelled items per class
     #[arg(long, default_value_t = 5, value_name = "K")]
     shots: usize,
-    /// Assume Q queries per class, which are not shown, but determine the episode together with the seed
+    /// Draw Q queries per class; they are not shown, but a different number gives a different episode
     #[arg(long, default_value_t = 15, value_name = "Q")]
     queries: usize,
-    /// Draw the episode with this random seed
+    /// Draw episodes with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
 }
 
 impl EpisodeArgument {
+    /// Draws the selected episode from labelled rows, and returns it with its noise. `outliers` are the rows that
+    /// outlier noise draws from; `None`: the classes of `rows` that are not in the episode.
+    ///
+    /// # Errors
+    /// If `--noise` has several levels, or there are too few rows or classes for the episode.
     pub fn draw(
         &self,
         rows: &Embeddings,
@@ -85,95 +92,105 @@ impl EpisodeArgument {
         Ok((noise, sampler.draw(self.episode, &mut IndexSampler::default())?))
     }
 
-    /// Whether its noise has this type.
+    /// Whether `--noise` has this type of noise.
     fn has_kind(&self, kind: NoiseKind) -> bool {
         self.noise.0.iter().any(|noise| noise.kind == kind)
     }
 
-    /// The number of the episode.
+    /// The number of the episode, from 0.
     pub fn index(&self) -> u64 {
         self.episode
     }
 }
 
+/// Runs `trueshot episode`: draws the episode and writes the SVG file.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
     arguments.threads.run(|| {
-        let labelled = LabelledCollection::new(arguments.part.open(&arguments.pictures)?)?;
-        let Arguments { pictures, part, outliers_split, .. } = arguments;
-        let open = |outliers: &Path| -> anyhow::Result<LabelledCollection> {
-            LabelledCollection::new(part.open_outliers(pictures, outliers, outliers_split.as_deref())?)
+        let Arguments { pictures, selection, outliers_split, .. } = arguments;
+        let labelled = LabelledCollection::new(selection.open(pictures)?)?;
+        let open_outliers = |outliers: &Path| -> anyhow::Result<LabelledCollection> {
+            LabelledCollection::new(selection.open_outliers(pictures, outliers, outliers_split.as_deref())?)
         };
-        let others = arguments.outliers.as_deref().map(open).transpose()?;
+        let outliers = arguments.outliers.as_deref().map(open_outliers).transpose()?;
         if arguments.which.has_kind(NoiseKind::Similar) {
             anyhow::bail!("similar noise needs embeddings; allowed here: symmetric, paired, outlier");
         }
         let (noise, drawn) =
-            arguments.which.draw(&labelled.labels, others.as_ref().map(|others| &others.labels))?;
-        let picture = support_set_figure(&labelled, others.as_ref(), noise, &drawn)?;
-        write_file(&arguments.output, &picture.svg())?;
-        say!("{}: {}", arguments.output.display(), picture.description());
+            arguments.which.draw(&labelled.rows, outliers.as_ref().map(|outliers| &outliers.rows))?;
+        let figure = support_set_figure(&labelled, outliers.as_ref(), noise, &drawn)?;
+        write_file(&arguments.output, &figure.svg())?;
+        say!("{}: {}", arguments.output.display(), figure.description());
         Ok(())
     })
 }
 
-/// Images that are read one by one, with their classes.
+/// A collection of images with their classes, from which a [`Sampler`] can draw. Images are read only when they are
+/// shown.
 struct LabelledCollection {
     collection: Collection,
-    labels: Embeddings,
+    /// One row per image, in the order of the collection, with the class of the image. A sampler draws from embeddings,
+    /// but except for similar noise it reads only their labels, so the features are a single column of zeros.
+    rows: Embeddings,
 }
 
 impl LabelledCollection {
     fn new(collection: Collection) -> anyhow::Result<Self> {
         let classes = collection.entries().iter().map(|entry| collection.class_of(entry).to_owned());
-        let labels = Embeddings::from_rows(vec![0.0; collection.entries().len()], 1, classes.collect())?;
-        Ok(LabelledCollection { collection, labels })
+        let rows = Embeddings::from_rows(vec![0.0; collection.entries().len()], 1, classes.collect())?;
+        Ok(LabelledCollection { collection, rows })
     }
 
-    /// The name of a class for display.
-    fn name(&self, class: usize) -> String {
-        let name = &self.labels.classes()[class];
+    /// The name of a class for display; for the built-in Omniglot, "Early Aramaic 07" for `Early_Aramaic/character07`.
+    fn display_name(&self, class: usize) -> String {
+        let name = &self.rows.classes()[class];
         match self.collection.is_built_in() {
             true => name.replace("/character", " ").replace('_', " "),
             false => name.clone(),
         }
     }
 
+    /// The true class of an image, an index into the classes of the collection.
     fn class_of(&self, row: u32) -> usize {
-        self.labels.labels()[row as usize] as usize
+        self.rows.labels()[row as usize] as usize
     }
 
+    /// Reads an image and returns it as a data URI.
     fn image(&self, row: u32) -> anyhow::Result<String> {
         let entry = &self.collection.entries()[row as usize];
         let channels = if self.collection.is_built_in() { Channels::Grey } else { Channels::Colour };
         let image =
-            self.collection.read_image_then(entry, channels, |picture| picture.to_data_uri(MAX_IMAGE_SIDE));
+            self.collection.read_image_then(entry, channels, |image| image.to_data_uri(MAX_IMAGE_SIDE));
         image.with_context(|| format!("{} cannot be shown", entry.item))
     }
 }
 
-/// Images are shown at 64 px, and larger on screens with a high resolution.
+/// The maximum height and width of an image in the SVG file, in pixels. Figures show images at 64 px; screens with a
+/// high resolution use the rest.
 const MAX_IMAGE_SIDE: usize = 96;
 
+/// Makes the figure of a support set. `outliers` is the collection that outliers were drawn from; `None`: `labelled`.
 fn support_set_figure(
     labelled: &LabelledCollection,
-    others: Option<&LabelledCollection>,
+    outliers: Option<&LabelledCollection>,
     noise: Noise,
     drawn: &DrawnEpisode,
 ) -> anyhow::Result<SupportSetFigure> {
-    let item = |item: &Item| {
-        let place = others.filter(|_| item.truth.is_none()).unwrap_or(labelled);
+    let figure_item = |item: &Item| {
+        // Without a true class in the episode, the item is an outlier.
+        let source = outliers.filter(|_| item.truth.is_none()).unwrap_or(labelled);
         Ok(FigureItem {
-            image: place.image(item.row)?,
-            truth: item.is_wrong().then(|| place.name(place.class_of(item.row))),
+            image: source.image(item.row)?,
+            truth: item.is_wrong().then(|| source.display_name(source.class_of(item.row))),
             opinions: Vec::new(),
         })
     };
-    let class = |(number, class): (usize, &trueshot::episode::ClassDraw)| {
-        let filed = drawn.supports[0].iter().filter(|item| item.given as usize == number);
+    let figure_class = |(number, class): (usize, &trueshot::episode::ClassDraw)| {
+        // The episode was drawn with one noise setting, so it has one support set.
+        let given_this_class = drawn.supports[0].iter().filter(|item| item.given as usize == number);
         Ok(FigureClass {
-            name: labelled.name(class.class as usize),
-            items: filed.map(item).collect::<anyhow::Result<_>>()?,
+            name: labelled.display_name(class.class as usize),
+            items: given_this_class.map(figure_item).collect::<anyhow::Result<_>>()?,
         })
     };
     Ok(SupportSetFigure {
@@ -184,6 +201,6 @@ fn support_set_figure(
             noise.percent()
         ),
         caption: String::new(),
-        classes: drawn.episode.classes.iter().enumerate().map(class).collect::<anyhow::Result<_>>()?,
+        classes: drawn.episode.classes.iter().enumerate().map(figure_class).collect::<anyhow::Result<_>>()?,
     })
 }

@@ -1,4 +1,7 @@
-//! `trueshot eval`: evaluates methods on thousands of noisy episodes.
+//! `trueshot eval`: evaluates methods on thousands of noisy episodes. Start with [`run`].
+//!
+//! Episodes are drawn from the rows of an embeddings file or, with `--pictures`, from images. The pixels of an image
+//! are then one row of [`Embeddings`], so both kinds of data are sampled and evaluated by the same code.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,8 +43,8 @@ pub struct Arguments {
     /// Embeddings file
     #[arg(value_name = "EMBEDDINGS", required_unless_present_any = ["list_methods", "pictures"])]
     embeddings: Option<PathBuf>,
-    /// Evaluate these methods, separated by commas, with parameters after colons [default: all methods that need no model
-    /// file and are not transductive]
+    /// Evaluate these methods, separated by commas, with parameters after colons [default: all methods that need no
+    /// model file and that --list-methods does not mark as transductive]
     #[arg(short, long, value_delimiter = ',', value_name = "METHOD")]
     methods: Vec<String>,
     /// List all methods with their parameters and exit
@@ -51,8 +54,8 @@ pub struct Arguments {
     /// confusion=FILE, a CSV file with a confusion matrix; can be repeated [default: symmetric=0,20,40,60]
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Vec<NoiseArgument>,
-    /// Draw outliers from these embeddings (with --pictures: images) of other classes [default: from classes of the data that
-    /// are not in the episode]
+    /// Draw outliers from these embeddings (with --pictures: images) of other classes [default: from classes of the
+    /// data that are not in the episode]
     #[arg(long, value_name = "FILE")]
     outliers: Option<PathBuf>,
     /// Draw N classes per episode
@@ -108,8 +111,8 @@ pub struct Arguments {
     #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels"])]
     pictures: Option<PathBuf>,
     #[command(flatten)]
-    part: ImagesArgument,
-    /// Use this split of the outliers, if there are several (with --pictures)
+    selection: ImagesArgument,
+    /// Use this split of the outlier images, if they have several splits (with --pictures)
     #[arg(long, value_name = "NAME", help_heading = "Selecting images", requires_all = ["outliers", "pictures"])]
     outliers_split: Option<String>,
     /// Read the labels of a .npy file from FILE, if they are not next to it
@@ -125,11 +128,11 @@ pub struct Arguments {
 #[derive(Clone)]
 enum NoiseArgument {
     Levels(NoiseLevels),
-    /// A CSV file with a confusion matrix.
+    /// The path of a CSV file with a confusion matrix.
     Confusion(PathBuf),
 }
 
-/// The noise type whose value is a file.
+/// The name of the noise type whose value is a file: `--noise confusion=FILE`.
 const CONFUSION: &str = "confusion";
 
 impl std::str::FromStr for NoiseArgument {
@@ -142,13 +145,14 @@ impl std::str::FromStr for NoiseArgument {
             }
             Some((kind, path)) if kind.trim() == CONFUSION => Ok(NoiseArgument::Confusion(path.into())),
             _ => text.parse().map(NoiseArgument::Levels).map_err(|problem: String| {
-                let is_type = problem.starts_with("unknown noise type");
-                if is_type { format!("{problem}, or {CONFUSION}=FILE") } else { problem }
+                let is_unknown_type = problem.starts_with("unknown noise type");
+                if is_unknown_type { format!("{problem}, or {CONFUSION}=FILE") } else { problem }
             }),
         }
     }
 }
 
+/// The values of `--format`.
 const FORMATS: [&str; 6] = ["table", "json", "csv", "md", "latex", "html"];
 
 /// The format with one of the names in [`FORMATS`].
@@ -163,6 +167,7 @@ fn format_named(name: String) -> Format {
     }
 }
 
+/// Parses the value of `--shots`: a number such as `5`, or a range such as `3-10`.
 fn parse_shots(text: &str) -> Result<Shots, String> {
     let number = |text: &str| text.trim().parse().map_err(|_| format!("'{text}' is not a number of shots"));
     match text.split_once('-') {
@@ -171,11 +176,12 @@ fn parse_shots(text: &str) -> Result<Shots, String> {
     }
 }
 
+/// Runs `trueshot eval`: reads the data, draws the episodes, evaluates the methods and prints the report.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.list_methods {
         return arguments.output.write_text(&list_methods(&registry()));
     }
-    // Wrong names are found before gigabytes are read.
+    // Methods are parsed before the data are read, so that a wrong name is reported at once.
     let methods = arguments.methods()?;
     let (device, reason) = arguments.open_device()?;
     check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
@@ -204,14 +210,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// The data from which episodes are drawn.
 struct EvaluationData {
+    /// The embeddings or, with `--pictures`, the pixels of the images.
     rows: Embeddings,
-    /// The source of outlier noise; `None`: classes of the data that are not in the episode.
+    /// The rows that outlier noise draws from; `None`: classes of `rows` that are not in the episode.
     outliers: Option<Embeddings>,
-    /// The images of the rows, if methods are evaluated on a GPU.
+    /// The images that `rows` and `outliers` were made from, if methods are evaluated on a GPU.
     images: Option<LoadedImages>,
 }
 
-/// The images of a data set and of the outliers.
+/// The images of a data set and of the outliers, for upload to a GPU.
 struct LoadedImages {
     dataset: Arc<Dataset>,
     outliers: Option<Arc<Dataset>>,
@@ -219,8 +226,8 @@ struct LoadedImages {
 }
 
 impl Arguments {
-    /// Opens the device for methods on images; `None` is the CPU. The second value is the reason why `auto` chose the
-    /// CPU.
+    /// Opens the device for methods that take images; `None` is the CPU. The second value is the reason why `auto`
+    /// chose the CPU. Methods that take embeddings always run on the CPU.
     fn open_device(&self) -> anyhow::Result<(Option<Device>, Option<String>)> {
         match self.pictures {
             Some(_) => self.device.open(),
@@ -231,6 +238,7 @@ impl Arguments {
         }
     }
 
+    /// The methods of `--methods`. Fails if `--baseline` is given and is not one of them.
     fn methods(&self) -> anyhow::Result<Vec<NamedMethod>> {
         let methods = registry().parse_all(&self.methods)?;
         if let Some(baseline) = &self.baseline {
@@ -239,17 +247,18 @@ impl Arguments {
         Ok(methods)
     }
 
-    /// Reads the data; `keep_images` also keeps the images, for a GPU.
+    /// Reads the embeddings or, with `--pictures`, the images. With `keep_images`, the result also contains the images
+    /// themselves, for evaluation on a GPU.
     fn data(&self, methods: &[NamedMethod], keep_images: bool) -> anyhow::Result<EvaluationData> {
         let Some(path) = &self.pictures else { return self.embeddings(methods) };
         let preprocessing = preprocessing(methods)?;
-        let collection = self.part.open(path)?;
+        let collection = self.selection.open(path)?;
         let (dataset, rows) = load_images(&collection, &preprocessing)?;
-        let open = |outliers: &PathBuf| -> anyhow::Result<(Dataset, Embeddings)> {
-            let collection = self.part.open_outliers(path, outliers, self.outliers_split.as_deref())?;
+        let load_outliers = |outliers: &PathBuf| -> anyhow::Result<(Dataset, Embeddings)> {
+            let collection = self.selection.open_outliers(path, outliers, self.outliers_split.as_deref())?;
             load_images(&collection, &preprocessing)
         };
-        let (outlier_images, outliers) = match self.outliers.as_ref().map(open).transpose()? {
+        let (outlier_images, outliers) = match self.outliers.as_ref().map(load_outliers).transpose()? {
             Some((dataset, rows)) => (Some(Arc::new(dataset)), Some(rows)),
             None => (None, None),
         };
@@ -261,21 +270,23 @@ impl Arguments {
         Ok(EvaluationData { rows, outliers, images })
     }
 
-    /// Reads embeddings and outliers.
+    /// Reads the embeddings files of the data and of the outliers.
     fn embeddings(&self, methods: &[NamedMethod]) -> anyhow::Result<EvaluationData> {
         if let Some(method) = methods.iter().find(|method| method.method.image_rows().is_some()) {
             let label = &method.label;
             anyhow::bail!("method '{label}' takes images, not embeddings: give --pictures DATASET");
         }
-        self.part.check_unused()?;
+        self.selection.check_unused()?;
         let path = self.embeddings.as_deref().context("no embeddings file was given")?;
         let rows = open(path, self.labels.as_deref())?;
         let outliers = self.outliers.as_deref().map(|path| open(path, None)).transpose()?;
-        // If the outliers are the data itself, they come from classes that are not in the episode, as by default.
+        // The data itself as outliers means the default: outliers of classes that are not in the episode.
         let outliers = outliers.filter(|outliers| outliers.fingerprint() != rows.fingerprint());
         Ok(EvaluationData { rows, outliers, images: None })
     }
 
+    /// The source of the episodes: the manifest, or a sampler with the ways, shots, queries, noise and seed of the
+    /// options.
     fn episodes<'a>(&self, data: &'a EvaluationData) -> anyhow::Result<Box<dyn Episodes + Send + 'a>> {
         let (rows, outliers) = (&data.rows, data.outliers.as_ref());
         if let Some(path) = &self.manifest {
@@ -287,22 +298,24 @@ impl Arguments {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
         let sampler = Sampler::new(rows, outliers, spec, settings)?;
-        let files = || {
+        let confusion_files = || {
             self.noise.iter().filter_map(|argument| match argument {
                 NoiseArgument::Levels(_) => None,
                 NoiseArgument::Confusion(path) => Some(path),
             })
         };
-        let sampler = files().try_fold(sampler, |sampler, path| {
-            // Several matrices are distinguished by the names of their files.
+        let sampler = confusion_files().try_fold(sampler, |sampler, path| {
+            // The report tells several matrices apart by the names of their files.
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            let name = if files().count() == 1 { CONFUSION.into() } else { format!("{CONFUSION} {stem}") };
+            let is_only = confusion_files().count() == 1;
+            let name = if is_only { CONFUSION.into() } else { format!("{CONFUSION} {stem}") };
             sampler.with_noise(Box::new(ConfusionNoise::open(path, &name, rows.classes())?))
         })?;
         Ok(Box::new(sampler))
     }
 
-    /// The built-in noise settings. Impossible levels among the defaults are left out, with a message.
+    /// The types and levels of `--noise`, without confusion matrices. Without `--noise`, the default levels that are
+    /// possible with these ways and shots; a message names the others.
     fn noise_settings(&self, spec: &EpisodeSpec) -> Vec<Noise> {
         if self.noise.is_empty() {
             let default = DefaultNoise::of(spec);
@@ -318,7 +331,8 @@ impl Arguments {
         noise::settings(&levels.collect::<Vec<_>>())
     }
 
-    /// Evaluates on the GPU if there is one. With `--device auto`, falls back to the CPU.
+    /// Evaluates on the GPU `device`, if it is given and images are loaded, otherwise on the CPU. With `--device auto`,
+    /// falls back to the CPU if the GPU fails.
     fn evaluate_on(
         &self,
         device: Option<&Device>,
@@ -330,6 +344,7 @@ impl Arguments {
             match self.evaluate_on_gpu(device, images, data, episodes, methods) {
                 Err(Error::Gpu { message, .. }) if self.device.is_auto() => {
                     say!("evaluating on the CPU instead ({message})");
+                    // The attempt on the GPU took the methods, so they are made again.
                     methods = self.methods()?;
                 }
                 other => return Ok(other?),
@@ -338,6 +353,7 @@ impl Arguments {
         Ok(self.evaluate(data, episodes, &methods)?)
     }
 
+    /// Evaluates with the MAML methods on the GPU, and the others on the CPU.
     fn evaluate_on_gpu(
         &self,
         device: &Device,
@@ -348,22 +364,24 @@ impl Arguments {
     ) -> trueshot::Result<Evaluation> {
         let LoadedImages { dataset, outliers, preprocessing } = images;
         let images = GpuImages::upload(device, Arc::clone(dataset), outliers.clone(), preprocessing)?;
-        maml::move_to_gpu(&mut methods, &images, episodes.spec(), self.count(episodes))?;
-        let found = self.evaluate(data, episodes, &methods)?;
-        Ok(Evaluation { device: Some(device.name().into()), ..found })
+        maml::move_to_gpu(&mut methods, &images, episodes.spec(), self.episode_count(episodes))?;
+        let evaluation = self.evaluate(data, episodes, &methods)?;
+        Ok(Evaluation { device: Some(device.name().into()), ..evaluation })
     }
 
-    fn count(&self, episodes: &dyn Episodes) -> u64 {
+    /// The number of episodes to evaluate: `--episodes`, or all episodes of the manifest if it has fewer.
+    fn episode_count(&self, episodes: &dyn Episodes) -> u64 {
         episodes.limit().unwrap_or(self.episodes).min(self.episodes)
     }
 
+    /// Evaluates the methods on all episodes, with a progress bar.
     fn evaluate(
         &self,
         data: &EvaluationData,
         episodes: &dyn Episodes,
         methods: &[NamedMethod],
     ) -> trueshot::Result<Evaluation> {
-        let count = self.count(episodes);
+        let count = self.episode_count(episodes);
         let progress = ProgressDisplay::episodes(count);
         let experiment = Experiment {
             embeddings: &data.rows,
@@ -374,45 +392,47 @@ impl Arguments {
             baseline: self.baseline.as_deref().unwrap_or(evaluate::DEFAULT_BASELINE),
             details: Details { per_class: self.per_class, confusion: self.confusion },
         };
-        let found = evaluate::evaluate(&experiment, &progress);
+        let evaluation = evaluate::evaluate(&experiment, &progress);
         progress.finish();
-        found
+        evaluation
     }
 
-    fn report(&self, found: &Evaluation) -> anyhow::Result<()> {
-        if found.interrupted {
+    /// Writes the result in the format of `--format` and, with `--html`, also as an HTML report.
+    fn report(&self, evaluation: &Evaluation) -> anyhow::Result<()> {
+        if evaluation.interrupted {
             say!("stopped early: the results cover the episodes finished so far");
         }
         if let Some(path) = &self.html {
-            write_file(path, &report::evaluation(found, Format::Html, Tables::Usual))?;
+            write_file(path, &report::evaluation(evaluation, Format::Html, Tables::Usual))?;
             say!("wrote {}", path.display());
         }
         let tables = if self.significance { Tables::WithSignificance } else { Tables::Usual };
-        let result = match (self.format, self.width.limit(self.output.output.as_ref())) {
-            (Format::Table, Some(width)) => report::evaluation_text(found, tables, width),
-            (format, _) => report::evaluation(found, format, tables),
+        let text = match (self.format, self.width.limit(self.output.output.as_ref())) {
+            (Format::Table, Some(width)) => report::evaluation_text(evaluation, tables, width),
+            (format, _) => report::evaluation(evaluation, format, tables),
         };
         match self.format {
-            Format::Json | Format::Csv | Format::Html => self.output.write_data(&result),
-            _ => self.output.write_text(&result),
+            Format::Json | Format::Csv | Format::Html => self.output.write_data(&text),
+            _ => self.output.write_text(&text),
         }
     }
 }
 
-/// The registry of all methods, including those on images.
+/// The registry of all methods, including those that take images.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     maml::register(&mut registry);
     registry
 }
 
-/// The preprocessing that all methods on images have in common. Only size and channels matter: methods normalise.
+/// The preprocessing of images for these methods, which must take images of the same size and channels. Its mean and
+/// divisor have no effect: rows hold the pixels as they are, and every method normalises them itself.
 fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
-    let mut wanted = methods.iter().filter_map(|method| Some((&method.label, method.method.image_rows()?)));
-    let (label, first) = wanted.next().context(
+    let mut required = methods.iter().filter_map(|method| Some((&method.label, method.method.image_rows()?)));
+    let (label, first) = required.next().context(
         "none of the methods takes images: use maml:model=FILE, or embed the images first (trueshot embed)",
     )?;
-    if let Some((other, rows)) = wanted.find(|(_, rows)| *rows != first) {
+    if let Some((other, rows)) = required.find(|(_, rows)| *rows != first) {
         anyhow::bail!(
             "'{label}' takes images of {} px and {} channels, '{other}' of {} px and {}: evaluate them one at a time",
             first.size,
@@ -427,10 +447,14 @@ fn preprocessing(methods: &[NamedMethod]) -> anyhow::Result<Preprocessing> {
     })
 }
 
-/// Loads images, and makes rows of numbers from 0 to 255 from them.
-fn load_images(collection: &Collection, to: &Preprocessing) -> anyhow::Result<(Dataset, Embeddings)> {
+/// Loads images of the size and channels of `preprocessing`. Also returns their pixels as rows, one image per row, with
+/// values from 0 to 255.
+fn load_images(
+    collection: &Collection,
+    preprocessing: &Preprocessing,
+) -> anyhow::Result<(Dataset, Embeddings)> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
-    let loaded = Dataset::load(collection, to, false, &progress);
+    let loaded = Dataset::load(collection, preprocessing, false, &progress);
     progress.finish();
     let dataset = loaded?;
     print_skipped(collection.skipped().iter().chain(dataset.skipped()));
@@ -438,7 +462,8 @@ fn load_images(collection: &Collection, to: &Preprocessing) -> anyhow::Result<(D
     Ok((dataset, rows))
 }
 
-/// Opens and checks an embeddings file, with a message if that takes time.
+/// Reads an embeddings file and checks all its values. `labels` is the file with the labels of a .npy file; `None`: the
+/// one next to it. For more than 256 MiB of features, prints how long the check took.
 pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
     let mut embeddings = match labels {
         Some(labels) => Embeddings::read_pair(path, labels)?,
@@ -453,20 +478,22 @@ pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
     Ok(embeddings)
 }
 
+/// The text of `--list-methods`: one line per method, followed by one line per parameter with its default.
 fn list_methods(registry: &Registry) -> String {
     let mut text = String::new();
     for info in registry.infos() {
         let mark = if info.transductive { " [transductive]" } else { "" };
         text.push_str(&format!("{:<14}{}{mark}\n", info.name, info.summary));
         for parameter in info.parameters {
+            // Parameters without a default are paths of files.
             let default = if parameter.default.is_empty() { "FILE" } else { parameter.default };
             let setting = format!("{}={default}", parameter.name);
             text.push_str(&format!("                {setting:<18}{}\n", parameter.meaning));
         }
     }
     text.push_str(
-        "\n[transductive]: classifies all queries of a task together, so each depends on the others. Evaluated only if \
-         named;\nnot available in `trueshot fit`.\n",
+        "\n[transductive]: classifies all queries of a task together, so each depends on the others.\nEvaluated only \
+         if named with --methods; not available in `trueshot fit`.\n",
     );
     text
 }

@@ -1,4 +1,4 @@
-//! `trueshot export`: writes a classifier for use without trueshot, as an ONNX model or as a page.
+//! `trueshot export`: writes a classifier for use without trueshot, as an ONNX model or as an HTML page (`page`).
 
 mod page;
 
@@ -16,13 +16,14 @@ use crate::output::check_writable;
 
 /// Write a classifier for use without trueshot: an ONNX model, or a page that classifies in the browser
 ///
-/// The ending of the output decides. A page (.html) is one file that needs neither a server nor the network: open it in a
-/// browser and choose, drop or paste an image, or use the camera.
+/// The extension of the output file selects the format. A page (.html) is one file that needs neither a server nor the
+/// network: open it in a browser and choose, drop or paste an image, or use the camera.
 ///
-/// An ONNX model (.onnx) takes decoded and resized pixels and returns the probability of every class (`probabilities`) and of none of
-/// them (`unknown`), as `trueshot predict` does. It contains the backbone, the normalisation of colours and the classifier;
-/// its metadata has the names of the classes (`classes`) and how images are resized (`preprocessing`). A classifier that was
-/// fitted to embeddings of an unknown backbone is exported alone, and takes embeddings.
+/// An ONNX model (.onnx) takes decoded and resized pixels and returns the probability of each class (`probabilities`)
+/// and the probability that the image shows none of them (`unknown`), as `trueshot predict` does. It contains the
+/// backbone, the normalisation of colours and the classifier. Its metadata has the names of the classes (`classes`) and
+/// how images are resized (`preprocessing`). If the classifier file does not name a backbone and none is given, the
+/// model contains the classifier only and takes embeddings.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot export animals.safetensors -o animals.html
@@ -43,7 +44,7 @@ pub struct Arguments {
     backbone: BackboneChoice,
 }
 
-/// The largest ONNX file: protocol buffers have 31-bit lengths.
+/// The largest size of an ONNX file: lengths in protocol buffers have 31 bits.
 const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -65,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kind of file that is written.
+/// The format of the output file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Form {
     Onnx,
@@ -73,6 +74,7 @@ enum Form {
 }
 
 impl Form {
+    /// The format that the extension of `output` selects.
     fn of(output: &Path) -> Result<Self, trueshot_vision::Error> {
         let has =
             |wanted: &str| output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
@@ -89,29 +91,33 @@ impl Form {
 }
 
 impl Arguments {
-    /// Whether the classifier names its backbone, or one is given.
+    /// Whether the user gave a backbone or the classifier file names one.
     fn has_backbone(&self, predictor: &Predictor) -> bool {
         self.backbone.is_given() || predictor.embedder().is_some()
     }
 }
 
-/// The given backbone, or the one that the classifier names if it is built in. It must be the one that the classifier
-/// was fitted with.
+/// The backbone that the user gave, or else the built-in one that the classifier file names.
+///
+/// # Errors
+/// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if the user gave no
+/// backbone and the one in the classifier file is not built in.
 fn find_backbone(arguments: &Arguments, predictor: &Predictor) -> anyhow::Result<Backbone> {
-    let learned = predictor.embedder().unwrap_or_default();
+    let fitted_with = predictor.embedder().unwrap_or_default();
     let backbone = match arguments.backbone.find()? {
         Some(backbone) => backbone,
         None => arguments.backbone.find_named(
-            learned.split(" (").next().unwrap_or_default(),
+            // The name without details: `omniglot-conv4` for `omniglot-conv4 (conv4, HASH)`.
+            fitted_with.split(" (").next().unwrap_or_default(),
             "give the file of the backbone with --backbone, or export the classifier alone with --head-only",
         )?,
     };
-    if !learned.is_empty() {
+    if !fitted_with.is_empty() {
         anyhow::ensure!(
-            learned == backbone.name(),
+            fitted_with == backbone.name(),
             hinted(
                 format!(
-                    "the classifier was trained on embeddings of {learned}, but the backbone is {}",
+                    "the classifier was trained on embeddings of {fitted_with}, but the backbone is {}",
                     backbone.name()
                 ),
                 "give the same backbone with --backbone, and the same size with --size"
@@ -139,7 +145,7 @@ fn write(path: &Path, form: Form, bytes: &[u8]) -> anyhow::Result<()> {
 
 fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<&Backbone>, form: Form) {
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
-    let input = match (form, backbone) {
+    let description = match (form, backbone) {
         (Form::Page, _) => "as a page to open in a browser".into(),
         (Form::Onnx, Some(backbone)) => {
             let (size, channels) = (backbone.preprocessing().size, backbone.preprocessing().channels.count());
@@ -148,7 +154,7 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<
         (Form::Onnx, None) => format!("from embeddings (float32 [batch, {}])", predictor.dim()),
     };
     say!(
-        "{}: {} classes by {}, {input} ({:.1} MB)",
+        "{}: {} classes by {}, {description} ({:.1} MB)",
         arguments.output.display(),
         predictor.classes().len(),
         predictor.method(),

@@ -10,9 +10,9 @@ use crate::output::{OutputArgument, WidthArgument};
 
 /// Show the contents of an embeddings file and check it for problems
 ///
-/// Reads .safetensors, .npy (with the labels next to it), .npz, .parquet, .arrow and .feather. Shows shape, precision,
-/// classes and their sizes, norms of the rows, duplicates, values that are not finite, and the fingerprint that identifies
-/// the data in results.
+/// Reads .safetensors, .npy (with a second .npy file of labels), .npz, .parquet, .arrow and .feather. Shows shape,
+/// precision, classes and their sizes, norms of the rows, duplicates, values that are not finite, and the fingerprint:
+/// a hash of the data, by which results name the data they were computed from.
 #[derive(Args)]
 pub struct Arguments {
     /// Embeddings file

@@ -1,5 +1,5 @@
-//! Messages on standard error: errors with their hints, exit statuses, and the macro `say!`, which prints every
-//! message.
+//! Messages on standard error, and exit statuses. Start with the macro `say!`, through which every command prints its
+//! messages, and [`exit_status`], which reports the error that ended a command.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -7,31 +7,31 @@ use std::io::Write as _;
 
 use trueshot::report::{visible, visible_lines};
 
-/// Prints one line to standard error, formatted as by `format!`, with control characters escaped: names of files and
-/// classes may contain them. A lint of this crate forbids `eprintln!`.
+/// Prints one line to standard error, formatted as by `format!`, with control characters escaped, because names of
+/// files and classes may contain them. Use it instead of `eprintln!`, which a lint of this crate forbids.
 macro_rules! say {
     ($($text:tt)*) => { $crate::messages::print_message(&format!($($text)*)) };
 }
 pub(crate) use say;
 
-/// Prints one line to standard error, with control characters escaped.
+/// Prints one line to standard error, with control characters escaped. Called by `say!`.
 #[allow(clippy::disallowed_macros, reason = "the one place that prints messages")]
 pub fn print_message(line: &str) {
     eprintln!("{}", visible(line));
 }
 
-/// The long options of the command that runs, without the dashes.
+/// The names of the long options that the running command has, without the dashes: `outliers` for `--outliers`.
 pub type OptionNames = HashSet<String>;
 
-/// Prints an error with its hint and turns the result into an exit status: 0 success, 1 failure,
-/// 2 wrong usage, 3 a check found problems.
+/// Turns the result of a command into its exit status: 0 success, 1 failure, 2 wrong usage, 3 a check found problems.
+/// An error is printed with its hint; hints name only options in `options`. A closed pipe counts as success.
 pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
     let Err(error) = result else { return 0 };
     if is_closed_pipe(&error) {
         return 0;
     }
-    if let Some(found) = error.downcast_ref::<ProblemsFound>() {
-        say!("{found}");
+    if let Some(problems) = error.downcast_ref::<ProblemsFound>() {
+        say!("{problems}");
         return 3;
     }
     say!("error: {}", error_chain(&error));
@@ -42,10 +42,12 @@ pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
     if details.is_some_and(|details| details.is_wrong_usage) { 2 } else { 1 }
 }
 
-/// Prints clap's help, version or error, and returns the exit status.
+/// Prints what clap returns instead of parsed arguments, a help text, the version or an error, and returns the exit
+/// status.
 pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
     let is_plain = |argument: &OsString| argument.to_str().is_some_and(|text| visible(text) == text);
-    // clap repeats arguments as they are. A closed pipe is not an error.
+    // clap's errors quote the arguments. If these contain control characters, the text is printed escaped and without
+    // colours. Failures to print, such as a closed pipe, are ignored.
     let _ = match arguments.iter().all(is_plain) {
         true => help_or_error.print(),
         false => {
@@ -56,13 +58,14 @@ pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
     help_or_error.exit_code() as u8
 }
 
+/// An error with a hint: what the user can do about it. Made by [`hinted`].
 #[derive(Debug)]
 pub struct HintedError {
     message: String,
     pub hint: String,
 }
 
-/// An error with a hint. The hint may name only options of the command that fails.
+/// Makes an error with a hint. The hint is printed as it is, so it may name only options of the command that fails.
 pub fn hinted(message: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
     HintedError { message: message.into(), hint: hint.into() }.into()
 }
@@ -75,15 +78,17 @@ impl std::fmt::Display for HintedError {
 
 impl std::error::Error for HintedError {}
 
-/// The error of a check that found problems, which it has printed.
+/// The error of a command that checks data, for exit status 3. The command has already printed the problems; this error
+/// prints their number, such as "2 suspect labels found".
 #[derive(Debug)]
 pub struct ProblemsFound {
     count: usize,
-    /// What one problem is called.
+    /// The name of one problem, in the singular.
     noun: &'static str,
 }
 
 impl ProblemsFound {
+    /// `count` problems, each a `noun` in the singular; its plural must end with "s".
     pub fn new(count: usize, noun: &'static str) -> Self {
         ProblemsFound { count, noun }
     }
@@ -98,12 +103,14 @@ impl std::fmt::Display for ProblemsFound {
 
 impl std::error::Error for ProblemsFound {}
 
-/// What an error of our libraries knows about itself.
+/// What is printed with an error, and what its exit status depends on.
 struct ErrorDetails {
     hint: Option<String>,
+    /// Whether the exit status is 2 instead of 1.
     is_wrong_usage: bool,
 }
 
+/// The details of an error, if it is a [`HintedError`] or an error of trueshot's libraries.
 fn details(cause: &(dyn std::error::Error + 'static), options: &OptionNames) -> Option<ErrorDetails> {
     if let Some(error) = cause.downcast_ref::<HintedError>() {
         return Some(ErrorDetails { hint: Some(error.hint.clone()), is_wrong_usage: false });
@@ -116,7 +123,7 @@ fn details(cause: &(dyn std::error::Error + 'static), options: &OptionNames) -> 
     Some(ErrorDetails { hint: error.hint_for(&has), is_wrong_usage: error.is_wrong_usage() })
 }
 
-/// The error and its causes, without causes that an earlier message contains.
+/// The messages of the error and its causes in one line, without causes that an earlier message already contains.
 fn error_chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |line, cause| match line {
         line if line.is_empty() => cause,
@@ -125,7 +132,7 @@ fn error_chain(error: &anyhow::Error) -> String {
     })
 }
 
-/// Whether the reader closed the pipe (`trueshot eval .. | head`), which is not a failure.
+/// Whether the error is a closed pipe: the reader of standard output ended early, as in `trueshot eval .. | head`.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     causes.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)

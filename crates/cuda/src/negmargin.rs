@@ -1,8 +1,12 @@
-//! NegMargin on the GPU: a Conv4 in training with a cosine softmax with a margin over all classes.
+//! NegMargin on the GPU: trains a Conv4 by classifying images among all classes of the data set.
 //!
-//! Start with [`NegMarginTraining`]. Network, images, loss scale and the rings of inputs are those of [`conv4`](crate::conv4).
-//! The parameters are those of the Conv4, followed by one direction per class, `[class][64][side][side]`; the device keeps the
-//! directions in the order of its planes, `[class][pixel][64]`.
+//! Start with [`NegMarginTraining`]. The classifier has one weight vector w_c per class, called the direction of the
+//! class. For an image with features f, the logit of class c is `s cos(f, w_c)`, and `s (cos(f, w_c) - m)` if c is the
+//! true class, with scale s and margin m ([`cosine_margin`](trueshot_nn::layers::cosine_margin)). The network, the
+//! images, the loss scale and the ring buffers of step inputs are those of [`conv4`](crate::conv4).
+//!
+//! The parameters are those of the Conv4, followed by the directions, `[class][64][side][side]`, where `side` is the
+//! height and width of the features. The device keeps directions as it keeps features: `[class][pixel][64]`.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
@@ -23,54 +27,68 @@ pub struct NegMarginOptions {
     pub shape: Shape,
     /// Images per step.
     pub images: usize,
-    /// Classes of the data set.
+    /// The number of classes of the data set.
     pub classes: usize,
-    /// The factor of all cosines.
+    /// s: the factor of all cosines.
     pub scale: f64,
-    /// Subtracted from the cosine of the true class before scaling.
+    /// m: subtracted from the cosine of the true class before scaling.
     pub margin: f64,
     /// Hyperparameters of the optimiser.
     pub optimiser: AdamWConfig,
-    /// The largest norm of the gradient; 0: no clipping.
+    /// The largest norm of the gradient of all parameters, to which larger ones are clipped; 0: no clipping.
     pub clip: f64,
 }
 
-/// Channels of a unit, and rows of a tile (`kernels/negmargin.cu`).
+/// Channels of a unit (`kernels/negmargin.cu`): the features of an image, and a direction, are two units per pixel.
 const UNIT: usize = 32;
+/// Images or classes of the tile that a thread block computes (`ITEM_TILE` in `kernels/negmargin.cu`).
 const TILE_ROWS: usize = 16;
-/// Warps of a thread block, and threads.
+/// Warps of a thread block, which split the terms of its sums.
 const SPLIT: usize = 8;
+/// Threads of a thread block.
 const THREADS: u32 = 32 * SPLIT as u32;
 
+/// `ClassShape` in `kernels/negmargin.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct ClassShape {
     images: i32,
     classes: i32,
+    /// The length of a row of cosines: the number of classes, rounded up to a multiple of 8.
     pitch: i32,
+    /// The height and width of the features in pixels.
     side: i32,
+    /// Divides by `side`.
     by_side: Divider,
     scale: f32,
     margin: f32,
 }
 
-/// The directions of the classes with the state of their optimiser, and the memory of the loss.
+/// The directions w_c of the classes with the state of their optimiser, and the buffers of the loss. The gradients of
+/// cosines and features are multiplied by the loss scale; those of the directions are not.
 struct CosineClassifier {
     device: Device,
     shape: ClassShape,
+    /// Whether gradients are clipped.
     clip: bool,
+    /// The directions, `[class][pixel][64]`. Their moments and gradients have the same order.
     weights: Buffer<f32>,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
     gradients: Buffer<f32>,
-    /// The sum of squares of the gradients of each thread block, and of all.
+    /// Sums of squares of the gradients, one per thread block.
     squares: Buffer<f64>,
+    /// The sum of `squares`, one number. Only computed if gradients are clipped.
     square: Buffer<f64>,
+    /// cos(f, w_c), `[images][pitch]`.
     cosines: Buffer<f32>,
+    /// The gradient of `cosines`, `[images][pitch]`.
     d_cosines: Buffer<f32>,
+    /// 1 / |w_c| of each class, padded to `pitch`, then 1 / |f| of each image.
     inverse_lengths: Buffer<f32>,
+    /// The inner product of f / |f| and its gradient, `[images]`.
     projections: Buffer<f32>,
-    /// The loss of each image.
+    /// The loss of each image, `[images]`.
     losses: Buffer<f32>,
 }
 
@@ -80,7 +98,7 @@ impl CosineClassifier {
         let (side, pitch) = (options.shape.side(BLOCKS), classes.next_multiple_of(8));
         let len = classes * options.shape.features();
         if len > i32::MAX as usize {
-            // The kernels count the numbers of all directions with 31 bits.
+            // The kernels index the numbers of all directions with 31 bits; more would take over 8 GiB per buffer.
             let (free, total) = device.memory()?;
             let needed = (len * size_of::<f32>()) >> 20;
             return Err(Error::OutOfMemory { needed, free: free >> 20, total: total >> 20 });
@@ -113,8 +131,9 @@ impl CosineClassifier {
         })
     }
 
-    /// From the features of `network` to the losses, the gradient of the features, and on the side queue that of the
-    /// directions. The side queue must be joined before [`CosineClassifier::record_update`].
+    /// Launches the kernels that compute the losses from the features of `network`, and then the gradients: that of the
+    /// features on the main queue, that of the directions on the side queue. The side queue must be joined before
+    /// [`CosineClassifier::record_update`]. `labels` is `[slot][image]`.
     fn record_losses(
         &self,
         network: &Conv4Network,
@@ -149,16 +168,17 @@ impl CosineClassifier {
         self.device.launch(Queue::Main, "cosine_feature_gradients", grid, &arguments)
     }
 
+    /// Units per image.
     fn units(&self) -> usize {
         (self.shape.side as usize).pow(2) * WIDTH / UNIT
     }
 
-    /// The sum of squares that counts in the norm of the whole gradient.
+    /// The sum of squares of the directions' gradients, as the optimiser of the network takes it to clip both together.
     fn other_squares(&self) -> OtherSquares {
         OtherSquares { sums: self.square.at(0), count: 1 }
     }
 
-    /// Starts the update of the directions, which does nothing after an overflow.
+    /// Launches the update of the directions, which does nothing if a gradient overflowed.
     fn record_update(&self, network: &Conv4Network, optimiser: &Conv4Optimiser) -> Result<()> {
         let arguments: [&dyn Argument; 11] = [
             &self.weights,
@@ -177,22 +197,23 @@ impl CosineClassifier {
         self.device.launch(Queue::Main, "update_class_weights", grid, &arguments)
     }
 
-    /// Values of the device, `[class][pixel][64]`, as `[class][64][pixel]`.
+    /// Reads values in the order of the device, `[class][pixel][64]`, and returns them as `[class][64][pixel]`.
     fn by_channel(&self, values: &Buffer<f32>) -> Result<Vec<f32>> {
         Ok(transposed(&values.read()?, self.pixels(), WIDTH))
     }
 
-    /// The reverse of [`CosineClassifier::by_channel`].
+    /// Values `[class][64][pixel]` in the order of the device, `[class][pixel][64]`.
     fn by_pixel(&self, values: &[f32]) -> Vec<f32> {
         transposed(values, WIDTH, self.pixels())
     }
 
+    /// Pixels of the features of an image.
     fn pixels(&self) -> usize {
         (self.shape.side as usize).pow(2)
     }
 }
 
-/// Matrices of `rows` x `columns`, each transposed.
+/// Transposes each of the consecutive matrices `[rows][columns]`.
 fn transposed(matrices: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let transpose = |matrix: &[f32]| -> Vec<f32> {
         (0..columns * rows).map(|i| matrix[i % rows * columns + i / rows]).collect()
@@ -200,9 +221,10 @@ fn transposed(matrices: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     matrices.chunks_exact(rows * columns).flat_map(transpose).collect()
 }
 
-/// NegMargin in training on a GPU.
+/// A Conv4 and the directions of the classes in training on a GPU.
 pub struct NegMarginTraining {
     device: Device,
+    /// Images per step.
     images: usize,
     network: Conv4Network,
     classifier: CosineClassifier,
@@ -210,14 +232,15 @@ pub struct NegMarginTraining {
 }
 
 impl NegMarginTraining {
-    /// A training run that starts from `parameters`: those of the Conv4 in the layout of [`trueshot_nn::conv4::layout`], then
-    /// one direction per class. Steps take their images from `images`, or bring prepared ones.
+    /// A training run that starts from `parameters`: those of the Conv4 in the layout of
+    /// [`trueshot_nn::conv4::layout`], then one direction per class. With `images`, the inputs of steps select images
+    /// of that data set; without, they contain prepared images.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::Error::OutOfMemory) if activations and images do not fit.
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if parameters, activations and images do not fit.
     ///
     /// # Panics
-    /// If the shape is not possible or `parameters` has another length.
+    /// If the network does not support the shape of the images, or `parameters` has the wrong length.
     pub fn new(
         device: &Device,
         options: &NegMarginOptions,
@@ -237,24 +260,25 @@ impl NegMarginTraining {
         Ok(training)
     }
 
-    /// The parameters, running statistics included.
+    /// All parameters: those of the Conv4, including running statistics, then the directions `[class][64][side][side]`.
     pub fn parameters(&self) -> Result<Vec<f32>> {
         let directions = self.classifier.by_channel(&self.classifier.weights)?;
         Ok([self.network.parameters.read()?, directions].concat())
     }
 
-    /// The parameters of the Conv4 alone.
+    /// The parameters of the Conv4 without the directions.
     pub fn backbone(&self) -> Result<Vec<f32>> {
         self.network.parameters.read()
     }
 
-    /// The gradient of the last step.
+    /// The gradient of the last step's mean loss before clipping, in the order of [`NegMarginTraining::parameters`].
     pub fn gradient(&self) -> Result<Vec<f32>> {
         let of_directions = self.classifier.by_channel(&self.classifier.gradients)?;
         Ok([self.network.gradients.read()?, of_directions].concat())
     }
 
-    /// Everything that later steps depend on.
+    /// Everything that later steps depend on, to resume with [`NegMarginTraining::load`]. The parameters and moments
+    /// are in the order of [`NegMarginTraining::parameters`].
     pub fn state(&self) -> Result<Conv4State> {
         let mut state = self.runner.optimiser.state(&self.network.parameters)?;
         let CosineClassifier { weights, first_moments, second_moments, .. } = &self.classifier;
@@ -264,62 +288,64 @@ impl NegMarginTraining {
         Ok(state)
     }
 
-    /// Replaces parameters and the state of the optimiser.
+    /// Replaces the parameters and the state of the optimiser.
     ///
     /// # Panics
-    /// If a length is not that of the layout.
+    /// If parameters or moments have the wrong length.
     pub fn load(&mut self, state: &Conv4State) -> Result<()> {
         let (backbone, directions) = (self.network.parameters.len(), self.classifier.weights.len());
-        let parts = |values: &[f32]| {
+        let split = |values: &[f32]| {
             assert_eq!(values.len(), backbone + directions, "parameters of this layout");
             (values[..backbone].to_vec(), self.classifier.by_pixel(&values[backbone..]))
         };
-        let (parameters, weights) = parts(&state.parameters);
-        let (first_moments, of_weights) = parts(&state.first_moments);
-        let (second_moments, of_squares) = parts(&state.second_moments);
+        let (parameters, weights) = split(&state.parameters);
+        let (first_moments, weights_first) = split(&state.first_moments);
+        let (second_moments, weights_second) = split(&state.second_moments);
         self.classifier.weights.write(0, &weights)?;
-        self.classifier.first_moments.write(0, &of_weights)?;
-        self.classifier.second_moments.write(0, &of_squares)?;
+        self.classifier.first_moments.write(0, &weights_first)?;
+        self.classifier.second_moments.write(0, &weights_second)?;
         let Conv4State { updates, scale, good_steps, .. } = *state;
         let state = Conv4State { parameters, first_moments, second_moments, updates, scale, good_steps };
         self.network.load(&state.parameters)?;
         self.runner.load(&state)
     }
 
-    /// Runs steps and returns their losses.
+    /// Runs steps and returns the mean loss over the images of each. If a loss is not finite, it is the last one that
+    /// is returned, and the steps after it are not run.
     ///
     /// # Errors
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later step is run.
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length, a class that
-    /// does not exist, or is of another kind than the run.
+    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length, a
+    /// class that does not exist, or prepared images although the run has a data set on the device, or the reverse.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
         let classes = self.classifier.shape.classes as u32;
-        let exist = steps.iter().flat_map(|step| &step.labels).all(|&class| class < classes);
-        assert!(exist, "classes from 0 to {}", classes - 1);
+        let all_exist = steps.iter().flat_map(|step| &step.labels).all(|&class| class < classes);
+        assert!(all_exist, "labels must be classes from 0 to {}", classes - 1);
         let NegMarginTraining { network, classifier, runner, images, .. } = self;
         runner.run(steps, |runner| record_step(network, classifier, runner, *images))
     }
 
-    /// Launches the graph of one step on the inputs that its slot has, and does not wait. For measurements.
+    /// Launches the graph of one step on the inputs that are in its slot, and does not wait for it. For measurements.
     pub fn launch_step(&mut self) -> Result<()> {
         let NegMarginTraining { network, classifier, runner, images, .. } = self;
         runner.launch(|runner| record_step(network, classifier, runner, *images))
     }
 
-    /// The times of the kernels of a step. The run cannot be continued afterwards.
+    /// Measures each kernel of a step, in microseconds, by launching it several times. The run cannot be continued
+    /// afterwards.
     pub fn kernel_times(self) -> Result<KernelTimes> {
         self.device.kernel_times(|| record_step(&self.network, &self.classifier, &self.runner, self.images))
     }
 
-    /// Waits for the device.
+    /// Waits until the device has finished all work.
     pub fn synchronise(&self) -> Result<()> {
         self.device.synchronise()
     }
 }
 
-/// Starts all kernels of one step.
+/// Launches all kernels of one step.
 fn record_step(
     network: &Conv4Network,
     classifier: &CosineClassifier,

@@ -1,8 +1,11 @@
-//! The optimiser AdamW (decoupled weight decay, as PyTorch has it), and Adam with L2 regularisation.
+//! The optimiser [`AdamW`] (Adam with decoupled weight decay, as in PyTorch), optionally with L2 regularisation.
 //!
-//! A step is split into [`ParameterChunk`]s that share nothing, so a pool of threads can work on them in any order. A
-//! chunk sums the gradients of the step's parts in their order, updates its range of the parameters, and sets the
-//! gradients to zero for the next step: four passes over memory in one. Constant tensors are not touched.
+//! [`AdamW::step`] takes a step on the calling thread. [`AdamW::chunks`] splits a step into [`ParameterChunk`]s,
+//! disjoint ranges of the parameters, so that threads can work on them in any order. The gradient comes in several
+//! buffers, one for each part of the batch. A chunk sums its range of the buffers in their order, updates parameters
+//! and moments, and sets the gradients to zero for the next step: one pass over memory instead of several.
+//!
+//! Tensors with [`Role::Constant`] are skipped: neither their values nor their gradients are changed.
 
 use std::ops::Range;
 
@@ -18,11 +21,11 @@ pub struct AdamWConfig {
     pub beta1: f64,
     /// Decay rate of the running mean of squared gradients.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Added to the square root of the second moment in the denominator, against division by zero.
     pub epsilon: f64,
-    /// Decoupled weight decay: a step shrinks parameters by the learning rate times this.
+    /// Decoupled weight decay: a step first multiplies parameters by `1 - rate * weight_decay`.
     pub weight_decay: f64,
-    /// L2 regularisation as in Adam: this times the parameter is added to its gradient.
+    /// L2 regularisation as in Adam: `l2` times the parameter is added to its gradient.
     pub l2: f64,
 }
 
@@ -33,7 +36,7 @@ impl Default for AdamWConfig {
     }
 }
 
-/// The optimiser and its state.
+/// The optimiser with its state: the number of steps and the two moments of every parameter.
 ///
 /// ```
 /// use trueshot_nn::adamw::{AdamW, AdamWConfig};
@@ -58,7 +61,7 @@ pub struct AdamW {
     first_moments: Vec<f32>,
     /// Running mean of squared gradients (v), one number per parameter.
     second_moments: Vec<f32>,
-    /// The ranges of trained tensors, adjacent ones merged.
+    /// The ranges of parameters that are trained; those of adjacent tensors are merged.
     trained: Vec<Range<usize>>,
 }
 
@@ -79,7 +82,7 @@ impl AdamW {
     /// The same optimiser with a state that [`AdamW::state`] returned.
     ///
     /// # Panics
-    /// If the moments are not as long as the parameters.
+    /// If the moments do not have the length of the layout.
     #[must_use]
     pub fn with_state(mut self, step: u64, first_moments: Vec<f32>, second_moments: Vec<f32>) -> Self {
         let expected = (self.first_moments.len(), self.second_moments.len());
@@ -93,12 +96,12 @@ impl AdamW {
         (self.step, &self.first_moments, &self.second_moments)
     }
 
-    /// Starts the next step and returns its chunks of at most `size` parameters. The step is complete when each chunk
-    /// has been applied, on any thread and in any order. The gradient is the sum of `gradients` (in their order)
-    /// times `scale`.
+    /// Starts the next step, with learning rate `rate`, and returns its chunks of at most `size` parameters. The step
+    /// is complete when each chunk has been applied, on any thread and in any order. The gradient is `scale` times the
+    /// sum of the buffers in `gradients`: if they hold sums over parts of a batch, `scale` is one over the batch size.
     ///
     /// # Panics
-    /// If a buffer is not as long as the parameters.
+    /// If `parameters` or a buffer of gradients does not have the length of the layout.
     pub fn chunks<'a>(
         &'a mut self,
         rate: f64,
@@ -132,10 +135,10 @@ impl AdamW {
         chunks
     }
 
-    /// Takes a whole step on the calling thread, see [`AdamW::chunks`].
+    /// Takes a whole step on the calling thread. The arguments are those of [`AdamW::chunks`].
     ///
     /// # Panics
-    /// If a buffer is not as long as the parameters.
+    /// If `parameters` or a buffer of gradients does not have the length of the layout.
     pub fn step(&mut self, rate: f64, scale: f64, parameters: &mut [f32], gradients: &mut [Vec<f32>]) {
         for chunk in self.chunks(rate, scale, parameters, gradients, 1 << 14) {
             chunk.apply();
@@ -143,16 +146,17 @@ impl AdamW {
     }
 }
 
-/// The numbers that all parameters of one step share.
+/// The factors of one step, which are the same for all parameters.
 #[derive(Debug, Clone, Copy)]
 struct StepFactors<T> {
+    /// Factor of the summed gradients.
     scale: T,
     beta1: T,
     beta2: T,
-    /// `1 - rate * weight_decay`
+    /// Factor of the parameters: `1 - rate * weight_decay`.
     keep: T,
     l2: T,
-    /// The learning rate over the bias correction of m.
+    /// The learning rate divided by the bias correction of m.
     rate: T,
     /// One over the square root of the bias correction of v.
     second_scale: T,
@@ -178,17 +182,18 @@ impl<T: Real> StepFactors<T> {
 /// A range of the parameters in one step, with its moments and gradients.
 #[derive(Debug)]
 pub struct ParameterChunk<'a> {
-    /// The instruction set of the thread that started the step.
+    /// The instruction set that was current when the step was started; the chunk uses it on any thread.
     isa: Isa,
     factors: StepFactors<f32>,
     parameters: &'a mut [f32],
     first_moments: &'a mut [f32],
     second_moments: &'a mut [f32],
+    /// The same range of each buffer of gradients.
     gradients: Vec<&'a mut [f32]>,
 }
 
 impl<'a> ParameterChunk<'a> {
-    /// Splits the first `length` parameters off.
+    /// Splits off the first `length` parameters; the chunk keeps the rest.
     fn split_off(&mut self, length: usize) -> ParameterChunk<'a> {
         let split = |slice: &mut &'a mut [f32]| -> &'a mut [f32] {
             slice.split_off_mut(..length).expect("ranges are within the buffer and in order")
@@ -203,7 +208,7 @@ impl<'a> ParameterChunk<'a> {
         }
     }
 
-    /// Updates parameters and moments, and sets the gradients to zero.
+    /// Updates parameters and moments, and sets the gradients to zero. Does nothing if there are no gradients.
     pub fn apply(self) {
         let ParameterChunk { isa, factors, parameters, first_moments, second_moments, mut gradients } = self;
         let Some((gradient, others)) = gradients.split_first_mut() else { return };
@@ -227,6 +232,8 @@ kernel! {
 }
 
 kernel! {
+    /// Updates one chunk with `g = scale * gradient + l2 * value`, and sets the gradient to zero. A new value is
+    /// `keep * value - lr * m' / (sqrt(v') + epsilon)`: m' and v' are m and v divided by their bias corrections.
     fn update<'a, T>(
         factors: StepFactors<T>,
         gradient: &'a mut [T],

@@ -1,9 +1,9 @@
-//! The functions that the page calls. Numbers and addresses are 32-bit; there is one engine per module.
+//! The WebAssembly functions that the script of an exported page calls: [`load`] once, then [`classify`] for each
+//! image. Both take buffers that [`allocate`] returned. `usize` has 32 bits. An instance of the module has one engine.
 //!
-//! The page copies bytes into memory from [`allocate`] and hands it over: [`load`] takes the backbone and the classifier,
-//! [`classify`] an image. Both return the address of an answer, which is valid until the next call: a `u32` that is 0 for
-//! success, a `u32` length, and either that many `f32` (the probability of none of the classes, then of every class) or, after
-//! a failure, the bytes of a message.
+//! Both return the address of an answer in 32-bit words, valid until the next call: status (0 success, 1 failure),
+//! length n, contents. The contents are a message of n bytes after a failure, nothing (n = 0) from `load`, and n `f32`
+//! from `classify`: the probability that the image shows none of the classes, then one probability per class.
 
 #![allow(unsafe_code, reason = "memory is shared with the page through addresses")]
 
@@ -16,13 +16,13 @@ thread_local! {
     static ANSWER: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Memory for `length` bytes, which the page fills and hands to [`load`] or [`classify`].
+/// Allocates `length` zeroed bytes for the script to fill and pass to [`load`] or [`classify`], which free them.
 #[unsafe(no_mangle)]
 pub extern "C" fn allocate(length: usize) -> *mut u8 {
     Box::leak(vec![0; length].into_boxed_slice()).as_mut_ptr()
 }
 
-/// Reads the engine's files.
+/// Reads the two safetensors files in the page, a backbone and a classifier. They replace those of an earlier call.
 ///
 /// # Safety
 /// Both buffers come from [`allocate`] with these lengths and are not used afterwards.
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn load(
     }))
 }
 
-/// Classifies an RGBA image of `width * height` pixels.
+/// Classifies an RGBA image of `width * height` pixels, one byte per channel, rows from the top.
 ///
 /// # Safety
 /// The buffer comes from [`allocate`] with `4 * width * height` bytes and is not used afterwards.
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn classify(pixels: *mut u8, width: usize, height: usize) 
     }))
 }
 
-/// Takes ownership of the bytes that the page has written.
+/// Takes ownership of a buffer that the script has filled.
 ///
 /// # Safety
 /// The buffer comes from [`allocate`] with this length and is not used afterwards.
@@ -66,7 +66,7 @@ unsafe fn taken(buffer: *mut u8, length: usize) -> Vec<u8> {
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer, length)) }.into_vec()
 }
 
-/// Stores an answer and returns its address.
+/// Encodes an answer into `ANSWER`, in the form that the module documentation describes, and returns its address.
 fn answer(result: Result<Vec<f32>, String>) -> *const u32 {
     ANSWER.with_borrow_mut(|answer| {
         answer.clear();

@@ -1,4 +1,5 @@
-//! `trueshot dataset outliers`: writes a folder of outliers, from the validation classes of a data set or from ImageNet.
+//! `trueshot dataset outliers`: writes a folder of outliers, images that belong to none of the classes of an episode.
+//! They come from the validation classes of a data set, or from ImageNet.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,18 +16,22 @@ use crate::messages::say;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
-/// The splits whose classes are excluded by default.
+/// The built-in splits whose classes are left out of the outliers from ImageNet, unless `--exclude` names others.
 const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 
 /// Write a folder of outliers
 ///
-/// Without --imagenet: the images of the validation classes of a data set, unchanged, in DIR/test. Outliers of the same source
-/// differ from other images in their content only; images from elsewhere can often be recognised by their sharpness or
-/// size. Training needs no such folder: `trueshot train` takes outliers from training classes that are not in the episode.
+/// An outlier is an image that belongs to none of the classes of an episode. Evaluation with outlier noise needs such
+/// images. Training needs no folder: `trueshot train` takes outliers from training classes that are not in the episode.
 ///
-/// With --imagenet, as in the paper: 350 classes of ImageNet that are in neither miniImageNet nor TieredImageNet, 600 images
-/// each, resized to 84 px; the classes are assigned alternately to DIR/train and DIR/test. DATASET has one folder per class,
-/// named by its WordNet ID (n01514668), directly or in train/.
+/// Without --imagenet, the outliers are the images of the validation classes of a data set, unchanged, in DIR/test.
+/// Outliers of the same data set differ from its other images in their content only, while images from elsewhere can
+/// often be recognised by their sharpness or size.
+///
+/// With --imagenet, they are those of the paper (Few-shot Learning with Noisy Labels, CVPR 2022): 350 classes of
+/// ImageNet that are in neither miniImageNet nor TieredImageNet, 600 images each, resized to 84 x 84 pixels. The
+/// classes are assigned alternately to DIR/train and DIR/test. DATASET has one folder per class, named by its WordNet
+/// ID (n01514668), directly or in train/.
 ///
 /// Images that cannot be read are replaced by others. If the command is interrupted, run it again to continue.
 #[derive(Args)]
@@ -43,14 +48,14 @@ pub struct Arguments {
     /// Write DIR/test, with --imagenet also DIR/train, and DIR/outliers.json, which lists their contents
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Take classes of ImageNet that are in no split
+    /// Take classes of ImageNet that are in none of the splits of --exclude
     #[arg(long, help_heading = "Outliers from ImageNet", conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
     imagenet: bool,
-    /// Use the classes in this text file, one per line, as outliers [default: the 350 of the paper]
+    /// Use the classes in this text file, one per line, as outliers [default: the 350 classes of the paper; with
+    /// --exclude all that it does not leave out]
     #[arg(long, value_name = "FILE", requires = "imagenet", help_heading = "Outliers from ImageNet")]
     classes: Option<PathBuf>,
-    /// Leave out the classes of these split files or built-in splits; without --classes, all other folders can be used
-    /// [default: miniimagenet, tieredimagenet]
+    /// Leave out the classes of these split files or built-in splits [default: miniimagenet, tieredimagenet]
     #[arg(
         long,
         value_name = "SPLITS",
@@ -77,7 +82,7 @@ pub struct Arguments {
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    part: ImagesArgument,
+    images: ImagesArgument,
     #[command(flatten)]
     threads: Threads,
 }
@@ -93,9 +98,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
+    /// Writes the images of the validation classes, or of the split that the user chose.
     fn write_validation_classes(&self) -> anyhow::Result<OutlierReport> {
         let collection = self
-            .part
+            .images
             .open_split_or(&self.source, "val")
             .context("no validation classes to take outliers from (for ImageNet, use --imagenet)")?;
         print_skipped(collection.skipped().iter());
@@ -128,6 +134,7 @@ impl Arguments {
         written
     }
 
+    /// The classes to choose from.
     fn candidates(&self) -> anyhow::Result<Candidates> {
         let Some(path) = &self.classes else {
             return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Paper });
@@ -140,10 +147,11 @@ impl Arguments {
         Ok(Candidates::Named(names))
     }
 
+    /// The splits whose classes are left out, each with the file or name that it comes from.
     fn exclude(&self) -> anyhow::Result<Vec<(String, Split)>> {
-        let usual = || DEFAULT_EXCLUDED.map(PathBuf::from).to_vec();
+        let default = || DEFAULT_EXCLUDED.map(PathBuf::from).to_vec();
         let mut splits = Vec::new();
-        for path in self.exclude.clone().unwrap_or_else(usual) {
+        for path in self.exclude.clone().unwrap_or_else(default) {
             let origin = path.display().to_string();
             splits.extend(Split::all(Path::new(&path))?.into_iter().map(|split| (origin.clone(), split)));
         }
@@ -151,9 +159,9 @@ impl Arguments {
     }
 
     fn print(&self, report: &OutlierReport, start: Instant) {
-        if let Some((class, have)) = report.short.iter().min_by_key(|(_, have)| have) {
+        if let Some((class, fewest)) = report.short.iter().min_by_key(|(_, images)| images) {
             say!(
-                "warning: {} of {} classes have fewer images than --per-class; '{class}' has the fewest, {have}",
+                "warning: {} of {} classes have fewer images than --per-class; '{class}' has the fewest, {fewest}",
                 report.short.len(),
                 report.classes
             );

@@ -1,5 +1,8 @@
-//! The cache of results in the output folder. Next to every finished result is a record with the key of its job and its
-//! checksum. A result without a record, or one that does not match its record, is computed again.
+//! The cache of `trueshot reproduce` ([`ResultCache`]): keeps the result files of finished jobs in the output folder,
+//! so that a later run does not compute them again.
+//!
+//! Next to the result of a job, `cache/NAME.EXTENSION`, is its record, `cache/NAME.done.json`, with the key of the job
+//! and the checksum of the result. A result that has no record or does not match it is computed again.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,25 +17,27 @@ use super::jobs::{Job, hex};
 use crate::messages::say;
 use crate::output::write_file;
 
-/// The record next to a result.
+/// The record of a finished job, stored as JSON next to its result.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ResultRecord {
-    /// The key of the job.
+    /// The hash of everything the result depends on ([`Job::key`]).
     pub key: String,
     /// The command that computed the result.
     pub command: String,
-    /// The SHA-256 of the result.
+    /// The SHA-256 of the result file in hexadecimal.
     pub sha256: String,
-    /// The duration of the command, with that of earlier runs that were stopped.
+    /// The duration of the command in seconds, including earlier runs that were stopped and then resumed.
     pub seconds: f64,
-    /// The GPU of a training run.
+    /// The GPU that the model was trained on; `None` for the CPU, and for jobs that do not train.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The version of trueshot.
     pub version: String,
 }
 
 /// The state of a result in the cache.
 pub enum ResultState {
+    /// The result matches its record.
     Done,
     /// There is no record: the job has not finished.
     Missing,
@@ -40,20 +45,24 @@ pub enum ResultState {
     Changed,
 }
 
-/// The output folder with its subfolder `cache`.
+/// The results and records in the subfolder `cache` of an output folder.
 pub struct ResultCache {
+    /// The output folder.
     folder: PathBuf,
 }
 
 impl ResultCache {
-    /// Opens the output folder; creates it if necessary.
+    /// Opens the cache of an output folder; creates both if necessary.
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder.join("cache"))?;
         Ok(ResultCache { folder: folder.into() })
     }
 
-    /// Locks the folder, and waits for other runs that have locked it. The lock file is also the standard input of every
-    /// step and stays locked until the step exits, so that no step is run twice at the same time after a run was killed.
+    /// Locks the folder, after waiting for other runs that have it locked. The lock lasts until the returned file and
+    /// all its duplicates are closed.
+    ///
+    /// The command of every job gets a duplicate as its standard input. If a run is killed and such a command
+    /// continues, the next run waits for it, so no job runs twice at the same time.
     pub fn lock(&self) -> anyhow::Result<File> {
         let lock = File::create(self.folder.join("cache").join("lock"))?;
         if lock.try_lock().is_err() {
@@ -68,11 +77,12 @@ impl ResultCache {
         self.folder.join(&job.output)
     }
 
+    /// `NAME.done.json` for the result `NAME.EXTENSION`.
     fn record_path(&self, job: &Job) -> PathBuf {
         self.path(job).with_extension("done.json")
     }
 
-    /// Compares a result with its record.
+    /// Compares a result with its record. Reads the whole result file to compute its checksum.
     pub fn state(&self, job: &Job) -> ResultState {
         let Ok(text) = std::fs::read_to_string(self.record_path(job)) else { return ResultState::Missing };
         let Ok(record) = serde_json::from_str::<ResultRecord>(&text) else { return ResultState::Changed };
@@ -81,7 +91,7 @@ impl ResultCache {
         if matches { ResultState::Done } else { ResultState::Changed }
     }
 
-    /// Deletes a result and all files that belong to it, such as the record and checkpoints.
+    /// Deletes a result `NAME.EXTENSION` and all other files `NAME.*` in the cache, such as the record and checkpoints.
     pub fn remove(&self, job: &Job) -> anyhow::Result<()> {
         let path = self.path(job);
         let stem = path.file_stem().map(|stem| format!("{}.", stem.display())).unwrap_or_default();
@@ -94,26 +104,28 @@ impl ResultCache {
         Ok(())
     }
 
+    /// The record of a job; `None` if it is missing or invalid.
     pub fn read_record(&self, job: &Job) -> Option<ResultRecord> {
         serde_json::from_str(&std::fs::read_to_string(self.record_path(job)).ok()?).ok()
     }
 
+    /// The file with the total duration of the stopped runs of a job, in seconds.
     fn time_path(&self, job: &Job) -> PathBuf {
         self.path(job).with_extension("seconds")
     }
 
-    /// The time of earlier runs of a job that were stopped, in seconds.
+    /// The total duration of the stopped runs of a job, in seconds; 0 if there were none.
     fn earlier_time(&self, job: &Job) -> f64 {
         let text = std::fs::read_to_string(self.time_path(job)).unwrap_or_default();
         text.trim().parse().ok().filter(|seconds: &f64| seconds.is_finite()).unwrap_or(0.0)
     }
 
-    /// Adds the time of a run of a job that was stopped.
+    /// Adds `seconds`, the duration of a run that was stopped, to the total of the job's stopped runs.
     pub fn add_time(&self, job: &Job, seconds: f64) -> anyhow::Result<()> {
         write_file(&self.time_path(job), &format!("{}\n", self.earlier_time(job) + seconds))
     }
 
-    /// Writes the record of a finished job.
+    /// Writes the record of a finished job, whose last run took `seconds`.
     pub fn record(&self, job: &Job, command: String, seconds: f64) -> anyhow::Result<()> {
         let is_model = job.kind.is_training();
         let model = is_model.then(|| Tensors::open(self.path(job))).transpose()?;
@@ -131,6 +143,7 @@ impl ResultCache {
     }
 }
 
+/// The SHA-256 of a file in hexadecimal.
 pub fn sha256(path: &Path) -> std::io::Result<String> {
     let mut file = File::open(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);

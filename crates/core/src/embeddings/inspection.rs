@@ -1,4 +1,5 @@
-//! The result of inspecting embeddings: [`Inspection`] and its parts, whose fields are the keys of the JSON report.
+//! The result of inspecting embeddings: [`Inspection`] and its parts, whose fields are the keys of
+//! `trueshot inspect --format json`. [`inspect`](super::inspect()) computes it.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,8 @@ use serde::Serialize;
 use super::features::Precision;
 use super::fingerprint::Fingerprint;
 
-/// The number of queries per class in the episodes for which [`Inspection::largest_shots`] is computed; most papers use 15.
+/// The number of queries per class in the episodes for which [`Inspection::largest_shots`] is computed; most papers use
+/// 15.
 pub(super) const QUERIES: usize = 15;
 
 /// A description of an embeddings file and of everything unusual in it, as [`inspect`](super::inspect()) returns it.
@@ -26,35 +28,36 @@ pub(super) const QUERIES: usize = 15;
 pub struct Inspection {
     /// The file that was read; `None` for data in memory.
     pub path: Option<PathBuf>,
-    /// The precision in which features are stored.
+    /// The number format in which features are stored.
     pub precision: Precision,
     /// The number of rows.
     pub rows: usize,
-    /// The dimension: the number of values per row.
+    /// The dimension of the features: the number of values per row.
     pub dim: usize,
     /// The name of the backbone that computed the features, if the file contains it.
     pub backbone: Option<String>,
-    /// Whether rows have item names.
+    /// Whether every row has the name of its item, such as the path of its image.
     pub has_items: bool,
-    /// The fingerprint of the data; `None` if a value is not finite.
+    /// The hash that identifies features, labels and class names in results; `None` if a value is not finite.
     pub fingerprint: Option<Fingerprint>,
-    /// Every class with its number of rows, in the order of the file.
+    /// Every class with its number of rows, in the order of [`Embeddings::classes`](super::Embeddings::classes).
     pub classes: Vec<ClassCount>,
-    /// The class with the fewest rows.
+    /// The class with the fewest rows, the first of several; `None` without classes.
     pub smallest_class: Option<ClassCount>,
-    /// The class with the most rows.
+    /// The class with the most rows, the first of several; `None` without classes.
     pub largest_class: Option<ClassCount>,
-    /// The largest number of shots for which every class has enough rows for episodes with 15 queries and noise.
+    /// The largest number of shots for which every class has enough rows: the shots, the same number of rows for noise,
+    /// and 15 queries. `None` if not even one shot is possible.
     pub largest_shots: Option<usize>,
-    /// The Euclidean norms of the rows; `None` if no row is finite.
+    /// The Euclidean norms of the rows without NaN or infinite values; `None` if there is no such row.
     pub norms: Option<Norms>,
-    /// Rows that are bitwise equal.
+    /// Rows that are bitwise equal to another row.
     pub duplicates: Duplicates,
     /// Values that are NaN or infinite.
     pub non_finite: NonFinite,
     /// The number of dimensions in which all rows have the same value.
     pub constant_dimensions: usize,
-    /// One sentence for each problem, the most serious first.
+    /// One sentence for each problem that was found, the most serious first.
     pub warnings: Vec<String>,
 }
 
@@ -66,7 +69,8 @@ pub struct ClassCount {
     pub count: usize,
 }
 
-/// The Euclidean norms of all finite rows.
+/// The smallest, median and largest Euclidean norm of the rows without NaN or infinite values. Of an even number of
+/// rows, the median is the larger of the two middle norms.
 #[derive(Debug, Clone, Serialize)]
 #[allow(missing_docs)]
 pub struct Norms {
@@ -77,29 +81,29 @@ pub struct Norms {
     pub zero: usize,
 }
 
-/// Rows that are bitwise equal.
+/// Rows that are bitwise equal. All rows that equal each other form one set.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Duplicates {
     /// The number of rows that repeat an earlier row.
     pub rows: usize,
-    /// The number of sets of equal rows.
+    /// The number of sets of two or more equal rows.
     pub groups: usize,
     /// The number of sets whose rows have different labels: at least one of these labels is wrong.
     pub across_classes: usize,
-    /// The first five rows of each of the first five sets.
+    /// The row numbers, from 0, of the first five rows of each of the first five sets.
     pub examples: Vec<Vec<usize>>,
 }
 
 /// Values that are NaN or infinite.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NonFinite {
-    /// The number of such values.
+    /// The number of values that are NaN or infinite.
     pub count: usize,
-    /// The first such value, row by row.
+    /// The first of them in the order of the rows, then of the columns; `None` if there are none.
     pub first: Option<ValueLocation>,
 }
 
-/// One value and its position in the matrix.
+/// A value that is NaN or infinite, and its position in the feature matrix.
 #[derive(Debug, Clone, Serialize)]
 pub struct ValueLocation {
     /// The row, counted from 0.

@@ -1,4 +1,7 @@
-//! The activation functions ReLU and GELU (the exact one, with the error function).
+//! The activation functions ReLU and GELU, element by element. GELU is the exact one, with the error function, not the
+//! approximation by tanh.
+//!
+//! The backward pass of ReLU is combined with that of the dropout that follows it: `Dropout::backward_from_output`.
 
 use crate::kernel::kernel;
 use crate::real::Real;
@@ -13,7 +16,8 @@ kernel! {
 }
 
 kernel! {
-    /// GELU: `y = x Φ(x)`, with Φ the distribution function of the standard normal distribution.
+    /// GELU: `y = x Φ(x)`, with Φ the distribution function of the standard normal distribution. `x` and `y` have the
+    /// same length.
     pub fn gelu<'a, T>(x: &'a [T], y: &'a mut [T]) {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = x * normal_cdf(x);
@@ -22,9 +26,11 @@ kernel! {
 }
 
 kernel! {
-    /// Turns the gradient of GELU's output into that of its input, in place; `x` is the input.
+    /// Backward pass of GELU: turns `d`, the gradient of the output, into that of the input `x`, in place:
+    /// `d *= Φ(x) + x φ(x)`, with φ the density of the standard normal distribution.
     pub fn gelu_backward<'a, T>(x: &'a [T], d: &'a mut [T]) {
         for (d, &x) in d.iter_mut().zip(x) {
+            // φ(x) = exp(-x² / 2) / sqrt(2 π)
             let density = T::from_f64(0.398_942_280_401_432_7) * (T::from_f64(-0.5) * x * x).exp();
             *d *= normal_cdf(x) + x * density;
         }
