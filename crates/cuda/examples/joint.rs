@@ -122,7 +122,7 @@ fn measure<H: HeadTraining>(
         optimiser: AdamWConfig::default(),
         clip: 0.0,
         feature_mean,
-        is_centred: false,
+        subtracts_mean: false,
     };
     let images: Vec<f32> = (0..IMAGES * shape.pixels()).map(|_| (3.4 * (random() - 0.5)) as f32).collect();
     let prepared = step(StepImages::Prepared(images), &mut random);

@@ -124,7 +124,7 @@ pub trait JointHead: Head {
 
     /// Whether [`JointHead::feature_mean`] is subtracted from all rows, which are then scaled to unit length, before anything
     /// else.
-    fn is_centred(&self) -> bool {
+    fn subtracts_feature_mean(&self) -> bool {
         false
     }
 }

@@ -96,7 +96,7 @@ fn options(prototype_weight: f64) -> JointOptions {
         optimiser: AdamWConfig::default(),
         clip: 0.0,
         feature_mean: None,
-        is_centred: false,
+        subtracts_mean: false,
     }
 }
 

@@ -37,7 +37,7 @@ pub struct JointOptions {
     /// The head's parameters that are the mean of all features.
     pub feature_mean: Option<Range<usize>>,
     /// Whether the mean is subtracted from the features, which are then scaled to unit length, before the head reads them.
-    pub is_centred: bool,
+    pub subtracts_mean: bool,
 }
 
 /// Everything that later steps of a run depend on.
@@ -109,7 +109,10 @@ impl<H: HeadTraining> JointTraining<H> {
     ) -> Result<Self> {
         let (rows, dim) = (options.images, options.shape.features());
         assert!(head.features().len() >= rows * dim, "a head for {rows} rows of {dim} numbers");
-        assert!(options.feature_mean.is_some() || !options.is_centred, "a mean that features are centred on");
+        assert!(
+            options.feature_mean.is_some() || !options.subtracts_mean,
+            "a mean that features are centred on"
+        );
         let layout = SlotLayout { episodes: options.episodes, rows };
         let backbone = Conv4Network::new(device, options.shape, rows)?;
         let points =
@@ -124,7 +127,7 @@ impl<H: HeadTraining> JointTraining<H> {
             d_points: device.zeros(points)?,
             d_logits: device.zeros(rows * options.classes)?,
             losses: device.zeros(rows)?,
-            uncentred: match options.is_centred {
+            uncentred: match options.subtracts_mean {
                 true => Some(Uncentred { features: device.zeros(rows * dim)?, scales: device.zeros(rows)? }),
                 false => None,
             },

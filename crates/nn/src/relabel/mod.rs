@@ -254,7 +254,7 @@ impl JointHead for Relabel {
         self.training_centre().or_else(|| self.network.feature_mean())
     }
 
-    fn is_centred(&self) -> bool {
+    fn subtracts_feature_mean(&self) -> bool {
         self.training_centre.is_some()
     }
 }

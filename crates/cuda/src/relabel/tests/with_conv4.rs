@@ -73,7 +73,7 @@ impl Models {
             optimiser: AdamWConfig::default(),
             clip,
             feature_mean: self.network.feature_mean(),
-            is_centred: self.network.is_centred(),
+            subtracts_mean: self.network.subtracts_feature_mean(),
         };
         let of_head = OptimiserOptions { clip, ..OptimiserOptions::default() };
         let dim = SHAPE.features();

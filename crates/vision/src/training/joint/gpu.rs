@@ -58,7 +58,7 @@ pub(super) fn session(
         optimiser: adamw,
         clip: optimiser.clip,
         feature_mean: head.head().feature_mean(),
-        is_centred: head.head().is_centred(),
+        subtracts_mean: head.head().subtracts_feature_mean(),
     };
     let preprocessing = configuration.pictures.preprocessing();
     let (images, warning) = upload_training_images(device, datasets, &preprocessing, most_image_bytes)?;
