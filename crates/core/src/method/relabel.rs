@@ -6,7 +6,7 @@
 //!
 //! An item under a wrong label is often a correct example of another class of the same support set, so reassigning it
 //! keeps more information than dropping it. The network's inputs are relations between items (inner products), so one
-//! trained network works on features of any dimension, unless it was trained with an item view (`item_width > 0`).
+//! trained network works on features of any dimension, unless it has an item view or a training centre.
 
 use std::path::{Path, PathBuf};
 

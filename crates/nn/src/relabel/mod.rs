@@ -3,7 +3,7 @@
 //! A mislabelled item often belongs to another class of the same support set, so finding its class is worth more than
 //! dropping it. For every item the head computes P(it belongs to class c) for all classes and "none of them", and each
 //! prototype is a weighted mean of *all* items by these probabilities. The head reads relations between items only
-//! (unless it has an item view, for one backbone), so one trained head works for embeddings of any dimension. It is
+//! (unless it is made for one backbone), so one trained head works for embeddings of any dimension. It is
 //! equivariant to permutations of items and of classes, and their numbers are free.
 //!
 //! In the order of computation:
