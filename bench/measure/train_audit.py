@@ -40,11 +40,13 @@ MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
 def random_clusters(rng) -> Bank:
-    """Classes around random centres, with heavy tails and correlated dimensions."""
+    """Classes around one to four random centres each, with heavy tails and correlated dimensions."""
     dim, classes, items = int(np.exp(rng.uniform(np.log(6), np.log(64)))), 60, 140
-    centres = rng.normal(size=(classes, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
+    kinds = int(rng.choice([1, 1, 2, 3, 4]))
+    centres = rng.normal(size=(classes * kinds, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
     mixing = rng.normal(size=(dim, dim)) / np.sqrt(dim) * 0.7 + 0.6 * np.eye(dim)
-    rows = np.repeat(centres, items, 0) + rng.standard_t(5, (classes * items, dim)) @ mixing
+    owners = np.arange(classes * items) // items * kinds + rng.integers(0, kinds, classes * items)
+    rows = centres[owners] + rng.standard_t(5, (classes * items, dim)) @ mixing
     return Bank.of("clusters", rows, np.repeat(np.arange(classes), items))
 
 
@@ -56,7 +58,8 @@ def disturbed(rng, rows: np.ndarray) -> np.ndarray:
     if choice < 0.24 and dim > 300 and len(rows) > 12:
         rows = rows - rows.mean(0)
         kept = min(int(np.exp(rng.uniform(np.log(8), np.log(128)))), len(rows) - 1)
-        rows = rows @ np.linalg.svd(rows, full_matrices=False)[2][:kept].T
+        values, vectors = torch.linalg.eigh(torch.from_numpy(rows @ rows.T).double())
+        rows = (vectors * values.clamp(min=0).sqrt()).flip(1)[:, :kept].float().numpy()
         return rows / np.maximum(rows.std(0), 1e-6) if rng.uniform() < 0.5 else rows
     if choice < 0.36:
         return rows + rng.uniform() * rows.std() * rng.normal(size=rows.shape)
@@ -80,7 +83,7 @@ def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
 
 
 def draw_task(rng, banks: list[Bank]) -> dict:
-    clusters = rng.uniform() < 0.12
+    clusters = rng.uniform() < 0.18
     # Files with more classes are used more often.
     odds = np.sqrt([len(bank.classes) for bank in banks])
     bank = random_clusters(rng) if clusters else banks[rng.choice(len(banks), p=odds / odds.sum())]

@@ -5,6 +5,7 @@ Imported by `measure/train_audit.py` and `measure/audit_grid.py`. crates/core/sr
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
 LARGEST_SIZE_RATIO = 6.0
 FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
-CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 10, 33, 7, 32, 3
+SCORES, MODEL_STEPS, MODEL_PENALTY, LEAST_LOG_PROBABILITY = 7, 8, 2.0, -8.0
+TYPICAL_WEIGHTS = (0.5, -0.2, 0.05, 0.1, 0.9, 0.07, 0.6)
+CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 11, 38, 8, 32, 3
 
 
 def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,9 +82,48 @@ class Collection:
         waves_of_rows = waves(rows)
         self.ridges = [Ridge(rows, self.gram, penalty) for penalty in PENALTIES]
         self.ridges.append(Ridge(waves_of_rows, waves_of_rows @ waves_of_rows.T, KERNEL_PENALTY))
+        # The number of dimensions in which random rows would have the same mean squared cosine.
+        squares = (self.gram**2).sum() - (self.gram.diagonal() ** 2).sum()
+        self.dimensions = 1 / max(float(squares) / max(len(rows) * (len(rows) - 1), 1), 1e-4)
         others = self.gram.clone()
         others.fill_diagonal_(-9)
         self.cosines, self.neighbours = others.topk(min(VOTERS[1], len(rows) - 1), 1)
+
+
+def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
+    """Log-probabilities of the candidates by a conditional logit model of the scores, fitted to this collection
+    (crates/core/src/audit/score_model.rs).
+
+    `scores` is `[items, candidates, SCORES]`, `shares` the probabilities of the candidates by the round before, and `fitted`
+    says to which candidates the model is fitted, which must not depend on the given class.
+    """
+    import torch
+
+    start = torch.tensor(TYPICAL_WEIGHTS, dtype=torch.float64)
+    scores, shares = scores.double(), shares.double() * fitted
+    totals = shares.sum(1)
+    masked = torch.where(fitted, 0.0, -1e9).double()
+
+    def loss(weights):
+        logits = scores @ weights
+        return (totals * (logits + masked).logsumexp(1) - (shares * logits).sum(1)).sum() + MODEL_PENALTY / 2 * ((weights - start) ** 2).sum()
+
+    weights, best = start, loss(start)
+    for _ in range(MODEL_STEPS):
+        found = (scores @ weights + masked).softmax(1)
+        mean = (found[:, :, None] * scores).sum(1)
+        gradient = (totals[:, None] * mean - (shares[:, :, None] * scores).sum(1)).sum(0) + MODEL_PENALTY * (weights - start)
+        away = (scores - mean[:, None]) * (totals[:, None] * found).sqrt()[:, :, None]
+        away = away.reshape(-1, scores.shape[2])
+        step = torch.linalg.solve(away.T @ away + MODEL_PENALTY * torch.eye(len(start), dtype=torch.float64), gradient)
+        for _ in range(5):
+            if (value := loss(weights - step)) <= best:
+                break
+            step = step / 2
+        else:
+            break
+        weights, best = weights - step, value
+    return (scores @ weights).log_softmax(1).float()
 
 
 def usual(values: Tensor) -> Tensor:
@@ -126,15 +168,25 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     sizes_seen = torch.log1p(counted.clamp(min=0, max=150)) / 2
     columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * own, sizes_seen]
     features = torch.stack(columns, 2)
-    candidates = (ridges[1] + 4 * cosines + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
-    features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES))
+    ranks = ridges[1] + ridges[2] + 4 * cosines
+    candidates = (ranks + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
+    # The model of the scores is fitted to the best classes, whether or not the given class is among them.
+    ranks = torch.gather(ranks, 1, candidates)
+    fitted = torch.ones_like(ranks, dtype=torch.bool)
+    if classes > CANDIDATES:
+        among_best = ranks[:, 0] > ranks[:, -1]
+        fitted[:, 0], fitted[:, -1] = among_best, ~among_best
+    features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES - 1))
+    logs = log_probabilities(features[:, :, :SCORES], torch.gather(shares, 1, candidates), fitted).clamp(min=LEAST_LOG_PROBABILITY) / 2
+    features = torch.cat([features[:, :, :SCORES], logs[:, :, None], features[:, :, SCORES:]], 2)
     item = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
     for closeness in (collection.cosines[:, 0], collection.cosines[:, :5].mean(1)):
         item += [usual(closeness), 2 * closeness]
     item.append(torch.full((count,), 2 * float(1 - shares[every, given].mean())))
     item += [usual(collection.ridges[number].leverage.log()) for number in (0, 2)]
     item += [usual(collection.lengths.log()), 3 - votes[1].sum(1)]
-    means = features[:, 0, [0, 1, 2, 3, 5, 6]].mean(0)
+    item += [torch.full((count,), math.log(value) / 3) for value in (count, collection.dimensions)]
+    means = features[:, 0, [0, 1, 2, 3, 5, 6, 7]].mean(0)
     item += [mean.expand(count) for mean in means]
     features = torch.cat([features, torch.stack(item, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
     best = features[:, :, :RELATIVE].topk(min(2, candidates.shape[1]), 1)

@@ -2,21 +2,24 @@
 //!
 //! Every item is compared with the classes as if it were not part of the collection: by three ridge regressions (two on the
 //! rows, one on their random Fourier features), by the cosine with the sum of the class and how typical that cosine is for
-//! items of the class, and by the labels of its nearest neighbours. Further [features](FEATURES) are how often items of a
-//! class carry the given label, how many items the class has, how close the item is to any other, and how well the labels of
-//! the whole collection can be predicted. A small network turns all of them into probabilities.
+//! items of the class, and by the labels of its nearest neighbours. [A model of these scores](super::score_model), fitted to
+//! the collection, combines those that predict its labels well. Further [features](FEATURES) are how often items of a class
+//! carry the given label, how many items the class has, how close the item is to any other, and how well the labels of the
+//! whole collection can be predicted. A small network turns all of them into probabilities.
 //!
 //! The next round computes the evidence again with these probabilities in place of the given labels: an item that is
 //! probably wrong does not count for its class, and an item that belongs elsewhere counts there.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use rayon::prelude::*;
 use trueshot_nn::products;
 
 use super::Poll;
 use super::ordered_rows::OrderedRows;
-use super::ridge::{Ridge, Targets};
+use super::ridge::{Gram, Ridge, Targets};
+use super::score_model::{self, SCORES, ScoredItem};
 use super::scorer::{CLASS_FEATURES, FEATURES, ITEM_FEATURES, RELATIVE_FEATURES, Scorer};
 use super::similar;
 use super::waves::{WAVES, waves};
@@ -32,7 +35,11 @@ const WAVE_PENALTY: f64 = 1.0;
 const REGRESSIONS: usize = 3;
 /// Indices of the class features that are averaged over all items, each with its given class, to tell how well labels can be
 /// predicted.
-const AVERAGED_FEATURES: [usize; 6] = [0, 1, 2, 3, 5, 6];
+const AVERAGED_FEATURES: [usize; 7] = [0, 1, 2, 3, 5, 6, 7];
+/// Log-probabilities below this one are not told apart.
+const LEAST_LOG_PROBABILITY: f32 = -8.0;
+/// The smallest mean squared cosine of two rows: that of random rows in 10,000 dimensions.
+const LEAST_SQUARED_COSINE: f64 = 1e-4;
 /// Pseudo-count: each class has this many more items, whose cosines have the mean and spread of all classes.
 const TYPICAL_PRIOR: f32 = 3.0;
 /// Pseudo-count of the labels of a class, and the share of them that are right.
@@ -65,6 +72,8 @@ pub(super) struct Evidence<'a> {
     leverages: [Deviations; 2],
     /// The logarithms of the distances from the centre of all items.
     lengths: Deviations,
+    /// The number of dimensions in which random rows would have the same mean squared cosine.
+    dimensions: f64,
 }
 
 /// The scores of an item with one class.
@@ -79,7 +88,10 @@ struct ClassScore {
 
 /// The scores of an item with its candidate classes, and with the classes of the previous round.
 struct ItemScores {
+    /// The given class first, then the others by rank.
     candidates: Vec<ClassScore>,
+    /// The candidates to which the model of the scores is fitted: the best, whether or not the given class is among them.
+    best: Range<usize>,
     former: Vec<ClassScore>,
 }
 
@@ -88,11 +100,13 @@ impl<'a> Evidence<'a> {
     pub fn new(collection: &'a OrderedRows, neighbours: usize, poll: &Poll<'_>) -> Result<Self> {
         let rows = collection.rows();
         let waves = waves(&rows);
-        let [weak, strong] = Ridge::all(&rows, PENALTIES, poll)?;
-        let [of_waves] = Ridge::all(&waves.chunks_exact(WAVES).collect::<Vec<_>>(), [WAVE_PENALTY], poll)?;
+        let gram = Gram::new(&rows, poll)?;
+        let [weak, strong] = Ridge::all(&rows, &gram, PENALTIES, poll)?;
+        let wave_rows: Vec<&[f32]> = waves.chunks_exact(WAVES).collect();
+        let [of_waves] = Ridge::all(&wave_rows, &Gram::new(&wave_rows, poll)?, [WAVE_PENALTY], poll)?;
         let ridges = [weak, strong, of_waves];
         let neighbours = similar::neighbours(&rows, neighbours.max(VOTERS[1]), poll)?;
-        let squares = rows.iter().map(|row| products::squared_norm(row).round()).collect();
+        let squares: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         let mean_cosine = |others: &Vec<(u32, f32)>, count: usize| {
             let nearest = &others[..count.min(others.len())];
             nearest.iter().map(|&(_, cosine)| cosine).sum::<f32>() / nearest.len().max(1) as f32
@@ -105,7 +119,21 @@ impl<'a> Evidence<'a> {
         let lengths = Deviations::new(
             collection.lengths.iter().map(|length| length.max(f32::MIN_POSITIVE).ln()).collect(),
         );
-        Ok(Evidence { collection, rows, waves, neighbours, ridges, squares, closeness, leverages, lengths })
+        let pairs = (rows.len() * (rows.len() - 1)).max(1) as f64;
+        let of_pairs = gram.sum_of_squares() - squares.iter().map(|&square| f64::from(square)).sum::<f64>();
+        let dimensions = (of_pairs / pairs).max(LEAST_SQUARED_COSINE).recip();
+        Ok(Evidence {
+            collection,
+            rows,
+            waves,
+            neighbours,
+            ridges,
+            squares,
+            closeness,
+            leverages,
+            lengths,
+            dimensions,
+        })
     }
 
     /// The probabilities before the first round: 1 for the given label.
@@ -121,27 +149,43 @@ impl<'a> Evidence<'a> {
         let labels = LabelCounts::new(&self.collection.given, before);
         poll.check()?;
         let items = 0..before.len();
-        let of_classes = |item: usize| {
-            let given = self.collection.given[item];
+        let to_scores = |item: usize| {
             let votes = VOTERS.map(|count| self.votes(item, count, before));
-            let of_class = |score: &ClassScore| {
-                let class = score.class as usize;
-                let others = members.counts[class] - score.share;
-                let counted = labels.counted(given, others);
+            let of_class = |score: &ClassScore| -> [f32; SCORES] {
                 [
                     5.0 * score.ridge[0],
                     5.0 * score.ridge[1],
                     5.0 * score.ridge[2],
                     4.0 * score.cosine,
-                    typical.score(class, score.cosine),
+                    typical.score(score.class as usize, score.cosine),
                     3.0 * share(&votes[0], score.class),
                     3.0 * share(&votes[1], score.class),
-                    labels.log_probability(score, given, others, members.counts.len()),
-                    if score.class == given { 2.0 } else { 0.0 },
-                    counted.clamp(0.0, 150.0).ln_1p() / 2.0,
                 ]
             };
-            scores[item].candidates.iter().map(of_class).collect()
+            let ItemScores { candidates, best, .. } = &scores[item];
+            ScoredItem {
+                scores: candidates.iter().map(of_class).collect(),
+                shares: candidates.iter().map(|score| score.share).collect(),
+                fitted: best.clone(),
+            }
+        };
+        let scored: Vec<ScoredItem> = items.clone().into_par_iter().map(to_scores).collect();
+        let logs = score_model::log_probabilities(&scored);
+        let of_classes = |item: usize| {
+            let given = self.collection.given[item];
+            let of_class = |(number, score): (usize, &ClassScore)| {
+                let others = members.counts[score.class as usize] - score.share;
+                let mut features = [0.0; CLASS_FEATURES];
+                features[..SCORES].copy_from_slice(&scored[item].scores[number]);
+                features[SCORES..].copy_from_slice(&[
+                    logs[item][number].max(LEAST_LOG_PROBABILITY) / 2.0,
+                    labels.log_probability(score, given, others, members.counts.len()),
+                    if score.class == given { 2.0 } else { 0.0 },
+                    labels.counted(given, others).clamp(0.0, 150.0).ln_1p() / 2.0,
+                ]);
+                features
+            };
+            scores[item].candidates.iter().enumerate().map(of_class).collect()
         };
         let of_classes: Vec<Vec<[f32; CLASS_FEATURES]>> =
             items.clone().into_par_iter().map(of_classes).collect();
@@ -172,14 +216,21 @@ impl<'a> Evidence<'a> {
 
     /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels in the previous
     /// round, `none` the share of the item's neighbours that belong to none of the classes.
-    fn item_features(&self, item: usize, wrong: f32, none: f32, averages: [f32; 6]) -> [f32; ITEM_FEATURES] {
+    fn item_features(
+        &self,
+        item: usize,
+        wrong: f32,
+        none: f32,
+        averages: [f32; AVERAGED_FEATURES.len()],
+    ) -> [f32; ITEM_FEATURES] {
         let classes = (self.collection.classes.len() as f32).ln().min(4.0) / 2.0;
         let [nearest, five] =
             self.closeness.each_ref().map(|closeness| [closeness.score(item), 2.0 * closeness.values[item]]);
         let leverages = self.leverages.each_ref().map(|leverages| leverages.score(item));
         let others = [self.lengths.score(item), 3.0 * none];
+        let size = [self.rows.len() as f64, self.dimensions].map(|count| (count.ln() / 3.0) as f32);
         let parts =
-            [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &others, &averages].concat();
+            [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &others, &size, &averages].concat();
         parts.try_into().expect("as many as there are")
     }
 
@@ -230,7 +281,7 @@ impl<'a> Evidence<'a> {
                 let given = self.collection.given[item];
                 let mut candidates: Vec<ClassScore> =
                     (0..count as u32).filter(|&class| class != given).map(score).collect();
-                let rank = |score: &ClassScore| 5.0 * score.ridge[1] + 4.0 * score.cosine;
+                let rank = |score: &ClassScore| 5.0 * (score.ridge[1] + score.ridge[2]) + 4.0 * score.cosine;
                 let order =
                     |a: &ClassScore, b: &ClassScore| rank(b).total_cmp(&rank(a)).then(a.class.cmp(&b.class));
                 if candidates.len() > CANDIDATES - 1 {
@@ -239,8 +290,15 @@ impl<'a> Evidence<'a> {
                 }
                 candidates.sort_by(order);
                 candidates.insert(0, score(given));
+                let last = candidates.len() - 1;
+                let given_is_among_best = rank(&candidates[0]) > rank(&candidates[last]);
+                let best = match count > CANDIDATES {
+                    true if given_is_among_best => 0..last,
+                    true => 1..last + 1,
+                    false => 0..last + 1,
+                };
                 let former = before[item].iter().map(|&(class, _)| score(class)).collect();
-                ItemScores { candidates, former }
+                ItemScores { candidates, best, former }
             };
             Ok((0..block.len()).map(of_item).collect::<Vec<_>>())
         };

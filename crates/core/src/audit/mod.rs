@@ -33,6 +33,7 @@ mod map;
 mod ordered_rows;
 mod ridge;
 mod rows;
+mod score_model;
 mod scorer;
 mod similar;
 mod thumbnails;

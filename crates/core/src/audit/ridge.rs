@@ -13,6 +13,28 @@ use crate::error::Result;
 /// Rows per partial sum.
 const BLOCK: usize = 1024;
 
+/// The inner products of all rows, or of all dimensions if there are fewer of them.
+pub(super) struct Gram {
+    /// `[size, size]`
+    products: Vec<f64>,
+    size: usize,
+    by_rows: bool,
+}
+
+impl Gram {
+    pub fn new(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Self> {
+        let dim = rows[0].len();
+        let by_rows = rows.len() <= dim;
+        let products = if by_rows { cholesky::gram(rows) } else { gram_of_columns(rows, poll)? };
+        Ok(Gram { products, size: rows.len().min(dim), by_rows })
+    }
+
+    /// The sum of the squared inner products of all pairs of rows, `(i, j)` as well as `(j, i)` and `(i, i)`.
+    pub fn sum_of_squares(&self) -> f64 {
+        self.products.iter().map(|product| product * product).sum()
+    }
+}
+
 /// A ridge regression on rows, for any targets.
 pub(super) struct Ridge {
     /// The inverse of the Gram matrix plus the penalty: `[rows, rows]` if `by_rows`, otherwise `[dim, dim]`.
@@ -24,15 +46,17 @@ pub(super) struct Ridge {
 
 impl Ridge {
     /// One regression per penalty.
-    pub fn all<const N: usize>(rows: &[&[f32]], penalties: [f64; N], poll: &Poll<'_>) -> Result<[Ridge; N]> {
-        let dim = rows[0].len();
-        let by_rows = rows.len() <= dim;
-        let size = rows.len().min(dim);
-        let gram = if by_rows { cholesky::gram(rows) } else { gram_of_columns(rows, poll)? };
+    pub fn all<const N: usize>(
+        rows: &[&[f32]],
+        gram: &Gram,
+        penalties: [f64; N],
+        poll: &Poll<'_>,
+    ) -> Result<[Ridge; N]> {
+        let (size, by_rows) = (gram.size, gram.by_rows);
         let mut all = Vec::with_capacity(N);
         for penalty in penalties {
             poll.check()?;
-            let inverse = Cholesky::new(gram.clone(), size, penalty).inverse();
+            let inverse = Cholesky::new(gram.products.clone(), size, penalty).inverse();
             let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
             let mut leverage: Vec<f32> = match by_rows {
                 true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
@@ -139,7 +163,8 @@ mod tests {
     fn predictions(rows: &[Vec<f32>], targets: &[f32]) -> (Vec<f32>, Ridge) {
         let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
         let poll = Poll { progress: &(), done: 0, total: 1 };
-        let [ridge] = Ridge::all(&views, [0.7], &poll).unwrap();
+        let gram = Gram::new(&views, &poll).unwrap();
+        let [ridge] = Ridge::all(&views, &gram, [0.7], &poll).unwrap();
         let coefficients = ridge.coefficients(&views, &One(targets.to_vec(), rows.to_vec()));
         let of_row = |row: &Vec<f32>| row.iter().zip(&coefficients).map(|(a, b)| a * b).sum();
         (rows.iter().map(of_row).collect(), ridge)

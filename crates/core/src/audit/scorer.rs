@@ -5,9 +5,9 @@ use crate::tensors::Tensors;
 
 /// Numbers per item and class: those of the class, those of the item, and differences to the best other class.
 pub(super) const FEATURES: usize = CLASS_FEATURES + ITEM_FEATURES + RELATIVE_FEATURES;
-pub(super) const CLASS_FEATURES: usize = 10;
-pub(super) const ITEM_FEATURES: usize = 16;
-pub(super) const RELATIVE_FEATURES: usize = 7;
+pub(super) const CLASS_FEATURES: usize = 11;
+pub(super) const ITEM_FEATURES: usize = 19;
+pub(super) const RELATIVE_FEATURES: usize = 8;
 /// Hidden units per layer.
 const WIDTH: usize = 32;
 
