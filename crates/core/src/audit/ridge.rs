@@ -185,7 +185,8 @@ mod tests {
                 other_targets[left_out] = 0.0;
                 let views: Vec<&[f32]> = others.iter().map(Vec::as_slice).collect();
                 let poll = Poll { progress: &(), done: 0, total: 1 };
-                let [fitted] = Ridge::all(&views, [0.7], &poll).unwrap();
+                let gram = Gram::new(&views, &poll).unwrap();
+                let [fitted] = Ridge::all(&views, &gram, [0.7], &poll).unwrap();
                 let coefficients = fitted.coefficients(&views, &One(other_targets, others.clone()));
                 let expected: f32 = rows[left_out].iter().zip(&coefficients).map(|(a, b)| a * b).sum();
                 let found = ridge.without(left_out, with[left_out], targets[left_out]);
