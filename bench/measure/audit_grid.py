@@ -256,8 +256,9 @@ def main() -> None:
         bank = Bank.of(path.stem, *benchlib.read_embeddings(path)[:2])
         for classes in arguments.classes:
             for items in arguments.items:
+                large_enough = sum(len(rows) >= items for rows in bank.classes)
                 for noise in arguments.noise:
-                    if classes * items <= arguments.most_rows and classes <= len(bank.classes):
+                    if classes * items <= arguments.most_rows and classes <= large_enough:
                         result = cell(arguments, bank, classes, items, noise)
                         results += [result] if result else []
                         print(json.dumps(result), file=sys.stderr, flush=True)
