@@ -68,7 +68,7 @@ pub struct Arguments {
     /// Expect this share of wrong labels, in percent [default: estimated]
     #[arg(long, value_name = "PERCENT", help_heading = "Judging labels", value_parser = parse_percent)]
     expected_noise: Option<f64>,
-    /// Require this probability, from 0.5 to 1, for an action; leave other items to review [default: 0.75]
+    /// Require this probability, from 0.5 to 1, for an action; leave other items to review [default: 0.8]
     #[arg(long, value_name = "P", help_heading = "Judging labels", value_parser = parse_certainty)]
     certainty: Option<f32>,
     /// Read confirmed labels from FILE, as JSON lines or item names; --confirm adds to it [default: .trueshot-confirmed in the folder]
@@ -160,7 +160,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     fn run_audit(&self, support: &LabelledRows) -> anyhow::Result<Audit> {
         let options = Options {
-            certainty: self.certainty.map_or_else(Certainty::default, Certainty::uniform),
+            certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_actions),
             expected_noise: self.expected_noise,
             neighbours: usize::from(self.neighbours),
         };

@@ -51,7 +51,7 @@ impl Audit {
 
 /// Checks the options of an audit.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
-    let certainty = certainty.map_or_else(Certainty::default, Certainty::uniform);
+    let certainty = certainty.map_or_else(Certainty::default, Certainty::of_actions);
     let options = Options { certainty, expected_noise, neighbours };
     options.validate().map_err(to_exception)?;
     Ok(options)

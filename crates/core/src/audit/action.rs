@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn certainty_decides_between_acting_and_reviewing_and_nothing_else() {
         let action =
-            |verdict, p_wrong, certainty| Action::new(verdict, p_wrong, Certainty::uniform(certainty));
+            |verdict, p_wrong, certainty| Action::new(verdict, p_wrong, Certainty::of_actions(certainty));
         assert_eq!(action(Verdict::Keep, 0.1, 0.75), Action::Keep);
         assert_eq!(action(Verdict::Relabel, 0.8, 0.75), Action::Relabel);
         assert_eq!(action(Verdict::Outlier, 0.8, 0.75), Action::Quarantine);

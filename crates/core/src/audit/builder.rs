@@ -71,7 +71,7 @@ impl<'a> AuditBuilder<'a> {
     /// The smallest probability of a verdict, from 0.5 to 1. Below it the verdict is [`Unsure`](super::Verdict::Unsure),
     /// except that 0.9 is always enough for [`Wrong`](super::Verdict::Wrong).
     pub fn certainty(mut self, probability: f32) -> Self {
-        self.options.certainty = Certainty::uniform(probability);
+        self.options.certainty = Certainty::of_actions(probability);
         self
     }
 
@@ -149,7 +149,7 @@ mod tests {
     fn options_outside_their_ranges_are_refused_by_name() {
         let problem = |options: Options| options.validate().unwrap_err().to_string();
         let usual = Options::default;
-        let unsure = Options { certainty: Certainty::uniform(0.4), ..usual() };
+        let unsure = Options { certainty: Certainty::of_actions(0.4), ..usual() };
         assert_eq!(problem(unsure), "certainty is 0.4; allowed: a probability from 0.5 to 1");
         for share in [-0.1, 1.0, f64::NAN] {
             assert!(

@@ -48,17 +48,18 @@ pub struct Certainty {
 }
 
 impl Default for Certainty {
-    /// 0.75 for all verdicts: on classes outside the training data, more than 19 of 20 verdicts were right.
+    /// 0.8 for actions: on classes outside the training data, more than 19 of 20 actions and suggestions were right.
     fn default() -> Self {
-        Certainty::uniform(0.75)
+        Certainty::of_actions(0.8)
     }
 }
 
 impl Certainty {
-    /// The same smallest probability for all verdicts, except that 0.9 is always enough for [`Verdict::Wrong`].
-    pub fn uniform(probability: f32) -> Self {
+    /// The same smallest probability for all actions, except that 0.9 is always enough for [`Verdict::Wrong`], and 0.75 to
+    /// keep a label.
+    pub fn of_actions(probability: f32) -> Self {
         Certainty {
-            keep: probability,
+            keep: probability.min(0.75),
             relabel: probability,
             outlier: probability,
             wrong: probability.min(0.9),
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn verdicts_follow_what_is_probable_enough() {
         let verdict =
-            |classes: &[(u32, f32)], none| posterior(classes, none).verdict(Certainty::uniform(0.7));
+            |classes: &[(u32, f32)], none| posterior(classes, none).verdict(Certainty::of_actions(0.7));
         assert_eq!(verdict(&[(0, 0.8), (1, 0.1)], 0.1), (Verdict::Keep, None));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.8)], 0.1), (Verdict::Relabel, Some(2)));
         assert_eq!(verdict(&[(0, 0.1), (2, 0.1)], 0.8), (Verdict::Outlier, None));
@@ -237,7 +238,7 @@ mod tests {
     fn a_label_that_is_wrong_for_certain_is_never_called_unsure() {
         for certainty in [0.5, 0.75, 0.9, 0.99, 1.0] {
             let (verdict, _) =
-                posterior(&[(0, 0.01), (1, 0.5), (2, 0.45)], 0.04).verdict(Certainty::uniform(certainty));
+                posterior(&[(0, 0.01), (1, 0.5), (2, 0.45)], 0.04).verdict(Certainty::of_actions(certainty));
             assert!(!matches!(verdict, Verdict::Unsure | Verdict::Keep), "{certainty}: {verdict:?}");
         }
     }

@@ -9,7 +9,7 @@ import { revokeAll } from "./object_urls.js";
 import { counted, imagesInWords } from "./wording.js";
 
 /** The certainty that `trueshot audit` uses by default. */
-export const DEFAULT_CERTAINTY = 0.75;
+export const DEFAULT_CERTAINTY = 0.8;
 /** Files per transaction, so that the page stays responsive. */
 const FILES_PER_TRANSACTION = 100;
 

@@ -67,7 +67,7 @@ impl AuditOptions {
     fn to_options(&self) -> Result<Options, Problem> {
         let usual = Options::default();
         let options = Options {
-            certainty: self.certainty.map_or(usual.certainty, Certainty::uniform),
+            certainty: self.certainty.map_or(usual.certainty, Certainty::of_actions),
             expected_noise: self.expected_noise,
             neighbours: self.neighbours.unwrap_or(usual.neighbours),
         };
@@ -128,7 +128,7 @@ mod tests {
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
         // A certainty at which some items are unsure, which have advice.
-        let options = Options { certainty: Certainty::uniform(0.999_999), ..Options::default() };
+        let options = Options { certainty: Certainty::of_actions(0.999_999), ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).options(options).confirmed(&confirmed).run().unwrap();
         let skipped = vec![SkippedItem { item: "x".into(), class: "a".into(), reason: "truncated".into() }];
