@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,21 @@ def test_the_lines_in_the_book_run(page, tmp_path):
     page = Path(__file__).parents[3] / "docs" / page
     done = subprocess.run([sys.executable, run, page], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_table_in_the_page_on_own_networks_needs_no_pytorch(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "own-network.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[-1]
+    assert "torch" not in program
+    # In place of what ts.embed returns: 240 rows of 8 classes.
+    X, y, _ = support_set(ways=8, shots=30, dim=32, wrong=())
+    monkeypatch.chdir(tmp_path)
+    names = {"np": np, "ts": ts, "Path": Path, "rows": ts.Embeddings(X, y)}
+    exec(compile(program, "own-network.md", "exec"), names)
+    methods = [method["method"] for method in names["found"].to_dict()["settings"][0]["methods"]]
+    assert methods == ["protonet", "median", "relabel", "trimmed"]
+    table = (tmp_path / "table.tex").read_text()
+    assert "\\textbf" in table and "trimmed" in table and "confused" in table
 
 
 def test_every_public_name_is_there_and_documented():
