@@ -384,6 +384,7 @@ OUTPUTS = {
     "tokens": (lambda rows: rows[:, None], r"shape \[4, 1, 3\].*tokens"),
     "a tuple": (lambda rows: (rows, None), r"returned a tuple with 0: tensor \[4, 3\], 1: NoneType: choose .* output=0"),
     "a dictionary": (lambda rows: {"x": rows}, r"returned a dict with 'x': tensor \[4, 3\]: choose .* output='x'"),
+    "tokens and rows": (lambda rows: {"tokens": rows[:, None], "rows": rows}, "choose the features with output='rows'"),
     "an array": (lambda rows: rows.numpy(), "returned a ndarray; expected a tensor"),
     "nothing": (lambda rows: None, "returned a NoneType; expected a tensor"),
     "too few rows": (lambda rows: rows[:3], r"returned 3 rows for 4 images \(batch 1\)"),
@@ -391,6 +392,8 @@ OUTPUTS = {
     "another width": (lambda rows: rows[:, : len(rows)], "2 features per image in batch 2, but 3 before"),
     "NaN": (lambda rows: rows / 0 * 0, r"returned NaN for row 0 \(4 of 4 rows of its batch\)"),
     "infinity": (lambda rows: rows / torch.tensor([1.0, 0, 1]), "returned infinity for row 0"),
+    "no features": (lambda rows: rows[:, :0], "returned no features for the images of batch 1"),
+    "an error of Python": (lambda rows: {}["head"], r"failed on batch 1, images of shape \[4, 3, 4, 4\], torch.float32: KeyError: 'head'"),
     "an error": (lambda rows: rows @ rows, r"failed on batch 1, images of shape \[4, 3, 4, 4\], torch.float32: .*mat1 and mat2"),
 }
 
@@ -426,9 +429,12 @@ def test_rows_that_are_not_finite_name_the_image_and_halves_get_a_hint(photos):
 
 def test_a_model_on_another_device_is_refused():
     model = MeanColour().to("meta")
-    with pytest.raises(ValueError, match=r"the model is on meta, but device is 'cpu': move it with model.to\('cpu'\)"):
-        ts.embed(model, images(), device="cpu")
-    with pytest.raises(ValueError, match="the model is on cpu, but device is 'cuda:1'"):
+    for device in ("cpu", "meta", None):
+        with pytest.raises(ValueError, match="the model is on the device meta, where weights have no values: create it on"):
+            ts.embed(model, images(), device=device)
+    with pytest.raises(ValueError, match="returned a tensor on the device meta, which has no values"):
+        ts.embed(output(lambda rows: rows.to("meta")), images())
+    with pytest.raises(ValueError, match=r"the model is on cpu, but device is 'cuda:1': move it with model.to\('cuda:1'\)"):
         ts.embed(MeanColour(), images(), device="cuda:1")
     with pytest.raises(ValueError, match="device is 'gpu'"):
         ts.embed(MeanColour(), images(), device="gpu")
@@ -440,6 +446,10 @@ def test_what_is_no_model_is_refused():
         ts.embed("resnet18", images())
     with pytest.raises(TypeError, match="a torch.nn.Module or a function of a batch of images, got int"):
         ts.embed(3, images())
+    with pytest.raises(TypeError, match=r"model is the class MeanColour; give an object, such as MeanColour\(\)"):
+        ts.embed(MeanColour, images())
+    with pytest.raises(ValueError, match="the lazy layer with '1.weight' has no weights yet: call the model on a batch"):
+        ts.embed(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(4)), images())
 
 
 def test_folders_without_images_are_refused(tmp_path):
@@ -510,7 +520,7 @@ BATCHES = {
     "no batches": ([], ValueError, "the loader has no batches"),
     "a number": (3, TypeError, "data must be a folder, a loader, a data set or a tensor of images, got int"),
     "a scalar": (torch.tensor(3.0), ValueError, "a tensor without axes"),
-    "images of whole numbers": ([(images() * 255).byte()], RuntimeError, "failed on batch 1, images .*, torch.uint8"),
+    "images of whole numbers": ([(images() * 255).byte()], RuntimeError, "(?s)failed on batch 1, images .*, torch.uint8.*hint: .*divide pixels by 255"),
 }
 
 

@@ -202,14 +202,21 @@ class _Rows:
             output = self._network(batch.images)
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError as problem:
+        except Exception as problem:
             given = f"images of shape {shape}, {batch.images.dtype}"
-            raise RuntimeError(f"the network failed on batch {number}, {given}: {problem}") from problem
+            text = str(problem) if isinstance(problem, RuntimeError) else f"{type(problem).__name__}: {problem}"
+            is_float = batch.images.is_floating_point()
+            hint = "" if is_float else "\nhint: networks take images of floats; divide pixels by 255, as ToTensor of torchvision does"
+            raise RuntimeError(f"the network failed on batch {number}, {given}: {text}{hint}") from problem
         tensor = self._two_dimensional(self._chosen(output))
         if len(tensor) != shape[0]:
             raise ValueError(f"the network returned {len(tensor)} rows for {shape[0]} images (batch {number})")
         if not tensor.is_floating_point():
             raise ValueError(f"the network returned {tensor.dtype}; features are floats")
+        if tensor.shape[1] == 0:
+            raise ValueError(f"the network returned no features for the images of batch {number}")
+        if tensor.device.type == "meta":
+            raise ValueError("the network returned a tensor on the device meta, which has no values")
         half = tensor.dtype == torch.float16
         part = (tensor if half else tensor.float()).cpu().numpy()
         if self._parts and part.shape[1] != self._parts[0].shape[1]:
@@ -246,7 +253,8 @@ class _Rows:
             return entries[wanted]
         known = ", ".join(f"{key!r}: {_kind(value)}" for key, value in entries.items())
         found = f"the network returned a {type(output).__name__} with {known}"
-        choice = next((key for key, value in entries.items() if isinstance(value, torch.Tensor)), None)
+        tensors = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        choice = next((key for key, value in tensors.items() if value.ndim == 2), next(iter(tensors), None))
         if wanted is None:
             raise ValueError(f"{found}: choose the features with output={choice!r} or another of these")
         raise ValueError(f"{found}, but no tensor {wanted!r}: output must be one of these")

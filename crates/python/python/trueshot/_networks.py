@@ -73,6 +73,11 @@ class Network:
         return iter(()) if self.module is None else chain(self.module.parameters(), self.module.buffers())
 
     def _checked_device(self, device: Any) -> Any:
+        if any(tensor.device.type == "meta" for tensor in self._tensors()):
+            raise ValueError(
+                "the model is on the device meta, where weights have no values: create it on the CPU, or load its weights "
+                "with model.load_state_dict(weights, assign=True)"
+            )
         if device is None:
             return next((tensor.device for tensor in self._tensors()), self._torch.device("cpu"))
         try:
@@ -107,7 +112,10 @@ class Network:
 
 def _module_of(torch: Any, model: Any) -> Any:
     """The module whose weights determine the output; None for a function."""
+    if isinstance(model, type):
+        raise TypeError(f"model is the class {model.__name__}; give an object, such as {model.__name__}()")
     if isinstance(model, torch.nn.Module):
+        _check_initialized(torch, model)
         return getattr(model, "_orig_mod", model)  # unwraps torch.compile
     owner = getattr(model, "__self__", None)
     if isinstance(owner, torch.nn.Module):
@@ -116,6 +124,13 @@ def _module_of(torch: Any, model: Any) -> Any:
         return None
     hint = f": create it first, such as timm.create_model({model!r}, num_classes=0)" if isinstance(model, str) else ""
     raise TypeError(f"model must be a torch.nn.Module or a function of a batch of images, got {type(model).__name__}{hint}")
+
+
+def _check_initialized(torch: Any, model: Any) -> None:
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
+        if isinstance(value, lazy):
+            raise ValueError(f"the lazy layer with {name!r} has no weights yet: call the model on a batch of images first")
 
 
 def _name(model: Any, module: Any) -> str:
