@@ -171,12 +171,12 @@ def raises(X, y, queries):
             r"episode 0: predict gave an array of shape \(3,\); expected: \(75,\) for labels or \(75, 5\) for scores",
         ),
         (ts.method(predict=lambda X, y, q: None, name="m"), r"episode 0: predict gave an array of shape \(\)"),
-        (ts.method(predict=lambda X, y, q: ["cat"] * len(q), name="m"), "episode 0: predict gave an array of dtype <U3; expected: numbers"),
+        (ts.method(predict=lambda X, y, q: ["cat"] * len(q), name="m"), "dtype <U3; expected: numbers, the indices of classes"),
         (ts.method(predict=lambda X, y, q: np.full(len(q), 5), name="m"), "episode 0: predict gave the label 5; allowed: 0 to 4"),
         (ts.method(predict=lambda X, y, q: np.full(len(q), -1), name="m"), "gave the label -1; allowed: 0 to 4"),
         (ts.method(predict=lambda X, y, q: np.full(len(q), 0.5), name="m"), "gave the label 0.5"),
         (ts.method(predict=lambda X, y, q: np.full(len(q), np.nan), name="m"), "gave the label nan"),
-        (ts.method(predict=lambda X, y, q: np.full((len(q), 5), np.nan), name="m"), "episode 0: predict gave the score nan"),
+        (ts.method(predict=lambda X, y, q: np.full((len(q), 5), np.nan), name="m"), "episode 0: predict gave the score nan; allowed: any number"),
         (
             ts.method(predict=lambda s, y, q: np.outer(7 * (np.arange(len(q)) == 3), np.ones(q.shape[1])), batched=True, name="m"),
             "method 'm' failed in episode 3: predict gave the label 7.0; allowed: 0 to 4",
@@ -237,6 +237,7 @@ def test_with_skip_the_other_methods_are_evaluated_to_the_end(bank):
         ([3], "a method must be a name, an object with fit and predict"),
         ([NearestMean], "NearestMean is a class; give an object"),
         ([object()], "a method must be a name"),
+        ([nearest_mean], r"got <function nearest_mean at .*; for a function, give trueshot.method\(predict=..\)"),
     ],
 )
 def test_what_is_not_a_method_is_refused(bank, methods, said):
@@ -388,7 +389,8 @@ def test_similar_noise_takes_near_classes():
         (lambda labels: labels * 0.3, "given labels must be integers, got an array of dtype float64"),
         (lambda labels: np.where(labels == 2, 0, labels), r"noise 'mine', episode 0: class 2 \('\d+'\) has no item left"),
         (lambda labels: 1 / 0, "noise 'mine', episode 0: ZeroDivisionError: division by zero"),
-        (lambda labels: None, r"given labels have shape \(\)"),
+        (lambda labels: None, "noise 'mine', episode 0: the function returned None; it must return the given labels"),
+        (lambda labels: labels[0], r"given labels have shape \(\)"),
         (lambda labels: (labels, [0]), r"rows of outliers have shape \(1,\); expected: \(25,\)"),
         (lambda labels: (labels, [10**6, *[-1] * 24]), "row 1000000 is not an outlier"),
     ],

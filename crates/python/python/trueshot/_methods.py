@@ -104,8 +104,9 @@ def as_method(given: Any) -> str | Method:
         raise TypeError(f"{given.__name__} is a class; give an object, such as {given.__name__}()")
     if callable(getattr(given, "fit", None)) and callable(getattr(given, "predict", None)):
         return method(given)
+    hint = "; for a function, give trueshot.method(predict=..)" if callable(given) else ""
     raise TypeError(
-        f"a method must be a name, an object with fit and predict, or the result of trueshot.method, got {given!r}"
+        f"a method must be a name, an object with fit and predict, or the result of trueshot.method, got {given!r}{hint}"
     )
 
 
@@ -237,7 +238,8 @@ def _shaped(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], 
     if array.shape != shape:
         raise MethodError(name, episodes[0], f"{what} gave an array of shape {array.shape}; expected: {shape}")
     if array.dtype.kind not in "biuf":
-        raise MethodError(name, episodes[0], f"{what} gave an array of dtype {array.dtype}; expected: numbers")
+        hint = ", the indices of classes that y of the support set has" if what == "predict" else ""
+        raise MethodError(name, episodes[0], f"{what} gave an array of dtype {array.dtype}; expected: numbers{hint}")
     return array
 
 
@@ -249,7 +251,7 @@ def _classes(name: str, episodes: list[int], given: Any, shape: tuple[int, ...],
         raise MethodError(name, episodes[0], f"predict gave {type(given).__name__}, not an array: {problem}") from problem
     if array.shape == (*shape, ways):
         array = _shaped(name, episodes, array, (*shape, ways), "predict")
-        _check(name, episodes, array, np.isnan(array), "predict gave the score {}")
+        _check(name, episodes, array, np.isnan(array), "predict gave the score {}; allowed: any number")
         return array.argmax(axis=-1)
     if array.shape != shape:
         expected = f"{shape} for labels or {(*shape, ways)} for scores"

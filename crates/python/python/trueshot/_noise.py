@@ -117,6 +117,8 @@ class _LabelFunction:
         except Exception as problem:
             text = f"{type(problem).__name__}: {problem}"
             raise ValueError(f"noise {self._name!r}, episode {episode}: {text}") from problem
+        if found is None:
+            raise ValueError(f"noise {self._name!r}, episode {episode}: the function returned None; it must return the given labels")
         outliers: list[tuple[int, int]] = []
         if isinstance(found, tuple) and len(found) == 2:
             found, chosen = found
