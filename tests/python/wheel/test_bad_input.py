@@ -45,6 +45,7 @@ FEATURES = {
     "complex numbers": (X.astype(complex), ValueError, "Complex data not supported"),
     "too few rows": (X[:5], ValueError, "5 rows of features, 12 labels"),
     "None": (None, (TypeError, ValueError), "2D|None"),
+    "a path": ("photos", TypeError, r"X is 'photos'; if it is a path, load .* trueshot.Embeddings.load\(path\), or embed"),
 }
 
 LABELS = {

@@ -220,8 +220,13 @@ def test_probabilities_are_recognised_by_their_form_and_never_taken_for_features
         more = np.hstack([probs / 2, probs / 2])
         with pytest.raises(ValueError, match=f"has {more.shape[1]} columns for .* classes; pass it as pred_probs= or features="):
             function(labels, more)
+        with pytest.raises(ValueError, match=r"logarithms of predicted probabilities; pass pred_probs=numpy.exp\(..\)"):
+            function(labels, np.log(np.maximum(probs, 1e-9)))
+        with pytest.raises(TypeError, match=r"labels come first: got an array of shape .* as labels, and one of shape"):
+            function(probs, labels)
     with pytest.raises(ValueError, match="already looks like predicted probabilities"):
         ts.get_pred_probs(labels, probs)
+    assert np.array_equal(ts.find_label_issues(labels, probs, n_jobs=1, verbose=True, low_memory=True), expected)
 
 
 def test_features_that_look_like_probabilities_are_features_if_the_caller_says_so():

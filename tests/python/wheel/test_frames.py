@@ -156,6 +156,27 @@ def test_an_audit_is_a_polars_frame():
     assert frame["suggested"][3] == "ant" and frame["suggested"][0] is None
     assert frame["p_wrong"].dtype == polars.Float32 and frame["given"].to_list() == LABELS.tolist()
     assert ts.audit(X, Y).to_polars()["suggested"].to_list()[3] == 0
+    nothing = ts.audit(X[4:], LABELS[4:]).to_polars()
+    assert nothing["suggested"].to_list() == [None] * 8 and nothing["suggested"].dtype == polars.String
+    assert ts.audit(X[4:], Y[4:]).to_polars()["suggested"].dtype == polars.Int64
+
+
+def test_an_index_in_another_order_is_refused():
+    index = [f"photo-{row}.jpg" for row in range(12)]
+    frame, labels = pandas.DataFrame(X, index=index), pandas.Series(LABELS, index=index)
+    with pytest.raises(ValueError, match=r"in row 0, X has 'photo-0.jpg' and y 'photo-11.jpg'. Pass y.loc\[X.index\]"):
+        ts.audit(frame, labels[::-1])
+    for same in (labels, labels[::-1].loc[frame.index], labels.reset_index(drop=True)):
+        assert ts.audit(frame, same).suggested[3] == "ant"
+    again = frame.index[[0, 0, *range(2, 12)]]
+    assert len(ts.audit(frame.set_index(again), labels.set_axis(again[::-1]))) == 12, "an index with repetitions says nothing"
+
+
+def test_a_table_without_labels_says_which_columns_there_are():
+    frame = pandas.DataFrame({"embedding": list(X), "label": LABELS})
+    for use in (ts.audit, ts.evaluate, ts.FewShotClassifier("median").fit):
+        with pytest.raises(ValueError, match="y is missing: give the labels, or the name of a column of X, which has: embedding, label"):
+            use(frame)
 
 
 BAD = {

@@ -6,6 +6,7 @@ contiguous ones. Tensors of other libraries are read through DLPack, data frames
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
 def as_array(given: Any, name: str) -> np.ndarray:
     """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy."""
     refuse_sparse(given, name)
+    if isinstance(given, (str, os.PathLike)):
+        raise TypeError(
+            f"{name} is {os.fspath(given)!r}; if it is a path, load the embeddings of a file with trueshot.Embeddings.load(path), or "
+            "embed the images of a folder with trueshot.embed(model, path)"
+        )
     if not isinstance(given, np.ndarray):
         given = _plain(given, name)
     if isinstance(given, np.ndarray):

@@ -53,7 +53,7 @@ def audit(
     confirmed : booleans, one per row, optional
         Labels that are known to be right.
     certainty : float, optional
-        Probability that an action needs, from 0.5 to 1; rows below it are left to review. Default: 0.75.
+        Probability that an action needs, from 0.5 to 1; rows below it are left to review. Default: 0.8.
     expected_noise : float, optional
         Share of wrong labels, from 0 to below 1, if known. Default: estimated.
     neighbours : int
@@ -296,8 +296,13 @@ class Audit:
         """A polars data frame with one line per row, in the order of the data."""
         import polars
 
-        columns = {name: column if column.dtype.kind in "biuf" else column.tolist() for name, column in self._columns().items()}
-        return polars.DataFrame(columns)
+        columns = {
+            name: polars.Series(name, column if column.dtype.kind in "biuf" else column.tolist(), strict=False)
+            for name, column in self._columns().items()
+        }
+        # Without a suggestion, all values are null, and polars cannot know the type.
+        columns["suggested"] = columns["suggested"].cast(columns["given"].dtype)
+        return polars.DataFrame(list(columns.values()))
 
     def _columns(self) -> dict[str, Any]:
         return {

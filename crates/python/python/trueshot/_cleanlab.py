@@ -85,6 +85,7 @@ def find_label_issues(
     confident_joint: Any = None,
     n_jobs: int | None = None,
     verbose: bool = False,
+    low_memory: bool = False,
     multi_label: bool = False,
     certainty: float | None = None,
     expected_noise: float | None = None,
@@ -101,8 +102,9 @@ def find_label_issues(
         As in :func:`get_label_quality_scores`.
     return_indices_ranked_by : str, optional
         'self_confidence', 'normalized_margin' or 'confidence_weighted_entropy': return rows in this order instead of a mask.
-    n_jobs, verbose
-        Accepted. With features, ``n_jobs`` is the number of threads if it is positive. Nothing is printed.
+    n_jobs, verbose, low_memory
+        Accepted. With features, ``n_jobs`` is the number of threads if it is positive. Nothing is printed, and the result with
+        ``low_memory`` is that without it.
 
     For predicted probabilities only:
 

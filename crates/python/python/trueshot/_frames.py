@@ -84,6 +84,9 @@ def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None
     """The same, for rows that need labels; the labels of embeddings are part of them."""
     if is_embeddings(X) and X.labels is None and y is None:
         raise ValueError("X is embeddings without labels: give y too, or add labels with X.with_labels(y)")
+    if y is None and not is_embeddings(X) and (columns := _columns(_loaded(X, "X"))):
+        names = [str(other.name) for other in columns]
+        raise ValueError(f"y is missing: give the labels, or the name of a column of X, which has: {_listed(names)}")
     return read_table(X, y, column, threads=threads)
 
 
@@ -150,12 +153,32 @@ def _check_not_a_table(X: Any, y: Any, column: str | None, name: str) -> None:
             raise TypeError(f"{argument} is {given!r}, the name of a column, but {name} is not a table: it is a {type(X).__name__}")
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", .." if len(names) > 5 else "")
+
+
 def _index(X: Any, y: Any) -> Any:
     """The pandas index of X, or of y, unless it only counts the rows."""
-    given = next((one for one in (X, y) if library_of(one) == "pandas" and hasattr(one, "index")), None)
+    indexed = [one for one in (X, y) if library_of(one) == "pandas" and hasattr(one, "index")]
+    if len(indexed) == 2:
+        _check_order(*(one.index for one in indexed))
+    given = indexed[0] if indexed else None
     if given is None or type(given.index).__name__ == "RangeIndex" and given.index.start == 0 and given.index.step == 1:
         return None
     return given.index
+
+
+def _check_order(rows: Any, labels: Any) -> None:
+    """Raise an error if labels have the index of the rows in another order: rows and labels belong together by position."""
+    if len(rows) != len(labels) or rows.equals(labels):
+        return
+    if rows.is_unique and labels.is_unique and rows.isin(labels).all():
+        pairs = enumerate(zip(rows.tolist(), labels.tolist()))
+        place, (row, label) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        raise ValueError(
+            f"X and y have the same index in different orders: in row {place}, X has {row!r} and y {label!r}. "
+            "Pass y.loc[X.index], or y.to_numpy() if the order is right"
+        )
 
 
 # Columns of tables.

@@ -31,7 +31,12 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") 
         # A table whose column of labels is named, a data set (which may contain images), or embeddings.
         return X, False
     array = as_array(read_table(X).features, "the second argument")
-    if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0 or not (array >= 0).all():
+    if array.ndim == 1 and getattr(labels, "ndim", 1) == 2:
+        raise TypeError(f"labels come first: got an array of shape {labels.shape} as labels, and one of shape {array.shape} after it")
+    if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0:
+        return X, False
+    if not (array >= 0).all():
+        _refuse_logarithms(labels, array)
         return X, False
     classes = encode(labels, name="labels").classes
     if _has_column_per_class(classes, array.shape[1]):
@@ -134,6 +139,16 @@ def _numbers(classes: np.ndarray) -> np.ndarray | None:
     """The classes as column indices, if they are integers from 0."""
     whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
     return classes.astype(np.int64) if whole and len(classes) > 0 and classes[0] >= 0 else None
+
+
+def _refuse_logarithms(labels: Any, array: np.ndarray) -> None:
+    """Raise an error for logarithms of predicted probabilities, the output of a log-softmax."""
+    if (array <= 0).all() and _has_column_per_class(encode(labels, name="labels").classes, array.shape[1]):
+        if (abs(_sums(np.exp(array.astype(np.float64))) - 1) <= _TOLERANCE).all():
+            raise ValueError(
+                "the second argument looks like logarithms of predicted probabilities; pass pred_probs=numpy.exp(..), or "
+                "features= if it is features"
+            )
 
 
 def _has_column_per_class(classes: np.ndarray, columns: int) -> bool:

@@ -64,6 +64,8 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> object:
+    if name in ("find_label_issues_batched", "LabelInspector"):
+        raise AttributeError(f"trueshot.cleanlab has no {name}; call find_label_issues(labels, pred_probs) with all rows")
     if name in _INSTEAD:
         raise AttributeError(
             f"trueshot.cleanlab has no {name}, which trains a classifier; without training, call {_INSTEAD[name]}"
