@@ -11,12 +11,12 @@ draws noise is replaced. With --tranfs, the parameters of a model of `trueshot t
 class `ProtoConvTransformer`, without its convolutional network, because the episodes consist of features. The prototypes
 of some support sets are also compared number by number, with those that `trueshot fit` writes.
 
-Exits with 1 if an accuracy differs by more than --tolerance. Methods that draw random numbers (ties between neighbours,
-the initial weights of `linear`) run twice in the authors' program: the difference between the two runs gives the
-standard error, and up to 4 standard errors are allowed. Train the models for some thousand steps: before that, the
-prototypes of an episode almost coincide, and rounding decides about more queries. Needs torch and numpy for the interpreter that runs it; other
-packages that the checkout imports are not needed. 500 episodes with two models take 7 minutes on one idle core, with
---linear 20.
+Exits with 1 if an accuracy differs by more than --tolerance. Methods that draw random numbers (ties between
+neighbours, the initial weights of `linear`) run twice in the authors' program: the difference between the two runs
+gives the standard error, and up to 4 standard errors are allowed. Train the models for some thousand steps: before
+that, the prototypes of an episode almost coincide, and rounding decides about more queries. Needs torch and numpy for
+the interpreter that runs it; other packages that the checkout imports are not needed. 500 episodes with two models
+take 7 minutes on one idle core, with --linear 20.
 """
 from __future__ import annotations
 
