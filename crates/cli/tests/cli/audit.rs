@@ -60,7 +60,7 @@ fn a_confirmed_label_is_never_doubted_again() {
     photos.audit(&["--check"]).assert().code(0);
     let kept = std::fs::read_to_string(photos.path("photos/.trueshot-confirmed")).unwrap();
     assert_eq!(kept.lines().count(), 2, "{kept}");
-    std::fs::write(photos.path("list.txt"), "rings/0.png\n").unwrap();
+    std::fs::write(photos.path("list.txt"), "checks/0.png\n").unwrap();
     let shown = photos.audit(&["--confirmed", "list.txt", "--check"]).assert().code(3);
     assert!(text(&shown.get_output().stdout).contains("1 confirmed"));
     refused(photos.audit(&["--confirm", "rings/99.png"]), &["no item is named 'rings/99.png'"]);
