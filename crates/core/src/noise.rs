@@ -161,7 +161,8 @@ impl std::fmt::Display for Noise {
     }
 }
 
-/// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+/// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations. Levels
+/// below 1 % have a percent sign (`symmetric=0.5%`), because `symmetric=0.4` usually means 40 %.
 ///
 /// The default is `symmetric=0,20,40,60`, as in the paper.
 ///
@@ -201,8 +202,17 @@ impl std::str::FromStr for NoiseLevels {
             text.split_once('=').ok_or("expected TYPE=LEVEL,.. such as symmetric=0,20,40")?;
         let kind = NoiseKind::built_in(kind.trim())?;
         let level = |text: &str| {
+            let text = text.trim();
+            let (number, has_sign) = text.strip_suffix('%').map_or((text, false), |text| (text, true));
             let percent: f64 =
-                text.trim().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
+                number.trim_end().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
+            // A share such as 0.4 is an easy mistake.
+            if percent > 0.0 && percent < 1.0 && !has_sign {
+                let meant = (percent * 1e6).round() / 1e4;
+                return Err(format!(
+                    "levels are percent: write {kind}={meant} for {meant} %, or {kind}={text}% for less than 1 %"
+                ));
+            }
             Noise::new(kind, percent / 100.0).map_err(|error| error.to_string())
         };
         levels.split(',').map(level).collect::<Result<_, _>>().map(NoiseLevels)
@@ -211,7 +221,10 @@ impl std::str::FromStr for NoiseLevels {
 
 impl std::fmt::Display for NoiseLevels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let levels: Vec<String> = self.0.iter().map(|noise| noise.percent().to_string()).collect();
+        // Parsing needs the percent sign below 1 %.
+        let sign = |percent: f64| if percent > 0.0 && percent < 1.0 { "%" } else { "" };
+        let level = |noise: &Noise| format!("{}{}", noise.percent(), sign(noise.percent()));
+        let levels: Vec<String> = self.0.iter().map(level).collect();
         write!(f, "{}={}", self.0.first().map_or("symmetric", |noise| noise.kind.name()), levels.join(","))
     }
 }
@@ -280,5 +293,15 @@ mod tests {
         assert!(error("gaussian=10").contains("known: symmetric, paired, outlier, similar"));
         assert!(error("paired=much").contains("not a level in percent"));
         assert!(error("paired=100").contains("below 100 %"));
+    }
+
+    #[test]
+    fn levels_below_1_percent_need_a_percent_sign() {
+        let error = "paired=0.4".parse::<NoiseLevels>().unwrap_err();
+        assert_eq!(error, "levels are percent: write paired=40 for 40 %, or paired=0.4% for less than 1 %");
+        let levels: NoiseLevels = "symmetric=0,0.5%,2,20 %".parse().unwrap();
+        assert_eq!(levels.0.iter().map(|noise| noise.level).collect::<Vec<_>>(), [0.0, 0.005, 0.02, 0.2]);
+        assert_eq!(levels.to_string(), "symmetric=0,0.5%,2,20");
+        assert_eq!(levels.to_string().parse(), Ok(levels));
     }
 }

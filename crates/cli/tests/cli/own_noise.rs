@@ -130,6 +130,31 @@ fn a_manifest_with_noise_of_another_program_has_its_name_and_its_measured_share(
 }
 
 #[test]
+fn a_manifest_that_declares_paired_noise_and_has_other_noise_is_reported() {
+    let folder = EmbeddingsFolder::new();
+    let settings = ["--noise", "symmetric=40", "--noise", "paired=20", "-m", "protonet"];
+    folder.json(&[&settings[..], &["--write-manifest", "m.jsonl"]].concat());
+    let manifest = std::fs::read_to_string(folder.path("m.jsonl")).unwrap();
+    std::fs::write(folder.path("m.jsonl"), manifest.replacen("symmetric", "paired", 1)).unwrap();
+    let found = folder.json(&["--manifest", "m.jsonl", "-m", "protonet"]);
+    // By chance, symmetric noise may be paired in an episode.
+    let unpaired = found["settings"][0]["unpaired_episodes"].as_u64().unwrap();
+    assert!((28..=30).contains(&unpaired), "{unpaired}");
+    assert_eq!(found["settings"][1].get("unpaired_episodes"), None);
+    let shown = folder.stdout(&["--manifest", "m.jsonl", "-m", "protonet"]);
+    let note =
+        format!("\nthe manifest declares paired noise, but in {unpaired} of 30 episodes the wrong labels");
+    assert_eq!(shown.matches(&note).count(), 1, "{shown}");
+}
+
+#[test]
+fn levels_too_low_to_make_a_label_wrong_are_noted() {
+    let folder = EmbeddingsFolder::new();
+    let shown = folder.stdout(&["--noise", "symmetric=0.4%", "-m", "protonet"]);
+    assert!(shown.contains("under symmetric noise of 0.4 %, 0 % of the labels are wrong\n"), "{shown}");
+}
+
+#[test]
 fn default_levels_that_are_impossible_are_left_out_with_a_note() {
     let folder = EmbeddingsFolder::new();
     let done = folder.eval(&["--shots", "1", "-m", "protonet,relabel", "-f", "json"]).assert().success();

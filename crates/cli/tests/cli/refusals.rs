@@ -59,6 +59,10 @@ fn levels_outside_0_to_100_are_wrong_usage() {
         &["unknown noise type 'gaussian'; known: symmetric, paired, outlier"],
     );
     misused(folder.eval(&["--noise", "40"]), &["expected TYPE=LEVEL"]);
+    misused(
+        folder.eval(&["--noise", "symmetric=0.4"]),
+        &["write symmetric=40 for 40 %, or symmetric=0.4% for less than 1 %"],
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::episode_runner::{EpisodeOutcome, Outcome};
 use super::statistics::{Estimate, holm};
 use super::{Details, Experiment};
 use crate::embeddings::Embeddings;
-use crate::episode::{DrawnEpisode, Shots};
+use crate::episode::{DrawnEpisode, Item, Shots};
 use crate::method::NamedMethod;
 use crate::noise::{Noise, NoiseKind};
 
@@ -58,10 +58,10 @@ pub struct FailedMethod {
 }
 
 impl Evaluation {
-    /// Sentences about what a reader of the results must know: shares of wrong labels that differ from the level, noise that
+    /// Sentences about what a reader of the results must know: noise that is not what its type and level say, noise that
     /// changed no label, and methods that failed.
     pub fn notes(&self) -> Vec<String> {
-        let mut notes: Vec<String> = self.settings.iter().filter_map(SettingResult::note).collect();
+        let mut notes: Vec<String> = self.settings.iter().flat_map(SettingResult::notes).collect();
         notes.extend(self.failed.iter().map(|failed| {
             let FailedMethod { method, episode, problem } = failed;
             format!("{method} is left out: it failed in episode {episode} ({problem})")
@@ -98,6 +98,9 @@ pub struct SettingResult {
     pub level: f64,
     /// The measured share of wrong labels in the support sets, 0 to 1.
     pub wrong_share: f64,
+    /// The number of episodes of a manifest that declare paired noise but have other noise; serialised only if there are any.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unpaired_episodes: usize,
     /// The number of classes per episode.
     pub ways: usize,
     /// The number of labelled items per class, serialised as a number or as both ends of a range.
@@ -117,14 +120,31 @@ pub struct SettingResult {
 const SHARE_TOLERANCE: f64 = 0.005;
 
 impl SettingResult {
+    /// Sentences about wrong labels that are not those of the declared noise.
+    fn notes(&self) -> impl Iterator<Item = String> {
+        self.share_note().into_iter().chain(self.pairs_note())
+    }
+
+    /// A sentence about paired noise whose wrong labels are not in pairs of classes.
+    fn pairs_note(&self) -> Option<String> {
+        let SettingResult { unpaired_episodes, episodes, .. } = *self;
+        (unpaired_episodes > 0).then(|| {
+            format!(
+                "the manifest declares paired noise, but in {unpaired_episodes} of {episodes} episodes the wrong labels \
+                 are not in pairs of classes"
+            )
+        })
+    }
+
     /// A sentence about a share of wrong labels that differs from the level, or about noise that changed no label.
-    fn note(&self) -> Option<String> {
+    fn share_note(&self) -> Option<String> {
         let SettingResult { noise, level, wrong_share, episodes, .. } = *self;
         let percent = |share: f64| (share * 1e4).round() / 1e2;
         if matches!(noise, NoiseKind::Named(_)) && wrong_share == 0.0 && episodes > 0 {
             return Some(format!("{noise} noise changed no label: no label is wrong under it"));
         }
-        let differs = (level - wrong_share).abs() > SHARE_TOLERANCE && episodes > 0;
+        let is_without_noise = level > 0.0 && wrong_share == 0.0;
+        let differs = ((level - wrong_share).abs() > SHARE_TOLERANCE || is_without_noise) && episodes > 0;
         differs.then(|| {
             format!(
                 "under {noise} noise of {} %, {} % of the labels are wrong",
@@ -133,6 +153,10 @@ impl SettingResult {
             )
         })
     }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// Serialises equal ends as one number, others as an array of two.
@@ -230,6 +254,9 @@ pub(super) struct Tally {
     cells: Vec<Vec<Cell>>,
     /// For every noise setting, whether the label of each support item was wrong, in the order of [`Cell::suspicion`].
     wrong: Vec<Vec<bool>>,
+    /// For every noise setting, [`SettingResult::unpaired_episodes`].
+    unpaired: Vec<usize>,
+    noises: Vec<Noise>,
     classes: usize,
     pub failed: Vec<FailedMethod>,
 }
@@ -242,14 +269,24 @@ impl Tally {
         let cell = || Cell { confusion: vec![0; pairs], ..Cell::default() };
         let settings = experiment.episodes.noises();
         let row = |_: &Noise| experiment.methods.iter().map(|_| cell()).collect();
-        let wrong = vec![Vec::new(); settings.len()];
-        Tally { cells: settings.iter().map(row).collect(), wrong, classes, failed: Vec::new() }
+        Tally {
+            cells: settings.iter().map(row).collect(),
+            wrong: vec![Vec::new(); settings.len()],
+            unpaired: vec![0; settings.len()],
+            noises: settings.to_vec(),
+            classes,
+            failed: Vec::new(),
+        }
     }
 
     /// Adds the outcome of one episode.
     pub fn add(&mut self, drawn: &DrawnEpisode, outcome: EpisodeOutcome) {
         for (wrong, support) in self.wrong.iter_mut().zip(&drawn.supports) {
             wrong.extend(support.iter().map(|item| item.is_wrong()));
+        }
+        let ways = drawn.episode.classes.len();
+        for ((unpaired, noise), support) in self.unpaired.iter_mut().zip(&self.noises).zip(&drawn.supports) {
+            *unpaired += usize::from(noise.kind == NoiseKind::Paired && !is_paired(support, ways));
         }
         let cells = self.cells.iter_mut().flatten().zip(outcome.outcomes.into_iter().flatten());
         for (cell, outcome) in cells {
@@ -274,10 +311,11 @@ impl Tally {
         };
         let cells: Vec<Vec<Cell>> = self.cells.iter_mut().map(take_kept).collect();
         let methods: Vec<&NamedMethod> = methods.into_iter().map(|(_, method)| method).collect();
-        let settings = experiment.episodes.noises().iter().zip(cells.iter().zip(&self.wrong));
+        let settings = self.noises.iter().zip(&self.unpaired).zip(cells.iter().zip(&self.wrong));
         let settings: Vec<SettingResult> = settings
-            .map(|(&noise, (cells, wrong))| SettingResult {
+            .map(|((&noise, &unpaired_episodes), (cells, wrong))| SettingResult {
                 episodes: done,
+                unpaired_episodes,
                 ..setting_result(experiment, &methods, noise, cells, wrong)
             })
             .collect();
@@ -299,6 +337,18 @@ impl Tally {
             settings,
         }
     }
+}
+
+/// Whether the wrong items of every class belong to one other class, which is that of no other class.
+fn is_paired(support: &[Item], ways: usize) -> bool {
+    // For every given class its true class, and for every true class its given one.
+    let (mut truths, mut givens) = (vec![None; ways], vec![None; ways]);
+    support.iter().filter(|item| item.is_wrong()).all(|item| {
+        item.truth.is_some_and(|truth| {
+            *truths[item.given as usize].get_or_insert(truth) == truth
+                && *givens[truth as usize].get_or_insert(item.given) == item.given
+        })
+    })
 }
 
 /// Adds the queries of one episode to the confusion counts.
@@ -360,6 +410,7 @@ fn setting_result(
         noise: noise.kind,
         level: if matches!(noise.kind, NoiseKind::Named(_)) { wrong_share } else { noise.level },
         wrong_share,
+        unpaired_episodes: 0,
         ways: spec.ways,
         shots: spec.shots,
         queries: spec.queries,

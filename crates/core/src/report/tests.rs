@@ -32,8 +32,19 @@ fn method(name: &str, accuracy: f64) -> MethodResult {
 
 fn setting(noise: NoiseKind, level: f64, methods: Vec<MethodResult>) -> SettingResult {
     let (ways, shots, queries, episodes) = (5, Shots::exactly(5), 15, 10_000);
-    let (wrong_share, significance) = (level, Vec::new());
-    SettingResult { noise, level, wrong_share, ways, shots, queries, episodes, methods, significance }
+    let (wrong_share, unpaired_episodes, significance) = (level, 0, Vec::new());
+    SettingResult {
+        noise,
+        level,
+        wrong_share,
+        unpaired_episodes,
+        ways,
+        shots,
+        queries,
+        episodes,
+        methods,
+        significance,
+    }
 }
 
 fn detection(auroc: f64, calibration_error: Option<f64>) -> Detection {
