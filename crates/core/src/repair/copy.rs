@@ -34,7 +34,8 @@ pub struct Copied {
 ///
 /// # Errors
 /// [`Error::Locked`] if another process copies to the same destination or repairs the source; [`Error::Write`] if the
-/// destination exists, is inside the source or cannot be written; [`Error::Interrupted`] if `progress` stopped it.
+/// destination exists, is inside the source or cannot be written; [`Error::Read`] if a file of the source cannot be read;
+/// [`Error::Interrupted`] if `progress` stopped it.
 pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
     check_outside(root, into)?;
     let _destination = Lock::beside(into)?;
@@ -64,6 +65,21 @@ pub enum FileContents {
     Path(PathBuf),
     /// These bytes.
     Bytes(Vec<u8>),
+}
+
+impl FileContents {
+    /// Fails with [`Error::Read`] if the file cannot be opened, so that the error of a copy names the right file.
+    fn check_readable(&self) -> Result<()> {
+        match self {
+            FileContents::Bytes(_) => Ok(()),
+            FileContents::Path(path) => self::open(path).map(drop),
+        }
+    }
+}
+
+/// Opens a file to be copied.
+pub(super) fn open(path: &Path) -> Result<fs::File> {
+    fs::File::open(path).map_err(|source| Error::Read { path: path.into(), source })
 }
 
 /// Copies items to a new folder, or to a new ZIP archive if `into` ends in `.zip` (with the feature `zip`), each from its
@@ -130,8 +146,10 @@ impl NewCopy<'_> {
             fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
         }
         for (file, target) in self.targets.iter().enumerate() {
-            let target = part.join(target);
-            write_new(&(self.contents)(file)?, &target).map_err(failed(&target))?;
+            let contents = (self.contents)(file)?;
+            contents.check_readable()?;
+            // The error names the place in the finished copy: the hidden folder is unknown to the user.
+            write_new(&contents, &part.join(target)).map_err(failed(&into.join(target)))?;
             progress.check(file as u64 + 1, self.targets.len() as u64)?;
         }
         fs::write(part.join(LOG), &self.log).map_err(failed(&part))?;

@@ -610,6 +610,23 @@ fn a_long_name_that_is_taken_is_truncated_to_make_room_for_its_number() {
     assert!(last.len() <= 255 && last.ends_with("ü-2.jpg"), "{to}");
 }
 
+#[test]
+fn a_copy_names_the_source_file_that_cannot_be_read_or_the_file_that_cannot_be_written() {
+    let out = tempfile::tempdir().unwrap();
+    let items = [Move { from: "cat/1.jpg".into(), to: "dog/1.jpg".into() }];
+    let gone = |_: usize| Ok(FileContents::Path(out.path().join("gone.jpg")));
+    let mut copies = vec!["clean"];
+    copies.extend(cfg!(feature = "zip").then_some("clean.zip"));
+    for name in copies {
+        let error = copy_items(&items, &gone, &out.path().join(name), &()).unwrap_err().to_string();
+        assert!(error.contains("cannot read") && error.contains("gone.jpg: No such file"), "{error}");
+    }
+    let items = ["a.jpg", "b.jpg"].map(|from| Move { from: from.into(), to: "dog/1.jpg".into() });
+    let bytes = |_: usize| Ok(FileContents::Bytes(vec![1]));
+    let error = copy_items(&items, &bytes, &out.path().join("twice"), &()).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("twice/dog/1.jpg"), "{error}");
+}
+
 /// Progress that stops the work when `files` files are done.
 fn stop_after(files: u64) -> impl Progress {
     move |done: u64, _total: u64| {

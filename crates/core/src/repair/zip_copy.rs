@@ -6,7 +6,7 @@
 //! because images are compressed already.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, Write};
 use std::path::Path;
 
 use zip::write::SimpleFileOptions;
@@ -32,7 +32,12 @@ pub(super) fn write(copy: &NewCopy<'_>, into: &Path, progress: &dyn Progress) ->
         zip.add_directory(folder, options().unix_permissions(0o755)).map_err(|error| failed(error.into()))?;
     }
     for (done, (name, file)) in (1..).zip(&members) {
-        add_file(&mut zip, name, &(copy.contents)(*file)?).map_err(failed)?;
+        let contents = (copy.contents)(*file)?;
+        match &contents {
+            FileContents::Bytes(bytes) => add_bytes(&mut zip, name, bytes),
+            FileContents::Path(path) => add_file(&mut zip, name, super::copy::open(path)?),
+        }
+        .map_err(failed)?;
         progress.check(done, members.len() as u64)?;
     }
     let finish = || -> std::io::Result<()> {
@@ -69,21 +74,16 @@ fn options() -> SimpleFileOptions {
         .unix_permissions(0o644)
 }
 
-fn add_file(
-    zip: &mut ZipWriter<impl Write + std::io::Seek>,
-    name: &str,
-    contents: &FileContents,
-) -> std::io::Result<()> {
-    let started = |length: u64| options().large_file(length >= ZIP64_BYTES_THR);
-    match contents {
-        FileContents::Bytes(bytes) => {
-            zip.start_file(name, started(bytes.len() as u64))?;
-            zip.write_all(bytes)
-        }
-        FileContents::Path(path) => {
-            let mut file = File::open(path)?;
-            zip.start_file(name, started(file.metadata()?.len()))?;
-            std::io::copy(&mut file, zip).map(drop)
-        }
-    }
+fn with_length(length: u64) -> SimpleFileOptions {
+    options().large_file(length >= ZIP64_BYTES_THR)
+}
+
+fn add_bytes(zip: &mut ZipWriter<impl Write + Seek>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    zip.start_file(name, with_length(bytes.len() as u64))?;
+    zip.write_all(bytes)
+}
+
+fn add_file(zip: &mut ZipWriter<impl Write + Seek>, name: &str, mut file: File) -> std::io::Result<()> {
+    zip.start_file(name, with_length(file.metadata()?.len()))?;
+    std::io::copy(&mut file, zip).map(drop)
 }
