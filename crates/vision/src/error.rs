@@ -371,6 +371,9 @@ pub enum Unreadable {
     /// The operating system refused to read the file.
     #[error("cannot be read: {0}")]
     File(String),
+    /// The operating system refused to list a folder below the given one; the images in it are not known.
+    #[error("a folder that cannot be read: {0}")]
+    Folder(String),
     /// The name that a client sent with it cannot be used.
     #[error("{0}")]
     BadName(String),
@@ -512,6 +515,13 @@ pub struct Skipped {
     pub class: Option<String>,
     /// Why the image was skipped.
     pub reason: Unreadable,
+}
+
+impl Skipped {
+    /// A folder that the operating system refused to list.
+    pub(crate) fn folder(item: String, error: &std::io::Error) -> Self {
+        Skipped { item, class: None, reason: Unreadable::Folder(error.to_string()) }
+    }
 }
 
 impl std::fmt::Display for Skipped {

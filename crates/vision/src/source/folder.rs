@@ -47,8 +47,15 @@ impl FolderWalk {
         }
         self.above.push(true_path);
         let before = self.files.len() + self.skipped.len() + self.empty.len();
-        for found in std::fs::read_dir(folder).map_err(failed)? {
-            self.visit(&found.map_err(failed)?, prefix)?;
+        match std::fs::read_dir(folder) {
+            Ok(entries) => {
+                for found in entries {
+                    self.visit(&found.map_err(failed)?, prefix)?;
+                }
+            }
+            Err(error) if prefix.is_empty() => return Err(failed(error).into()),
+            // One folder without permission does not keep the others from being used.
+            Err(error) => self.skipped.push(Skipped::folder(prefix.trim_end_matches('/').to_owned(), &error)),
         }
         if self.files.len() + self.skipped.len() + self.empty.len() == before && !prefix.is_empty() {
             self.empty.push(prefix.trim_end_matches('/').to_owned());
@@ -106,14 +113,22 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
         }
     };
-    let mut folders = Vec::new();
+    let (mut folders, mut unreadable) = (Vec::new(), Vec::new());
     match path.is_dir() {
         true => folders.push(path.to_owned()),
         false => add(path.into(), true),
     }
     while let Some(folder) = folders.pop() {
         let failed = |source| trueshot::Error::Read { path: folder.clone(), source };
-        for found in std::fs::read_dir(&folder).map_err(failed)? {
+        let entries = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if folder == path => return Err(failed(error).into()),
+            Err(error) => {
+                unreadable.push(Skipped::folder(folder.to_string_lossy().into_owned(), &error));
+                continue;
+            }
+        };
+        for found in entries {
             let (name, path) = found.map(|found| (found.file_name(), found.path())).map_err(failed)?;
             match path.is_dir() {
                 _ if paths::is_hidden(&name.to_string_lossy()) => {}
@@ -124,6 +139,7 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
         }
     }
     files.sort();
+    skipped.extend(unreadable);
     skipped.sort_by(|a, b| a.item.cmp(&b.item));
     Ok(ImageFiles { files, skipped })
 }
@@ -140,7 +156,8 @@ pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     };
     let mut files: Vec<PathBuf> = walk.files.into_iter().filter_map(is_image).collect();
     files.sort();
-    let is_refused = |skipped: &&Skipped| skipped.reason == Unreadable::NotUtf8;
+    let is_refused =
+        |skipped: &&Skipped| matches!(skipped.reason, Unreadable::NotUtf8 | Unreadable::Folder(_));
     Ok((files, walk.skipped.iter().filter(is_refused).count()))
 }
 

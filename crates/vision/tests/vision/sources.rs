@@ -119,6 +119,25 @@ fn a_file_that_a_list_names_and_nobody_has_is_a_reason_to_skip_it() {
     assert!(matches!(reason, Unreadable::File(_)), "{reason}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_folder_that_may_not_be_read_is_skipped_with_the_reason_and_the_others_are_used() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let closed = folder.path().join("ant");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
+    // Permissions do not keep root from reading.
+    if std::fs::read_dir(&closed).is_err() {
+        let collection = open(folder.path());
+        assert_eq!(collection.classes(), ["owl"]);
+        let skipped = collection.skipped().iter().map(|one| one.to_string()).collect::<Vec<_>>();
+        assert_eq!(skipped, ["ant: a folder that cannot be read: Permission denied (os error 13)"]);
+        let below = trueshot_vision::source::images_below(folder.path()).unwrap();
+        assert_eq!((below.files.len(), below.skipped.len()), (2, 1));
+    }
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[test]
 fn a_limit_takes_the_first_by_name_of_every_class() {
     let folder = folder();
