@@ -2,8 +2,12 @@
 
 use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
 
-/// Width to which a column of names can be narrowed.
-const MIN_NAME: usize = 10;
+/// The steps in which a table is narrowed, from left to right in each step: the widths to which the file names in a column
+/// of items and the names in a column of names are shortened. Names of classes come last, and they become shorter than
+/// "class uncertain" only if nothing else helps; the label then comes first, because it is usually the folder of the item,
+/// too.
+const NARROWED: [(Column, usize); 3] =
+    [(Column::Item, MIN_FILE_NAME), (Column::Name, 15), (Column::Name, 10)];
 /// Smallest width of the notes below a line.
 const MIN_NOTE: usize = 40;
 
@@ -14,7 +18,7 @@ pub enum Column {
     Number,
     /// Short words, aligned left and never shortened.
     Word,
-    /// Names of classes, which are shortened in the middle.
+    /// Names of classes, which are shortened in the middle, after the file names of items.
     Name,
     /// Names of items. The file name is shortened in the middle; the folders in front of it, which are often the class,
     /// are always shown.
@@ -68,8 +72,8 @@ impl TextTable {
         }
     }
 
-    /// The text of the table. If it is wider than `max_width` columns of a terminal, its widest columns of names and items
-    /// are narrowed as far as that is possible.
+    /// The text of the table. If it is wider than `max_width` columns of a terminal, its columns of items and names are
+    /// narrowed as far as that is possible.
     pub fn render(&self, max_width: Option<usize>) -> String {
         let widths = self.widths(max_width.unwrap_or(usize::MAX));
         let before_items = self.columns.iter().take_while(|column| **column != Column::Item).count();
@@ -93,18 +97,20 @@ impl TextTable {
         let cells = |column: usize| self.lines.iter().map(move |line| line.cells[column].as_str());
         let largest = |column: usize| cells(column).map(display_width).max().unwrap_or(0);
         let mut widths: Vec<usize> = (0..self.columns.len()).map(largest).collect();
-        let smallest = |(number, column): (usize, &Column)| match column {
-            Column::Number | Column::Word => widths[number],
-            Column::Name => widths[number].min(MIN_NAME),
-            Column::Item => cells(number).map(min_item_width).max().unwrap_or(0),
-        };
-        let min_widths: Vec<usize> = self.columns.iter().enumerate().map(smallest).collect();
-        let separators = 2 * self.columns.len().saturating_sub(1);
-        while widths.iter().sum::<usize>() + separators > max_width {
-            let can_shrink = |column: &usize| widths[*column] > min_widths[*column];
-            let widest = (0..widths.len()).rev().filter(can_shrink).max_by_key(|column| widths[*column]);
-            let Some(widest) = widest else { break };
-            widths[widest] -= 1;
+        let total = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+        let mut excess = total.saturating_sub(max_width);
+        for (kind, smallest) in NARROWED {
+            for number in (0..widths.len()).filter(|number| self.columns[*number] == kind) {
+                let min_width = match kind {
+                    Column::Item => {
+                        cells(number).map(|item| min_item_width(item, smallest)).max().unwrap_or(0)
+                    }
+                    _ => smallest,
+                };
+                let narrower = excess.min(widths[number].saturating_sub(min_width));
+                widths[number] -= narrower;
+                excess -= narrower;
+            }
         }
         widths
     }
@@ -122,10 +128,10 @@ impl Column {
     }
 }
 
-/// The width to which the name of an item can be shortened.
-fn min_item_width(item: &str) -> usize {
+/// The width of the name of an item whose file name is shortened to `file_name` columns.
+fn min_item_width(item: &str, file_name: usize) -> usize {
     let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
-    display_width(folders) + display_width(file).min(MIN_FILE_NAME)
+    display_width(folders) + display_width(file).min(file_name)
 }
 
 #[cfg(test)]
@@ -149,7 +155,31 @@ mod tests {
         let shown = table(&[["1 %", "a/long/path/of/folders/DSC_000123456.jpg", "golden retriever"]]);
         assert_eq!(shown.render(Some(30)), "1 %  a/long/path/of/folders/DSC_….jpg  gold…iever\n");
         assert_eq!(shown.render(Some(60)), "1 %  a/long/path/of/folders/DSC_00…456.jpg  golden retriever\n");
+        assert_eq!(shown.render(Some(52)), "1 %  a/long/path/of/folders/DSC_….jpg  golden…riever\n");
         assert!(shown.render(Some(80)).contains("DSC_000123456.jpg  golden retriever"));
+    }
+
+    #[test]
+    fn names_of_classes_are_shortened_after_file_names_and_the_label_before_the_class_it_belongs_to() {
+        let columns = vec![Column::Word, Column::Item, Column::Name, Column::Name];
+        let mut table = TextTable::new(columns);
+        table.line([
+            "relabel",
+            "yellow-warbler/IMG_20260102_123456.jpg",
+            "yellow-warbler",
+            "black-throated-sparrow",
+        ]);
+        table.line(["review", "yellow-warbler/IMG_20260102_123457.jpg", "yellow-warbler", "class uncertain"]);
+        let first = |width: usize| table.render(Some(width)).lines().next().unwrap().to_owned();
+        let second = |width: usize| table.render(Some(width)).lines().nth(1).unwrap().to_owned();
+        assert_eq!(
+            first(80),
+            "relabel  yellow-warbler/IMG_202…3456.jpg  yellow-warbler  black-throated-sparrow"
+        );
+        assert_eq!(first(73), "relabel  yellow-warbler/IMG_….jpg  yellow-warbler  black-throated-sparrow");
+        assert_eq!(first(66), "relabel  yellow-warbler/IMG_….jpg  yellow-warbler  black-t…sparrow");
+        assert_eq!(first(62), "relabel  yellow-warbler/IMG_….jpg  yell…rbler  black-t…sparrow");
+        assert_eq!(second(62), "review   yellow-warbler/IMG_….jpg  yell…rbler  class uncertain");
     }
 
     #[test]
