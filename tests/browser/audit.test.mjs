@@ -225,7 +225,7 @@ describe("a review", () => {
   test("decides nothing with Enter if no change is planned", async () => {
     const { page } = await open({}, "unsure.html");
     const count = Number((await page.textContent("[data-show=review]")).match(/\((\d+)\)/)[1]);
-    assert.ok(count > 2);
+    assert.ok(count > 1);
     assert.equal(await page.textContent("#review-open"), `Review ${count} items`);
     await page.click("#review-open");
     assert.equal(await page.evaluate(() => document.activeElement.id), "review-later");

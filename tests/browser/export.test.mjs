@@ -58,6 +58,8 @@ for (const [name, lines] of [["kinds", predictions], ["drawings", null]]) {
       }
       const said = await page.textContent("#answer");
       assert.equal(said, unknown >= 0.5 ? "None of these" : best);
+      const shown = await page.$$eval("#classes li", (items) => items.map((item) => [Number(item.dataset.probability), item.querySelectorAll("span")[1].textContent]));
+      assert.ok(shown.every(([probability, text]) => (text === "0 %") === (probability === 0) && (text === "100 %") === (probability === 1)), `${shown}`);
     }
     assert.deepEqual(problems, []);
     await page.close();

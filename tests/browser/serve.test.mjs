@@ -250,6 +250,24 @@ describe("the served page", () => {
     await context.close();
   });
 
+  for (const [kind, width] of [["a desktop", 1100], ["a phone", 390]]) {
+    test(`shows the whole class that a suspect image belongs to on ${kind}, also if its name is long`, async () => {
+      const { page, problems, context } = await open({ viewport: { width, height: 2400 } });
+      const files = await noisySet(page);
+      const long = { ring: "004.Groove_billed_Ani", cross: "012.Yellow_headed_Blackbird", comb: "020.Yellow_breasted_Chat" };
+      await dropFolder(page, "#intake", files.map(({ path, bytes }) => ({ path: path.replace(/(?<=^set\/)\w+/, (kind) => long[kind]), bytes })));
+      await settled(page);
+      const cut = await page.$$eval(".class .card.suspect", (cards) => cards.map((card) => {
+        const verdict = card.querySelector(".verdict");
+        return { text: verdict.textContent, hidden: verdict.scrollHeight - verdict.clientHeight, over: card.querySelector(".doings").getBoundingClientRect().bottom - card.getBoundingClientRect().bottom };
+      }));
+      assert.equal(cut.length, 3);
+      assert.ok(cut.every(({ hidden, over }) => hidden <= 0 && over <= 0), JSON.stringify(cut));
+      assert.deepEqual(problems, []);
+      await context.close();
+    });
+  }
+
   test("shows unsure images with a dashed frame and advice", async () => {
     const { page, problems, context } = await open();
     await page.route("**/api/v1/audit?*", async (route) => {
@@ -425,9 +443,7 @@ describe("the served page", () => {
     const states = [await labels(page)];
     for (const [words, change] of changes) {
       await change();
-      await until(page, () => document.getElementById("undo").title !== "");
-      await page.waitForTimeout(50);
-      assert.equal(await page.getAttribute("#undo", "title"), `Undo: ${words}`);
+      await page.waitForSelector(`#undo[title="Undo: ${words}"]`, { state: "attached" });
       states.push(await labels(page));
     }
     assert.deepEqual(await classNames(page), ["cross", "new"]);
@@ -694,6 +710,27 @@ describe("the served page", () => {
       assert.ok(Math.abs(ours.expected_wrong - found.expected_wrong) < 1e-5);
       assert.deepEqual(parsed((await download(page, "#take-plan")).text.toString()), parsed(readFileSync(plan, "utf8")), certainty);
     }
+    rmSync(folder, { recursive: true, force: true });
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("takes the same folders in folders as classes as the command line, and repair accepts the plan", async () => {
+    const { page, problems, context } = await open();
+    const parents = { ring: "round/ring", cross: "straight/cross", comb: "straight/comb" };
+    const files = (await noisySet(page)).map(({ path, bytes }) => ({ path: path.replace(/(?<=^set\/)\w+/, (kind) => parents[kind]), bytes }));
+    const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
+    for (const { path, bytes } of files) {
+      mkdirSync(dirname(join(folder, path)), { recursive: true });
+      writeFileSync(join(folder, path), Buffer.from(bytes, "base64"));
+    }
+    await dropFolder(page, "#intake", files);
+    await settled(page);
+    assert.deepEqual(await classNames(page), Object.values(parents).sort());
+    const plan = join(folder, "trueshot-plan.jsonl");
+    writeFileSync(plan, (await download(page, "#take-plan")).text);
+    const repaired = execFileSync(process.env.TRUESHOT_BIN, ["repair", plan, "--root", join(folder, "set")], { encoding: "utf8" });
+    assert.match(repaired, /3 to relabel, 0 to quarantine, 0 to review/);
     rmSync(folder, { recursive: true, force: true });
     assert.deepEqual(problems, []);
     await context.close();

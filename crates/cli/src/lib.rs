@@ -49,8 +49,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
   trueshot fit photos/ -o photos.safetensors   build a classifier
   trueshot serve                               the same on a page in the browser
 
-`trueshot COMMAND -h` lists the options of a command in short, --help explains them. Commands from embed
-to bench are for research with embeddings and networks."
+`trueshot COMMAND -h` lists the options in short, --help explains them.
+The commands from embed to bench are for research with embeddings and networks."
 )]
 struct Arguments {
     #[command(subcommand)]

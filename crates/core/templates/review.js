@@ -15,7 +15,7 @@
   const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
   /** A name that may be wrapped after separators. */
-  const breakable = (name) => name.split(/(?<=[/\\_.-])/).flatMap((part, place) => (place > 0 ? [element("wbr"), part] : [part]));
+  const breakable = (name) => name.split(/(?<=[/\\_-])/).flatMap((part, place) => (place > 0 ? [element("wbr"), part] : [part]));
 
   // ---- Decisions ----
 

@@ -59,7 +59,13 @@ function classify(source, width, height) {
   show(unknown, probabilities);
 }
 
-const percent = (probability) => `${Math.round(100 * probability)} %`;
+/** A probability in percent as in tables and reports: only exactly 0 and 1 become 0 % and 100 %. */
+function percent(probability) {
+  const share = 100 * probability;
+  if (share > 0 && share < 0.5) return "<1 %";
+  if (share > 99.5 && share < 100) return ">99 %";
+  return `${Math.round(share)} %`;
+}
 
 function show(unknown, probabilities) {
   const order = classes.map((_, number) => number).sort((a, b) => probabilities[b] - probabilities[a]);

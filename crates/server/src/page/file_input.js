@@ -4,6 +4,9 @@ const PICTURES = /\.(bmp|gif|jfif|jpe|jpe?g|png|tiff?|webp)$/i;
 /** Files and folders that the command line ignores too: hidden ones, and the quarantine of a repair. */
 const HIDDEN = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$|_quarantine$)/i;
 
+/** The folders of splits, which are not classes. */
+const SPLIT = /^(train|training|val|valid|validation|test|testing|trainval)$/i;
+
 /** Names in the order that people expect: image-2 before image-10. */
 const { compare } = new Intl.Collator("en", { numeric: true });
 
@@ -27,15 +30,46 @@ export function separateImages(files) {
 
 /** Separates the images of one folder from those that are next to the folders of its classes, which have no class. */
 export function separateLoose(images) {
-  const isNested = ({ path }) => path.split("/").length > 2;
-  const hasOneTop = new Set(images.map(({ path }) => path.split("/")[0])).size === 1;
-  if (!hasOneTop || !images.some(isNested)) return { kept: images, skipped: [] };
+  if (!hasOneTop(images) || !images.some(isNested)) return { kept: images, skipped: [] };
   const loose = images.filter((entry) => !isNested(entry));
   return { kept: images.filter(isNested), skipped: loose.map(({ path }) => ({ name: path, reason: "not in the folder of a class" })) };
 }
 
-/** The name of the folder that contains a file: its class. */
-export const folderOf = (path) => path.split("/").slice(-2, -1)[0] ?? null;
+const isNested = ({ path }) => path.split("/").length > 2;
+const topOf = ({ path }) => path.split("/")[0];
+const hasOneTop = (images) => new Set(images.map(topOf)).size === 1;
+
+/** The classes of images by their folders, in the order of the images; null for an image that is in no folder. As on the
+ * command line, folders above the classes are left off if all images share them, so a class may be a folder in a folder,
+ * such as `Latin/a`. */
+export function classesByFolder(images) {
+  const groups = grouped(images);
+  const classes = new Map([...groups.values()].flatMap((group) => classesBelow(group, groups.size === 1)));
+  return images.map((image) => classes.get(image));
+}
+
+/** The images by the first folder of their paths. */
+function grouped(images) {
+  const groups = new Map();
+  for (const image of images) {
+    if (!groups.has(topOf(image))) groups.set(topOf(image), []);
+    groups.get(topOf(image)).push(image);
+  }
+  return groups;
+}
+
+/** The images below one folder, which is a collection or a class, each with its class. */
+function classesBelow(images, isOnly) {
+  const isCollection = isOnly ? images.some(isNested) : images.every(isNested);
+  const folders = images.map(({ path }) => path.split("/").slice(isCollection ? 1 : 0, -1));
+  const above = folders.map((names) => names.slice(0, -1));
+  let depth = 0;
+  while (above.every((names) => names.length > depth && names[depth] === above[0][depth])) depth += 1;
+  const inClass = folders.map((names) => names.slice(depth));
+  // The folders of splits are pooled.
+  const first = inClass.every((names) => names.length > 1 && SPLIT.test(names[0])) ? 1 : 0;
+  return images.map((image, place) => [image, inClass[place].slice(first).join("/") || null]);
+}
 
 /** The files of an input element for files or for a folder. */
 export const chosen = (input) => [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));

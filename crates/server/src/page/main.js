@@ -8,7 +8,7 @@ import { byId, element, setText } from "./dom.js";
 import * as downloads from "./downloads.js";
 import { makeTarget } from "./drop_target.js";
 import { embedAgain, embedImages } from "./embedding.js";
-import { chosen, folderOf, separateImages, separateLoose } from "./file_input.js";
+import { chosen, classesByFolder, separateImages, separateLoose } from "./file_input.js";
 import * as filters from "./filters.js";
 import * as history from "./history.js";
 import * as itemDialog from "./item_dialog.js";
@@ -56,7 +56,8 @@ async function take(files, label = null) {
   const { kept: images, skipped: left } = separateImages(files);
   const { kept, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
   skipped.push(...left, ...loose);
-  let labelled = kept.map((entry) => ({ ...entry, label: label ?? folderOf(entry.path) }));
+  const classes = new Map(classesByFolder(images).map((name, place) => [images[place], name]));
+  let labelled = kept.map((entry) => ({ ...entry, label: label ?? classes.get(entry) }));
   if (labelled.some((entry) => !entry.label)) {
     const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
     labelled = labelled.map((entry) => ({ ...entry, label: entry.label ?? name })).filter((entry) => entry.label);

@@ -5,7 +5,7 @@ import * as collection from "./collection.js";
 import { breakable, button, byId, element, setText } from "./dom.js";
 import { embedOthers } from "./embedding.js";
 import { evaluate, predictedClass } from "./evaluation.js";
-import { folderOf, separateImages } from "./file_input.js";
+import { classesByFolder, separateImages } from "./file_input.js";
 import * as server from "./server.js";
 import { className, counted, percent } from "./wording.js";
 
@@ -22,7 +22,8 @@ let accuracy = null;
 /** Adds files of a folder as test images, each with its folder as its class, and measures the classifier on all of them. */
 export async function addFiles(files, say) {
   const { kept } = separateImages(files);
-  const labelled = kept.map(({ file, path }) => ({ name: file.name, path, label: folderOf(path), blob: file, url: URL.createObjectURL(file) }));
+  const classes = classesByFolder(kept);
+  const labelled = kept.map(({ file, path }, place) => ({ name: file.name, path, label: classes[place], blob: file, url: URL.createObjectURL(file) }));
   const added = labelled.filter(({ label }) => label !== null);
   if (added.length === 0) throw new Error("The test set needs a folder whose sub-folders are the classes. No image in such a folder was found.");
   await embedOthers(added, (done) => say(`Embedding test images: ${done} of ${added.length}`));

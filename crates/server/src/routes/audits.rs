@@ -128,7 +128,8 @@ mod tests {
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
         // A certainty at which some items are unsure, which have advice.
-        let options = Options { certainty: Certainty::of_actions(0.999_999), ..Options::default() };
+        let certainty = Certainty { keep: 1.0, ..Certainty::of_actions(0.999_999) };
+        let options = Options { certainty, ..Options::default() };
         let confirmed = [true, false, false, false, false];
         let audit = Audit::of(&data).options(options).confirmed(&confirmed).run().unwrap();
         let skipped = vec![SkippedItem { item: "x".into(), class: "a".into(), reason: "truncated".into() }];

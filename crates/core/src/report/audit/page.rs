@@ -170,12 +170,12 @@ fn capitalised(text: &str) -> String {
     first.chain(rest.clone()).collect()
 }
 
-/// A name as HTML that may be wrapped after separators, which are frequent in names of files.
+/// A name as HTML that may be wrapped after separators, which are frequent in names of files, but not before its extension.
 fn breakable(name: &str) -> String {
     let mut html = String::new();
     for character in name.chars() {
         html.push_str(&escaped_xml(character.encode_utf8(&mut [0; 4])));
-        if matches!(character, '/' | '\\' | '_' | '-' | '.') {
+        if matches!(character, '/' | '\\' | '_' | '-') {
             html.push_str("<wbr>");
         }
     }
