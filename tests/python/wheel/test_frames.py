@@ -12,7 +12,7 @@ pandas = pytest.importorskip("pandas")
 polars = pytest.importorskip("polars")
 pyarrow = pytest.importorskip("pyarrow")
 
-X, Y, TRUTH = support_set(ways=3, shots=4, dim=8)
+X, Y, TRUTH = support_set(ways=3, shots=4, dim=8, spread=6.0)
 NAMES = np.array(["ant", "bee", "cow"])
 LABELS = NAMES[Y]
 LISTS = X.tolist()
