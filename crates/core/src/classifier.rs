@@ -102,6 +102,9 @@ impl Mixture {
             .map(|(products, norm)| products.iter().map(|product| 2.0 * product - norm).collect())
             .collect();
         let mut classes = argmax(&scores, queries.len());
+        if scores.is_empty() {
+            return classes;
+        }
         let max_squared_norm = self.squared_norms.iter().copied().fold(0.0, f32::max);
         for (query, class) in classes.iter_mut().enumerate() {
             let max = scores[*class as usize][query];
@@ -392,7 +395,7 @@ pub(crate) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
 fn argmax(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
     let mut argmax = vec![0; queries];
     let mut max = scores.first().cloned().unwrap_or_default();
-    for (class, scores) in (1..).zip(&scores[1..]) {
+    for (class, scores) in (0..).zip(scores).skip(1) {
         for ((argmax, max), &score) in argmax.iter_mut().zip(&mut max).zip(scores) {
             *argmax = if score > *max { class } else { *argmax };
             *max = max.max(score);
@@ -403,14 +406,13 @@ fn argmax(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
 
 /// Scores `[classes][queries]` of matching networks: `sum exp(cos(item, query))` over the items of the class.
 fn matching_scores(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
-    let (gram, n, count) = (task.gram(), task.support.len(), queries.len());
+    let count = queries.len();
     let inverse = |squared: f32| if squared > 0.0 { squared.sqrt().recip() } else { 0.0 };
     let query_scales: Vec<f32> = queries.squared_norms().iter().map(|&norm| inverse(norm)).collect();
     let mut scores = vec![vec![0.0; count]; task.support.classes()];
-    for (item, (&class, row)) in
-        task.support.given().iter().zip(products.chunks_exact(count.max(1))).enumerate()
-    {
-        let scale = inverse(gram[item * n + item]);
+    let items = task.support.given().iter().zip(task.squared_norms());
+    for ((&class, squared_norm), row) in items.zip(products.chunks_exact(count.max(1))) {
+        let scale = inverse(squared_norm);
         let exps = row.iter().zip(&query_scales).map(|(p, q)| (p * q * scale).exp());
         // The softmax's denominator is the same for all classes and left out.
         scores[class as usize].iter_mut().zip(exps).for_each(|(score, exp)| *score += exp);
@@ -438,6 +440,7 @@ fn vote_shares(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> V
 
 /// Counts how the k nearest support items of a query vote for their given classes. It keeps its buffers between queries.
 struct VoteCounter {
+    squared_norms: Vec<f32>,
     distances: Vec<(f32, u32)>,
     votes: Vec<u32>,
 }
@@ -445,6 +448,7 @@ struct VoteCounter {
 impl VoteCounter {
     fn new(task: &Task<'_>) -> Self {
         VoteCounter {
+            squared_norms: task.squared_norms(),
             distances: Vec::with_capacity(task.support.len()),
             votes: vec![0; task.support.classes()],
         }
@@ -452,8 +456,9 @@ impl VoteCounter {
 
     /// The number of votes per class for the query `query` of `queries`; `products` are `[items, queries]`.
     fn count(&mut self, k: usize, task: &Task<'_>, products: &[f32], queries: usize, query: usize) -> &[u32] {
-        let (gram, n) = (task.gram(), task.support.len());
-        let distance = |i: usize| (gram[i * n + i] - 2.0 * products[i * queries + query], i as u32);
+        let n = task.support.len();
+        let norms = &self.squared_norms;
+        let distance = |i: usize| (norms[i] - 2.0 * products[i * queries + query], i as u32);
         self.distances.clear();
         self.distances.extend((0..n).map(distance));
         let k = k.min(n);

@@ -1,9 +1,9 @@
 //! Model files: [`Model`] is a trained network's parameters as named tensors in a safetensors file, with its
-//! configuration in the notes.
+//! configuration in notes (texts in the metadata of the file).
 //!
 //! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`), `config` its
-//! sizes (JSON) and `training` the configuration it was trained with (TOML). A file that lacks a tensor, or has an
-//! unexpected one or one of another shape, is refused with the name of that tensor.
+//! sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file checks its format;
+//! [`Model::parameters`] checks that its tensors are exactly those of the network, and names the first that is not.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -51,7 +51,7 @@ impl Model {
         Model { tensors }
     }
 
-    /// Reads a model file. Of a backbone and a head that were trained together ([`JOINT`]), the model is the head.
+    /// Reads a model file. From a file with a backbone and a head that were trained together ([`JOINT`]), it takes the head.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Model { tensors: head_part(Tensors::open_if(path.as_ref(), check_format)?) })
     }
@@ -139,7 +139,7 @@ pub fn joint_file(backbone: &Tensors, head: &Model) -> Tensors {
     file
 }
 
-/// The head of a joint file; other files as they are.
+/// The head of a joint file, with the notes `format`, `kind` and `config`; any other file unchanged.
 fn head_part(file: Tensors) -> Tensors {
     if file.note("kind") != Some(JOINT) {
         return file;
@@ -151,7 +151,8 @@ fn head_part(file: Tensors) -> Tensors {
     head
 }
 
-/// The backbone of a joint file; other files as they are.
+/// The backbone of a joint file; any other file unchanged. Its kind is the note `architecture`, because that of the file is
+/// [`JOINT`].
 pub fn backbone_part(file: &Tensors) -> Cow<'_, Tensors> {
     if file.note("kind") != Some(JOINT) {
         return Cow::Borrowed(file);

@@ -2,8 +2,9 @@
 //! classify.
 //!
 //! Almost everything that methods compute is made of inner products between items, so a task caches them: the Gram
-//! matrix of the support items ([`Task::gram`]) is computed on first use. An evaluation passes it in instead, because
-//! the noise settings of an episode share most of its items and the methods share all of them.
+//! matrix of all support items ([`Task::gram`]) and that of each class ([`Task::class_gram`]) are computed on first use. An
+//! evaluation with several noise settings passes the Gram matrix in, because the settings of an episode share most items,
+//! and the methods share all of them.
 
 use std::sync::OnceLock;
 
@@ -123,6 +124,23 @@ impl<'a> Task<'a> {
     /// The Gram matrix: inner products of all items with each other, `[items, items]` row by row.
     pub fn gram(&self) -> &[f32] {
         self.gram.get_or_init(|| gram_matrix(self.support.rows()))
+    }
+
+    /// The squared length of every item: the diagonal of the Gram matrix, which is not computed for it.
+    pub(crate) fn squared_norms(&self) -> Vec<f32> {
+        let n = self.support.len();
+        match self.gram.get() {
+            Some(gram) => (0..n).map(|item| gram[item * n + item]).collect(),
+            None => {
+                // The same function as for the Gram matrix, so that the values are equal to the bit.
+                let squared_norm = |row: &&[f32]| {
+                    let mut out = [0.0];
+                    products::products(&[*row], &[*row], &mut out);
+                    out[0]
+                };
+                self.support.rows().iter().map(squared_norm).collect()
+            }
+        }
     }
 
     /// The Gram matrix of the items with one given label, in the order of [`SupportSet::members`].
@@ -259,5 +277,29 @@ impl<'a> Queries<'a> {
         let mut out = vec![0.0; vectors.len() * self.len()];
         products::products(&self.rows, vectors, &mut out);
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::classifier::Classifier;
+    use crate::rng::{Purpose, Rng};
+
+    #[test]
+    fn predictions_need_only_the_diagonal_of_the_gram_matrix_and_it_is_equal_to_the_bit() {
+        let mut rng = Rng::new(1, Purpose::Items, 0);
+        let values: Vec<f32> = (0..23 * 37).map(|_| rng.uniform() - 0.5).collect();
+        let rows: Vec<&[f32]> = values.chunks_exact(37).collect();
+        let labels = (0..23).map(|row| row % 3).collect();
+        let task = Task::new(SupportSet::new(rows.clone(), labels, 3));
+        for classifier in [Classifier::Matching, Classifier::Neighbours(3)] {
+            classifier.row_scores(&task, &rows[..2]);
+        }
+        assert!(task.gram.get().is_none(), "the matrix may not fit into memory");
+        let computed = task.squared_norms();
+        let diagonal: Vec<f32> = (0..23).map(|item| task.gram()[item * 23 + item]).collect();
+        assert_eq!(computed, diagonal);
+        assert_eq!(task.squared_norms(), diagonal);
     }
 }

@@ -404,4 +404,16 @@ pub(crate) mod tests {
         assert_eq!(all.with_prefix("best.").get("bias"), sample().get("bias"));
         assert_eq!(all.iter().count(), 4);
     }
+
+    #[test]
+    fn a_compact_file_has_the_same_tensors_in_fewer_bytes() {
+        let mut tensors = Tensors::default();
+        tensors.insert("halves", &[40], (0..40).map(|value| value as f32 / 8.0).collect());
+        tensors.insert("floats", &[2], vec![0.1, 1e-20]);
+        let bytes = tensors.to_compact_bytes();
+        assert!(bytes.len() < tensors.to_bytes().len());
+        let read = Tensors::read_bytes(bytes, "file").unwrap();
+        assert_eq!(read.get("halves"), tensors.get("halves"));
+        assert_eq!(read.get("floats"), tensors.get("floats"));
+    }
 }

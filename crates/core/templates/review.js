@@ -171,9 +171,12 @@
   let rows = queue;
   let current = null;
   let place = 0;
+  /** Whether items with a decision are shown again. */
+  let isRepeat = false;
 
   function open(row) {
     rows = queue.includes(row) || row === undefined ? queue : [row];
+    isRepeat = false;
     dialog.showModal();
     if (row === undefined) restart();
     else show(row);
@@ -183,14 +186,14 @@
   function restart() {
     place = 0;
     const decided = decisions();
-    if (rows.every((row) => decided.has(row))) show(rows[0] ?? null);
-    else next();
+    isRepeat = rows.every((row) => decided.has(row));
+    next();
   }
 
-  /** Shows the next row without a decision. */
+  /** Shows the next row, without a decision unless all are shown again. */
   function next() {
     const decided = decisions();
-    const found = rows.findIndex((row, index) => index >= place && !decided.has(row));
+    const found = rows.findIndex((row, index) => index >= place && (isRepeat || !decided.has(row)));
     show(found < 0 ? null : rows[found]);
   }
 

@@ -103,9 +103,9 @@ impl AuditCounts {
 }
 
 impl Audit {
-    /// The indices of the items with an action, in descending order of the probability that the label is wrong.
-    pub fn with_action(&self, action: Action) -> Vec<usize> {
-        self.ranking().into_iter().filter(|row| self.items[*row].action == action).collect()
+    /// The indices of the items with one of some actions, in descending order of the probability that the label is wrong.
+    pub fn with_actions(&self, actions: &[Action]) -> Vec<usize> {
+        self.ranking().into_iter().filter(|row| actions.contains(&self.items[*row].action)).collect()
     }
 }
 

@@ -68,8 +68,8 @@ impl<'a> AuditBuilder<'a> {
         }
     }
 
-    /// The smallest probability of a verdict, from 0.5 to 1. Below it the verdict is [`Unsure`](super::Verdict::Unsure),
-    /// except that 0.9 is always enough for [`Wrong`](super::Verdict::Wrong).
+    /// The smallest probability of an action, from 0.5 to 1. Below it, items are left to review; 0.75 is enough to keep a
+    /// label, and 0.9 for the verdict [`Wrong`](super::Verdict::Wrong).
     pub fn certainty(mut self, probability: f32) -> Self {
         self.options.certainty = Certainty::of_actions(probability);
         self
@@ -113,7 +113,8 @@ impl<'a> AuditBuilder<'a> {
     }
 
     /// Sets the progress callback, which gets the number of scored items and can stop the audit. It is also called between
-    /// two items, with the same number and from any thread, so that an audit can be stopped at any time.
+    /// two items, with the same number and from any thread. During the matrix decompositions, which can take seconds
+    /// in large collections, it is not called.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self
@@ -122,11 +123,11 @@ impl<'a> AuditBuilder<'a> {
     /// Runs the audit on the threads of the current rayon pool.
     ///
     /// # Errors
-    /// [`Error::OneClass`] if the data has fewer than two classes, [`Error::OutOfRange`] for an option or a wrong number
+    /// [`Error::OneClass`] if fewer than two classes have items, [`Error::OutOfRange`] for an option or a wrong number
     /// of entries for the rows, [`Error::Interrupted`] if the progress stopped it.
     pub fn run(self) -> Result<Audit> {
         self.options.validate()?;
-        if self.data.classes().len() < 2 {
+        if self.data.used_classes().count() < 2 {
             return Err(Error::OneClass);
         }
         let rows = self.data.len();

@@ -72,7 +72,7 @@ pub(super) struct DuplicateFindings {
 }
 
 /// What is known about the rows.
-pub(super) struct Given<'a> {
+pub(super) struct DuplicateInput<'a> {
     /// For each row its nearest neighbours with their cosines, in descending order.
     pub neighbours: &'a [Vec<(u32, f32)>],
     /// For each row the measures of its image; empty if the rows were not made from images.
@@ -80,10 +80,14 @@ pub(super) struct Given<'a> {
 }
 
 /// Finds duplicates. Equal items form groups, which are reported by their first item.
-pub(super) fn find(data: &Embeddings, given: &Given<'_>, poll: &Poll<'_>) -> Result<DuplicateFindings> {
+pub(super) fn find(
+    data: &Embeddings,
+    input: &DuplicateInput<'_>,
+    poll: &Poll<'_>,
+) -> Result<DuplicateFindings> {
     let groups = equal_rows(data, poll)?;
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
-    pairs.extend(near_pairs(data, &groups, given, poll)?);
+    pairs.extend(near_pairs(data, &groups, input, poll)?);
     let class = |row: u32| data.labels()[row as usize];
     // By names, so that the order of the rows does not matter.
     let key = |row: u32| (data.item(row as usize), row);
@@ -175,13 +179,13 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
 fn near_pairs(
     data: &Embeddings,
     groups: &[Vec<u32>],
-    given: &Given<'_>,
+    input: &DuplicateInput<'_>,
     poll: &Poll<'_>,
 ) -> Result<Vec<Pair>> {
     let mut first_of = vec![0; data.len()];
     groups.iter().for_each(|group| group.iter().for_each(|&row| first_of[row as usize] = group[0]));
     let mut candidates: Vec<(u32, u32, f32)> = Vec::new();
-    for (row, others) in given.neighbours.iter().enumerate() {
+    for (row, others) in input.neighbours.iter().enumerate() {
         let one = first_of[row];
         let others = others.iter().map(|&(other, cosine)| (first_of[other as usize], cosine));
         let others = others.filter(|&(other, _)| other != one);
@@ -189,9 +193,9 @@ fn near_pairs(
     }
     candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
     candidates.dedup_by_key(|&mut (one, other, _)| (one, other));
-    let distances = Distances::new(given.neighbours);
+    let distances = Distances::new(input.neighbours);
     let is_near = |&(one, other, cosine): &(u32, u32, f32)| {
-        let of_image = |row: u32| given.measures.get(row as usize).and_then(Option::as_ref);
+        let of_image = |row: u32| input.measures.get(row as usize).and_then(Option::as_ref);
         let is_similar = 1.0 - cosine <= SIMILAR_SHARE * distances.usual;
         let compare = |(one, other)| thumbnails::is_copy(one, other, is_similar);
         let by_pixels = of_image(one).zip(of_image(other)).and_then(compare);

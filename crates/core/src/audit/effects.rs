@@ -12,7 +12,7 @@ use crate::embeddings::Embeddings;
 
 /// A change of one label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     /// The row whose label changes.
     pub row: u32,
     /// The new class; `None` removes the item.
@@ -21,7 +21,7 @@ pub struct Change {
 
 /// The leave-one-out accuracy before and after changes, from 0 to 1.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Effects {
+pub(crate) struct Effects {
     /// The accuracy with the given labels.
     pub before: f64,
     /// The accuracy with all changes.
@@ -42,7 +42,7 @@ fn given_labels(data: &Embeddings) -> Vec<Option<u32>> {
 }
 
 /// Computes the effect of each change alone and of all changes together.
-pub fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
+pub(crate) fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let given = given_labels(data);

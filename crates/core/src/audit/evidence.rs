@@ -19,7 +19,7 @@ use trueshot_nn::products;
 use super::Poll;
 use super::ordered_rows::OrderedRows;
 use super::ridge::{Gram, Ridge, Targets};
-use super::score_model::{self, SCORES, ScoredItem};
+use super::score_model::{self, CandidateScores, SCORES};
 use super::scorer::{CLASS_FEATURES, FEATURES, ITEM_FEATURES, RELATIVE_FEATURES, Scorer};
 use super::similar;
 use super::waves::{WAVES, waves};
@@ -163,13 +163,13 @@ impl<'a> Evidence<'a> {
                 ]
             };
             let ItemScores { candidates, best, .. } = &scores[item];
-            ScoredItem {
+            CandidateScores {
                 scores: candidates.iter().map(of_class).collect(),
                 shares: candidates.iter().map(|score| score.share).collect(),
                 fitted: best.clone(),
             }
         };
-        let scored: Vec<ScoredItem> = items.clone().into_par_iter().map(to_scores).collect();
+        let scored: Vec<CandidateScores> = items.clone().into_par_iter().map(to_scores).collect();
         let logs = score_model::log_probabilities(&scored);
         let of_classes = |item: usize| {
             let given = self.collection.given[item];
@@ -290,6 +290,8 @@ impl<'a> Evidence<'a> {
                 }
                 candidates.sort_by(order);
                 candidates.insert(0, score(given));
+                // The others are not needed any more: with many classes they would take most of the memory.
+                candidates.shrink_to_fit();
                 let last = candidates.len() - 1;
                 let given_is_among_best = rank(&candidates[0]) > rank(&candidates[last]);
                 let best = match count > CANDIDATES {

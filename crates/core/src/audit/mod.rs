@@ -20,7 +20,7 @@
 //! small network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
 //! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order
 //! of the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
-//! [`effects`] computes what a change of labels is worth, and [`map`] places the items in the plane.
+//! [`map`] places the items in the plane.
 
 mod action;
 mod builder;
@@ -46,11 +46,12 @@ pub use self::action::{Action, AuditCounts};
 pub use self::builder::{AuditBuilder, MAX_NEIGHBOURS, Options};
 use self::duplicates::{COMPARED_NEIGHBOURS, DuplicateFindings};
 pub use self::duplicates::{Duplicate, DuplicateKind};
-pub use self::effects::{Change, Effects, effects};
+pub(crate) use self::effects::{Change, Effects, effects};
 use self::evidence::Evidence;
 pub use self::image_measures::{ImageMeasures, ImageProblem, ImageProblemKind};
 pub use self::map::map;
 use self::ordered_rows::OrderedRows;
+pub(crate) use self::ordered_rows::compare_rows;
 use self::scorer::Scorer;
 use self::verdict::Posterior;
 pub use self::verdict::{Certainty, Verdict};
@@ -77,11 +78,9 @@ pub struct Audit {
     pub duplicates: Vec<Duplicate>,
     /// Images that are blurred, dark, blank, tiny or unreadable; empty if the rows were not made from images.
     pub image_problems: Vec<ImageProblem>,
-    /// Problems with whole classes: two classes with the same items, or a collection of one repeated item.
+    /// Problems with classes or the whole collection: classes of a single item, classes with the same items, one repeated
+    /// item, or embeddings that hardly distinguish the classes.
     pub warnings: Vec<String>,
-    /// The smallest probability of each verdict.
-    #[serde(skip)]
-    pub certainty: Certainty,
     /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
     /// `classes.len()` stands for "none of the classes".
     #[serde(skip)]
@@ -107,7 +106,7 @@ pub struct AuditedItem {
     pub weight: f32,
     /// The probability that the item belongs to none of the classes.
     pub p_outlier: f32,
-    /// The three most probable classes, the given one included, most probable first.
+    /// The three most probable classes, most probable first; "none of the classes" counts as one.
     pub probable: Vec<ProbableClass>,
     /// What would help to decide, if the verdict is [`Verdict::Unsure`] and a class has few items.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -184,16 +183,16 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     }
     limits::apply(data, &mut scored);
     for (row, item) in scored.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
-        item.posterior.settle(data.labels()[row]);
+        item.posterior.confirm(data.labels()[row]);
     }
     if let Some(share) = options.expected_noise {
         let mut posteriors: Vec<&mut Posterior> = scored.iter_mut().map(|item| &mut item.posterior).collect();
-        verdict::expect(&mut posteriors, share);
+        verdict::match_expected_noise(&mut posteriors, share);
     }
     let compared = |item: &ScoredItem| item.neighbours.iter().take(COMPARED_NEIGHBOURS).copied().collect();
     let neighbours: Vec<Vec<(u32, f32)>> = scored.iter().map(compared).collect();
-    let given = duplicates::Given { neighbours: &neighbours, measures: facts.measures };
-    let mut duplicates = duplicates::find(data, &given, &Poll::at_end(data, progress))?;
+    let input = duplicates::DuplicateInput { neighbours: &neighbours, measures: facts.measures };
+    let mut duplicates = duplicates::find(data, &input, &Poll::at_end(data, progress))?;
     duplicates.warnings.splice(..0, limits::warnings(data));
     scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
     let mut audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
@@ -203,8 +202,8 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     Ok(Audit { image_problems: image_measures::find(data, facts.measures, facts.unreadable), ..audit })
 }
 
-/// Checks for cancellation in phases during which the number of finished items stays the same. Every loop that can take
-/// long calls [`Poll::check`], on whatever thread it runs.
+/// Checks for cancellation in phases during which the number of finished items stays the same. Loops over the items call
+/// [`Poll::check`], on whatever thread they run; matrix decompositions do not.
 struct Poll<'a> {
     progress: &'a dyn Progress,
     done: u64,
@@ -343,7 +342,6 @@ impl Audit {
             duplicates,
             image_problems: Vec::new(),
             warnings,
-            certainty,
             shares,
         }
     }

@@ -1,6 +1,8 @@
 //! The rows of an audit ([`OrderedRows`]), in an order that depends on their values alone, so that the result does not
 //! depend on the order of the data or on the names of items and classes.
 
+use std::cmp::Ordering;
+
 use rayon::prelude::*;
 
 use super::rows;
@@ -29,11 +31,7 @@ impl OrderedRows {
         let row = |row: u32| &values[row as usize * dim..(row as usize + 1) * dim];
         let label = |row: u32| data.labels()[row as usize];
         let mut order: Vec<u32> = (0..data.len() as u32).collect();
-        order.par_sort_by(|&a, &b| {
-            let pairs = row(a).iter().zip(row(b));
-            let differing = pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne());
-            differing.unwrap_or_else(|| label(a).cmp(&label(b)))
-        });
+        order.par_sort_by(|&a, &b| compare_rows(row(a), row(b)).then_with(|| label(a).cmp(&label(b))));
         drop(values);
         let mut numbers = vec![u32::MAX; data.classes().len()];
         let mut classes = Vec::new();
@@ -60,4 +58,10 @@ impl OrderedRows {
     pub fn rows(&self) -> Vec<&[f32]> {
         self.values.chunks_exact(self.dim).collect()
     }
+}
+
+/// The order of two rows by the first values that differ.
+pub(crate) fn compare_rows(a: &[f32], b: &[f32]) -> Ordering {
+    let mut values = a.iter().zip(b).map(|(a, b)| a.total_cmp(b));
+    values.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
 }

@@ -30,7 +30,7 @@ const BLOCK: usize = 1024;
 type Vector = [f64; SCORES];
 
 /// The candidate classes of an item.
-pub(super) struct ScoredItem {
+pub(super) struct CandidateScores {
     /// `[candidates]`
     pub scores: Vec<[f32; SCORES]>,
     /// The probabilities of the candidates in the previous round.
@@ -39,23 +39,23 @@ pub(super) struct ScoredItem {
     pub fitted: Range<usize>,
 }
 
-impl ScoredItem {
+impl CandidateScores {
     fn fitted(&self) -> (&[[f32; SCORES]], &[f32]) {
         (&self.scores[self.fitted.clone()], &self.shares[self.fitted.clone()])
     }
 }
 
 /// The logarithms of the probabilities of all candidates of all items.
-pub(super) fn log_probabilities(items: &[ScoredItem]) -> Vec<Vec<f32>> {
+pub(super) fn log_probabilities(items: &[CandidateScores]) -> Vec<Vec<f32>> {
     let weights = fit(items);
-    let of_item = |item: &ScoredItem| {
+    let of_item = |item: &CandidateScores| {
         let (logits, normaliser) = logits(&item.scores, &weights);
         logits.iter().map(|logit| (logit - normaliser) as f32).collect()
     };
     items.par_iter().map(of_item).collect()
 }
 
-fn fit(items: &[ScoredItem]) -> Vector {
+fn fit(items: &[CandidateScores]) -> Vector {
     let mut weights = TYPICAL_WEIGHTS;
     let mut loss = loss_of(items, &weights);
     for _ in 0..STEPS {
@@ -87,8 +87,8 @@ fn logits(scores: &[[f32; SCORES]], weights: &Vector) -> (Vec<f64>, f64) {
     (logits, normaliser)
 }
 
-fn loss_of(items: &[ScoredItem], weights: &Vector) -> f64 {
-    let of_item = |item: &ScoredItem| {
+fn loss_of(items: &[CandidateScores], weights: &Vector) -> f64 {
+    let of_item = |item: &CandidateScores| {
         let (scores, shares) = item.fitted();
         let (logits, normaliser) = logits(scores, weights);
         shares.iter().zip(&logits).map(|(&share, logit)| f64::from(share) * (normaliser - logit)).sum::<f64>()
@@ -99,8 +99,8 @@ fn loss_of(items: &[ScoredItem], weights: &Vector) -> f64 {
 }
 
 /// The gradient of the loss, and its second derivatives `[SCORES, SCORES]` without those of the penalty.
-fn derivatives(items: &[ScoredItem], weights: &Vector) -> (Vector, Vec<f64>) {
-    let of_block = |block: &[ScoredItem]| {
+fn derivatives(items: &[CandidateScores], weights: &Vector) -> (Vector, Vec<f64>) {
+    let of_block = |block: &[CandidateScores]| {
         let (mut gradient, mut hessian) = ([0.0; SCORES], vec![0.0; SCORES * SCORES]);
         for item in block {
             let (scores, shares) = item.fitted();
@@ -140,14 +140,14 @@ mod tests {
     use crate::rng::{Purpose, Rng};
 
     /// Items whose class is 0 if their score number `informative` is larger for class 0 than for class 1.
-    fn items(count: usize, informative: usize) -> Vec<ScoredItem> {
+    fn items(count: usize, informative: usize) -> Vec<CandidateScores> {
         let mut rng = Rng::for_item(5, Purpose::Projection, 0, 0);
         let item = |_| {
             let scores: Vec<[f32; SCORES]> =
                 (0..2).map(|_| std::array::from_fn(|_| rng.uniform() * 4.0)).collect();
             let first = scores[0][informative] > scores[1][informative];
             let shares = [first, !first].map(|right| f32::from(u8::from(right))).to_vec();
-            ScoredItem { scores, shares, fitted: 0..2 }
+            CandidateScores { scores, shares, fitted: 0..2 }
         };
         (0..count).map(item).collect()
     }
@@ -176,7 +176,7 @@ mod tests {
         assert!((0..SCORES).all(|n| n == 3 || weights[n].abs() < weights[3]), "{weights:?}");
         let logs = log_probabilities(&items);
         let is_right =
-            |(logs, item): &(&Vec<f32>, &ScoredItem)| (logs[0] > logs[1]) == (item.shares[0] > 0.5);
+            |(logs, item): &(&Vec<f32>, &CandidateScores)| (logs[0] > logs[1]) == (item.shares[0] > 0.5);
         assert!(logs.iter().zip(&items).filter(is_right).count() > 270);
     }
 

@@ -34,6 +34,7 @@ pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Resu
         others.iter_mut().zip(cosines).for_each(|(other, cosine)| other.1 = cosine);
         others.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         others.truncate(count);
+        others.shrink_to_fit();
     });
     Ok(found)
 }

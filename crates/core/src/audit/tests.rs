@@ -180,7 +180,7 @@ fn what_is_confirmed_stays() {
 }
 
 #[test]
-fn somebody_who_expects_no_wrong_labels_hears_of_none() {
+fn an_expected_noise_of_zero_leaves_no_suspect_label() {
     let (data, _) = collection(4, 5, 16);
     let expecting = |share| look(&data, &Options { expected_noise: Some(share), ..Options::default() }, &[]);
     assert_eq!(expecting(0.0).counts.suspect, 0);
@@ -207,7 +207,7 @@ fn copies_are_named_those_across_classes_first() {
 }
 
 #[test]
-fn rows_that_do_not_distinguish_their_classes_are_said() {
+fn rows_that_do_not_distinguish_their_classes_cause_a_warning() {
     let mut rng = Rng::new(9, Purpose::Method, 0);
     let values: Vec<f32> = (0..100 * 16).map(|_| rng.uniform() - 0.5).collect();
     let labels = (0..100).map(|row| format!("class {}", row % 5)).collect();
@@ -223,7 +223,7 @@ fn rows_that_do_not_distinguish_their_classes_are_said() {
 }
 
 #[test]
-fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
+fn classes_with_the_same_items_and_items_that_are_all_the_same_cause_a_warning() {
     let rows = |values: &[f32]| -> Vec<f32> { values.iter().flat_map(|value| [*value, 1.0]).collect() };
     let labels = |names: [&str; 6]| names.map(String::from).to_vec();
     let names = labels(["a", "a", "b", "b", "c", "c"]);
@@ -239,6 +239,10 @@ fn classes_with_the_same_items_and_items_that_are_all_the_same_are_said() {
 #[test]
 fn a_single_class_and_impossible_expectations_are_refused() {
     let data = Embeddings::from_rows(vec![1.0, 2.0, 3.0], 1, vec!["a".into(); 3]).unwrap();
+    assert!(matches!(Audit::of(&data).run(), Err(Error::OneClass)));
+    let features = crate::embeddings::Features::from_f32(vec![1.0, 2.0, 3.0], 1);
+    let classes = ["a", "without items"].map(String::from).to_vec();
+    let data = Embeddings::from_numbered(features, vec![0; 3], classes).unwrap();
     assert!(matches!(Audit::of(&data).run(), Err(Error::OneClass)));
     let (data, _) = collection(3, 3, 8);
     let options = Options { expected_noise: Some(1.0), ..Options::default() };

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::evidence::share;
+
 /// Whether the label of an item is right, and what is right instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -48,15 +50,16 @@ pub struct Certainty {
 }
 
 impl Default for Certainty {
-    /// 0.8 for actions: on classes outside the training data, more than 19 of 20 actions and suggestions were right.
+    /// 0.8 for actions: over the data sets of `docs/results/audit-grid.md`, 95 % of the labels to be changed were wrong, and
+    /// 96 % of the suggested classes were right.
     fn default() -> Self {
         Certainty::of_actions(0.8)
     }
 }
 
 impl Certainty {
-    /// The same smallest probability for all actions, except that 0.9 is always enough for [`Verdict::Wrong`], and 0.75 to
-    /// keep a label.
+    /// `probability` for relabel and outlier. [`Verdict::Keep`] needs at most 0.75 and [`Verdict::Wrong`] at most 0.9: below
+    /// `probability`, neither of them changes a label.
     pub fn of_actions(probability: f32) -> Self {
         Certainty {
             keep: probability.min(0.75),
@@ -67,9 +70,10 @@ impl Certainty {
     }
 }
 
-/// The probabilities of the classes of one item.
+/// The class probabilities of one item.
 #[derive(Debug, Clone)]
 pub(super) struct Posterior {
+    /// The class of its label.
     given: u32,
     /// The candidate classes with their probabilities, most probable first.
     classes: Vec<(u32, f32)>,
@@ -80,33 +84,29 @@ pub(super) struct Posterior {
 }
 
 impl Posterior {
-    /// Probabilities of some of `count` classes, and of none.
+    /// The probabilities of the candidate classes of an item with the label `given`, and of none of the `count` classes.
     pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, count: usize) -> Self {
         classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         Posterior { given, classes, none, count: count as u32 }
     }
 
     /// Sets the probability of a class to 1: the user has confirmed it.
-    pub fn settle(&mut self, class: u32) {
+    pub fn confirm(&mut self, class: u32) {
         self.classes = vec![(class, 1.0)];
         self.none = 0.0;
     }
 
     pub fn p_wrong(&self) -> f32 {
-        (1.0 - self.share(self.given)).clamp(0.0, 1.0)
+        (1.0 - share(&self.classes, self.given)).clamp(0.0, 1.0)
     }
 
     pub fn p_none(&self) -> f32 {
         self.none
     }
 
-    /// Classes with their probabilities, most probable first, without that of none of them.
+    /// The candidate classes with their probabilities, most probable first, without the probability of none of them.
     pub fn shares(&self) -> &[(u32, f32)] {
         &self.classes
-    }
-
-    fn share(&self, class: u32) -> f32 {
-        self.classes.iter().find(|(c, _)| *c == class).map_or(0.0, |(_, share)| *share)
     }
 
     /// The most probable class other than the given one.
@@ -116,7 +116,7 @@ impl Posterior {
 
     /// The verdict, and the suggested class if it is [`Verdict::Relabel`].
     pub fn verdict(&self, certainty: Certainty) -> (Verdict, Option<u32>) {
-        if self.share(self.given) >= certainty.keep {
+        if share(&self.classes, self.given) >= certainty.keep {
             return (Verdict::Keep, None);
         }
         match self.best_other().filter(|(_, share)| *share >= certainty.relabel) {
@@ -143,6 +143,7 @@ impl Posterior {
         let other = other.map_or(self.given, |(other, _)| other);
         let fewer = if counts(other) < counts(self.given) { other } else { self.given };
         let wanted = ENOUGH.checked_sub(counts(fewer)).filter(|wanted| *wanted > 0)?;
+        // Never fewer than two, and at most four even for an empty class.
         let more = ["two", "three", "four"][wanted.clamp(2, 4) - 2];
         Some(format!("{more} more items of {} would help to decide", name(fewer)))
     }
@@ -159,7 +160,8 @@ impl Posterior {
         self.set_wrong(shifted(f64::from(self.p_wrong()), log_odds));
     }
 
-    /// Sets the probability that the label is wrong; the ratios between the other classes stay the same.
+    /// Sets the probability that the label is wrong; the ratios between the other classes stay the same. If it was 0, the item
+    /// then belongs to none of the classes with probability `p_wrong`; if it was 1, the given class must be a candidate.
     pub fn set_wrong(&mut self, p_wrong: f64) {
         let wrong = f64::from(self.p_wrong());
         let others = if wrong > 0.0 { p_wrong / wrong } else { 0.0 };
@@ -178,12 +180,13 @@ impl Posterior {
 /// The number of probable classes to report.
 const MAX_PROBABLE: usize = 3;
 
-/// The number of items from which on a class is well described.
+/// The number of items per class below which [`Posterior::advice`] asks for more.
 const ENOUGH: usize = 5;
 
-/// Shifts all probabilities of wrong labels so that their mean is `share`; their order stays the same.
-pub(super) fn expect(posteriors: &mut [&mut Posterior], share: f64) {
-    let wanted = share * posteriors.len() as f64;
+/// Shifts the log-odds of all wrong labels by the same number, so that the mean of P(wrong) is `noise_rate`. Probabilities of
+/// exactly 0 and 1 do not change.
+pub(super) fn match_expected_noise(posteriors: &mut [&mut Posterior], noise_rate: f64) {
+    let wanted = noise_rate * posteriors.len() as f64;
     let expected = |log_odds: f64| -> f64 {
         posteriors.iter().map(|posterior| shifted(f64::from(posterior.p_wrong()), log_odds)).sum()
     };
@@ -225,7 +228,7 @@ mod tests {
     #[test]
     fn expecting_more_wrong_labels_keeps_their_order_and_meets_the_number() {
         let mut all = [posterior(&[(0, 0.9), (1, 0.06)], 0.04), posterior(&[(0, 0.3), (1, 0.5)], 0.2)];
-        expect(&mut all.iter_mut().collect::<Vec<_>>(), 0.75);
+        match_expected_noise(&mut all.iter_mut().collect::<Vec<_>>(), 0.75);
         let wrong: Vec<f32> = all.iter().map(Posterior::p_wrong).collect();
         assert!((wrong[0] + wrong[1] - 1.5).abs() < 1e-4 && wrong[0] < wrong[1], "{wrong:?}");
         for posterior in &all {
@@ -245,16 +248,13 @@ mod tests {
 
     #[test]
     fn the_probability_of_a_wrong_label_can_be_set() {
-        for classes in [&[(0, 0.9), (1, 0.06)][..], &[(0, 1.0)], &[(1, 0.8)]] {
+        for classes in [&[(0, 0.9), (1, 0.06)][..], &[(0, 1.0)]] {
             let none = 1.0 - classes.iter().map(|(_, share)| share).sum::<f32>();
             let mut posterior = posterior(classes, none);
             posterior.set_wrong(0.3);
-            if classes[0].0 == 0 {
-                assert!((posterior.p_wrong() - 0.3).abs() < 1e-6, "{posterior:?}");
-                let total: f32 =
-                    posterior.classes.iter().map(|(_, share)| share).sum::<f32>() + posterior.none;
-                assert!((total - 1.0).abs() < 1e-6, "{posterior:?}");
-            }
+            assert!((posterior.p_wrong() - 0.3).abs() < 1e-6, "{posterior:?}");
+            let total: f32 = posterior.classes.iter().map(|(_, share)| share).sum::<f32>() + posterior.none;
+            assert!((total - 1.0).abs() < 1e-6, "{posterior:?}");
         }
     }
 

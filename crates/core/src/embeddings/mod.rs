@@ -294,6 +294,11 @@ impl Embeddings {
         &self.rows_by_class[class]
     }
 
+    /// The indices of the classes that have rows.
+    pub(crate) fn used_classes(&self) -> impl Iterator<Item = usize> {
+        (0..self.classes.len()).filter(move |class| !self.rows_by_class[*class].is_empty())
+    }
+
     /// The item name of a row, such as the path of its image, if there are item names.
     pub fn item(&self, row: usize) -> Option<&str> {
         self.items.as_ref()?.get(row)

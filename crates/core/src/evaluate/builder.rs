@@ -11,9 +11,9 @@ use crate::progress::Progress;
 /// The method to which others are compared unless another one is chosen.
 pub const DEFAULT_BASELINE: &str = "protonet";
 
-/// An evaluation before it runs: made by [`Evaluation::of`], started by [`EvaluationBuilder::run`].
+/// Options of an evaluation: created by [`Evaluation::of`], run by [`EvaluationBuilder::run`].
 ///
-/// Without further settings: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5
+/// By default: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5
 /// shots and 15 queries per class, with symmetric noise of 0, 20, 40 and 60 %. Of these levels, those that are impossible
 /// with the shape of the episodes are left out ([`DefaultNoise`]).
 #[must_use = "an evaluation does nothing until `run` is called"]
@@ -71,7 +71,7 @@ impl<'a> EvaluationBuilder<'a> {
         self.methods_of(&Registry::default(), names)
     }
 
-    /// Sets the methods like [`EvaluationBuilder::methods`], from a registry that has methods of other crates.
+    /// Sets the methods like [`EvaluationBuilder::methods`], from a registry that may contain methods of other crates.
     ///
     /// # Errors
     /// As for [`EvaluationBuilder::methods`].
@@ -81,7 +81,8 @@ impl<'a> EvaluationBuilder<'a> {
         Ok(self)
     }
 
-    /// Rows of other classes, for outlier noise. By default, outliers are of classes that are not in the episode.
+    /// Embeddings of other classes, from which outlier noise is drawn. By default, outliers are drawn from classes that are not
+    /// in the episode.
     pub fn outliers(mut self, outliers: &'a Embeddings) -> Self {
         self.outliers = Some(outliers);
         self
@@ -117,7 +118,8 @@ impl<'a> EvaluationBuilder<'a> {
         self
     }
 
-    /// The label of the method to which the others are compared; `protonet` without this call.
+    /// The label of the method to which the others are compared, [`DEFAULT_BASELINE`] by default. If the default is not among
+    /// the methods, no differences are reported.
     pub fn baseline(mut self, label: impl Into<String>) -> Self {
         self.baseline = Some(label.into());
         self
@@ -139,8 +141,8 @@ impl<'a> EvaluationBuilder<'a> {
     /// Runs the evaluation on the threads of the current rayon pool.
     ///
     /// # Errors
-    /// If the baseline is not among the methods, the data has too few classes or items for the episodes, or the noise is
-    /// impossible with their shape.
+    /// If the chosen baseline is not among the methods, the number of episodes is 0, the data has too few classes or items
+    /// for the episodes, the noise is impossible with their shape, or a method fails.
     pub fn run(self) -> Result<Evaluation> {
         let methods = self.methods.map_or_else(|| Registry::default().parse_all::<&str>(&[]), Ok)?;
         if let Some(baseline) = &self.baseline {

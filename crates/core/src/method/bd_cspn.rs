@@ -42,7 +42,7 @@ struct BdCspn {
 
 impl TransductiveScorer for BdCspn {
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
-        let classes = PresentClasses::of(task);
+        let classes = PresentClasses::new(task);
         let gram = self.preparation.gram(task, queries, products);
         let lengths: Vec<f64> = query_rows(&gram).map(|row| inverse_length(gram.at(row, row), 0.0)).collect();
         let cosines = |prototype: Vec<f64>| {

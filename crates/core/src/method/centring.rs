@@ -1,4 +1,6 @@
-//! Centring and scaling of rows, which `simpleshot` and the transductive methods share ([`Centre`], [`Preparation`]).
+//! What `simpleshot` and the transductive methods share: centring and scaling of rows ([`Centre`], [`Preparation`]), the
+//! inner products of items and queries ([`JointGram`]), the classes that have items ([`PresentClasses`]), and the adapter
+//! from a scorer to a method ([`Transductive`]).
 //!
 //! The parameter `centre` selects the vector that is subtracted from every row: the mean of an embeddings file of
 //! training classes, the mean of the support set, or none.
@@ -59,6 +61,7 @@ impl Centre {
     /// [`Error::CentreDimension`] if it does not.
     pub fn check(&self, task: &Task<'_>) -> Result<()> {
         match self {
+            // An empty support set has dimension 0.
             Centre::File { path, mean } if mean.len() != task.support.dim() && !task.support.is_empty() => {
                 Err(Error::CentreDimension {
                     path: path.clone(),
@@ -95,7 +98,7 @@ fn mean_row(embeddings: &Embeddings) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / embeddings.len() as f64) as f32).collect()
 }
 
-/// A transductive method: its scorer, and where that has the preparation of its rows.
+/// A transductive method. `preparation` returns the scorer's [`Preparation`], whose centre `fit` checks.
 pub(super) struct Transductive<S> {
     scorer: Arc<S>,
     preparation: fn(&S) -> &Preparation,
@@ -143,17 +146,20 @@ impl Preparation {
     /// The transformed items and queries as vectors, items first: `[items + queries][dim]`.
     pub fn rows(&self, task: &Task<'_>, queries: &Queries<'_>) -> Vec<Vec<f32>> {
         let centre = self.centre.vector(task);
-        let prepare = |row: &&[f32]| match self.unit {
-            true => centred_unit(row, &centre),
-            false => row.iter().zip(&centre).map(|(value, centre)| value - centre).collect(),
+        let prepare = |row: &&[f32]| {
+            if self.unit {
+                centred_unit(row, &centre)
+            } else {
+                row.iter().zip(&centre).map(|(value, centre)| value - centre).collect()
+            }
         };
         task.support.rows().iter().chain(queries.rows()).map(prepare).collect()
     }
 
-    /// The inner products of the transformed items and queries, from those of the original rows. `products` are
-    /// `[items, queries]`.
-    pub fn gram(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> JointGram {
-        let mut gram = JointGram::new(task, queries, products);
+    /// The inner products of the transformed items and queries, from those of the original rows, `[items, queries]` for
+    /// items with queries.
+    pub fn gram(&self, task: &Task<'_>, queries: &Queries<'_>, item_query_products: &[f32]) -> JointGram {
+        let mut gram = JointGram::new(task, queries, item_query_products);
         match &self.centre {
             Centre::None => {}
             Centre::Support => gram.centre_on_items(),
@@ -172,10 +178,12 @@ impl Preparation {
     }
 }
 
-/// A squared length below this fraction of the terms it is the difference of is considered rounding error.
+/// Squared lengths are computed as differences. One that is below this fraction of the subtracted terms is considered
+/// rounding error, and counts as 0.
 const ROUNDING: f64 = 1e-6;
 
-/// One over the length of a vector; 0 if its squared length is rounding error of a difference of `terms`.
+/// 1 / length, or 0 if `squared` is at most the rounding error of a difference of `terms`; pass 0 for `terms` if it is not a
+/// difference.
 pub(super) fn inverse_length(squared: f64, terms: f64) -> f64 {
     if squared > ROUNDING * terms { squared.sqrt().recip() } else { 0.0 }
 }
@@ -192,23 +200,23 @@ pub(super) struct JointGram {
 
 impl JointGram {
     fn new(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Self {
-        let (items, count) = (task.support.len(), queries.len());
-        let rows = items + count;
+        let (items, query_count) = (task.support.len(), queries.len());
+        let rows = items + query_count;
         let mut values = vec![0.0; rows * rows];
         for i in 0..items {
             for j in 0..items {
                 values[i * rows + j] = f64::from(task.gram()[i * items + j]);
             }
-            for query in 0..count {
-                let product = f64::from(products[i * count + query]);
+            for query in 0..query_count {
+                let product = f64::from(products[i * query_count + query]);
                 values[i * rows + items + query] = product;
                 values[(items + query) * rows + i] = product;
             }
         }
-        for query in 0..count {
-            for other in 0..count {
+        for query in 0..query_count {
+            for other in 0..query_count {
                 values[(items + query) * rows + items + other] =
-                    f64::from(queries.gram()[query * count + other]);
+                    f64::from(queries.gram()[query * query_count + other]);
             }
         }
         JointGram { items, rows, values }
@@ -261,7 +269,8 @@ impl JointGram {
         self.centre(&with_centre, squared);
     }
 
-    /// Subtracts a vector from all rows, given its inner products with them and its squared length.
+    /// Subtracts a vector c from all rows, given its inner products with them and its squared length:
+    /// ⟨xᵢ - c, xⱼ - c⟩ = ⟨xᵢ, xⱼ⟩ - ⟨xᵢ, c⟩ - ⟨xⱼ, c⟩ + |c|².
     fn centre(&mut self, with_centre: &[f64], squared: f64) {
         let rows = self.rows;
         for i in 0..rows {
@@ -297,7 +306,7 @@ pub(super) struct PresentClasses {
 }
 
 impl PresentClasses {
-    pub fn of(task: &Task<'_>) -> Self {
+    pub fn new(task: &Task<'_>) -> Self {
         let members = task.support.members().iter().enumerate();
         let present = members.filter(|(_, items)| !items.is_empty());
         let classes = present.map(|(class, items)| (class, items.iter().map(|&i| i as usize).collect()));
@@ -324,7 +333,7 @@ impl PresentClasses {
         self.members().map(mean).collect()
     }
 
-    /// Scores `[classes of the task][queries]` from the scores of the classes with items.
+    /// Scores `[classes of the task][queries]` from those of the classes with items; -inf for the other classes.
     pub fn all_scores(&self, scores: &[Vec<f64>], queries: usize) -> Vec<Vec<f32>> {
         let mut all = vec![vec![f32::NEG_INFINITY; queries]; self.total];
         for ((class, _), scores) in self.classes.iter().zip(scores) {

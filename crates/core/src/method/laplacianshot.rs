@@ -59,7 +59,7 @@ struct LaplacianShot {
 
 impl TransductiveScorer for LaplacianShot {
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
-        let classes = PresentClasses::of(task);
+        let classes = PresentClasses::new(task);
         let gram = self.preparation.gram(task, queries, products);
         let prototypes = rectified_prototypes(&gram, &classes, self.scale);
         let distances = squared_distances(&gram, &prototypes);

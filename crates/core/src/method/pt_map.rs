@@ -88,7 +88,7 @@ struct PtMap {
 
 impl TransductiveScorer for PtMap {
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, _products: &[f32]) -> Vec<Vec<f32>> {
-        let classes = PresentClasses::of(task);
+        let classes = PresentClasses::new(task);
         let gram = JointGram::of_rows(&self.transformed_rows(task, queries), task.support.len());
         let mut prototypes = classes.means(gram.rows());
         for _ in 0..self.steps {

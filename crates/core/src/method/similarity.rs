@@ -1,5 +1,6 @@
-//! Similarity weighting, shared by the methods `euclidean`, `absolute` and `cosine`: [`fit`] weights each item by a
-//! softmax over its mean similarity to the other items of its class, so that items unlike the rest count little.
+//! Similarity weighting, shared by the methods `euclidean`, `absolute` and `cosine`: [`fit`] weights the items of a class by
+//! a softmax over the class, in which the score of an item is its mean similarity to the others. An item unlike the others
+//! gets little weight.
 
 use super::{Fitted, weighted_prototypes};
 use crate::task::Task;

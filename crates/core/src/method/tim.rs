@@ -77,7 +77,7 @@ struct Tim {
 
 impl TransductiveScorer for Tim {
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, _products: &[f32]) -> Vec<Vec<f32>> {
-        let classes = PresentClasses::of(task);
+        let classes = PresentClasses::new(task);
         let rows = self.preparation.rows(task, queries);
         let problem = TimProblem::new(&rows, &classes, task.support.len());
         let mut prototypes = problem.class_means(&rows);

@@ -42,10 +42,12 @@ impl<'a> PredictorBuilder<'a> {
     /// count less in the calibration.
     ///
     /// # Errors
-    /// [`Error::OneClass`](crate::Error::OneClass) if there are fewer than two classes,
-    /// [`Error::Interrupted`](crate::Error::Interrupted) if the progress stopped it.
+    /// [`Error::Transductive`](crate::Error::Transductive) and [`Error::NotKept`](crate::Error::NotKept) if classifiers of
+    /// the method cannot be saved, [`Error::OneClass`](crate::Error::OneClass) if fewer than two classes have items,
+    /// [`Error::Interrupted`](crate::Error::Interrupted) if the progress stopped it, and errors of the method.
     pub fn fit(self) -> Result<Predictor> {
         let method = self.method.map_or_else(|| Registry::default().parse(DEFAULT_METHOD), Ok)?;
+        method.check_not_transductive()?;
         let audit = Audit::of(&self.data).progress(self.progress).run()?;
         Predictor::fit(self.data, &method, Some(&audit))
     }

@@ -4,7 +4,7 @@
 //! Labels may be wrong, so an item counts for every class with its probability in [`LabelPosterior`], which comes from an
 //! audit. There are few items, so the estimate is regularised towards a typical value.
 
-use crate::audit::Audit;
+use crate::audit::{Audit, compare_rows};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::method::NamedMethod;
@@ -22,11 +22,23 @@ pub(super) struct LabelPosterior {
 }
 
 impl LabelPosterior {
-    /// The probabilities of an audit; without one, every given label has probability 1.
+    /// The probabilities of an audit; without one, every given label has probability 1. The audit may have more classes than
+    /// the data, which have no items.
     pub fn new(data: &Embeddings, audit: Option<&Audit>) -> Self {
         let classes = data.classes().len();
         let shares = match audit {
-            Some(audit) => audit.shares.clone(),
+            Some(audit) => {
+                let has_items = audit.classes.iter().map(|class| class.items > 0);
+                let mut numbers = 0..classes as u32;
+                let mut number: Vec<Option<u32>> =
+                    has_items.map(|has_items| if has_items { numbers.next() } else { None }).collect();
+                number.push(Some(classes as u32));
+                let renumbered = |shares: &Vec<(u32, f32)>| -> Vec<(u32, f32)> {
+                    let one = |&(class, share): &(u32, f32)| Some((number[class as usize]?, share));
+                    shares.iter().filter_map(one).collect()
+                };
+                audit.shares.iter().map(renumbered).collect()
+            }
             None => data.labels().iter().map(|&class| vec![(class, 1.0)]).collect(),
         };
         LabelPosterior { shares, classes }
@@ -57,9 +69,14 @@ impl LabelPosterior {
         totals
     }
 
-    /// For every class up to `max_per_class` rows whose likeliest class it is, those with the highest probability. Returns
-    /// (row, class) in the order of the rows.
-    pub fn most_typical(&self, max_per_class: usize) -> Vec<(u32, u32)> {
+    /// For every class up to `max_per_class` rows whose likeliest class it is, those with the highest probability. A class
+    /// that is the likeliest of no row gets the row with its highest probability. Of equal probabilities, of which there are
+    /// many near 1, the values of the rows decide, and not their order. Returns (row, class) in the order of the rows.
+    pub fn most_typical(&self, data: &Embeddings, max_per_class: usize) -> Vec<(u32, u32)> {
+        let order = |a: &(u32, f32), b: &(u32, f32)| {
+            let by_values = || compare_rows(&data.row(a.0 as usize), &data.row(b.0 as usize));
+            b.1.total_cmp(&a.1).then_with(by_values).then(a.0.cmp(&b.0))
+        };
         let mut by_class: Vec<Vec<(u32, f32)>> = vec![Vec::new(); self.classes];
         for row in 0..self.shares.len() {
             if let Some((class, probability)) = self.likeliest_class(row) {
@@ -68,11 +85,22 @@ impl LabelPosterior {
         }
         let mut chosen = Vec::new();
         for (class, mut rows) in (0..).zip(by_class) {
-            rows.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            if rows.is_empty() {
+                rows.extend(self.rows_with(class).min_by(order));
+            }
+            rows.sort_by(order);
             chosen.extend(rows.into_iter().take(max_per_class).map(|(row, _)| (row, class)));
         }
         chosen.sort_unstable();
         chosen
+    }
+
+    /// The rows for which a class is possible, with its probabilities.
+    fn rows_with(&self, class: u32) -> impl Iterator<Item = (u32, f32)> {
+        let of_row = move |(row, shares): (u32, &Vec<(u32, f32)>)| {
+            shares.iter().find(|(other, _)| *other == class).map(|&(_, probability)| (row, probability))
+        };
+        (0..).zip(&self.shares).filter_map(of_row)
     }
 }
 
@@ -159,10 +187,7 @@ fn cross_validate(
 /// The indices of the rows, ordered by their values alone.
 pub(super) fn value_order(rows: &[&[f32]]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows.len() as u32).collect();
-    order.sort_by(|&a, &b| {
-        let pairs = rows[a as usize].iter().zip(rows[b as usize]);
-        pairs.map(|(a, b)| a.total_cmp(b)).find(|order| order.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
-    });
+    order.sort_by(|&a, &b| compare_rows(rows[a as usize], rows[b as usize]));
     order
 }
 

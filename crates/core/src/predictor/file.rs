@@ -31,6 +31,9 @@ const NUMBERS: usize = 2 + 2 * MEASURES;
 
 /// Maximum number of classes of a file, which limits the memory that an untrusted file makes us allocate.
 const MAX_CLASSES: usize = 100_000;
+/// Maximum number of classes times dimension of a file of version 1, whose class vectors are computed. Files of version 2
+/// contain them.
+const MAX_VECTOR_VALUES: usize = 1 << 26;
 
 impl Predictor {
     /// Reads a classifier file.
@@ -155,7 +158,16 @@ impl Predictor {
         };
         let is_version_1 = file.note("format") == Some(VERSION_1);
         let numbers = file.values("numbers", if is_version_1 { 3 } else { NUMBERS })?;
+        let is_positive = |number: &f32| *number > 0.0;
+        let widths = if is_version_1 { &[][..] } else { &numbers[2 + MEASURES..] };
+        if !is_positive(&numbers[0]) || !widths.iter().all(is_positive) {
+            return Err(file.malformed("its sharpness or a width is not positive"));
+        }
         let novelty = if is_version_1 {
+            if classes.len().saturating_mul(dim) > MAX_VECTOR_VALUES {
+                let problem = format!("{} classes of {dim} dimensions are too many", classes.len());
+                return Err(file.malformed(problem));
+            }
             let values = support.all_rows();
             let rows: Vec<&[f32]> = values.chunks_exact(dim).collect();
             Novelty::new(&rows, &LabelPosterior::new(&support, None))

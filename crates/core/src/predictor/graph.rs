@@ -1,7 +1,7 @@
 //! A classifier as a part of an ONNX graph ([`Predictor::add_to_graph`]), for programs that predict without trueshot.
 //!
 //! Every step of [`Predictor::predict`] has a node here, in the same order of operations: the scoring rule, the softmax, the
-//! four similarities and the probability of "none of the classes".
+//! four similarities and the probability of "none of the classes". Results agree up to rounding.
 
 use serde_json::json;
 use trueshot_nn::products;

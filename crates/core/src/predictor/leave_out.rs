@@ -2,7 +2,7 @@
 //!
 //! In each of several rounds, some classes are left out entirely, and so are some items of the others. The class vectors
 //! are fitted to the rest and compared with what was left out. Over all rounds, every class is left out once, and so is
-//! every item of a class with more than one.
+//! every item of a class with more than one. With two classes, no class is left out.
 
 use super::calibration::LabelPosterior;
 use super::similarity::{ClassSimilarity, Similarity};
@@ -54,29 +54,27 @@ impl LeftOut {
             } else {
                 is_out.fill(false);
             }
-            let place = |item: &Item<'_>| match item.member {
-                Some((class, _)) if is_out[class as usize] => Place::Unknown,
-                Some((class, number)) if number % rounds == round && sizes[class as usize] > 1 => {
-                    Place::Known
-                }
-                _ => Place::Kept,
+            let role = |item: &Item<'_>| match item.member {
+                Some((class, _)) if is_out[class as usize] => Role::Unknown,
+                Some((class, number)) if number % rounds == round && sizes[class as usize] > 1 => Role::Known,
+                _ => Role::Kept,
             };
-            found.add_round(&items, place, &is_out);
+            found.add_round(&items, role, &is_out);
         }
         let all: Vec<&Item<'_>> = items.iter().collect();
         (fit(&all, &vec![false; classes]), found)
     }
 
-    fn add_round(&mut self, items: &[Item<'_>], place: impl Fn(&Item<'_>) -> Place, is_out: &[bool]) {
+    fn add_round(&mut self, items: &[Item<'_>], role: impl Fn(&Item<'_>) -> Role, is_out: &[bool]) {
         let stride = items.len().div_ceil(MAX_COMPARED);
         let (mut kept, mut known, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (index, item) in items.iter().enumerate() {
             let is_compared = index % stride == 0;
-            match place(item) {
-                Place::Kept => kept.push(item),
-                Place::Known if is_compared => known.push(item.row),
-                Place::Unknown if is_compared => unknown.push(item.row),
-                Place::Known | Place::Unknown => {}
+            match role(item) {
+                Role::Kept => kept.push(item),
+                Role::Known if is_compared => known.push(item.row),
+                Role::Unknown if is_compared => unknown.push(item.row),
+                Role::Known | Role::Unknown => {}
             }
         }
         if kept.is_empty() || (known.is_empty() && unknown.is_empty()) {
@@ -89,7 +87,7 @@ impl LeftOut {
 }
 
 /// What a round does with an item.
-enum Place {
+enum Role {
     Kept,
     Known,
     Unknown,

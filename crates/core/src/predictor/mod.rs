@@ -184,6 +184,25 @@ fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
     }
 }
 
+/// The data without the classes that have no items, whose prototypes would be zero vectors; `None` if there are none.
+fn without_empty_classes(data: &Embeddings) -> Result<Option<Embeddings>> {
+    let used: Vec<usize> = data.used_classes().collect();
+    if used.len() == data.classes().len() {
+        return Ok(None);
+    }
+    let number = |class: &u32| used.partition_point(|other| other < &(*class as usize)) as i64;
+    let parts = Parts {
+        features: Features::from_f32(data.all_rows().into_owned(), data.dim()),
+        labels: Labels::Indexed {
+            labels: data.labels().iter().map(number).collect(),
+            classes: used.iter().map(|&class| data.classes()[class].clone()).collect(),
+        },
+        items: data.items().cloned(),
+        backbone: data.backbone().map(str::to_string),
+    };
+    Embeddings::from_parts(parts, None).map(Some)
+}
+
 /// Reduces a support set to at most `max_per_class` items per class: those with the highest probability of the class,
 /// labelled with it. Also returns the posterior of the reduced set.
 fn most_typical_items(
@@ -191,7 +210,7 @@ fn most_typical_items(
     posterior: &LabelPosterior,
     max_per_class: usize,
 ) -> Result<(Embeddings, LabelPosterior)> {
-    let chosen = posterior.most_typical(max_per_class);
+    let chosen = posterior.most_typical(data, max_per_class);
     let rows: Vec<u32> = chosen.iter().map(|&(row, _)| row).collect();
     let values = data.gather(&rows).into_owned();
     let parts = Parts {

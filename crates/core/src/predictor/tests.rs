@@ -250,17 +250,21 @@ fn items_of_other_classes_are_refused_and_items_of_the_classes_are_not() {
 
 #[test]
 fn the_order_of_the_support_items_does_not_matter() {
-    let mut clusters = Clusters::new(8);
-    let support = clusters.items(0..6, 7);
-    let queries = clusters.items(0..8, 5);
-    let mut shuffled = support.clone();
-    shuffled.reverse();
-    shuffled.rotate_left(11);
-    let (one, other) = (Clusters::fit(&support), Clusters::fit(&shuffled));
-    for (a, b) in unknown(&one, &queries).iter().zip(unknown(&other, &queries)) {
-        assert!((a - b).abs() < 1e-3, "{a} {b}");
+    // Of 120 items per class the most typical are kept; all of them are equally probable.
+    for per_class in [7, 120] {
+        let mut clusters = Clusters::new(8);
+        let support = clusters.items(0..6, per_class);
+        let queries = clusters.items(0..8, 5);
+        let mut shuffled = support.clone();
+        shuffled.reverse();
+        shuffled.rotate_left(11);
+        let (one, other) = (Clusters::fit(&support), Clusters::fit(&shuffled));
+        for (a, b) in unknown(&one, &queries).iter().zip(unknown(&other, &queries)) {
+            assert!((a - b).abs() < 1e-3, "{per_class} items: {a} {b}");
+        }
+        let ratio = one.sharpness / other.sharpness;
+        assert!((ratio - 1.0).abs() < 1e-3, "{per_class} items: {} {}", one.sharpness, other.sharpness);
     }
-    assert!((one.sharpness / other.sharpness - 1.0).abs() < 1e-3, "{} {}", one.sharpness, other.sharpness);
 }
 
 #[test]
@@ -320,13 +324,88 @@ fn an_anonymous_file_predicts_the_same_and_has_no_names_of_examples() {
 }
 
 #[test]
-fn a_compact_file_has_the_same_tensors_in_fewer_bytes() {
-    let mut tensors = crate::tensors::Tensors::default();
-    tensors.insert("halves", &[40], (0..40).map(|value| value as f32 / 8.0).collect());
-    tensors.insert("floats", &[2], vec![0.1, 1e-20]);
-    let bytes = tensors.to_compact_bytes();
-    assert!(bytes.len() < tensors.to_bytes().len());
-    let read = crate::tensors::Tensors::read_bytes(bytes, "file").unwrap();
-    assert_eq!(read.get("halves"), tensors.get("halves"));
-    assert_eq!(read.get("floats"), tensors.get("floats"));
+fn a_class_without_items_is_left_out() {
+    let values = vec![2.0, 0.1, 2.1, 0.0, 1.9, 0.0, 0.1, 2.0, 0.0, 2.1, 0.0, 1.9];
+    let data = |classes: [&str; 3]| {
+        let first = i64::from(classes[0] == "empty");
+        let labels = [0, 0, 0, 1, 1, 1].map(|label| label + first).to_vec();
+        let features = Features::from_f32(values.clone(), 2);
+        Embeddings::from_numbered(features, labels, classes.map(String::from).to_vec()).unwrap()
+    };
+    for classes in [["empty", "a", "b"], ["a", "b", "empty"]] {
+        for method in ["protonet", "relabel"] {
+            let predictor = Predictor::of(data(classes)).method(method).unwrap().fit().unwrap();
+            assert_eq!(predictor.classes(), ["a", "b"]);
+            let answers = predictor.predict(&[&[2.0, 0.0], &[0.0, 2.0]]).unwrap();
+            assert_eq!((answers[0].class, answers[1].class), (0, 1), "{method}: {answers:?}");
+        }
+    }
+    let one = Embeddings::from_numbered(
+        Features::from_f32(values.clone(), 2),
+        vec![0; 6],
+        ["a", "empty"].map(String::from).to_vec(),
+    );
+    let method = Registry::default().parse("protonet").unwrap();
+    assert!(matches!(UncalibratedPredictor::fit(one.unwrap(), &method, None), Err(Error::OneClass)));
+}
+
+#[test]
+fn a_class_of_a_large_set_whose_labels_all_look_wrong_keeps_its_most_probable_item() {
+    let mut clusters = Clusters::new(3);
+    let items = clusters.items(0..3, 200);
+    let values = items.iter().flat_map(|(_, row)| row.clone()).collect();
+    let labels = items.iter().map(|(class, _)| format!("class {class}")).collect();
+    let data = Embeddings::from_rows(values, Clusters::DIM, labels).unwrap();
+    let mut found = Audit::of(&data).run().unwrap();
+    for row in 400..600 {
+        found.shares[row] = vec![(0, 0.9), (2, if row == 433 { 0.1 } else { 0.05 })];
+    }
+    for method in ["protonet", "relabel"] {
+        let method = Registry::default().parse(method).unwrap();
+        let data = Embeddings::from_rows(
+            data.all_rows().into_owned(),
+            Clusters::DIM,
+            items.iter().map(|(class, _)| format!("class {class}")).collect(),
+        );
+        let predictor = Predictor::fit(data.unwrap(), &method, Some(&found)).unwrap();
+        let kept = predictor.support();
+        assert_eq!((kept.classes().len(), kept.rows_of(2).len()), (3, 1));
+        assert_eq!(*kept.row(kept.rows_of(2)[0] as usize), items[433].1[..]);
+    }
+}
+
+#[test]
+fn numbers_that_would_give_undefined_probabilities_are_refused() {
+    let bytes = fit("protonet").to_bytes();
+    // The sharpness, and the last width.
+    for (index, value) in [(0, 0.0), (0, -1.0), (9, 0.0), (9, -1.0)] {
+        let mut file = crate::tensors::Tensors::read_bytes(bytes.clone(), "file").unwrap();
+        file.remove_note("trueshot-checksum");
+        let mut numbers = file.values("numbers", 10).unwrap().to_vec();
+        numbers[index] = value;
+        file.insert("numbers", &[10], numbers);
+        let error = Predictor::read_bytes(file.to_bytes(), "file").err().unwrap().to_string();
+        assert!(error.contains("not positive"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_of_version_1_with_too_many_classes_for_its_dimension_is_refused() {
+    let mut file = crate::tensors::Tensors::default();
+    file.set_note("format", "trueshot-classifier/1");
+    let classes: Vec<String> = (0..5000).map(|class| class.to_string()).collect();
+    file.set_note("classes", serde_json::json!(classes).to_string());
+    file.set_note("labels", "[0]");
+    file.set_note("rule", "matching");
+    file.insert("support", &[1, 20_000], vec![1.0; 20_000]);
+    file.insert("numbers", &[3], vec![1.0; 3]);
+    let error = Predictor::read_bytes(file.to_bytes(), "file").err().unwrap().to_string();
+    assert!(error.contains("5000 classes of 20000 dimensions are too many"), "{error}");
+}
+
+#[test]
+fn transductive_methods_are_refused_before_the_audit() {
+    let never = |_: u64, _: u64| -> std::ops::ControlFlow<()> { panic!("no audit is needed") };
+    let refused = Predictor::of(support()).method("tim").unwrap().progress(&never).fit();
+    assert!(matches!(refused, Err(Error::Transductive { .. })));
 }

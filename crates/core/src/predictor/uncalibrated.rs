@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::calibration::{self, LabelPosterior};
 use super::scoring_rule::ScoringRule;
-use super::{KEPT_PER_CLASS, Predictor, check_rows, is_large, most_typical_items};
+use super::{KEPT_PER_CLASS, Predictor, check_rows, is_large, most_typical_items, without_empty_classes};
 use crate::audit::Audit;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
@@ -50,8 +50,9 @@ pub struct Prototypes<'a> {
 }
 
 impl UncalibratedPredictor {
-    /// Fits a method, which must not be transductive, to a support set of at least two classes. Of a large set (see
-    /// [`is_large`]) only the most typical items are kept, by the class probabilities of the audit.
+    /// Fits a method, which must not be transductive, to a support set of at least two classes with items; classes without
+    /// items are left out. Of a large set (see [`is_large`]) only the most typical items are kept, by the class probabilities
+    /// of the audit.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
         method: &NamedMethod,
@@ -59,9 +60,10 @@ impl UncalibratedPredictor {
     ) -> Result<Self> {
         method.check_not_transductive()?;
         let data = data.into();
-        if data.classes().len() < 2 {
+        if data.used_classes().count() < 2 {
             return Err(Error::OneClass);
         }
+        let data = without_empty_classes(&data)?.map_or(data, Arc::new);
         let (method_name, classes) = (method.label.clone(), data.classes().to_vec());
         if !is_large(data.len()) {
             let rule = fit_rule(&data, method)?;

@@ -1,17 +1,19 @@
 //! Repaired copies: [`copy`] copies all files of a folder, with some of them moved, and [`copy_items`] the items of a list
 //! or an archive, into a new folder or a ZIP archive.
 //!
-//! The copy is built in a hidden folder next to the destination and renamed when it is complete, so the destination never
-//! contains half a copy. A hidden folder left by an interrupted copy is removed by the next one. The destination is locked
-//! against other copies, and the source against repairs in place.
+//! The copy is built in a hidden folder (an archive: in a temporary file) next to the destination and renamed when it is
+//! complete, so the destination never contains half a copy. If copying fails or is stopped, what was built is removed; what
+//! a killed process left is removed by the next copy to the same destination. The destination is locked against other
+//! copies, and the source against repairs in place.
 
 use crate::progress::Progress;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::folder::is_inside;
 use super::moves::Move;
+use super::plan::names_in_words;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
 use crate::visible::visible;
@@ -33,17 +35,26 @@ pub struct Copied {
 /// `progress` counts the copied files.
 ///
 /// # Errors
-/// [`Error::Locked`] if another process copies to the same destination or repairs the source; [`Error::Write`] if the
-/// destination exists, is inside the source or cannot be written; [`Error::Read`] if a file of the source cannot be read;
+/// [`Error::Locked`] if another process copies to the same destination or repairs the source; [`Error::CollectionChanged`]
+/// if a file to be moved does not exist; [`Error::Write`] if the destination exists, is inside the source or cannot be
+/// written, or if a path leads out of the copy; [`Error::Read`] if a file of the source cannot be read;
 /// [`Error::Interrupted`] if `progress` stopped it.
 pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
     check_outside(root, into)?;
+    check_inside(moves, into)?;
     let _destination = Lock::beside(into)?;
     let _source = Lock::for_reading(root)?;
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
     let mut found = FolderContents::read(root)?;
     // The log of an earlier repair is replaced.
     found.files.retain(|(item, _)| item != LOG);
+    // A repair in place may have ended after the caller checked the plan.
+    let names: HashSet<&str> = found.files.iter().map(|(item, _)| item.as_str()).collect();
+    let gone: Vec<&str> =
+        moves.iter().map(|m| m.from.as_str()).filter(|from| !names.contains(from)).collect();
+    if let Some(problem) = names_in_words(&gone, "gone") {
+        return Err(Error::CollectionChanged { root: root.into(), problem });
+    }
     let target = |(item, path): &(String, PathBuf)| {
         // A file that is not moved keeps the exact bytes of its name, even if they are not valid UTF-8.
         let same_name = path.strip_prefix(root).unwrap_or(Path::new(item));
@@ -87,17 +98,14 @@ pub(super) fn open(path: &Path) -> Result<fs::File> {
 /// `progress` counts the copied items. Returns the number of files.
 ///
 /// # Errors
-/// As [`copy`]; [`Error::Write`] also if a path leads out of the copy, and [`Error::Read`] if an item cannot be read.
+/// As [`copy`], and [`Error::Read`] if an item cannot be read.
 pub fn copy_items(
     items: &[Move],
     contents: &dyn Fn(usize) -> std::io::Result<FileContents>,
     into: &Path,
     progress: &dyn Progress,
 ) -> Result<usize> {
-    if let Some(outside) = items.iter().find(|item| !is_inside(&item.to)) {
-        let source = std::io::Error::other(format!("{} leads out of it", visible(&outside.to)));
-        return Err(Error::Write { path: into.into(), source });
-    }
+    check_inside(items, into)?;
     let _destination = Lock::beside(into)?;
     let moved: Vec<Move> = items.iter().filter(|item| item.from != item.to).cloned().collect();
     let read = |item: usize| {
@@ -135,29 +143,35 @@ impl NewCopy<'_> {
     }
 
     fn write_folder(&self, into: &Path, progress: &dyn Progress) -> Result<usize> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| Error::Write { path: path.clone(), source }
-        };
-        let UnfinishedCopy { part, mark } = UnfinishedCopy::prepare(into)?;
-        fs::write(&mark, "").map_err(failed(&mark))?;
-        fs::create_dir(&part).map_err(failed(&part))?;
+        let unfinished = UnfinishedCopy::create(into)?;
+        let written = self.write_below(&unfinished.part, into, progress);
+        if written.is_err() {
+            let _ = fs::remove_dir_all(&unfinished.part);
+        }
+        // If the folder could not be removed, the mark lets the next copy remove it.
+        if !unfinished.part.exists() {
+            let _ = fs::remove_file(&unfinished.mark);
+        }
+        written.map(|()| self.targets.len())
+    }
+
+    /// Writes all files to the hidden folder `part` and renames it to `into`. Errors name the place in the finished copy: the
+    /// hidden folder is unknown to the user.
+    fn write_below(&self, part: &Path, into: &Path, progress: &dyn Progress) -> Result<()> {
+        let failed = |path: PathBuf| move |source| Error::Write { path, source };
         for folder in &self.folders {
-            fs::create_dir_all(part.join(folder)).map_err(failed(&part.join(folder)))?;
+            fs::create_dir_all(part.join(folder)).map_err(failed(into.join(folder)))?;
         }
         for (file, target) in self.targets.iter().enumerate() {
             let contents = (self.contents)(file)?;
             contents.check_readable()?;
-            // The error names the place in the finished copy: the hidden folder is unknown to the user.
-            write_new(&contents, &part.join(target)).map_err(failed(&into.join(target)))?;
+            write_new(&contents, &part.join(target)).map_err(failed(into.join(target)))?;
             progress.check(file as u64 + 1, self.targets.len() as u64)?;
         }
-        fs::write(part.join(LOG), &self.log).map_err(failed(&part))?;
+        fs::write(part.join(LOG), &self.log).map_err(failed(into.join(LOG)))?;
         // The destination may be an empty folder; a folder with contents is not replaced.
         let _ = fs::remove_dir(into);
-        fs::rename(&part, into).map_err(failed(into))?;
-        fs::remove_file(&mark).map_err(failed(&mark))?;
-        Ok(self.targets.len())
+        fs::rename(part, into).map_err(failed(into.into()))
     }
 }
 
@@ -183,8 +197,9 @@ struct UnfinishedCopy {
 }
 
 impl UnfinishedCopy {
-    /// Removes the remains of an interrupted copy to `into`, and checks that the destination is free.
-    fn prepare(into: &Path) -> Result<Self> {
+    /// Removes the remains of an interrupted copy to `into`, checks that the destination is free, and creates the mark and
+    /// the hidden folder.
+    fn create(into: &Path) -> Result<Self> {
         let refused = |problem: &str| {
             let source = std::io::Error::other(problem.to_owned());
             Err(Error::Write { path: into.into(), source })
@@ -210,7 +225,24 @@ impl UnfinishedCopy {
         if part.exists() {
             return refused("the hidden folder it would be built in exists already");
         }
+        let failed = |source| Error::Write { path: into.into(), source };
+        fs::write(&mark, "").map_err(failed)?;
+        if let Err(error) = fs::create_dir(&part) {
+            let _ = fs::remove_file(&mark);
+            return Err(failed(error));
+        }
         Ok(UnfinishedCopy { part, mark })
+    }
+}
+
+/// Checks that no file would be written outside the copy.
+fn check_inside(moves: &[Move], into: &Path) -> Result<()> {
+    match moves.iter().find(|m| !is_inside(&m.to)) {
+        None => Ok(()),
+        Some(outside) => {
+            let source = std::io::Error::other(format!("{} leads out of it", visible(&outside.to)));
+            Err(Error::Write { path: into.into(), source })
+        }
     }
 }
 
@@ -245,7 +277,9 @@ fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
     fs::copy(from, to)?;
     // Keep the modification time, by which people sort photos.
     if let Ok(time) = fs::metadata(from).and_then(|found| found.modified()) {
-        let _ = fs::File::options().write(true).open(to).and_then(|file| file.set_modified(time));
+        // Unix needs no write access for this, which a copy of a read-only file does not allow.
+        let file = fs::File::options().read(true).write(!cfg!(unix)).open(to);
+        let _ = file.and_then(|file| file.set_modified(time));
     }
     Ok(())
 }

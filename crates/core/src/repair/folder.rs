@@ -109,7 +109,7 @@ impl LockedFolder {
         match self.find(from) {
             Ok(Some(found)) if found.is_file => {}
             Ok(Some(_)) => {
-                return Some(format!("{shown} is a link or not a file; --into makes a copy instead"));
+                return Some(format!("{shown} is a link or not a file"));
             }
             Ok(None) => return Some(format!("{shown} does not exist")),
             Err(error) => return Some(format!("{shown}: {error}")),
@@ -246,7 +246,7 @@ mod system {
         match error {
             Errno::NOTDIR | Errno::LOOP => {
                 let part = crate::visible::visible(part);
-                io::Error::other(format!("'{part}' is a link or not a folder; --into makes a copy instead"))
+                io::Error::other(format!("'{part}' is a link or not a folder"))
             }
             error => error.into(),
         }

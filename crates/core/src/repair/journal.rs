@@ -1,9 +1,10 @@
 //! The undo file of a repair in place ([`Journal`]): the list of all moves, written to disk before the first one is made.
 //!
-//! A move adds the new name of a file (a hard link) and then removes the old one, so a file always has a name and nothing
-//! is ever overwritten. Which of the two names exist tells whether a move has been made, so an interrupted repair can be
-//! finished ([`Journal::apply`]) or undone ([`Journal::undo`]), any number of times. A move that fails does not stop the
-//! others.
+//! A move links the file under its new name and then removes the old name, so a file always has a name and nothing is
+//! overwritten. Across file systems it is copied instead, and where there are no hard links it is renamed. Which of the two
+//! names exist tells whether a move has been made; if both do, it was interrupted and is completed. So an interrupted repair
+//! can be finished ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of times. A move that fails does not stop
+//! the others.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -56,8 +57,8 @@ struct Header {
 pub struct Outcome {
     /// Files moved by this call.
     pub moved: usize,
-    /// Files that were already at their destination.
-    pub before: usize,
+    /// Files that were already where this call moves them to.
+    pub already_moved: usize,
     /// One message per move that failed, with the reason.
     pub problems: Vec<String>,
 }
@@ -80,7 +81,8 @@ impl Journal {
     /// Reads an undo file.
     ///
     /// # Errors
-    /// [`Error::BadPlan`] if it is not an undo file, or if its paths leave the folder or appear twice.
+    /// [`Error::Read`] if the file cannot be read. [`Error::BadPlan`] if it is not an undo file, if a path leaves the folder
+    /// or appears twice, or if the header lists a folder that no move needs.
     pub fn open(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
         let bad =
@@ -93,16 +95,18 @@ impl Journal {
         for (number, line) in lines {
             let one: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
             if !is_inside(&one.from) || !is_inside(&one.to) {
-                return Err(bad(number, "leads out of the folder"));
+                return Err(bad(number, "a path that leaves the folder or is not in its simplest form"));
             }
+            // Every name occurs once, so the moves do not depend on each other.
             if !names.insert(one.from.clone()) || !names.insert(one.to.clone()) {
                 return Err(bad(number, "a name appears in two moves, or twice in one"));
             }
             needed_folders.extend(folders_above(&one.to).map(str::to_string));
             moves.push(one);
         }
+        // Undo removes these folders; a changed undo file must not name any others.
         if !header.folders.iter().all(|folder| needed_folders.contains(folder)) {
-            return Err(bad(1, "it names a folder that none of its moves needs"));
+            return Err(bad(1, "the header lists a folder that no move needs"));
         }
         Ok(Journal { header, moves })
     }
@@ -189,7 +193,7 @@ fn move_all<'a>(
     for (done, (from, to)) in (1..).zip(moves) {
         match move_one(folder, from, to) {
             Ok(true) => outcome.moved += 1,
-            Ok(false) => outcome.before += 1,
+            Ok(false) => outcome.already_moved += 1,
             Err(problem) => outcome.problems.push(problem),
         }
         progress.check(done, total)?;
@@ -197,10 +201,10 @@ fn move_all<'a>(
     Ok(outcome)
 }
 
-/// Moves one file; `false` if it was already at its destination. The error is a message for the user.
+/// Moves one file; `false` if an earlier call has already done so. The error is a message for the user.
 fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", visible(from));
-    let finish = || folder.remove_file(from).map(|()| true).map_err(failed);
+    let remove_source = || folder.remove_file(from).map(|()| true).map_err(failed);
     match (folder.find(from).map_err(failed)?, folder.find(to).map_err(failed)?) {
         (Some(source), None) if source.is_file => folder.move_file(from, to).map(|()| true).map_err(failed),
         (Some(_), None) => Err(format!("{} is a link or not a file", visible(from))),
@@ -208,7 +212,8 @@ fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<
         (None, None) => Err(format!("neither {} nor {} exists", visible(from), visible(to))),
         (Some(source), Some(target)) => {
             match folder.compare((from, source), (to, target)).map_err(failed)? {
-                Pair::TwoNames | Pair::Copy => finish(),
+                // An interrupted move: the new name is complete, and only the old one remains to be removed.
+                Pair::TwoNames | Pair::Copy => remove_source(),
                 Pair::OneName => Err(format!("{} and {} are the same file", visible(from), visible(to))),
                 Pair::Different => Err(format!("{} already exists", visible(to))),
             }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::folder::is_inside;
 use super::moves::MAX_NAME_BYTES;
 use crate::audit::{Action, Audit, AuditedItem, Change, Effects, effects};
 use crate::embeddings::Embeddings;
@@ -94,6 +95,10 @@ pub struct PlanHeader {
     /// The leave-one-out accuracy after all changes that the audit planned.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub accuracy_after: Option<f64>,
+    /// The BLAKE3 hash of the changes that the audit planned, in hexadecimal: `accuracy_after` and the effects of changes
+    /// are those of these changes only.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub digest: Option<String>,
 }
 
 /// One change of a plan: an item moves to another class or into quarantine.
@@ -166,9 +171,7 @@ impl RepairPlan {
     /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
     /// collection with their files, if it has files.
     pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
-        let is_change =
-            |row: &usize| matches!(audit.items[*row].action, Action::Relabel | Action::Quarantine);
-        let rows: Vec<usize> = audit.ranking().into_iter().filter(is_change).collect();
+        let rows = audit.with_actions(&[Action::Relabel, Action::Quarantine]);
         let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
         let change = |row: &usize| Change {
@@ -178,19 +181,21 @@ impl RepairPlan {
         let Effects { before, after, alone } = effects(data, &rows.iter().map(change).collect::<Vec<_>>());
         let planned =
             rows.iter().zip(alone).map(|(row, effect)| PlannedChange::new(&audit.items[*row], effect));
+        let changes: Vec<PlannedChange> = planned.collect();
         let header = PlanHeader {
             format: FORMAT.into(),
             kind,
             root: root.into(),
             items: data.len(),
             fingerprint: (kind == Kind::Embeddings).then(|| data.fingerprint().to_string()),
-            changes: Some(rows.len()),
+            changes: Some(changes.len()),
             accuracy: Some(rounded(before)),
             accuracy_after: Some(rounded(after)),
+            digest: Some(digest(&changes)),
         };
-        let reviewed = audit.with_action(Action::Review);
+        let reviewed = audit.with_actions(&[Action::Review]);
         let review = reviewed.iter().map(|row| PlannedChange::to_review(&audit.items[*row])).collect();
-        RepairPlan { header, changes: planned.collect(), review, listing }
+        RepairPlan { header, changes, review, listing }
     }
 
     /// The text of the plan file.
@@ -214,10 +219,8 @@ impl RepairPlan {
         let quarantine = self.changes.iter().filter(|change| change.quarantine).count();
         let (relabel, review) = (self.changes.len() - quarantine, self.review.len());
         let counts = format!("{relabel} to relabel, {quarantine} to quarantine, {review} to review");
-        let is_edited = self.header.changes != Some(self.changes.len())
-            || self.changes.iter().any(|change| change.effect.is_none());
         match (self.header.accuracy, self.header.accuracy_after) {
-            (Some(before), Some(after)) if !is_edited && !self.changes.is_empty() => format!(
+            (Some(before), Some(after)) if !self.is_edited() && !self.changes.is_empty() => format!(
                 "{counts}; leave-one-out accuracy: {:.1} % now, {:.1} % after all changes",
                 100.0 * before,
                 100.0 * after
@@ -226,10 +229,17 @@ impl RepairPlan {
         }
     }
 
+    /// Whether the changes may not be those that the audit planned. If so, the accuracies in the header and the effects of
+    /// changes do not apply.
+    pub fn is_edited(&self) -> bool {
+        self.header.digest.as_deref() != Some(digest(&self.changes).as_str())
+    }
+
     /// Parses the text of a plan file; error messages call it `path`.
     ///
     /// # Errors
-    /// [`Error::BadPlan`] with the number of the first line that is not valid.
+    /// [`Error::BadPlan`] with the number of the first line that is not valid, or if the last line, which lists the images
+    /// of the collection, is missing.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         let bad = |line: usize, problem: String| Error::BadPlan { path: path.into(), line, problem };
         let is_comment = |line: &str| line.trim_start().starts_with('#');
@@ -243,18 +253,43 @@ impl RepairPlan {
         let commented = |line: &str| serde_json::from_str(line.trim_start().strip_prefix('#')?).ok();
         let review = text.lines().filter_map(commented).collect();
         let mut plan = RepairPlan { header, changes: Vec::new(), review, listing: Vec::new() };
+        let (mut numbers, mut has_listing) = (Vec::new(), false);
         for (number, line) in lines {
             if let Ok(found) = serde_json::from_str::<Listing>(line) {
                 plan.listing = found.listing;
+                has_listing = true;
                 continue;
             }
             let change: PlannedChange = serde_json::from_str(line)
                 .map_err(|problem| bad(number, format!("not a change: {problem}")))?;
             change.check().map_err(|problem| bad(number, problem))?;
             plan.changes.push(change);
+            numbers.push(number);
+        }
+        if !has_listing && plan.header.kind != Kind::Embeddings {
+            let problem = "the last line, which lists all images, is missing: the plan is truncated";
+            return Err(bad(0, problem.into()));
         }
         plan.check_distinct(path)?;
-        Ok(plan)
+        match plan.first_refused() {
+            None => Ok(plan),
+            Some(index) => {
+                let class = visible(plan.changes[index].to.as_deref().unwrap_or_default());
+                Err(bad(numbers[index], format!("'{class}' cannot be the name of a class")))
+            }
+        }
+    }
+
+    /// The index of the first change to a class to which no item can move. A new class needs a name that is valid on every
+    /// system, and a class of the collection one that stays below the root folder. Classes of embeddings have no folders,
+    /// so their names are arbitrary.
+    fn first_refused(&self) -> Option<usize> {
+        if self.header.kind == Kind::Embeddings {
+            return None;
+        }
+        let known: HashSet<&str> = self.listing.iter().filter_map(|listed| listed.class.as_deref()).collect();
+        let is_allowed = |to: &str| is_class_name(to) || (known.contains(to) && is_inside(to));
+        self.changes.iter().position(|change| change.to.as_deref().is_some_and(|to| !is_allowed(to)))
     }
 
     /// Checks that no item is changed twice.
@@ -289,7 +324,7 @@ impl RepairPlan {
         let edited = self.edited(&same_size, hash_now);
         let problems = [(gone, "gone"), (new, "new"), (other_size, "of another size"), (edited, "edited")];
         let problems: Vec<String> =
-            problems.into_iter().filter_map(|(names, what)| counted(&names, what)).collect();
+            problems.into_iter().filter_map(|(names, what)| names_in_words(&names, what)).collect();
         if problems.is_empty() { self.check_items() } else { Err(changed(problems.join(", "))) }
     }
 
@@ -365,7 +400,7 @@ fn missing<'a>(listing: &ByName<'a>, other: &ByName<'_>) -> Vec<&'a str> {
 }
 
 /// A message such as "2 gone (a.jpg, b.jpg)"; `None` if there are no names.
-fn counted(names: &[&str], what: &str) -> Option<String> {
+pub(super) fn names_in_words(names: &[&str], what: &str) -> Option<String> {
     let shown: Vec<String> = names.iter().take(MAX_NAMED).map(|item| visible(item)).collect();
     let more = if names.len() > MAX_NAMED { ", .." } else { "" };
     (!names.is_empty()).then(|| format!("{} {what} ({}{more})", names.len(), shown.join(", ")))
@@ -385,7 +420,7 @@ impl PlannedChange {
             to: item.suggested.clone(),
             quarantine: item.suggested.is_none(),
             p_wrong: Some(item.p_wrong),
-            reason: Some(format!("most similar to {}", neighbours.join(", "))),
+            reason: (!neighbours.is_empty()).then(|| format!("most similar to {}", neighbours.join(", "))),
             effect: Some(rounded(effect)),
         }
     }
@@ -397,14 +432,11 @@ impl PlannedChange {
         PlannedChange { quarantine: to.is_none(), to, effect: None, ..PlannedChange::new(item, 0.0) }
     }
 
-    /// Checks that the change has exactly one destination with a valid class name.
+    /// Checks that the change has exactly one destination.
     fn check(&self) -> std::result::Result<(), String> {
         match (&self.to, self.quarantine) {
             (None, false) => Err("it has neither 'to' nor 'quarantine'; exactly one is needed".into()),
             (Some(_), true) => Err("it has both 'to' and 'quarantine'; exactly one is needed".into()),
-            (Some(to), false) if !is_class_name(to) => {
-                Err(format!("'{}' cannot be the name of a class", visible(to)))
-            }
             _ => Ok(()),
         }
     }
@@ -416,6 +448,14 @@ pub(super) fn is_class_name(name: &str) -> bool {
         !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= MAX_NAME_BYTES
     };
     name.split('/').all(is_part) && !name.starts_with(super::QUARANTINE)
+}
+
+/// The hash of what changes do: the item, its old and its new class. Their order does not matter.
+pub(super) fn digest(changes: &[PlannedChange]) -> String {
+    let mut parts: Vec<_> = changes.iter().map(|change| (&change.item, &change.from, &change.to)).collect();
+    parts.sort_unstable();
+    let text = serde_json::to_string(&parts).expect("names are plain data");
+    blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 
 /// Rounds to six decimals, which keeps the plan readable.

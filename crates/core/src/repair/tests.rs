@@ -52,8 +52,8 @@ fn locked(root: &Path) -> LockedFolder {
     LockedFolder::open(root).unwrap()
 }
 
-fn outcome(moved: usize, before: usize) -> Outcome {
-    Outcome { moved, before, problems: Vec::new() }
+fn outcome(moved: usize, already_moved: usize) -> Outcome {
+    Outcome { moved, already_moved, problems: Vec::new() }
 }
 
 /// A plan that swaps two images of different classes, quarantines one and moves one to a new class.
@@ -203,7 +203,7 @@ fn an_interrupted_copy_is_made_again() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
     assert!(matches!(copy(root.path(), &into, &moves, &stop_after(3)), Err(Error::Interrupted)));
-    assert!(!into.exists());
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
     copy(root.path(), &into, &moves, &()).unwrap();
     assert_eq!(contents(&into).len(), 7);
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
@@ -477,7 +477,7 @@ fn undo_reverts_the_moves_it_can_and_can_be_repeated() {
     let (missing, kept) = (root.path().join("all/dog/2-2.jpg"), root.path().with_extension("kept"));
     fs::rename(&missing, &kept).unwrap();
     let done = journal.undo(&locked(root.path()), &()).unwrap();
-    assert_eq!((done.moved, done.before), (3, 0));
+    assert_eq!((done.moved, done.already_moved), (3, 0));
     assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg exists"]);
     fs::rename(&kept, &missing).unwrap();
     assert_eq!(journal.undo(&locked(root.path()), &()).unwrap(), outcome(1, 3));
@@ -549,7 +549,7 @@ fn links_in_the_folder_are_never_followed() {
     symlink(outside.path().join("x"), root.path().join("all/cat/1.jpg")).unwrap();
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     let obstacles = journal.obstacles(&locked(root.path()));
-    assert_eq!(obstacles, ["all/cat/1.jpg is a link or not a file; --into makes a copy instead"]);
+    assert_eq!(obstacles, ["all/cat/1.jpg is a link or not a file"]);
 }
 
 #[test]
@@ -625,6 +625,7 @@ fn a_copy_names_the_source_file_that_cannot_be_read_or_the_file_that_cannot_be_w
     let bytes = |_: usize| Ok(FileContents::Bytes(vec![1]));
     let error = copy_items(&items, &bytes, &out.path().join("twice"), &()).unwrap_err().to_string();
     assert!(error.contains("cannot write") && error.contains("twice/dog/1.jpg"), "{error}");
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
 }
 
 /// Progress that stops the work when `files` files are done.
@@ -632,4 +633,80 @@ fn stop_after(files: u64) -> impl Progress {
     move |done: u64, _total: u64| {
         if done < files { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
+}
+
+#[test]
+fn a_change_may_lead_to_every_class_of_the_collection_but_not_out_of_it() {
+    let parsed = |kind: &str, class: &str| {
+        let item = |item: &str, class: &str| serde_json::json!({"item": item, "class": class});
+        let listing = serde_json::json!({"listing": [item("1.jpg", "cat"), item("2.jpg", class)]});
+        let change = serde_json::json!({"item": "1.jpg", "from": "cat", "to": class});
+        let header =
+            serde_json::json!({"format": "trueshot-plan/1", "kind": kind, "root": "data", "items": 2});
+        RepairPlan::parse(&format!("{header}\n{change}\n{listing}\n"), Path::new("p.jsonl"))
+    };
+    for class in ["Sport: Football", "GO:0008150"] {
+        for kind in ["folder", "pictures"] {
+            assert_eq!(parsed(kind, class).is_ok(), !cfg!(windows), "{kind} {class}");
+        }
+    }
+    for class in ["..", "../up", "/etc", "a/../../up", ""] {
+        for kind in ["folder", "pictures"] {
+            let message = parsed(kind, class).unwrap_err().to_string();
+            assert!(message.contains("line 2: ") && message.contains("cannot be the name of"), "{message}");
+        }
+    }
+    for class in ["Sport: Football", ".."] {
+        assert!(parsed("embeddings", class).is_ok(), "{class} is not a folder");
+    }
+}
+
+#[test]
+fn an_edited_plan_says_nothing_about_accuracy() {
+    let parsed = |text: &str| RepairPlan::parse(text, Path::new("p.jsonl")).unwrap();
+    let mut plan = plan(Path::new("photos"));
+    assert!(plan.is_edited(), "unknown for plans of earlier versions");
+    plan.header.digest = Some(super::plan::digest(&plan.changes));
+    let summary = parsed(&plan.to_text()).summary();
+    assert!(summary.ends_with("accuracy: 50.0 % now, 100.0 % after all changes"), "{summary}");
+    let edited = parsed(&plan.to_text().replace("\"to\":\"lynx\"", "\"to\":\"dog\""));
+    assert_eq!(edited.summary(), "3 to relabel, 1 to quarantine, 0 to review");
+}
+
+#[test]
+fn a_plan_without_its_last_line_is_called_truncated() {
+    let text = plan_text(Path::new("photos"));
+    let truncated = &text[..text.rfind('\n').unwrap()];
+    let parsed = |text: &str| RepairPlan::parse(text, Path::new("p.jsonl"));
+    let message = parsed(truncated).unwrap_err().to_string();
+    assert_eq!(message, "p.jsonl: the last line, which lists all images, is missing: the plan is truncated");
+    assert!(parsed(&truncated.replace("\"folder\"", "\"embeddings\"")).is_ok(), "rows are not listed");
+}
+
+#[test]
+fn a_copy_with_a_move_of_a_missing_file_or_out_of_the_copy_is_refused() {
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    let (moves, into) = (moves(&plan(root.path()), []), out.path().join("clean"));
+    fs::remove_file(root.path().join("all/cat/2.jpg")).unwrap();
+    let error = copy(root.path(), &into, &moves, &()).unwrap_err();
+    assert!(matches!(error, Error::CollectionChanged { .. }), "{error}");
+    assert!(error.to_string().ends_with("1 gone (all/cat/2.jpg)"), "{error}");
+    let outside = [Move { from: "all/cat/1.jpg".into(), to: "../1.jpg".into() }];
+    assert!(matches!(copy(root.path(), &into, &outside, &()), Err(Error::Write { .. })));
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_copy_of_a_read_only_file_has_its_modification_time() {
+    let (root, out) = (folder(), tempfile::tempdir().unwrap());
+    let path = root.path().join("all/cat/1.jpg");
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    let mut permissions = fs::metadata(&path).unwrap().permissions();
+    permissions.set_readonly(true);
+    fs::set_permissions(&path, permissions).unwrap();
+    let into = out.path().join("clean");
+    copy(root.path(), &into, &[], &()).unwrap();
+    assert_eq!(fs::metadata(into.join("all/cat/1.jpg")).unwrap().modified().unwrap(), time);
 }

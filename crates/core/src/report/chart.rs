@@ -116,9 +116,8 @@ pub(super) struct Axis {
 impl Axis {
     /// An axis with levels in percent.
     pub fn in_percent(kind: NoiseKind, levels: &[f64]) -> Self {
-        let name = |level: &f64| format!("{} %", (level * 1e4).round() / 1e2);
         Axis {
-            names: levels.iter().map(name).collect(),
+            names: levels.iter().copied().map(grids::percent).collect(),
             title: format!("share of wrong labels, {kind} noise"),
         }
     }
@@ -163,7 +162,10 @@ fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<Str
     let scale = Scale::new((*levels.first()?, *levels.last()?), (low, high), &lines, size);
     let mut svg = format!(
         "<svg class=\"chart {}\" viewBox=\"0 0 {} {}\" role=\"group\" aria-label=\"Accuracy against {}\">\n",
-        size.class, scale.width, scale.height, axis.title
+        size.class,
+        scale.width,
+        scale.height,
+        escaped_xml(&axis.title)
     );
     svg.push_str(&scale.axes(levels, axis));
     let ideal = lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect();
@@ -283,7 +285,7 @@ impl Scale {
         let (x, y) = ((LEFT + right) / 2.0, self.height - 8.0);
         svg.push_str(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>\n",
-            axis.title
+            escaped_xml(&axis.title)
         ));
         svg + "</g>\n"
     }

@@ -1,5 +1,4 @@
-//! The CSV report of an evaluation: one line per noise setting and method, for spreadsheets and data frames. Also the
-//! quoting of CSV fields ([`csv_field`]), which all CSV output shares.
+//! The CSV report of an evaluation: one line per noise setting and method, for spreadsheets and data frames.
 
 use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};

@@ -2,7 +2,7 @@
 
 use super::{Column, TextTable, thousands};
 use crate::embeddings::Inspection;
-use crate::visible::{visible, wrapped};
+use crate::visible::{counted, visible, wrapped};
 
 /// Maximum number of classes that are listed; the others are counted.
 const MAX_CLASSES: usize = 12;
@@ -25,7 +25,9 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     if let Some(path) = &found.path {
         fact("file", path.display().to_string());
     }
-    fact("features", format!("{} rows of {} ({})", thousands(found.rows), found.dim, found.precision.name()));
+    let rows = if found.rows == 1 { "row" } else { "rows" };
+    let (count, precision) = (thousands(found.rows), found.precision.name());
+    fact("features", format!("{count} {rows} of {} ({precision})", found.dim));
     if let Some(backbone) = &found.backbone {
         fact("backbone", backbone.clone());
     }
@@ -36,7 +38,10 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     );
     fact("classes", sizes(found));
     if let Some(norms) = &found.norms {
-        let zero = if norms.zero > 0 { format!("; {} rows are all zero", norms.zero) } else { String::new() };
+        let zero = match norms.zero {
+            0 => String::new(),
+            count => format!("; {} all zero", counted(count, "row is", "rows are")),
+        };
         let [min, max, median] = [norms.min, norms.max, norms.median].map(rounded);
         fact("norms", format!("{min} to {max}, median {median}{zero}"));
     }
@@ -46,10 +51,10 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
         match duplicates.rows {
             0 => "none".into(),
             rows => {
-                format!(
-                    "{rows} rows repeat an earlier row; {} groups of duplicates span several classes",
-                    duplicates.across_classes
-                )
+                let rows = counted(rows, "row repeats", "rows repeat");
+                let groups = duplicates.across_classes;
+                let groups = counted(groups, "group of duplicates spans", "groups of duplicates span");
+                format!("{rows} an earlier row; {groups} several classes")
             }
         },
     );
@@ -59,7 +64,8 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
             None => "none".into(),
             Some(first) => {
                 let (count, value) = (found.non_finite.count, &first.value);
-                format!("{count} values, the first {value} in row {}, column {}", first.row, first.column)
+                let values = counted(count, "value", "values");
+                format!("{values}, the first {value} in row {}, column {}", first.row, first.column)
             }
         },
     );
@@ -72,7 +78,7 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     text
 }
 
-/// A number with three significant digits.
+/// A number with two or three significant digits, more for large numbers.
 fn rounded(number: f32) -> String {
     match number.abs() {
         large if large >= 100.0 => format!("{number:.0}"),
@@ -88,7 +94,7 @@ fn sizes(found: &Inspection) -> String {
     let count = found.classes.len();
     match (&found.smallest_class, &found.largest_class) {
         (Some(small), Some(large)) if small.count == large.count => {
-            format!("{count}, each of {} rows", small.count)
+            format!("{count}, each of {}", counted(small.count, "row", "rows"))
         }
         (Some(small), Some(large)) => format!("{count}, of {} to {} rows", small.count, large.count),
         _ => count.to_string(),
@@ -103,7 +109,7 @@ fn class_list(found: &Inspection, width: Option<usize>) -> String {
     }
     let more = found.classes.len().saturating_sub(MAX_CLASSES);
     if more > 0 {
-        table.line([String::new(), format!("and {more} more classes")]);
+        table.line([String::new(), format!("and {}", counted(more, "more class", "more classes"))]);
     }
     table.render(width)
 }

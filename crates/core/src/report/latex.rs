@@ -12,16 +12,18 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     for grid in grids {
         let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
         text.push_str("\n\\begin{table}\n\\centering\n");
-        text.push_str(&format!("\\caption{{{}}}\n", escaped(&grid.title)));
+        text.push_str(&format!("\\caption{{{}}}\n", escaped(&visible(&grid.title))));
         text.push_str(&format!("\\begin{{tabular}}{{l{}}}\n\\toprule\n", "r".repeat(grid.columns.len() - 1)));
-        text.push_str(&line(grid.columns.iter().map(|name| escaped(name)).collect()));
+        text.push_str(&line(grid.columns.iter().map(|name| escaped(&visible(name))).collect()));
         text.push_str("\\midrule\n");
         for (name, cells) in &grid.rows {
             let cell = |cell: &Cell| match cell.best {
                 true => format!("\\textbf{{{}}}", escaped(&cell.text)),
                 false => escaped(&cell.text),
             };
-            text.push_str(&line(std::iter::once(escaped(name)).chain(cells.iter().map(cell)).collect()));
+            text.push_str(&line(
+                std::iter::once(escaped(&visible(name))).chain(cells.iter().map(cell)).collect(),
+            ));
         }
         text.push_str("\\bottomrule\n\\end{tabular}\n");
         text.push_str(&notes);

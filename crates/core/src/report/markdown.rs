@@ -10,12 +10,14 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text.extend(grids::footnotes(evaluation).iter().map(|note| format!("\n{}.\n", escaped(&visible(note)))));
     for grid in grids {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        text.push_str(&format!("\n**{}**\n\n", escaped(&grid.title)));
-        text.push_str(&line(grid.columns.iter().map(|name| escaped(name)).collect()));
+        text.push_str(&format!("\n**{}**\n\n", escaped(&visible(&grid.title))));
+        text.push_str(&line(grid.columns.iter().map(|name| escaped(&visible(name))).collect()));
         text.push_str(&format!("|---|{}\n", "---:|".repeat(grid.columns.len() - 1)));
         for (name, cells) in &grid.rows {
             let cell = |cell: &Cell| if cell.best { format!("**{}**", cell.text) } else { cell.text.clone() };
-            text.push_str(&line(std::iter::once(escaped(name)).chain(cells.iter().map(cell)).collect()));
+            text.push_str(&line(
+                std::iter::once(escaped(&visible(name))).chain(cells.iter().map(cell)).collect(),
+            ));
         }
     }
     text

@@ -4,7 +4,7 @@
 //! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that it
 //! fits light and dark mode, with defaults for use on its own.
 
-use crate::visible::escaped_xml;
+use crate::visible::{escaped_xml, shortened};
 
 /// A figure of a support set.
 ///
@@ -64,9 +64,9 @@ const ACROSS: usize = 104;
 const DOWN: usize = 98;
 /// Margin around the figure.
 const EDGE: usize = 8;
-/// Maximum number of characters of a class name beside a row.
+/// Maximum number of columns of text of a class name beside a row.
 const MAX_NAME: usize = 22;
-/// Maximum number of characters of a true class below an image.
+/// Maximum number of columns of text of a true class below an image.
 const MAX_TRUTH: usize = 16;
 
 impl SupportSetFigure {
@@ -110,7 +110,7 @@ impl FigureClass {
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
             "<text x=\"0\" y=\"{middle}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
-            shortened(&self.name, MAX_NAME)
+            escaped_xml(&shortened(&self.name, MAX_NAME))
         );
         for (column, item) in self.items.iter().enumerate() {
             svg.push_str(&item.svg(LEFT + column * ACROSS, top));
@@ -143,25 +143,13 @@ impl FigureItem {
         );
         if let Some(truth) = &self.truth {
             let below = top + frame + 17;
-            let truth = shortened(truth, MAX_TRUTH);
+            let truth = escaped_xml(&shortened(truth, MAX_TRUTH));
             svg.push_str(&format!(
                 "<text x=\"{left}\" y=\"{below}\" font-size=\"11\" fill=\"{colour}\">{truth}</text>"
             ));
         }
         svg + "</g>\n"
     }
-}
-
-/// A name shortened to at most `max` characters and escaped for SVG. The ellipsis is in the middle, because class names
-/// often differ only at their ends.
-fn shortened(name: &str, max: usize) -> String {
-    let all: Vec<char> = name.chars().collect();
-    if all.len() <= max {
-        return escaped_xml(name);
-    }
-    let end = (max - 1) / 2;
-    let (head, tail) = (&all[..max - 1 - end], &all[all.len() - end..]);
-    escaped_xml(&format!("{}…{}", head.iter().collect::<String>(), tail.iter().collect::<String>()))
 }
 
 #[cfg(test)]
@@ -190,7 +178,6 @@ mod tests {
             svg.contains("wrong label, true class dog &amp; co") && svg.contains("A &lt;set&gt;"),
             "{svg}"
         );
-        assert_eq!(shortened("n01532829 & co", 9), "n015…&amp; co");
         assert_eq!(figure.description(), "A <set>. cat: 1 of 2 wrong, true class dog & co");
     }
 }

@@ -141,7 +141,7 @@ fn the_table_matches_its_snapshot() {
 
 #[test]
 fn own_noise_has_its_name_and_notes_in_every_format() {
-    let mine = NoiseKind::try_from("my | noise".to_string()).unwrap();
+    let mine = NoiseKind::try_from("<script>alert(1)</script>".to_string()).unwrap();
     let methods = || vec![method("protonet", 50.0), method("median", 51.0)];
     let mut found = found(vec![
         setting(NoiseKind::Symmetric, 0.4, methods()),
@@ -153,17 +153,23 @@ fn own_noise_has_its_name_and_notes_in_every_format() {
     found.failed.push(crate::evaluate::FailedMethod { method: "mine".into(), episode: 7, problem });
     let text = report(&found, Format::Table);
     assert!(text.contains("\nunder symmetric noise of 40 %, 12.34 % of the labels are wrong\n"), "{text}");
-    assert!(text.contains("\nmy | noise noise changed no label: no label is wrong under it\n"), "{text}");
+    assert!(
+        text.contains("\n<script>alert(1)</script> noise changed no label: no label is wrong under it\n"),
+        "{text}"
+    );
     assert!(text.contains("\nmine is left out: it failed in episode 7 (ValueError: <no>)\n"), "{text}");
-    assert!(text.contains("Accuracy in percent, my | noise noise\n"), "{text}");
+    assert!(text.contains("Accuracy in percent, <script>alert(1)</script> noise\n"), "{text}");
     assert!(report(&found, Format::Markdown).contains("12.34 % of the labels are wrong.\n"));
     assert!(report(&found, Format::Latex).contains("12.34 \\% of the labels are wrong\n"));
     let html = report(&found, Format::Html);
-    assert!(html.contains("12.34 % of the labels are wrong.") && html.contains("<h2>my | noise noise</h2>"));
+    assert!(html.contains("12.34 % of the labels are wrong."));
     assert!(html.contains("(ValueError: &#60;no&#62;)"), "names are escaped");
+    assert!(!html.contains("<script>alert"), "also in tables and charts");
+    assert!(html.contains("share of wrong labels, &lt;script&gt;alert(1)&lt;/script&gt; noise"), "{html}");
     let csv = report(&found, Format::Csv);
     assert!(
-        csv.contains("\nmy | noise,0.25,5,5,15,10000,median,51,") && csv.contains(",false,0.1234\n"),
+        csv.contains("\n<script>alert(1)</script>,0.25,5,5,15,10000,median,51,")
+            && csv.contains(",false,0.1234\n"),
         "{csv}"
     );
     found.settings.iter_mut().for_each(|setting| setting.methods.clear());
@@ -460,4 +466,31 @@ fn a_transductive_baseline_is_not_compared_with_itself() {
     let shown = report(&found, Format::Table);
     let compared = shown.split("Points above tim").nth(1).unwrap();
     assert!(compared.contains("protonet") && !compared.contains("tim†"), "{shown}");
+}
+
+#[test]
+fn a_line_break_in_a_name_does_not_split_a_row() {
+    let mut found = awkward();
+    found.settings[1].methods[0].per_class.as_mut().unwrap()[0].class = "two\nlines".into();
+    for (format, shown) in
+        [(Format::Markdown, "two\\\\nlines"), (Format::Latex, "two\\textbackslash{}nlines")]
+    {
+        let text = report(&found, format);
+        assert!(text.contains(shown) && !text.contains("two\nlines"), "{text}");
+    }
+}
+
+#[test]
+fn an_inspection_says_one_row_and_two_rows() {
+    let labels = ["a", "b", "c"].map(String::from).to_vec();
+    let data = crate::Embeddings::from_rows(vec![1.0, 1.0, 0.0], 1, labels).unwrap();
+    let text = super::inspection_text(&crate::embeddings::inspect(&data), None);
+    for part in [
+        "3 rows of 1 (f32)",
+        "3, each of 1 row\n",
+        "; 1 row is all zero",
+        "1 row repeats an earlier row; 1 group of duplicates spans several classes",
+    ] {
+        assert!(text.contains(part), "'{part}' is missing in: {text}");
+    }
 }

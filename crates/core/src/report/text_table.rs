@@ -2,13 +2,12 @@
 
 use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
 
-/// The steps in which a table is narrowed, from left to right in each step: the widths to which the file names in a column
-/// of items and the names in a column of names are shortened. Names of classes come last, and they become shorter than
-/// "class uncertain" only if nothing else helps; the label then comes first, because it is usually the folder of the item,
-/// too.
+/// How a table is narrowed: in this order, all columns of the kind, from left to right, are shortened to this width until the
+/// table fits. For items, it is the width of the file name. Names of classes come last; 15 is the width of "class uncertain".
+/// The label is left of the suggested class and is shortened first, because it is usually the folder of the item, too.
 const NARROWED: [(Column, usize); 3] =
     [(Column::Item, MIN_FILE_NAME), (Column::Name, 15), (Column::Name, 10)];
-/// Smallest width of the notes below a line.
+/// The smallest width to which notes are wrapped, even if the terminal is narrower.
 const MIN_NOTE: usize = 40;
 
 /// What a column of a table contains.
@@ -46,7 +45,7 @@ pub struct TextTable {
 struct Line {
     /// One per column.
     cells: Vec<String>,
-    /// Texts in the lines below.
+    /// Texts in the lines below this one.
     notes: Vec<String>,
 }
 
@@ -65,7 +64,7 @@ impl TextTable {
         self.lines.push(Line { cells: cells.map(Into::into).into(), notes: Vec::new() });
     }
 
-    /// Adds a text below the last line. It begins in the column of items.
+    /// Adds a text below the last line, which begins in the column of items.
     pub fn note(&mut self, text: String) {
         if let Some(line) = self.lines.last_mut() {
             line.notes.push(text);
@@ -128,10 +127,10 @@ impl Column {
     }
 }
 
-/// The width of the name of an item whose file name is shortened to `file_name` columns.
-fn min_item_width(item: &str, file_name: usize) -> usize {
+/// The width of the name of an item whose file name is shortened to `max_file_name` columns.
+fn min_item_width(item: &str, max_file_name: usize) -> usize {
     let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
-    display_width(folders) + display_width(file).min(file_name)
+    display_width(folders) + display_width(file).min(max_file_name)
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use crate::csv_field::csv_field;
 const HEADER: &str =
     "item,given,p_wrong,verdict,action,suggested,weight,p_outlier,probable,confirmed,advice,neighbours";
 
-/// The whole CSV file with a header line, the most suspicious items first.
-pub(super) fn items(audit: &Audit) -> String {
+/// Formats an audit as CSV with a header line and one line per item, the most suspicious first.
+pub fn audit_csv(audit: &Audit) -> String {
     let mut text = format!("{HEADER}\n");
     for row in audit.ranking() {
         text.push_str(&line(&audit.items[row]));

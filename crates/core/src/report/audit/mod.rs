@@ -6,6 +6,7 @@ mod page;
 mod scatter;
 mod text;
 
+pub use self::csv::audit_csv;
 pub use self::page::{AuditPage, shown_rows};
 pub use self::text::AuditTable;
 use crate::audit::{
@@ -23,11 +24,6 @@ impl std::fmt::Display for Audit {
 /// Formats an audit as JSON with all results.
 pub fn audit_json(audit: &Audit) -> String {
     serde_json::to_string_pretty(audit).expect("an audit is plain data") + "\n"
-}
-
-/// Formats an audit as CSV with one line per item, the most suspicious first.
-pub fn audit_csv(audit: &Audit) -> String {
-    csv::items(audit)
 }
 
 /// Where an item belongs according to its verdict, in words.
@@ -119,12 +115,12 @@ fn short_name(item: &AuditedItem) -> &str {
 /// ```
 /// use trueshot::report::percent;
 ///
-/// assert_eq!([0.0, 0.002, 0.5, 0.998].map(percent), ["0 %", "<1 %", "50 %", ">99 %"]);
+/// assert_eq!([0.0, 0.005, 0.5, 0.995].map(percent), ["0 %", "<1 %", "50 %", ">99 %"]);
 /// ```
 pub fn percent(probability: f32) -> String {
     match probability * 100.0 {
-        percent if percent > 99.5 && percent < 100.0 => ">99 %".into(),
-        percent if percent < 0.5 && percent > 0.0 => "<1 %".into(),
+        percent if (99.5..100.0).contains(&percent) => ">99 %".into(),
+        percent if percent <= 0.5 && percent > 0.0 => "<1 %".into(),
         percent => format!("{percent:.0} %"),
     }
 }

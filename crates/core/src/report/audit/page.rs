@@ -25,6 +25,9 @@ const MAX_PER_CLASS: usize = 12;
 /// Maximum number of lines of a list: label conflicts, other duplicates, image problems.
 const MAX_LISTED: usize = 50;
 
+/// Maximum number of warnings.
+const MAX_WARNINGS: usize = 20;
+
 /// The HTML page of an audit.
 pub struct AuditPage<'a> {
     /// The title of the page.
@@ -91,6 +94,11 @@ impl AuditPage<'_> {
             lists: self.lists(),
             planned: planned_in_words(&self.audit.counts),
             wrong: wrong_in_words(self.audit),
+            warnings: self.audit.warnings.iter().take(MAX_WARNINGS).cloned().collect(),
+            more_warnings: match self.audit.warnings.len().saturating_sub(MAX_WARNINGS) {
+                0 => String::new(),
+                more => counted(more, "more warning", "more warnings"),
+            },
             version: env!("CARGO_PKG_VERSION"),
         };
         view.render().expect("the template is compiled in and its data is complete")
@@ -131,17 +139,14 @@ impl AuditPage<'_> {
 
     /// What the script of the review needs to know about the shown rows, as JSON.
     fn review_data(&self, shown: &[usize]) -> String {
-        let is_shown = |row: &usize| shown.binary_search(row).is_ok();
-        let with_actions = |actions: &[Action]| -> Vec<usize> {
-            let has_action = |row: &usize| actions.contains(&self.audit.items[*row].action);
-            self.audit.ranking().into_iter().filter(has_action).filter(is_shown).collect()
-        };
-        let to_review = with_actions(&[Action::Review]);
-        let planned = with_actions(&[Action::Relabel, Action::Quarantine]);
+        let to_review = self.audit.with_actions(&[Action::Review]);
+        let planned = self.audit.with_actions(&[Action::Relabel, Action::Quarantine]);
+        let mut queue = [to_review, planned].concat();
+        queue.retain(|row| shown.binary_search(row).is_ok());
         let data = ReviewData {
             key: format!("{} {}", self.data.fingerprint(), self.plan.header.root.display()),
             classes: self.data.classes(),
-            queue: [to_review, planned].concat(),
+            queue,
             items: shown.iter().map(|row| ReviewItem::new(*row, &self.audit.items[*row])).collect(),
         };
         serde_json::to_string(&data).expect("the data of a review is plain data")
@@ -322,6 +327,9 @@ struct View<'a> {
     planned: String,
     /// The sentence with the numbers of suspect and of wrong labels.
     wrong: String,
+    warnings: Vec<String>,
+    /// The number of warnings that were left out, in words; empty if there are none.
+    more_warnings: String,
     left_out: usize,
     /// [`ReviewData`] as JSON, and the text of the plan, each as the content of a script element.
     review: String,

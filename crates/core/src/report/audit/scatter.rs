@@ -5,7 +5,7 @@ use super::percent;
 use crate::audit::Audit;
 use crate::embeddings::Embeddings;
 use crate::report::chart::COLOURS;
-use crate::visible::escaped_xml;
+use crate::visible::{counted, escaped_xml};
 
 const WIDTH: f32 = 720.0;
 const HEIGHT: f32 = 460.0;
@@ -79,7 +79,8 @@ fn legend(data: &Embeddings) -> String {
         ));
     }
     if data.classes().len() > MAX_LEGEND {
-        html.push_str(&format!("<li>and {} more classes</li>", data.classes().len() - MAX_LEGEND));
+        let more = counted(data.classes().len() - MAX_LEGEND, "more class", "more classes");
+        html.push_str(&format!("<li>and {more}</li>"));
     }
     html + "</ul>\n"
 }

@@ -11,7 +11,7 @@ use crate::episode::{AugmentedCopies, EpisodeData, EpisodeSpec, Episodes};
 use crate::error::Result;
 use crate::evaluate::{Details, Experiment, evaluate};
 use crate::method::{Method, NamedMethod};
-use crate::noise::{Noise, NoiseLevels, settings};
+use crate::noise::{self, Noise, NoiseLevels};
 use crate::training::Validation;
 
 /// The validation episodes of all settings.
@@ -23,36 +23,40 @@ pub(super) struct Validator<'a> {
 
 /// The validation episodes of one data set with one number of ways and shots.
 struct ValidationSetting<'a> {
-    /// Data set, ways and shots, as far as they differ between settings, followed by a space; empty if none differs.
+    /// What distinguishes it in the names of results, such as `birds 5-way 1-shot `: of data set, ways and shots, those
+    /// that differ between the settings, each followed by a space.
     name: String,
     data: EpisodeData<'a>,
     shape: EpisodeShape<'a>,
 }
 
 impl<'a> Validator<'a> {
-    /// Prepares one setting for every data set, number of ways and number of shots.
+    /// Prepares one setting per data set, number of ways and entry of `options.shots`. A range of ways is expanded; a range
+    /// of shots is one setting, whose episodes have different numbers of shots. Noise levels that a setting cannot have are
+    /// left out of it.
     pub fn new(data_sets: Vec<EpisodeData<'a>>, options: &configuration::Validation) -> Result<Self> {
-        let ways = BTreeSet::from_iter(counts(&options.ways));
-        let noise = [NoiseLevels(settings(&options.noise))];
+        let way_counts = BTreeSet::from_iter(counts(&options.ways));
+        // One list for all types of noise, so that "no noise" is evaluated once.
+        let noise = [NoiseLevels(noise::settings(&options.noise))];
         let mut settings = Vec::new();
         for (index, &data) in data_sets.iter().enumerate() {
-            let images = AugmentedCopies::of(data.embeddings).map(Arc::new);
-            for &ways_here in &ways {
+            let copies = AugmentedCopies::of(data.embeddings).map(Arc::new);
+            for &ways in &way_counts {
                 for &shots in &options.shots {
                     let spec = EpisodeSpec {
-                        ways: ways_here,
+                        ways,
                         shots: shots.into(),
                         queries: options.queries,
                         seed: options.seed,
                     };
                     let parts = [
                         (data_sets.len() > 1).then(|| data_set_name(data, index)),
-                        (ways.len() > 1).then(|| format!("{ways_here}-way")),
+                        (way_counts.len() > 1).then(|| format!("{ways}-way")),
                         (options.shots.len() > 1).then(|| format!("{shots}-shot")),
                     ];
                     let name: String =
                         parts.into_iter().flatten().flat_map(|part| [part, " ".to_string()]).collect();
-                    let shape = EpisodeShape::new(data, images.clone(), spec, &noise)?;
+                    let shape = EpisodeShape::new(data, copies.clone(), spec, &noise)?;
                     settings.push(ValidationSetting { name, data, shape });
                 }
             }
@@ -61,11 +65,11 @@ impl<'a> Validator<'a> {
         Ok(Validator { settings, episodes: options.episodes })
     }
 
-    /// Evaluates `method` and returns its mean accuracy over all settings as the score, with the accuracy of each. `None`
-    /// without validation data.
+    /// Evaluates `method` at all noise levels of all settings. The score is the unweighted mean of the accuracies, in percent.
+    /// `None` without validation data.
     pub fn validate(&self, method: Box<dyn Method>) -> Result<Option<Validation>> {
         let methods = [NamedMethod { label: "head".into(), method }];
-        let mut figures = Vec::new();
+        let mut accuracies = Vec::new();
         for setting in &self.settings {
             let experiment = Experiment {
                 embeddings: setting.data.embeddings,
@@ -79,16 +83,17 @@ impl<'a> Validator<'a> {
             let evaluation = evaluate(&experiment, &())?;
             for result in &evaluation.settings {
                 let noise = Noise { kind: result.noise, level: result.level };
-                let accuracy = result.methods[0].accuracy.unwrap_or(0.0);
-                figures.push((format!("{}{}", setting.name, noise_name(noise)), accuracy));
+                let accuracy = result.methods[0].accuracy.expect("validation episodes have queries");
+                accuracies.push((format!("{}{}", setting.name, noise_name(noise)), accuracy));
             }
         }
-        let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len().max(1) as f64;
-        Ok((!figures.is_empty()).then_some(Validation { score, figures }))
+        let score =
+            accuracies.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / accuracies.len().max(1) as f64;
+        Ok((!accuracies.is_empty()).then_some(Validation { score, figures: accuracies }))
     }
 }
 
-/// The noise setting for people: `clean` without noise.
+/// The noise as training logs show it: `clean` without noise.
 fn noise_name(noise: Noise) -> String {
     if noise.level == 0.0 { "clean".into() } else { noise.to_string() }
 }
@@ -112,7 +117,7 @@ mod tests {
             ways: vec![CountRange::exactly(2), CountRange::exactly(3)],
             shots: vec![CountRange::exactly(1), CountRange { min: 2, max: 5 }],
             queries: 3,
-            noise: ["symmetric=0,25".parse().unwrap(), "paired=0,25".parse().unwrap()].to_vec(),
+            noise: ["symmetric=0,20,40".parse().unwrap(), "paired=0,40".parse().unwrap()].to_vec(),
             seed: 0,
         };
         let labels = (0..80).map(|row| format!("{}", row / 20)).collect();
