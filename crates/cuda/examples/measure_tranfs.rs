@@ -25,18 +25,20 @@ const WAYS: usize = 5;
 const SHOTS: usize = 5;
 const QUERIES: usize = 15;
 const EPISODES: usize = 16;
+/// Groups of episodes, each with a dropout seed.
 const PARTS: usize = 4;
 const DIM: usize = 1600;
 const ROWS: usize = 10_000;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
 
-/// A step whose items have the rows that `row` gives.
+/// A training step. `row` returns the row of the features of each support item, then of each query, episode by episode.
 fn step(mut row: impl FnMut() -> u32) -> StepInput {
     let mut episode = || EpisodeInput {
         classes: WAYS,
         support: (0..(WAYS * SHOTS) as u32)
-            .map(|i| SupportItem { row: row(), given: i % WAYS as u32, mislabelled: i % 5 == 2 })
+            // The third item of every class is mislabelled.
+            .map(|i| SupportItem { row: row(), given: i % WAYS as u32, mislabelled: i / WAYS as u32 == 2 })
             .collect(),
         queries: (0..(WAYS * QUERIES) as u32).map(|i| Query { row: row(), class: i % WAYS as u32 }).collect(),
     };
@@ -47,19 +49,20 @@ fn step(mut row: impl FnMut() -> u32) -> StepInput {
     StepInput { rate: 1e-4, parts: (0..PARTS).map(part).collect(), extra_rows: vec![] }
 }
 
-/// The CPU's gradient.
+/// The gradient of the loss with respect to the parameters on the CPU, summed over the episodes.
 fn cpu_gradient(network: &Tranfs, parameters: &[f32], step: &StepInput, features: &[f32]) -> Vec<f32> {
     let row = |row: u32| &features[row as usize * DIM..(row as usize + 1) * DIM];
     let mut gradient = vec![0.0; parameters.len()];
     for part in &step.parts {
-        for_each_episode(part, &row, |episodes| {
+        with_episodes(part, &row, |episodes| {
             network.losses(parameters, episodes, part.dropout_seed, &mut gradient);
         });
     }
     gradient
 }
 
-fn for_each_episode<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: impl FnOnce(&[Episode<'_>])) {
+/// Calls `job` with the episodes of a part in the form of the CPU's functions.
+fn with_episodes<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: impl FnOnce(&[Episode<'_>])) {
     let support: Vec<Vec<&[f32]>> =
         part.episodes.iter().map(|e| e.support.iter().map(|item| row(item.row)).collect()).collect();
     let given: Vec<Vec<u32>> =
@@ -86,7 +89,7 @@ fn for_each_episode<'a>(part: &PartInput, row: &dyn Fn(u32) -> &'a [f32], job: i
     job(&episodes);
 }
 
-/// Prints the times of steps that `launch` starts without waiting.
+/// Measures and prints the time of a step, which `launch` starts without waiting for it.
 fn print_times(
     name: &str,
     device: &Device,
@@ -143,7 +146,8 @@ fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> O
     Ok(())
 }
 
-/// The CPU's gradient of the mean loss with respect to the rows of a step, which are numbered in order.
+/// The gradient of the mean loss with respect to the features on the CPU. The n-th row that the step uses is row n, so the
+/// rows of a part are contiguous.
 fn cpu_feature_gradient(
     network: &Tranfs,
     parameters: &[f32],
@@ -151,15 +155,15 @@ fn cpu_feature_gradient(
     features: &[f32],
 ) -> Vec<f32> {
     let row = |row: u32| &features[row as usize * DIM..(row as usize + 1) * DIM];
-    let mut of_features = vec![0.0; features.len()];
-    for (part, of_part) in step.parts.iter().zip(of_features.chunks_exact_mut(features.len() / PARTS)) {
-        for_each_episode(part, &row, |episodes| {
+    let mut d_features = vec![0.0; features.len()];
+    for (part, d_part) in step.parts.iter().zip(d_features.chunks_exact_mut(features.len() / PARTS)) {
+        with_episodes(part, &row, |episodes| {
             let (seed, mut gradient) = (part.dropout_seed, vec![0.0; parameters.len()]);
-            network.losses_with_feature_gradient(parameters, episodes, seed, &mut gradient, of_part);
+            network.losses_with_feature_gradient(parameters, episodes, seed, &mut gradient, d_part);
         });
     }
-    of_features.iter_mut().for_each(|value| *value /= EPISODES as f32);
-    of_features
+    d_features.iter_mut().for_each(|value| *value /= EPISODES as f32);
+    d_features
 }
 
 fn measure_joint(device: &Device, network: &Tranfs, options: TranfsOptions) -> Outcome {
@@ -171,9 +175,10 @@ fn measure_joint(device: &Device, network: &Tranfs, options: TranfsOptions) -> O
     training.write_features(&features)?;
     let in_order = || {
         let mut numbers = 0..;
-        step(|| numbers.next().expect("the numbers do not end"))
+        step(|| numbers.next().expect("the range has no end"))
     };
     let steps: Vec<StepInput> = (0..64).map(|_| in_order()).collect();
+    // In place of a backbone: no overflow, and gradients of length 0.
     let (overflow, squares) = (device.zeros(1)?, device.zeros(512)?);
     let backbone = BackboneUpdate { overflow: overflow.at(0), squares: squares.at(0), square_count: 512 };
 

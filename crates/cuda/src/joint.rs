@@ -1,9 +1,10 @@
 //! A backbone and a head in training together on the GPU.
 //!
 //! Start with [`JointTraining`]. [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all
-//! episodes, writes the features to [`HeadTraining::features`], lets the head compute its losses and the gradient of the
-//! features, adds the loss of nearest prototypes on true labels, continues the backward pass through the backbone, and updates
-//! both with one optimiser. A running average of the parameters is kept beside them.
+//! episodes and writes the features, if requested centred and scaled to unit length, to [`HeadTraining::features`]. The head
+//! computes its losses and the gradient of the features; that of the loss of nearest prototypes on true labels is added, and
+//! the backward pass continues through the backbone. Then the head and the backbone are updated, each by its own kernels; the
+//! gradient is clipped by its norm over both. A running average of all parameters is kept, too.
 
 mod inputs;
 mod training;

@@ -21,7 +21,7 @@ use crate::decoded_image::Channels;
 use crate::error::{Error, Result};
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::onnx;
-use crate::preprocess::Preprocessing;
+use crate::preprocess::{Preprocessing, comma_separated};
 use crate::resize::{Fit, Resampling};
 use crate::source::Collection;
 
@@ -152,9 +152,9 @@ impl Backbone {
     }
 
     fn from_opened(opened: onnx::OnnxModel, path: &Path) -> Result<Self> {
-        let onnx::OnnxModel { network, preprocessing, output, hash, warning } = opened;
-        let name =
-            format!("{} (onnx, {} px, output '{output}', {hash})", file_stem(path), preprocessing.size);
+        let onnx::OnnxModel { network, preprocessing, differences, output, hash, warning } = opened;
+        let (stem, size) = (file_stem(path), preprocessing.size);
+        let name = format!("{stem} (onnx, {size} px, output '{output}', {hash}{differences})");
         let onnx = Some(network.clone());
         Ok(Backbone { warning, onnx, ..Self::from_network(Box::new(network), preprocessing, name) })
     }
@@ -169,23 +169,33 @@ impl Backbone {
         let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
         let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
         check_options(options, is_efficientnet)?;
-        let mut preprocessing = read_preprocessing_notes(tensors, architecture)?;
-        preprocessing.size = options.size.unwrap_or(preprocessing.size);
-        preprocessing.fit = options.fit.unwrap_or(preprocessing.fit);
-        preprocessing.resampling = options.resampling.unwrap_or(preprocessing.resampling);
+        let usual = read_preprocessing_notes(tensors, architecture)?;
+        let preprocessing = Preprocessing {
+            size: options.size.unwrap_or(usual.size),
+            fit: options.fit.unwrap_or(usual.fit),
+            resampling: options.resampling.unwrap_or(usual.resampling),
+            ..usual.clone()
+        };
+        let differences = preprocessing.differences(&usual);
         if is_efficientnet {
-            return Self::efficientnet(tensors, name, preprocessing);
+            return Self::efficientnet(tensors, name, preprocessing, &differences);
         }
         let parameters = model::flat(&conv4::layout(preprocessing.channels.count()), tensors)?;
-        let name = format!("{name} ({CONV4_ARCHITECTURE}, {})", parameter_hash(&parameters));
+        let name = format!("{name} ({CONV4_ARCHITECTURE}, {}{differences})", parameter_hash(&parameters));
         Ok(Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name))
     }
 
-    fn efficientnet(tensors: &Tensors, name: &str, preprocessing: Preprocessing) -> Result<Self> {
+    /// `differences`: those of the preprocessing from the usual one, for the name.
+    fn efficientnet(
+        tensors: &Tensors,
+        name: &str,
+        preprocessing: Preprocessing,
+        differences: &str,
+    ) -> Result<Self> {
         let size = preprocessing.size;
         if !(efficientnet::SMALLEST..=efficientnet::LARGEST).contains(&size) {
             return Err(Error::OutOfRange {
-                what: "the image size",
+                what: IMAGE_SIZE,
                 given: size.to_string(),
                 allowed: format!("{} to {}", efficientnet::SMALLEST, efficientnet::LARGEST),
             });
@@ -195,8 +205,8 @@ impl Backbone {
             return Err(Error::NotABackbone { path: tensors.path().into(), problem });
         }
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
-        let name =
-            format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {})", parameter_hash(&parameters));
+        let hash = parameter_hash(&parameters);
+        let name = format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {hash}{differences})");
         Ok(Self::from_own(Parameters::EfficientNet(parameters.into()), preprocessing, name))
     }
 
@@ -351,7 +361,9 @@ impl Backbone {
         Ok(self.network.failure().map_or(Ok(()), Err)?)
     }
 
-    /// The name in files that the backbone writes: name, architecture and a hash of the parameters.
+    /// The name in files that the backbone writes: its name, and in parentheses the architecture, a hash of the
+    /// parameters, and what the options change of the preprocessing, such as `, crop`. Backbones with different
+    /// embeddings have different names.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -419,21 +431,24 @@ fn open_tensors(path: &Path) -> Result<Tensors> {
     Ok(Tensors::open(path)?)
 }
 
+/// The name of [`BackboneOptions::size`] in errors.
+const IMAGE_SIZE: &str = "the image size";
+
 fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()> {
     let given = [
         ("the mean", options.mean.is_some()),
         ("the standard deviation", options.std.is_some()),
         ("the output", options.output.is_some()),
-        ("the image size", options.size.is_some() && !is_efficientnet),
+        (IMAGE_SIZE, options.size.is_some() && !is_efficientnet),
     ];
-    match given.into_iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((what, _)) => Err(Error::OutOfRange {
-            what,
-            given: "given".into(),
-            allowed: "for ONNX models only, because the file of this backbone defines it".into(),
-        }),
-    }
+    let Some((what, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    let allowed = match what {
+        IMAGE_SIZE => format!(
+            "for {EFFICIENTNET_ARCHITECTURE} and ONNX models only, because the file of this backbone defines it"
+        ),
+        _ => "for ONNX models only, because the file of this backbone defines it".into(),
+    };
+    Err(Error::OutOfRange { what, given: "given".into(), allowed })
 }
 
 /// The first 16 hexadecimal digits of the hash of the parameters.
@@ -451,11 +466,10 @@ pub(crate) fn write_preprocessing_notes(
     preprocessing: &Preprocessing,
     architecture: &str,
 ) {
-    let list = |values: &[f32]| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     tensors.set_note("architecture", architecture);
     tensors.set_note("input_size", preprocessing.size.to_string());
-    tensors.set_note("mean", list(&preprocessing.mean));
-    tensors.set_note("std", list(&preprocessing.std));
+    tensors.set_note("mean", comma_separated(&preprocessing.mean));
+    tensors.set_note("std", comma_separated(&preprocessing.std));
 }
 
 pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {

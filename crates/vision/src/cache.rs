@@ -25,8 +25,8 @@ const HEADER_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 40;
 /// The most bytes of all packs: some 170,000 images with embeddings of 1,280 numbers.
 const MAX_BYTES: u64 = 1 << 30;
-/// When a backbone has this number of small packs, they are merged.
-const MAX_PACKS: usize = 32;
+/// If a backbone has more small packs than this, they are merged.
+const MAX_SMALL_PACKS: usize = 32;
 /// Packs of at least this size are not small.
 const SMALL_PACK_BYTES: u64 = 8 << 20;
 /// Values that are collected before they are written as a pack: 16 MiB.
@@ -112,9 +112,11 @@ impl EmbeddingCache {
             max_bytes: MAX_BYTES,
             state: Mutex::new(CacheState::default()),
         };
-        let packs = cache.packs();
-        if packs.len() > MAX_PACKS {
-            cache.merge(&packs);
+        let is_small =
+            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);
+        let small: Vec<PathBuf> = cache.packs().into_iter().filter(is_small).collect();
+        if small.len() > MAX_SMALL_PACKS {
+            cache.merge(&small);
         }
         for path in cache.packs() {
             cache.index_pack(&mut cache.state(), &path);
@@ -123,7 +125,8 @@ impl EmbeddingCache {
     }
 
     /// Sets the limit on the bytes of all packs below the folder.
-    pub fn with_limit(mut self, max_bytes: u64) -> Self {
+    #[cfg(test)]
+    fn with_limit(mut self, max_bytes: u64) -> Self {
         self.max_bytes = max_bytes;
         self
     }
@@ -237,12 +240,10 @@ impl EmbeddingCache {
         Ok(path)
     }
 
+    /// Writes the rows of packs as one pack, and removes the others.
     fn merge(&self, packs: &[PathBuf]) {
-        let is_small =
-            |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);
-        let small: Vec<&PathBuf> = packs.iter().filter(is_small).collect();
         let mut rows = HashMap::new();
-        for path in &small {
+        for path in packs {
             let Ok(mut file) = File::open(path) else { continue };
             let Some(entries) = read_entries(&mut file, self.dim) else { continue };
             let start = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
@@ -258,7 +259,7 @@ impl EmbeddingCache {
         let mut rows: Vec<(ContentHash, CachedImage)> = rows.into_iter().collect();
         rows.sort_by_key(|(key, _)| *key);
         let Ok(merged) = self.write(&rows) else { return };
-        for path in small.into_iter().filter(|path| **path != merged) {
+        for path in packs.iter().filter(|path| **path != merged) {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -230,10 +230,12 @@ fn decoder_limits(memory: u64) -> Limits {
 fn unknown_format(bytes: &[u8]) -> Unreadable {
     const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
     const AVIF: [&[u8]; 2] = [b"avif", b"avis"];
+    const CANON_RAW: &[u8] = b"crx ";
     let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
     match brand {
         Some(brand) if AVIF.contains(&brand) => Unreadable::ConvertFirst(UnsupportedFormat::Avif),
         Some(brand) if HEIC.contains(&brand) => Unreadable::ConvertFirst(UnsupportedFormat::Heic),
+        Some(CANON_RAW) => Unreadable::ConvertFirst(UnsupportedFormat::CameraRaw),
         Some(_) => Unreadable::Video,
         None if is_svg(bytes) => Unreadable::ConvertFirst(UnsupportedFormat::Svg),
         None => Unreadable::Format,
@@ -266,11 +268,25 @@ fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unr
     }
 }
 
-/// Whether a JPEG is truncated. The decoder would fill the missing part with grey. The end marker cannot occur within a
-/// scan, so it must follow the start of the last one.
+/// Whether a JPEG has no end marker. The decoder would fill the missing part with grey. Goes from marker to marker: a
+/// segment may contain a thumbnail with an end marker of its own, and any bytes may follow the image, such as the video
+/// of a motion photo.
 fn is_truncated_jpeg(bytes: &[u8]) -> bool {
-    let last = |mark: [u8; 2]| bytes.windows(2).rposition(|window| window == mark);
-    last([0xff, 0xd9]) <= last([0xff, 0xda])
+    // In a scan, FF 00 is a byte of data and FF D0 to FF D7 are restarts; FF may be repeated before a marker.
+    let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7);
+    let mut rest = bytes.get(2..).unwrap_or_default();
+    while let Some(start) = rest.windows(2).position(is_marker) {
+        let marker = rest[start + 1];
+        rest = &rest[start + 2..];
+        let length = match marker {
+            0xd9 => return false,
+            // Markers without a segment.
+            0x01 | 0xd8 => 0,
+            _ => rest.first_chunk().map_or(0, |&length| u16::from_be_bytes(length)),
+        };
+        rest = rest.get(usize::from(length)..).unwrap_or_default();
+    }
+    true
 }
 
 fn decode_error(error: image::ImageError) -> Unreadable {

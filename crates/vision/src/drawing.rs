@@ -1,9 +1,8 @@
 //! [`Bitmap`]: a drawing with one bit per pixel, ink or paper.
 //!
-//! Networks take it as grey values of a small square ([`Bitmap::to_grey`]), pages as a PNG
-//! ([`Bitmap::to_png_data_uri`]). Rows are packed as in PNG, so encoding is a copy and a deflate. A one-bit PNG is also
-//! the smallest form for a page: 335 characters for the average Omniglot drawing, against 870 for an SVG path. Show it
-//! enlarged with `image-rendering: pixelated`.
+//! Networks take it as an image ([`Bitmap::to_image`]), pages as a PNG ([`Bitmap::to_png_data_uri`]). Rows are packed
+//! as in PNG, so encoding is a copy and a deflate. A one-bit PNG is also the smallest form for a page: 335 characters
+//! for the average Omniglot drawing, against 870 for an SVG path. Show it enlarged with `image-rendering: pixelated`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -95,24 +94,6 @@ impl Bitmap {
         })
     }
 
-    /// The drawing as `size` x `size` grey values in rows: the share of each cell that is ink, from 0 to 1, which keeps
-    /// the mean. A drawing that is not square is stretched.
-    pub fn to_grey(&self, size: usize) -> Vec<f32> {
-        let columns = overlaps(self.width, size);
-        let rows = overlaps(self.height, size);
-        // Integer areas until the end: no rounding, whatever the order.
-        let mut areas = vec![0_u32; size * size];
-        for (x, y) in self.ink() {
-            for &(row, height) in &rows[y] {
-                for &(column, width) in &columns[x] {
-                    areas[row * size + column] += height * width;
-                }
-            }
-        }
-        let cell = (self.width * self.height) as f32;
-        areas.into_iter().map(|area| area as f32 / cell).collect()
-    }
-
     /// The drawing as an image, black ink on white paper.
     pub fn to_image(&self, channels: Channels) -> DecodedImage {
         let mut pixels = vec![255; self.width * self.height * channels.count()];
@@ -147,24 +128,9 @@ impl Bitmap {
     }
 }
 
-/// For each of `pixels` pixels in a line, the cells among `cells` that it overlaps, each with the length of the
-/// overlap. The unit is 1 / (pixels * cells) of the line: a pixel is `cells` long and a cell `pixels`.
-fn overlaps(pixels: usize, cells: usize) -> Vec<Vec<(usize, u32)>> {
-    let pixel_cells = |pixel: usize| {
-        let (start, end) = (pixel * cells, (pixel + 1) * cells);
-        (start / pixels..end.div_ceil(pixels)).map(move |cell| {
-            let shared = end.min((cell + 1) * pixels) - start.max(cell * pixels);
-            // At most `pixels`, which MAX_SIDE limits; so do areas of cells fit.
-            (cell, shared as u32)
-        })
-    };
-    (0..pixels).map(|pixel| pixel_cells(pixel).collect()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn checkerboard(width: usize, height: usize) -> Bitmap {
         Bitmap::from_fn(width, height, |x, y| (x + y) % 2 == 0)
@@ -187,18 +153,6 @@ mod tests {
     }
 
     #[test]
-    fn grey_at_the_own_size_is_the_drawing() {
-        let grey = checkerboard(7, 7).to_grey(7);
-        assert!(grey.iter().enumerate().all(|(place, &value)| value == ((place + 1) % 2) as f32));
-    }
-
-    #[test]
-    fn grey_is_the_share_of_ink_in_each_cell() {
-        let left_three = Bitmap::from_fn(5, 5, |x, _| x < 3);
-        assert_eq!(left_three.to_grey(2), [1.0, 0.2, 1.0, 0.2]);
-    }
-
-    #[test]
     fn a_png_decodes_to_the_drawing() {
         let bitmap = checkerboard(105, 33);
         let file = bitmap.to_png();
@@ -209,20 +163,5 @@ mod tests {
         let read = Bitmap::from_fn(105, 33, |x, y| rows[y * info.line_size + x / 8] >> (7 - x % 8) & 1 == 0);
         assert_eq!(read, bitmap);
         assert!(bitmap.to_png_data_uri().starts_with("data:image/png;base64,iVBORw0KGgo"));
-    }
-
-    proptest! {
-        #[test]
-        fn grey_keeps_the_mean_and_stays_between_paper_and_ink(
-            width in 1usize..40, height in 1usize..40, size in 1usize..50, salt: u64,
-        ) {
-            let scatter = |x: usize, y: usize| salt.rotate_left((x * 7 + y * 13) as u32) & 1 == 1;
-            let bitmap = Bitmap::from_fn(width, height, scatter);
-            let grey = bitmap.to_grey(size);
-            let mean = grey.iter().sum::<f32>() / (size * size) as f32;
-            let share = bitmap.ink().count() as f32 / (width * height) as f32;
-            prop_assert!((mean - share).abs() < 1e-4);
-            prop_assert!(grey.iter().all(|&value| (0.0..=1.0).contains(&value)));
-        }
     }
 }

@@ -20,8 +20,8 @@ use crate::network::EmbeddingSession;
 use crate::preprocess::Preprocessing;
 use crate::source::{Collection, ImageEntry};
 
-/// Rows per block, the work unit of one thread: enough for the network to process several images together.
-const ROWS_PER_BLOCK: usize = 16;
+/// The most rows per block, the work unit of one thread: enough for the network to process several images together.
+const MAX_BLOCK_ROWS: usize = 16;
 /// Blocks per thread that are computed before their rows are written.
 const BLOCKS_PER_THREAD: usize = 16;
 
@@ -94,8 +94,9 @@ impl EmbedRequest<'_> {
         self.embedder.backbone()
     }
 
+    /// If the network fails, all images of the block are skipped: no more than it processes together.
     fn images_per_block(&self) -> usize {
-        ROWS_PER_BLOCK.div_ceil(self.copies()).max(1)
+        self.backbone().batch_size().min(MAX_BLOCK_ROWS).div_ceil(self.copies()).max(1)
     }
 
     /// Images that are computed before their rows are written.
@@ -115,21 +116,18 @@ impl EmbedRequest<'_> {
     ) -> Result<Vec<EncodedRows>> {
         let given: Vec<ImageInput<'_>> =
             entries.iter().map(|entry| ImageInput::Entry(self.collection, entry)).collect();
-        let mut encode = |image: EmbeddedImage| {
+        let encode = |image: EmbeddedImage| {
             report.from_cache += usize::from(image.was_cached);
-            match image.row {
-                Err(reason) => Ok(Err(reason)),
-                Ok(row) => self.encode(&row).map(Ok),
-            }
+            image.row.and_then(|row| self.encode(&row))
         };
-        self.embedder.embed_window(&given, window)?.into_iter().map(&mut encode).collect()
+        Ok(self.embedder.embed_window(&given, window)?.into_iter().map(encode).collect())
     }
 
     fn augmented_rows(&self, entries: &[ImageEntry], window: Window<'_>) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
             .map_init(|| AugmentWorker::new(self.backbone()), |worker, block| worker.embed(self, block))
-            .collect::<Result<_>>()?;
+            .collect();
         self.backbone().check_network()?;
         window.progress.check(window.before + entries.len() as u64, window.total)?;
         Ok(blocks.into_iter().flatten().collect())
@@ -233,7 +231,7 @@ impl AugmentWorker {
         AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
-    fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Result<Vec<EncodedRows>> {
+    fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Vec<EncodedRows> {
         let backbone = request.backbone();
         self.inputs.clear();
         let read: Vec<std::result::Result<(), Unreadable>> =
@@ -242,9 +240,9 @@ impl AugmentWorker {
         self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
-        let encode = |read: std::result::Result<(), Unreadable>| match read.and(outcome.clone()) {
-            Err(reason) => Ok(Err(reason)),
-            Ok(()) => request.encode(rows.next().expect("rows for every picture that was read")).map(Ok),
+        let encode = |read: std::result::Result<(), Unreadable>| {
+            read.and(outcome.clone())?;
+            request.encode(rows.next().expect("rows for every picture that was read"))
         };
         read.into_iter().map(encode).collect()
     }
@@ -273,13 +271,14 @@ impl AugmentWorker {
 }
 
 impl EmbedRequest<'_> {
-    fn encode(&self, features: &[f32]) -> Result<Vec<u8>> {
+    /// The rows of an image as bytes of the file.
+    fn encode(&self, features: &[f32]) -> EncodedRows {
         let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
-        self.precision.encode(features, &mut bytes).map_err(|place| trueshot::Error::NotFinite {
-            row: place / self.backbone().dim(),
-            column: place % self.backbone().dim(),
-            value: features[place],
-        })?;
-        Ok(bytes)
+        let Err(index) = self.precision.encode(features, &mut bytes) else { return Ok(bytes) };
+        let (place, value) = (index % self.backbone().dim(), features[index].to_string());
+        Err(match features[index].is_finite() {
+            true => Unreadable::TooLargeToStore { place, value },
+            false => Unreadable::NotFinite { place, value },
+        })
     }
 }

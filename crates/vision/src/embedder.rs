@@ -235,7 +235,8 @@ impl Embedder {
                 let class = Some(collection.class_of(entry).to_owned());
                 Some(Skipped { item: entry.item.clone(), class, reason: row.err()? })
             });
-            let first = skipped.into_iter().chain(unreadable).next();
+            // Images first: what is wrong with them matters more than other files.
+            let first = unreadable.chain(skipped).next();
             return Err(Error::NoImages {
                 path: collection.path().into(),
                 skipped: first.as_ref().map(Skipped::to_string),

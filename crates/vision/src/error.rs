@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// The source is of a kind that is not supported.
     #[error(
-        "{path}: unknown kind of data set; supported: a folder of class folders, .zip, .tar, .tar.gz, .tgz, lists (.csv, .jsonl), and data sets in their published form (.pkl, .pickle, .npz, CIFAR-100's own files, 'omniglot')"
+        "{path}: unknown kind of data set; supported: a folder of class folders, .zip, .tar, .tar.gz, .tgz, lists (.csv, .jsonl), and data sets in their published form (.pkl, .pickle, .npz, .npy, CIFAR-100's own files, 'omniglot')"
     )]
     UnknownSource {
         /// What was given.
@@ -209,6 +209,18 @@ pub enum Error {
         split: String,
         /// Where the split is from.
         origin: String,
+    },
+    /// Two classes whose names lead to the same folder.
+    #[error(
+        "classes '{first}' and '{second}' would be written to the same folder, '{folder}': rename one of them"
+    )]
+    SameFolder {
+        /// The first class.
+        first: String,
+        /// The second class.
+        second: String,
+        /// The name of the folder.
+        folder: String,
     },
     /// The folder to write to is in use for something else.
     #[error("cannot write to {path}: {problem}")]
@@ -476,6 +488,14 @@ pub enum Unreadable {
         /// `NaN`, `inf` or `-inf`.
         value: String,
     },
+    /// The embedding contains a number that is too large for the number format of the file.
+    #[error("its embedding contains {value} (dimension {place}), which this precision cannot store")]
+    TooLargeToStore {
+        /// Which number of the embedding, from 0.
+        place: usize,
+        /// The number.
+        value: String,
+    },
     /// The network failed on this image.
     #[error("the backbone fails on it: {0}")]
     Network(String),
@@ -488,12 +508,14 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
-    /// Whether this is an image whose contents cannot be used, and not a file that was left out for its name or place.
+    /// Whether this is an image whose file or contents cannot be used: not a folder or a file that was left out for its
+    /// name or place, and not an image on which only the network failed.
     pub fn is_unreadable_image(&self) -> bool {
         use Unreadable::*;
         !matches!(
             self,
-            BadName(_)
+            Folder(_)
+                | BadName(_)
                 | Name
                 | NotUtf8
                 | OutsideArchive
@@ -501,6 +523,7 @@ impl Unreadable {
                 | Loop
                 | NoClass
                 | NotFinite { .. }
+                | TooLargeToStore { .. }
                 | Network(_)
         )
     }
@@ -533,6 +556,12 @@ impl std::fmt::Display for Skipped {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_an_unreadable_image() {
+        assert!(!Unreadable::Folder("permission denied".into()).is_unreadable_image());
+        assert!(Unreadable::File("permission denied".into()).is_unreadable_image());
+    }
 
     #[test]
     fn a_hint_names_the_options_that_a_command_has_and_no_others() {

@@ -57,7 +57,7 @@ fn reduced(image: &DecodedImage) -> DecodedImage {
 }
 
 /// The luminance of every pixel by Rec. 601, as Pillow computes it.
-fn shades(image: &DecodedImage) -> Vec<u8> {
+pub(crate) fn shades(image: &DecodedImage) -> Vec<u8> {
     let luminance = |&[red, green, blue]: &[u8; 3]| {
         let sum = u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471;
         ((sum + 0x8000) >> 16) as u8

@@ -2,7 +2,8 @@
 //!
 //! A small file can hold an image of many pixels, so the sum over all threads must be limited, not only each image.
 //! [`decoded_images`] is the budget of the process. [`DecodedImage::decode_then`](crate::DecodedImage::decode_then)
-//! takes a share of it before it decodes and returns it when the image is dropped; it waits if the memory is not free.
+//! takes a share of it before it decodes, and waits if the memory is not free. It returns the share when `then` has
+//! returned, even if the image lives longer.
 //!
 //! Shares are granted in the order of the requests, so small images cannot starve a large one. A thread must not take a
 //! second share while it holds one: two such threads could wait for each other.

@@ -8,7 +8,7 @@
 //! A class is written to a hidden folder that is renamed when it is complete, and `outliers.json` describes the whole
 //! set. After an interruption, the same command writes the classes that are missing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use trueshot::progress::Progress;
@@ -59,7 +59,7 @@ pub struct OutlierRequest<'a> {
     pub fit: Fit,
     /// The random seed that selects classes and images.
     pub seed: u64,
-    /// Splits whose classes must not be outliers, each with its file or name.
+    /// Splits whose classes must not be outliers, each with the file or name it came from, for messages.
     pub exclude: &'a [(String, Split)],
 }
 
@@ -72,6 +72,9 @@ pub struct OutlierPlan {
     pub per_class: Option<usize>,
     /// Width and height in pixels; `None`: those of each image.
     pub size: Option<usize>,
+    /// How an image that is not square is handled; `None` in plans of earlier versions, and if images keep their size.
+    #[serde(default)]
+    pub fit: Option<Fit>,
     /// Classes for meta-training.
     pub train: Vec<String>,
     /// Classes for meta-test.
@@ -98,7 +101,7 @@ pub struct OutlierReport {
 /// Chooses the classes of a set from ImageNet. Writes nothing.
 pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     let folders = class_folders(request)?;
-    let mut chosen = candidates(request, &folders)?;
+    let mut chosen = candidates(request, &folders);
     refuse_overlap(request, &chosen)?;
     let asked = chosen.len();
     chosen.retain(|class| folders.contains(class));
@@ -110,11 +113,12 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     let drawn = IndexSampler::default().draw(&mut rng, chosen.len(), request.classes);
     let drawn: BTreeSet<&String> = drawn.into_iter().map(|place| &chosen[place as usize]).collect();
     let half = |odd: usize| drawn.iter().skip(odd).step_by(2).map(|class| class.to_string()).collect();
-    let OutlierRequest { seed, per_class, size, .. } = *request;
-    Ok(OutlierPlan { seed, per_class: Some(per_class), size: Some(size), train: half(0), test: half(1) })
+    let OutlierRequest { seed, per_class, size, fit, .. } = *request;
+    let (per_class, size, fit) = (Some(per_class), Some(size), Some(fit));
+    Ok(OutlierPlan { seed, per_class, size, fit, train: half(0), test: half(1) })
 }
 
-fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Result<Vec<String>> {
+fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Vec<String> {
     let named = match &request.candidates {
         Candidates::Paper => imagenet_outliers().map(str::to_owned).collect(),
         Candidates::Named(names) => names.clone(),
@@ -124,7 +128,7 @@ fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Resul
         }
     };
     // Sorted by name, without duplicates.
-    Ok(BTreeSet::from_iter(named).into_iter().collect())
+    BTreeSet::from_iter(named).into_iter().collect()
 }
 
 fn refuse_overlap(request: &OutlierRequest<'_>, classes: &[String]) -> Result<()> {
@@ -169,8 +173,10 @@ pub fn write_outliers(
     let fitted = |image: DecodedImage| image.fitted(request.size, request.fit);
     write_set(request.output, plan, progress, |class| {
         let (files, refused) = class_images(&root.join(class))?;
-        let images = files.into_iter().map(|file| {
-            let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let are_unique = files.iter().map(stem).collect::<BTreeSet<_>>().len() == files.len();
+        let images = files.into_iter().enumerate().map(|(number, file)| {
+            let name = if are_unique { stem(&file) } else { format!("{number:05}-{}", stem(&file)) };
             let read = move || {
                 let bytes = crate::source::file_bytes(&file).ok()?;
                 DecodedImage::decode_then(&bytes, Channels::Colour, &DecodeLimits::default(), fitted).ok()
@@ -193,13 +199,14 @@ pub fn write_validation_classes(
     progress: &dyn Progress,
 ) -> Result<OutlierReport> {
     let folders: Vec<String> = collection.classes().iter().map(|class| folder_name(class)).collect();
-    let mut sorted = folders.clone();
-    sorted.sort();
-    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        let problem = format!("two classes would be written to the same folder, '{}'", pair[0]);
-        return Err(Error::BadOutput { path: output.into(), problem });
+    let mut by_folder = BTreeMap::new();
+    for (folder, second) in folders.iter().zip(collection.classes()) {
+        if let Some(first) = by_folder.insert(folder.clone(), second.clone()) {
+            return Err(Error::SameFolder { first, second: second.clone(), folder: folder.clone() });
+        }
     }
-    let plan = OutlierPlan { seed, per_class, size: None, train: Vec::new(), test: sorted };
+    let test = by_folder.into_keys().collect();
+    let plan = OutlierPlan { seed, per_class, size: None, fit: None, train: Vec::new(), test };
     write_set(output, &plan, progress, |folder| {
         let class = folders.iter().position(|name| name == folder).expect("a folder of this list");
         let entries = collection.entries().iter().filter(|entry| entry.class as usize == class);
@@ -227,8 +234,8 @@ struct ClassImage<'a> {
     read: Box<dyn Fn() -> Option<DecodedImage> + 'a>,
 }
 
-/// Writes the classes that do not exist yet. `images` lists the images of a class, and counts the files that are not
-/// images by their name.
+/// Writes the classes that do not exist yet. `images` lists the images of a class, and counts the files and folders
+/// whose names are not UTF-8 or that cannot be read.
 fn write_set<'a>(
     output: &Path,
     plan: &OutlierPlan,
@@ -269,9 +276,11 @@ fn write_or_compare_plan(output: &Path, plan: &OutlierPlan) -> Result<()> {
     let refused = |problem: &str| Error::BadOutput { path: output.into(), problem: problem.into() };
     if let Ok(text) = std::fs::read_to_string(&path) {
         let before: Option<OutlierPlan> = serde_json::from_str(&text).ok();
+        // Plans of earlier versions do not say how images were fitted.
+        let before = before.map(|before| OutlierPlan { fit: before.fit.or(plan.fit), ..before });
         return match before.as_ref() == Some(plan) {
             true => Ok(()),
-            false => Err(refused("it was started with other classes, numbers or another seed")),
+            false => Err(refused("it was started with other options")),
         };
     }
     let failed = |source| trueshot::Error::Write { path: output.into(), source };
@@ -334,4 +343,57 @@ fn write_png(path: &Path, image: DecodedImage) -> Result<()> {
         let source = std::io::Error::other(error.to_string());
         trueshot::Error::Write { path: path.into(), source }.into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::SourceOptions;
+
+    fn write_images(folder: &Path, names: &[&str]) {
+        for name in names {
+            let path = folder.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            image::RgbImage::from_pixel(2, 2, image::Rgb([7, 8, 9])).save(path).unwrap();
+        }
+    }
+
+    fn names(folder: &Path) -> BTreeSet<String> {
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
+        files.map(|name| name.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn images_with_the_same_name_do_not_overwrite_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, output) = (folder.path().join("source"), folder.path().join("output"));
+        write_images(&source, &["ant/1.jpg", "ant/1.png", "ant/more/1.png", "owl/1.png", "owl/2.png"]);
+        let request = OutlierRequest {
+            source: &source,
+            output: &output,
+            candidates: Candidates::Named(vec!["ant".into(), "owl".into()]),
+            classes: 2,
+            per_class: 3,
+            size: 2,
+            fit: Fit::Squash,
+            seed: 1,
+            exclude: &[],
+        };
+        let report = write_outliers(&request, &plan(&request).unwrap(), &()).unwrap();
+        assert_eq!(report.images, 5);
+        assert_eq!(names(&output.join("train/ant")).len(), 3);
+        assert_eq!(names(&output.join("test/owl")), BTreeSet::from(["1.png", "2.png"].map(String::from)));
+    }
+
+    #[test]
+    fn classes_that_lead_to_the_same_folder_are_both_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, output) = (folder.path().join("source"), folder.path().join("output"));
+        write_images(&source, &["a/b/1.png", "a-b/1.png"]);
+        let collection = Collection::open(&source, SourceOptions::default()).unwrap();
+        let refused = write_validation_classes(&collection, &output, None, 1, &()).unwrap_err();
+        let expected =
+            "classes 'a-b' and 'a/b' would be written to the same folder, 'a-b': rename one of them";
+        assert_eq!((refused.to_string().as_str(), refused.hint()), (expected, None));
+    }
 }

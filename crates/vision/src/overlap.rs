@@ -12,6 +12,7 @@ use trueshot::report::counted;
 
 use crate::dataset::Dataset;
 use crate::decoded_image::{Channels, DecodedImage};
+use crate::image_measures::shades;
 
 /// Classes and images that two data sets share.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -112,7 +113,8 @@ struct ImageSignature {
 
 impl ImageSignature {
     fn new(image: &DecodedImage) -> Self {
-        let cells = to_grey(image).resized(COLUMNS, ROWS).pixels;
+        let grey = DecodedImage::new(image.width, image.height, Channels::Grey, shades(image));
+        let cells = grey.resized(COLUMNS, ROWS).pixels;
         let mut pattern = 0;
         for row in cells.chunks_exact(COLUMNS) {
             for pair in row.windows(2) {
@@ -139,17 +141,4 @@ impl ImageSignature {
 
 fn signatures(dataset: &Dataset) -> Vec<ImageSignature> {
     dataset.images().par_iter().map(ImageSignature::new).collect()
-}
-
-fn to_grey(image: &DecodedImage) -> DecodedImage {
-    let pixels = match image.channels {
-        Channels::Grey => image.pixels.clone(),
-        Channels::Colour => {
-            let grey = |&[r, g, b]: &[u8; 3]| {
-                ((299 * u32::from(r) + 587 * u32::from(g) + 114 * u32::from(b) + 500) / 1000) as u8
-            };
-            image.pixels.as_chunks::<3>().0.iter().map(grey).collect()
-        }
-    };
-    DecodedImage::new(image.width, image.height, Channels::Grey, pixels)
 }

@@ -47,7 +47,8 @@ impl Preprocessing {
         }
     }
 
-    /// Returns an error for a size or a normalisation that no network has.
+    /// Returns an error unless mean and standard deviation have one finite number per channel and no standard deviation
+    /// is 0.
     pub fn check(&self) -> Result<()> {
         let count = self.channels.count();
         let fine = |values: &[f32]| values.len() == count && values.iter().all(|value| value.is_finite());
@@ -59,6 +60,17 @@ impl Preprocessing {
             });
         }
         Ok(())
+    }
+
+    /// The differences from `usual` in anything but the size, as part of the name of a backbone: `, crop, mean 0,0,0`.
+    pub(crate) fn differences(&self, usual: &Preprocessing) -> String {
+        let differences = [
+            (self.fit != usual.fit).then(|| format!(", {:?}", self.fit).to_lowercase()),
+            (self.resampling != usual.resampling).then(|| format!(", {:?}", self.resampling).to_lowercase()),
+            (self.mean != usual.mean).then(|| format!(", mean {}", comma_separated(&self.mean))),
+            (self.std != usual.std).then(|| format!(", std {}", comma_separated(&self.std))),
+        ];
+        differences.into_iter().flatten().collect()
     }
 
     /// The image resized to the input size of the network.
@@ -95,4 +107,9 @@ impl Preprocessing {
             }
         }
     }
+}
+
+/// Numbers as text, such as `0.5,0.5,0.5`.
+pub(crate) fn comma_separated(values: &[f32]) -> String {
+    values.iter().map(f32::to_string).collect::<Vec<_>>().join(",")
 }

@@ -84,7 +84,7 @@ impl Split {
             return Err(Error::UnknownSplit { origin: "omniglot".into(), split: name.into(), known });
         }
         let characters = Omniglot::embedded()?.characters().iter().enumerate();
-        let of_split = characters.filter(|(place, character)| omniglot_split(*place, character) == name);
+        let of_split = characters.filter(|(index, character)| omniglot_split(*index, character) == name);
         let classes = of_split.map(|(_, character)| drawing_class_name(character)).collect();
         Ok(Split { name: name.into(), classes })
     }
@@ -97,10 +97,10 @@ impl Split {
 
     /// Names of the split that match none of these classes.
     pub fn missing(&self, classes: &[String]) -> Vec<String> {
-        let answers = |name: &str, class: &str| {
+        let is_at_or_below = |name: &str, class: &str| {
             class.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let present = |name: &&String| classes.iter().any(|class| answers(name, class));
+        let present = |name: &&String| classes.iter().any(|class| is_at_or_below(name, class));
         self.classes.iter().filter(|name| !present(name)).cloned().collect()
     }
 }
@@ -138,8 +138,8 @@ const VALIDATION_ALPHABETS: [&str; 5] =
     ["Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)"];
 const TRAINING_CHARACTERS: usize = 1200;
 
-fn omniglot_split(place: usize, character: &omniglot::Character<'_>) -> &'static str {
-    match place {
+fn omniglot_split(index: usize, character: &omniglot::Character<'_>) -> &'static str {
+    match index {
         TRAINING_CHARACTERS.. => "test",
         _ if VALIDATION_ALPHABETS.contains(&character.alphabet) => "val",
         _ => "train",

@@ -82,7 +82,7 @@ pub struct PublishedDataset {
     pub size: Option<usize>,
 }
 
-/// The names of the three splits.
+/// The names of the three splits, in their usual order.
 pub const SPLITS: [&str; 3] = ["train", "val", "test"];
 
 /// The data sets of the paper and the most common others.

@@ -41,7 +41,8 @@ impl Arena {
     }
 }
 
-/// The parameters of a task at one step of its adaptation, and the 16-bit copies of the filters.
+/// The parameters of a task at one step of its adaptation, and copies of the filters as the kernels read them: the f16
+/// filters of blocks 2 to 4, the same transposed, and those of block 1 in f16 and f32.
 #[derive(Clone, Copy)]
 pub(super) struct Weights {
     pub parameters: Address<f32>,
@@ -63,8 +64,8 @@ impl Weights {
     }
 }
 
-/// The planes of block 2, 3 or 4: output of the convolution, output of the block, its value before gamma and beta, and
-/// gradients.
+/// The planes of block 2, 3 or 4: `z` is the output of the convolution, `y` that of the block and `normalised` its value
+/// before gamma and beta; `dz` and `dy` are gradients.
 #[derive(Clone, Copy)]
 pub(super) struct BlockPlanes {
     pub z: Address<Chunk>,
@@ -89,11 +90,11 @@ impl BlockPlanes {
 /// Sums of a pass, which are zero before it.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
-    /// `[3][2][64]`: sums of blocks 2 to 4.
+    /// `[block][sum of z, sum of z²][channel]` of blocks 2 to 4.
     pub forward: Address<i64>,
-    /// `[3][2][64]`: sums of their gradients.
+    /// The same with dy and dy x.
     pub backward: Address<i64>,
-    /// `[64][48]`
+    /// `[64][48]`: the gradient of block 1, as sums over its patches.
     pub d_patches: Address<i64>,
 }
 
@@ -112,9 +113,9 @@ pub(super) struct Activations {
     pub y1: Address<Chunk>,
     pub dy1: Address<Chunk>,
     pub blocks: [BlockPlanes; 3],
-    /// `[4][64]`
+    /// `[4][64]`: scale, shift, mean and 1 / std of block 1.
     pub norm: Address<f32>,
-    /// `[64][48]`
+    /// `[64][48]`: weights times patch moments of block 1.
     pub weighted: Address<f32>,
     /// `[images][ways]`
     pub d_logits: Address<f32>,
@@ -138,7 +139,7 @@ impl Activations {
 #[derive(Clone, Copy)]
 pub(super) struct ImageSet {
     pub count: usize,
-    /// The number of the first image in the task.
+    /// The index of the first image of the set among those of the task.
     pub first: usize,
     pub plane: Address<[u32; 2]>,
     /// `[48][48]`: moments of the patches.
@@ -171,19 +172,20 @@ pub(super) struct GroupMemory {
     _buffer: Option<Buffer<u8>>,
     /// Bytes from one task to the next.
     pub stride: u64,
-    /// Maximum number of tasks.
+    /// The number of tasks that the memory holds.
     pub tasks: usize,
     /// Support images, then queries.
     pub images: Address<[u32; 2]>,
     /// The passes over the support set, one per step of the adaptation.
     pub steps: Vec<PassMemory>,
     pub queries: PassMemory,
-    /// Tangents of the passes over the support set, whose weights are the direction; none for first-order gradients. The
-    /// steps share everything but the sums.
+    /// Tangents of the passes over the support set (`kernels/tangent.cu`). Their weights hold the direction. Empty for
+    /// first-order gradients. The steps share all memory but the sums.
     pub tangents: Vec<PassMemory>,
     /// Partial gradients of filters of one pass.
     pub partials: Address<f32>,
-    /// The gradient of the queries' loss, first with respect to the adapted and finally to the initial parameters.
+    /// The gradient of the queries' loss: after the query pass with respect to the adapted parameters, then with every step
+    /// back to those before it, and finally to the initial ones.
     pub gradients: Address<f32>,
     /// The largest absolute value of the gradients: after the query pass, then after each step back.
     pub maxima: Address<u32>,
@@ -195,8 +197,9 @@ impl GroupMemory {
     pub fn new(device: &Device, size: GroupSize) -> Result<Self> {
         check_shared_memory(device, size.model.shape, true)?;
         let stride = Self::at(0, device, size).stride;
-        let buffer = device.zeros::<u8>(stride as usize * size.tasks)?;
-        let start = buffer.address();
+        // The stride is that of an aligned start.
+        let buffer = device.zeros::<u8>(stride as usize * size.tasks + ALIGNMENT as usize)?;
+        let start = buffer.address().next_multiple_of(ALIGNMENT);
         Ok(GroupMemory { _buffer: Some(buffer), stride, ..Self::at(start, device, size) })
     }
 
@@ -205,6 +208,7 @@ impl GroupMemory {
         let arena = &mut Arena { next: start };
         let GroupSize { model, support, queries, steps, order, tasks } = size;
         let image_size = model.shape.size;
+        // Cleared is everything from here to the maxima.
         let cleared = arena.take::<u64>(0);
         let moments: [Address<i64>; 2] = std::array::from_fn(|_| arena.take(PATCH_LEN * PATCH_LEN));
         let sums: Vec<Sums> = (0..=steps).map(|_| Sums::new(arena)).collect();
@@ -217,7 +221,8 @@ impl GroupMemory {
         let supports = ImageSet { count: support, first: 0, plane, moments: moments[0] };
         let query_plane = plane.plus(plane_len(support, image_size));
         let query_set = ImageSet { count: queries, first: support, plane: query_plane, moments: moments[1] };
-        // Second-order gradients need the activations and weights of all steps.
+        // Second-order gradients need the activations and weights of all steps. First-order gradients need one set of
+        // activations and two of weights: step k reads k % 2 and writes (k + 1) % 2.
         let (kept, weight_sets) = match order {
             GradientOrder::First => (1, 2),
             GradientOrder::Second => (steps, steps + 1),

@@ -12,13 +12,13 @@ pub(super) struct Pixel(pub [f32; WIDTH]);
 impl Pixel {
     pub const ZERO: Pixel = Pixel([0.0; WIDTH]);
 
-    /// Vector number `vector` of the channels.
+    /// SIMD vector `vector` of the channels, which has channel `vector * S::F32_LANES` first.
     #[inline(always)]
     pub fn get<S: Simd>(&self, vector: usize) -> S::f32s {
         S::as_simd_f32s(&self.0).0[vector]
     }
 
-    /// Writes vector number `vector` of the channels.
+    /// Writes SIMD vector `vector` of the channels.
     #[inline(always)]
     pub fn set<S: Simd>(&mut self, vector: usize, value: S::f32s) {
         S::as_mut_simd_f32s(&mut self.0).0[vector] = value;
@@ -33,13 +33,14 @@ pub(super) fn vectors<S: Simd>() -> usize {
 
 /// Height and width of a tile of outputs.
 pub(super) const TILE: usize = 4;
-/// Height and width of the input patch of a tile.
+/// Height and width of the input patch of a tile: a 3x3 kernel reads one pixel beyond each side.
 pub(super) const PATCH: usize = TILE + 2;
-/// Winograd points of a tile: the products per pair of channels.
+/// The size of a transformed patch in Winograd's F(4x4, 3x3): one multiplication per point and pair of input and output
+/// channels.
 pub(super) const POINTS: usize = PATCH * PATCH;
 
-/// The storage of one block's input images: S x S pixels with a margin of one zero pixel on all sides, and a larger one
-/// at the bottom and right, so that the plane consists of whole tiles.
+/// The storage of one block's input image, `[stride, stride]` pixels: S x S pixels from (1, 1) on, and zeros around them:
+/// one row above and one column to the left, at least one below and to the right, so that whole tiles fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
     /// S, the side without margins.
@@ -67,18 +68,19 @@ impl Plane {
         self.stride().pow(2)
     }
 
-    /// The index of a pixel within the image's plane.
+    /// The index within the image's plane of a pixel, counted without the margin.
     pub fn at(self, row: usize, column: usize) -> usize {
         (row + 1) * self.stride() + column + 1
     }
 
-    /// The tile with this number, counted over many images.
+    /// Tile `number` of a batch: image by image, row by row.
     pub fn tile(self, number: usize) -> Tile {
         let (across, within) = (self.tiles_across(), number % self.tiles());
         Tile { image: number / self.tiles(), row: within / across * TILE, column: within % across * TILE }
     }
 
-    /// The index, among the pixels of all images, of a tile's first input: one up and left of its first output.
+    /// The index in the batch of the top left pixel of a tile's patch. The patch starts one pixel above and to the left of
+    /// the tile's outputs, and the margin moves pixels by as much, so both cancel out.
     pub fn patch(self, tile: Tile) -> usize {
         tile.image * self.len() + tile.row * self.stride() + tile.column
     }
@@ -89,7 +91,7 @@ impl Plane {
     }
 }
 
-/// A tile, by its image and its first output pixel.
+/// A tile: its image, and the row and column of its top left output pixel, counted without the margin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tile {
     pub image: usize,

@@ -263,7 +263,7 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
             (8, FieldValue::Bytes(name)) => claims.name = name,
             (9, FieldValue::Bytes(raw)) => claims.raw = Some(raw),
             (13, _) | (14, FieldValue::Number(1..)) => {
-                return refused("it keeps weights in another file without the name of the file");
+                return refused("it keeps weights in another file, which was not given");
             }
             _ => (),
         }

@@ -99,6 +99,8 @@ struct OnnxWorker {
 pub(crate) struct OnnxModel {
     pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,
+    /// The differences of the preprocessing from the one without options, for the name of the backbone.
+    pub differences: String,
     /// The name of the output.
     pub output: String,
     /// The first 16 hexadecimal digits of the hash of the file.
@@ -170,12 +172,14 @@ pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Re
     };
     let (worker, description) =
         WorkerProcess::start(&process, &bytes, &request).map_err(|problem| bad(path, problem))?;
+    let usual = preprocessing(&description, &BackboneOptions::default())?;
     let preprocessing = preprocessing(&description, options)?;
+    let differences = preprocessing.differences(&usual);
     let (output, warning) = (description.output.clone(), warning(&description));
     let worker = Mutex::new(Arc::new(worker));
     let worker = OnnxWorker { process, bytes, request, description, worker, alone: Mutex::default() };
     let network = OnnxNetwork(Arc::new(worker));
-    Ok(OnnxModel { network, preprocessing, output, hash, warning })
+    Ok(OnnxModel { network, preprocessing, differences, output, hash, warning })
 }
 
 fn bad(path: &Path, problem: impl Into<String>) -> Error {

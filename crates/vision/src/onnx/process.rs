@@ -212,14 +212,17 @@ fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) 
     }
     if errors.contains("memory allocation of") {
         let memory = limits.memory as f64 / f64::from(1 << 30);
-        return format!("it needs more than {memory} GiB of memory for one image");
+        return format!("it needs more than {memory} GiB of memory to be loaded or to embed one image");
     }
     #[cfg(unix)]
     {
         use std::os::unix::process::ExitStatusExt as _;
         let signal = status.and_then(|status| status.signal());
         if signal == Some(rustix::process::Signal::XCPU.as_raw()) {
-            return format!("it takes more than {} s of processor time for one image", limits.seconds);
+            let seconds = limits.seconds;
+            return format!(
+                "it takes more than {seconds} s of processor time to be loaded or to embed one image"
+            );
         }
     }
     let status = status.map_or("no exit status".into(), |status| status.to_string());

@@ -49,7 +49,7 @@ fn processor_seconds() -> u64 {
 #[cfg(not(unix))]
 impl ProcessLimits {
     /// Sets nothing: only Unix has such limits.
-    pub fn apply(&self, _threads: usize, _pictures: usize) -> io::Result<()> {
+    pub fn apply(&self, _threads: usize, _images: usize) -> io::Result<()> {
         let _ = (self.fixed, self.memory, self.seconds);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! The messages between this program and the worker process that runs an ONNX model.
 //!
 //! The worker writes [`GREETING`], reads a [`LoadRequest`] and the bytes of the model, and answers with a
-//! `Result<ModelDescription, String>`. After that every request is a number and an image, and every reply the number of
-//! its request and a row or an error. Both ends are the same build on the same machine, so numbers are in native byte
-//! order.
+//! `Result<ModelDescription, String>`. After that, every request is a number and an image, and every reply is the
+//! number of its request and an embedding or an error. Both ends are the same build on the same machine, so numbers are in
+//! native byte order.
 
 use std::io::{self, Read, Write};
 
@@ -16,7 +16,7 @@ use super::model::MAX_DIM;
 pub const GREETING: &[u8] = b"trueshot onnx worker 1\n";
 /// The most bytes that are skipped in search of the greeting.
 const MAX_SKIPPED_BYTES: usize = 1 << 16;
-/// The longest JSON message and the longest error.
+/// The maximum length of a JSON message. A reply may be as long as the longest embedding.
 const MAX_MESSAGE_BYTES: usize = 1 << 16;
 
 /// The parameters for loading a model.
@@ -28,9 +28,9 @@ pub struct LoadRequest {
     pub size: Option<usize>,
     /// The requested output.
     pub output: Option<String>,
-    /// Bytes of memory for each image that is processed at the same time.
+    /// Bytes of memory per thread that embeds.
     pub memory: u64,
-    /// Processor seconds for one image.
+    /// Processor seconds for one image, and for loading the model.
     pub seconds: u64,
 }
 
@@ -90,7 +90,7 @@ pub fn write_request(writer: &mut impl Write, number: u64, image: &[f32]) -> io:
     writer.flush()
 }
 
-/// The number of the next request; `None` when there are no more.
+/// The number of the next request or reply; `None` at the end of the stream.
 pub fn read_request_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
     let mut number = [0; 8];
     match reader.read_exact(&mut number) {
@@ -125,7 +125,7 @@ pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, EmbeddingRe
     let Some(number) = read_request_number(reader)? else { return Ok(None) };
     let mut is_row = [0];
     reader.read_exact(&mut is_row)?;
-    let bytes = read_bytes(reader, MAX_MESSAGE_BYTES.max(MAX_DIM * size_of::<f32>()))?;
+    let bytes = read_bytes(reader, MAX_DIM * size_of::<f32>())?;
     let row = match is_row {
         [1] => Ok(bytemuck::pod_collect_to_vec(&bytes)),
         _ => Err(String::from_utf8_lossy(&bytes).into_owned()),

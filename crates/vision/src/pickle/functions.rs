@@ -72,7 +72,7 @@ impl StackMachine {
             (Function::Scalar, [element, bytes]) => self.scalar(*element, *bytes)?,
             (Function::Encode, [text, ..]) => return self.encode(*text, arguments.get(1).copied()),
             (Function::BytesType | Function::ByteArrayType, []) => {
-                let span = self.make(Vec::new())?;
+                let span = self.store_decoded(Vec::new())?;
                 return self.push(Node::Bytes(span));
             }
             (Function::ByteArrayType, [bytes]) if matches!(self.node(*bytes), Node::Bytes(_)) => {
@@ -195,13 +195,13 @@ impl StackMachine {
             return Err(PickleError::Call("_codecs.encode with another encoding than latin1".into()));
         }
         let &Node::Text(span) = self.node(text) else { return Err(self.malformed("no text to encode")) };
-        self.afford(span.end - span.start)?;
+        self.check_decoded_size(span.end - span.start)?;
         let text = self.bytes(span);
         let text = std::str::from_utf8(&text).unwrap_or_default();
         let bytes: Option<Vec<u8>> =
             text.chars().map(|letter| u8::try_from(u32::from(letter)).ok()).collect();
         let bytes = bytes.ok_or_else(|| self.malformed("text that is not Latin-1"))?;
-        let span = self.make(bytes)?;
+        let span = self.store_decoded(bytes)?;
         self.push(Node::Bytes(span))
     }
 }

@@ -93,7 +93,7 @@ pub struct Pickle {
     nodes: Vec<Node>,
     root: ValueId,
     file: Bytes,
-    made: Vec<Bytes>,
+    decoded: Vec<Bytes>,
 }
 
 impl Pickle {
@@ -108,18 +108,18 @@ impl Pickle {
     }
 
     fn bytes(&self, span: Span) -> Bytes {
-        owner(&self.file, &self.made, span).slice(span.start..span.end)
+        owner(&self.file, &self.decoded, span).slice(span.start..span.end)
     }
 
     fn slice(&self, span: Span) -> &[u8] {
-        &owner(&self.file, &self.made, span)[span.start..span.end]
+        &owner(&self.file, &self.decoded, span)[span.start..span.end]
     }
 }
 
-fn owner<'a>(file: &'a Bytes, made: &'a [Bytes], span: Span) -> &'a Bytes {
+fn owner<'a>(file: &'a Bytes, decoded: &'a [Bytes], span: Span) -> &'a Bytes {
     match span.owner {
         0 => file,
-        number => &made[number as usize - 1],
+        number => &decoded[number as usize - 1],
     }
 }
 

@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 256;
 /// The longest name of a function or type.
 const MAX_NAME_BYTES: usize = 256;
 /// Bytes of decoded strings that are always allowed, besides the length of the file.
-const ALWAYS_ALLOWED_VALUES: usize = 1 << 16;
+const ALWAYS_ALLOWED_DECODED_BYTES: usize = 1 << 16;
 
 pub(super) struct StackMachine {
     file: Bytes,
@@ -27,8 +27,8 @@ pub(super) struct StackMachine {
     memo: HashMap<u64, ValueId>,
     /// Small integers are stored once.
     small: Vec<Option<ValueId>>,
-    made: Vec<Bytes>,
-    made_bytes: usize,
+    decoded: Vec<Bytes>,
+    decoded_bytes: usize,
 }
 
 impl StackMachine {
@@ -42,8 +42,8 @@ impl StackMachine {
             marks: Vec::new(),
             memo: HashMap::new(),
             small: vec![None; 1024],
-            made: Vec::new(),
-            made_bytes: 0,
+            decoded: Vec::new(),
+            decoded_bytes: 0,
         }
     }
 
@@ -60,7 +60,7 @@ impl StackMachine {
             }
         }
         let root = self.pop()?;
-        Ok(Pickle { nodes: self.nodes, root, file: self.file, made: self.made })
+        Ok(Pickle { nodes: self.nodes, root, file: self.file, decoded: self.decoded })
     }
 
     fn step(&mut self, instruction: u8) -> Result<(), PickleError> {
@@ -159,7 +159,7 @@ impl StackMachine {
             b'S' => {
                 let bytes = string_escapes::quoted(self.line()?);
                 let bytes = bytes.ok_or_else(|| self.malformed("a string with a wrong quote or escape"))?;
-                self.make(bytes)?
+                self.store_decoded(bytes)?
             }
             _ => {
                 let length = self.length(instruction)?;
@@ -173,7 +173,7 @@ impl StackMachine {
         if instruction == b'V' {
             let text = string_escapes::unicode(self.line()?);
             let text = text.ok_or_else(|| self.malformed("a string with a wrong escape"))?;
-            let span = self.make(text.into_bytes())?;
+            let span = self.store_decoded(text.into_bytes())?;
             return self.put_new(Node::Text(span));
         }
         let length = self.length(instruction)?;
@@ -310,8 +310,8 @@ impl StackMachine {
             }
             b'R' => {
                 let (arguments, function) = (self.pop()?, self.pop()?);
-                let made = self.call(function, arguments)?;
-                self.put(made)
+                let value = self.call(function, arguments)?;
+                self.put(value)
             }
             b'b' => {
                 let (state, target) = (self.pop()?, self.top()?);
@@ -406,7 +406,7 @@ impl StackMachine {
     }
 
     pub fn bytes(&self, span: Span) -> Bytes {
-        owner(&self.file, &self.made, span).slice(span.start..span.end)
+        owner(&self.file, &self.decoded, span).slice(span.start..span.end)
     }
 
     /// The value as a string of at most [`MAX_NAME_BYTES`]: names are read repeatedly, so long ones would cost too
@@ -414,28 +414,28 @@ impl StackMachine {
     pub fn name(&self, id: ValueId) -> Option<&str> {
         match *self.node(id) {
             Node::Text(span) | Node::Bytes(span) if span.end - span.start <= MAX_NAME_BYTES => {
-                std::str::from_utf8(&owner(&self.file, &self.made, span)[span.start..span.end]).ok()
+                std::str::from_utf8(&owner(&self.file, &self.decoded, span)[span.start..span.end]).ok()
             }
             _ => None,
         }
     }
 
     /// Limits the decoded strings by the size of the file: a pickle can have one string encoded many times.
-    pub fn afford(&self, length: usize) -> Result<(), PickleError> {
-        let most = self.file.len().saturating_add(ALWAYS_ALLOWED_VALUES);
-        match self.made_bytes.saturating_add(length) > most {
+    pub fn check_decoded_size(&self, length: usize) -> Result<(), PickleError> {
+        let most = self.file.len().saturating_add(ALWAYS_ALLOWED_DECODED_BYTES);
+        match self.decoded_bytes.saturating_add(length) > most {
             true => Err(PickleError::TooMuch(format!("{most} bytes of strings"))),
             false => Ok(()),
         }
     }
 
     /// Stores bytes that are not in the file in this form.
-    pub fn make(&mut self, bytes: Vec<u8>) -> Result<Span, PickleError> {
-        self.afford(bytes.len())?;
-        self.made_bytes += bytes.len();
+    pub fn store_decoded(&mut self, bytes: Vec<u8>) -> Result<Span, PickleError> {
+        self.check_decoded_size(bytes.len())?;
+        self.decoded_bytes += bytes.len();
         let end = bytes.len();
-        self.made.push(bytes.into());
-        Ok(Span { owner: self.made.len() as u32, start: 0, end })
+        self.decoded.push(bytes.into());
+        Ok(Span { owner: self.decoded.len() as u32, start: 0, end })
     }
 
     pub fn malformed(&self, problem: &str) -> PickleError {

@@ -15,50 +15,45 @@ use super::{Collection, ImageLocation, SourceOptions, paths};
 use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Error, Result, Skipped, Unreadable};
 
-/// The largest decompressed size as a multiple of the file: images hardly compress.
+/// Decompressed bytes allowed per byte of the archive; images hardly compress, so more would be suspicious.
 const MAX_RATIO: u64 = 64;
 /// The block size of a tar archive.
 const BLOCK_BYTES: u64 = 512;
-/// Every archive may decompress to this size.
+/// Decompressed bytes allowed in addition, because small archives may compress well.
 const ALWAYS_ALLOWED_BYTES: u64 = 64 << 20;
 
+/// Lists the images of a tar archive.
 pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
-    let file = open(path)?;
-    let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
+    let (file, length) = open(path)?;
     let mut archive = Archive::new(file);
     let location = |member: &mut tar::Entry<'_, File>| {
-        let (offset, size) = (member.raw_file_position(), member.size());
-        // Members fill whole blocks, even the last.
-        let end = size.checked_next_multiple_of(BLOCK_BYTES).and_then(|size| offset.checked_add(size));
-        match end.is_some_and(|end| end <= length) {
-            true => Ok(ImageLocation::Range { offset, length: size }),
-            false => Err("its last member is truncated".to_string()),
-        }
+        Ok(ImageLocation::Range { offset: member.raw_file_position(), length: member.size() })
     };
-    // Seeking over the members reads only the headers.
+    // Seeking over the members reads only the headers. The reader may panic on invalid input.
     let files = trueshot::guard::caught(|| {
         let members = archive.entries_with_seek().map_err(|error| error.to_string())?;
-        list_members(members, location)
+        list_members(members, Some(length), location)
     });
     into_collection(path, files, options)
 }
 
+/// Lists the images of a tar archive that is compressed with gzip, and reads them into memory.
 pub(super) fn list_gzip(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
-    let file = open(path)?;
-    let length = file.metadata().map_err(|source| trueshot::Error::Read { path: path.into(), source })?.len();
+    let (file, length) = open(path)?;
     let allowed = max_unpacked_bytes(length);
     let mut unpacked = MultiGzDecoder::new(BufReader::new(file)).take(allowed);
     let location = |member: &mut tar::Entry<'_, &mut std::io::Take<MultiGzDecoder<BufReader<File>>>>| {
         let mut bytes = Vec::new();
-        // Reads what is there, not what the header claims.
-        member.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        // Grows with the bytes that are there: the size in the header may be false.
+        member.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
         Ok(ImageLocation::Memory(bytes.into()))
     };
     let files = trueshot::guard::caught(|| {
         let mut archive = Archive::new(&mut unpacked);
         let members = archive.entries().map_err(|error| error.to_string())?;
-        list_members(members, location)
+        list_members(members, None, location)
     });
+    // At the limit the stream just ends, which the reader reports as truncated; this error says why.
     if unpacked.limit() == 0 {
         return Err(Error::TooLarge { path: path.into(), allowed });
     }
@@ -70,20 +65,28 @@ pub(super) fn max_unpacked_bytes(length: u64) -> u64 {
     ALWAYS_ALLOWED_BYTES.saturating_add(length.saturating_mul(MAX_RATIO))
 }
 
-fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| trueshot::Error::Read { path: path.into(), source }.into())
+/// Opens a file, and returns its length too.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    let (length, file) = opened.map_err(|source| trueshot::Error::Read { path: path.into(), source })?;
+    Ok((file, length))
 }
 
-/// The members that are files, and those whose names are not UTF-8; or an error.
+/// The regular members with their locations, and those that are skipped; or a message for the user.
 type ArchiveMembers = std::result::Result<(Vec<(String, ImageLocation)>, Vec<Skipped>), String>;
 
+/// `length` is that of the archive if the reader seeks over members: it does not notice the end of the file then.
 fn list_members<R: Read>(
     members: tar::Entries<'_, R>,
+    length: Option<u64>,
     mut location: impl FnMut(&mut tar::Entry<'_, R>) -> std::result::Result<ImageLocation, String>,
 ) -> ArchiveMembers {
     let (mut files, mut skipped) = (Vec::new(), Vec::new());
     for member in members {
         let mut member = member.map_err(|error| error.to_string())?;
+        if length.is_some_and(|length| stored_end(&member).is_none_or(|end| end > length)) {
+            return Err("a member is truncated".into());
+        }
         if !matches!(member.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
             continue;
         }
@@ -96,12 +99,29 @@ fn list_members<R: Read>(
             continue;
         }
         let item = parts.join("/");
-        match is_utf8 {
-            true => files.push((item, location(&mut member)?)),
-            false => skipped.push(Skipped { item, class: None, reason: Unreadable::NotUtf8 }),
+        let reason = if !is_utf8 {
+            Some(Unreadable::NotUtf8)
+        } else if member.size() > MAX_FILE_BYTES {
+            Some(Unreadable::FileSize(member.size()))
+        } else {
+            paths::skip_reason(&item)
+        };
+        match reason {
+            Some(reason) => skipped.push(Skipped { item, class: None, reason }),
+            None => files.push((item, location(&mut member)?)),
         }
     }
     Ok((files, skipped))
+}
+
+/// Where a member ends in the archive, which pads members to whole blocks; `None` for an impossible size.
+fn stored_end<R: Read>(member: &tar::Entry<'_, R>) -> Option<u64> {
+    let stored = match member.header().entry_type() {
+        // The size of the file includes holes, which are not stored.
+        EntryType::GNUSparse => member.header().entry_size().ok()?,
+        _ => member.size(),
+    };
+    member.raw_file_position().checked_add(stored.checked_next_multiple_of(BLOCK_BYTES)?)
 }
 
 fn into_collection(
@@ -110,12 +130,10 @@ fn into_collection(
     options: SourceOptions<'_>,
 ) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
+    // `None`: the reader panicked.
     let found = files.unwrap_or_else(|| Err("its contents are inconsistent".into()));
     let (files, skipped) = found.map_err(bad)?;
-    let mut collection = paths::collect(path, files, options)?;
-    collection.skipped.extend(skipped);
-    collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
-    Ok(collection)
+    paths::collect(path, files, skipped, options)
 }
 
 /// Reads the bytes of a member.

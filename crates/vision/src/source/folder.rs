@@ -13,9 +13,7 @@ const MAX_DEPTH: usize = 8;
 pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let mut walk = FolderWalk::default();
     walk.walk(root, "")?;
-    let mut collection = paths::collect(root, walk.files, options)?;
-    collection.skipped.extend(walk.skipped);
-    collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
+    let mut collection = paths::collect(root, walk.files, walk.skipped, options)?;
     collection.empty_folders = walk.empty;
     collection.empty_folders.sort();
     Ok(collection)
@@ -144,8 +142,8 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
     Ok(ImageFiles { files, skipped })
 }
 
-/// The images in a class folder by their file extension, sorted, and the number of other files. In Tiny-ImageNet they
-/// are one folder deeper.
+/// The images in a class folder by their file extension, sorted, and the number of files and folders whose names are
+/// not UTF-8 or that cannot be read. In Tiny-ImageNet the images are one folder deeper.
 pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
     let mut walk = FolderWalk::default();

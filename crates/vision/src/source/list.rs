@@ -27,6 +27,8 @@ const PATH_COLUMNS: [&str; 10] = [
 const LABEL_COLUMNS: [&str; 6] = ["label", "class", "category", "given", "ground_truth", "class_name"];
 /// The largest list.
 const MAX_BYTES: u64 = 1 << 30;
+/// Images for which the folder of a list is searched: some of them may be missing.
+const TESTED_ROWS: usize = 100;
 
 pub(super) fn read(path: &Path) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
@@ -44,7 +46,7 @@ pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> 
     let text = read_text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     let rows = if is_csv { parse_csv(path, &text)? } else { parse_json_lines(path, &text)? };
-    let folder = folder_of(path, rows.first().map(|(item, _)| item.as_str()));
+    let folder = folder_of(path, &rows);
     let images = rows.into_iter().map(|(item, label)| {
         let location = ImageLocation::File(folder.join(&item));
         (label, item, location)
@@ -52,18 +54,27 @@ pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> 
     Ok(images.collect())
 }
 
-/// The folder that paths are relative to: the first candidate that contains the first image.
-fn folder_of(path: &Path, first: Option<&str>) -> PathBuf {
+/// The folder that paths are relative to: the first candidate that contains one of the first images.
+fn folder_of(path: &Path, rows: &[(String, String)]) -> PathBuf {
     let beside = path.parent().unwrap_or(Path::new(""));
     let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];
-    let has_first = |folder: &&PathBuf| first.is_some_and(|first| folder.join(first).is_file());
-    folders.iter().find(has_first).unwrap_or(&folders[0]).clone()
+    let first = &rows[..rows.len().min(TESTED_ROWS)];
+    let has_any = |folder: &&PathBuf| first.iter().any(|(item, _)| folder.join(item).is_file());
+    folders.iter().find(has_any).unwrap_or(&folders[0]).clone()
 }
 
 fn read_text(path: &Path) -> Result<String> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut length = file.metadata().map_err(failed)?.len();
     let mut text = String::new();
-    std::fs::File::open(path).map_err(failed)?.take(MAX_BYTES).read_to_string(&mut text).map_err(failed)?;
+    if length <= MAX_BYTES {
+        // A pipe or a device has a length of 0, and a file may grow.
+        length = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)? as u64;
+    }
+    if length > MAX_BYTES {
+        return Err(failed(std::io::Error::other("the list is larger than 1 GiB; split it")).into());
+    }
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
@@ -80,7 +91,7 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
         let (path_column, label_column) = match columns {
             Some(columns) => columns,
             None => {
-                let named = header_columns(&record);
+                let named = header_columns(&record).map_err(|problem| bad(line, &problem))?;
                 columns = Some(named.unwrap_or((0, 1)));
                 if named.is_some() {
                     continue;
@@ -104,12 +115,19 @@ fn missing_label(item: &str) -> &'static str {
     }
 }
 
-/// The columns of path and label, if the record is a header that names both.
-fn header_columns(record: &[String]) -> Option<(usize, usize)> {
+/// The columns of path and label if the record is a header; an error if it names a path column but no label column.
+fn header_columns(record: &[String]) -> std::result::Result<Option<(usize, usize)>, String> {
     let column = |names: &[&str]| {
         record.iter().position(|cell| names.iter().any(|name| cell.eq_ignore_ascii_case(name)))
     };
-    Some((column(&PATH_COLUMNS)?, column(&LABEL_COLUMNS)?))
+    match (column(&PATH_COLUMNS), column(&LABEL_COLUMNS)) {
+        (Some(path), Some(label)) => Ok(Some((path, label))),
+        // Without a header, `image` may be the label of the first image.
+        (Some(_), None) if !record.iter().any(|cell| paths::is_image(cell)) => {
+            Err(format!("the header names no label column; allowed names: {}", LABEL_COLUMNS.join(", ")))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// A quote in a place where CSV does not allow one.
@@ -212,9 +230,10 @@ fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
         let value = |names: &[&str], what: &str| {
             let found = names.iter().find_map(|name| object.get(*name));
             match found {
-                Some(serde_json::Value::String(text)) => Ok(text.clone()),
+                Some(serde_json::Value::String(text)) if !text.is_empty() => Ok(text.clone()),
                 Some(serde_json::Value::Number(number)) => Ok(number.to_string()),
-                _ => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
+                Some(_) => Err(bad(format!("{what} must be a non-empty string or a number"))),
+                None => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
             }
         };
         Ok((value(&PATH_COLUMNS, "path")?, value(&LABEL_COLUMNS, "label")?))
@@ -289,10 +308,33 @@ mod tests {
 
     #[test]
     fn json_lines_name_path_and_label() {
-        let read = |text| parse_json_lines(Path::new("list.jsonl"), text);
+        let read = |text: &str| parse_json_lines(Path::new("list.jsonl"), text);
         let text = "{\"path\": \"a.jpg\", \"label\": \"owl\"}\n\n{\"image\": \"b.jpg\", \"class\": 7}\n";
         assert_eq!(read(text).unwrap(), [pair("a.jpg", "owl"), pair("b.jpg", "7")]);
         assert!(read("{\"path\": \"a\"}").unwrap_err().to_string().contains("line 1: no label"));
         assert!(read("[1]").unwrap_err().to_string().contains("not a JSON object"));
+        for label in ["\"\"", "true", "null"] {
+            let refused = read(&format!("{{\"path\": \"a\", \"label\": {label}}}")).unwrap_err().to_string();
+            assert!(refused.contains("label must be a non-empty string or a number"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_header_without_a_known_label_column_is_refused_with_the_allowed_names() {
+        let refused = csv("filename,species\na.jpg,owl\n").unwrap_err().to_string();
+        let expected = "line 1: the header names no label column; allowed names: label, class, category";
+        assert!(refused.contains(expected), "{refused}");
+        // No header: the class has the name of a column.
+        assert_eq!(csv("a.jpg,picture\n").unwrap(), [pair("a.jpg", "picture")]);
+    }
+
+    #[test]
+    fn a_list_that_is_too_large_is_refused_rather_than_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("list.csv");
+        std::fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        let refused = read(&path).unwrap_err();
+        let source = std::error::Error::source(&refused).map(ToString::to_string).unwrap_or_default();
+        assert!(format!("{refused} {source}").contains("the list is larger than 1 GiB; split it"));
     }
 }

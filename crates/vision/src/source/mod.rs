@@ -119,7 +119,8 @@ impl ImageEntry {
 
 impl Collection {
     /// Lists the images of a source: a folder, `.zip`, `.tar`, `.tar.gz` (`.tgz`), `.csv`, `.jsonl`, a published data
-    /// set (`.pkl`, `.npz`, files of CIFAR-100), or `omniglot`, for which [`Collection::keep_split`] selects a split.
+    /// set (`.pkl`, `.pickle`, `.npz`, `.npy`, files of CIFAR-100), or `omniglot`, for which [`Collection::keep_split`]
+    /// selects a split.
     pub fn open(path: impl AsRef<Path>, options: SourceOptions<'_>) -> Result<Self> {
         let path = path.as_ref();
         if is_built_in(path) {

@@ -36,15 +36,18 @@ const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "m
 /// The folder into which repairs move images; it is not a class.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
 const REPAIR_LOG: &str = trueshot::repair::LOG;
-const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
+const SPLIT_FOLDERS: [&str; 8] =
+    ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
-/// Makes a collection of files named by their path within a source, parts separated by `/`.
+/// Makes a collection of files named by their path within a source, parts separated by `/`. `skipped` are files that
+/// cannot be used whatever their name.
 pub(super) fn collect(
     path: &Path,
     files: Vec<(String, ImageLocation)>,
+    mut skipped: Vec<Skipped>,
     options: SourceOptions<'_>,
 ) -> Result<Collection> {
-    let (mut images, mut skipped) = (Vec::new(), Vec::new());
+    let mut images = Vec::new();
     for (item, location) in files {
         match skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
@@ -134,7 +137,7 @@ fn class_of(item: &str, depth: usize, options: SourceOptions<'_>) -> Option<Stri
 }
 
 fn is_split(folder: &str) -> bool {
-    SPLITS.iter().any(|split| folder.eq_ignore_ascii_case(split))
+    SPLIT_FOLDERS.iter().any(|split| folder.eq_ignore_ascii_case(split))
 }
 
 fn refuse_splits<'a>(path: &Path, classes: impl Iterator<Item = &'a str>) -> Result<()> {
@@ -152,7 +155,8 @@ mod tests {
 
     fn collection(items: &[&str], pool: bool) -> Result<Collection> {
         let files = items.iter().map(|item| (item.to_string(), ImageLocation::Memory(bytes::Bytes::new())));
-        collect(Path::new("source"), files.collect(), SourceOptions { pool, ..SourceOptions::default() })
+        let options = SourceOptions { pool, ..SourceOptions::default() };
+        collect(Path::new("source"), files.collect(), Vec::new(), options)
     }
 
     fn classes(items: &[&str], pool: bool) -> Vec<String> {

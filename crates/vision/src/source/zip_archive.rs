@@ -50,10 +50,7 @@ pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection
         return Err(Error::TooLarge { path: path.into(), allowed });
     }
     let files = files.into_iter().map(|(item, member)| (item, ImageLocation::Zip(member))).collect();
-    let mut collection = paths::collect(path, files, options)?;
-    collection.skipped.extend(skipped);
-    collection.skipped.sort_by(|a, b| a.item.cmp(&b.item));
-    Ok(collection)
+    paths::collect(path, files, skipped, options)
 }
 
 /// The files in an archive.
@@ -79,7 +76,8 @@ fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, S
     let mut seen = HashSet::new();
     for index in 0..archive.len() {
         let member = archive.by_index_raw(index).map_err(problem)?;
-        let name = name(member.name_raw(), member.name().map_err(problem)?.into_owned());
+        // Windows programs write `\`.
+        let name = member.name().map_err(problem)?.replace('\\', "/");
         let is_other = member.is_dir() || member.is_symlink();
         let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
         let item = parts.join("/");
@@ -109,13 +107,6 @@ fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, S
         }
     }
     Ok(found)
-}
-
-/// The name of a member, with `/` between its parts. `decoded` is the name as the archive says it is encoded: UTF-8, or
-/// else code page 437. Some programs write UTF-8 without saying so, and Windows programs write `\`.
-fn name(raw: &[u8], decoded: String) -> String {
-    let name = std::str::from_utf8(raw).map(str::to_owned).unwrap_or(decoded);
-    name.replace('\\', "/")
 }
 
 pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadable> {

@@ -14,7 +14,7 @@ use trueshot_vision::training::negmargin::{self, NegMarginTrainee};
 use trueshot_vision::training::{Datasets, ImageSettings, ValidationSettings};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::{folder, on, same_whatever_threads_and_stops};
+use crate::striped_images::{check_same_result_with_any_threads_and_resumed, folder, with_threads};
 
 fn dataset(folder: &Path, pictures: &ImageSettings, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, SourceOptions::default()).unwrap();
@@ -97,8 +97,8 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
             details: Details::default(),
         };
         let answer = || evaluate(&experiment, &()).unwrap().settings[0].methods[0].accuracy.unwrap();
-        assert_eq!(on(1, answer), judged.score, "validation and the file agree");
-        assert_eq!(on(1, answer), on(3, answer));
+        assert_eq!(with_threads(1, answer), judged.score, "validation and the file agree");
+        assert_eq!(with_threads(1, answer), with_threads(3, answer));
         let problem = Backbone::open(&path).err().unwrap().to_string();
         assert!(problem.ends_with("its architecture is 'maml'; known is 'conv4'"), "{problem}");
     }
@@ -129,8 +129,8 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
 fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
     let folder = folder();
     let (maml, negmargin) = (maml_configuration(), negmargin_configuration());
-    same_whatever_threads_and_stops(|| maml_trainee(folder.path(), &maml), 4, 9);
-    same_whatever_threads_and_stops(|| negmargin_trainee(folder.path(), &negmargin), 4, 9);
+    check_same_result_with_any_threads_and_resumed(|| maml_trainee(folder.path(), &maml), 4, 9);
+    check_same_result_with_any_threads_and_resumed(|| negmargin_trainee(folder.path(), &negmargin), 4, 9);
 }
 
 #[test]

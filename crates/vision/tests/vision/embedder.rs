@@ -7,7 +7,8 @@ use image::{ImageFormat, Rgb, RgbImage};
 use trueshot_vision::backbone::{BackboneOptions, EFFICIENTNET_ARCHITECTURE};
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{
-    Backbone, Collection, DecodeLimits, Embedder, Error, ImageInput, SourceOptions, Unreadable,
+    Backbone, Collection, DecodeLimits, Embedder, Error, Fit, ImageInput, Resampling, SourceOptions,
+    Unreadable,
 };
 
 /// Small images make the network fast.
@@ -58,6 +59,24 @@ fn the_built_in_backbone_says_what_it_is() {
 }
 
 #[test]
+fn options_that_change_the_embeddings_change_the_name_of_the_backbone() {
+    for backbone in [EFFICIENTNET_ARCHITECTURE, "omniglot-conv4"] {
+        let name = |fit: Option<Fit>, resampling: Option<Resampling>| {
+            let options = BackboneOptions { fit, resampling, ..BackboneOptions::default() };
+            Backbone::find(backbone, &options).unwrap().name().to_owned()
+        };
+        let usual = name(None, None);
+        assert_eq!(name(Some(Fit::Squash), None), usual);
+        let start = usual.strip_suffix(')').unwrap();
+        assert_eq!(name(Some(Fit::Crop), None), format!("{start}, crop)"));
+        let resampled =
+            [Resampling::Bilinear, Resampling::Bicubic].map(|one| name(Some(Fit::Crop), Some(one)));
+        assert_eq!(resampled.iter().filter(|name| **name == format!("{start}, crop)")).count(), 1);
+        assert_ne!(resampled[0], resampled[1]);
+    }
+}
+
+#[test]
 fn a_broken_picture_is_an_answer_like_the_others() {
     let folder = folder();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
@@ -70,6 +89,18 @@ fn a_broken_picture_is_an_answer_like_the_others() {
     assert!(embedded.embeddings.backbone().unwrap().starts_with("efficientnet-lite0"));
     assert_eq!(embedded.skipped.len(), 1);
     assert_eq!(embedded.skipped[0].item, "owl/broken.png");
+}
+
+#[test]
+fn if_all_images_are_damaged_the_error_names_one_and_not_another_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("ant")).unwrap();
+    std::fs::write(folder.path().join("ant/1.png"), &picture(9)[..60]).unwrap();
+    std::fs::write(folder.path().join("ant/0.txt"), "notes").unwrap();
+    let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
+    let refused = embedder(&CacheLocation::Disabled).embed_collection(&collection, &()).err().unwrap();
+    let message = refused.to_string();
+    assert!(message.contains("the first file skipped: ant/1.png"), "{message}");
 }
 
 #[test]
@@ -148,7 +179,10 @@ fn names_and_options_that_fit_no_backbone_are_refused() {
         problem(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { mean: Some(vec![0.0]), ..small() })
             .contains("ONNX models only")
     );
-    assert!(problem("omniglot-conv4", &small()).contains("the image size"));
+    assert!(
+        problem("omniglot-conv4", &small())
+            .contains("the image size is given; allowed: for efficientnet-lite0 and ONNX models only")
+    );
     assert!(problem("missing.safetensors", &small()).contains("missing.safetensors"));
 }
 

@@ -12,7 +12,7 @@ use trueshot_vision::training::joint::{JointConfiguration, JointTrainee};
 use trueshot_vision::training::{BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::{folder, same_whatever_threads_and_stops};
+use crate::striped_images::{check_same_result_with_any_threads_and_resumed, folder};
 
 const SIZE: usize = 20;
 
@@ -123,7 +123,7 @@ fn a_restored_run_continues_with_the_same_bits_on_any_number_of_threads() {
     let folder = folder();
     let configuration = configuration(starting_models(folder.path(), "relabel", &relabel(), dim()));
     let new = || JointTrainee::new(configuration.clone(), datasets(folder.path())).unwrap();
-    same_whatever_threads_and_stops(new, 3, 6);
+    check_same_result_with_any_threads_and_resumed(new, 3, 6);
 }
 
 #[test]

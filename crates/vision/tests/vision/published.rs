@@ -103,6 +103,8 @@ fn cifar_100_is_read_from_its_python_and_its_binary_files() {
     ];
     assert_holds(&open("cifar-100-python"), &rows, 32, 32);
     assert_holds(&open("cifar-100-python/train"), &rows[..3], 32, 32);
+    // A path without a file name; the form with names is used if a folder contains both.
+    assert_holds(&open("cifar-100-binary/.."), &rows, 32, 32);
     let numbered = [
         ("train/trout/00000", "trout", 0),
         ("train/apple/00001", "apple", 1),

@@ -22,7 +22,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-fn tar(prefix: &str) -> Vec<u8> {
+fn images_as_tar(prefix: &str) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     // Not in the order of the names.
     for (number, name) in NAMES.iter().enumerate().rev() {
@@ -48,43 +48,44 @@ fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
 }
 
 #[test]
-fn folders_archives_and_lists_hold_the_same() {
+fn a_folder_its_archives_and_its_lists_are_the_same_collection() {
     let folder = folder();
     let expected = contents(&open(folder.path()));
     assert_eq!(expected.0, ["ant", "owl"]);
     assert_eq!(expected.1[3], (1, "owl/3.png".to_string(), 180));
 
-    let beside = |name: &str| folder.path().join(name);
-    std::fs::write(beside("all.tar"), tar("")).unwrap();
-    assert_eq!(contents(&open(&beside("all.tar"))), expected);
+    let path_to = |name: &str| folder.path().join(name);
+    std::fs::write(path_to("all.tar"), images_as_tar("")).unwrap();
+    assert_eq!(contents(&open(&path_to("all.tar"))), expected);
 
     use std::io::Write;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(&tar("./")).unwrap();
-    std::fs::write(beside("all.tar.gz"), encoder.finish().unwrap()).unwrap();
-    assert_eq!(contents(&open(&beside("all.tar.gz"))), expected);
+    encoder.write_all(&images_as_tar("./")).unwrap();
+    std::fs::write(path_to("all.tar.gz"), encoder.finish().unwrap()).unwrap();
+    assert_eq!(contents(&open(&path_to("all.tar.gz"))), expected);
 
+    // The class is the first three letters of the name.
     let line = |name: &&str| format!("{name},{}\n", &name[..3]);
-    std::fs::write(beside("list.csv"), NAMES.iter().rev().map(line).collect::<String>()).unwrap();
-    assert_eq!(contents(&open(&beside("list.csv"))), expected);
+    std::fs::write(path_to("list.csv"), NAMES.iter().rev().map(line).collect::<String>()).unwrap();
+    assert_eq!(contents(&open(&path_to("list.csv"))), expected);
 
     let line = |name: &&str| format!("{{\"path\": \"{name}\", \"label\": \"{}\"}}\n", &name[..3]);
-    std::fs::write(beside("list.jsonl"), NAMES.iter().map(line).collect::<String>()).unwrap();
-    assert_eq!(contents(&open(&beside("list.jsonl"))), expected);
+    std::fs::write(path_to("list.jsonl"), NAMES.iter().map(line).collect::<String>()).unwrap();
+    assert_eq!(contents(&open(&path_to("list.jsonl"))), expected);
 }
 
 #[test]
-fn an_archive_with_one_folder_around_it_has_the_same_classes() {
+fn an_outer_folder_that_all_members_share_is_not_part_of_the_class() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("around.tar");
-    std::fs::write(&path, tar("birds-1.0/")).unwrap();
+    std::fs::write(&path, images_as_tar("birds-1.0/")).unwrap();
     let collection = open(&path);
     assert_eq!(collection.classes(), ["ant", "owl"]);
     assert_eq!(collection.entries()[0].item, "birds-1.0/ant/1.png");
 }
 
 #[test]
-fn what_is_missing_or_of_no_known_form_is_said() {
+fn missing_unsupported_invalid_and_empty_sources_are_reported() {
     let folder = folder();
     let problem = |name: &str| {
         let error = Collection::open(folder.path().join(name), SourceOptions::default()).unwrap_err();
@@ -97,14 +98,34 @@ fn what_is_missing_or_of_no_known_form_is_said() {
     }
     std::fs::write(folder.path().join("not.zip"), b"x").unwrap();
     assert!(problem("not.zip").contains("not.zip is not a valid archive"), "{}", problem("not.zip"));
-    std::fs::write(folder.path().join("cut.tar"), &tar("")[..700]).unwrap();
+    // One header, and less than one block of data.
+    std::fs::write(folder.path().join("cut.tar"), &images_as_tar("")[..700]).unwrap();
     assert!(problem("cut.tar").contains("not a valid archive"), "{}", problem("cut.tar"));
     std::fs::create_dir(folder.path().join("empty")).unwrap();
     assert!(problem("empty").contains("no images in"));
 }
 
 #[test]
-fn a_file_that_a_list_names_and_nobody_has_is_a_reason_to_skip_it() {
+fn a_tar_that_ends_inside_a_file_that_is_not_an_image_is_refused() {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in [("ant/1.png", picture(1)), ("ant/notes.txt", vec![b'x'; 2000])] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        builder.append_data(&mut header, name, &bytes[..]).unwrap();
+    }
+    let whole = builder.into_inner().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("images.tar");
+    std::fs::write(&path, &whole).unwrap();
+    assert_eq!(open(&path).entries().len(), 1);
+    // Two empty blocks end the archive, and the notes take four.
+    std::fs::write(&path, &whole[..whole.len() - 1024 - 1000]).unwrap();
+    let refused = Collection::open(&path, SourceOptions::default()).unwrap_err().to_string();
+    assert!(refused.contains("a member is truncated"), "{refused}");
+}
+
+#[test]
+fn a_listed_file_that_does_not_exist_cannot_be_read_and_the_others_can() {
     let folder = folder();
     let list = folder.path().join("list.csv");
     std::fs::write(&list, "ant/1.png,ant\nant/9.png,ant\n").unwrap();
@@ -117,6 +138,17 @@ fn a_file_that_a_list_names_and_nobody_has_is_a_reason_to_skip_it() {
     assert_eq!(read, [true, false]);
     let reason = collection.read_image(&collection.entries()[1], Channels::Grey).unwrap_err();
     assert!(matches!(reason, Unreadable::File(_)), "{reason}");
+}
+
+#[test]
+fn a_list_finds_the_folder_of_images_although_its_first_image_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("images")).unwrap();
+    std::fs::write(folder.path().join("images/2.png"), picture(2)).unwrap();
+    let list = folder.path().join("list.csv");
+    std::fs::write(&list, "1.png,ant\n2.png,ant\n").unwrap();
+    let collection = open(&list);
+    assert!(collection.read_image(&collection.entries()[1], Channels::Grey).is_ok());
 }
 
 #[cfg(unix)]
@@ -132,14 +164,14 @@ fn a_folder_that_may_not_be_read_is_skipped_with_the_reason_and_the_others_are_u
         assert_eq!(collection.classes(), ["owl"]);
         let skipped = collection.skipped().iter().map(|one| one.to_string()).collect::<Vec<_>>();
         assert_eq!(skipped, ["ant: a folder that cannot be read: Permission denied (os error 13)"]);
-        let below = trueshot_vision::source::images_below(folder.path()).unwrap();
-        assert_eq!((below.files.len(), below.skipped.len()), (2, 1));
+        let images = trueshot_vision::source::images_below(folder.path()).unwrap();
+        assert_eq!((images.files.len(), images.skipped.len()), (2, 1));
     }
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 #[test]
-fn a_limit_takes_the_first_by_name_of_every_class() {
+fn keep_first_keeps_the_first_images_of_each_class_by_name() {
     let folder = folder();
     let mut collection = open(folder.path());
     collection.keep_first(1);
@@ -163,7 +195,7 @@ fn the_built_in_drawings_are_a_source() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
+fn files_whose_names_are_not_utf8_are_skipped_one_by_one() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
     let folder = folder();
@@ -201,13 +233,13 @@ fn names_that_are_not_utf8_hide_no_picture_and_are_refused_one_by_one() {
 
     let found = trueshot_vision::source::images_below(folder.path()).unwrap();
     assert_eq!(found.files.len(), NAMES.len());
-    // The archive and three images.
+    // The archive names.tar, and the three files whose names are not UTF-8.
     assert_eq!(found.skipped.len(), 4, "{found:?}");
 }
 
-/// `repair --labels` writes such a list, which `audit` reads again.
+/// `repair --labels` writes this list and `audit` reads it. A spreadsheet must not execute names that look like formulas.
 #[test]
-fn a_list_of_labels_gives_every_name_back() {
+fn labels_csv_is_read_back_with_every_name_unchanged() {
     use trueshot::repair::{Labelled, labels_csv};
     let names = [
         "=1+1.png",
@@ -241,6 +273,6 @@ fn a_list_of_labels_gives_every_name_back() {
         .map(|entry| (found.classes()[entry.class as usize].clone(), entry.item.clone()))
         .collect();
     assert_eq!(found, expected);
-    let starts_a_formula = |line: &str| line.trim_start_matches('"').starts_with(['=', '+', '-', '@', '\t']);
-    assert!(!text.lines().any(starts_a_formula), "{text}");
+    let is_formula = |field: &str| field.trim_start_matches('"').starts_with(['=', '+', '-', '@', '\t']);
+    assert!(!text.split([',', '\n']).any(is_formula), "{text}");
 }

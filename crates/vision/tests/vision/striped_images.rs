@@ -6,7 +6,8 @@ use image::{Rgb, RgbImage};
 use trueshot::rng::{Purpose, Rng};
 use trueshot::training::Trainee;
 
-/// Classes of stripes, each with its own direction and width; every image is shifted and speckled.
+/// Writes class folders of striped images: each class has its own direction and one of three widths; shift, brightness and
+/// noise differ per image.
 fn write_classes(folder: &Path, classes: std::ops::Range<usize>, pictures: usize) {
     for class in classes {
         let place = folder.join(format!("class {class}"));
@@ -33,13 +34,18 @@ pub fn folder() -> tempfile::TempDir {
     folder
 }
 
-pub fn on<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
+/// Runs `work` in a pool of `threads` threads.
+pub fn with_threads<T: Send>(threads: usize, work: impl Fn() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(work)
 }
 
 /// Checks that a run of `steps` steps has the same result with any number of threads, and if it is stopped after `stop`
 /// steps and resumed.
-pub fn same_whatever_threads_and_stops<T: Trainee>(new: impl Fn() -> T + Sync, stop: u64, steps: u64) {
+pub fn check_same_result_with_any_threads_and_resumed<T: Trainee>(
+    new: impl Fn() -> T + Sync,
+    stop: u64,
+    steps: u64,
+) {
     let run = |trainee: &mut T, steps: std::ops::Range<u64>| {
         steps.for_each(|step| drop(trainee.step(step).unwrap()));
     };
@@ -56,7 +62,7 @@ pub fn same_whatever_threads_and_stops<T: Trainee>(new: impl Fn() -> T + Sync, s
         run(&mut second, stop..steps);
         bytes(&second)
     };
-    let expected = on(1, whole);
-    assert!(expected == on(3, whole), "threads");
-    assert!(expected == on(2, broken), "resumed");
+    let expected = with_threads(1, whole);
+    assert!(expected == with_threads(3, whole), "threads");
+    assert!(expected == with_threads(2, broken), "resumed");
 }

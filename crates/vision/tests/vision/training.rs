@@ -9,7 +9,7 @@ use trueshot_vision::overlap::Overlap;
 use trueshot_vision::training::{Aggregate, BackboneConfiguration, BackboneTrainee, Datasets};
 use trueshot_vision::{Backbone, Collection, Dataset, SourceOptions};
 
-use crate::striped_images::{folder, same_whatever_threads_and_stops};
+use crate::striped_images::{check_same_result_with_any_threads_and_resumed, folder};
 
 fn dataset(folder: &Path, configuration: &BackboneConfiguration, augmented: bool) -> Dataset {
     let collection = Collection::open(folder, SourceOptions::default()).unwrap();
@@ -75,14 +75,18 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
 #[test]
 fn threads_change_nothing_and_a_run_that_was_stopped_goes_on_the_same() {
     let (folder, configuration) = (folder(), configuration());
-    same_whatever_threads_and_stops(|| trainee(folder.path(), &configuration), 7, 12);
+    check_same_result_with_any_threads_and_resumed(|| trainee(folder.path(), &configuration), 7, 12);
 }
 
 #[test]
 fn outliers_are_part_of_that() {
     let (folder, mut configuration) = (folder(), configuration());
     configuration.episodes.noise = vec!["outlier=0,33.4,66.7".parse().unwrap()];
-    same_whatever_threads_and_stops(|| trainee_with_outliers(folder.path(), &configuration), 7, 12);
+    check_same_result_with_any_threads_and_resumed(
+        || trainee_with_outliers(folder.path(), &configuration),
+        7,
+        12,
+    );
 }
 
 #[test]

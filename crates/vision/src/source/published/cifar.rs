@@ -43,7 +43,8 @@ impl CifarFiles {
         };
         let name =
             |part: &str, is_binary: bool| if is_binary { format!("{part}.bin") } else { part.to_owned() };
-        let file = path.file_name()?.to_string_lossy().into_owned();
+        // A folder such as `.` or `..` has no name.
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let folders: Vec<PathBuf> = match path.is_dir() {
             true => [path.to_owned()].into_iter().chain(FOLDERS.map(|folder| path.join(folder))).collect(),
             false => vec![path.parent()?.to_owned()],

@@ -19,9 +19,7 @@ pub(super) use pixels::Pixels;
 use super::{Collection, ImageLocation, SourceOptions, list};
 use crate::error::{Error, Result};
 use crate::pickle::Pickle;
-
-/// The names of the splits, in their usual order.
-const SPLITS: [&str; 3] = ["train", "val", "test"];
+use crate::survey::SPLITS;
 
 /// The names of the files of a split; `{}` stands for the split.
 const FILE_NAMES: [&str; 11] = [
