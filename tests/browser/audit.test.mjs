@@ -218,6 +218,11 @@ describe("a review", () => {
     await page.click("#review-open");
     assert.match(await page.textContent("#review-help"), /^Enter leaves your decision as it is/);
     await page.keyboard.press("Enter");
+    assert.equal(await progress(), "2 of 2");
+    await page.keyboard.press("Enter");
+    assert.match(await page.textContent("#review-done"), /All 2 decided/);
+    await page.click("#review-restart");
+    assert.equal(await progress(), "1 of 2");
     assert.equal(await page.locator("li.item[data-decided]").count(), 2);
     await page.close();
   });

@@ -130,7 +130,7 @@ impl AdmittedRequest {
         let compute_slot = cancellation
             .before_deadline(compute_slots.acquire_owned())
             .await?
-            .expect("the gate is never closed");
+            .expect("the semaphore is never closed");
         let mut job = RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), body };
         let task = tokio::task::spawn_blocking(move || {
             let outcome = if job.cancellation.is_cancelled() {
@@ -159,7 +159,7 @@ impl RunningRequest {
 
     /// The bytes of a response, whose memory is reserved until they have been sent.
     pub fn response(&mut self, bytes: Vec<u8>) -> Result<Bytes, Problem> {
-        let mut memory = self.memory.take().expect("there is one answer");
+        let mut memory = self.memory.take().expect("a request has one response");
         let handle = tokio::runtime::Handle::current();
         // A reservation larger than the longest body would never succeed. Only the file of a classifier can be longer.
         handle.block_on(self.cancellation.before_deadline(memory.resize(bytes.len().min(self.body))))?;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn work_hears_that_its_client_has_gone_and_keeps_its_turn_until_it_ends() {
+    async fn work_is_cancelled_when_the_client_disconnects_and_holds_its_slot_until_it_ends() {
         let admission =
             Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
         let (told, heard) = std::sync::mpsc::channel();

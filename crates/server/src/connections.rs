@@ -26,6 +26,8 @@ use crate::limits::Limits;
 /// File descriptors reserved for files, standard streams and the runtime.
 #[cfg(unix)]
 const OTHER_DESCRIPTORS: usize = 64;
+/// The interval between checks for connections that keep the server waiting.
+pub const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Factor on the waiting time after a response, when the server chooses a connection to close.
 const ANSWERED_PATIENCE: u32 = 10;
 /// The number of connections that are allowed even if the system has few descriptors.
@@ -50,9 +52,9 @@ pub struct Connection {
 struct Activity {
     phase: Phase,
     /// Since when the server waits for the client to send something; `None` if it does not wait.
-    reading: Option<Instant>,
+    waiting_for_request_since: Option<Instant>,
     /// Since when the server waits for the client to read a response; `None` if it does not wait.
-    writing: Option<Instant>,
+    waiting_for_reader_since: Option<Instant>,
     /// Whether a response has been sent.
     has_answered: bool,
 }
@@ -60,8 +62,8 @@ struct Activity {
 impl Activity {
     /// How long the server has been waiting for the client, divided by [`ANSWERED_PATIENCE`] after a response; `None`
     /// if it does not wait.
-    fn waiting(&self) -> Option<Duration> {
-        let since = self.reading.into_iter().chain(self.writing).min()?;
+    fn weighted_waiting_time(&self) -> Option<Duration> {
+        let since = self.waiting_for_request_since.into_iter().chain(self.waiting_for_reader_since).min()?;
         Some(since.elapsed() / if self.has_answered { ANSWERED_PATIENCE } else { 1 })
     }
 }
@@ -76,6 +78,8 @@ enum Phase {
     Body,
     /// A complete request is being processed, or its response sent.
     Work,
+    /// The rest of the response is in the buffer of hyper, which writes it to the socket.
+    Flush,
     /// The connection will be closed.
     Closing,
 }
@@ -105,7 +109,8 @@ impl Connections {
                 }
                 close_longest_waiting(&open);
             }
-            self.freed.notified().await;
+            // Another connection may start to wait for its client meanwhile.
+            let _ = tokio::time::timeout(CHECK_INTERVAL, self.freed.notified()).await;
         }
     }
 
@@ -122,15 +127,19 @@ impl Connections {
                 Phase::Idle => self.idle_time,
                 // A body that stalls is refused after the stall time. This is for clients that ignore the response.
                 Phase::Body => 2 * self.stall_time,
-                Phase::Work | Phase::Closing => Duration::MAX,
+                Phase::Work | Phase::Flush | Phase::Closing => Duration::MAX,
             };
-            is_longer_than(activity.reading, longest) || is_longer_than(activity.writing, self.stall_time)
+            is_longer_than(activity.waiting_for_request_since, longest)
+                || is_longer_than(activity.waiting_for_reader_since, self.stall_time)
         });
     }
 
     /// Closes connections without a complete request, and those whose clients did not read a response for `patience`.
     pub fn close_incomplete(&self, patience: Duration) {
-        self.close_if(|activity| activity.phase != Phase::Work || is_longer_than(activity.writing, patience));
+        self.close_if(|activity| {
+            !matches!(activity.phase, Phase::Work | Phase::Flush)
+                || is_longer_than(activity.waiting_for_reader_since, patience)
+        });
     }
 
     /// Closes connections that have not started a request.
@@ -165,7 +174,9 @@ fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
 }
 
 fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
-    let waiting = open.values().filter_map(|connection| Some((connection.activity().waiting()?, connection)));
+    let waiting = open
+        .values()
+        .filter_map(|connection| Some((connection.activity().weighted_waiting_time()?, connection)));
     if let Some((_, connection)) = waiting.max_by_key(|(waiting, _)| *waiting) {
         connection.close(&mut connection.activity());
     }
@@ -209,8 +220,12 @@ impl Drop for OpenConnection {
 
 impl Connection {
     fn new() -> Self {
-        let (phase, reading) = (Phase::Head, Some(Instant::now()));
-        let activity = Activity { phase, reading, writing: None, has_answered: false };
+        let activity = Activity {
+            phase: Phase::Head,
+            waiting_for_request_since: Some(Instant::now()),
+            waiting_for_reader_since: None,
+            has_answered: false,
+        };
         Connection { activity: Mutex::new(activity), close: Notify::new() }
     }
 
@@ -219,14 +234,16 @@ impl Connection {
     }
 
     fn close(&self, activity: &mut Activity) {
-        (activity.phase, activity.reading, activity.writing) = (Phase::Closing, None, None);
+        activity.phase = Phase::Closing;
+        (activity.waiting_for_request_since, activity.waiting_for_reader_since) = (None, None);
         self.close.notify_one();
     }
 
-    fn set_phase(&self, phase: Phase, reading: Option<Instant>) {
+    /// Sets a phase in which the server does not wait for a request.
+    fn set_phase(&self, phase: Phase) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
-            (activity.phase, activity.reading) = (phase, reading);
+            (activity.phase, activity.waiting_for_request_since) = (phase, None);
         }
     }
 
@@ -239,25 +256,26 @@ impl Connection {
     fn received(&self) {
         let mut activity = self.activity();
         if activity.phase == Phase::Idle {
-            (activity.phase, activity.reading) = (Phase::Head, Some(Instant::now()));
+            (activity.phase, activity.waiting_for_request_since) = (Phase::Head, Some(Instant::now()));
         }
     }
 
     /// Called when the headers of a request are complete.
     pub fn request_started(&self) {
-        self.set_phase(Phase::Body, None);
+        self.set_phase(Phase::Body);
     }
 
     /// Called when the body of a request is complete.
     pub fn body_complete(&self) {
-        self.set_phase(Phase::Work, None);
+        self.set_phase(Phase::Work);
     }
 
     /// Sets whether the server waits for more of a body.
     pub fn set_awaits_body(&self, waits: bool) {
         let mut activity = self.activity();
         if activity.phase == Phase::Body {
-            activity.reading = waits.then(|| activity.reading.unwrap_or_else(Instant::now));
+            let since = activity.waiting_for_request_since;
+            activity.waiting_for_request_since = waits.then(|| since.unwrap_or_else(Instant::now));
         }
     }
 
@@ -265,14 +283,23 @@ impl Connection {
     fn set_writable(&self, is_writable: bool) {
         let mut activity = self.activity();
         if activity.phase != Phase::Closing {
-            activity.writing = (!is_writable).then(|| activity.writing.unwrap_or_else(Instant::now));
+            let since = activity.waiting_for_reader_since;
+            activity.waiting_for_reader_since = (!is_writable).then(|| since.unwrap_or_else(Instant::now));
         }
     }
 
-    /// Called when the whole response has been passed to the socket.
-    fn response_sent(&self) {
-        self.activity().has_answered = true;
-        self.set_phase(Phase::Idle, Some(Instant::now()));
+    /// Called when hyper has taken the whole response into its buffer.
+    fn response_buffered(&self) {
+        self.set_phase(Phase::Flush);
+    }
+
+    /// Called when everything in the buffer of hyper has been passed to the socket.
+    fn flushed(&self) {
+        let mut activity = self.activity();
+        if activity.phase == Phase::Flush {
+            (activity.phase, activity.waiting_for_request_since) = (Phase::Idle, Some(Instant::now()));
+            activity.has_answered = true;
+        }
     }
 }
 
@@ -332,7 +359,12 @@ impl AsyncWrite for ClientStream {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        // hyper flushes the socket after it has written its whole buffer.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if flushed.is_ready() {
+            self.connection.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
@@ -340,7 +372,7 @@ impl AsyncWrite for ClientStream {
     }
 }
 
-/// The body of a response, which notifies its connection when it has been passed to the socket.
+/// The body of a response, which notifies its connection when hyper has taken all of it.
 pub struct ResponseBody {
     body: Body,
     connection: Arc<Connection>,
@@ -354,7 +386,7 @@ impl ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        self.connection.response_sent();
+        self.connection.response_buffered();
     }
 }
 
@@ -380,7 +412,10 @@ impl HttpBody for ResponseBody {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::*;
+    use crate::stall_timeout::StallTimeoutBody;
 
     fn connections(limit: usize) -> Arc<Connections> {
         Connections::new(&Limits { connections: limit, ..Limits::default() })
@@ -388,6 +423,11 @@ mod tests {
 
     fn is_closing(open: &OpenConnection) -> bool {
         open.connection.activity().phase == Phase::Closing
+    }
+
+    fn send_response(open: &OpenConnection) {
+        open.connection.response_buffered();
+        open.connection.flushed();
     }
 
     async fn advance_seconds(seconds: u64) {
@@ -420,7 +460,7 @@ mod tests {
         let all = connections(2);
         let answered = all.add(0).await;
         answered.connection.request_started();
-        answered.connection.response_sent();
+        send_response(&answered);
         advance_seconds(5).await;
         let half_open = all.add(1).await;
         advance_seconds(1).await;
@@ -446,6 +486,73 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_new_client_takes_the_place_of_a_connection_that_becomes_idle_while_it_waits() {
+        let all = connections(1);
+        let working = all.add(0).await;
+        working.connection.request_started();
+        working.connection.body_complete();
+        let next = tokio::spawn({
+            let all = all.clone();
+            async move { all.add(1).await }
+        });
+        advance_seconds(1).await;
+        assert!(!is_closing(&working));
+        send_response(&working);
+        let closed = tokio::time::timeout(Duration::from_secs(5), working.connection.close_requested()).await;
+        assert!(closed.is_ok(), "the connection stays open although a client waits");
+        drop(working);
+        next.await.unwrap();
+    }
+
+    /// A body without a length, of one frame.
+    struct ChunkedBody(Option<Bytes>);
+
+    impl HttpBody for ChunkedBody {
+        type Data = Bytes;
+        type Error = axum::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+            Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_chunked_request_is_processed_after_its_last_frame() {
+        let all = connections(1);
+        let open = all.add(0).await;
+        open.connection.request_started();
+        let body = Body::new(ChunkedBody(Some(Bytes::from_static(b"rows"))));
+        let body = StallTimeoutBody::new(body, Duration::from_secs(10), Some(open.connection.clone()));
+        assert!(open.connection.activity().phase == Phase::Body);
+        Body::new(body).collect().await.unwrap();
+        assert!(open.connection.activity().phase == Phase::Work);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_a_response_slowly_is_not_idle() {
+        let all = connections(1);
+        let open = all.add(0).await;
+        open.connection.request_started();
+        open.connection.body_complete();
+        open.connection.response_buffered();
+        for _ in 0..20 {
+            open.connection.set_writable(false);
+            advance_seconds(9).await;
+            open.connection.set_writable(true);
+            all.close_overdue();
+        }
+        all.close_incomplete(Duration::from_secs(1));
+        assert!(!is_closing(&open));
+        open.connection.flushed();
+        advance_seconds(76).await;
+        all.close_overdue();
+        assert!(is_closing(&open));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn headers_bodies_answers_and_pauses_each_have_their_time() {
         let all = connections(9);
         let (head, idle, body, answer, working) =
@@ -453,7 +560,7 @@ mod tests {
         for open in [&idle, &body, &answer, &working] {
             open.connection.request_started();
         }
-        idle.connection.response_sent();
+        send_response(&idle);
         body.connection.set_awaits_body(true);
         answer.connection.body_complete();
         answer.connection.set_writable(false);
@@ -472,7 +579,7 @@ mod tests {
         let open = all.add(0).await;
         open.connection.request_started();
         open.connection.body_complete();
-        open.connection.response_sent();
+        open.connection.response_buffered();
         open.connection.set_writable(false);
         advance_seconds(11).await;
         all.close_overdue();
@@ -484,7 +591,7 @@ mod tests {
         let all = connections(1);
         let open = all.add(0).await;
         open.connection.request_started();
-        open.connection.response_sent();
+        send_response(&open);
         advance_seconds(70).await;
         for _ in 0..11 {
             open.connection.received();

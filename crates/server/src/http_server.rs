@@ -17,15 +17,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower_service::Service;
 
-use crate::connections::{ClientStream, Connection, Connections, OpenConnection, ResponseBody};
+use crate::connections::{
+    CHECK_INTERVAL, ClientStream, Connection, Connections, OpenConnection, ResponseBody,
+};
 use crate::state::SharedApp;
 
 /// How long complete requests may continue after the server is told to stop.
 const WORK_GRACE: Duration = Duration::from_secs(10);
-/// How long bodies may still arrive after that.
+/// How long bodies may still arrive after the server is told to stop.
 const BODY_GRACE: Duration = Duration::from_secs(1);
-/// The interval between checks for connections that keep the server waiting.
-const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// The pause after a failed accept.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// The read buffer of a connection in bytes, which is also the longest headers.

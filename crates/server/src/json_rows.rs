@@ -13,9 +13,11 @@ use trueshot::audit::ImageMeasures;
 
 use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
 
-/// A support set as JSON.
+/// A support set as JSON: one label per row, and optionally one name per row (`items`), whether its label is confirmed
+/// (`confirmed`), and the measures of its image (`images`), which an audit needs because the image itself is not sent.
+/// `embedder` is the name of the backbone that computed the rows.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with 'rows' and 'labels'")]
 pub struct SupportJson {
     pub rows: JsonRows,
     pub labels: BoundedList<JsonName>,
@@ -31,7 +33,7 @@ pub struct SupportJson {
 
 /// Query rows as JSON.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with 'rows'")]
 pub struct QueriesJson {
     pub rows: JsonRows,
     #[serde(default)]
@@ -52,10 +54,10 @@ pub struct BoundedList<T>(pub Vec<T>);
 /// A name, given as text or as an integer.
 pub struct JsonName(pub String);
 
-/// The number of characters of a [`JsonImage`].
-pub const MAX_IMAGE_CHARACTERS: usize = ImageMeasures::BYTES.div_ceil(3) * 4;
+/// The length of the base64 text of a [`JsonImage`], which is always the same.
+pub const IMAGE_TEXT_LEN: usize = ImageMeasures::BYTES.div_ceil(3) * 4;
 
-/// The measures of an image, given as base64.
+/// The measures of an image (size, sharpness, brightness, small copy), as the base64 text that `/api/v1/embed` returns.
 pub struct JsonImage(pub ImageMeasures);
 
 /// The measures of an image as base64.

@@ -40,9 +40,6 @@ pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
 pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
     let mut files = Vec::new();
     for part in parts(body, boundary)? {
-        if files.len() == MAX_ITEMS {
-            return Err(Problem::too_large(format!("the form has more than {MAX_ITEMS} images")));
-        }
         files.push(form_file(&part, files.len() + 1)?);
     }
     if files.is_empty() {
@@ -69,6 +66,9 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
         }
     };
     while !body[at..].starts_with(b"--") {
+        if parts.len() == MAX_ITEMS {
+            return Err(Problem::too_large(format!("the form has more than {MAX_ITEMS} images")));
+        }
         let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
         let start = at + padding;
         if !body[start..].starts_with(b"\r\n") {
@@ -98,10 +98,11 @@ fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
     let field = find_parameter(disposition, "name")
         .unwrap_or(ParameterValue { text: String::new(), is_closed: true });
     let file = find_parameter(disposition, "filename").filter(|file| !file.text.is_empty());
-    if field.text.len().max(file.as_ref().map_or(0, |file| file.text.len())) > MAX_NAME_BYTES {
-        return Err(Problem::unusable(format!(
-            "the name of image {number} has more than {MAX_NAME_BYTES} bytes"
-        )));
+    for (what, name) in [("name of the field", Some(&field)), ("file name", file.as_ref())] {
+        if name.is_some_and(|name| name.text.len() > MAX_NAME_BYTES) {
+            let error = format!("the {what} of image {number} has more than {MAX_NAME_BYTES} bytes");
+            return Err(Problem::unusable(error));
+        }
     }
     let problem = field.problem("name of the field").or_else(|| file.as_ref()?.problem("file name"));
     let file = file.map_or_else(|| format!("image {number}"), |file| file.text);
@@ -320,10 +321,18 @@ mod tests {
     fn too_many_files_and_names_that_are_too_long_are_refused() {
         let many = "--edge\r\n\r\n\r\n".repeat(MAX_ITEMS + 1) + "--edge--";
         assert_eq!(form_files(&many.into(), "edge").unwrap_err().status(), 413);
+        let many_without_end = "--edge\r\n\r\n\r\n".repeat(MAX_ITEMS + 2);
+        let refused = form_files(&many_without_end.into(), "edge").unwrap_err();
+        assert_eq!(refused.status(), 413, "before the rest of the body is searched");
         let long = "x".repeat(MAX_NAME_BYTES + 1);
-        for rest in [format!("name=\"{long}\""), format!("name=\"a\"; filename=\"{long}\"")] {
+        for (rest, what) in [
+            (format!("name=\"{long}\""), "the name of the field of image 1"),
+            (format!("name=\"a\"; filename=\"{long}\""), "the file name of image 1"),
+        ] {
             let head = format!("Content-Disposition: form-data; {rest}");
-            assert_eq!(form_files(&form(&[(&head, "")]), "edge").unwrap_err().status(), 422);
+            let refused = form_files(&form(&[(&head, "")]), "edge").unwrap_err();
+            assert_eq!(refused.status(), 422);
+            assert!(format!("{refused:?}").contains(what), "{refused:?}");
         }
     }
 

@@ -14,7 +14,7 @@ use utoipa::openapi::schema::{
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
-use crate::json_rows::MAX_IMAGE_CHARACTERS;
+use crate::json_rows::IMAGE_TEXT_LEN;
 use crate::limits::{MAX_DIM, MAX_ITEMS, MAX_NAME_BYTES};
 use crate::request_rows::SkippedItem;
 use crate::routes::{about, audits, classifiers, embeddings, predictions};
@@ -86,7 +86,7 @@ fn names_schema() -> Schema {
 fn images_schema() -> Schema {
     let text = ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
-        .max_length(Some(MAX_IMAGE_CHARACTERS));
+        .max_length(Some(IMAGE_TEXT_LEN));
     ArrayBuilder::new().items(text).max_items(Some(MAX_ITEMS)).into()
 }
 

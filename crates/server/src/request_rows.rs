@@ -45,8 +45,6 @@ pub struct Queries {
     /// The names of the rows.
     pub items: Vec<String>,
     pub rows: Vec<EmbeddingResult>,
-    /// The network of the server, if the rows were embedded here.
-    pub embedder: Option<String>,
     /// The measures of the images, one entry per row; empty for rows that are not images.
     pub measures: Vec<Option<ImageMeasures>>,
 }
@@ -150,13 +148,13 @@ impl Queries {
         let name = |row: usize| rows.item(row).map_or_else(|| format!("row {row}"), str::to_owned);
         let items = items.unwrap_or_else(|| (0..rows.len()).map(name).collect());
         let values = (0..rows.len()).map(|row| Ok(rows.row(row).into_owned())).collect();
-        Ok(Queries { items, rows: values, embedder: None, measures: Vec::new() })
+        Ok(Queries { items, rows: values, measures: Vec::new() })
     }
 
     fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
         let (rows, measures) = embed(pictures, app, cancellation)?;
         let items = pictures.iter().map(|picture| picture.file.clone()).collect();
-        Ok(Queries { items, rows, embedder: Some(app.embedder.backbone().name().to_owned()), measures })
+        Ok(Queries { items, rows, measures })
     }
 }
 

@@ -65,12 +65,12 @@ impl StallTimeoutBody {
     pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
         let body =
             StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
-        body.check_end();
+        body.record_end(body.is_end_stream());
         body
     }
 
-    fn check_end(&self) {
-        if let Some(connection) = self.connection.as_ref().filter(|_| self.body.is_end_stream()) {
+    fn record_end(&self, is_complete: bool) {
+        if let Some(connection) = self.connection.as_ref().filter(|_| is_complete) {
             connection.body_complete();
         }
     }
@@ -117,7 +117,8 @@ impl HttpBody for StallTimeoutBody {
                 self.add_arrived(data.map_or(0, Bytes::len));
             }
         }
-        self.check_end();
+        // The end of a chunked body is known only when there is no further frame.
+        self.record_end(matches!(polled, Poll::Ready(None)) || self.is_end_stream());
         polled
     }
 

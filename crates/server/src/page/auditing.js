@@ -5,10 +5,13 @@ import * as server from "./server.js";
 
 /** The delay before an audit in ms, so that changes in quick succession cause one audit. */
 const DELAY_MS = 120;
+/** In characters, each of which has at most four bytes: the server allows 512 bytes. */
 const LONGEST_ITEM_NAME = 120;
 
 let timer = null;
 let request = null;
+/** The last classifier that was fitted, {id, revision}, where `revision` is that of the collection; null without one. */
+let fitted = null;
 /** The images of the last audit by their item names. */
 let named = new Map();
 
@@ -19,7 +22,7 @@ export const pictureNamed = (item) => named.get(item) ?? null;
 function support() {
   const byName = new Map();
   for (const picture of collection.audited()) {
-    const name = picture.path.slice(-LONGEST_ITEM_NAME);
+    const name = [...picture.path].slice(-LONGEST_ITEM_NAME).join("");
     byName.set(byName.has(name) ? `${name} (${byName.size + 1})` : name, picture);
   }
   const pictures = [...byName.values()];
@@ -33,14 +36,16 @@ function support() {
   return { byName, body: server.jsonWithRows(pictures.map((picture) => picture.row), parts) };
 }
 
+/** Schedules an audit. The result of a running one is for labels that have changed, so it is cancelled. */
 function schedule() {
+  request?.abort();
+  request = null;
   clearTimeout(timer);
   timer = setTimeout(audit, DELAY_MS);
 }
 
 async function audit() {
   const state = collection.current();
-  request?.abort();
   if (state.waiting > 0) return;
   if (collection.classesInUse() < 2) {
     Object.assign(state, { verdicts: new Map(), found: null, auditing: false, problem: null });
@@ -57,7 +62,7 @@ async function audit() {
     state.verdicts = new Map([...byName.values()].map((picture, index) => [picture.id, found.items[index]]));
     Object.assign(state, { found, problem: null });
   } catch (error) {
-    if (error.name === "AbortError") return;
+    if (current !== request) return;
     Object.assign(state, { problem: error.message, verdicts: new Map(), found: null });
   }
   state.auditing = false;
@@ -66,13 +71,13 @@ async function audit() {
 
 /** The id of a classifier for the current labels, fitted when it is first needed. */
 export async function classifier() {
-  const state = collection.current();
-  if (state.classifier && await server.isKept(state.classifier)) return state.classifier;
-  const { revision } = state;
+  const { revision } = collection.current();
+  if (fitted?.revision === revision && await server.isKept(fitted.id)) return fitted.id;
   const { id } = await server.fit(support().body);
-  if (revision === state.revision) {
-    state.classifier = id;
-    collection.saveNotes();
+  if (revision === collection.current().revision) {
+    // The server stores a limited number of classifiers; the one for the labels before is not needed any more.
+    if (fitted && fitted.id !== id) server.remove(fitted.id).catch(() => {});
+    fitted = { id, revision };
   }
   return id;
 }

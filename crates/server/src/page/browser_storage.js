@@ -3,15 +3,18 @@
 // (a private window), the page works without it and its state is lost when it is closed.
 
 let opened = null;
+let reportFailure = () => {};
+
+/** Calls a function whenever something cannot be stored: the database is not available, or full. */
+export const onFailure = (listener) => { reportFailure = listener; };
 
 function database() {
-  opened ??= new Promise((done) => {
-    const request = indexedDB.open("trueshot", 1);
+  opened ??= new Promise((done, fail) => {
+    const request = indexedDB.open("trueshot-page", 1);
     request.onupgradeneeded = () => ["pictures", "files", "notes"].forEach((name) => request.result.createObjectStore(name));
     request.onsuccess = () => done(request.result);
-    request.onerror = () => done(null);
-    request.onblocked = () => done(null);
-  });
+    request.onerror = request.onblocked = fail;
+  }).catch(() => { reportFailure(); return null; });
   return opened;
 }
 
@@ -22,17 +25,12 @@ async function inTransaction(stores, mode, work) {
     const transaction = base.transaction(stores, mode);
     const result = work(...stores.map((name) => transaction.objectStore(name)));
     transaction.oncomplete = () => done(result);
-    transaction.onerror = transaction.onabort = () => done(null);
+    transaction.onerror = transaction.onabort = () => { reportFailure(); done(null); };
   });
 }
 
 /** What is stored about an image, without its file. */
-const record = ({ id, name, path, originalLabel, label, row, image, problem, confirmed, quarantined, number }) =>
-  ({ id, name, path, origin: originalLabel, class: label, row, image, problem, confirmed, aside: quarantined, number });
-
-/** The inverse of `record`, with the file. */
-const picture = ({ origin, class: label, aside, row, ...rest }, blob) =>
-  ({ ...rest, row: Array.isArray(row) ? JSON.stringify(row) : row, originalLabel: origin, label, quarantined: Boolean(aside), blob });
+const record = ({ blob, ...rest }) => rest;
 
 export const saveFiles = (pictures) => inTransaction(["files", "pictures"], "readwrite", (files, records) => {
   for (const picture of pictures) {
@@ -45,8 +43,8 @@ export const saveRecords = (pictures) => inTransaction(["pictures"], "readwrite"
 
 export const remove = (ids) => inTransaction(["files", "pictures"], "readwrite", (files, records) => ids.forEach((id) => { files.delete(id); records.delete(id); }));
 
-/** Saves what belongs to no image of the page: the order of the classes, the embedder, the classifier, the certainty and the
- * files of images that were removed. */
+/** Saves what belongs to no image of the page: the order of the classes, the embedder, the certainty and the files of images
+ * that were removed. */
 export const saveNotes = (notes) => inTransaction(["notes"], "readwrite", (store) => store.put(notes, "page"));
 
 export const removeAll = () => inTransaction(["files", "pictures", "notes"], "readwrite", (...stores) => stores.forEach((store) => store.clear()));
@@ -58,6 +56,6 @@ export async function load() {
   }));
   if (!found) return { pictures: [], notes: null };
   const blobs = new Map(found.names.result.map((id, index) => [id, found.files.result[index]]));
-  const pictures = found.records.result.filter(({ id }) => blobs.has(id)).map((stored) => picture(stored, blobs.get(stored.id)));
+  const pictures = found.records.result.filter(({ id }) => blobs.has(id)).map((stored) => ({ ...stored, blob: blobs.get(stored.id) }));
   return { pictures: pictures.sort((a, b) => a.number - b.number), notes: found.notes.result ?? null };
 }

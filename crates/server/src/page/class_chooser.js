@@ -1,6 +1,7 @@
 // The dialog in which the user chooses a class by typing a part of its name or from the list; a new name makes a new class.
 
-import { byId, element } from "./dom.js";
+import { byId, element, setText } from "./dom.js";
+import { classNameProblem } from "./wording.js";
 
 let choices = [];
 let marked = 0;
@@ -11,7 +12,7 @@ function matching(classes, text, isNewAllowed) {
   const found = classes.filter((name) => name.toLowerCase().includes(wanted));
   const begins = (name) => name.toLowerCase().startsWith(wanted);
   const sorted = [...found.filter(begins), ...found.filter((name) => !begins(name))].map((name) => ({ name, text: name }));
-  const isNew = isNewAllowed && wanted !== "" && !classes.some((name) => name.toLowerCase() === wanted);
+  const isNew = isNewAllowed && wanted !== "" && !classes.some((name) => name.toLowerCase() === wanted) && classNameProblem(text.trim()) === "";
   return isNew ? [...sorted, { name: text.trim(), text: `New class: ${text.trim()}` }] : sorted;
 }
 
@@ -35,7 +36,12 @@ export function chooseClass(title, classes, isNewAllowed = true) {
   return new Promise((done) => {
     let chosen = null;
     const choose = (index) => { chosen = choices[index]?.name ?? null; if (chosen !== null) dialog.close(); };
-    const search = () => { choices = matching(classes, input.value, isNewAllowed); marked = 0; draw(choose); };
+    const search = () => {
+      choices = matching(classes, input.value, isNewAllowed);
+      marked = 0;
+      setText(byId("chooser-empty"), (isNewAllowed && classNameProblem(input.value.trim())) || "No class has this name.");
+      draw(choose);
+    };
     const mark = (step) => { marked = (marked + step + choices.length) % choices.length; draw(choose); };
     input.oninput = search;
     input.onkeydown = (event) => {

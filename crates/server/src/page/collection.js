@@ -9,7 +9,7 @@ import { revokeAll } from "./object_urls.js";
 import { counted, imagesInWords } from "./wording.js";
 
 /** The certainty that `trueshot audit` uses by default. */
-export const DEFAULT_CERTAINTY = 0.8;
+const DEFAULT_CERTAINTY = 0.8;
 /** Files per transaction, so that the page stays responsive. */
 const FILES_PER_TRANSACTION = 100;
 
@@ -23,7 +23,6 @@ const state = {
   total: 0,
   auditing: false,
   problem: null,
-  classifier: null,
   certainty: DEFAULT_CERTAINTY,
   number: 0,
   /** The files of images that were removed in earlier visits. */
@@ -41,7 +40,7 @@ export const subscribe = (listener) => listeners.add(listener);
 /** Calls a function after every change of images or labels, which a new audit must follow. */
 export const onEdit = (listener) => editListeners.add(listener);
 export const notify = () => listeners.forEach((listener) => listener(state));
-export const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: state.embedder, classifier: state.classifier, certainty: state.certainty, removedFiles: removedFiles() });
+const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: state.embedder, certainty: state.certainty, removedFiles: removedFiles() });
 
 /** What a plan lists of an image: path, class in the folder, and size of the file. */
 export const fileOf = ({ path, originalLabel, blob }) => ({ path, label: originalLabel, size: blob.size });
@@ -51,6 +50,8 @@ export function removedFiles() {
   return [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !present.has(path));
 }
 
+/** Whether an image is on the page, or removed so that Undo can restore it. */
+export const has = (id) => state.pictures.has(id) || removed.has(id);
 export const pictures = () => [...state.pictures.values()];
 export const verdictOf = (id) => state.verdicts.get(id) ?? null;
 export const inQuarantine = () => pictures().filter((picture) => picture.quarantined);
@@ -81,7 +82,6 @@ export async function recall(embedder) {
   state.embedder = embedder;
   state.classes = notes?.classes ?? [];
   state.certainty = notes?.certainty ?? DEFAULT_CERTAINTY;
-  state.classifier = usable ? notes.classifier : null;
   state.removedFiles = notes?.removedFiles ?? [];
   for (const picture of stored) {
     if (!usable) Object.assign(picture, { row: null, image: null, problem: null });
@@ -93,7 +93,15 @@ export async function recall(embedder) {
   return pictures().filter((picture) => !picture.row && !picture.problem);
 }
 
-/** Adds files: [{file, path, label}]. Returns the new images. */
+/** Separates files [{file, path}] from those that are on the page already, with the same path and size. */
+export function separateKnown(files) {
+  const key = (path, { size }) => `${size} ${path}`;
+  const known = new Set(pictures().map(({ path, blob }) => key(path, blob)));
+  const isKnown = ({ file, path }) => known.has(key(path, file));
+  return { kept: files.filter((entry) => !isKnown(entry)), skipped: files.filter(isKnown).map(({ path }) => ({ name: path, reason: "already on the page" })) };
+}
+
+/** Adds files: [{file, path, label}]. Returns the new images that are still there when all are stored. */
 export async function add(files) {
   const added = files.map(({ file, path, label }) => ({
     id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, originalLabel: label, label,
@@ -102,9 +110,11 @@ export async function add(files) {
   for (const picture of added) state.pictures.set(picture.id, picture);
   addMissingClasses();
   notify();
-  for (let at = 0; at < added.length; at += FILES_PER_TRANSACTION) await storage.saveFiles(added.slice(at, at + FILES_PER_TRANSACTION));
+  // The user can remove images meanwhile.
+  const isPresent = ({ id }) => state.pictures.has(id);
+  for (let at = 0; at < added.length; at += FILES_PER_TRANSACTION) await storage.saveFiles(added.slice(at, at + FILES_PER_TRANSACTION).filter(isPresent));
   saveNotes();
-  return added;
+  return added.filter(isPresent);
 }
 
 /** Adds the classes of images that are not in the list, in alphabetical order. The order of the others never changes. */
@@ -119,7 +129,6 @@ export const saveEmbedded = (embedded) => storage.saveRecords(embedded.filter((p
 
 /** Shows a change of images or labels and schedules an audit. */
 export function edited() {
-  state.classifier = null;
   state.revision += 1;
   saveNotes();
   editListeners.forEach((listener) => listener());
@@ -148,7 +157,7 @@ function restore({ classes, pictures: stored }) {
     if (verdict) state.verdicts.set(id, verdict);
     else state.verdicts.delete(id);
   }
-  settle(stored.map(({ id }) => id));
+  syncAfterChange(stored.map(({ id }) => id));
   edited();
 }
 
@@ -160,7 +169,7 @@ function setRemoved(id, isRemoved) {
 }
 
 /** Makes classes, verdicts and the database consistent with changed images. */
-function settle(ids) {
+function syncAfterChange(ids) {
   addMissingClasses();
   const classes = new Set(state.classes);
   for (const [id, { suggested }] of state.verdicts) if (suggested && !classes.has(suggested)) state.verdicts.delete(id);
@@ -178,7 +187,7 @@ function edit(words, ids, change, classes = state.classes) {
     setRemoved(id, isRemoved);
     state.verdicts.delete(id);
   }
-  settle(ids);
+  syncAfterChange(ids);
   history.record({ words, before, after: snapshot(ids) });
   edited();
 }
@@ -235,8 +244,9 @@ export function renameClass(from, to) {
   edit(merges ? `merge ${from} into ${to}` : `rename ${from} to ${to}`, ids, () => ({ label: to }), classes);
 }
 
+/** Removes a class with its images, including those in quarantine. */
 export function removeClass(name) {
-  const ids = inClass(name).map(({ id }) => id);
+  const ids = pictures().filter(({ label }) => label === name).map(({ id }) => id);
   edit(`remove the class ${name}${ids.length > 0 ? ` and ${counted(ids.length, "image")}` : ""}`, ids, () => ({ removed: true }), state.classes.filter((other) => other !== name));
 }
 

@@ -15,6 +15,9 @@ export function save(name, blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
+/** The images that a plan can name: those in a folder. */
+export const plannable = () => collection.pictures().filter(({ path }) => path.includes("/"));
+
 /** The folder that an image was dropped in, above the folder of its class; null without one. */
 const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : null);
 
@@ -43,12 +46,12 @@ const line = (value) => `${JSON.stringify(value)}\n`;
 
 /** All changes of the plan and all items to review: {changes, review}. */
 export function planned() {
-  const pictures = collection.pictures();
+  const pictures = plannable();
   const { within } = rooted(pictures);
   const changes = [], review = [];
   const byDoubt = (a, b) => (b.p_wrong ?? 1) - (a.p_wrong ?? 1);
   for (const picture of pictures) {
-    const verdict = collection.verdictOf(picture.id);
+    const verdict = picture.confirmed ? null : collection.verdictOf(picture.id);
     const what = change(picture, verdict);
     const about = { item: within(picture.path), from: picture.originalLabel };
     if (what && what.to !== picture.originalLabel) changes.push({ ...about, ...what });
@@ -59,12 +62,12 @@ export function planned() {
 
 /** A plan for `trueshot repair` as JSON lines: a header, one line per change, items to review as comments, and all items. */
 export function plan() {
-  const pictures = collection.pictures();
+  const pictures = plannable();
   const { kind, root, within } = rooted(pictures);
   const { changes, review } = planned();
   const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
   // `repair` compares this list with the folder, which still has the images that cannot be read or were removed from the page.
-  const inRoot = ({ path }) => kind === "pictures" || topFolder(path) === root;
+  const inRoot = ({ path }) => (kind === "pictures" ? path.includes("/") : topFolder(path) === root);
   const files = [...pictures.map(collection.fileOf), ...collection.removedFiles().filter(inRoot)];
   const listing = files.map(({ path, label, size }) => ({ item: within(path), class: label, size }));
   const comments = review.length > 0 ? ["# To review: remove the # in front of a change to make it.\n", ...review.map((item) => `# ${line(item)}`)] : [];
@@ -72,8 +75,8 @@ export function plan() {
 }
 
 /** The labels that the user confirmed and that are still those of the folder, for `trueshot audit --confirmed`. */
-export function confirmedLabels() {
-  const pictures = collection.pictures();
+function confirmedLabels() {
+  const pictures = plannable();
   const { within } = rooted(pictures);
   return pictures.filter((picture) => picture.confirmed && !picture.quarantined && picture.label === picture.originalLabel)
     .map((picture) => line({ item: within(picture.path), given: picture.originalLabel })).join("");
@@ -85,7 +88,7 @@ export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { t
 
 /** The command that makes the changes of the plan. The browser does not know where the folder is. */
 export function repairCommand() {
-  const { kind, root } = rooted(collection.pictures());
+  const { kind, root } = rooted(plannable());
   const path = `PATH/TO/${kind === "folder" ? root : "FOLDER"}`;
   return `trueshot repair trueshot-plan.jsonl --root ${/^[\w./-]*$/.test(path) ? path : `"${path}"`}`;
 }

@@ -9,7 +9,7 @@ const BATCH_BYTES = 16 << 20;
 let queue = [];
 let running = false;
 
-/** Embeds images of the collection. Those that are removed before their turn are left out. */
+/** Embeds images of the collection, including those that Undo can restore. */
 export async function embedImages(pictures) {
   queue.push(...pictures);
   const state = collection.current();
@@ -25,7 +25,7 @@ export async function embedImages(pictures) {
     const batch = nextBatch(queue);
     await embedBatch(batch);
     collection.saveEmbedded(batch);
-    queue = queue.filter(({ id }) => state.pictures.has(id));
+    queue = queue.filter(({ id }) => collection.has(id));
   }
   running = false;
   state.waiting = 0;

@@ -41,11 +41,20 @@ const hasOneTop = (images) => new Set(images.map(topOf)).size === 1;
 
 /** The classes of images by their folders, in the order of the images; null for an image that is in no folder. As on the
  * command line, folders above the classes are left off if all images share them, so a class may be a folder in a folder,
- * such as `Latin/a`. */
+ * such as `Latin/a`. Throws an error if they are the folders of splits. */
 export function classesByFolder(images) {
   const groups = grouped(images);
+  refuseSplits([...groups.keys()]);
   const classes = new Map([...groups.values()].flatMap((group) => classesBelow(group, groups.size === 1)));
+  refuseSplits([...classes.values()].filter(Boolean).map((name) => name.split("/")[0]));
   return images.map((image) => classes.get(image));
+}
+
+/** Refuses the folders of several splits, as `audit` and `repair` do. */
+function refuseSplits(folders) {
+  const names = [...new Set(folders)].sort();
+  if (names.length < 2 || !names.every((name) => SPLIT.test(name))) return;
+  throw new Error(`The folders ${names.join(", ")} are splits rather than classes. Add one of them at a time.`);
 }
 
 /** The images by the first folder of their paths. */
@@ -65,10 +74,7 @@ function classesBelow(images, isOnly) {
   const above = folders.map((names) => names.slice(0, -1));
   let depth = 0;
   while (above.every((names) => names.length > depth && names[depth] === above[0][depth])) depth += 1;
-  const inClass = folders.map((names) => names.slice(depth));
-  // The folders of splits are pooled.
-  const first = inClass.every((names) => names.length > 1 && SPLIT.test(names[0])) ? 1 : 0;
-  return images.map((image, place) => [image, inClass[place].slice(first).join("/") || null]);
+  return images.map((image, place) => [image, folders[place].slice(depth).join("/") || null]);
 }
 
 /** The files of an input element for files or for a folder. */

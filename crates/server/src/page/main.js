@@ -1,5 +1,6 @@
 // Entry point of the page: handlers for buttons, drag and drop, keys and the clipboard, and the status line.
 
+import * as storage from "./browser_storage.js";
 import * as camera from "./camera.js";
 import { chooseClass } from "./class_chooser.js";
 import * as classSections from "./class_sections.js";
@@ -27,6 +28,8 @@ import { conflicts, counted, imageProblems, imagesInWords, reviewInWords, summar
 const MOST_LINES = 200;
 const skipped = [];
 let spoken = "";
+/** The problem of the last audit that was shown. */
+let shownProblem = null;
 /** The revision of the collection whose plan was saved last. */
 let savedRevision = null;
 
@@ -54,29 +57,31 @@ const guarded = (work) => async (...given) => {
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
 async function take(files, label = null) {
   const { kept: images, skipped: left } = separateImages(files);
-  const { kept, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
-  skipped.push(...left, ...loose);
-  const classes = new Map(classesByFolder(images).map((name, place) => [images[place], name]));
+  const { kept: sorted, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
+  const classes = new Map(label === null ? classesByFolder(images).map((name, place) => [images[place], name]) : []);
+  const { kept, skipped: known } = collection.separateKnown(sorted);
+  skipped.push(...left, ...loose, ...known);
   let labelled = kept.map((entry) => ({ ...entry, label: label ?? classes.get(entry) }));
   if (labelled.some((entry) => !entry.label)) {
     const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
     labelled = labelled.map((entry) => ({ ...entry, label: entry.label ?? name })).filter((entry) => entry.label);
   }
-  if (labelled.length === 0 && left.length === 0) return;
-  if (labelled.length === 0) complain("None of these files is an image.");
+  if (images.length === 0 && left.length > 0) complain("None of these files is an image.");
+  if (labelled.length === 0) return scheduleShow();
   embedImages(await collection.add(labelled));
 }
 
-/** Asks for a class and moves images there. */
+/** Asks for a class and moves images there. Resolves to false if the user cancels. */
 async function chooseAndMove(ids) {
   const { classes, pictures } = collection.current();
   const moved = ids.map((id) => pictures.get(id));
   const labels = new Set(moved.map(({ label }) => label));
   const others = labels.size === 1 ? classes.filter((name) => !labels.has(name)) : classes;
   const label = await chooseClass(`Move ${imagesInWords(moved)} to`, others);
-  if (!label) return;
+  if (!label) return false;
   selection.clear();
   collection.move(ids, label);
+  return true;
 }
 
 /** Makes an action on a card act on the whole selection if the card is part of it. By keyboard, the focus goes on to the
@@ -84,7 +89,7 @@ async function chooseAndMove(ids) {
 const onCards = (work) => async (id, event) => {
   const next = event?.detail === 0 || event instanceof KeyboardEvent ? classSections.neighbourOf(id) : null;
   const ids = selection.withSelected(id);
-  await work(ids);
+  if (await work(ids) === false) return;
   if (ids.length > 1) selection.clear();
   if (next) {
     show();
@@ -142,10 +147,18 @@ function show() {
   quarantineSection.draw((id) => viewer.open(id, collection.inQuarantine().map((picture) => picture.id), () => byId("quarantine-cards").querySelector("button")?.focus()));
   setText(byId("status"), status(state));
   showProgress(state);
-  if (state.problem) complain(state.problem);
+  showProblem(state.problem);
   showLists(state);
-  showDownloads(state);
+  showDownloads();
   testSet.update(state);
+}
+
+/** Shows the problem of the last audit if it has changed: the same text would be read out again. */
+function showProblem(problem) {
+  if (problem === shownProblem) return;
+  if (problem) complain(problem);
+  else if (byId("alert").textContent === shownProblem) byId("alert").replaceChildren();
+  shownProblem = problem;
 }
 
 function showTools(state) {
@@ -201,15 +214,23 @@ function list(id, title, lines) {
 }
 
 /** Says that the files of the user are unchanged, and how to apply the changes: next to the status line if there are
- * changes, and below the button for the plan. */
+ * changes, and below the button for the plan. There is no plan without images in folders. */
 function showUnchanged(changes) {
-  const made = collection.pictures().filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
+  const inPlan = downloads.plannable();
+  const left = collection.pictures().length - inPlan.length;
+  const outside = left > 0 ? `${counted(left, "image without a folder is", "images without a folder are")} not in the plan.` : "";
+  byId("take-plan").hidden = inPlan.length === 0;
+  if (inPlan.length === 0) {
+    byId("unchanged").hidden = true;
+    return setText(byId("take-note"), outside);
+  }
+  const made = inPlan.filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
   const command = element("code", { textContent: downloads.repairCommand() });
   byId("unchanged").hidden = made === 0;
   replaceContent(byId("unchanged"), `${counted(made, "change")} on this page only. Your folder is not changed yet: `, element("a", { href: "#take", textContent: "save the plan" }), " and run ", command);
   const what = savedRevision === collection.current().revision ? "trueshot-plan.jsonl is saved. Your folder is not changed yet: run " : "Your folder is not changed yet: save the plan and run ";
   const ways = changes.length > 0 ? " It lists the changes; with --into DIR it writes a repaired copy, with --in-place it moves the files." : "";
-  replaceContent(byId("take-note"), what, command.cloneNode(true), `.${ways}`);
+  replaceContent(byId("take-note"), what, command.cloneNode(true), `.${ways}${outside && ` ${outside}`}`);
 }
 
 /** Replaces the content of an element unless its text is the same, which would be read out again. */
@@ -218,12 +239,12 @@ function replaceContent(target, ...content) {
   if (made.textContent !== target.textContent) target.replaceChildren(...made.childNodes);
 }
 
-function showDownloads(state) {
+function showDownloads() {
   if (byId("take").hidden) {
     byId("unchanged").hidden = true;
     return;
   }
-  byId("take-confirmed").hidden = ![...state.pictures.values()].some((picture) => picture.confirmed);
+  byId("take-confirmed").hidden = !downloads.plannable().some((picture) => picture.confirmed);
   const { changes, review: left } = downloads.planned();
   setText(byId("take-plan"), `Plan: ${counted(changes.length, "change")}, ${left.length} to review`);
   showUnchanged(changes);
@@ -298,7 +319,7 @@ function setUpFiles() {
 
 /** Keys that work everywhere: Ctrl-Z, Ctrl-Shift-Z and Ctrl-Y, / for the search, Esc to clear the selection. */
 function pressGlobal(event) {
-  const isTyping = event.target.matches("input:not([type=checkbox]), select, textarea");
+  const isTyping = event.target.matches("input:not([type=checkbox])");
   const key = event.key.toLowerCase();
   const withControl = event.ctrlKey || event.metaKey;
   if (isTyping || (document.querySelector("dialog[open]") && !byId("item-dialog").open)) return;
@@ -317,6 +338,7 @@ setUpFiles();
 selection.setUp(chooseAndMove);
 document.addEventListener("keydown", pressGlobal);
 collection.subscribe(scheduleShow);
+storage.onFailure(() => setText(byId("not-stored"), "This browser does not store the images: save the plan before you close the page."));
 collection.subscribe(itemDialog.update);
 filters.onChange(scheduleShow);
 selection.onChange(scheduleShow);

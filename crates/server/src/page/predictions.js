@@ -2,6 +2,7 @@
 
 import { classifier } from "./auditing.js";
 import { breakable, byId, element } from "./dom.js";
+import { embedOthers } from "./embedding.js";
 import * as server from "./server.js";
 import { percent } from "./wording.js";
 
@@ -14,10 +15,11 @@ export const isRefused = ({ unknown }) => unknown >= REFUSED_FROM;
 /** Predicts the classes of files and shows them, the latest first. */
 export async function predictFiles(files, say) {
   say(files.length === 1 ? "Predicting the class of the image" : `Predicting the classes of ${files.length} images`);
-  const [{ pictures }, id] = await Promise.all([server.embed(files.map((file) => ({ blob: file, name: file.name }))), classifier()]);
-  const rows = pictures.map(({ row }) => row).filter(Boolean);
-  const { predictions } = rows.length > 0 ? await server.predict(id, rows) : { predictions: [] };
-  const answers = pictures.map((picture) => (picture.row ? predictions.shift() : { error: picture.error }));
+  const pictures = files.map((file) => ({ blob: file, name: file.name }));
+  const progress = (done) => done > 0 && say(`Embedding images: ${done} of ${files.length}`);
+  const [id] = await Promise.all([classifier(), embedOthers(pictures, progress)]);
+  const { predictions } = await server.predict(id, pictures.map(({ row }) => row).filter(Boolean));
+  const answers = pictures.map((picture) => (picture.row ? predictions.shift() : { error: picture.problem }));
   byId("answers").prepend(...answers.map((answer, index) => card(files[index], answer)));
   say("");
 }

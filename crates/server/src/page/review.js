@@ -1,13 +1,14 @@
-// The review: steps through the items that the audit leaves to the user, then through the planned changes. Every
-// decision starts an audit, so items that it makes certain are no longer asked about.
+// The review: steps through the items with the action "review", then through the planned changes. Every decision starts an
+// audit; items that have become certain are left out.
 
 import * as collection from "./collection.js";
 import { byId } from "./dom.js";
 import * as dialog from "./item_dialog.js";
 import { counted } from "./wording.js";
 
-/** The shown image, and the steps so far: {id, decided (false if skipped)}. */
+/** The id of the shown image; null after the last one. */
 let current = null;
+/** The steps so far: {id, decided}; `decided` is false if the user chose Later. */
 let steps = [];
 let isOpen = false;
 
@@ -49,7 +50,7 @@ function back() {
   dialog.focusDefault();
 }
 
-/** Undo and Redo while the review is open. Return whether the review has handled it. */
+/** Undo and redo while the review is open. They return whether the review has handled the key or button. */
 export function undo() {
   if (isOpen) back();
   return isOpen;
@@ -59,7 +60,8 @@ export function redo() {
   if (!isOpen) return false;
   const [id] = collection.redo() ?? [];
   if (!id) return true;
-  steps.push({ id, decided: true });
+  // The item may have been put off since.
+  steps = [...steps.filter((step) => step.id !== id), { id, decided: true }];
   next();
   return true;
 }
@@ -70,7 +72,7 @@ function progress() {
   return current ? `${steps.length + 1} of ${steps.length + left}` : "";
 }
 
-/** What is shown after the last item. */
+/** Called when no image is shown: goes on if an audit has found new items to review, otherwise shows what was done. */
 function showEnd() {
   [current] = remaining();
   if (current) {

@@ -1,9 +1,11 @@
 // Client of the HTTP API. The only part of the page that it touches is the dialog for the token.
 
 const TOKEN = "trueshot-token";
+/** Rows per request for predictions, which keeps requests below the limit on bodies. */
+const ROWS_PER_REQUEST = 1000;
 
 /** A refused request, with the server's error and hint as its message. */
-export class Refusal extends Error {
+class Refusal extends Error {
   constructor(status, body) {
     super(body?.hint ? `${body.error} (${body.hint})` : (body?.error ?? `the server answered ${status}`));
     this.status = status;
@@ -71,6 +73,18 @@ export async function embed(images, signal) {
 
 export const audit = async (support, certainty, signal) => (await ask(`/api/v1/audit?certainty=${certainty}`, json(support, signal))).json();
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
-export const predict = async (id, rows) => (await ask(`/api/v1/classifiers/${id}/predict`, json(jsonWithRows(rows)))).json();
+
+/** Predicts the classes of rows: {classes, predictions}. */
+export async function predict(id, rows) {
+  const found = { classes: [], predictions: [] };
+  for (let at = 0; at < rows.length; at += ROWS_PER_REQUEST) {
+    const answer = await (await ask(`/api/v1/classifiers/${id}/predict`, json(jsonWithRows(rows.slice(at, at + ROWS_PER_REQUEST))))).json();
+    found.classes = answer.classes;
+    found.predictions.push(...answer.predictions);
+  }
+  return found;
+}
+
 export const download = async (id) => (await ask(`/api/v1/classifiers/${id}/download`)).blob();
+export const remove = (id) => ask(`/api/v1/classifiers/${id}`, { method: "DELETE" });
 export const isKept = async (id) => ask(`/api/v1/classifiers/${id}`).then(() => true, (error) => { if (error.status === 404) return false; throw error; });

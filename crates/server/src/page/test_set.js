@@ -1,4 +1,5 @@
-// The test set: labelled images that the classifier is not fitted on. They stay in memory until the page is closed.
+// The test set: labelled images that the classifier is not fitted on. They stay in memory until they are removed or the
+// page is closed.
 
 import { classifier } from "./auditing.js";
 import * as collection from "./collection.js";
@@ -9,13 +10,11 @@ import { classesByFolder, separateImages } from "./file_input.js";
 import * as server from "./server.js";
 import { className, counted, percent } from "./wording.js";
 
-/** Rows per request for predictions, which keeps requests below the limit on bodies. */
-const ROWS_PER_REQUEST = 1000;
-const MOST_SHOWN = 100;
+const MAX_SHOWN = 100;
 
 let images = [];
 /** The revision of the collection that the results are for. */
-let measured = null;
+let measuredRevision = null;
 let accuracyBefore = null;
 let accuracy = null;
 
@@ -23,11 +22,13 @@ let accuracy = null;
 export async function addFiles(files, say) {
   const { kept } = separateImages(files);
   const classes = classesByFolder(kept);
-  const labelled = kept.map(({ file, path }, place) => ({ name: file.name, path, label: classes[place], blob: file, url: URL.createObjectURL(file) }));
-  const added = labelled.filter(({ label }) => label !== null);
+  const labelled = kept.map(({ file, path }, index) => ({ name: file.name, path, label: classes[index], blob: file })).filter(({ label }) => label !== null);
+  const added = labelled.map((image) => ({ ...image, url: URL.createObjectURL(image.blob) }));
   if (added.length === 0) throw new Error("The test set needs a folder whose sub-folders are the classes. No image in such a folder was found.");
   await embedOthers(added, (done) => say(`Embedding test images: ${done} of ${added.length}`));
   images.push(...added);
+  // An accuracy on other images is not comparable.
+  accuracy = null;
   await measure(say);
 }
 
@@ -37,38 +38,35 @@ export async function measure(say) {
   const { revision } = collection.current();
   const id = await classifier();
   const readable = images.filter(({ row }) => row);
-  let classes = [];
-  for (let at = 0; at < readable.length; at += ROWS_PER_REQUEST) {
-    const part = readable.slice(at, at + ROWS_PER_REQUEST);
-    const answer = await server.predict(id, part.map(({ row }) => row));
-    ({ classes } = answer);
-    answer.predictions.forEach((prediction, index) => Object.assign(part[index], { answer: prediction, predicted: predictedClass(prediction) }));
-  }
+  const { classes, predictions } = await server.predict(id, readable.map(({ row }) => row));
+  // The test set was removed in the meantime.
+  if (readable.some((image) => !images.includes(image))) return say("");
+  predictions.forEach((prediction, index) => Object.assign(readable[index], { answer: prediction, predicted: predictedClass(prediction) }));
   const result = evaluate(readable, classes);
-  [accuracyBefore, accuracy, measured] = [accuracy, result.images > 0 ? result.right / result.images : null, revision];
+  [accuracyBefore, accuracy, measuredRevision] = [accuracy, result.images > 0 ? result.right / result.images : null, revision];
   show(result);
   say("");
 }
 
 export function clear() {
   for (const { url } of images) URL.revokeObjectURL(url);
-  [images, measured, accuracy, accuracyBefore] = [[], null, null, null];
+  [images, measuredRevision, accuracy, accuracyBefore] = [[], null, null, null];
   byId("test-result").hidden = true;
 }
 
 /** Offers to measure again if the labels have changed. */
 export function update(state) {
-  byId("test-again").hidden = measured === null || measured === state.revision;
-  byId("test-clear").hidden = measured === null;
+  byId("test-again").hidden = measuredRevision === null || measuredRevision === state.revision;
+  byId("test-clear").hidden = measuredRevision === null;
 }
 
 function summary({ images: count, right, refused, others, othersRefused }) {
   const before = accuracyBefore !== null && accuracyBefore !== accuracy ? ` Before: ${percent(accuracyBefore)}.` : "";
   const main = count > 0 ? `Accuracy: ${percent(right / count)} (${right} of ${count}).${before}` : "No test image belongs to one of the classes.";
   const none = refused > 0 ? ` ${counted(refused, "image was", "images were")} predicted as none of these.` : "";
-  const strange = others > 0 ? ` ${counted(others, "image", "images")} of other classes: ${othersRefused} predicted as none of these.` : "";
+  const otherClasses = others > 0 ? ` ${counted(others, "image", "images")} of other classes: ${othersRefused} predicted as none of these.` : "";
   const unread = images.length - count - others;
-  return `${main}${none}${strange}${unread > 0 ? ` ${counted(unread, "image")} cannot be read.` : ""}`;
+  return `${main}${none}${otherClasses}${unread > 0 ? ` ${counted(unread, "image")} cannot be read.` : ""}`;
 }
 
 function show(result) {
@@ -97,13 +95,13 @@ function matrixCell(label, column, { isRight, images: inside }) {
   return element("td", { className: isRight ? "right" : "wrong" }, opener);
 }
 
-/** Shows the images of a cell, the surest predictions first. */
+/** Shows the images of a cell, the most probable predictions first. */
 function showCell(label, column, inside) {
   const shareOf = ({ answer, predicted }) => (predicted === null ? answer.unknown : answer.probability);
   const sorted = [...inside].sort((a, b) => shareOf(b) - shareOf(a));
   byId("test-cell").hidden = false;
-  byId("test-cell-title").textContent = `Label ${label}, predicted ${column}: ${counted(inside.length, "image")}${inside.length > MOST_SHOWN ? `, ${MOST_SHOWN} shown` : ""}`;
-  byId("test-cell-cards").replaceChildren(...sorted.slice(0, MOST_SHOWN).map((image) => element("li", { className: "card" },
+  byId("test-cell-title").textContent = `Label ${label}, predicted ${column}: ${counted(inside.length, "image")}${inside.length > MAX_SHOWN ? `, ${MAX_SHOWN} shown` : ""}`;
+  byId("test-cell-cards").replaceChildren(...sorted.slice(0, MAX_SHOWN).map((image) => element("li", { className: "card" },
     element("a", { href: image.url, target: "_blank", rel: "noopener", "aria-label": `Open ${image.name} in a new tab` }, element("img", { src: image.url, alt: "", loading: "lazy" })),
     element("p", { className: "name", title: image.path }, ...breakable(image.name)),
     element("p", { textContent: `${className(image.predicted)} ${percent(shareOf(image))}` }))));

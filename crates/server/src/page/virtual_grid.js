@@ -36,7 +36,7 @@ export class VirtualGrid {
 
   /** The number of framed cards in a full row, and in the row that framed and other cards share. */
   shape() {
-    const perRow = Math.max(1, Math.floor(measures.columns / 2));
+    const perRow = framedColumns();
     return { perRow, fullRows: Math.floor(this.framed / perRow), rest: this.framed % perRow };
   }
 
@@ -88,6 +88,8 @@ export class VirtualGrid {
 }
 
 export const columns = () => measures?.columns ?? 1;
+/** Framed cards are two columns wide. */
+export const framedColumns = () => Math.max(1, Math.floor(columns() / 2));
 
 /** Draws all grids. First all heights are written, then all positions are read, so that the layout is computed once. */
 export function drawNow() {
@@ -100,7 +102,7 @@ export function drawNow() {
   visible.forEach((grid, index) => grid.draw(tops[index]));
 }
 
-export function scheduleDraw() {
+function scheduleDraw() {
   if (scheduled) return;
   scheduled = true;
   requestAnimationFrame(drawNow);

@@ -2,8 +2,8 @@
 
 /** A probability in percent, rounded as in the reports, with a space that does not break the line. */
 export function percent(share) {
-  if (share > 0.995 && share < 1) return ">99\u00a0%";
-  if (share > 0 && share < 0.005) return "<1\u00a0%";
+  if (share >= 0.995 && share < 1) return ">99\u00a0%";
+  if (share > 0 && share <= 0.005) return "<1\u00a0%";
   return `${Math.round(100 * share)}\u00a0%`;
 }
 
@@ -38,6 +38,17 @@ export function summary({ counts, expected_wrong: expected }) {
 
 /** The name of a class in an answer of the server, where null stands for none of the classes. */
 export const className = (name) => name ?? "none of these";
+
+const encoder = new TextEncoder();
+
+/** Why `trueshot repair` cannot make a folder with the name of a class; empty if it can. */
+export function classNameProblem(name) {
+  const parts = name.split("/");
+  if (/[\\:\0]/.test(name)) return "The name of a class must not contain a colon or a backslash.";
+  if (name !== "" && parts.some((part) => ["", ".", ".."].includes(part))) return "Every part of the name between slashes must be the name of a folder.";
+  if (name.startsWith("_quarantine")) return "The name of a class must not begin with _quarantine.";
+  return parts.some((part) => encoder.encode(part).length > 255) ? "The name is too long for a folder." : "";
+}
 
 /** The most probable classes of an image, such as "dog 55 %, none of these 40 %, cat 5 %". */
 const probableClasses = ({ probable }) => probable.map(({ class: name, p }) => `${className(name)} ${percent(p)}`).join(", ");
@@ -76,10 +87,10 @@ export const isFlagged = (picture, verdict) => ["suspect", "unsure", "unreadable
 export function verdictInWords(picture, verdict) {
   if (picture.problem) return `Cannot be read: ${picture.problem}`;
   if (picture.quarantined) return "In quarantine: it is not audited.";
-  if (picture.confirmed) return "You have confirmed this label.";
+  if (picture.confirmed) return "The label is confirmed.";
   if (!verdict) return "";
   if (verdict.action === "relabel") return `Planned: move to ${verdict.suggested}.`;
-  if (verdict.action === "quarantine") return "Planned: quarantine.";
-  if (verdict.action === "keep") return "The audit finds this label right.";
-  return verdict.verdict === "wrong" ? "The label is wrong, but the right class is uncertain." : "The audit is unsure.";
+  if (verdict.action === "quarantine") return `Planned: quarantine, ${verdict.verdict === "outlier" ? "it belongs to no class" : "the right class is uncertain"}.`;
+  if (verdict.action === "keep") return "The audit keeps this label.";
+  return verdict.verdict === "unsure" ? "The audit is unsure." : "Probably wrong, but not certain enough for a change.";
 }

@@ -22,11 +22,11 @@ pub struct AuditOptions {
     /// The share of wrong labels, if it is known; estimated by default.
     #[param(minimum = 0, exclusive_maximum = 1)]
     expected_noise: Option<f64>,
-    /// The probability that an action needs; items below it are left to review.
+    /// The probability from which an action is suggested; items below it are to be reviewed.
     #[param(minimum = 0.5, maximum = 1)]
     certainty: Option<f32>,
-    /// How many of the most similar items to list per item.
-    #[param(minimum = 0, maximum = 50)]
+    /// The number of most similar items to list per item.
+    #[param(minimum = 0, maximum = 100)]
     neighbours: Option<usize>,
 }
 
@@ -65,35 +65,37 @@ pub async fn post(
 
 impl AuditOptions {
     fn to_options(&self) -> Result<Options, Problem> {
-        let usual = Options::default();
+        let defaults = Options::default();
         let options = Options {
-            certainty: self.certainty.map_or(usual.certainty, Certainty::of_actions),
+            certainty: self.certainty.map_or(defaults.certainty, Certainty::of_actions),
             expected_noise: self.expected_noise,
-            neighbours: self.neighbours.unwrap_or(usual.neighbours),
+            neighbours: self.neighbours.unwrap_or(defaults.neighbours),
         };
         options.validate()?;
         Ok(options)
     }
 }
 
-/// Refuses a request whose response would certainly be too long: every item lists its neighbours and their classes, and
-/// may be a duplicate of eight others. The upper bound assumes the longest name everywhere and is several times the
-/// usual length, so it may exceed the limit on responses by a factor of `SPREAD`.
-fn check_response_size(support: &LabelledRows, options: &Options, most: usize) -> Result<(), Problem> {
-    /// Names in the duplicate pairs of one item.
+/// Refuses a request whose response would be far too long, before it is computed: every item lists its neighbours and their
+/// classes, and may be a duplicate of eight others. The estimate assumes that every name is as long as the longest, which
+/// is usually several times too much, so it is compared with `SPREAD` times `max_bytes`. The exact limit is enforced when
+/// the response is written.
+fn check_response_size(support: &LabelledRows, options: &Options, max_bytes: usize) -> Result<(), Problem> {
+    /// Names in the duplicate pairs of one item: eight pairs of two names.
     const DUPLICATES: usize = 16;
     /// Bytes of keys and numbers next to a name.
     const REST: usize = 64;
-    /// The assumed ratio of the upper bound to the real length.
+    /// The assumed ratio of the estimate to the real length.
     const SPREAD: usize = 4;
     let data = &support.embeddings;
-    let item = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
-    let class = data.classes().iter().map(String::len).max().unwrap_or(0);
+    // Without names, items are called "row 1234".
+    let item_len = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
+    let class_len = data.classes().iter().map(String::len).max().unwrap_or(0);
     let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
-    match data.len() * names * (item + class + REST) > SPREAD * most {
-        true => Err(response_too_long(most)),
-        false => Ok(()),
+    if data.len() * names * (item_len + class_len + REST) > SPREAD * max_bytes {
+        return Err(response_too_long(max_bytes));
     }
+    Ok(())
 }
 
 /// Audits a support set.
@@ -102,17 +104,17 @@ pub fn audit_rows(
     options: &Options,
     cancellation: &Cancellation,
 ) -> Result<Audit, Problem> {
-    let found = support.audit().options(options.clone()).progress(cancellation).run();
-    let found = found.map_err(|error| match error {
+    let result = support.audit().options(options.clone()).progress(cancellation).run();
+    let audit = result.map_err(|error| match error {
         trueshot::Error::Interrupted => cancellation.timed_out(),
         error => error.into(),
     })?;
-    match found.items.iter().find(|item| !item.p_wrong.is_finite()) {
+    match audit.items.iter().find(|item| !item.p_wrong.is_finite()) {
         Some(item) => Err(Problem::unusable(format!(
-            "the audit of {} failed: its numbers lead to NaN or infinity",
+            "the audit of {} failed: its probability is not a number; try rows with smaller values",
             item.item
         ))),
-        None => Ok(found),
+        None => Ok(audit),
     }
 }
 
@@ -123,11 +125,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_audit_is_what_the_description_says() {
+    fn an_audit_reply_has_exactly_the_fields_of_its_schema() {
         let values = vec![1.0, 0.0, 0.9, 0.1, 0.0, 1.0, 0.1, 0.9, 1.0, 0.0];
         let labels = ["a", "a", "b", "b", "b"].map(str::to_owned).to_vec();
         let data = Embeddings::from_rows(values, 2, labels).unwrap();
-        // A certainty at which some items are unsure, which have advice.
+        // So high a certainty that some items stay unsure: only those have advice.
         let certainty = Certainty { keep: 1.0, ..Certainty::of_actions(0.999_999) };
         let options = Options { certainty, ..Options::default() };
         let confirmed = [true, false, false, false, false];

@@ -53,18 +53,18 @@ pub async fn post(
 ) -> Result<impl IntoResponse, Problem> {
     let method = parse_method(&app, options.method.as_deref().unwrap_or("relabel"))?;
     let (admitted, body) = receive(&app, request).await?;
-    let made = admitted.run(move |job| {
+    let response = admitted.run(move |job| {
         let support = parse_labelled_rows(body, &app, &job.cancellation)?;
         check_fit_size(&support)?;
         let audit = audits::audit_rows(&support, &Options::default(), &job.cancellation)?;
         let predictor = Predictor::fit(support.embeddings, &method, Some(&audit))?;
         let metadata = app.store.save(predictor)?;
-        let place = format!("/api/v1/classifiers/{}", metadata.id);
+        let location = format!("/api/v1/classifiers/{}", metadata.id);
         let skipped = support.skipped.into_iter().map(Into::into).collect();
-        Ok((place, job.json_response(&CreatedClassifier { metadata, skipped })?))
+        Ok((location, job.json_response(&CreatedClassifier { metadata, skipped })?))
     });
-    let (place, made) = made.await?;
-    Ok((StatusCode::CREATED, [(header::LOCATION, place)], JsonBytes(made)))
+    let (location, response) = response.await?;
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], JsonBytes(response)))
 }
 
 /// Whether a request may use a method. It may not if the method needs the true labels or a file, or is transductive: a

@@ -56,7 +56,7 @@ pub async fn post(State(app): State<SharedApp>, request: Request) -> Result<Json
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint("send multipart/form-data"));
     }
     let embedded = admitted.run(move |job| {
-        let Queries { items, rows, embedder, measures } = Queries::parse(body, &app, &job.cancellation)?;
+        let Queries { items, rows, measures } = Queries::parse(body, &app, &job.cancellation)?;
         let picture = |((item, row), measures): ((String, EmbeddingResult), Option<ImageMeasures>)| {
             let image = measures.as_ref().map(image_text);
             match row {
@@ -67,7 +67,8 @@ pub async fn post(State(app): State<SharedApp>, request: Request) -> Result<Json
             }
         };
         let pictures = items.into_iter().zip(rows).zip(measures).map(picture).collect();
-        job.json_response(&EmbeddedPictures { embedder: embedder.unwrap_or_default(), pictures })
+        let embedder = app.embedder.backbone().name().to_owned();
+        job.json_response(&EmbeddedPictures { embedder, pictures })
     });
     Ok(JsonBytes(embedded.await?))
 }

@@ -124,7 +124,7 @@ fn prediction_entry(
 ) -> Result<PredictionEntry, Problem> {
     if !(found.probability.is_finite() && found.unknown.is_finite()) {
         return Err(Problem::unusable(format!(
-            "the prediction for {item} failed: its numbers lead to NaN or infinity"
+            "the prediction for {item} failed: its scores are not finite; try rows with smaller values"
         )));
     }
     Ok(PredictionEntry::Predicted {

@@ -1,4 +1,5 @@
-//! Tests of the API with valid requests.
+//! Tests of audits, of classifiers and their storage, of metrics and of the OpenAPI description. Most refusals are in
+//! `refusals.rs`.
 
 use std::sync::Arc;
 
@@ -10,17 +11,18 @@ use serde_json::{Value, json};
 use trueshot::predictor::Predictor;
 use trueshot_server::{Access, Limits};
 
+/// The rows of `support`, and its labels if `labelled`, as an Arrow stream.
 fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     let rows = support["rows"].as_array().unwrap();
     let dim = rows[0].as_array().unwrap().len() as i32;
-    let numbers: Vec<f32> = rows
+    let values: Vec<f32> = rows
         .iter()
         .flat_map(|row| row.as_array().unwrap())
         .map(|value| value.as_f64().unwrap() as f32)
         .collect();
     let item = Arc::new(Field::new_list_field(DataType::Float32, false));
     let features: ArrayRef =
-        Arc::new(FixedSizeListArray::new(item.clone(), dim, Arc::new(Float32Array::from(numbers)), None));
+        Arc::new(FixedSizeListArray::new(item.clone(), dim, Arc::new(Float32Array::from(values)), None));
     let mut fields = vec![Field::new("features", DataType::FixedSizeList(item, dim), false)];
     let mut columns = vec![features];
     if labelled {
@@ -39,6 +41,7 @@ fn arrow(support: &Value, labelled: bool) -> Vec<u8> {
     bytes
 }
 
+/// An Arrow stream as an Arrow file.
 fn arrow_file(stream: &[u8]) -> Vec<u8> {
     let reader = arrow_ipc::reader::StreamReader::try_new(stream, None).unwrap();
     let mut writer = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &reader.schema()).unwrap();
@@ -46,34 +49,36 @@ fn arrow_file(stream: &[u8]) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
+/// The index and the suggested class of every item with a suggestion.
 fn suspects(audit: &Value) -> Vec<(usize, String)> {
     let items = audit["items"].as_array().unwrap().iter().enumerate();
-    let suspect = |(place, item): (usize, &Value)| {
-        let to = item["suggested"].as_str()?;
-        Some((place, to.to_owned()))
+    let suspect = |(index, item): (usize, &Value)| {
+        let suggested = item["suggested"].as_str()?;
+        Some((index, suggested.to_owned()))
     };
     items.filter_map(suspect).collect()
 }
 
 #[test]
-fn an_audit_finds_what_is_filed_wrongly_whatever_it_is_sent_as() {
+fn an_audit_finds_wrong_labels_in_json_and_arrow() {
     let server = TestServer::new();
     let support = noisy_support();
     let expected = [(0, "ant".to_owned()), (6, "bee".to_owned()), (12, "cow".to_owned())];
-    let of_json = server.post_json("/api/v1/audit", &support);
-    assert_eq!(of_json.status, 200, "{}", of_json.text());
-    assert_eq!(suspects(&of_json.json()), expected);
-    assert_eq!(of_json.json()["items"][0]["item"], "0-0.png");
-    let of_arrow = server.post("/api/v1/audit", "application/vnd.apache.arrow.stream", arrow(&support, true));
-    assert_eq!(of_arrow.status, 200, "{}", of_arrow.text());
-    assert_eq!(suspects(&of_arrow.json()), expected);
+    let from_json = server.post_json("/api/v1/audit", &support);
+    assert_eq!(from_json.status, 200, "{}", from_json.text());
+    assert_eq!(suspects(&from_json.json()), expected);
+    assert_eq!(from_json.json()["items"][0]["item"], "0-0.png");
+    let from_arrow =
+        server.post("/api/v1/audit", "application/vnd.apache.arrow.stream", arrow(&support, true));
+    assert_eq!(from_arrow.status, 200, "{}", from_arrow.text());
+    assert_eq!(suspects(&from_arrow.json()), expected);
     let file = arrow_file(&arrow(&support, true));
-    let of_file = server.post("/api/v1/audit", "application/vnd.apache.arrow.file", file);
-    assert_eq!(suspects(&of_file.json()), expected);
+    let from_file = server.post("/api/v1/audit", "application/vnd.apache.arrow.file", file);
+    assert_eq!(suspects(&from_file.json()), expected);
 }
 
 #[test]
-fn the_examples_in_the_documentation_are_answered_as_it_says() {
+fn requests_of_the_documentation_get_the_documented_answers() {
     let page = include_str!("../../../../docs/serve.md");
     let server = TestServer::new();
     let (_, rest) = page.split_once("-H 'content-type: application/json' -d '\n").unwrap();
@@ -109,8 +114,8 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
         assert!(answer.get(key).is_some(), "{key}");
     }
     let refused = server.post("/api/v1/audit", "application/x-www-form-urlencoded", "x").text();
-    let told: Value = serde_json::from_str(&refused).unwrap();
-    for text in [told["error"].as_str().unwrap(), told["hint"].as_str().unwrap()] {
+    let problem: Value = serde_json::from_str(&refused).unwrap();
+    for text in [problem["error"].as_str().unwrap(), problem["hint"].as_str().unwrap()] {
         assert!(page.contains(text), "{text}");
     }
     let refused = server.post("/api/v1/audit", "application/json", r#"{"rows": [[1, 2], [3]]}"#);
@@ -118,7 +123,7 @@ fn the_examples_in_the_documentation_are_answered_as_it_says() {
 }
 
 #[test]
-fn collections_that_say_little_about_their_labels_get_a_warning_and_no_changes() {
+fn labels_that_cannot_be_judged_get_a_warning_and_no_changes() {
     let server = TestServer::new();
     let rows = noisy_support()["rows"].clone();
     let row = |number: usize| rows[number].clone();
@@ -162,7 +167,7 @@ fn certainty_decides_between_changes_and_review() {
 }
 
 #[test]
-fn what_somebody_confirmed_stays_where_it_is() {
+fn confirmed_items_are_kept() {
     let server = TestServer::new();
     let mut support = noisy_support();
     support["confirmed"] = json!((0..18).map(|row| row == 0).collect::<Vec<_>>());
@@ -173,7 +178,7 @@ fn what_somebody_confirmed_stays_where_it_is() {
 }
 
 #[test]
-fn pictures_are_audited_by_field_or_folder_and_broken_ones_are_named() {
+fn the_class_of_an_image_is_its_field_or_folder_and_unreadable_images_are_listed() {
     let server = TestServer::new();
     let mut files = drawings();
     files.push(("ant".into(), "broken.png".into(), b"\x89PNG\r\n\x1a\n".to_vec()));
@@ -203,16 +208,16 @@ fn rows_with_the_measures_of_their_images_are_audited_like_the_images() {
     let server = TestServer::new();
     let mut files = drawings();
     files.push(("bee".into(), "again.png".into(), files[0].2.clone()));
-    let of_images = server.post_form("/api/v1/audit", &files).json();
+    let from_images = server.post_form("/api/v1/audit", &files).json();
     let embedded = server.post_form("/api/v1/embed", &files).json();
     let pictures = embedded["pictures"].as_array().unwrap();
     let column = |key: &str| -> Vec<Value> { pictures.iter().map(|picture| picture[key].clone()).collect() };
     let labels: Vec<&String> = files.iter().map(|(class, _, _)| class).collect();
     let mut body = json!({ "rows": column("row"), "labels": labels, "items": column("item"), "images": column("image") });
-    let of_rows = server.post_json("/api/v1/audit", &body).json();
-    assert_eq!(of_rows["duplicates"], of_images["duplicates"]);
-    assert_eq!(of_rows["duplicates"][0]["label_conflict"], true, "{}", of_rows["duplicates"]);
-    assert_eq!(of_rows["image_problems"], of_images["image_problems"]);
+    let from_rows = server.post_json("/api/v1/audit", &body).json();
+    assert_eq!(from_rows["duplicates"], from_images["duplicates"]);
+    assert_eq!(from_rows["duplicates"][0]["label_conflict"], true, "{}", from_rows["duplicates"]);
+    assert_eq!(from_rows["image_problems"], from_images["image_problems"]);
 
     body["images"][0] = Value::Null;
     assert_eq!(server.post_json("/api/v1/audit", &body).status, 200);
@@ -225,7 +230,7 @@ fn rows_with_the_measures_of_their_images_are_audited_like_the_images() {
 }
 
 #[test]
-fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
+fn a_classifier_is_created_listed_used_downloaded_and_deleted() {
     let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers", &noisy_support());
     assert_eq!(made.status, 201, "{}", made.text());
@@ -248,16 +253,19 @@ fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
     assert_eq!(probabilities.len(), 3);
     let sum: f64 = probabilities.iter().map(|p| p.as_f64().unwrap()).sum();
     let unknown = answers["predictions"][0]["unknown"].as_f64().unwrap();
-    assert!((sum + unknown - 1.0).abs() < 1e-5, "the classes and none: {answers}");
+    assert!(
+        (sum + unknown - 1.0).abs() < 1e-5,
+        "the probabilities of the classes and of none of them: {answers}"
+    );
     let predict = format!("{path}/predict");
-    let of_arrow =
+    let from_arrow =
         server.post(&predict, "application/vnd.apache.arrow.stream", arrow(&queries, false)).json();
-    assert_eq!(of_arrow["predictions"][1]["class"], "bee", "{of_arrow}");
+    assert_eq!(from_arrow["predictions"][1]["class"], "bee", "{from_arrow}");
 
     let file = server.get(&format!("{path}/download"));
     let predictor = Predictor::read_bytes(file.bytes, "downloaded").unwrap();
     assert_eq!(predictor.classes(), ["ant", "bee", "cow"]);
-    assert!(predictor.audit().is_some(), "what was found goes with it");
+    assert!(predictor.audit().is_some(), "the audit is part of the file");
     assert_eq!(server.delete(&path).status, 204);
     assert_eq!(server.delete(&path).status, 404);
     assert_eq!(server.get(&path).status, 404);
@@ -265,19 +273,19 @@ fn a_classifier_is_made_listed_asked_downloaded_and_deleted() {
 }
 
 #[test]
-fn a_classifier_of_pictures_is_asked_about_pictures() {
+fn a_classifier_fitted_on_images_classifies_images() {
     let server = TestServer::new();
     let made = server.post_form("/api/v1/classifiers?method=protonet", &drawings());
     assert_eq!(made.status, 201, "{}", made.text());
     let path = format!("/api/v1/classifiers/{}/predict", made.json()["id"].as_str().unwrap());
-    let mut asked: Vec<_> = drawings().into_iter().step_by(6).collect();
-    asked.push(("images".into(), "no.png".into(), b"no picture".to_vec()));
-    let answers = server.post_form(&path, &asked).json();
+    let mut queries: Vec<_> = drawings().into_iter().step_by(6).collect();
+    queries.push(("images".into(), "no.png".into(), b"no picture".to_vec()));
+    let answers = server.post_form(&path, &queries).json();
     assert_eq!(answers["predictions"][2]["class"], "cow", "{answers}");
     assert!(answers["predictions"][3]["error"].as_str().unwrap().contains("unknown image format"));
-    let of_rows = server.post_json("/api/v1/classifiers", &noisy_support()).json();
-    let path = format!("/api/v1/classifiers/{}/predict", of_rows["id"].as_str().unwrap());
-    let refused = server.post_form(&path, &asked);
+    let from_rows = server.post_json("/api/v1/classifiers", &noisy_support()).json();
+    let path = format!("/api/v1/classifiers/{}/predict", from_rows["id"].as_str().unwrap());
+    let refused = server.post_form(&path, &queries);
     assert_eq!(refused.status, 422);
     assert!(refused.error().contains("embedder is not known"), "{}", refused.text());
 }
@@ -304,10 +312,10 @@ fn rows_of_the_embed_route_audit_as_the_pictures_do() {
     let labels: Vec<String> = drawings().into_iter().map(|(class, ..)| class).collect();
     let rows: Vec<&Value> = pictures.iter().map(|picture| &picture["row"]).collect();
     let support = json!({ "rows": rows, "labels": labels, "embedder": embedded["embedder"] });
-    let of_rows = server.post_json("/api/v1/audit", &support).json();
-    let of_pictures = server.post_form("/api/v1/audit", &drawings()).json();
+    let from_rows = server.post_json("/api/v1/audit", &support).json();
+    let from_images = server.post_form("/api/v1/audit", &drawings()).json();
     for (row, picture) in
-        of_rows["items"].as_array().unwrap().iter().zip(of_pictures["items"].as_array().unwrap())
+        from_rows["items"].as_array().unwrap().iter().zip(from_images["items"].as_array().unwrap())
     {
         assert_eq!(row["p_wrong"], picture["p_wrong"]);
     }
@@ -320,10 +328,12 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     let made = start().post_json("/api/v1/classifiers", &noisy_support()).json();
     let id = made["id"].as_str().unwrap();
     let restarted = start();
-    assert_eq!(restarted.warnings, [""; 0]);
+    assert!(restarted.warnings.is_empty(), "{:?}", restarted.warnings);
     let mut kept = restarted.get(&format!("/api/v1/classifiers/{id}")).json();
     let mut before = made.clone();
+    // Only the response to POST has "skipped"; after a restart, "created" is the time of the file.
     before.as_object_mut().unwrap().remove("skipped");
+    assert!(kept["created"].as_u64().unwrap().abs_diff(before["created"].as_u64().unwrap()) <= 60, "{kept}");
     kept["created"] = before["created"].clone();
     assert_eq!(kept, before);
     let path = format!("/api/v1/classifiers/{id}/predict");
@@ -343,6 +353,7 @@ fn classifiers_outlive_the_server_and_a_damaged_one_is_named_and_left_alone() {
     std::fs::write(files.join("notes.txt"), b"not ours").unwrap();
     let damaged = start();
     assert_eq!(damaged.warnings.len(), 2, "{:?}", damaged.warnings);
+    // Sorted by name: the file with nonsense is the first.
     assert!(damaged.warnings[1].contains(id) && damaged.warnings[1].contains("do not match its name"));
     assert_eq!(damaged.get("/api/v1/classifiers").json(), json!([]));
     assert!(file.exists(), "nothing is deleted");
@@ -370,7 +381,7 @@ fn a_classifier_that_changed_on_the_disk_is_not_used() {
 
     std::fs::write(file(id), b"nonsense").unwrap();
     assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
-    assert_eq!(std::fs::read(file(id)).unwrap(), right, "made again, it is on the disk again");
+    assert_eq!(std::fs::read(file(id)).unwrap(), right, "creating it again restores its file");
     std::fs::remove_file(file(id)).unwrap();
     assert_eq!(send().status, 404);
     assert_eq!(server.post_json("/api/v1/classifiers", &noisy_support()).status, 201);
@@ -378,7 +389,7 @@ fn a_classifier_that_changed_on_the_disk_is_not_used() {
 }
 
 #[test]
-fn a_classifier_made_and_deleted_at_once_is_on_the_disk_exactly_if_it_is_listed() {
+fn after_concurrent_creation_and_deletion_a_classifier_has_a_file_exactly_if_it_is_listed() {
     let server = TestServer::new();
     let made = server.post_json("/api/v1/classifiers?method=protonet", &noisy_support()).json();
     let path = format!("/api/v1/classifiers/{}", made["id"].as_str().unwrap());
@@ -403,7 +414,7 @@ fn two_servers_do_not_share_a_folder() {
 }
 
 #[test]
-fn a_control_character_in_a_name_costs_that_picture_only() {
+fn an_image_with_a_control_character_in_its_name_is_skipped() {
     let server = TestServer::new();
     let mut files = drawings();
     files[4].1 = "ant-\u{7}.png".into();
@@ -425,22 +436,28 @@ fn a_control_character_in_a_name_costs_that_picture_only() {
 }
 
 #[test]
-fn figures_and_description_are_there() {
+fn metrics_count_requests_and_images() {
     let server = TestServer::new();
     assert_eq!(server.get("/healthz").text(), "ok\n");
     server.post_form("/api/v1/embed", &drawings()[..2]);
     server.get("/nothing");
-    let figures = server.get("/metrics").text();
+    let metrics = server.get("/metrics").text();
     for line in [
         r#"trueshot_requests_total{route="/api/v1/embed",method="POST",status="200"} 1"#,
         r#"trueshot_requests_total{route="other",method="GET",status="404"} 1"#,
         r#"trueshot_request_duration_seconds_count{route="/healthz",method="GET"} 1"#,
+        // The request for the metrics itself.
         "trueshot_requests_in_flight 1",
         "trueshot_pictures_embedded_total 2",
         "trueshot_embedding_cache_hits_total 0",
     ] {
-        assert!(figures.contains(line), "no {line} in\n{figures}");
+        assert!(metrics.contains(line), "no {line} in\n{metrics}");
     }
+}
+
+#[test]
+fn the_openapi_description_is_complete() {
+    let server = TestServer::new();
     let description = server.get("/openapi.json").json();
     let paths: Vec<&String> = description["paths"].as_object().unwrap().keys().collect();
     assert_eq!(
@@ -464,10 +481,11 @@ fn figures_and_description_are_there() {
         .flat_map(|path| path.as_object().unwrap().values());
     let ids: Vec<&str> =
         operations.clone().map(|operation| operation["operationId"].as_str().unwrap()).collect();
-    let different: std::collections::BTreeSet<&&str> = ids.iter().collect();
-    assert_eq!(different.len(), ids.len(), "{ids:?}");
+    let unique_ids: std::collections::BTreeSet<&&str> = ids.iter().collect();
+    assert_eq!(unique_ids.len(), ids.len(), "{ids:?}");
     for operation in operations {
         let responses = operation["responses"].as_object().unwrap();
+        // 421 Misdirected Request: the host name is not allowed.
         assert!(responses.contains_key("400") && responses.contains_key("421"), "{operation}");
         for (status, response) in responses.iter().filter(|(status, _)| status.as_str() >= "400") {
             let schema = &response["content"]["application/json"]["schema"]["$ref"];
@@ -476,10 +494,18 @@ fn figures_and_description_are_there() {
             assert_eq!(response["headers"]["Retry-After"].is_object(), is_temporary, "{status}");
         }
     }
+    let parameters = description["paths"]["/api/v1/audit"]["post"]["parameters"].as_array().unwrap();
+    let neighbours = parameters.iter().find(|parameter| parameter["name"] == "neighbours").unwrap();
+    assert_eq!(neighbours["schema"]["maximum"].as_f64(), Some(trueshot::audit::MAX_NEIGHBOURS as f64));
     let made = &description["paths"]["/api/v1/classifiers"]["post"]["responses"]["201"];
     let links: Vec<&String> = made["links"].as_object().unwrap().keys().collect();
     assert_eq!(links, ["deleteClassifier", "downloadClassifier", "getClassifier", "predict"]);
     assert!(links.iter().all(|link| ids.contains(&link.as_str())));
+}
+
+#[test]
+fn head_requests_are_answered() {
+    let server = TestServer::new();
     assert_eq!(
         server
             .send(crate::client::request(Method::HEAD, "/healthz").body(Default::default()).unwrap())

@@ -20,7 +20,7 @@ fn every_bad_body_has_its_status_and_its_reason() {
         (400, "not valid JSON", "".into()),
         (400, "not valid JSON", "{".into()),
         (400, "not valid JSON", "nonsense".into()),
-        (422, "expected struct", "[]".into()),
+        (422, "expected an object with 'rows' and 'labels'", "[]".into()),
         (422, "missing field", "{}".into()),
         (422, "unknown field", r#"{"rows":[[1],[2]],"labels":["a","b"],"path":"/etc/passwd"}"#.into()),
         (422, "no rows", r#"{"rows":[],"labels":[]}"#.into()),
