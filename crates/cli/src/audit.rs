@@ -120,7 +120,7 @@ fn parse_certainty(text: &str) -> Result<f32, String> {
 }
 
 /// A number without its percent sign, and whether it had one.
-fn number_and_percent_sign(text: &str) -> (&str, bool) {
+pub fn number_and_percent_sign(text: &str) -> (&str, bool) {
     let text = text.trim();
     match text.strip_suffix('%') {
         Some(number) => (number.trim_end(), true),

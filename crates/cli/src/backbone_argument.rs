@@ -1,8 +1,9 @@
 //! The options that select a backbone and its cache, shared by all commands that embed images.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use trueshot::predictor::Predictor;
 use trueshot_vision::backbone::{BackboneOptions, GPU_MIN_IMAGES};
 use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
@@ -85,6 +86,20 @@ impl BackboneArgument {
         Ok(backbone)
     }
 
+    /// Fails if an option for embedding images is given for the embeddings in the file `path`.
+    pub fn check_unused(&self, path: &Path) -> anyhow::Result<()> {
+        let path = path.display();
+        if let Some((option, _)) = self.choice.given().first() {
+            anyhow::bail!("--{option} applies to images, but {path} contains embeddings");
+        }
+        self.device.require_cpu(&format!("{path} contains embeddings, which are processed on the CPU"))
+    }
+
+    /// The options for the backbone and its preprocessing as they were given, each with a space before it.
+    pub fn as_given(&self) -> String {
+        self.choice.given().iter().map(|(option, value)| format!(" --{option} {value}")).collect()
+    }
+
     /// Refuses `--device cuda` for work that only the CPU can do.
     pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
         self.device.require_cpu(what)
@@ -95,9 +110,14 @@ impl BackboneArgument {
         Ok(Backbone::default_for(collection, &self.choice.options())?)
     }
 
-    /// The given backbone, or the built-in one of this name.
+    /// The built-in backbone of this name.
     pub fn find_named(&self, name: &str) -> anyhow::Result<Backbone> {
-        self.choice.find_named(name, "give the file of the backbone with --backbone")
+        self.choice.find_named(name, GIVE_BACKBONE)
+    }
+
+    /// The backbone of a classifier: the given one, or the built-in one that the classifier names.
+    pub fn find_for(&self, predictor: &Predictor) -> anyhow::Result<Backbone> {
+        self.choice.find_for(predictor, self.find()?, GIVE_BACKBONE)
     }
 
     /// Prints why embeddings could not be cached, if so.
@@ -164,6 +184,9 @@ impl BackboneArgument {
     }
 }
 
+/// The hint for a backbone that is not built in.
+const GIVE_BACKBONE: &str = "give the file of the backbone with --backbone";
+
 impl BackboneChoice {
     /// Whether the user has given a backbone.
     pub fn is_given(&self) -> bool {
@@ -175,7 +198,58 @@ impl BackboneChoice {
         Ok(self.backbone.as_ref().map(|given| Backbone::find(given, &self.options())).transpose()?)
     }
 
-    /// The given backbone, or the built-in one of this name; `hint` is for the error if it is not built in.
+    /// The backbone of a classifier: `given`, or else the built-in one that the classifier names.
+    ///
+    /// # Errors
+    /// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no backbone is
+    /// given and the one that it names is not built in; `hint` is for the last.
+    pub fn find_for(
+        &self,
+        predictor: &Predictor,
+        given: Option<Backbone>,
+        hint: &str,
+    ) -> anyhow::Result<Backbone> {
+        let fitted_with = predictor.embedder().unwrap_or_default();
+        let backbone = match given {
+            Some(backbone) => backbone,
+            // The name without details: `omniglot-conv4` for `omniglot-conv4 (conv4, HASH)`.
+            None => self.find_named(fitted_with.split(" (").next().unwrap_or_default(), hint)?,
+        };
+        let name = backbone.name();
+        anyhow::ensure!(
+            fitted_with.is_empty() || fitted_with == name,
+            hinted(
+                format!(
+                    "the classifier was trained on embeddings of {fitted_with}, but the backbone is {name}"
+                ),
+                "give the same backbone with --backbone, and the same preprocessing with --size, --fit and --resampling"
+            )
+        );
+        anyhow::ensure!(
+            backbone.dim() == predictor.dim(),
+            "the classifier takes embeddings of {} dimensions, but {name} computes {}",
+            predictor.dim(),
+            backbone.dim()
+        );
+        Ok(backbone)
+    }
+
+    /// The options that were given, without dashes, with their values.
+    fn given(&self) -> Vec<(&'static str, String)> {
+        let list = |values: &Vec<f32>| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+        let options = [
+            ("backbone", self.backbone.as_ref().map(|backbone| backbone.display().to_string())),
+            ("size", self.size.map(|size| size.to_string())),
+            ("mean", self.mean.as_ref().map(list)),
+            ("std", self.std.as_ref().map(list)),
+            ("output-name", self.output_name.clone()),
+            ("fit", self.fit.and_then(value_name)),
+            ("resampling", self.resampling.and_then(value_name)),
+        ];
+        options.into_iter().filter_map(|(option, value)| Some((option, value?))).collect()
+    }
+
+    /// The built-in backbone of this name; `hint` is for the error if it is not built in.
     pub fn find_named(&self, name: &str, hint: &str) -> anyhow::Result<Backbone> {
         let built_in = ["efficientnet-lite0", "omniglot-conv4"];
         let name = if name.is_empty() { built_in[0] } else { name };
@@ -202,4 +276,9 @@ impl BackboneChoice {
             output: self.output_name.clone(),
         }
     }
+}
+
+/// The value of an option as it is written on the command line.
+fn value_name<T: ValueEnum>(value: T) -> Option<String> {
+    Some(value.to_possible_value()?.get_name().to_string())
 }

@@ -25,34 +25,44 @@ use crate::device_argument::open_device;
 use crate::messages::hinted;
 use crate::output::print_escaped;
 use crate::threads::Threads;
+use crate::time_limit::parse_seconds;
 
 /// Measure the time of fixed workloads and print one line of JSON per workload
 ///
-/// peak: multiply-adds at the maximum rate of the cores, an upper bound for the `gflops` of the others. eval_mean,
-/// eval_median, eval_cosine: 1,000 episodes (5-way 5-shot, 15 queries, no noise) from 20 classes of 600 embeddings with
-/// 1600 dimensions, including sampling. embed84: 100 images through Conv4. proto84, proto32: one training step of Conv4 on
-/// an episode of 100 images, including AdamW. tranfs16: one training step of a three-layer TraNFS on 16 episodes with 1600
-/// dimensions. relabel32: one training step of Relabel on 32 episodes with 1600 dimensions. tranfs_fwd64: the TraNFS
-/// prototypes of 64 episodes. maml32: one step of second-order MAML on 4 episodes of
-/// 100 images with 5 adaptation steps, including Adam; fomaml32: the same with first-order MAML.
-/// `bench/peers/torch_workloads.py` and `bench/peers/torch_relabel.py` measure the same workloads in PyTorch.
+/// The same workloads in PyTorch are in `bench/peers/torch_workloads.py` and `bench/peers/torch_relabel.py`.
 ///
-/// With --device cuda, the training steps and embed84 run on the GPU, 64 steps per call as in training, and a step of Conv4
-/// includes making its images; the other workloads are left out.
+/// With --device cuda, embed84 and the steps of proto84, proto32, tranfs16 and relabel32 run on the GPU, 64 steps per call
+/// as in training, and a step of Conv4 includes cropping and augmenting its images. The other workloads are skipped.
 #[derive(Args)]
+#[command(after_long_help = WORKLOADS_HELP)]
 pub struct Arguments {
     /// Run these workloads, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     only: Vec<String>,
     /// Repeat each workload for at least this time, in seconds
-    #[arg(long, default_value_t = 3.0, value_name = "S")]
-    seconds: f64,
+    #[arg(long, default_value = "3", value_name = "S", value_parser = parse_seconds)]
+    seconds: Duration,
     /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
     #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
     device: DeviceChoice,
     #[command(flatten)]
     threads: Threads,
 }
+
+const WORKLOADS_HELP: &str = "\
+Workloads (embeddings have 1600 dimensions, episodes 5 classes with 5 shots and 15 queries):
+  peak          the multiply-add rate of the cores; no other workload can have more gflops
+  eval_mean     evaluation of ProtoNet on 1,000 episodes from 20 classes of 600 embeddings
+  eval_median   the same with median prototypes
+  eval_cosine   the same with similarity-weighted prototypes
+  embed84       100 images of 84 px through Conv4
+  proto84       a training step of Conv4 on an episode of 100 images of 84 px, with AdamW
+  proto32       the same with images of 32 px
+  maml32        a step of second-order MAML on 4 episodes of 100 images of 32 px, 5 adaptation steps, with Adam
+  fomaml32      the same with first-order MAML
+  tranfs16      a training step of a three-layer TraNFS on 16 episodes
+  relabel32     a training step of Relabel on 32 episodes
+  tranfs_fwd64  the TraNFS prototypes of 64 episodes";
 
 /// Runs a workload once; the argument is the number of the run.
 type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
@@ -91,7 +101,7 @@ const GPU_WORKLOADS: [(&str, gpu::GpuSetUp); 5] = [
 ];
 const EPISODES: u64 = 1000;
 const CLASSES: usize = 20;
-const ITEMS: usize = 600;
+const ITEMS_PER_CLASS: usize = 600;
 const DIM: usize = 1600;
 const IMAGES: usize = 100;
 
@@ -152,14 +162,14 @@ fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     })
 }
 
-/// Multiplies and adds on all threads.
+/// The maximum multiply-add rate: independent operations in registers, on all threads.
 fn peak() -> Workload {
     let threads = rayon::current_num_threads();
-    let busy = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
+    let run_all = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
     let operations = trueshot_nn::peak::busy() * threads as u64;
     Workload {
         work: Box::new(move |_| {
-            std::hint::black_box(busy());
+            std::hint::black_box(run_all());
             Ok(())
         }),
         per_call: 1,
@@ -193,8 +203,9 @@ fn random_embeddings() -> anyhow::Result<Embeddings> {
     let mut rng = Rng::new(0, Purpose::Items, 0);
     // The sum of twelve uniform numbers minus six is nearly normal, and needs no tables.
     let mut normal = || (0..12).map(|_| rng.uniform()).sum::<f32>() - 6.0;
-    let values = (0..CLASSES * ITEMS * DIM).map(|_| normal().max(0.0)).collect();
-    let labels = (0..CLASSES * ITEMS).map(|row| format!("class {:02}", row / ITEMS)).collect();
+    let values = (0..CLASSES * ITEMS_PER_CLASS * DIM).map(|_| normal().max(0.0)).collect();
+    let labels =
+        (0..CLASSES * ITEMS_PER_CLASS).map(|row| format!("class {:02}", row / ITEMS_PER_CLASS)).collect();
     Ok(Embeddings::from_rows(values, DIM, labels)?)
 }
 
@@ -237,7 +248,7 @@ fn backbone_step(shape: Shape) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * (forward + backward)) }
 }
 
-/// One step of MAML on four tasks of 25 support images and 75 queries of 32 px.
+/// One step of MAML on four tasks of 25 support images and 75 queries of 32 px, all with the same images.
 fn maml_step(order: GradientOrder) -> Workload {
     const TASKS: usize = 4;
     let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };
@@ -274,11 +285,11 @@ fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
     Ok((network, parameters))
 }
 
-/// Rows of the bank: `each` rows for every episode.
-fn episode_rows(bank: &Embeddings, episodes: usize, each: usize) -> Vec<Vec<&[f32]>> {
+/// `rows_per_episode` consecutive rows of the bank per episode, from the first row again after the last.
+fn episode_rows(bank: &Embeddings, episodes: usize, rows_per_episode: usize) -> Vec<Vec<&[f32]>> {
     let all = bank.features().as_f32().expect("made in memory, as f32");
-    let row = |at: usize| &all[at % (CLASSES * ITEMS) * DIM..][..DIM];
-    (0..episodes).map(|e| (0..each).map(|i| row(e * each + i)).collect()).collect()
+    let row = |at: usize| &all[at % (CLASSES * ITEMS_PER_CLASS) * DIM..][..DIM];
+    (0..episodes).map(|e| (0..rows_per_episode).map(|i| row(e * rows_per_episode + i)).collect()).collect()
 }
 
 fn relabel() -> (Relabel, Vec<f32>) {
@@ -293,7 +304,7 @@ fn given_labels() -> Vec<u32> {
     (0..25).map(|item| item / 5).collect()
 }
 
-/// The true classes of the support items: 30 % differ from the given label.
+/// The true classes of the support items: 9 of the 25 differ from the given label.
 fn true_labels() -> Vec<Option<u32>> {
     let wrong = |item: u32| item % 10 < 3;
     (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect()
@@ -304,7 +315,7 @@ fn query_labels() -> Vec<u32> {
     (0..75).map(|query| query / 15).collect()
 }
 
-/// One training step of a head on `count` episodes, in four parallel parts.
+/// One training step of a head on `count` episodes, in four parallel parts with a gradient and a dropout seed each.
 fn head_step<H: Head + 'static>(
     (network, mut parameters): (H, Vec<f32>),
     count: usize,
@@ -360,12 +371,15 @@ fn tranfs_prototypes() -> anyhow::Result<Workload> {
     Ok(Workload { work: Box::new(work), per_call: 1, operations: None })
 }
 
-/// Runs `work` three times to warm up, then at least five times and for at least `seconds`; returns milliseconds per
+/// Runs `work` three times to warm up, then at least five times and for `at_least`; returns milliseconds per
 /// run.
-fn time_runs(seconds: f64, mut work: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Vec<f64>> {
+fn time_runs(
+    at_least: Duration,
+    mut work: impl FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<f64>> {
     (0..3).try_for_each(&mut work)?;
     let (start, mut times) = (Instant::now(), Vec::new());
-    while times.len() < 5 || start.elapsed() < Duration::from_secs_f64(seconds) {
+    while times.len() < 5 || start.elapsed() < at_least {
         let begin = Instant::now();
         work(3 + times.len() as u64)?;
         times.push(begin.elapsed().as_secs_f64() * 1e3);

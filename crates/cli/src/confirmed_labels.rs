@@ -35,19 +35,23 @@ impl ConfirmedLabels {
         let own = support.is_dir().then(|| support.join(FILE_NAME));
         let path = given.cloned().or(own);
         let all = match &path {
-            Some(path) if path.exists() || (given.is_some() && !may_be_new) => read_file(path)?,
+            Some(path) if path.exists() || (given.is_some() && !may_be_new) => {
+                parse_labels(&read_file(path)?, path)?
+            }
             _ => Vec::new(),
         };
         Ok(ConfirmedLabels { path, all })
     }
 
-    /// Confirms more items and writes them to the file.
+    /// Confirms more items and adds them to the file, whose other lines stay as they are.
     pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
         let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
         // Another audit may have confirmed items since this one read the file.
         let _lock = trueshot::lock::Lock::beside(&path)?;
-        if path.exists() {
-            self.all = read_file(&path)?;
+        let mut text = if path.exists() { read_file(&path)? } else { String::new() };
+        self.all = parse_labels(&text, &path)?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
         }
         for given in items {
             let row = (0..data.len()).find(|&row| matches_item(data, row, given, support));
@@ -58,11 +62,11 @@ impl ConfirmedLabels {
             let class = data.classes()[data.labels()[row] as usize].clone();
             let confirmation = ConfirmedLabel { item: item_name(data, row), given: Some(class) };
             if !self.all.contains(&confirmation) {
+                text += &(serde_json::to_string(&confirmation)? + "\n");
                 self.all.push(confirmation);
             }
         }
-        let line = |one: &ConfirmedLabel| serde_json::to_string(one).map(|line| line + "\n");
-        write_file(&path, &self.all.iter().map(line).collect::<Result<String, _>>()?)
+        write_file(&path, &text)
     }
 
     /// For every row whether its label is confirmed.
@@ -77,8 +81,12 @@ impl ConfirmedLabels {
     }
 }
 
-fn read_file(path: &Path) -> anyhow::Result<Vec<ConfirmedLabel>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+fn read_file(path: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The labels in the text of the file `path`.
+fn parse_labels(text: &str, path: &Path) -> anyhow::Result<Vec<ConfirmedLabel>> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
     let one = |(number, line): (usize, &str)| match line.starts_with('{') {
         false => Ok(ConfirmedLabel { item: line.trim_end_matches('\r').into(), given: None }),

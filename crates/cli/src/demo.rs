@@ -27,20 +27,20 @@ use crate::threads::Threads;
 /// Clean a folder of built-in drawings, then compare all methods on them
 ///
 /// Sorts handwritten characters (Omniglot) into folders, some of them into a wrong one, and shows how an audit finds them
-/// and how a repair moves them back. Then gives wrong labels to some drawings of many small sets, and shows how accurately
-/// each method still classifies new drawings. Writes a page about each part. Needs no files and no network.
+/// and how a repair moves them back. Then draws many small support sets, makes some of their labels wrong, and shows how
+/// accurately each method still classifies new drawings. Writes a page about each part. Needs no files and no network.
 #[derive(Args)]
 pub struct Arguments {
-    /// Page to write about the methods; the page of the audit is written next to it, as FILE-audit.html
+    /// Write the page about the methods to FILE, and the page of the audit next to it, as NAME-audit.html for NAME.html
     #[arg(short, long, default_value = "report.html", value_name = "FILE")]
     output: PathBuf,
     /// Also write the folder with the wrongly sorted drawings to DIR, to try `audit`, `repair` and `serve` on it
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Number of episodes on which the methods are compared
-    #[arg(short, long, default_value_t = 200)]
+    /// Compare the methods on N episodes
+    #[arg(short, long, default_value_t = 200, value_name = "N")]
     episodes: u64,
-    /// Random seed that selects characters, drawings and wrong labels
+    /// Select characters, drawings and wrong labels with this random seed
     #[arg(short, long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -49,8 +49,8 @@ pub struct Arguments {
     width: WidthArgument,
 }
 
-/// Drawings per class in a support set. The 20 drawings of a character are 5 in the support set, 5 that noise may move
-/// to other classes, and 10 queries.
+/// Drawings per class in a support set. Each character has 20 drawings: 5 for the support set of its class, 5 that label
+/// noise may put into other classes, and 10 queries.
 const SHOTS: usize = 5;
 /// Queries per class.
 const QUERIES: usize = 10;
@@ -139,7 +139,7 @@ impl Arguments {
             Err(Error::Drawings(OmniglotError::NotBuiltIn)) => {}
             Err(error) => return Err(error.into()),
         }
-        let progress = ProgressDisplay::episodes(self.episodes);
+        let progress = ProgressDisplay::counting(self.episodes, "episodes");
         let experiment = Experiment {
             embeddings: characters,
             outliers: Some(others),
@@ -208,7 +208,7 @@ fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec
     let weigh = |name: &'static str| {
         let fitted =
             Registry::default().parse(name)?.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-        let assessments = fitted.assessments.unwrap_or_default();
+        let assessments = fitted.assessments.expect("these methods assess the items");
         Ok((name, assessments.iter().map(|assessment| assessment.weight).collect()))
     };
     WEIGHTED_METHODS.into_iter().map(weigh).collect()
@@ -216,8 +216,8 @@ fn item_weights(characters: &Embeddings, support: &[Item]) -> anyhow::Result<Vec
 
 /// The drawing of an item as a PNG data URI, found by the name that [`embed`] gave the item.
 fn image(characters: &Embeddings, item: &Item) -> anyhow::Result<String> {
-    let name = characters.item(item.row as usize).unwrap_or_default();
-    let (character, number) = name.split_once('/').unwrap_or_default();
+    let name = characters.item(item.row as usize).expect("`embed` names every item");
+    let (character, number) = name.split_once('/').expect("`embed` names items CHARACTER/DRAWING");
     Ok(drawing(character.parse()?, number.parse()?)?.to_png_data_uri())
 }
 

@@ -11,7 +11,7 @@ use trueshot_vision::{Augmentation, Collection, Embedder};
 use crate::backbone_argument::BackboneArgument;
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
-use crate::output::{check_writable, write_file};
+use crate::output::{check_writable, safetensors_path, write_file};
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
@@ -40,7 +40,7 @@ pub struct Arguments {
     #[arg(value_name = "IMAGES")]
     images: PathBuf,
     /// Write the embeddings to FILE (.safetensors)
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = safetensors_path)]
     output: PathBuf,
     #[command(flatten)]
     backbone: BackboneArgument,

@@ -2,7 +2,7 @@
 //!
 //! [`EpisodeArgument`] holds the options that select an episode, which `trueshot attention` has too.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
@@ -109,10 +109,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         let Arguments { pictures, selection, outliers_split, .. } = arguments;
         let labelled = LabelledCollection::new(selection.open(pictures)?)?;
-        let open_outliers = |outliers: &Path| -> anyhow::Result<LabelledCollection> {
-            LabelledCollection::new(selection.open_outliers(pictures, outliers, outliers_split.as_deref())?)
+        let open_outliers = |outliers: &PathBuf| {
+            selection.open_outliers(pictures, &labelled.collection, outliers, outliers_split.as_deref())
         };
-        let outliers = arguments.outliers.as_deref().map(open_outliers).transpose()?;
+        let outliers = arguments.outliers.as_ref().map(open_outliers).transpose()?.flatten();
+        let outliers = outliers.map(LabelledCollection::new).transpose()?;
         if arguments.which.has_kind(NoiseKind::Similar) {
             anyhow::bail!("similar noise needs embeddings; allowed here: symmetric, paired, outlier");
         }

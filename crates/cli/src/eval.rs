@@ -24,6 +24,7 @@ use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
 use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
+use crate::support_argument::read_embeddings;
 use crate::threads::Threads;
 
 /// Evaluate methods on noisy few-shot episodes drawn from embeddings
@@ -97,7 +98,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", help_heading = "Recording and replaying episodes", conflicts_with_all = ["noise", "ways", "shots", "queries", "seed"])]
     manifest: Option<PathBuf>,
     /// Print the result in this format
-    #[arg(short, long, default_value = "table", value_parser = PossibleValuesParser::new(FORMATS).map(format_named))]
+    #[arg(short, long, default_value = "table", value_parser = PossibleValuesParser::new(FORMATS.map(|(name, _)| name)).map(format_named))]
     format: Format,
     /// Also write an HTML report with plots to FILE
     #[arg(long, value_name = "FILE", help_heading = "Report")]
@@ -108,16 +109,16 @@ pub struct Arguments {
     device: DeviceArgument,
     /// Draw episodes of images, for methods that take images (maml), from a folder, archive, list or `omniglot`, as for
     /// `trueshot embed`
-    #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels"])]
+    #[arg(long, value_name = "DATASET", help_heading = "Selecting images", conflicts_with_all = ["embeddings", "labels_of_rows"])]
     pictures: Option<PathBuf>,
     #[command(flatten)]
     selection: ImagesArgument,
     /// Use this split of the outlier images, if they have several splits (with --pictures)
     #[arg(long, value_name = "NAME", help_heading = "Selecting images", requires_all = ["outliers", "pictures"])]
     outliers_split: Option<String>,
-    /// Read the labels of a .npy file from FILE, if they are not next to it
-    #[arg(long, value_name = "FILE", help_heading = "Other options")]
-    labels: Option<PathBuf>,
+    /// Read the labels of a .npy file from FILE (.npy) [default: NAME.labels.npy or NAME_labels.npy next to it; y.npy for X.npy]
+    #[arg(long, alias = "labels", value_name = "FILE", help_heading = "Other options")]
+    labels_of_rows: Option<PathBuf>,
     #[command(flatten)]
     width: WidthArgument,
     #[command(flatten)]
@@ -153,18 +154,18 @@ impl std::str::FromStr for NoiseArgument {
 }
 
 /// The values of `--format`.
-const FORMATS: [&str; 6] = ["table", "json", "csv", "md", "latex", "html"];
+const FORMATS: [(&str, Format); 6] = [
+    ("table", Format::Table),
+    ("json", Format::Json),
+    ("csv", Format::Csv),
+    ("md", Format::Markdown),
+    ("latex", Format::Latex),
+    ("html", Format::Html),
+];
 
 /// The format with one of the names in [`FORMATS`].
 fn format_named(name: String) -> Format {
-    match name.as_str() {
-        "json" => Format::Json,
-        "csv" => Format::Csv,
-        "md" => Format::Markdown,
-        "latex" => Format::Latex,
-        "html" => Format::Html,
-        _ => Format::Table,
-    }
+    FORMATS.into_iter().find(|(known, _)| *known == name).expect("clap has checked the name").1
 }
 
 /// Parses the value of `--shots`: a number such as `5`, or a range such as `3-10`.
@@ -254,11 +255,12 @@ impl Arguments {
         let preprocessing = preprocessing(methods)?;
         let collection = self.selection.open(path)?;
         let (dataset, rows) = load_images(&collection, &preprocessing)?;
-        let load_outliers = |outliers: &PathBuf| -> anyhow::Result<(Dataset, Embeddings)> {
-            let collection = self.selection.open_outliers(path, outliers, self.outliers_split.as_deref())?;
-            load_images(&collection, &preprocessing)
-        };
-        let (outlier_images, outliers) = match self.outliers.as_ref().map(load_outliers).transpose()? {
+        let split = self.outliers_split.as_deref();
+        let open_outliers =
+            |outliers: &PathBuf| self.selection.open_outliers(path, &collection, outliers, split);
+        let outliers = self.outliers.as_ref().map(open_outliers).transpose()?.flatten();
+        let load_outliers = |outliers: Collection| load_images(&outliers, &preprocessing);
+        let (outlier_images, outliers) = match outliers.map(load_outliers).transpose()? {
             Some((dataset, rows)) => (Some(Arc::new(dataset)), Some(rows)),
             None => (None, None),
         };
@@ -278,7 +280,7 @@ impl Arguments {
         }
         self.selection.check_unused()?;
         let path = self.embeddings.as_deref().context("no embeddings file was given")?;
-        let rows = open(path, self.labels.as_deref())?;
+        let rows = open(path, self.labels_of_rows.as_deref())?;
         let outliers = self.outliers.as_deref().map(|path| open(path, None)).transpose()?;
         // The data itself as outliers means the default: outliers of classes that are not in the episode.
         let outliers = outliers.filter(|outliers| outliers.fingerprint() != rows.fingerprint());
@@ -382,7 +384,7 @@ impl Arguments {
         methods: &[NamedMethod],
     ) -> trueshot::Result<Evaluation> {
         let count = self.episode_count(episodes);
-        let progress = ProgressDisplay::episodes(count);
+        let progress = ProgressDisplay::counting(count, "episodes");
         let experiment = Experiment {
             embeddings: &data.rows,
             outliers: data.outliers.as_ref(),
@@ -465,10 +467,7 @@ fn load_images(
 /// Reads an embeddings file and checks all its values. `labels` is the file with the labels of a .npy file; `None`: the
 /// one next to it. For more than 256 MiB of features, prints how long the check took.
 pub fn open(path: &Path, labels: Option<&Path>) -> anyhow::Result<Embeddings> {
-    let mut embeddings = match labels {
-        Some(labels) => Embeddings::read_pair(path, labels)?,
-        None => Embeddings::read(path)?,
-    };
+    let mut embeddings = read_embeddings(path, labels)?;
     let bytes = embeddings.len() * embeddings.dim() * embeddings.features().precision().size();
     let start = std::time::Instant::now();
     embeddings.check()?;

@@ -44,6 +44,10 @@ pub struct Arguments {
     backbone: BackboneChoice,
 }
 
+/// The hint for a backbone that is not built in.
+const GIVE_OR_LEAVE_OUT: &str =
+    "give the file of the backbone with --backbone, or export the classifier alone with --head-only";
+
 /// The largest size of an ONNX file: lengths in protocol buffers have 31 bits.
 const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
@@ -51,10 +55,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output = &arguments.output;
     let form = Form::of(output)?;
     check_writable([output])?;
+    if arguments.head_only && form == Form::Page {
+        return Err(hinted(
+            "a page needs a backbone, because it classifies images",
+            "leave out --head-only, or write an .onnx file",
+        ));
+    }
     let predictor = open_classifier(&arguments.classifier)?;
     let backbone = match arguments.head_only || !arguments.has_backbone(&predictor) {
         true => None,
-        false => Some(find_backbone(arguments, &predictor)?),
+        false => {
+            Some(arguments.backbone.find_for(&predictor, arguments.backbone.find()?, GIVE_OR_LEAVE_OUT)?)
+        }
     };
     let bytes = match (form, &backbone) {
         (Form::Page, backbone) => page::page(&predictor, backbone.as_ref(), output)?.into_bytes(),
@@ -95,43 +107,6 @@ impl Arguments {
     fn has_backbone(&self, predictor: &Predictor) -> bool {
         self.backbone.is_given() || predictor.embedder().is_some()
     }
-}
-
-/// The backbone that the user gave, or else the built-in one that the classifier file names.
-///
-/// # Errors
-/// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if the user gave no
-/// backbone and the one in the classifier file is not built in.
-fn find_backbone(arguments: &Arguments, predictor: &Predictor) -> anyhow::Result<Backbone> {
-    let fitted_with = predictor.embedder().unwrap_or_default();
-    let backbone = match arguments.backbone.find()? {
-        Some(backbone) => backbone,
-        None => arguments.backbone.find_named(
-            // The name without details: `omniglot-conv4` for `omniglot-conv4 (conv4, HASH)`.
-            fitted_with.split(" (").next().unwrap_or_default(),
-            "give the file of the backbone with --backbone, or export the classifier alone with --head-only",
-        )?,
-    };
-    if !fitted_with.is_empty() {
-        anyhow::ensure!(
-            fitted_with == backbone.name(),
-            hinted(
-                format!(
-                    "the classifier was trained on embeddings of {fitted_with}, but the backbone is {}",
-                    backbone.name()
-                ),
-                "give the same backbone with --backbone, and the same size with --size"
-            )
-        );
-    }
-    anyhow::ensure!(
-        backbone.dim() == predictor.dim(),
-        "the classifier takes embeddings of {} dimensions, but {} computes {}",
-        predictor.dim(),
-        backbone.name(),
-        backbone.dim()
-    );
-    Ok(backbone)
 }
 
 fn write(path: &Path, form: Form, bytes: &[u8]) -> anyhow::Result<()> {

@@ -12,8 +12,9 @@ use trueshot::method::Registry;
 use trueshot::predictor::Predictor;
 use trueshot_vision::LabelledRows;
 
+use crate::confirmed_labels::ConfirmedLabels;
 use crate::messages::{hinted, say};
-use crate::output::check_writable;
+use crate::output::{check_writable, safetensors_path};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::SupportArgument;
 use crate::threads::Threads;
@@ -31,7 +32,7 @@ use crate::threads::Threads;
   trueshot predict animals.safetensors new.jpg")]
 pub struct Arguments {
     /// Write the classifier to FILE (.safetensors)
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = safetensors_path)]
     output: PathBuf,
     /// Fit with this method, which must not be transductive; `trueshot eval --list-methods` lists all
     #[arg(short, long, default_value = "relabel")]
@@ -50,13 +51,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let method = Registry::default().parse(&arguments.method)?;
     method.check_not_transductive()?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
+    let confirmed = ConfirmedLabels::open(&arguments.support.support, None, false)?;
     arguments.threads.run(|| {
         let LabelledRows { embeddings, .. } = arguments.support.open()?;
+        let mut confirmed = confirmed.confirmed_rows(&embeddings);
         let data = match &earlier {
-            Some(earlier) => with_earlier_examples(earlier, &embeddings)?,
+            Some(earlier) => {
+                // The confirmed labels are those of the new examples.
+                confirmed.splice(0..0, vec![false; earlier.support().len()]);
+                with_earlier_examples(earlier, &embeddings)?
+            }
             None => embeddings,
         };
-        let found = audit_examples(&data)?;
+        let found = audit_examples(&data, &confirmed)?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         predictor.write(&arguments.output)?;
         print_summary(arguments, &predictor, &found);
@@ -64,9 +71,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-fn audit_examples(data: &Embeddings) -> anyhow::Result<Audit> {
+fn audit_examples(data: &Embeddings, confirmed: &[bool]) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
-    let found = Audit::of(data).progress(&progress).run();
+    let found = Audit::of(data).confirmed(confirmed).progress(&progress).run();
     progress.finish();
     Ok(found?)
 }
@@ -85,7 +92,7 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
             then == now,
             hinted(
                 format!("the classifier was trained on embeddings of {then}, but these are from {now}"),
-                "embed both with the same backbone"
+                "embed both with the same --backbone, --size, --fit and --resampling"
             )
         );
     }
@@ -118,14 +125,19 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     for warning in &found.warnings {
         say!("warning: {warning}");
     }
-    let path = arguments.support.support.display();
+    let backbone = arguments.support.backbone.as_given();
+    let see = match &arguments.add {
+        None => format!("; see `trueshot audit {}{backbone}`", arguments.support.support.display()),
+        // No command audits the earlier examples.
+        Some(_) => String::new(),
+    };
     match found.counts.suspect {
         0 => {}
-        1 => say!("1 label is suspect; see `trueshot audit {path}`"),
-        suspects => say!("{suspects} labels are suspect; see `trueshot audit {path}`"),
+        1 => say!("1 label is suspect{see}"),
+        suspects => say!("{suspects} labels are suspect{see}"),
     }
     if std::io::stderr().is_terminal() {
-        say!("next: `trueshot predict {} INPUT`", arguments.output.display());
+        say!("next: `trueshot predict {} INPUT{backbone}`", arguments.output.display());
     }
 }
 

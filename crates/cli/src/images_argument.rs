@@ -8,7 +8,8 @@ use trueshot_vision::source::is_built_in;
 use trueshot_vision::split::Split;
 use trueshot_vision::{Collection, Fit, Skipped, SourceOptions};
 
-use crate::messages::say;
+use crate::messages::{hinted, say};
+use crate::output::is_same_file;
 
 /// Which images of a source to use.
 #[derive(Args)]
@@ -64,17 +65,28 @@ impl ImagesArgument {
         part.open(path)
     }
 
-    /// Lists outliers: the images of another data set, or of another split of the same one. `data` is the path of the
-    /// data set itself.
+    /// Lists outliers: the images of another data set, or of another split of the same one. `path` and `data` are the
+    /// data set itself. `None` if the outliers are the same images, which means the default: outliers of classes that are
+    /// not in the episode.
+    ///
+    /// # Errors
+    /// If the outliers have a class of `data`.
     pub fn open_outliers(
         &self,
-        data: &Path,
+        path: &Path,
+        data: &Collection,
         outliers: &Path,
         split: Option<&str>,
-    ) -> anyhow::Result<Collection> {
-        let split_file = self.split_file.as_deref().filter(|_| split.is_some() && outliers == data);
-        ImageSelection { split_file, split, pool: self.pool && outliers == data, limit_per_class: None }
-            .open(outliers)
+    ) -> anyhow::Result<Option<Collection>> {
+        let is_same = outliers == path || is_same_file(outliers, path);
+        if is_same && (split.is_none() || split == self.split.as_deref()) {
+            return Ok(None);
+        }
+        let split_file = self.split_file.as_deref().filter(|_| split.is_some() && is_same);
+        let found = ImageSelection { split_file, split, pool: self.pool && is_same, limit_per_class: None }
+            .open(outliers)?;
+        check_outliers((path, data), (outliers, &found))?;
+        Ok(Some(found))
     }
 }
 
@@ -113,6 +125,23 @@ impl ImageSelection<'_> {
             (None, _) => None,
         })
     }
+}
+
+/// Fails if a class of the data is also an outlier. Both data sets are given with their paths.
+pub fn check_outliers(
+    (path, data): (&Path, &Collection),
+    (outlier_path, outliers): (&Path, &Collection),
+) -> anyhow::Result<()> {
+    // Numbers are indices and do not identify a class.
+    let is_name = |class: &&String| class.parse::<f64>().is_err();
+    let known = data.classes();
+    if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
+        return Err(hinted(
+            format!("class '{class}' is both in the outliers and in the data"),
+            format!("remove it from {} or from {}", outlier_path.display(), path.display()),
+        ));
+    }
+    Ok(())
 }
 
 /// How to handle an image that is not square.

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use trueshot::Embeddings;
 use trueshot::report;
 
 use crate::output::{OutputArgument, WidthArgument};
+use crate::support_argument::read_embeddings;
 
 /// Show the contents of an embeddings file and check it for problems
 ///
@@ -37,10 +37,7 @@ enum Format {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let embeddings = match &arguments.labels {
-        Some(labels) => Embeddings::read_pair(&arguments.path, labels)?,
-        None => Embeddings::read(&arguments.path)?,
-    };
+    let embeddings = read_embeddings(&arguments.path, arguments.labels.as_deref())?;
     let inspection = trueshot::embeddings::inspect(&embeddings);
     match arguments.format {
         Format::Table => {

@@ -43,7 +43,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
     name = "trueshot",
     version,
     max_term_width = 100,
-    arg_required_else_help = true,
     after_help = "Start with one of these:
   trueshot audit photos/ --html audit.html     find photos that are in the wrong folder
   trueshot fit photos/ -o photos.safetensors   build a classifier

@@ -78,6 +78,21 @@ pub fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Parses the path of a file that is written as .safetensors.
+pub fn safetensors_path(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => Ok(path),
+        false => Err("the file must end in .safetensors".into()),
+    }
+}
+
+/// Whether two paths lead to the same existing file or folder.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    real(one).is_some_and(|one| real(other) == Some(one))
+}
+
 /// Checks that files can be created at the given paths, before long work whose results are written there.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
     Ok(paths.into_iter().try_for_each(|path| trueshot::atomic::check_writable(path))?)

@@ -16,11 +16,12 @@ use trueshot_vision::embedder::ImageInput;
 use trueshot_vision::source::{ImageFiles, images_below};
 use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, is_svg};
 
+use crate::audit::number_and_percent_sign;
 use crate::backbone_argument::BackboneArgument;
 use crate::fit::open_classifier;
 use crate::images_argument::print_skipped;
 use crate::messages::{hinted, say};
-use crate::output::WidthArgument;
+use crate::output::{WidthArgument, check_writable, is_same_file};
 use crate::progress::{ProgressDisplay, check_interrupted};
 use crate::support_argument::is_embeddings;
 use crate::threads::Threads;
@@ -30,7 +31,7 @@ use crate::threads::Threads;
 /// Prints the most probable class of every input with its probability, or that the input probably belongs to none of the
 /// classes. The probabilities of all classes and of none sum to 1. INPUT is an image, a folder (searched recursively), an
 /// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or paths, one per
-/// line or separated by NUL (find -print0). Paths that do not exist are skipped with a warning.
+/// line or separated by NUL (find -print0). Paths on standard input that do not exist are skipped with a warning.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
@@ -41,17 +42,18 @@ pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
     classifier: PathBuf,
-    /// Images or embeddings to classify, or - for standard input
+    /// Images to classify, or embeddings with labels, which are not used; - for standard input
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
     /// Print the result in this format
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// Print the probability of every class, not only of the most probable one; in the table, of the most probable ones
+    /// Print the probabilities of all classes; in the table, the next three answers
     #[arg(long)]
     all: bool,
-    /// Answer "none of these" instead of a class from this probability on; `answer` is then empty in csv and null in jsonl
-    #[arg(long, value_name = "U", default_value_t = REFUSED_FROM)]
+    /// Answer "none of these" instead of a class from this probability on, from 0 to 1; `answer` is then empty in csv and
+    /// null in jsonl
+    #[arg(long, value_name = "U", default_value_t = REFUSED_FROM, value_parser = parse_probability)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -78,20 +80,37 @@ const OTHER_ANSWERS: usize = 3;
 /// Images that are processed together.
 const CHUNK: usize = 512;
 
+/// Parses a probability, which can also be given in percent.
+fn parse_probability(text: &str) -> Result<f32, String> {
+    let (number, has_sign) = number_and_percent_sign(text);
+    let whole = if has_sign { 100.0 } else { 1.0 };
+    let given = number.parse::<f32>().ok().map(|number| number / whole);
+    let probability = given.filter(|given| (0.0..=1.0).contains(given));
+    probability.ok_or_else(|| "expected a number from 0 to 1, or 0% to 100%".into())
+}
+
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_writable(&arguments.output)?;
     let predictor = open_classifier(&arguments.classifier)?;
     let GivenInputs { inputs, missing } = inputs(&arguments.inputs)?;
+    let embeddings = || inputs.iter().filter_map(PredictInput::path).filter(|path| is_embeddings(path));
+    // Images among the inputs need the options for images.
+    if let Some(path) = embeddings().next().filter(|_| embeddings().count() == inputs.len()) {
+        arguments.backbone.check_unused(path)?;
+    }
+    if let Some(output) = &arguments.output {
+        let mut read = inputs.iter().filter_map(PredictInput::path).chain([&arguments.classifier]);
+        anyhow::ensure!(
+            !read.any(|path| is_same_file(path, output)),
+            "{} is read by this command: write the predictions to another file",
+            output.display()
+        );
+    }
     arguments.threads.run(|| {
-        let out: Box<dyn Write> = match &arguments.output {
-            Some(path) => Box::new(
-                std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-            ),
-            None => Box::new(std::io::stdout().lock()),
-        };
         let mut writer = PredictionWriter {
             arguments,
             predictor: &predictor,
-            out: BufWriter::new(out),
+            out: None,
             is_terminal: arguments.output.is_none() && std::io::stdout().is_terminal(),
             layout: TableLayout::new(&predictor, arguments.width.limit(arguments.output.as_ref())),
             embedder: None,
@@ -99,7 +118,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             written: 0,
             failed: missing,
         };
-        writer.write_header()?;
         for part in inputs.chunk_by(|one, next| one.is_plain() && next.is_plain()) {
             match &part[0] {
                 PredictInput::Path(path) if is_embeddings(path) => writer.predict_rows(path)?,
@@ -107,9 +125,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 _ => writer.predict_images(part)?,
             }
         }
-        writer.out.flush().context("cannot write the predictions")?;
         anyhow::ensure!(writer.written > 0 || writer.failed == 0, "none of the images could be read");
-        Ok(())
+        writer.flush()
     })
 }
 
@@ -120,6 +137,13 @@ enum PredictInput {
 }
 
 impl PredictInput {
+    fn path(&self) -> Option<&PathBuf> {
+        match self {
+            PredictInput::Path(path) => Some(path),
+            PredictInput::Image(_) => None,
+        }
+    }
+
     /// Whether it is an image or a folder of images, which are classified together with the following ones.
     fn is_plain(&self) -> bool {
         match self {
@@ -245,7 +269,8 @@ const NONE_OF_THESE: &str = "none of these";
 struct PredictionWriter<'a> {
     arguments: &'a Arguments,
     predictor: &'a Predictor,
-    out: BufWriter<Box<dyn Write>>,
+    /// Opened for the first answer, so that an error before it leaves an existing file as it is.
+    out: Option<BufWriter<Box<dyn Write>>>,
     is_terminal: bool,
     layout: TableLayout,
     /// The embedder of the previous input.
@@ -257,6 +282,26 @@ struct PredictionWriter<'a> {
 }
 
 impl PredictionWriter<'_> {
+    /// The output, with its header.
+    fn out(&mut self) -> anyhow::Result<&mut BufWriter<Box<dyn Write>>> {
+        if self.out.is_none() {
+            let out: Box<dyn Write> = match &self.arguments.output {
+                Some(path) => Box::new(
+                    std::fs::File::create(path)
+                        .with_context(|| format!("cannot write {}", path.display()))?,
+                ),
+                None => Box::new(std::io::stdout().lock()),
+            };
+            self.out = Some(BufWriter::new(out));
+            self.write_header()?;
+        }
+        Ok(self.out.as_mut().expect("it was opened above"))
+    }
+
+    fn flush(&mut self) -> anyhow::Result<()> {
+        self.out()?.flush().context("cannot write the predictions")
+    }
+
     fn write_header(&mut self) -> anyhow::Result<()> {
         if self.arguments.format == Format::Csv {
             let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
@@ -268,7 +313,17 @@ impl PredictionWriter<'_> {
 
     fn predict_rows(&mut self, path: &Path) -> anyhow::Result<()> {
         let data = Embeddings::open(path)?;
-        self.check(data.backbone())?;
+        if let (Some(learned), Some(given)) = (self.predictor.embedder(), data.backbone()) {
+            anyhow::ensure!(
+                learned == given,
+                hinted(
+                    format!(
+                        "the classifier was trained on embeddings of {learned}, but these are from {given}"
+                    ),
+                    "embed the images with the same backbone, --size, --fit and --resampling"
+                )
+            );
+        }
         let progress = ProgressDisplay::counting(data.len() as u64, "rows");
         for start in (0..data.len()).step_by(CHUNK) {
             let count = CHUNK.min(data.len() - start);
@@ -279,9 +334,8 @@ impl PredictionWriter<'_> {
                 let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
                 self.write_prediction(&name, prediction)?;
             }
-            if progress.update((start + count) as u64, data.len() as u64).is_break() {
-                break;
-            }
+            self.flush()?;
+            progress.check((start + count) as u64, data.len() as u64).inspect_err(|_| progress.finish())?;
         }
         progress.finish();
         Ok(())
@@ -341,7 +395,8 @@ impl PredictionWriter<'_> {
         for (number, part) in inputs.chunks(CHUNK).enumerate() {
             self.predict_chunk(&embedder, part, (&progress, number * CHUNK))?;
             if check_interrupted().is_break() {
-                break;
+                progress.finish();
+                return Err(trueshot::Error::Interrupted.into());
             }
         }
         progress.finish();
@@ -373,19 +428,14 @@ impl PredictionWriter<'_> {
         for ((name, _), prediction) in rows.iter().zip(self.predictor.predict(&values)?) {
             self.write_prediction(name, &prediction)?;
         }
+        if !rows.is_empty() {
+            self.flush()?;
+        }
         Ok(())
     }
 
-    /// The given backbone, or the one that the classifier names if it is built in.
     fn backbone(&self) -> anyhow::Result<Backbone> {
-        let named = self.predictor.embedder().unwrap_or_default();
-        let named = named.split(" (").next().unwrap_or_default();
-        let backbone = match self.arguments.backbone.find()? {
-            Some(backbone) => backbone,
-            None => self.arguments.backbone.find_named(named)?,
-        };
-        self.check(Some(backbone.name()))?;
-        Ok(backbone)
+        self.arguments.backbone.find_for(self.predictor)
     }
 
     /// The embedder of the previous input, or a new one. One on the CPU is replaced if `images` are enough for a GPU.
@@ -397,21 +447,6 @@ impl PredictionWriter<'_> {
         self.considered_gpu |= images >= GPU_MIN_IMAGES;
         let backbone = found.map_or_else(|| self.backbone(), Ok)?;
         self.arguments.backbone.embedder(backbone, images)
-    }
-
-    fn check(&self, embedder: Option<&str>) -> anyhow::Result<()> {
-        if let (Some(learned), Some(given)) = (self.predictor.embedder(), embedder) {
-            anyhow::ensure!(
-                learned == given,
-                hinted(
-                    format!(
-                        "the classifier was trained on embeddings of {learned}, but these are from {given}"
-                    ),
-                    "give the same backbone with --backbone"
-                )
-            );
-        }
-        Ok(())
     }
 
     fn write_prediction(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
@@ -470,9 +505,11 @@ impl PredictionWriter<'_> {
     }
 
     fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
-        let result = match self.is_terminal {
-            true => writeln!(self.out, "{}", visible_lines(line)),
-            false => writeln!(self.out, "{line}"),
+        let is_terminal = self.is_terminal;
+        let out = self.out()?;
+        let result = match is_terminal {
+            true => writeln!(out, "{}", visible_lines(line)),
+            false => writeln!(out, "{line}"),
         };
         result.context("cannot write the predictions")
     }

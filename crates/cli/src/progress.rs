@@ -11,18 +11,13 @@ use crate::messages::say;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A progress bar over a known number of items, usually episodes.
+/// A progress bar over a known number of items.
 pub struct ProgressDisplay {
     bar: ProgressBar,
 }
 
 impl ProgressDisplay {
-    /// Shows a bar if standard error is a terminal, and handles Ctrl-C.
-    pub fn episodes(episodes: u64) -> Self {
-        Self::counting(episodes, "episodes")
-    }
-
-    /// As [`ProgressDisplay::episodes`], for `count` items of another kind.
+    /// Shows a bar over `count` items such as "episodes" if standard error is a terminal, and handles Ctrl-C.
     pub fn counting(count: u64, things: &str) -> Self {
         handle_interrupts();
         let bar = ProgressBar::new(count);

@@ -15,7 +15,7 @@ use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, SourceOptions};
 
 use crate::messages::{hinted, say};
-use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
+use crate::output::{WidthArgument, check_writable, is_same_file, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::listing;
 
@@ -98,7 +98,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ));
     }
     if let Some(into) = &arguments.into {
-        check_ending(into, plan.header.kind)?;
+        check_destination(into, plan.header.kind)?;
+    }
+    for list in files.into_iter().flatten() {
+        anyhow::ensure!(
+            !is_same_file(list, &plan.header.root) && !is_same_file(list, path),
+            "{} is an input of this repair: write the list to another file",
+            list.display()
+        );
     }
     match plan.header.kind {
         Kind::Embeddings => arguments.repair_rows(plan),
@@ -138,14 +145,18 @@ fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
     })
 }
 
-/// Fails if the extension of the destination belongs to another format than the one that is written.
-fn check_ending(into: &Path, kind: Kind) -> anyhow::Result<()> {
+/// Fails if the extension of the destination belongs to another format than the one that is written, or if it is a file
+/// of embeddings that already exists. Functions that copy images check themselves that the destination is new.
+fn check_destination(into: &Path, kind: Kind) -> anyhow::Result<()> {
     let name = into.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     if kind == Kind::Embeddings && !name.ends_with(".safetensors") {
         return Err(hinted(
             format!("--into {}: embeddings are written as .safetensors", into.display()),
             format!("use --into {}", into.with_extension("safetensors").display()),
         ));
+    }
+    if kind == Kind::Embeddings && into.exists() {
+        anyhow::bail!("--into {}: it already exists", into.display());
     }
     if kind != Kind::Embeddings && OTHER_ARCHIVES.iter().any(|ending| name.ends_with(ending)) {
         anyhow::bail!("--into {}: --into writes a folder or a .zip", into.display());
@@ -216,7 +227,10 @@ impl Arguments {
                 warn_of_new_classes(plan, collection.empty_folders());
                 let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
                 if let Some(problem) = journal.obstacles(&folder).first() {
-                    anyhow::bail!("nothing was moved: {problem}");
+                    return Err(hinted(
+                        format!("nothing was moved: {problem}"),
+                        "--into DIR writes a repaired copy instead",
+                    ));
                 }
                 journal.write(&undo)?;
                 journal
@@ -477,7 +491,7 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
     for problem in &outcome.problems {
         say!("warning: not {moved}: {problem}");
     }
-    let before = match outcome.before {
+    let before = match outcome.already_moved {
         0 => String::new(),
         count => format!(" ({count} {before})"),
     };
@@ -543,10 +557,12 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
     let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);
+    let is_edited = plan.is_edited();
     for change in &plan.changes {
         let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
         let target = targets.get(change.item.as_str()).map_or(to, |target| visible(target));
-        table.line([visible(&change.item), format!("-> {target}"), effect(change.effect)]);
+        let effect = effect(change.effect.filter(|_| !is_edited));
+        table.line([visible(&change.item), format!("-> {target}"), effect]);
     }
     let ways: &[&str] = match plan.header.kind {
         Kind::Folder => &[

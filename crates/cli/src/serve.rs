@@ -179,7 +179,10 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
         Some(path) => {
             Some(std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
         }
-        None => std::env::var(TOKEN_VARIABLE).ok(),
+        None => match std::env::var_os(TOKEN_VARIABLE).map(std::ffi::OsString::into_string).transpose() {
+            Ok(token) => token,
+            Err(_) => anyhow::bail!("{TOKEN_VARIABLE} is not UTF-8; a token may have ASCII characters only"),
+        },
     };
     let Some(token) = given.map(|token| token.trim().to_owned()) else { return Ok(None) };
     let is_valid = token.bytes().all(|byte| byte.is_ascii_graphic());

@@ -38,6 +38,14 @@ pub fn is_embeddings(path: &Path) -> bool {
     extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
 }
 
+/// Reads an embeddings file. `labels` is the file with the labels of a .npy file; `None`: the one next to it.
+pub fn read_embeddings(path: &Path, labels: Option<&Path>) -> trueshot::Result<Embeddings> {
+    match labels {
+        Some(labels) => Embeddings::read_pair(path, labels),
+        None => Embeddings::read(path),
+    }
+}
+
 impl SupportArgument {
     /// Reads embeddings, or embeds images with a progress bar. Prints what was skipped and warnings about classes.
     pub fn open(&self) -> anyhow::Result<LabelledRows> {
@@ -47,15 +55,18 @@ impl SupportArgument {
     }
 
     fn read(&self) -> anyhow::Result<LabelledRows> {
-        let mut embeddings = match &self.labels_of_rows {
-            Some(labels) => Embeddings::read_pair(&self.support, labels)?,
-            None => Embeddings::read(&self.support)?,
-        };
+        self.backbone.check_unused(&self.support)?;
+        let mut embeddings = read_embeddings(&self.support, self.labels_of_rows.as_deref())?;
         embeddings.check()?;
         Ok(embeddings.into())
     }
 
     fn embed(&self) -> anyhow::Result<LabelledRows> {
+        anyhow::ensure!(
+            self.labels_of_rows.is_none(),
+            "--labels-of-rows applies to embeddings, but {} contains images",
+            self.support.display()
+        );
         // Opened first: an error must not come only after a large folder has been listed.
         let given = self.backbone.find()?;
         let collection = Collection::open(&self.support, SourceOptions::default())?;

@@ -15,7 +15,7 @@ use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
 
 use super::{
-    CLASSES, DIM, IMAGES, ITEMS, ITEMS_AND_QUERIES, RELABEL_EPISODES, TRANFS_EPISODES, Workload,
+    CLASSES, DIM, IMAGES, ITEMS_AND_QUERIES, ITEMS_PER_CLASS, RELABEL_EPISODES, TRANFS_EPISODES, Workload,
     fresh_backbone, given_labels, query_labels, random_embeddings, true_labels,
 };
 
@@ -80,7 +80,7 @@ pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
 
 /// The index of a row of the data, as on the CPU.
 fn row(episode: usize, index: usize) -> u32 {
-    ((episode * ITEMS_AND_QUERIES + index) % (CLASSES * ITEMS)) as u32
+    ((episode * ITEMS_AND_QUERIES + index) % (CLASSES * ITEMS_PER_CLASS)) as u32
 }
 
 pub fn tranfs_step(device: &Device) -> anyhow::Result<Workload> {

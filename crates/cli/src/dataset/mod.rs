@@ -7,7 +7,6 @@ use clap::{Args, Subcommand};
 
 /// Check data sets against their published statistics, and build a set of outliers
 #[derive(Args)]
-#[command(arg_required_else_help = true)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,

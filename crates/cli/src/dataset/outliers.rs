@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
+use trueshot_vision::Error;
 use trueshot_vision::outliers::{
     Candidates, OutlierReport, OutlierRequest, plan, write_outliers, write_validation_classes,
 };
@@ -100,10 +101,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     /// Writes the images of the validation classes, or of the split that the user chose.
     fn write_validation_classes(&self) -> anyhow::Result<OutlierReport> {
-        let collection = self
-            .images
-            .open_split_or(&self.source, "val")
-            .context("no validation classes to take outliers from (for ImageNet, use --imagenet)")?;
+        let opened = self.images.open_split_or(&self.source, "val");
+        let collection = opened.map_err(|error| match error.downcast_ref() {
+            Some(Error::NoSplits { .. } | Error::UnknownSplit { .. }) => {
+                error.context("no validation classes to take outliers from (for ImageNet, use --imagenet)")
+            }
+            _ => error,
+        })?;
         print_skipped(collection.skipped().iter());
         let progress = ProgressDisplay::counting(collection.classes().len() as u64, "classes");
         let per_class = self.per_class.map(|count| count as usize);

@@ -391,11 +391,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn the_error_for_an_unknown_name_lists_the_known_names() {
-        let error = Experiments::load_paper().unwrap().select(&["tabel".into()]).unwrap_err();
-        let hint = &error.downcast_ref::<crate::messages::HintedError>().unwrap().hint;
-        assert!(hint.contains("sym_swap_5w5k"), "{error}: {hint}");
-    }
 }

@@ -95,6 +95,7 @@ pub fn check_class_overlap(source: &DatasetSource<'_>) -> anyhow::Result<()> {
     if let Some(outliers) = source.separate_outliers() {
         parts.push(("outliers/train", outliers.train.classes()));
         parts.push(("outliers/test", outliers.test.classes()));
+        parts.extend(outliers.val.iter().map(|val| ("outliers/val", val.classes())));
     }
     for (index, (first, classes)) in parts.iter().enumerate() {
         for (second, others) in &parts[index + 1..] {

@@ -43,8 +43,8 @@ use crate::output::{print_escaped, write_file};
 ///
 /// Trains the required models, evaluates them, and writes report.html, report.md, report.tex and report.json, with every
 /// result next to the number of the paper; the commands are in report-commands.md. The data folder contains miniimagenet/,
-/// tieredimagenet/, tiered-tiny/ and cifar-fs/, each with train/, val/ and test/ (class folders); missing data sets are shown
-/// as not measured. Omniglot is built in. Features and models are cached in the output folder and shared by all tables; an
+/// tieredimagenet/, tiered-tiny/ and cifar-fs/, in any form that `trueshot embed` accepts; missing data sets are shown as not
+/// measured. Omniglot is built in. Features and models are cached in the output folder and shared by all tables; an
 /// interrupted run continues where it stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -98,12 +98,12 @@ pub struct Arguments {
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
     /// Use N threads [default: all cores]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Train, embed and run models that take images on cpu, cuda, cuda:N or auto [default: auto]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
-    /// Stop after this time: training saves a checkpoint, and the same command continues later (exit status 130)
+    /// Start no step after this time, and stop training with a checkpoint; the same command continues later (exit status 130)
     #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
     job_minutes: Option<Duration>,
 }
@@ -126,13 +126,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         planned.add(&mut planner, &experiments, &sources, experiment)?;
     }
     let jobs = planner.jobs;
-    let (wanted, cache) = (planned.wanted(), ResultCache::open(out)?);
+    anyhow::ensure!(
+        !planned.tables.is_empty() || !planned.figures.is_empty(),
+        hinted("none of these tables is for these data sets", "`trueshot reproduce --list` shows which are")
+    );
+    let (wanted, cache) = (planned.wanted(), ResultCache::new(out));
     let unfinished = jobs.unfinished(&wanted, |job| matches!(cache.state(job), ResultState::Done));
     let needed = jobs.with_needs(&wanted);
     if arguments.dry_run {
         return print_escaped(&dry_run_text(&jobs, &needed, &unfinished, &planned));
     }
-    let (parallel, threads) = (arguments.jobs.into(), arguments.threads);
+    let (parallel, threads) = (arguments.jobs.into(), arguments.threads.map(usize::from));
     let deadline = arguments.job_minutes.map(|limit| Instant::now() + limit);
     let device = arguments.device;
     JobRunner { jobs: &jobs, needed: &unfinished, cache: &cache, parallel, threads, device, deadline }

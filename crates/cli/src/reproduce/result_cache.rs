@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -52,19 +53,20 @@ pub struct ResultCache {
 }
 
 impl ResultCache {
-    /// Opens the cache of an output folder; creates both if necessary.
-    pub fn open(folder: &Path) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(folder.join("cache"))?;
-        Ok(ResultCache { folder: folder.into() })
+    /// The cache of an output folder. [`ResultCache::lock`] creates both if necessary.
+    pub fn new(folder: &Path) -> Self {
+        ResultCache { folder: folder.into() }
     }
 
-    /// Locks the folder, after waiting for other runs that have it locked. The lock lasts until the returned file and
-    /// all its duplicates are closed.
+    /// Creates the folder if necessary and locks it, after waiting for other runs that have it locked. The lock lasts until
+    /// the returned file and all its duplicates are closed.
     ///
     /// The command of every job gets a duplicate as its standard input. If a run is killed and such a command
     /// continues, the next run waits for it, so no job runs twice at the same time.
     pub fn lock(&self) -> anyhow::Result<File> {
-        let lock = File::create(self.folder.join("cache").join("lock"))?;
+        let cache = self.folder.join("cache");
+        std::fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+        let lock = File::create(cache.join("lock"))?;
         if lock.try_lock().is_err() {
             say!("waiting for another run, or a step that is still running, in {}", self.folder.display());
             lock.lock()?;

@@ -13,6 +13,9 @@ use super::planner::{PlannedTable, row_label};
 /// The parts of the JSON output of `trueshot eval` that the report uses.
 #[derive(Deserialize)]
 pub struct EvaluationResult {
+    /// Whether the evaluation was stopped before its last episode.
+    #[serde(default)]
+    pub interrupted: bool,
     settings: Vec<SettingResult>,
 }
 
@@ -111,7 +114,7 @@ pub fn table(
             .collect(),
     };
     if planned.table.ordered {
-        table.put_in_order();
+        table.rank_cells();
     }
     table
 }

@@ -10,9 +10,11 @@ use anyhow::Context;
 use trueshot_cuda::DeviceChoice;
 
 use super::duration;
-use super::jobs::{Job, Jobs};
+use super::jobs::{Job, JobKind, Jobs};
 use super::result_cache::{ResultCache, ResultState};
+use super::results::EvaluationResult;
 use crate::messages::{hinted, say};
+use crate::progress::{check_interrupted, handle_interrupts};
 use crate::subprocess::own_command;
 
 /// Runs the jobs whose results are not in the cache.
@@ -42,30 +44,40 @@ fn stop(reason: &str) -> ! {
 struct JobProgress {
     started: Vec<bool>,
     done: Vec<bool>,
-    failed: bool,
+    /// Whether a job failed or was stopped, so that no other job is started.
+    ended: bool,
+    /// Why a job was stopped, if one was.
+    stopped: Option<&'static str>,
 }
 
 impl JobRunner<'_> {
     pub fn run(&self) -> anyhow::Result<()> {
         let lock = self.cache.lock()?;
+        // Commands get the same Ctrl-C. This program waits for them, to add up the time of stopped runs.
+        handle_interrupts();
         let started = vec![false; self.needed.len()];
-        let progress = Mutex::new(JobProgress { done: started.clone(), started, failed: false });
+        let progress = JobProgress { done: started.clone(), started, ended: false, stopped: None };
+        let progress = Mutex::new(progress);
         let changed = Condvar::new();
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..self.parallel)
                 .map(|_| scope.spawn(|| self.run_jobs(&progress, &changed, &lock)))
                 .collect();
             workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
-        })
+        })?;
+        if let Some(reason) = progress.into_inner().expect("no worker panics").stopped {
+            stop(reason);
+        }
+        Ok(())
     }
 
-    /// The loop of a worker: runs jobs until all are started or one has failed.
+    /// The loop of a worker: runs jobs until all are started, or one has failed or was stopped.
     fn run_jobs(&self, progress: &Mutex<JobProgress>, changed: &Condvar, lock: &File) -> anyhow::Result<()> {
         let lock_progress = || progress.lock().expect("no worker panics");
         loop {
             let mut current = lock_progress();
             let position = loop {
-                if current.failed || current.started.iter().all(|&started| started) {
+                if current.ended || current.started.iter().all(|&started| started) {
                     return Ok(());
                 }
                 match self.next_ready(&current) {
@@ -77,10 +89,10 @@ impl JobRunner<'_> {
             drop(current);
             let result = self.ensure_result(position, lock);
             let mut current = lock_progress();
-            current.done[position] = result.is_ok();
-            current.failed |= result.is_err();
+            current.done[position] = matches!(result, Ok(None));
+            current.ended |= !current.done[position];
             changed.notify_all();
-            result?;
+            current.stopped = current.stopped.or(result?);
         }
     }
 
@@ -96,32 +108,48 @@ impl JobRunner<'_> {
         &self.jobs.all()[self.needed[position]]
     }
 
-    /// Runs a job, unless its result is in the cache.
-    fn ensure_result(&self, position: usize, lock: &File) -> anyhow::Result<()> {
+    /// Runs a job, unless its result is in the cache. Returns the reason if the job was stopped or not started.
+    fn ensure_result(&self, position: usize, lock: &File) -> anyhow::Result<Option<&'static str>> {
         let job = self.job(position);
+        if check_interrupted().is_break() {
+            return Ok(Some("stopped"));
+        }
         match self.cache.state(job) {
-            ResultState::Done => return Ok(()),
+            ResultState::Done => return Ok(None),
             ResultState::Missing => (),
             ResultState::Changed => {
-                say!("{} differs from its recorded checksum: computing it again", job.output.display());
+                say!("{} is missing or does not match its record: computing it again", job.output.display());
                 self.cache.remove(job)?;
             }
         }
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
-            stop("the time of --job-minutes is over");
+            return Ok(Some("the time of --job-minutes is over"));
         }
         say!("");
         say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
         let status = self.command(job, lock, left)?.status().context("cannot start this program again")?;
-        if status.code() == Some(130) || status.code().is_none() {
+        let is_stopped = match status.success() {
+            // After Ctrl-C, an evaluation succeeds with the episodes so far.
+            true => {
+                job.kind == JobKind::Evaluation && EvaluationResult::read(&self.cache.path(job))?.interrupted
+            }
+            false => status.code() == Some(130) || check_interrupted().is_break(),
+        };
+        if is_stopped || status.code().is_none() {
             self.cache.add_time(job, start.elapsed().as_secs_f64())?;
-            stop("stopped");
+        }
+        if is_stopped {
+            return Ok(Some("stopped"));
         }
         let log = self.log_path(job);
         if !status.success() {
-            let message = format!("this step failed: {}", self.jobs.command(job));
+            let end = match status.code() {
+                Some(_) => "failed".to_string(),
+                None => format!("was killed ({status})"),
+            };
+            let message = format!("this step {end}: {}", self.jobs.command(job));
             return Err(match self.parallel > 1 {
                 true => hinted(message, format!("see {}", log.display())),
                 false => anyhow::anyhow!(message),
@@ -130,7 +158,8 @@ impl JobRunner<'_> {
         if self.parallel > 1 {
             let _ = std::fs::remove_file(log);
         }
-        self.cache.record(job, self.jobs.command(job), start.elapsed().as_secs_f64())
+        self.cache.record(job, self.jobs.command(job), start.elapsed().as_secs_f64())?;
+        Ok(None)
     }
 
     /// The command of a job; `left` is the time until the deadline.

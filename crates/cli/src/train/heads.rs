@@ -173,7 +173,7 @@ struct ValidationFlags {
 #[derive(Args, Serialize)]
 #[command(next_help_heading = "Optimiser")]
 pub(super) struct OptimiserFlags {
-    /// Set the maximum learning rate of AdamW
+    /// Set the maximum learning rate
     #[arg(long)]
     rate: Option<f64>,
     /// Set the weight decay

@@ -17,8 +17,8 @@ use trueshot_vision::{Collection, Dataset, Error};
 use super::heads::{OptimiserFlags, with_separators};
 use super::{RunArguments, TrainingRun};
 use crate::device_argument::say_device;
-use crate::images_argument::{FitArgument, ImageSelection, print_skipped};
-use crate::messages::{hinted, say};
+use crate::images_argument::{FitArgument, ImageSelection, check_outliers, print_skipped};
+use crate::messages::say;
 use crate::progress::ProgressDisplay;
 
 /// Options of all training on images.
@@ -243,7 +243,9 @@ impl ImageTraining<'_> {
         let train = open_split(data, &data.train, &data.train_split)?;
         let is_separate = is_given(&data.outliers) && data.outliers != data.train;
         let others = is_separate.then(|| open_outliers(data, &data.outliers)).transpose()?;
-        others.iter().try_for_each(|others| check_outliers(data, &train, others))?;
+        if let Some(others) = &others {
+            check_outliers((data.train.as_path(), &train), (data.outliers.as_path(), others))?;
+        }
         let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
         if let Some(others) = &others {
             datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
@@ -314,24 +316,6 @@ fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<C
         limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
     };
     part.open(path)
-}
-
-/// Fails if a class is trained on and also an outlier.
-fn check_outliers(
-    data: &training::DataSettings,
-    train: &Collection,
-    outliers: &Collection,
-) -> anyhow::Result<()> {
-    // Numbers are indices and do not identify a class.
-    let is_name = |class: &&String| class.parse::<f64>().is_err();
-    let known = train.classes();
-    if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
-        return Err(hinted(
-            format!("class '{class}' is both in the outliers and in the training data"),
-            format!("remove it from {} or from {}", data.outliers.display(), data.train.display()),
-        ));
-    }
-    Ok(())
 }
 
 #[derive(Clone, Copy, PartialEq)]

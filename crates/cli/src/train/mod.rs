@@ -16,8 +16,10 @@ use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
 
 use crate::device_argument::DeviceArgument;
 use crate::messages::say;
+use crate::output::safetensors_path;
 use crate::progress::handle_interrupts;
 use crate::threads::Threads;
+use crate::time_limit::{parse_minutes, parse_seconds};
 use display::TrainingDisplay;
 
 /// Train a backbone or a few-shot model
@@ -56,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[command(next_help_heading = "The run")]
 pub struct RunArguments {
     /// Write the model to this file (.safetensors), and the other files of the run next to it
-    #[arg(short, long, value_name = "MODEL", value_parser = model_path)]
+    #[arg(short, long, value_name = "MODEL", value_parser = safetensors_path)]
     pub output: PathBuf,
     /// Read options from FILE (TOML); options on the command line take precedence
     #[arg(long, value_name = "FILE")]
@@ -68,10 +70,10 @@ pub struct RunArguments {
     #[arg(long)]
     overwrite: bool,
     /// Write a checkpoint after this time, in seconds, and after every validation
-    #[arg(long, default_value_t = 60.0, value_name = "S")]
-    save_every: f64,
+    #[arg(long, default_value = "60", value_name = "S", value_parser = parse_seconds)]
+    save_every: Duration,
     /// Stop after this time as after Ctrl-C, with a checkpoint and exit status 130; continue with --resume
-    #[arg(long, value_name = "MINUTES", value_parser = crate::time_limit::parse_minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = parse_minutes)]
     minutes: Option<Duration>,
     /// Write a line to the metrics file every N steps
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -112,18 +114,13 @@ impl RunArguments {
         trainee: &mut dyn Trainee,
         training_run: TrainingRun,
     ) -> anyhow::Result<Outcome> {
-        anyhow::ensure!(
-            self.save_every.is_finite() && self.save_every >= 0.0,
-            "--save-every is {}; allowed: 0 or more seconds",
-            self.save_every
-        );
         let plan = RunOptions {
             output: self.output.clone(),
             title: training_run.title,
             steps: training_run.steps,
             validate_every: training_run.validate_every,
             record_every: self.record_every,
-            save_every: Duration::from_secs_f64(self.save_every),
+            save_every: self.save_every,
             configuration: training_run.configuration,
             identity: training_run.identity,
         };
@@ -147,19 +144,13 @@ impl RunArguments {
         if outcome.finished {
             say!("{}: learning curves", files.curves.display());
         } else {
+            // clap refuses --resume together with --overwrite.
+            let and = if self.overwrite { "with --resume in place of --overwrite" } else { "and --resume" };
             say!(
-                "stopped after {} of {steps} steps, all saved; resume with the same command and --resume",
+                "stopped after {} of {steps} steps, all saved; resume with the same command {and}",
                 outcome.done
             );
             std::process::exit(130);
         }
-    }
-}
-
-fn model_path(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => Ok(path),
-        false => Err("the model file must end in .safetensors".into()),
     }
 }

@@ -13,7 +13,8 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
 /// Every step uses a batch of images of all classes. DATASET is what `train backbone` accepts, and the model is a backbone;
 /// evaluate its embeddings with `--methods baseline++`, which is also used for validation.
 #[derive(Args)]
-#[command(after_help = "Examples:
+// Batches of all classes have no noise, so --outliers is always refused.
+#[command(mut_arg("outliers", |outliers| outliers.hide(true)), after_help = "Examples:
   trueshot train negmargin omniglot -o negmargin.safetensors --steps 2000
   trueshot train negmargin mini/train --val mini/val -o negmargin.safetensors
   trueshot embed mini/test -o test.safetensors --backbone negmargin.safetensors

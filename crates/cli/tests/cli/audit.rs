@@ -60,6 +60,11 @@ fn a_confirmed_label_is_never_doubted_again() {
     photos.audit(&["--check"]).assert().code(0);
     let kept = std::fs::read_to_string(photos.path("photos/.trueshot-confirmed")).unwrap();
     assert_eq!(kept.lines().count(), 2, "{kept}");
+    std::fs::write(photos.path("photos/.trueshot-confirmed"), format!("# checked by Ada\n\n{kept}")).unwrap();
+    photos.audit(&["--confirm", "rings/1.png"]).assert().success();
+    let added = std::fs::read_to_string(photos.path("photos/.trueshot-confirmed")).unwrap();
+    assert!(added.starts_with(&format!("# checked by Ada\n\n{kept}")), "{added}");
+    assert_eq!(added.lines().count(), 5, "{added}");
     std::fs::write(photos.path("list.txt"), "checks/0.png\n").unwrap();
     let shown = photos.audit(&["--confirmed", "list.txt", "--check"]).assert().code(3);
     assert!(text(&shown.get_output().stdout).contains("1 confirmed"));

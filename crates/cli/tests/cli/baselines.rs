@@ -75,6 +75,8 @@ fn maml_is_trained_resumed_and_evaluated_on_the_episodes_of_embeddings() {
     assert!(text(&again.get_output().stderr).contains("whole.safetensors: the model of step"));
 
     folder.negmargin("backbone.safetensors", &["--steps", "2"]).assert().success();
+    let help = text(&folder.run(&[&["train", "negmargin", "--help"]]).assert().success().get_output().stdout);
+    assert!(!help.contains(" --outliers") && help.contains(" --val-outliers"), "{help}");
     let embed =
         ["embed", "omniglot", "--split", "test", "-b", "backbone.safetensors", "-o", "test.safetensors"];
     folder.run(&[&embed, &FEW]).assert().success();

@@ -125,7 +125,11 @@ fn work_that_was_stopped_goes_on_and_other_work_is_refused() {
     assert_eq!(place.names("out/train"), ["n01514668", "n01518878", "n01614925"]);
     refused(
         place.outliers(&[&SMALL[..], &["--seed", "9"]].concat()),
-        &["cannot write to out: it was started with other", "hint: give a new folder"],
+        &["cannot write to out: it was started with other options", "hint: give a new folder"],
+    );
+    refused(
+        place.outliers(&[&SMALL[..], &["--fit", "crop"]].concat()),
+        &["cannot write to out: it was started with other options"],
     );
     std::fs::create_dir(place.path("used")).unwrap();
     std::fs::write(place.path("used/notes.txt"), "mine").unwrap();
@@ -166,7 +170,12 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
         place.trueshot(&["dataset", "outliers", "none", "--imagenet", "-o", "out"]),
         &["cannot read none"],
     );
-    refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &["none"]);
+    let none = ["no validation classes to take outliers from", "none has no splits"];
+    refused(place.trueshot(&["dataset", "outliers", "none", "-o", "out"]), &none);
+    std::fs::create_dir_all(place.path("empty/val")).unwrap();
+    let said = place.trueshot(&["dataset", "outliers", "empty", "-o", "out"]).assert().code(1);
+    let said = text(&said.get_output().stderr);
+    assert!(said.contains("no images in") && !said.contains("no validation classes"), "{said}");
     misused(place.outliers(&["--exclude", "imagenette"]), &["no built-in split has that name"]);
     misused(place.outliers(&["--classes-count", "1"]), &["--classes-count"]);
     // All folders that are not in the split.

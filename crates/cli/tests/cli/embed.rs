@@ -224,7 +224,7 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         .unwrap();
     refused(
         outliers(&["--outliers", "others", "--val-outliers", "others"]),
-        &["class 'class 3' is both in the outliers and in the training data", "hint: remove it from others"],
+        &["class 'class 3' is both in the outliers and in the data", "hint: remove it from others"],
     );
     misused(
         folder.trueshot(&[
@@ -291,6 +291,16 @@ fn the_support_set_of_an_episode_is_drawn_with_frames() {
     refused(episode(&["--noise", "symmetric=0,50"]), &["--noise has 2 levels, but an episode has one"]);
     episode(&["--noise", "outlier=50"]).assert().success();
     let svg = std::fs::read_to_string(folder.path().join("set.svg")).unwrap();
+    episode(&["--noise", "outlier=50", "--outliers", "./pictures/train"]).assert().success();
+    let same = std::fs::read_to_string(folder.path().join("set.svg")).unwrap();
+    assert!(same == svg, "the data itself as outliers means the default");
+    std::fs::create_dir_all(folder.path().join("shared")).unwrap();
+    std::fs::rename(folder.path().join("pictures/val/class 5"), folder.path().join("shared/class 3"))
+        .unwrap();
+    refused(
+        episode(&["--noise", "outlier=50", "--outliers", "shared"]),
+        &["class 'class 3' is both in the outliers and in the data", "hint: remove it from shared"],
+    );
     assert_eq!(svg.matches("wrong label, true class class").count(), 2, "of other training classes: {svg}");
     let all_classes =
         ["episode", "pictures/train", "--ways", "4", "--shots", "2", "--queries", "2", "-o", "all.svg"];

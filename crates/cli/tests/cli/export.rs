@@ -85,6 +85,8 @@ fn a_page_needs_images() {
     let folder = folder_with_classifier();
     let expected = ["a page needs a backbone", "hint: ", "--backbone", ".onnx"];
     refused(folder.trueshot(&["export", "c.safetensors", "-o", "c.html"]), &expected);
+    let head_only = ["a page needs a backbone", "hint: leave out --head-only, or write an .onnx file"];
+    refused(folder.trueshot(&["export", "c.safetensors", "-o", "c.html", "--head-only"]), &head_only);
     assert!(!folder.path("c.html").exists());
 }
 

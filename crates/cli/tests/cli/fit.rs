@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::fixture::{TRUESHOT, refused, text};
+use crate::fixture::{EmbeddingsFolder, TRUESHOT, misused, refused, text};
 use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 
@@ -93,6 +93,77 @@ fn what_belongs_to_no_class_has_no_answer_in_any_format() {
     let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();
     assert!(answer["answer"].is_null(), "{line}");
     assert!(photos.answers(&always).contains("none of these"));
+    for unknown in ["50", "nan", "-0.1", "101%"] {
+        let unknown = format!("--unknown={unknown}");
+        misused(photos.predict(&["new/b.png", &unknown]), &["expected a number from 0 to 1, or 0% to 100%"]);
+    }
+}
+
+#[test]
+fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
+    let photos = PhotoFolder::new();
+    photos.fit(&[]);
+    let read = |name: &str| std::fs::read(photos.path().join(name)).unwrap();
+    for name in ["colours.safetensors", "photos/red/0.png"] {
+        let before = read(name);
+        let expected = format!("./{name} is read by this command: write the predictions to another file");
+        refused(photos.predict(&["photos/red/0.png", "-o", &format!("./{name}")]), &[expected.as_str()]);
+        assert!(read(name) == before, "{name}");
+    }
+    std::fs::write(photos.path().join("answers.csv"), "earlier").unwrap();
+    std::fs::write(photos.path().join("list.csv"), "nothing\n").unwrap();
+    photos.predict(&["list.csv", "-o", "answers.csv"]).assert().code(1);
+    assert_eq!(read("answers.csv"), b"earlier");
+    photos.predict(&["photos/red/0.png", "-o", "answers.csv", "--format", "csv"]).assert().success();
+    assert!(String::from_utf8(read("answers.csv")).unwrap().contains("photos/red/0.png,red,"));
+}
+
+#[test]
+fn confirmed_labels_are_not_doubted_by_fit() {
+    let photos = PhotoFolder::new();
+    std::fs::rename(photos.path().join("photos/red/0.png"), photos.path().join("photos/blue/red.png"))
+        .unwrap();
+    let said = photos.fit(&[]);
+    assert!(said.contains("suspect; see `trueshot audit photos --size 64`"), "{said}");
+    let confirm = ["audit", "photos", "--size", "64", "--confirm", "blue/red.png"];
+    photos.trueshot(&confirm).assert().success();
+    assert!(!photos.fit(&[]).contains("suspect"));
+    (0..3).for_each(|number| photos.add(&format!("more/yellow/{number}.png"), [230, 220, 20], number));
+    (0..3).for_each(|number| photos.add(&format!("more/white/{number}.png"), [240, 240, 240], number));
+    photos.trueshot(&["audit", "more", "--size", "64", "--confirm", "white/0.png"]).assert().success();
+    let add = ["fit", "more", "--add", "colours.safetensors", "-o", "all.safetensors", "--size", "64"];
+    let said = text(&photos.trueshot(&add).assert().success().get_output().stderr);
+    assert!(said.contains("5 classes from 21 examples") && !said.contains("see `trueshot audit"), "{said}");
+}
+
+#[test]
+fn options_that_do_not_apply_to_the_data_are_refused() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["fit", "data.safetensors", "-o", "c.safetensors"]).assert().success();
+    let commands: [&[&str]; 3] = [
+        &["audit", "data.safetensors"],
+        &["fit", "data.safetensors", "-o", "d.safetensors"],
+        &["predict", "c.safetensors", "data.safetensors"],
+    ];
+    for command in commands {
+        let with = |more: &[&str]| folder.trueshot(&[command, more].concat());
+        refused(
+            with(&["--size", "64"]),
+            &["--size applies to images, but data.safetensors contains embeddings"],
+        );
+        refused(with(&["--device", "cuda"]), &["contains embeddings", "hint: leave out --device"]);
+        with(&["--device", "cpu"]).assert().success();
+    }
+    let photos = PhotoFolder::new();
+    let labels = ["audit", "photos", "--labels-of-rows", "y.npy"];
+    refused(
+        photos.trueshot(&labels),
+        &["--labels-of-rows applies to embeddings, but photos contains images"],
+    );
+    for command in [["fit", "photos"], ["embed", "photos"]] {
+        let command = photos.trueshot(&[&command[..], &["-o", "photos.npz"]].concat());
+        misused(command, &["the file must end in .safetensors"]);
+    }
 }
 
 #[test]
@@ -180,7 +251,7 @@ fn an_input_unlike_the_classes_is_none_of_these() {
     image.save(photos.path().join("noise.png")).unwrap();
     let table = photos.answers(&["noise.png"]);
     assert!(table.contains(" %  none of these ") && table.contains("noise.png (most similar: "), "{table}");
-    let table = photos.answers(&["noise.png", "--unknown", "1.1"]);
+    let table = photos.answers(&["noise.png", "--unknown", "100%"]);
     assert!(!table.contains("none of these"), "{table}");
     let line = photos.answers(&["noise.png", "--format", "jsonl", "--all"]);
     let answer: serde_json::Value = serde_json::from_str(line.trim()).unwrap();

@@ -143,6 +143,29 @@ fn whoever_has_seen_enough_may_close_the_pipe() {
 fn ctrl_c_prints_what_is_done_so_far() {
     let folder = EmbeddingsFolder::new();
     let arguments = ["eval", "data.safetensors", "--episodes", "1000000000", "--methods", "protonet,median"];
+    let output = interrupted(&folder, &arguments);
+    let (shown, messages) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{messages}");
+    assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
+    assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
+    assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ctrl_c_in_predict_is_a_failure_because_answers_are_missing() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["fit", "data.safetensors", "-o", "classifier.safetensors"]).assert().success();
+    crate::fixture::bank("class", 0, 8, 40_000, 16).write(folder.path("many.safetensors")).unwrap();
+    let predict =
+        ["predict", "classifier.safetensors", "many.safetensors", "--format", "csv", "-o", "answers.csv"];
+    let output = interrupted(&folder, &predict);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), "error: interrupted\n".into()));
+}
+
+/// The output of a command that gets Ctrl-C as soon as it handles it.
+#[cfg(target_os = "linux")]
+fn interrupted(folder: &EmbeddingsFolder, arguments: &[&str]) -> std::process::Output {
     let child = std::process::Command::new(crate::fixture::TRUESHOT)
         .args(arguments)
         .current_dir(folder.path(""))
@@ -155,12 +178,7 @@ fn ctrl_c_prints_what_is_done_so_far() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     std::process::Command::new("kill").args(["-INT", &process]).status().unwrap();
-    let output = child.wait_with_output().unwrap();
-    let (shown, messages) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{messages}");
-    assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
-    assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
-    assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
+    child.wait_with_output().unwrap()
 }
 
 /// Whether a process handles Ctrl-C: bit 1 of the signals it catches.

@@ -303,6 +303,16 @@ fn rows_get_their_labels_in_a_new_file() {
     let clean = trueshot::Embeddings::open(folder.path("clean.safetensors")).unwrap();
     let outliers = plan.matches("\"quarantine\":true").count();
     assert_eq!(clean.len(), 8 * 40 - outliers);
+    let before = std::fs::read(folder.path("data.safetensors")).unwrap();
+    for into in ["clean.safetensors", "data.safetensors"] {
+        let expected = format!("--into {into}: it already exists");
+        refused(folder.trueshot(&["repair", "plan.jsonl", "--into", into]), &[expected.as_str()]);
+    }
+    for list in ["./data.safetensors", "plan.jsonl"] {
+        let expected = format!("{list} is an input of this repair: write the list to another file");
+        refused(folder.trueshot(&["repair", "plan.jsonl", "--labels", list]), &[expected.as_str()]);
+    }
+    assert!(std::fs::read(folder.path("data.safetensors")).unwrap() == before);
     refused(folder.trueshot(&["repair", "plan.jsonl", "--in-place"]), &["this plan is for embeddings"]);
     folder.spoil(0, 0, 0.25);
     refused(

@@ -65,7 +65,7 @@ fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
 }
 
 #[test]
-fn a_run_in_periods_ends_in_the_same_report_and_tells_the_time_of_all() {
+fn a_run_split_by_job_minutes_gives_the_same_report_and_the_total_time() {
     let (whole, periods) = (folder(), folder());
     reproduce(whole.path());
     let period = |minutes: &str| {
@@ -75,16 +75,51 @@ fn a_run_in_periods_ends_in_the_same_report_and_tells_the_time_of_all() {
     let first = period("0.00001");
     assert_eq!(first.status.code(), Some(130), "{}", text(&first.stderr));
     assert!(text(&first.stderr).contains("run the same command again to continue"));
-    let stopped = (0..100).map(|_| period("0.05")).find(|run| run.status.code() != Some(130)).unwrap();
-    let message = text(&stopped.stderr);
-    assert!(stopped.status.success(), "{message}");
+    let finished = (0..100).map(|_| period("0.05")).find(|run| run.status.code() != Some(130)).unwrap();
+    let message = text(&finished.stderr);
+    assert!(finished.status.success(), "{message}");
     assert!(message.contains("training on ") && message.contains(" runs"), "{message}");
     assert_eq!(reports(whole.path()), reports(periods.path()));
     assert!(results(periods.path(), ".seconds").is_empty(), "times of stopped runs are in the records");
 }
 
 #[test]
-fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
+#[cfg(target_os = "linux")]
+fn ctrl_c_waits_for_the_step_and_the_same_command_continues() {
+    use std::io::{BufRead, BufReader, Read};
+    let out = folder();
+    let mut command = std::process::Command::new(TRUESHOT);
+    let mut run = command.args(TABLE).arg(out.path()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut messages = BufReader::new(run.stderr.take().unwrap());
+    let mut told = String::new();
+    while !told.contains("[1/") {
+        assert_ne!(messages.read_line(&mut told).unwrap(), 0, "{told}");
+    }
+    // The signal goes to this process only, and not to the one that computes the step, so the step runs to its end.
+    let process = run.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &process]).status().unwrap().success());
+    messages.read_to_string(&mut told).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(130), "{told}");
+    assert!(told.contains("stopped; run the same command again to continue"), "{told}");
+    assert!(!results(out.path(), ".done.json").is_empty(), "the step is recorded: {told}");
+    reproduce(out.path());
+}
+
+#[test]
+fn a_dry_run_creates_nothing_and_threads_have_a_range() {
+    let out = folder();
+    let report = out.path().join("report");
+    let run = |more: &[&str]| {
+        let mut command = std::process::Command::new(TRUESHOT);
+        command.args(TABLE).arg(&report).args(more).output().unwrap()
+    };
+    assert!(run(&["--dry-run"]).status.success());
+    assert!(!report.exists());
+    assert_eq!(run(&["--dry-run", "--threads", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn finished_results_are_kept_and_damaged_ones_are_computed_again() {
     let out = folder();
     let out = out.path();
     assert!(reproduce(out).contains("[1/"), "there was something to do");
@@ -107,11 +142,12 @@ fn what_is_done_stays_done_and_what_was_tampered_with_is_made_again() {
     let record = results(out, ".done.json").into_iter().find(|path| kind(path, "evaluation")).unwrap();
     let contents = std::fs::read(&record).unwrap();
     std::fs::write(record, &contents[..contents.len() / 2]).unwrap();
-    let mended = reproduce(out);
-    let (damaged, removed) = ("differs from its recorded checksum", "cache/features-");
+    let recomputed = reproduce(out);
+    // The evaluation whose record is invalid needs the features that were removed above: they are reported, too.
+    let (report, removed) = ("does not match its record", "cache/features-");
     assert!(
-        mended.lines().filter(|line| line.contains(damaged) && !line.contains(removed)).count() == 2,
-        "{mended}"
+        recomputed.lines().filter(|line| line.contains(report) && !line.contains(removed)).count() == 2,
+        "the model and the record that were damaged: {recomputed}"
     );
     assert!(reports(out) == first);
 }
@@ -222,6 +258,8 @@ fn mistakes_are_answered_before_anything_is_done() {
     assert!(told.contains("noise_curve, support_sets, attention_maps"), "{told}");
     let told = refused(&["reproduce", "all", "--dataset", "imagenet"]);
     assert!(told.contains("unknown data set 'imagenet'") && told.contains("omniglot"), "{told}");
+    let told = refused(&["reproduce", "pair_swap_5w3k", "--dataset", "omniglot"]);
+    assert!(told.contains("none of these tables is for these data sets"), "{told}");
     let told = refused(&["reproduce", "all", "--scale", "0"]);
     assert!(told.contains("--scale is 0; allowed: above 0"), "{told}");
     let told = refused(&["reproduce", "all", "--backbone", "omniglot"]);
@@ -255,4 +293,8 @@ fn a_class_on_both_sides_is_refused() {
     let outliers = format!("{data}/outliers");
     let told = refused(&["reproduce", "outlier_5w5k", "--data", &data, "--outliers", &outliers]);
     assert!(told.contains("class 'fox' is both in test and in outliers/test"), "{told}");
+    std::fs::remove_dir(format!("{outliers}/test/fox")).unwrap();
+    std::fs::create_dir_all(format!("{outliers}/val/cat")).unwrap();
+    let told = refused(&["reproduce", "outlier_5w5k", "--data", &data, "--outliers", &outliers]);
+    assert!(told.contains("class 'cat' is both in val and in outliers/val"), "{told}");
 }

@@ -398,6 +398,20 @@ fn a_token_may_be_in_the_environment() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_token_that_is_not_utf_8_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
+    serve(&mut command, folder.path(), &["--no-cache"]);
+    command.env("TRUESHOT_TOKEN", std::ffi::OsStr::from_bytes(b"0123456789abcde\xff"));
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("TRUESHOT_TOKEN is not UTF-8"), "{said}");
+}
+
+#[test]
 fn a_downloaded_classifier_is_what_predict_takes() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start(folder.path(), &[]);

@@ -235,6 +235,10 @@ fn a_run_with_a_time_limit_stops_with_a_checkpoint_and_is_resumed() {
     let resumed = folder.train("m.safetensors", &[&limited[..], &["--resume"]].concat()).assert().code(130);
     assert!(text(&resumed.get_output().stderr).contains("resuming after step "));
     misused(folder.train("m.safetensors", &["--minutes", "0"]), &["allowed: above 0 and at most 525600"]);
+    misused(folder.train("m.safetensors", &["--save-every", "1e20"]), &["allowed: 0 or more seconds"]);
+    let again = folder.train("m.safetensors", &[&limited[..], &["--overwrite"]].concat()).assert().code(130);
+    let message = text(&again.get_output().stderr);
+    assert!(message.contains("the same command with --resume in place of --overwrite"), "{message}");
 }
 
 #[test]
@@ -418,7 +422,7 @@ fn options_that_make_no_sense_are_refused_by_name() {
     misuse(&["--steps", "0"], &["steps is 0; allowed: 1 or more"]);
     misuse(&["--noise", "gaussian=3"], &["unknown noise type 'gaussian'"]);
     misuse(&["--outliers", "a", "b"], &["data.outliers is 2 files; allowed: none or 1"]);
-    misused(folder.train("m.bin", &[]), &["the model file must end in .safetensors"]);
+    misused(folder.train("m.bin", &[]), &["the file must end in .safetensors"]);
     refused_after_reading(
         folder.train("m.safetensors", &["--noise", "paired=60"]),
         &["paired noise of 60 % is impossible"],
