@@ -132,7 +132,7 @@ def test_safetensors_of_whole_numbers_are_refused(refusal, tmp_path, features, n
     ("<f2", "f16"), (">f2", "f16"), ("<f4", "f32"), (">f4", "f32"), ("<f8", "f32"), (">f8", "f32"),
 ])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_npy_in_every_order(inspect, tmp_path, features, names, expected, dtype, precision, order):
+def test_npy_in_every_byte_and_memory_order(inspect, tmp_path, features, names, expected, dtype, precision, order):
     np.save(tmp_path / "X.npy", np.asarray(features.astype(dtype), order=order))
     np.save(tmp_path / "y.npy", names)
     found = inspect(tmp_path / "X.npy")
@@ -156,7 +156,7 @@ def test_npy_with_labels_as_text(inspect, tmp_path, features, names, expected, l
     assert inspect(tmp_path / "X.npy")["fingerprint"] == expected
 
 
-def test_npy_names_that_are_not_english(inspect, tmp_path, features, numbers):
+def test_npy_with_non_ascii_class_names(inspect, tmp_path, features, numbers):
     words = ["Ähre", "Öl", "日本語🐝"]
     np.save(tmp_path / "X.npy", features)
     np.save(tmp_path / "y.npy", np.array(words)[numbers])
@@ -167,13 +167,13 @@ def test_npy_names_that_are_not_english(inspect, tmp_path, features, numbers):
     ("bank.npy", "bank.labels.npy"), ("bank.npy", "bank_labels.npy"), ("features.npy", "labels.npy"),
     ("X_train.npy", "y_train.npy"), ("x1.npy", "y1.npy"),
 ])
-def test_npy_labels_are_found_beside(inspect, tmp_path, features, names, pair):
+def test_npy_labels_are_found_next_to_the_features(inspect, tmp_path, features, names, pair):
     np.save(tmp_path / pair[0], features)
     np.save(tmp_path / pair[1], names)
     check(inspect(tmp_path / pair[0]))
 
 
-def test_npy_without_labels_names_what_was_looked_for(refusal, tmp_path, features):
+def test_npy_without_labels_lists_the_expected_file_names(refusal, tmp_path, features):
     np.save(tmp_path / "bank.npy", features)
     assert "bank_labels.npy" in refusal(tmp_path / "bank.npy")
 
@@ -341,7 +341,7 @@ def test_parquet_strings_that_can_claim_any_length_are_refused(refusal, tmp_path
     assert "DELTA_BYTE_ARRAY" in refusal(path)
 
 
-def test_parquet_bytes_split_into_streams(inspect, tmp_path, features, names, numbers, expected):
+def test_parquet_with_byte_stream_split(inspect, tmp_path, features, names, numbers, expected):
     path = tmp_path / "a.parquet"
     data = table(features, names, numbers)
     pq.write_table(data, path, use_dictionary=False, use_byte_stream_split=["embedding.list.element"])
@@ -352,7 +352,7 @@ def test_parquet_bytes_split_into_streams(inspect, tmp_path, features, names, nu
     ([1.0], "row 2 has 1 features"), (None, "features of row 2 are null"), ([1.0, None], "row 2 has a feature that is null"),
 ])
 @pytest.mark.parametrize("extension", ["arrow", "parquet"])
-def test_tables_with_holes_are_refused_by_row(refusal, tmp_path, row, problem, extension):
+def test_tables_with_nulls_or_short_rows_are_refused_with_the_row(refusal, tmp_path, row, problem, extension):
     path = tmp_path / f"a.{extension}"
     data = pa.table({"x": pa.array([[1.0, 2.0], [3.0, 4.0], row], pa.list_(pa.float32())), "y": [0, 1, 0]})
     write_arrow(path, data) if extension == "arrow" else pq.write_table(data, path)
@@ -373,14 +373,14 @@ def test_parquet_pages_are_compared_with_their_checksums(inspect, refusal, tmp_p
         damaged = bytearray(whole)
         damaged[start + chunk.total_compressed_size - 1] ^= 1
         path.write_bytes(damaged)
-        said = refusal(path)
-        assert "is damaged: the checksum of a page of column" in said and chunk.path_in_schema in said, said
+        message = refusal(path)
+        assert "is damaged: the checksum of a page of column" in message and chunk.path_in_schema in message, message
 
 
 # --- what inspect says
 
 
-def test_values_that_are_not_finite_are_placed(inspect, tmp_path, features, names):
+def test_the_first_non_finite_value_is_located(inspect, tmp_path, features, names):
     features[11, 3] = np.nan
     features[12, 0] = np.inf
     np.savez(tmp_path / "a.npz", x=features, y=names)
@@ -397,7 +397,7 @@ def test_duplicates_across_classes_are_counted(inspect, tmp_path, features, name
 
 
 @pytest.mark.parametrize("extension", ["safetensors", "npz", "parquet", "arrow", "feather"])
-def test_a_file_cut_short_is_refused_without_a_panic(refusal, tmp_path, features, names, numbers, extension):
+def test_a_truncated_file_is_refused_without_a_panic(refusal, tmp_path, features, names, numbers, extension):
     path = tmp_path / f"a.{extension}"
     if extension == "safetensors":
         save_file({"features": features, "labels": numbers}, path)

@@ -227,8 +227,8 @@ impl Audit {
         report::audit_csv(&self.found)
     }
 
-    fn text(&self, all: bool) -> String {
-        AuditTable::new(&self.found).all(all).render()
+    fn text(&self) -> String {
+        AuditTable::new(&self.found).render()
     }
 
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {

@@ -4,14 +4,14 @@
 //! an `error` instead of a result; only a table with wrong columns raises an exception.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use arrow_array::builder::{
     ArrayBuilder, BinaryBuilder, Float32Builder, Float64Builder, ListBuilder, StringBuilder,
 };
 use arrow_array::{ArrayRef, RecordBatch};
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use rayon::prelude::*;
@@ -19,12 +19,14 @@ use trueshot::audit::{self, Audit};
 use trueshot::guard::caught;
 use trueshot::method::NamedMethod;
 use trueshot::predictor::{Predictor, UncalibratedPredictor, is_large};
+use trueshot::progress::Progress;
 use trueshot::{Embeddings, Error};
 
 use crate::arrow_capsules::{Batches, reader};
 use crate::columns::TaskSchema;
 use crate::exceptions::{INTERNAL_ERROR, error_text, to_exception};
-use crate::{methods, thread_pools};
+use crate::interruptible::{Channel, run_interruptible};
+use crate::methods;
 
 /// The result of a task, or why it failed.
 type TaskResult<T> = Result<T, String>;
@@ -36,9 +38,9 @@ trait TaskOutput: Send {
     /// The columns after the carried ones, without the error.
     fn fields() -> Vec<Field>;
     /// An upper bound on the bytes, or list entries, of a result in any column.
-    fn size(answer: &Self::Output) -> usize;
+    fn size(output: &Self::Output) -> usize;
     /// The columns of results; null for failed tasks.
-    fn columns(answers: &[TaskResult<Self::Output>]) -> Vec<ArrayRef>;
+    fn columns(results: &[TaskResult<Self::Output>]) -> Vec<ArrayRef>;
 }
 
 /// The columns of the tasks in a table.
@@ -48,20 +50,21 @@ struct ColumnNames {
     carried: Option<Vec<String>>,
 }
 
-/// Computes all tasks of a table, batch by batch.
+/// Computes all tasks of a table, batch by batch. Ctrl-C stops the tasks that are running through their `Progress`, and
+/// no further ones are started.
 fn run_tasks<A: TaskOutput>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
     columns: ColumnNames,
     threads: Option<i64>,
-    answer: impl Fn(Embeddings) -> trueshot::Result<A::Output> + Sync + Send,
+    compute: impl Fn(Embeddings, &dyn Progress) -> trueshot::Result<A::Output> + Sync + Send,
 ) -> PyResult<Batches> {
     let batches = reader(table)?;
-    let schema = batches.schema();
+    let input = batches.schema();
     let task_schema =
-        TaskSchema::find(&schema, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
-    let carried = carried_columns(&schema, columns.carried).map_err(PyTypeError::new_err)?;
-    let mut fields: Vec<Field> = carried.iter().map(|place| schema.field(*place).clone()).collect();
+        TaskSchema::find(&input, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
+    let carried = carried_columns(&input, columns.carried).map_err(PyTypeError::new_err)?;
+    let mut fields: Vec<Field> = carried.iter().map(|place| input.field(*place).clone()).collect();
     fields.extend(A::fields());
     fields.push(Field::new("error", DataType::Utf8, true));
     let mut names = HashSet::new();
@@ -71,39 +74,47 @@ fn run_tasks<A: TaskOutput>(
             "column '{twice}' would occur twice: remove it from carry"
         )));
     }
-    let output = Arc::new(Schema::new(fields));
-    let one = |support: TaskResult<Embeddings>| -> TaskResult<A::Output> {
-        let answer = answer(support?).map_err(|error: Error| error_text(&error))?;
-        match A::size(&answer) {
+    let schema = Arc::new(Schema::new(fields));
+    let run_task = |support: TaskResult<Embeddings>, progress: &dyn Progress| -> TaskResult<A::Output> {
+        let output = compute(support?, progress).map_err(|error: Error| error_text(&error))?;
+        match A::size(&output) {
             size if size > MAX_COLUMN_SIZE => {
                 Err(format!("the result is too large for a table: {size}, the maximum is {MAX_COLUMN_SIZE}"))
             }
-            _ => Ok(answer),
+            _ => Ok(output),
         }
     };
-    let part = |batch: &RecordBatch, rows: Range<usize>, outcomes: &[TaskResult<A::Output>]| {
+    let output_batch = |batch: &RecordBatch, rows: Range<usize>, results: &[TaskResult<A::Output>]| {
         let carried = carried.iter().map(|place| batch.column(*place).slice(rows.start, rows.len()));
         let mut columns: Vec<ArrayRef> = carried.collect();
-        columns.extend(A::columns(outcomes));
-        columns.push(errors(outcomes));
-        RecordBatch::try_new(output.clone(), columns)
+        columns.extend(A::columns(results));
+        columns.push(errors(results));
+        RecordBatch::try_new(schema.clone(), columns)
     };
-    let whole = |batch: RecordBatch| {
+    let process_batch = |batch: RecordBatch, channel: &Channel<'_, ()>| {
         let tasks = task_schema.columns(&batch);
-        let work =
-            |task: usize| caught(|| one(tasks.support(task))).unwrap_or_else(|| Err(INTERNAL_ERROR.into()));
-        let outcomes: Vec<TaskResult<A::Output>> = (0..batch.num_rows()).into_par_iter().map(work).collect();
-        let sizes = outcomes.iter().map(|outcome| outcome.as_ref().map_or(0, A::size));
-        let parts = split_by_size(sizes, MAX_COLUMN_SIZE)
+        let run = |task: usize| match channel.check_stopped() {
+            ControlFlow::Break(()) => Err("interrupted".into()),
+            ControlFlow::Continue(()) => caught(|| run_task(tasks.support(task), channel))
+                .unwrap_or_else(|| Err(INTERNAL_ERROR.into())),
+        };
+        let results: Vec<TaskResult<A::Output>> = (0..batch.num_rows()).into_par_iter().map(run).collect();
+        let sizes = results.iter().map(|result| result.as_ref().map_or(0, A::size));
+        let outputs = split_by_size(sizes, MAX_COLUMN_SIZE)
             .into_iter()
-            .map(|rows| part(&batch, rows.clone(), &outcomes[rows]));
-        parts.collect::<Result<Vec<RecordBatch>, _>>()
+            .map(|rows| output_batch(&batch, rows.clone(), &results[rows]));
+        outputs.collect::<Result<Vec<RecordBatch>, _>>()
     };
-    let done = thread_pools::run_on_pool(py, threads, || {
-        Ok(batches.map(|batch| whole(batch?)).collect::<Result<Vec<Vec<RecordBatch>>, _>>())
-    })?;
+    let process_all = |channel: &Channel<'_, ()>| {
+        let batches = batches.take_while(|_| channel.check_stopped().is_continue());
+        Ok(batches
+            .map(|batch| process_batch(batch?, channel))
+            .collect::<Result<Vec<Vec<RecordBatch>>, ArrowError>>())
+    };
+    // After Ctrl-C this returns the exception, never the incomplete results.
+    let done = run_interruptible(py, threads, process_all, |()| Ok(()))?;
     let done = done.map_err(|error| PyTypeError::new_err(format!("cannot read this Arrow data: {error}")))?;
-    Ok(Batches::new(output, done.concat()))
+    Ok(Batches::new(schema, done.concat()))
 }
 
 /// The most bytes or list entries of a column in one batch: Arrow offsets have 32 bits.
@@ -137,9 +148,9 @@ fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<us
     }
 }
 
-fn errors<T>(outcomes: &[TaskResult<T>]) -> ArrayRef {
+fn errors<T>(results: &[TaskResult<T>]) -> ArrayRef {
     let mut errors = StringBuilder::new();
-    outcomes.iter().for_each(|outcome| errors.append_option(outcome.as_ref().err()));
+    results.iter().for_each(|result| errors.append_option(result.as_ref().err()));
     Arc::new(errors.finish())
 }
 
@@ -150,16 +161,16 @@ fn names_size(classes: &[String]) -> usize {
 
 /// A list per task; null for failed tasks.
 fn lists<T, B: ArrayBuilder>(
-    answers: &[TaskResult<T>],
+    results: &[TaskResult<T>],
     builder: B,
     mut append: impl FnMut(&mut B, &T),
 ) -> ArrayRef {
     let mut lists = ListBuilder::new(builder);
-    for answer in answers {
-        if let Ok(answer) = answer {
-            append(lists.values(), answer);
+    for result in results {
+        if let Ok(output) = result {
+            append(lists.values(), output);
         }
-        lists.append(answer.is_ok());
+        lists.append(result.is_ok());
     }
     Arc::new(lists.finish())
 }
@@ -188,20 +199,20 @@ impl TaskOutput for AuditOutput {
         audit.items.iter().map(|item| item.suggested.as_ref().map_or(0, String::len).max(8)).sum()
     }
 
-    fn columns(answers: &[TaskResult<Audit>]) -> Vec<ArrayRef> {
+    fn columns(results: &[TaskResult<Audit>]) -> Vec<ArrayRef> {
         let numbers = |of: fn(&audit::AuditedItem) -> f32| {
-            lists(answers, Float32Builder::new(), |list, audit: &Audit| {
+            lists(results, Float32Builder::new(), |list, audit: &Audit| {
                 audit.items.iter().for_each(|item| list.append_value(of(item)));
             })
         };
         let names = |of: fn(&audit::AuditedItem) -> Option<&str>| {
-            lists(answers, StringBuilder::new(), |list, audit: &Audit| {
+            lists(results, StringBuilder::new(), |list, audit: &Audit| {
                 audit.items.iter().for_each(|item| list.append_option(of(item)));
             })
         };
         let mut expected = Float64Builder::new();
-        answers.iter().for_each(|answer| {
-            expected.append_option(answer.as_ref().ok().map(|audit| audit.expected_wrong))
+        results.iter().for_each(|result| {
+            expected.append_option(result.as_ref().ok().map(|audit| audit.expected_wrong))
         });
         vec![
             numbers(|item| item.p_wrong),
@@ -228,8 +239,9 @@ pub fn audit_batch(
 ) -> PyResult<Batches> {
     // Neighbours are not part of the result.
     let options = crate::audit::options(certainty, expected_noise, 0)?;
-    run_tasks::<AuditOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        Audit::of(&data).options(options.clone()).run()
+    let columns = ColumnNames { features, labels, carried };
+    run_tasks::<AuditOutput>(py, table, columns, threads, |data, progress| {
+        Audit::of(&data).options(options.clone()).progress(progress).run()
     })
 }
 
@@ -247,12 +259,12 @@ impl TaskOutput for ClassifierOutput {
         names_size(classes).max(file.len())
     }
 
-    fn columns(answers: &[TaskResult<Self::Output>]) -> Vec<ArrayRef> {
-        let classes = lists(answers, StringBuilder::new(), |list, (classes, _): &Self::Output| {
+    fn columns(results: &[TaskResult<Self::Output>]) -> Vec<ArrayRef> {
+        let classes = lists(results, StringBuilder::new(), |list, (classes, _): &Self::Output| {
             classes.iter().for_each(|class| list.append_value(class));
         });
         let mut files = BinaryBuilder::new();
-        answers.iter().for_each(|answer| files.append_option(answer.as_ref().ok().map(|(_, file)| file)));
+        results.iter().for_each(|result| files.append_option(result.as_ref().ok().map(|(_, file)| file)));
         vec![classes, Arc::new(files.finish())]
     }
 }
@@ -269,8 +281,9 @@ pub fn fit_batch(
     threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(to_exception)?;
-    run_tasks::<ClassifierOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        let found = Audit::of(&data).run()?;
+    let columns = ColumnNames { features, labels, carried };
+    run_tasks::<ClassifierOutput>(py, table, columns, threads, |data, progress| {
+        let found = Audit::of(&data).progress(progress).run()?;
         let predictor = Predictor::fit(data, &method, Some(&found))?;
         Ok((predictor.classes().to_vec(), predictor.to_bytes()))
     })
@@ -295,14 +308,14 @@ impl TaskOutput for PrototypeOutput {
         names_size(learned.classes()).max(learned.classes().len().saturating_mul(learned.dim()))
     }
 
-    fn columns(answers: &[TaskResult<UncalibratedPredictor>]) -> Vec<ArrayRef> {
+    fn columns(results: &[TaskResult<UncalibratedPredictor>]) -> Vec<ArrayRef> {
         let prototypes = |learned: &UncalibratedPredictor| {
             learned
                 .prototypes()
                 .map(|prototypes| (prototypes.vectors.to_vec(), prototypes.centre.map(<[f32]>::to_vec)))
         };
-        let known: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().and_then(prototypes)).collect();
-        let classes = lists(answers, StringBuilder::new(), |list, learned: &UncalibratedPredictor| {
+        let known: Vec<_> = results.iter().map(|result| result.as_ref().ok().and_then(prototypes)).collect();
+        let classes = lists(results, StringBuilder::new(), |list, learned: &UncalibratedPredictor| {
             learned.classes().iter().for_each(|class| list.append_value(class));
         });
         let mut vectors = ListBuilder::new(ListBuilder::new(Float32Builder::new()));
@@ -333,14 +346,19 @@ pub fn prototypes_batch(
     threads: Option<i64>,
 ) -> PyResult<Batches> {
     let method = methods::method(method).map_err(to_exception)?;
-    run_tasks::<PrototypeOutput>(py, table, ColumnNames { features, labels, carried }, threads, |data| {
-        prototypes(data, &method)
+    let columns = ColumnNames { features, labels, carried };
+    run_tasks::<PrototypeOutput>(py, table, columns, threads, |data, progress| {
+        prototypes(data, &method, progress)
     })
 }
 
-fn prototypes(data: Embeddings, method: &NamedMethod) -> trueshot::Result<UncalibratedPredictor> {
+fn prototypes(
+    data: Embeddings,
+    method: &NamedMethod,
+    progress: &dyn Progress,
+) -> trueshot::Result<UncalibratedPredictor> {
     let found = match is_large(data.len()) {
-        true => Some(Audit::of(&data).run()?),
+        true => Some(Audit::of(&data).progress(progress).run()?),
         false => None,
     };
     let learned = UncalibratedPredictor::fit(data, method, found.as_ref())?;

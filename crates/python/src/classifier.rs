@@ -1,5 +1,6 @@
 //! Classifiers for Python. Fitting is fast, because probabilities and the audit are computed on first use.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
@@ -14,7 +15,7 @@ use trueshot::predictor::{Prediction, Predictor, UncalibratedPredictor, is_large
 use trueshot::progress::Progress;
 
 use crate::audit::{Audit, NumberedRows};
-use crate::exceptions::{to_exception, value_error};
+use crate::exceptions::to_exception;
 use crate::{methods, numpy_features, thread_pools};
 
 /// Rows per unit of work of a thread.
@@ -158,6 +159,12 @@ impl Classifier {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    /// Writes the file that `trueshot fit` writes, atomically.
+    fn write(&self, py: Python<'_>, path: PathBuf, threads: Option<i64>) -> PyResult<()> {
+        let shape = (self.learned.support().len(), self.learned.dim());
+        thread_pools::run_on_matrix(py, threads, shape, |progress| self.predictor(progress)?.write(&path))
+    }
+
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let maker = py.get_type::<Classifier>().getattr("from_bytes")?;
         Ok((maker, (self.to_bytes(py, None)?,)))
@@ -235,15 +242,9 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, answers.iter().map(|answer| answer.unknown).collect()).unbind())
     }
 
-    /// The audit of the support set.
+    /// The audit of the support set. A file has only some of the rows of a large set; the Python side does not ask then.
     fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
-        let data = match &self.origin {
-            Some((_, data)) => data,
-            None if self.learned.support().len() < self.audited_rows() => {
-                return Err(value_error("the file contains only some of the rows it was trained on"));
-            }
-            None => self.learned.support(),
-        };
+        let data = self.origin.as_ref().map_or(self.learned.support(), |(_, data)| data);
         let shape = (data.len(), data.dim());
         let found = thread_pools::run_on_matrix(py, threads, shape, |progress| {
             self.audit_result(data, progress).cloned()
@@ -259,14 +260,5 @@ impl Classifier {
         let vectors = flat.reshape([known.vectors.len(), self.learned.dim()])?.unbind();
         let centre = known.centre.map(|centre| PyArray1::from_slice(py, centre).unbind());
         Ok(Some((vectors, centre, known.by_cosine)))
-    }
-}
-
-impl Classifier {
-    /// The number of rows of the audit in a file, if it has one.
-    fn audited_rows(&self) -> usize {
-        let audit = self.predictor.get().and_then(Predictor::audit);
-        let audit = audit.and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
-        audit.and_then(|audit| audit["items"].as_array().map(Vec::len)).unwrap_or(0)
     }
 }

@@ -18,9 +18,10 @@ use trueshot::rng::IndexSampler;
 use trueshot::{Embeddings, Error};
 
 use crate::audit::NumberedRows;
-use crate::exceptions::{to_exception, value_error};
+use crate::exceptions::{argument_exception, to_exception, value_error};
 use crate::interruptible::{Channel, run_interruptible, run_keeping_results};
 use crate::numpy_features;
+use crate::thread_pools::run_on_pool;
 use crate::user_functions::{Message, PythonMethod, PythonNoise, UserFunctions, UserMethod};
 
 /// Labelled rows from the Python side: features, class indices, class names, row names.
@@ -212,12 +213,12 @@ pub fn evaluate(
     let (spec, noise) = (shape.spec(), shape.noise(py)?);
     let functions = UserFunctions { methods: own, noises: shape.noise_functions(py), stop_on_failure };
     let (own, own_noise) = (&functions.methods, shape.take_own_noise());
-    let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
+    let data = to_numbered_rows(data)?;
+    let outliers = checked_outliers(py, threads, outliers)?;
     let details = Details { per_class: details.0, confusion: details.1 };
     let baseline = baseline.as_deref().unwrap_or(library::DEFAULT_BASELINE);
     let run = |channel: &Channel<'_, Message>| {
         let data = Arc::new(check_rows(data)?);
-        let outliers = outliers.map(check_rows).transpose()?.map(Arc::new);
         let named = |method: ParsedMethod| match method {
             ParsedMethod::BuiltIn(method) => method,
             ParsedMethod::Own(position) => {
@@ -257,6 +258,25 @@ fn check_rows(rows: NumberedRows) -> trueshot::Result<Embeddings> {
     Ok(data)
 }
 
+/// [`check_rows`] for an argument other than X, which errors name.
+pub fn check_argument(
+    py: Python<'_>,
+    threads: Option<i64>,
+    argument: &str,
+    rows: NumberedRows,
+) -> PyResult<Embeddings> {
+    run_on_pool(py, threads, || Ok(check_rows(rows)))?.map_err(|error| argument_exception(argument, error))
+}
+
+fn checked_outliers(
+    py: Python<'_>,
+    threads: Option<i64>,
+    outliers: Option<LabelledArrays<'_>>,
+) -> PyResult<Option<Arc<Embeddings>>> {
+    let rows = outliers.map(to_numbered_rows).transpose()?;
+    rows.map(|rows| check_argument(py, threads, "outliers", rows).map(Arc::new)).transpose()
+}
+
 #[pymethods]
 impl Evaluation {
     /// The evaluation in one of the formats of `trueshot eval`.
@@ -293,11 +313,11 @@ pub fn sample_episodes<'py>(
     let functions =
         UserFunctions { methods: Vec::new(), noises: shape.noise_functions(py), stop_on_failure: true };
     let own_noise = shape.take_own_noise();
-    let (data, outliers) = (to_numbered_rows(data)?, outliers.map(to_numbered_rows).transpose()?);
+    let data = to_numbered_rows(data)?;
+    let outliers = checked_outliers(py, None, outliers)?;
     let draw = |channel: &Channel<'_, Message>| {
         let data = data.embeddings()?;
-        let outliers = outliers.map(NumberedRows::embeddings).transpose()?;
-        let sampler = Sampler::new(&data, outliers.as_ref(), spec, noise)?;
+        let sampler = Sampler::new(&data, outliers.as_deref(), spec, noise)?;
         let sampler = with_own_noise(sampler, own_noise, &channel.sender())?;
         let mut index_sampler = IndexSampler::default();
         let draw = |index| {

@@ -12,6 +12,20 @@ use trueshot::report::visible;
 
 pub fn to_exception(error: Error) -> PyErr {
     let message = error_text(&error);
+    exception(error, message)
+}
+
+/// The exception for an error in the rows of one argument, whose name comes first. A hint about X would be about other
+/// rows.
+pub fn argument_exception(argument: &str, error: Error) -> PyErr {
+    let message = match error {
+        Error::NotFinite { .. } => visible(&error.to_string()),
+        _ => error_text(&error),
+    };
+    exception(error, format!("{argument}: {message}"))
+}
+
+fn exception(error: Error, message: String) -> PyErr {
     match error {
         Error::Interrupted => PyKeyboardInterrupt::new_err(message),
         Error::Read { source, .. } | Error::Write { source, .. } => match source.kind() {

@@ -19,12 +19,15 @@ use trueshot::training::{Event, Observer, Outcome, Record, RunOptions, Start, Tr
 use trueshot_cuda::DeviceChoice;
 
 use crate::audit::NumberedRows;
-use crate::evaluation::{LabelledArrays, to_numbered_rows};
-use crate::exceptions::value_error;
+use crate::evaluation::{LabelledArrays, check_argument, to_numbered_rows};
+use crate::exceptions::{to_exception, value_error};
 use crate::interruptible::{Channel, run_interruptible};
 
 /// The data of a run, in the order of the lists in a configuration.
 type SetsByRole<T> = [Vec<T>; 4];
+
+/// The names of the arguments of `trueshot.train`, in the order of [`SetsByRole`].
+const ROLES: [&str; 4] = ["data", "outliers", "validation", "validation_outliers"];
 
 enum TrainingMessage {
     Step { done: u64, steps: u64, loss: f64 },
@@ -74,7 +77,8 @@ pub struct RunSettings {
     device: String,
 }
 
-/// Trains a head on rows. `options` is a configuration as JSON; `hear` is called with every message.
+/// Trains a head on rows. `options` is a configuration as JSON; `on_message` is called with the kind and
+/// the values of every message.
 #[pyfunction]
 pub fn train_head<'py>(
     py: Python<'py>,
@@ -120,10 +124,11 @@ fn run_training<M: HeadOptions + Send + Sync>(
         "overwrite" => Start::Overwrite,
         _ => Start::Fresh,
     };
+    let configuration = resolve_configuration(&defaults, given, &taken_sets).map_err(to_exception)?;
+    let sets = check_sets(py, run.threads, taken_sets)?;
     let work = |channel: &Channel<'_, TrainingMessage>| {
         let (device, _) = choice.open()?;
-        let configuration = resolve_configuration(&defaults, given, &taken_sets)?;
-        let [train_on, outliers, validation, validation_outliers] = &load_sets(taken_sets)?;
+        let [train_on, outliers, validation, validation_outliers] = &sets;
         let outliers: Vec<&Embeddings> = outliers.iter().collect();
         // Outliers from the training data are not among the given arrays.
         let is_from_training =
@@ -200,16 +205,20 @@ fn resolve_configuration<M: HeadOptions>(
     Ok(configuration)
 }
 
-fn load_sets(sets: SetsByRole<NumberedRows>) -> trueshot::Result<SetsByRole<Embeddings>> {
-    let mut opened: SetsByRole<Embeddings> = Default::default();
-    for (opened, sets) in opened.iter_mut().zip(sets) {
-        for rows in sets {
-            let mut data = rows.embeddings()?;
-            data.check()?;
-            opened.push(data);
+fn check_sets(
+    py: Python<'_>,
+    threads: Option<i64>,
+    sets: SetsByRole<NumberedRows>,
+) -> PyResult<SetsByRole<Embeddings>> {
+    let mut checked: SetsByRole<Embeddings> = Default::default();
+    for ((checked, sets), role) in checked.iter_mut().zip(sets).zip(ROLES) {
+        let is_single = sets.len() == 1;
+        for (place, rows) in sets.into_iter().enumerate() {
+            let name = if is_single { role.to_string() } else { format!("{role}[{place}]") };
+            checked.push(check_argument(py, threads, &name, rows)?);
         }
     }
-    Ok(opened)
+    Ok(checked)
 }
 
 fn banks<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {

@@ -153,6 +153,8 @@ def test_wrong_columns_and_options_are_refused_before_anything_starts(df, spark)
         ts.spark.audit_samples(df)
     with pytest.raises(TypeError, match="expected a list of strings or integers"):
         ts.spark.audit_samples(samples(spark).selectExpr("task", "features", "0.5D AS label"))
+    with pytest.raises(TypeError, match="column 'weight' would occur twice: remove it from carry"):
+        ts.spark.audit_samples(samples(spark).selectExpr("*", "1 AS weight"), carry=["weight"])
     with pytest.raises(TypeError, match="df must be a pyspark.sql.DataFrame, got Table"):
         ts.spark.audit(tasks.table())
 

@@ -1,6 +1,8 @@
 """Audits of arrays: the same results as on the command line, for every layout and type of array."""
 
+import base64
 import copy
+import io
 import json
 import pickle
 import subprocess
@@ -121,6 +123,52 @@ def test_an_audit_is_a_data_frame_a_dictionary_and_a_page(rows):
     page = found._repr_html_()
     assert page.startswith("<iframe") and page.count("data:image/png;base64") >= 25
     assert "<script" in found.to_html() and "ant" in str(found)
+
+
+def thumbnail(picture):
+    """The pixels of the image that a report shows."""
+    from PIL import Image
+
+    from trueshot._pictures import thumbnails
+
+    (uri,) = thumbnails([picture])
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB"))
+
+
+def file_of(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_images_of_pillow_of_every_mode_are_shown_in_their_colours():
+    Image = pytest.importorskip("PIL.Image")
+    red = Image.new("RGB", (6, 4), (255, 0, 0))
+    for mode in ("P", "CMYK", "RGBA", "YCbCr"):
+        shown = thumbnail(red.convert(mode))
+        assert shown.shape == (4, 6, 3) and np.allclose(shown[0, 0], (255, 0, 0), atol=5), mode
+    for mode in ("L", "LA", "1"):
+        assert (thumbnail(Image.new(mode, (6, 4), 255 if mode != "LA" else (255, 255))) == 255).all(), mode
+    assert (thumbnail(Image.new("RGBA", (6, 4), (0, 0, 0, 0))) == 255).all(), "transparent pixels are white"
+    assert (thumbnail(Image.new("LA", (6, 4), (0, 0))) == 255).all()
+    assert (thumbnail(Image.fromarray(np.full((4, 6), 0x8000, np.uint16))) == 0x80).all()
+    assert (thumbnail(Image.fromarray(np.full((4, 6), 1.0, np.float32))) == 255).all()
+    wide = Image.new("RGB", (500, 100), (250, 10, 10))
+    assert thumbnail(wide).shape == (22, 112, 3) and wide.size == (500, 100)
+
+
+def test_large_files_are_upright_and_small_files_that_browsers_do_not_show_are_converted():
+    Image = pytest.importorskip("PIL.Image")
+    noise = np.random.default_rng(0).integers(0, 255, (300, 600, 3)).astype(np.uint8)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter turn clockwise
+    large = file_of(Image.fromarray(noise), "JPEG", exif=turned, quality=95)
+    assert len(large) > 64 * 1024 and thumbnail(large).shape == (112, 56, 3)
+    for small in (file_of(Image.new("RGB", (6, 4), (250, 10, 10)), "TIFF"), file_of(Image.new("CMYK", (6, 4)), "TIFF")):
+        assert thumbnail(small).shape == (4, 6, 3)
+    from trueshot._pictures import thumbnails
+
+    assert thumbnails([b"no image", b"II*\0 damaged", None]) == [None, None, None]
 
 
 def test_audits_are_pickled_and_copied(rows):

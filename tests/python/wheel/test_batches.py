@@ -1,5 +1,8 @@
 """Tables of tasks: every kind of list, one result per row, equal to single calls."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -210,6 +213,36 @@ def test_columns_of_any_type_are_carried_through():
     found = pa.table(ts.audit_batch(table(when=when, shard=shard), carry=["when", "shard"]))
     assert found["when"].combine_chunks().equals(when) and found["shard"].combine_chunks().equals(shard)
     assert "task" not in found.column_names
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize("work", ["audit_batch", "fit_batch", "prototypes_batch"])
+@pytest.mark.parametrize("tasks, rows", [(4000, 50), (2, 20_000)], ids=["many tasks", "large tasks"])
+def test_ctrl_c_ends_a_table_while_it_is_computed(work, tasks, rows):
+    # See test_ctrl_c_ends_an_audit_while_it_runs.
+    program = f"""
+import functools, signal, time
+import numpy as np, pyarrow as pa
+from trueshot import _native
+values = np.random.default_rng(0).normal(size=({tasks} * {rows}, 64)).astype(np.float32)
+vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 64)
+offsets = pa.array(np.arange({tasks} + 1) * {rows}, pa.int32())
+labels = pa.array(np.arange({tasks} * {rows}) % 5)
+table = pa.table({{
+    "features": pa.ListArray.from_arrays(offsets, vectors), "labels": pa.ListArray.from_arrays(offsets, labels),
+}})
+options = (None, None) if "{work}" == "audit_batch" else ("relabel",)
+work = functools.partial(_native.{work}, table, "features", "labels", None, *options)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+found = []
+try:
+    found.extend(map(work, [1]))
+except KeyboardInterrupt:
+    print("stopped with", len(found))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "stopped with 0\n", done.stderr
 
 
 def test_an_empty_table_gives_an_empty_table():

@@ -222,7 +222,7 @@ def test_probabilities_are_recognised_by_their_form_and_never_taken_for_features
             function(labels, more)
         with pytest.raises(ValueError, match=r"logarithms of predicted probabilities; pass pred_probs=numpy.exp\(..\)"):
             function(labels, np.log(np.maximum(probs, 1e-9)))
-        with pytest.raises(TypeError, match=r"labels come first: got an array of shape .* as labels, and one of shape"):
+        with pytest.raises(TypeError, match=r"labels has shape .* and the second argument .*; pass the labels first"):
             function(probs, labels)
     with pytest.raises(ValueError, match="already looks like predicted probabilities"):
         ts.get_pred_probs(labels, probs)

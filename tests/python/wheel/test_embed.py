@@ -137,22 +137,37 @@ def test_loaders_data_sets_and_tensors_are_embedded():
         assert rows.labels is None and np.allclose(rows.features, expected)
 
 
+class Files(torch.utils.data.Dataset):
+    """The images of a folder, as ImageFolder of torchvision gives them."""
+
+    classes = list(COLOURS)
+
+    def __init__(self, folder):
+        self.root = str(folder)
+        self.samples = [(str(path), kind) for kind, name in enumerate(COLOURS) for path in sorted((folder / name).iterdir())]
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, row):
+        path, kind = self.samples[row]
+        return to_tensor(Image.open(path)), kind
+
+
 def test_a_data_set_of_files_gives_names_and_classes(photos):
-    class Folder(torch.utils.data.Dataset):
-        root, classes = str(photos), list(COLOURS)
-        samples = [(str(path), kind) for kind, name in enumerate(COLOURS) for path in sorted((photos / name).iterdir())]
-
-        def __len__(self):
-            return len(self.samples)
-
-        def __getitem__(self, row):
-            path, kind = self.samples[row]
-            return to_tensor(Image.open(path)), kind
-
-    ours, rows = ts.embed(MeanColour(), Folder()), embed(MeanColour(), photos)
+    ours, rows = ts.embed(MeanColour(), Files(photos)), embed(MeanColour(), photos)
     assert ours.items == rows.items and ours.labels.tolist() == rows.labels.tolist() and ours.folder == rows.folder
-    mixed = ts.embed(MeanColour(), torch.utils.data.DataLoader(Folder(), batch_size=3, shuffle=True))
+    mixed = ts.embed(MeanColour(), torch.utils.data.DataLoader(Files(photos), batch_size=3, shuffle=True))
     assert mixed.items is None and sorted(mixed.labels) == sorted(rows.labels)
+
+
+def test_rows_in_the_order_of_a_batch_sampler_have_no_names(photos):
+    backwards = list(range(11, -1, -1))
+    batches = [backwards[:5], backwards[5:]]
+    of_a_sampler = torch.utils.data.BatchSampler(backwards, batch_size=5, drop_last=False)
+    for batch_sampler in (batches, of_a_sampler):
+        rows = ts.embed(MeanColour(), torch.utils.data.DataLoader(Files(photos), batch_sampler=batch_sampler))
+        assert rows.labels.tolist() == ["red"] * 4 + ["green"] * 4 + ["blue"] * 4 and rows.items is None
 
 
 def test_audit_evaluation_and_estimators_take_embeddings():
@@ -304,6 +319,42 @@ def test_a_named_cache_serves_loaders_and_notices_another_length(tmp_path):
     longer = torch.utils.data.TensorDataset(images(7), torch.arange(7))
     assert calls(Counted(), longer, **cache)[0] == 1 and len(calls(Counted(), longer, **cache)[1]) == 7
     assert calls(lambda batch: batch.mean((2, 3)), images(), **cache)[1].backbone == "<lambda> (torch)"
+
+
+def test_a_named_cache_depends_on_the_transform_and_the_precision(photos, tmp_path):
+    def dark(image):
+        return to_tensor(image) / 2
+
+    def function(batch):
+        return batch.mean((2, 3))
+
+    cache = {"cache": tmp_path / "cache", "cache_name": "photos"}
+    for model in (MeanColour(), function):
+        bright = embed(model, photos, **cache).features
+        assert np.allclose(embed(model, photos, transform=dark, **cache).features, bright / 2, atol=1e-6)
+    before = len(list((tmp_path / "cache").iterdir()))
+    embed(function, photos, dtype="bfloat16", **cache)
+    assert len(list((tmp_path / "cache").iterdir())) == before + 1
+
+
+def test_loaders_that_skip_images_are_cached(tmp_path):
+    data = torch.utils.data.TensorDataset(images(7), torch.arange(7))
+    loaders = {
+        "drop_last": {"batch_size": 3, "drop_last": True},
+        "sampler": {"batch_size": 3, "sampler": torch.utils.data.SubsetRandomSampler([4, 5])},
+        "batches": {"batch_sampler": [[0, 1], [6]]},
+        "own batches": {"batch_sampler": torch.utils.data.BatchSampler([0, 1, 2, 6], 3, drop_last=True)},
+    }
+    totals = []
+    for name, options in loaders.items():
+        loader = torch.utils.data.DataLoader(data, **options)
+        cache = {"cache": tmp_path, "cache_name": name}
+        count, rows = calls(Counted(), loader, progress=lambda done, total: totals.append((done, total)), **cache)
+        again, same = calls(Counted(), loader, **cache)
+        assert (count > 0, again) == (True, 0) and same.labels.tolist() == rows.labels.tolist(), name
+    assert totals == [(3, 6), (6, 6), (2, 2), (2, 3), (3, 3), (3, 3)]
+    smaller = torch.utils.data.DataLoader(data, batch_size=3, sampler=torch.utils.data.SubsetRandomSampler([4]))
+    assert len(calls(Counted(), smaller, cache=tmp_path, cache_name="sampler")[1]) == 1
 
 
 def test_a_damaged_cache_file_is_computed_again(photos, tmp_path):
@@ -489,6 +540,32 @@ def test_unreadable_images_are_listed_or_refused(photos, tmp_path):
         embed(MeanColour(), photos, cache=tmp_path / "cache", unreadable="raise")
     with pytest.raises(ValueError, match="unreadable is 'ignore'; allowed: 'skip', 'raise'"):
         embed(MeanColour(), photos, unreadable="ignore")
+
+
+def test_a_folder_without_permission_is_skipped_with_a_message(photos, monkeypatch):
+    listed = os.scandir
+
+    def scandir(folder):
+        if os.path.basename(folder) == "red":
+            raise PermissionError(13, "Permission denied", folder)
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.warns(UserWarning, match="1 file was skipped: \n  red: a folder that cannot be read"):
+        rows = embed(MeanColour(), photos)
+    assert rows.skipped == [("red", "a folder that cannot be read: Permission denied (os error 13)")]
+    assert rows.classes.tolist() == ["blue", "green"]
+    with pytest.raises(PermissionError):
+        embed(MeanColour(), photos / "red")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders on this system")
+def test_pipes_are_skipped_and_not_opened(photos, tmp_path):
+    os.mkfifo(photos / "red" / "pipe.png")
+    program = "import sys, test_embed as t; print(t.embed(t.MeanColour(), sys.argv[1], cache=sys.argv[2]).skipped)"
+    command = [sys.executable, "-W", "ignore", "-c", program, photos, tmp_path / "cache"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[('red/pipe.png', 'cannot be read: not a regular file')]", done.stderr
 
 
 def test_transforms_that_do_not_fit_say_what_to_do(photos):

@@ -147,6 +147,33 @@ def test_the_audit_of_a_classifier_does_not_depend_on_its_method(rows):
     assert pickle.loads(pickle.dumps(weighted)).audit_.to_json() == expected
 
 
+def test_the_audit_of_a_classifier_keeps_the_names_of_rows(rows):
+    X, y, _ = rows
+    embeddings = ts.Embeddings(X, NAMES[y], items=[f"{row}.png" for row in range(25)])
+    expected = ts.audit(embeddings).to_json()
+    clf = ts.FewShotClassifier("median").fit(embeddings)
+    assert clf.audit_.to_json() == expected
+    assert pickle.loads(pickle.dumps(clf)).audit_.to_json() == expected
+    parts = ts.FewShotClassifier("median").partial_fit(embeddings[:7]).partial_fit(embeddings[7:])
+    assert parts.audit_.to_json() == expected
+    assert ts.FewShotClassifier("median").fit(X, NAMES[y]).partial_fit(embeddings).audit_.to_dict()["items"][0]["item"] == "row 0"
+
+
+def test_the_audit_of_a_classifier_of_a_folder_shows_its_images(rows, tmp_path):
+    from trueshot._pictures import _png
+
+    X, y, _ = rows
+    names = [f"{row}.png" for row in range(25)]
+    for row, name in enumerate(names):
+        (tmp_path / name).write_bytes(_png(np.full((4, 4, 3), 10 * row, np.uint8)))
+    embeddings = ts.Embeddings(X, NAMES[y], items=names, folder=tmp_path)
+    clf = ts.FewShotClassifier("median").fit(embeddings)
+    assert clf.audit_.to_html() == ts.audit(embeddings).to_html()
+    assert clf.audit_.to_html().count("data:image/png") >= 25
+    added = ts.FewShotClassifier("median").fit(X, NAMES[y]).partial_fit(embeddings)
+    assert added.audit_.to_html().count("data:image/png") >= 25 and len(added.audit_) == 50
+
+
 def test_decisions_are_logarithms_of_probabilities(rows):
     X, y, _ = rows
     clf = ts.FewShotClassifier("relabel").fit(X, NAMES[y])
@@ -192,6 +219,38 @@ def test_rows_that_cannot_be_added_are_refused_and_change_nothing(rows):
     assert not np.array_equal(clf.predict_proba(X), before)
     expected = ts.FewShotClassifier("protonet").fit(np.vstack([X[:3], X, X[:1]]), [*["ant"] * 3, *NAMES[y], "ant"])
     assert np.array_equal(clf.predict_proba(X), expected.predict_proba(X))
+
+
+def test_a_first_part_with_unusable_features_is_not_kept(rows):
+    X, y, _ = rows
+    clf = ts.FewShotClassifier("protonet")
+    for value, message in [
+        (np.nan, "row 1, column 2 is NaN; every feature must be finite"),
+        (-np.inf, "row 1, column 2 is -inf; every feature must be finite"),
+        (1e30, "row 1, column 2 is 1e30; allowed: numbers up to 1e15"),
+    ]:
+        bad = X[:3].copy()
+        bad[1, 2] = value
+        with pytest.raises(ValueError, match=message):
+            clf.partial_fit(bad, NAMES[[0, 0, 0]])
+        with pytest.raises(ValueError, match=message):
+            ts.FewShotClassifier("protonet").fit(X, NAMES[y]).partial_fit(bad, NAMES[[0, 0, 0]])
+    expected = ts.FewShotClassifier("protonet").fit(X, NAMES[y])
+    assert np.array_equal(clf.partial_fit(X, NAMES[y]).predict_proba(X), expected.predict_proba(X))
+    assert len(clf.partial_fit(X[:2].astype(np.float16), NAMES[y[:2]]).audit_) == 27
+
+
+def test_saving_replaces_a_file_as_a_whole(rows, tmp_path):
+    X, y, _ = rows
+    file, link = tmp_path / "clf.safetensors", tmp_path / "link.safetensors"
+    ts.FewShotClassifier("median").fit(X, NAMES[y]).save(file)
+    link.hardlink_to(file)
+    before = link.read_bytes()
+    ts.FewShotClassifier("protonet").fit(X, NAMES[y]).save(str(file))
+    assert link.read_bytes() == before, "the file was changed in place"
+    assert ts.load_model(file).method == "protonet" and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(OSError, match="nowhere"):
+        ts.FewShotClassifier("median").fit(X, y).save(tmp_path / "nowhere" / "clf.safetensors")
 
 
 @pytest.mark.parametrize("method", METHODS)

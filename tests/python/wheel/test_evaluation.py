@@ -177,6 +177,37 @@ def test_a_head_trained_on_arrays_is_the_command_lines_to_the_byte(head, bank, c
     assert clf.predict(X[:5]).shape == (5,)
 
 
+def test_the_seed_may_be_among_the_options(bank, tmp_path):
+    X, y, _ = bank
+
+    def trained(name, seeds, **more):
+        options = {**seeds, "episodes": {"per_step": 2}, "model": SMALL["relabel"]}
+        ts.train("relabel", (X, y), tmp_path / name, steps=2, options=options, device="cpu", **more)
+        return (tmp_path / name).read_bytes()
+
+    expected = trained("a.safetensors", {}, seed=7)
+    assert trained("b.safetensors", {"seed": 7}) == expected
+    assert trained("c.safetensors", {"seed": 8}, seed=7) == expected
+    assert trained("d.safetensors", {}) == trained("e.safetensors", {}, seed=0) != expected
+
+
+def test_errors_in_rows_name_their_argument(bank, tmp_path):
+    X, y, _ = bank
+    bad = X.copy()
+    bad[2, 5] = np.nan
+    for call, argument in [
+        (lambda: ts.evaluate(X, y, outliers=bad, noise={"outlier": 0.4}), "outliers"),
+        (lambda: ts.sample_episodes(X, y, outliers=(bad, y), noise={"outlier": 0.4}), "outliers"),
+        (lambda: ts.train("relabel", (bad, y), tmp_path / "a.safetensors"), "data"),
+        (lambda: ts.train("relabel", (X, y), tmp_path / "a.safetensors", validation=(bad, y)), "validation"),
+        (lambda: ts.train("relabel", [(X, y)] * 2, tmp_path / "a.safetensors", validation=[(X, y), (bad, y)]), r"validation\[1\]"),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{argument}: feature in row 2, column 5 is NaN; every feature must be finite$"):
+            call()
+    with pytest.raises(ValueError, match=r"^feature in row 2, column 5 is NaN.*\nhint: numpy.isfinite\(X\)"):
+        ts.evaluate(bad, y)
+
+
 def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path):
     X, y, _ = bank
     output = tmp_path / "head.safetensors"

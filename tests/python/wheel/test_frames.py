@@ -315,3 +315,17 @@ def test_data_sets_with_images_are_embedded(tmp_path, monkeypatch):
         broken = data_set(image=broken).cast_column("image", datasets.Image())
         with pytest.raises(ValueError, match=f"column 'image' of X has .*{said}|column 'image' of X has .*\n.*{said}"):
             ts.audit(broken, Y)
+
+
+def test_streams_are_read_once_by_functions_that_look_at_the_data_first():
+    def stream(array):
+        table = pyarrow.table({f"f{column}": array[:, column] for column in range(array.shape[1])})
+        return pyarrow.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=5))
+
+    expected = ts.find_label_issues(LABELS, X)
+    assert np.array_equal(ts.find_label_issues(LABELS, stream(X)), expected)
+    assert np.array_equal(ts.find_label_issues(LABELS, features=stream(X)), expected)
+    probs = np.full((12, 3), 0.1) + 0.7 * np.eye(3)[Y]
+    expected = ts.get_label_quality_scores(Y, probs)
+    assert np.array_equal(ts.get_label_quality_scores(Y, stream(probs)), expected)
+    assert np.array_equal(ts.get_label_quality_scores(Y, pred_probs=stream(probs)), expected)

@@ -6,8 +6,10 @@ import importlib.metadata
 import os
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,20 @@ def test_the_command_line_is_inside(tmp_path):
     assert run("audit", tmp_path / "nowhere.npz").returncode == 1
     wrong = run("adit")
     assert wrong.returncode == 2 and "audit" in wrong.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
+@pytest.mark.parametrize("start", [["-m", "trueshot"], ["-c", "import sys; from trueshot.__main__ import main; sys.exit(main())"]])
+def test_ctrl_c_ends_a_command_that_has_no_handler_of_its_own(start):
+    command = [sys.executable, *start, "bench", "--only", "eval_mean", "--seconds", "60", "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == -signal.SIGINT, process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_onnx_models_run_in_a_process_of_the_same_interpreter(tmp_path):

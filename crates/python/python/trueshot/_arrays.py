@@ -78,11 +78,10 @@ def _from_dlpack(given: Any, name: str) -> np.ndarray:
         return np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError, AttributeError) as problem:
         # For bfloat16, other devices, and DLPack versions that this NumPy does not read.
-        for way in ("float", "astype"):
-            if way == "float" and hasattr(given, "float") and hasattr(given, "cpu"):
-                return np.from_dlpack(given.cpu().float().contiguous())
-            if way == "astype" and hasattr(given, "astype"):
-                return np.asarray(given.astype("float32"))
+        if hasattr(given, "float") and hasattr(given, "cpu"):
+            return np.from_dlpack(given.cpu().float().contiguous())
+        if hasattr(given, "astype"):
+            return np.asarray(given.astype("float32"))
         raise TypeError(f"{name} cannot be read through DLPack: {problem}") from None
 
 

@@ -151,7 +151,7 @@ class Audit:
         return f"<Audit of {len(self)} rows in {len(self.classes)} classes: {self.counts['suspect']} suspect>"
 
     def __str__(self) -> str:
-        return self._native.text(False)
+        return self._native.text()
 
     def __reduce__(self) -> Any:
         stored = self._native if isinstance(self._native, _StoredAudit) else _StoredAudit(self._native)
@@ -346,7 +346,7 @@ class _StoredAudit:
     def __init__(self, native: Any) -> None:
         for name in self._VALUES:
             setattr(self, name, getattr(native, name))
-        self._json, self._csv, self._text = native.to_json(), native.to_csv(), native.text(False)
+        self._json, self._csv, self._text = native.to_json(), native.to_csv(), native.text()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -357,7 +357,7 @@ class _StoredAudit:
     def to_csv(self) -> str:
         return self._csv
 
-    def text(self, all: bool) -> str:
+    def text(self) -> str:
         return self._text
 
     def page(self, title: str, thumbnails: Any) -> str:

@@ -113,7 +113,7 @@ def embed(
     if found is None:
         found = _embed(network, source, settings, progress)
         if entry:
-            entry.write(found)
+            entry.write(found, source)
     return source.finish(found, network.backbone)
 
 
@@ -314,8 +314,11 @@ class _Folder:
     def nothing(self) -> str:
         return f"no image in {self._folder.path!r} can be read: {_listed(self.unreadable)}"
 
-    def identity(self) -> str | None:
-        return "\n".join([describe(self._transform), *self._folder.content_hashes()])
+    def settings(self) -> str:
+        return describe(self._transform)
+
+    def contents(self) -> str | None:
+        return "\n".join(self._folder.content_hashes())
 
     def batches(self, settings: _Settings) -> Iterator[_Batch]:
         rows = list(range(self.total))
@@ -423,7 +426,10 @@ class _Loader:
     def nothing(self) -> str:
         return "the loader has no batches, so there is nothing to embed"
 
-    def identity(self) -> str | None:
+    def settings(self) -> str:
+        return ""
+
+    def contents(self) -> str | None:
         return None
 
     def check_complete(self, settings: _Settings) -> None:
@@ -454,7 +460,10 @@ class _Loader:
         from torch.utils.data import SequentialSampler
 
         samples, root = getattr(self._dataset, "samples", None), getattr(self._dataset, "root", None)
-        is_ordered = isinstance(getattr(self._data, "sampler", None), SequentialSampler)
+        sampler, batch_sampler = (getattr(self._data, name, None) for name in ("sampler", "batch_sampler"))
+        # A loader with a batch sampler of the user has a sequential sampler as well, but does not use it.
+        is_used = batch_sampler is None or getattr(batch_sampler, "sampler", None) is sampler
+        is_ordered = is_used and isinstance(sampler, SequentialSampler)
         if not is_ordered or not isinstance(samples, list) or len(samples) != rows or not isinstance(root, (str, os.PathLike)):
             return None, None
         paths = [sample[0] for sample in samples if isinstance(sample, tuple) and isinstance(sample[0], str)]
@@ -464,9 +473,17 @@ class _Loader:
 
 
 def _length(data: Any) -> int:
-    """The number of images of a loader; 0 if it is not known."""
+    """The number of images that a loader gives; 0 if it is not known."""
+    from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
     try:
-        return len(data.dataset)
+        if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
+            return len(data.dataset)
+        batches = data.batch_sampler
+        if type(batches) is BatchSampler:
+            rows = len(batches.sampler)  # type: ignore[arg-type]
+            return rows - rows % batches.batch_size if batches.drop_last else rows
+        return sum(map(len, batches)) if isinstance(batches, (list, tuple)) else 0
     except (AttributeError, TypeError):
         return 0
 
@@ -525,18 +542,17 @@ class _CacheEntry:
             raise NotADirectoryError(f"cache is {self._folder!r}, which is a file; give a folder")
         if name is None and network.hash is None:
             raise ValueError("a function has no weights that identify it: give cache_name too, a name for function and data")
-        contents = None if name is not None else source.identity()
+        contents = None if name is not None else source.contents()
         if name is None and contents is None:
             raise ValueError("the images of a loader are only known after they are loaded: give cache_name too, a name for them")
-        model = network.identity() if network.hash is not None else network.backbone
-        parts = ["trueshot-embed/1", model, repr(settings.output), repr(settings.pool)]
+        parts = ["trueshot-embed/2", network.identity(), repr(settings.output), repr(settings.pool), source.settings()]
         parts.append(f"contents {contents}" if name is None else f"name {name}")
         self._key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
         self._unreadable = settings.unreadable
         self._path = os.path.join(self._folder, f"{self._key}.npz")
 
     def read(self, source: _Folder | _Loader) -> _Found | None:
-        """The result, if it exists, is intact and has the number of rows of the data."""
+        """The result, if it exists, is intact and was computed from the same number of images."""
         try:
             with np.load(self._path, allow_pickle=False) as file:
                 note = json.loads(str(file["note"]))
@@ -548,11 +564,10 @@ class _CacheEntry:
             return None
         if unreadable and self._unreadable == "raise":
             return None
-        is_whole = note["key"] == self._key and source.total in (0, len(found.features) + len(unreadable))
-        return found if is_whole else None
+        return found if note["key"] == self._key and note["total"] == source.total else None
 
-    def write(self, found: _Found) -> None:
-        note = json.dumps({"key": self._key, "unreadable": found.unreadable})
+    def write(self, found: _Found, source: _Folder | _Loader) -> None:
+        note = json.dumps({"key": self._key, "total": source.total, "unreadable": found.unreadable})
         arrays = {"features": found.features, "note": np.array(note)}
         if found.labels is not None:
             arrays["labels"] = found.labels

@@ -151,7 +151,7 @@ class Embeddings:
 
 
 def _class_labels(names: list[str]) -> np.ndarray:
-    """Class names as labels, in the order of the file, because episodes depend on it."""
+    """Class names as labels: integers if all of the names are integers in increasing order, else strings."""
     if all(_WHOLE.fullmatch(name) for name in names):
         numbers = np.array([int(name) for name in names])
         if (np.diff(numbers) > 0).all():

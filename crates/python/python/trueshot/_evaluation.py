@@ -105,8 +105,8 @@ def evaluate(
         The types are symmetric, paired, outlier and similar. Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``, without the
         levels that are impossible with the number of shots. Under any other name: noise of one's own, a function or a
         confusion matrix, or a list of them. A function gets the true labels of a support set, indices of the classes of
-        the episode, and returns the given ones; with a second argument, it also gets the episode (``index``,
-        ``classes``, ``rows`` and ``rng``). It may return a pair: the given labels, and for every item the row of an outlier
+        the episode, and returns the given ones; if it has a second argument without a default, it also gets the episode
+        (``index``, ``classes``, ``rows`` and ``rng``). It may return a pair: the given labels, and for every item the row of an outlier
         that replaces it, or -1. In a confusion matrix, row i and column j is the probability that a row of class i gets
         the label j, classes in sorted order.
     ways, queries : int

@@ -59,16 +59,16 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
     """
     if is_embeddings(X):
         return _of_embeddings(X, y, column, name)
-    X = _loaded(X, name)
+    X = loaded(X, name)
     columns = _columns(X)
     if columns is None:
         _check_not_a_table(X, y, column, name)
-        return Table(_column_array(X, name), _loaded(y, "y"), index=_index(X, y))
+        return Table(_column_array(X, name), loaded(y, "y"), index=_index(X, y))
     labels, index = y, _index(X, y)
     if isinstance(y, str):
         labels = _named(columns, y, name).read()
         columns = [other for other in columns if other.name != y]
-    labels = _loaded(labels, "y")
+    labels = loaded(labels, "y")
     chosen = _chosen(columns, column, name)
     if chosen[0].kind == "image":
         from ._pictures import embed_pictures
@@ -84,7 +84,7 @@ def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None
     """The same, for rows that need labels; the labels of embeddings are part of them."""
     if is_embeddings(X) and X.labels is None and y is None:
         raise ValueError("X is embeddings without labels: give y too, or add labels with X.with_labels(y)")
-    if y is None and not is_embeddings(X) and (columns := _columns(_loaded(X, "X"))):
+    if y is None and not is_embeddings(X) and (columns := _columns(loaded(X, "X"))):
         names = [str(other.name) for other in columns]
         raise ValueError(f"y is missing: give the labels, or the name of a column of X, which has: {_listed(names)}")
     return read_table(X, y, column, threads=threads)
@@ -102,7 +102,7 @@ def _of_embeddings(given: Any, y: Any, column: str | None, name: str) -> Table:
     pictures = None
     if given.folder is not None and given.items is not None:
         pictures = [os.path.join(given.folder, item) for item in given.items]
-    labels = given.labels if y is None else _loaded(y, "y")
+    labels = given.labels if y is None else loaded(y, "y")
     return Table(given.features, labels, pictures=pictures, names=given.items)
 
 
@@ -114,11 +114,11 @@ def library_of(given: Any) -> str | None:
 
 def arrow_table(given: Any) -> Any:
     """A table with the Arrow PyCapsule interface: what was given, or the Arrow table of a data set."""
-    given = _loaded(given, "table", is_imported=False)
+    given = loaded(given, "table", is_imported=False)
     return given.with_format("arrow")[:] if library_of(given) == "datasets" and hasattr(given, "with_format") else given
 
 
-def _loaded(given: Any, name: str, is_imported: bool = True) -> Any:
+def loaded(given: Any, name: str, is_imported: bool = True) -> Any:
     """The table or column itself; with ``is_imported``, pyarrow reads those of unknown libraries."""
     library, kind = library_of(given), type(given).__name__
     if library == "polars" and kind == "LazyFrame":

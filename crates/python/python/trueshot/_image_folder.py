@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,7 +40,7 @@ class ImageFolder:
         for item in self.items:
             digest = hashlib.blake2b(digest_size=16)
             try:
-                with open(self.file(item), "rb") as file:
+                with _open_file(self.file(item)) as file:
                     while block := file.read(1 << 20):
                         digest.update(block)
             except OSError as problem:
@@ -52,8 +54,9 @@ def list_images(path: str) -> ImageFolder:
         raise FileNotFoundError(f"there is no folder {path!r}")
     if not os.path.isdir(path):
         raise NotADirectoryError(f"{path!r} is a file; give a folder of class folders, or a loader")
-    images, skipped = [], []
-    for item in _files(path, "", ()):
+    images: list[str] = []
+    skipped: list[tuple[str, str]] = []
+    for item in _files(path, "", (), skipped):
         if not _is_utf8(item):
             skipped.append((os.fsencode(item).decode(errors="backslashreplace"), "its name is not valid UTF-8: rename it"))
         elif item.rpartition(".")[2].lower() in _EXTENSIONS and "." in item.rpartition("/")[2]:
@@ -74,20 +77,29 @@ def list_images(path: str) -> ImageFolder:
     return ImageFolder(path, [item for _, item in pairs], [label for label, _ in pairs], sorted(skipped))
 
 
-def _files(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
+def _files(folder: str, prefix: str, above: tuple[str, ...], skipped: list[tuple[str, str]]) -> Iterator[str]:
+    """The files below a folder. Folders in it that cannot be listed are added to ``skipped``."""
     # A link to a parent folder would be an endless loop.
     true_path = os.path.realpath(folder)
     if true_path in above:
         return
     if len(above) >= _MAX_DEPTH:
         raise ValueError(f"folders in {folder!r} nest deeper than {_MAX_DEPTH}")
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as problem:
+        if not prefix:
+            raise
+        reason = f"{problem.strerror} (os error {problem.errno})"
+        skipped.append((prefix.rstrip("/"), f"a folder that cannot be read: {reason}"))
+        return
     for entry in entries:
         if entry.name.startswith(".") or entry.name in _HIDDEN:
             continue
-        if entry.is_dir():
-            yield from _files(entry.path, f"{prefix}{entry.name}/", (*above, true_path))
+        # Unlike entry.is_dir, this is False for a link into a folder without permission.
+        if os.path.isdir(entry.path):
+            yield from _files(entry.path, f"{prefix}{entry.name}/", (*above, true_path), skipped)
         else:
             yield f"{prefix}{entry.name}"
 
@@ -109,16 +121,30 @@ def _classes(items: list[str]) -> list[str]:
 
 def read_image(path: str) -> Any:
     """Decode an image with Pillow: upright, transparent pixels on white, 8 bits per channel, RGB."""
+    from PIL import Image
+
+    with _open_file(path) as file, Image.open(file) as opened:
+        return as_rgb(opened)
+
+
+def _open_file(path: str) -> BinaryIO:
+    """Open a file for reading. Pipes and devices are refused: opening a pipe would wait for its writer."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(path, "rb")
+
+
+def as_rgb(image: Any) -> Any:
+    """A copy of an image of Pillow: upright, transparent pixels on white, 8 bits per channel, RGB."""
     from PIL import Image, ImageOps
 
-    with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened)
-        if image.mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        return image.convert("RGB")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def unreadable_reason(path: str, problem: Exception) -> str:

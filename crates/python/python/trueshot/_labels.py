@@ -1,7 +1,8 @@
 """Conversion of labels of any type to class indices and back.
 
 The classes are the labels that occur, sorted: whole numbers by value, names by code point. Files are read the same way, so the
-same rows give the same result in Python and on the command line.
+same rows give the same result in Python and on the command line. Only the names of boolean classes differ: False and True
+in Python, 0 and 1 if a file contains booleans.
 """
 
 from __future__ import annotations

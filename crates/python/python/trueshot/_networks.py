@@ -40,12 +40,13 @@ class Network:
         return self._torch.float16 in (self._autocast, self._dtype)
 
     def identity(self) -> str:
-        """Everything of the network that decides about its output; only for networks with a hash."""
+        """Everything of the network that affects its output. Of a function, only the name is known."""
         torch = self._torch
         is_gpu = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_gpu else self.device.type
         method = getattr(self._forward, "__qualname__", "")
-        return "\0".join([str(self.hash), _code(self.module), method, str(self._autocast), device, torch.__version__])
+        network = [self.name] if self.module is None else [str(self.hash), _code(self.module), method]
+        return "\0".join([*network, str(self._autocast), device, torch.__version__])
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -146,7 +146,7 @@ class _LabelFunction:
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a function has a second positional argument, for the episode."""
+    """Whether a function has a second positional argument without a default, for the episode."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

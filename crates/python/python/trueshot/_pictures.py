@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import json
 import os
 import struct
 import subprocess
@@ -18,8 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from . import _native
+from ._image_folder import as_rgb
+
 _SIDE = 112
-# Files up to this size are embedded in a page unchanged; larger ones are reduced, or left out.
+# Files up to this size that browsers show are embedded in a page unchanged; others are reduced, or left out.
 _MOST_BYTES = 64 * 1024
 
 _KINDS = (
@@ -47,31 +49,42 @@ def _data_uri(picture: Any) -> str | None:
             return None
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return _encoded(bytes(picture))
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None and isinstance(picture, pillow.Image) and picture.mode != "F":
+        return _encoded(_thumbnail(picture))
     return _encoded(_png(_pixels(picture)))
 
 
 def _encoded(data: bytes) -> str | None:
-    if len(data) > _MOST_BYTES:
+    kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
+    if kind is None or len(data) > _MOST_BYTES:
         smaller = _smaller(data)
         if smaller is None:
             return None
-        data = smaller
-    kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
-    return None if kind is None else f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        data, kind = smaller, "image/png"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _smaller(data: bytes) -> bytes | None:
-    """The image as a small PNG, if Pillow is installed."""
+    """The image of a file as a small PNG, if Pillow is installed and can decode it."""
     try:
         from PIL import Image
     except ImportError:
         return None
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            picture.thumbnail((2 * _SIDE, 2 * _SIDE))
-            return _png(_pixels(picture.convert("RGB")))
-    except (OSError, ValueError, Image.DecompressionBombError):
+            # JPEG is decoded faster at a fraction of its size.
+            picture.draft(None, (4 * _SIDE, 4 * _SIDE))
+            return _thumbnail(picture)
+    except Exception:  # decoders raise any type
         return None
+
+
+def _thumbnail(picture: Any) -> bytes:
+    """An image of Pillow, of any mode, as a small PNG."""
+    small = as_rgb(picture)
+    small.thumbnail((_SIDE, _SIDE))
+    return _png(_pixels(small))
 
 
 def _pixels(picture: Any) -> np.ndarray:
@@ -135,8 +148,8 @@ def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = Non
             raise ValueError(f"{what} has images that cannot be read, named by their rows:\n{skipped.read_text().strip()}")
         if done.returncode != 0:
             raise ValueError(f"{what} cannot be embedded: {done.stderr.strip()}")
-        features, names = _embedded_rows(Path(folder, "rows.safetensors").read_bytes())
-    order = np.argsort([int(Path(name).stem) for name in names])
+        features, _, _, names, _ = _native.read_embeddings(str(Path(folder, "rows.safetensors")))
+    order = np.argsort([int(Path(name).stem) for name in names or []])
     return features[order]
 
 
@@ -144,19 +157,6 @@ def _file_bytes(picture: Any, row: int, what: str) -> bytes:
     if picture is None:
         raise ValueError(f"{what} has no image in row {row}: remove such rows first")
     return bytes(picture) if isinstance(picture, (bytes, bytearray, memoryview)) else Path(picture).read_bytes()
-
-
-def _embedded_rows(data: bytes) -> tuple[np.ndarray, list[str]]:
-    """The features [rows, dimensions] and the names of the rows of an embeddings file (docs/formats.md)."""
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-
-    def tensor(name: str, dtype: str) -> np.ndarray:
-        start, end = header[name]["data_offsets"]
-        return np.frombuffer(data[8 + length + start : 8 + length + end], dtype).reshape(header[name]["shape"])
-
-    names, places = tensor("items", "u1").tobytes(), tensor("item_offsets", "<i8")
-    return tensor("features", "<f4"), [names[start:end].decode() for start, end in zip(places, places[1:])]
 
 
 def framed(page: str) -> str:

@@ -8,31 +8,33 @@ from typing import Any
 import numpy as np
 
 from ._arrays import as_array
-from ._frames import is_embeddings, library_of, read_table
+from ._frames import is_embeddings, library_of, loaded, read_table
 from ._labels import encode
 
 # Probabilities in half precision, or written with a few digits, do not sum to exactly 1.
 _TOLERANCE = 1e-3
 
 
-def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") -> tuple[Any, bool]:
-    """The second argument of a function of cleanlab, and whether it is predicted probabilities.
+def choose(labels: Any, X: Any, pred_probs: Any, features: Any) -> tuple[Any, bool]:
+    """Return the data that a function in cleanlab's style was given, and whether it is predicted probabilities.
 
-    ``pred_probs`` and ``features`` say what they are. ``X`` is recognised by its form: non-negative rows with one column per
-    class are probabilities. What could be either is refused, so that probabilities are never taken for features.
+    Exactly one of ``X``, ``pred_probs`` and ``features`` is given; the last two say what they are. ``X`` is recognised by
+    its form: non-negative rows with one column per class are probabilities. What could be either is refused, so that
+    probabilities are never taken for features. The data are read from a stream, which can be read only once.
     """
     given = [name for name, value in (("X", X), ("pred_probs", pred_probs), ("features", features)) if value is not None]
     if len(given) != 1:
         found = "none of them" if not given else " and ".join(given)
-        raise TypeError(f"pass either pred_probs= or features={also}; got {found}")
+        raise TypeError(f"pass either pred_probs= or features=; got {found}")
     if X is None:
-        return (pred_probs, True) if features is None else (features, False)
+        return (loaded(pred_probs, "pred_probs"), True) if features is None else (features, False)
     if isinstance(labels, str) or library_of(X) == "datasets" or is_embeddings(X):
         # A table whose column of labels is named, a data set (which may contain images), or embeddings.
         return X, False
+    X = loaded(X, "the second argument")
     array = as_array(read_table(X).features, "the second argument")
     if array.ndim == 1 and getattr(labels, "ndim", 1) == 2:
-        raise TypeError(f"labels come first: got an array of shape {labels.shape} as labels, and one of shape {array.shape} after it")
+        raise TypeError(f"labels has shape {labels.shape} and the second argument {array.shape}; pass the labels first")
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0:
         return X, False
     if not (array >= 0).all():
@@ -53,8 +55,8 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any, also: str = "") 
 def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]:
     """The column of every row's label, and the probabilities as float64 of shape (rows, classes).
 
-    Labels that are integers from 0 name their columns. Other labels, such as names, are numbered in sorted order, which is
-    the order of the columns that classifiers of scikit-learn return.
+    Labels that are integers from 0 to the number of columns less one are numbers of columns. Other labels (names, or 1 to K
+    for K columns) are numbered in sorted order, which is the order of the columns that classifiers of scikit-learn return.
     """
     array = _probabilities(pred_probs)
     _check_sums(array, "", "; pass the output of a softmax, or features= for features")
@@ -79,7 +81,7 @@ def as_columns(labels: Any, columns: int, name: str = "pred_probs") -> np.ndarra
 
 
 def one_vs_rest(labels: Any, pred_probs: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The labels and probabilities of the yes-or-no question of every class of a multi-label set."""
+    """Yield a binary problem per class of a multi-label set: labels (1: has the class) and probabilities `[rows, 2]`."""
     array = _probabilities(pred_probs)
     if (array > 1 + _TOLERANCE).any():
         row, column = np.argwhere(array > 1 + _TOLERANCE)[0]
@@ -92,7 +94,7 @@ def one_vs_rest(labels: Any, pred_probs: Any) -> Iterator[tuple[np.ndarray, np.n
 
 
 def multi_label_mask(labels: Any, classes: int) -> np.ndarray:
-    """Which classes every row has, of shape (rows, classes), from a list of classes per row."""
+    """A boolean matrix `[rows, classes]` from a list of class numbers per row."""
     mask = np.zeros((len(labels), classes), dtype=bool)
     for row, names in enumerate(labels):
         if isinstance(names, (str, bytes)) or not hasattr(names, "__iter__"):
@@ -136,7 +138,10 @@ def _check_sums(array: np.ndarray, before: str, after: str) -> None:
 
 
 def _numbers(classes: np.ndarray) -> np.ndarray | None:
-    """The classes as column indices, if they are integers from 0."""
+    """The classes as column indices if they are non-negative integers, else None.
+
+    ``encode`` has sorted them, and refuses floats that are not whole numbers.
+    """
     whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
     return classes.astype(np.int64) if whole and len(classes) > 0 and classes[0] >= 0 else None
 

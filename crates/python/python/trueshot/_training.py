@@ -64,7 +64,7 @@ def train(
     outliers: Any = None,
     validation_outliers: Any = None,
     steps: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     options: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -91,8 +91,8 @@ def train(
         Classes for validation, which selects the best model, and classes for outlier noise, one set per entry of ``data``.
         Without ``outliers``, outliers are rows of training classes that are not in the episode; in validation, of any
         training class.
-    steps, seed : int
-        Number of training steps, and the random seed.
+    steps, seed : int, optional
+        Number of training steps, and the random seed. They take precedence over ``options``.
     options : sections and keys of the configuration file
         Such as ``{"episodes": {"ways": [5], "noise": ["symmetric=0,20,40"]}, "model": {"layers": 2},
         "validation": {"every": 500}}``. The configuration file next to a model lists all keys. Names in ``data`` name the data
@@ -115,15 +115,15 @@ def train(
     settings = _settings(options, steps, seed)
     with counting(progress, steps or 0, "step") as counted:
 
-        def hear(what: str, *news: Any) -> None:
-            if what == "step" and counted is not None:
-                counted(news[0], news[1])
-            elif what == "record" and callback is not None:
-                callback({**json.loads(news[0]), "is_best": news[1]})
-            elif what == "warning":
-                warnings.warn(news[0], stacklevel=3)
+        def on_message(kind: str, *values: Any) -> None:
+            if kind == "step" and counted is not None:
+                counted(values[0], values[1])
+            elif kind == "record" and callback is not None:
+                callback({**json.loads(values[0]), "is_best": values[1]})
+            elif kind == "warning":
+                warnings.warn(values[0], stacklevel=3)
 
-        found = _native.train_head(head, sets, json.dumps(settings), run, hear)
+        found = _native.train_head(head, sets, json.dumps(settings), run, on_message)
     return Training(path=str(run.output), **found)
 
 
@@ -143,9 +143,10 @@ def _sets(given: Any, name: str) -> list[Any]:
     return [given_rows(*pair)[0] for pair in pairs]
 
 
-def _settings(options: Mapping[str, Any] | None, steps: int | None, seed: int) -> dict[str, Any]:
+def _settings(options: Mapping[str, Any] | None, steps: int | None, seed: int | None) -> dict[str, Any]:
     settings = dict(options or {})
-    settings["seed"] = whole(seed, "seed", 0)
+    if seed is not None:
+        settings["seed"] = whole(seed, "seed", 0)
     if steps is not None:
         settings["steps"] = whole(steps, "steps", 1)
     return settings

@@ -26,6 +26,8 @@ __all__ = ["FewShotClassifier", "LabelAuditor"]
 
 # Of support sets with more rows, the native module keeps only the most typical rows (predictor::is_large).
 _LARGE = 500
+# The largest feature that the library accepts, whose square still fits into single precision.
+_MAX_ABS = 1e15
 # Methods for which only the ratios of weights matter: repeating all rows equally often changes nothing.
 _RATIOS = ("protonet", "simpleshot", "median", "matching", "linear")
 
@@ -86,10 +88,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         X, y : features and labels
             Arrays, columns, tables or embeddings, as in :func:`audit`; y may be the name of a column of X.
         sample_weight : numbers, one per row, optional
-            A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. Weights are whole numbers; for
-            protonet, simpleshot, median, matching and linear also multiples of the smallest weight (for protonet and
-            median, of the smallest in the class). They may stand for at most 500 rows. Methods that compare rows with each
-            other, such as relabel, take equal rows as confirmation of their label.
+            A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. If all other weights are equal,
+            every row counts once, whatever the weight is. Weights are whole numbers; for protonet, simpleshot, median,
+            matching and linear also multiples of the smallest weight (for protonet and median, of the smallest in the
+            class). They may stand for at most 500 rows. Methods that compare rows with each other, such as relabel, take
+            equal rows as confirmation of their label.
         """
         table = read_labelled(X, y, threads=self.threads)
         support = _Support.of(table, sample_weight)
@@ -121,7 +124,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         is_first = not hasattr(self, "_support")
         if not is_first:
             check_columns(self, table.frame, added.features)
-            _check_finite(added.features)
+        _check_values(added.features)
         known = None if classes is None else set(np.asarray(classes).tolist())
         other = next((label for label in added.labels.tolist() if known is not None and label not in known), None)
         if other is not None:
@@ -189,11 +192,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise AttributeError(f"no audit: a pickle of more than {_LARGE} rows contains only some of them")
         if self._audit is None:
             support = self._support
-            if support.weights is None and support.index is None:
-                self._audit = Audit(model.audit(self.threads), encode(support.labels))
+            if support.weights is None and support.index is None and support.names is None:
+                self._audit = Audit(model.audit(self.threads), encode(support.labels), support.pictures)
             else:
-                table = Table(support.features, support.labels, index=support.index)
-                self._audit = audit_table(table, threads=self.threads)
+                table = Table(support.features, support.labels, index=support.index, names=support.names)
+                self._audit = audit_table(table, pictures=support.pictures, threads=self.threads)
         return self._audit
 
     @property
@@ -205,10 +208,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return known[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the classifier to a file for ``trueshot predict`` and :func:`load_model`."""
-        data = self._model_of_fit().to_bytes(self.threads)
-        with open(path, "wb") as file:
-            file.write(data)
+        """Write the classifier to a file for ``trueshot predict`` and :func:`load_model`.
+
+        The file appears when it is complete; if writing fails, an existing file stays unchanged.
+        """
+        self._model_of_fit().write(os.fsdecode(path), self.threads)
 
     def _queries(self, X: Any) -> np.ndarray:
         self._model_of_fit()
@@ -244,6 +248,10 @@ class _Support:
     """One number per row; None if all rows count the same."""
     index: Any
     """The pandas index of the rows, if they have one."""
+    names: list[str] | None
+    """The names of the rows of embeddings."""
+    pictures: list[Any] | None
+    """The image of every row, or None for rows without an image."""
 
     @staticmethod
     def of(table: Table, sample_weight: Any) -> _Support:
@@ -251,7 +259,7 @@ class _Support:
         labels = encode(table.labels, len(features))
         weights = None if sample_weight is None else _checked_weights(sample_weight, len(features))
         # A copy: rows added later must not depend on changes of the given array.
-        return _Support(np.array(features), labels.of(labels.codes), weights, table.index)
+        return _Support(np.array(features), labels.of(labels.codes), weights, table.index, table.names, table.pictures)
 
     def with_rows(self, other: _Support) -> _Support:
         """All rows, followed by those of ``other``."""
@@ -263,7 +271,11 @@ class _Support:
         parts = [np.ones(len(one.features)) if one.weights is None else one.weights for one in (self, other)]
         weights = None if self.weights is None and other.weights is None else np.concatenate(parts)
         index = None if self.index is None or other.index is None else self.index.append(other.index)
-        return _Support(features, labels, weights, index)
+        names = None if self.names is None or other.names is None else self.names + other.names
+        pictures = None
+        if self.pictures is not None or other.pictures is not None:
+            pictures = [picture for one in (self, other) for picture in one.pictures or [None] * len(one.features)]
+        return _Support(features, labels, weights, index, names, pictures)
 
     def counted(self, method: str) -> tuple[np.ndarray, np.ndarray]:
         """Features and labels with every row repeated according to its weight."""
@@ -273,12 +285,16 @@ class _Support:
         return self.features.repeat(counts, axis=0), self.labels.repeat(counts)
 
 
-def _check_finite(features: np.ndarray) -> None:
+def _check_values(features: np.ndarray) -> None:
     """Raise an error with row and column of X; the native module would also count the rows of earlier calls."""
-    bad = np.argwhere(~np.isfinite(features))
-    if len(bad):
-        (row, column), value = bad[0], features[tuple(bad[0])]
-        raise ValueError(f"feature in row {row}, column {column} is {'NaN' if np.isnan(value) else value}; every feature must be finite")
+    bad = np.argwhere(~(np.abs(features) <= np.float32(_MAX_ABS)))
+    if not len(bad):
+        return
+    (row, column), value = bad[0], features[tuple(bad[0])]
+    where = f"feature in row {row}, column {column}"
+    if np.isfinite(value):
+        raise ValueError(f"{where} is {value:.6g}; allowed: numbers up to {_MAX_ABS:.0e}".replace("e+", "e"))
+    raise ValueError(f"{where} is {'NaN' if np.isnan(value) else value}; every feature must be finite")
 
 
 def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:

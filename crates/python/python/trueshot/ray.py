@@ -47,16 +47,20 @@ def audit(
         One row per task. ``features`` and ``labels`` are lists as :func:`trueshot.audit_batch` takes them, or Ray's tensors.
     features, labels, carry, certainty, expected_noise :
         As in :func:`trueshot.audit_batch`.
-    threads : threads, and cores, of an actor
-    actors : how many actors, or the least and the most; from one up to one a core of the cluster if not given
-    batch_size : tasks of a call; a whole block if not given, which copies nothing
+    threads : int
+        Threads per actor, and cores reserved for it.
+    actors : int or pair of int, optional
+        Number of actors, or its minimum and maximum. Default: from 1 up to the number of cores of the cluster divided by
+        ``threads``.
+    batch_size : int, optional
+        Tasks per call. Default: a whole block, without a copy.
     actor_options :
-        Go to :meth:`ray.data.Dataset.map_batches`: ``memory``, ``runtime_env``, ..
+        Further arguments of :meth:`ray.data.Dataset.map_batches`, such as ``memory`` and ``runtime_env``.
 
     Returns
     -------
     ray.data.Dataset
-        The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is consumed.
+        The columns of :func:`trueshot.audit_batch`. Evaluated lazily.
     """
     options = dict(certainty=certainty, expected_noise=expected_noise)
     options |= dict(features=features, labels=labels, carry=carry, threads=threads)
@@ -124,7 +128,7 @@ def _spread(
     worker = _Worker(work, options)
     known = ds.schema(fetch_if_missing=False)
     if known is not None and isinstance(known.base_schema, pyarrow.Schema):
-        # A table without rows: reports wrong columns and options here, not on a node an hour later.
+        # An empty table: invalid columns and options raise an error here instead of later on a node.
         worker(known.base_schema.empty_table())
     return ds.map_batches(
         _Worker,

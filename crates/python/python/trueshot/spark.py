@@ -60,12 +60,13 @@ def audit(
         ``labels`` an array of strings or whole numbers.
     features, labels, carry, certainty, expected_noise :
         As in :func:`trueshot.audit_batch`.
-    threads : threads of a Spark task; give it as many cores by ``spark.task.cpus``
+    threads : int
+        Threads per Spark task. Reserve the same number of cores for a task with ``spark.task.cpus``.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        The columns of :func:`trueshot.audit_batch`. Nothing is worked on before it is asked for.
+        The columns of :func:`trueshot.audit_batch`. Evaluated lazily.
     """
     options = _audit_options(certainty, expected_noise, threads)
     return _spread(df, _batches.audit_batch, features, labels, carry, options, _AUDITS)
@@ -115,19 +116,21 @@ def audit_samples(
     ----------
     df : pyspark.sql.DataFrame
         One row per sample. ``features`` is an array of float or double, ``label`` a string or a whole number.
-    task : column that says which samples belong together
-    order : column that puts the samples of a task in order
-        A shuffle does not keep the order of rows, and sums taken in another order may differ in their last bit. With a column
-        to sort by, unique within a task, results are the same bytes every time.
-    carry : columns that go through unchanged; ``task`` and ``order`` if not given
+    task : str
+        Column with the task of every sample.
+    order : str, optional
+        Column that the samples of a task are sorted by. A shuffle does not keep the order of rows, and a sum in another order
+        may differ in its last bit. With a column whose values are unique within a task, results are byte-identical every time.
+    carry : list of str, optional
+        Columns that are copied to the result. Default: ``task`` and ``order``.
     certainty, expected_noise, threads :
         As in :func:`audit`.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        ``p_wrong``, ``verdict``, ``suggested`` and ``weight`` of every sample; ``error`` in all samples of a task that could not
-        be worked on.
+        ``p_wrong``, ``verdict``, ``suggested`` and ``weight`` of every sample; ``error`` is the reason in all samples of a task
+        that failed. Evaluated lazily.
     """
     keys = [task] if order is None else [task, order]
     options = _audit_options(certainty, expected_noise, threads)
@@ -169,7 +172,7 @@ def _spread(
             found = work(batch, features=features, labels=labels, carry=carried, **options)
             yield from pyarrow.table(found).to_batches()
 
-    # A batch without rows: reports wrong columns and options here, not on an executor an hour later.
+    # An empty batch: invalid columns and options raise an error here instead of later on an executor.
     list(answered(iter([pyarrow.RecordBatch.from_pylist([], to_arrow_schema(chosen.schema))])))
     return chosen.mapInArrow(answered, _schema(df, carried, answers))
 
@@ -190,6 +193,9 @@ def _chosen(df: Any, wanted: Sequence[str]) -> Any:
 
 
 def _schema(df: Any, carried: Sequence[str], answers: StructType) -> StructType:
+    names = [*carried, *answers.names]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise TypeError(f"column '{twice}' would occur twice: remove it from carry")
     return StructType([df.schema[name] for name in carried] + answers.fields)
 
 
