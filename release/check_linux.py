@@ -4,7 +4,7 @@
     python release/check_linux.py --wheel target/dist/trueshot-0.1.0-cp310-abi3-manylinux2014_x86_64.whl
 
 A program may need the libraries of glibc and the unwinder of GCC, and no symbol that is newer than glibc 2.17. A wheel
-has to pass auditwheel as manylinux2014 and must stay below 22 MB.
+has to pass auditwheel as manylinux2014 and must stay below 23 MB.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 
 GLIBC = (2, 17)
 LIBRARIES = re.compile(r"^(ld-linux.*|lib(c|dl|gcc_s|m|pthread|rt|util))\.so\.\d+$")
-MAX_WHEEL_BYTES = 22_000_000
+MAX_WHEEL_BYTES = 23_000_000
 
 
 def newest_glibc(file):

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Measure how stable `trueshot audit` is, how it treats items of another domain, and what it says of clean collections.
+"""Measure how stable `trueshot audit` is, how it treats items of another domain, and how many clean labels it questions.
 
     python bench/measure/audit_checks.py cub.safetensors flowers.safetensors --foreign caltech.safetensors --out checks.md
 
-Each argument is an embeddings file with right labels. Three tables:
+Each argument is an embeddings file with right labels. Up to three tables are written:
 
 Stability: collections with 20 % wrong labels of four types are audited again with their rows in random order, without one
-random item, and with relative noise of 1e-4 on the rows; the change of P(wrong) of the other items, at the 99th percentile.
-Other domain: items are replaced by items of the file --foreign; how many of them get the verdict "none of these" or another
-verdict of a wrong label, and how many of the other items get one. Clean: labels as they are; how many are called wrong, and
-how many unsure. Needs numpy.
+random item, and with relative noise of 1e-4 on the rows. The table shows how much P(wrong) changes: the maximum for the
+random order, and the 99th percentile for the other two.
+Other domain (only with --foreign): 10 % of the items are replaced by items of that file. The table shows how many of them
+get the verdict "none of these", how many get any verdict of a wrong label, and how many of the other items get one.
+Clean: no label is wrong. The table shows how many items are called wrong and how many unsure. Needs numpy and torch.
 """
 from __future__ import annotations
 
@@ -94,8 +95,8 @@ def main() -> None:
     parser.add_argument("banks", type=benchlib.existing_file, nargs="+", metavar="FILE", help="embeddings to draw from")
     parser.add_argument("--foreign", type=benchlib.existing_file, help="embeddings of another domain, of the same dimension")
     parser.add_argument("--items", type=numbers, default=[5, 10, 20, 50, 200], help="items per class, separated by commas")
-    parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per row of the last two tables")
-    parser.add_argument("--removals", type=benchlib.positive, default=5, help="removed items per collection")
+    parser.add_argument("--draws", type=benchlib.positive, default=10, help="collections per row of the tables of other domains and of clean labels")
+    parser.add_argument("--removals", type=benchlib.positive, default=5, help="items removed from each collection, one at a time")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     benchlib.add_trueshot(parser)
     benchlib.add_out(parser, "audit-checks.md", json_too=False)

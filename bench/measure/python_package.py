@@ -4,9 +4,10 @@
     pip install ./crates/python && pip install -r bench/requirements.txt
     python bench/measure/python_package.py --out docs/results/python.md
 
-Four comparisons, each with both sides in turns; the figures are medians.
+Four comparisons; both sides run alternately, once per round. Times are medians, processor times those of one more run.
 
-1. `FewShotClassifier("median").fit` and scikit-learn's `NearestCentroid().fit` on the same array of 25 x 1600.
+1. `FewShotClassifier("median").fit` and scikit-learn's `NearestCentroid().fit`, its closest estimator (one centre per class,
+   but the mean, which costs less than a geometric median), on the same array of 25 x 1600.
 2. `evaluate` over 10,000 episodes and `trueshot eval` on the same rows. The results must be equal.
 3. ProtoNet in NumPy as a user's batched method, and the built-in one, in `evaluate` over 10,000 episodes of rows of 1600
    values. The accuracies must be equal.
@@ -38,16 +39,15 @@ def parse_arguments() -> argparse.Namespace:
     benchlib.add_out(parser, "python.md")
     benchlib.add_trueshot(parser)
     parser.add_argument("--rounds", type=benchlib.positive, default=200, metavar="N",
-                        help="rounds of the first comparison; the second has 15, the third 5, the fourth a tenth of N, at "
-                             "least 20 "
-                             "[default: %(default)s]")
+                        help="rounds of comparison 1; comparison 4 has a tenth of that, at least 20, comparisons 2 and 3 always "
+                             "15 and 5 [default: %(default)s]")
     benchlib.add_threads(parser)
     return parser.parse_args()
 
 
 def support_set(ways: int, shots: int, dim: int, wrong: int, seed: int = 0, spread: float = 1.0):
-    """Random features `[ways x shots, dim]` around class means with the standard deviation `spread`, and labels of which up
-    to `wrong` are wrong."""
+    """Random features `[ways x shots, dim]` with unit variance around class means, which have the standard deviation
+    `spread`. `wrong` labels are replaced by random ones, some of which are right by chance."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -59,15 +59,15 @@ def support_set(ways: int, shots: int, dim: int, wrong: int, seed: int = 0, spre
 
 def in_turns(rounds: int, **work: Callable[[], object]) -> dict[str, float]:
     """The median seconds of each function. Each is called once to warm up, then once per round."""
-    taken: dict[str, list[float]] = {name: [] for name in work}
+    seconds: dict[str, list[float]] = {name: [] for name in work}
     for function in work.values():
         function()
     for _ in range(rounds):
         for name, function in work.items():
             begin = time.perf_counter()
             function()
-            taken[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(times) for name, times in taken.items()}
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def processor_seconds(whose: int, work: Callable[[], object]) -> float:
@@ -121,17 +121,18 @@ def evaluating(program: Path, rounds: int, threads: int) -> dict:
         taken["python_processor"] = processor_seconds(resource.RUSAGE_SELF, in_python)
         taken["command_line_processor"] = processor_seconds(resource.RUSAGE_CHILDREN, on_command_line)
     if found["python"] != found["command_line"]:
-        benchlib.fail("ts.evaluate and trueshot eval give different results; are the package and the program of one version?")
+        benchlib.fail("ts.evaluate and trueshot eval give different results; check that the package and the program have the same version")
     return taken
 
 
 def nearest_prototypes(support, labels, queries):
     """ProtoNet for a batch: `[E, N, K, D]`, `[E, N, K]` and `[E, Q, D]` to scores `[E, Q, N]`."""
     prototypes = support.mean(axis=2)
+    # -|q - p|^2 without |q|^2, which is the same for all classes.
     return 2 * queries @ prototypes.transpose(0, 2, 1) - (prototypes**2).sum(axis=2)[:, None]
 
 
-def own_method(rounds: int, threads: int) -> dict:
+def user_method(rounds: int, threads: int) -> dict:
     """10,000 episodes with the built-in ProtoNet and with one in NumPy."""
     import trueshot as ts
 
@@ -162,6 +163,7 @@ def scoring(rounds: int) -> dict:
     X, y = support_set(5, 5, 1280, 5)
 
     def cross_validated():
+        # LogisticRegression may warn that it did not converge.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             probabilities = cross_val_predict(LogisticRegression(max_iter=1000), X, y, cv=3, method="predict_proba")
@@ -171,7 +173,7 @@ def scoring(rounds: int) -> dict:
 
 
 def page(result: dict) -> str:
-    """The Markdown page."""
+    """Formats the results as `docs/results/python.md`."""
     fits = [
         [fit["rows"], f"{1e6 * fit['trueshot']:.0f} µs", f"{1e6 * fit['sklearn']:.0f} µs",
          f"{fit['sklearn'] / fit['trueshot']:.1f}"]
@@ -186,8 +188,8 @@ def page(result: dict) -> str:
     ]
     scores = [[f"{1e3 * scored['trueshot']:.2f} ms", f"{1e3 * scored['cleanlab']:.0f} ms",
                f"{scored['cleanlab'] / scored['trueshot']:.0f}"]]
-    built_in, numpy = result["own_method"]["built_in"], result["own_method"]["numpy"]
-    own = [[f"{built_in:.2f} s", f"{numpy:.2f} s", f"{numpy / built_in:.1f}"]]
+    built_in, in_numpy = result["user_method"]["built_in"], result["user_method"]["numpy"]
+    own = [[f"{built_in:.2f} s", f"{in_numpy:.2f} s", f"{in_numpy / built_in:.1f}"]]
     return benchlib.wrapped(f"""# The Python package
 
 {benchlib.machine_sentence(result['machine'], result['versions'], result['threads'])}
@@ -196,7 +198,7 @@ def page(result: dict) -> str:
 python bench/measure/python_package.py --out docs/results/python.md
 ```
 
-Both sides are measured in turns; the figures are medians.
+Both sides run alternately. Times are medians, processor times those of one more run.
 
 ## Fitting a support set
 
@@ -209,7 +211,7 @@ results; the command line also reads its file.
 
 {benchlib.table(["", "`ts.evaluate`", "`trueshot eval`", "Python / command line"], evaluations)}
 
-## A method of one's own
+## A user-defined method
 
 ProtoNet in NumPy as a batched method (`ts.method(predict=.., batched=True)`) and the built-in one: 10,000 episodes of 5
 classes with 5 shots and 15 queries, rows of 1600 values, 40 % symmetric noise, the same accuracy.
@@ -235,7 +237,7 @@ def main() -> None:
         "threads": arguments.threads,
         "fit": fitting(arguments.rounds),
         "evaluate": evaluating(arguments.trueshot, 15, arguments.threads),
-        "own_method": own_method(5, arguments.threads),
+        "user_method": user_method(5, arguments.threads),
         "scores": scoring(max(20, arguments.rounds // 10)),
     }
     benchlib.publish(arguments.out, page(result), result)

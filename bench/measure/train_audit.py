@@ -5,11 +5,12 @@
     cargo build --release
 
 Each argument is an embeddings file with right labels (`trueshot embed`). A collection has 2 to 50 classes with 3 to 280
-items each, drawn from one file, in half of the cases from similar classes. Up to 42 % of its labels are made wrong:
-symmetric, paired or dependent on the class, or its items are replaced by items of other classes or other files. Some
-collections are projected to fewer dimensions or have noise added, and some are random clusters, so that the network does
-not learn one kind of embedding. It is trained round by round (crates/core/src/audit/evidence.rs), by cross-entropy of the
-true class. Prints the loss on held-out collections after every round. Needs torch and numpy.
+items each, drawn from one file, in half of the cases from similar classes. Up to 42 % of its labels are made wrong (with
+noise that depends on the class, up to 60 % of a class): symmetric, paired or dependent on the class, or its items are
+replaced by items of other classes or other files. Some collections are projected to fewer dimensions or have noise added,
+and some are random clusters, so that the network does not learn one kind of embedding. There is one network per round: it
+gets the class probabilities of the round before, starts from its weights, and is trained by cross-entropy of the true class
+(crates/core/src/audit/evidence.rs). Prints the loss on held-out collections after every round. Needs torch and numpy.
 """
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
 
 NOISES = {"symmetric": 0.22, "paired": 0.15, "dependent": 0.13, "outlier": 0.23, "foreign": 0.20}
 PER_STEP, EPOCHS = 8, 12
-# Collections up to this size are also scored without one of their items; differences of P(wrong) are part of the loss.
+# For collections up to this size, the loss also contains changes of P(wrong) when one item is left out, times STABILITY.
 MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
@@ -122,8 +123,9 @@ def with_twins(tasks: list[dict]):
             yield task["twin"]
 
 
-def weigh(task: dict) -> None:
-    """Adds the evidence of a task, and the index of the right candidate; the last index stands for none."""
+def add_features(task: dict) -> None:
+    """Adds the features of the candidates, and the index of the true class among them; the last index stands for none of
+    them."""
     unit = functional.normalize(task["rows"].float(), eps=1e-9)
     task["candidates"], task["features"] = audit_evidence.evidence(
         Collection(unit, task["lengths"]), task["shares"], task["given"])  # fmt: skip
@@ -144,6 +146,7 @@ def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
         result = functional.cross_entropy(scores, task["target"])
         if stability and "twin" in task:
             others = torch.arange(len(scores)) != task["left_out"]
+            # Candidate 0 is the given class, so this is the change of 1 - P(wrong).
             change = scores.softmax(1)[others, 0] - scorer(task["twin"]["features"]).softmax(1)[:, 0]
             result = result + stability * (change**2).mean()
         return result
@@ -209,7 +212,7 @@ def main() -> None:
     scorers: list = []
     for number in range(audit_evidence.ROUNDS):
         for task in with_twins([*held_out, *tasks]):
-            weigh(task)
+            add_features(task)
         scorer, loss = train_round(rng, tasks, held_out, scorers[-1] if scorers else None)
         print(f"round {number}: loss {loss:.4f} on held-out collections ({time.monotonic() - start:.0f} s)", flush=True)
         scorers.append(scorer)
