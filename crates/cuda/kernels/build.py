@@ -4,11 +4,11 @@
     python3 kernels/build.py            compile with the CUDA compiler from PyPI (installed into a folder of its own)
     python3 kernels/build.py --nvcc N   compile with the compiler N
     python3 kernels/build.py --check    compile into memory and compare with the files that are there; check also that
-                                        the log of the tests on a GPU (gpu-tests.log) belongs to these sources
+                                        the log of the tests on a GPU (gpu-tests.log) belongs to these files
 
 The compiler needs no GPU. The folder of the compiler is reused; TRUESHOT_NVCC_DIR says where it is (default:
-target/nvcc of the workspace). The files are compressed (LZMA), and SOURCES lists the SHA-256 of every source file, so that a
-change of a kernel without a new build is noticed even where the compiler cannot be installed.
+target/nvcc of the workspace). The files are compressed (LZMA). A file whose content has not changed is not written, so
+comments in the sources change neither the files nor the hashes in the log.
 """
 
 import argparse
@@ -35,20 +35,18 @@ TARGETS = {
 }
 
 
-def sources():
-    return sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh")])
+def stored_module(name):
+    """The compiled module that is stored for a target; None if there is none."""
+    path = COMPILED / f"{name}.lzma"
+    return lzma.decompress(path.read_bytes()) if path.exists() else None
 
 
-def source_hashes():
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sources()]
-    return "\n".join(lines) + "\n"
-
-
-def untested_sources():
-    """The sources that have changed since the tests ran on a GPU."""
+def untested_files():
+    """The compiled files that are not those of the last tests on a GPU, whose log begins with their SHA-256."""
     log = KERNELS.parent / "gpu-tests.log"
     tested = set(log.read_text().splitlines()) if log.exists() else set()
-    return [line.split()[1] for line in source_hashes().splitlines() if line not in tested]
+    lines = {path.name: f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in COMPILED.glob("*.lzma")}
+    return sorted(name for name, line in lines.items() if line not in tested)
 
 
 def installed_compiler():
@@ -79,20 +77,20 @@ def main():
     nvcc = arguments.nvcc or installed_compiler()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         modules = dict(zip(TARGETS, pool.map(lambda name: compile_target(nvcc, name), TARGETS)))
+    changed = [name for name, module in modules.items() if stored_module(name) != module]
     if arguments.check:
-        different = [name for name, module in modules.items()
-                     if lzma.decompress((COMPILED / f"{name}.lzma").read_bytes()) != module]
-        for name in untested_sources():
-            print(f"kernels/{name} has changed since the tests ran on a GPU; run crates/cuda/gpu-tests", file=sys.stderr)
-        for name in different:
+        for name in changed:
             print(f"{COMPILED / name}.lzma does not belong to the sources; run kernels/build.py", file=sys.stderr)
-        return 1 if different or untested_sources() else 0
+        for name in untested_files():
+            print(f"{name} has changed since the tests ran on a GPU; run crates/cuda/gpu-tests", file=sys.stderr)
+        return 1 if changed or untested_files() else 0
     COMPILED.mkdir(exist_ok=True)
-    for name, module in modules.items():
-        compressed = lzma.compress(module, format=lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME)
+    for name in changed:
+        compressed = lzma.compress(modules[name], format=lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME)
         (COMPILED / f"{name}.lzma").write_bytes(compressed)
-        print(f"{name}: {len(module) // 1024} KiB, compressed {len(compressed) // 1024} KiB")
-    (COMPILED / "SOURCES").write_text(source_hashes())
+        print(f"{name}: {len(modules[name]) // 1024} KiB, compressed {len(compressed) // 1024} KiB")
+    if not changed:
+        print("nothing has changed")
     return 0
 
 
