@@ -1,9 +1,10 @@
 //! Finds the data sets of the paper in the data folder (`--data`), and fingerprints them.
 //!
-//! A dataset is a folder in the data folder. It contains train/, val/ and test/, or a published form that defines its splits,
-//! or all classes together, which are then divided by the built-in split with the name of the dataset. A folder of outliers
-//! (`--outliers`) contains train/, test/ and optionally val/, with classes that are in no dataset. The fingerprint of a
-//! folder is a hash of file names and sizes, because reading 50,000 images would take longer than many tables.
+//! A dataset is a folder in the data folder. It contains train/, val/ and test/, or a published form that defines its
+//! splits, or all classes together, which are then divided by the built-in split with the name of the dataset. A folder
+//! of outliers (`--outliers`) contains train/, test/ and optionally val/, with classes that are in no dataset. The
+//! fingerprint of a folder is a hash of file names and sizes, because reading 50,000 images would take longer than many
+//! tables.
 
 use std::path::{Path, PathBuf};
 
@@ -48,6 +49,8 @@ impl SplitImages {
         Some(SplitImages { path, fingerprint, count, split: None, split_file: None })
     }
 
+    /// A split of the built-in Omniglot. Its images cannot change without the version of the program, which is part of
+    /// the key of every job, so the fingerprint is constant; the count is only used to estimate durations.
     fn omniglot(split: &'static str) -> Self {
         SplitImages {
             path: "omniglot".into(),
@@ -58,7 +61,8 @@ impl SplitImages {
         }
     }
 
-    /// The arguments that select the images in commands such as `trueshot embed`: the path, the split file and the split.
+    /// The arguments that select the images in commands such as `trueshot embed`: the path, the split file and the
+    /// split.
     pub fn arguments(&self) -> Vec<Argument> {
         let mut arguments = vec![self.path()];
         arguments.extend(self.split_file_arguments());

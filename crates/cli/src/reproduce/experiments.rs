@@ -1,5 +1,9 @@
-//! The tables and figures to reproduce, read from `experiments/paper.toml`, and the published numbers, read from
-//! `paper.csv` next to it.
+//! The tables and figures to reproduce, read from `experiments/paper.toml` ([`Experiments`]), and the published
+//! numbers, read from `paper.csv` next to it ([`PaperResults`]). The fields of the types here are the keys of the TOML
+//! file.
+//!
+//! Terms: a support set has `shots` labelled items per class, some with wrong labels; a head is a small network that is
+//! trained on features and corrects them (TraNFS or Relabel).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,9 +22,10 @@ const PAPER: &str = include_str!("../../experiments/paper.csv");
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experiments {
-    /// The rows of the chart at the beginning of a report.
+    /// The names of the rows in the chart at the beginning of a report.
     #[serde(default)]
     pub plot: Vec<String>,
+    /// The data sets by name.
     pub dataset: BTreeMap<String, PaperDataset>,
     #[serde(default)]
     group: Vec<RowGroup>,
@@ -38,8 +43,8 @@ pub struct PaperDataset {
     /// Whether the paper reports results on this dataset.
     #[serde(default)]
     pub paper: bool,
-    /// The dataset of the paper whose differences to ProtoNet are shown beside those on this dataset, which has the same
-    /// kind of split but other images.
+    /// The dataset of the paper whose differences to ProtoNet are shown beside those on this dataset, which has the
+    /// same kind of split but other images.
     pub stands_for: Option<String>,
     /// The folder names to look for in the data folder (`--data`).
     pub data: Vec<String>,
@@ -53,7 +58,7 @@ pub struct PaperDataset {
     pub backbone: String,
     /// Embedded copies of every training image; augmented if there is more than one.
     pub copies: u32,
-    /// Queries per class.
+    /// Queries per class and episode.
     #[serde(default = "default_queries")]
     pub queries: usize,
     /// The maximum number of shots that the classes are large enough for; `None` if there is no limit.
@@ -72,7 +77,8 @@ impl PaperDataset {
         Some(format!("classes of {} are too small for {shots} shots ({max} at most)", self.title))
     }
 
-    /// The shots that replace `{several_shots}` in the flags of heads; training episodes draw one of them.
+    /// The shots that replace `{several_shots}` in the flags of heads. A training episode draws one of them; a number
+    /// that is listed twice is drawn twice as often.
     pub fn several_shots(&self) -> &'static str {
         if self.max_shots.is_some_and(|max| max < 10) { "1,2,3,5,5" } else { "1,2,3,5,5,10" }
     }
@@ -97,6 +103,7 @@ struct RowGroup {
 pub struct PaperTable {
     pub name: String,
     pub title: String,
+    /// The names of the data sets that the table is measured on.
     pub datasets: Vec<String>,
     /// The table whose ProtoNet the published differences refer to, if not this table.
     pub compare: Option<String>,
@@ -106,20 +113,26 @@ pub struct PaperTable {
     /// Whether the paper shows the table as a figure, without numbers.
     #[serde(default)]
     pub figure: bool,
+    /// Labelled items per class in the support sets.
     pub shots: usize,
+    /// The type and levels of noise; each level is a column. `None` if every row has its own.
     pub noise: Option<NoiseLevels>,
     /// Flags that replace `{training}` in the flags of heads.
     #[serde(default)]
     pub training: String,
+    /// The names of the row groups whose rows come first.
     #[serde(default)]
     groups: Vec<String>,
+    /// The rows of the table; after `Experiments::parse`, including those of the groups.
     #[serde(default)]
     pub rows: Vec<PaperRow>,
 }
 
+/// A row of a table: a method, and what must be trained for it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
+    /// The name of the row.
     pub row: String,
     /// The row of the paper that this row is compared with, if it has another name.
     pub paper: Option<String>,
@@ -129,7 +142,8 @@ pub struct PaperRow {
     pub head: Option<String>,
     /// The arguments of `trueshot train` for the head that the training of `head` starts from.
     pub from: Option<String>,
-    /// The arguments of `trueshot train joint`, which trains the backbone of the dataset and the head of this row together.
+    /// The arguments of `trueshot train joint`, which trains the backbone of the dataset and the head of this row
+    /// together.
     pub joint: Option<String>,
     /// The arguments of `trueshot train` for a backbone that replaces that of the dataset.
     pub backbone: Option<String>,
@@ -143,6 +157,7 @@ pub struct PaperRow {
 }
 
 impl Experiments {
+    /// The experiments of the paper, which are compiled into the program.
     pub fn load_paper() -> anyhow::Result<Self> {
         Experiments::parse(EXPERIMENTS)
     }
@@ -167,6 +182,7 @@ impl Experiments {
                 );
             }
             rows.append(&mut table.rows);
+            // Only {head}, {several_shots} and {joint_shots} remain: `planner` replaces them.
             for row in &mut rows {
                 let shots = table.shots.to_string();
                 for text in [&mut row.head, &mut row.from, &mut row.joint, &mut row.image_model] {
@@ -259,7 +275,8 @@ pub enum FigureContent {
     Curves { tables: Vec<String>, rows: Vec<String> },
     /// One support set for each noise setting.
     Sets { caption: String, noise: Vec<NoiseLevels> },
-    /// The attention maps of the heads of tables.
+    /// The attention maps of the head of the row `row` in several tables; `show` is the value of
+    /// `trueshot attention --show`, which selects layers and attention heads.
     Attention { caption: String, row: String, maps: Vec<AttentionMap>, show: String },
 }
 
@@ -271,7 +288,7 @@ pub struct AttentionMap {
     pub noise: NoiseLevels,
 }
 
-/// The published results: accuracy in percent and half the width of its 95 % confidence interval.
+/// The published results: accuracy in percent and, if the paper has it, half the width of its 95 % confidence interval.
 pub struct PaperResults(BTreeMap<CellKey, (f64, Option<f64>)>);
 
 /// Table, dataset, row and noise level in percent.
@@ -297,7 +314,7 @@ impl PaperResults {
         Ok(PaperResults(cells))
     }
 
-    /// The published result for a noise level; `None` if the paper does not report it.
+    /// The published accuracy and interval for a noise level from 0 to 1; `None` if the paper does not report it.
     pub fn cell(&self, table: &str, dataset: &str, row: &str, level: f64) -> Option<(f64, Option<f64>)> {
         self.0.get(&(table.into(), dataset.into(), row.into(), percent_column(level))).copied()
     }

@@ -23,6 +23,7 @@ pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
         ));
     }
     if settings.episodes < PAPER_EPISODES {
+        // The width of a confidence interval falls with the square root of the number of episodes.
         warnings.push(format!(
             "{} episodes per setting; the paper used {PAPER_EPISODES}. Intervals are {:.1} times as wide.",
             settings.episodes,

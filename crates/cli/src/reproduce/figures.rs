@@ -1,5 +1,5 @@
-//! Figures of the report: curves, which show rows of tables against the number of wrong labels, and images, which are drawn
-//! by commands of this program.
+//! Figures of the report: curves, which show rows of tables against the number of wrong labels ([`Planner::curves`]),
+//! and images, which jobs draw ([`Planner::figure`]). A job is a command of this program with one result file.
 
 use std::path::Path;
 
@@ -22,6 +22,7 @@ pub struct PlannedFigure<'a> {
     panels: Vec<PlannedPanel>,
 }
 
+/// One image of a figure.
 struct PlannedPanel {
     title: String,
     /// The job that draws the image, or the reason why it cannot be drawn.
@@ -125,6 +126,7 @@ impl<'a> Planner<'a> {
         Ok(Some(PlannedFigure { figure, dataset: source.dataset, caption, panels }))
     }
 
+    /// Adds the job that draws a support set of the dataset with this noise.
     fn support_set(&mut self, source: &DatasetSource<'_>, noise: &NoiseLevels) -> PlannedPanel {
         let title = format!("{} with {}", source.dataset.title, noise_title(noise));
         let job = source.splits.as_ref().map_err(String::clone).map(|splits| {
@@ -139,6 +141,8 @@ impl<'a> Planner<'a> {
         PlannedPanel { title, job }
     }
 
+    /// Adds the jobs that train the head of a row of `table` and draw its attention in an episode with the noise of
+    /// `map`. `show` selects layers and attention heads, as in `trueshot attention --show`.
     fn attention(
         &mut self,
         source: &DatasetSource<'_>,

@@ -1,13 +1,15 @@
-//! Jobs: commands of this program, each with one result file, which other jobs can read. The name of the file contains a
-//! hash of everything the result depends on. Tables therefore share models and features, and an interrupted run reuses
-//! finished results.
+//! Jobs: commands of this program, each with one result file, which other jobs can read. Start with [`Jobs::add`].
+//!
+//! The name of a result file contains a hash of everything the result depends on (the key of the job). Tables therefore
+//! share models and features, and an interrupted run reuses finished results.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Part of every key. Change it when the same command gives another result than before, so that old results are ignored.
+/// Part of every key. Change it when the same command gives another result than before, so that old results are
+/// ignored.
 const CACHE_FORMAT: &str = "trueshot-reproduce/1";
 
 /// The digest in hexadecimal.
@@ -18,11 +20,15 @@ pub fn hex(hash: Sha256) -> String {
 /// What a job produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobKind {
+    /// A trained network that turns images into features.
     Backbone,
+    /// The features of the images of a split.
     Features,
+    /// A trained network on features (TraNFS or Relabel).
     Head,
     /// A model that takes images instead of features, such as MAML.
     ImageModel,
+    /// The accuracies of methods, as JSON.
     Evaluation,
     /// An image of a noisy support set.
     SupportSet,
@@ -65,6 +71,7 @@ pub struct Argument(Vec<ArgumentPart>);
 #[derive(Debug, Clone)]
 enum ArgumentPart {
     Text(String),
+    /// The path of the result of the job with this index.
     Job(usize),
     /// The path of a file or folder that is not a result, and the fingerprint of its contents.
     External(PathBuf, String),
@@ -80,8 +87,8 @@ impl Argument {
         Argument(vec![ArgumentPart::Job(job)])
     }
 
-    /// The path of a file or folder that is not a result. Only the fingerprint of its contents is part of a job's key, so
-    /// it can be moved.
+    /// The path of a file or folder that is not a result. Only the fingerprint of its contents is part of a job's key,
+    /// so it can be moved.
     pub fn external(path: &Path, fingerprint: &str) -> Self {
         Argument(vec![ArgumentPart::External(path.into(), fingerprint.into())])
     }
@@ -103,11 +110,11 @@ pub struct Job {
     pub kind: JobKind,
     /// A description for progress messages.
     pub label: String,
-    /// The hash of everything the result depends on.
+    /// The hash of everything the result depends on, 64 hexadecimal digits. The file name contains the first 16.
     pub key: String,
     /// The path of the result, relative to the output folder.
     pub output: PathBuf,
-    /// The jobs whose results it reads.
+    /// The jobs whose results it reads, as indices in [`Jobs`].
     pub needs: Vec<usize>,
     /// The estimated duration on two cores, in seconds.
     pub estimate: f64,
@@ -201,7 +208,7 @@ impl Jobs {
         command.collect::<Vec<_>>().join(" ")
     }
 
-    /// The given jobs and all jobs they depend on, in the order in which they can run.
+    /// The given jobs and all jobs they depend on, in the order in which they can run (by index).
     pub fn with_needs(&self, wanted: &[usize]) -> Vec<usize> {
         let mut needed = vec![false; self.all.len()];
         let mut pending = wanted.to_vec();
@@ -213,8 +220,9 @@ impl Jobs {
         (0..self.all.len()).filter(|&job| needed[job]).collect()
     }
 
-    /// The given jobs that are not done, and the jobs that are not done and whose results they need, in the order in which
-    /// they can run. Results that only finished jobs need may be missing.
+    /// The given jobs that are not done, and the jobs that are not done and whose results they need, in the order in
+    /// which they can run (by index). The search does not go beyond finished jobs, so results that only they need may
+    /// be missing.
     pub fn unfinished(&self, wanted: &[usize], is_done: impl Fn(&Job) -> bool) -> Vec<usize> {
         let mut visited = vec![false; self.all.len()];
         let mut unfinished = Vec::new();

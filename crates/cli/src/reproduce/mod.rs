@@ -1,10 +1,15 @@
-//! `trueshot reproduce`: reproduces the tables and figures of the paper, from the data to a report.
+//! `trueshot reproduce`: reproduces the tables and figures of the paper (Liang et al., Few-shot Learning with Noisy
+//! Labels, CVPR 2022), from the data to a report. Start with [`run`].
 //!
-//! [`experiments`] declares the tables and figures, [`planner`] turns them into [`jobs`], [`runner`] runs the jobs, and
-//! [`results`] collects the numbers for the report.
+//! 1. [`experiments`] reads the tables and figures to reproduce, and the published numbers.
+//! 2. [`dataset_files`] finds the images of the data sets.
+//! 3. [`planner`] turns tables into [`jobs`] (commands with one result file each), and [`figures`] does so for figures.
+//! 4. [`runner`] runs the jobs whose results are not in the cache ([`result_cache`]).
+//! 5. [`results`] puts the measured numbers next to the published ones, [`fairness`] adds warnings, and the crate
+//!    `trueshot` writes the report.
 //!
-//! Every step is a command that can be run by hand, so the commands shown next to a table are the commands that were run.
-//! Results are named by a hash of everything they depend on ([`jobs`]) and recorded when they are finished
+//! Every step is a command that can be run by hand, so the commands shown next to a table are the commands that were
+//! run. Results are named by a hash of everything they depend on ([`jobs`]) and recorded when they are finished
 //! ([`result_cache`]); interrupted training is resumed.
 
 mod dataset_files;
@@ -108,6 +113,7 @@ pub struct Arguments {
     job_minutes: Option<Duration>,
 }
 
+/// Runs `trueshot reproduce`: plans all jobs, runs those without a result, and writes the report.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let experiments = match &arguments.experiments {
         Some(path) => Experiments::read(path)?,
@@ -120,6 +126,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let settings = arguments.settings(&experiments)?;
     let sources = arguments.sources(&experiments)?;
     sources.iter().try_for_each(fairness::check_class_overlap)?;
+    // Plan every table and figure on each of its data sets. Equal jobs are planned once.
     let mut planner = Planner { jobs: Jobs::default(), settings: &settings };
     let mut planned = PlannedExperiments::default();
     for experiment in selected {
@@ -130,6 +137,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         !planned.tables.is_empty() || !planned.figures.is_empty(),
         hinted("none of these tables is for these data sets", "`trueshot reproduce --list` shows which are")
     );
+    // `unfinished` are the jobs to run. `needed` also contains finished jobs, for the list of --dry-run and the times.
     let (wanted, cache) = (planned.wanted(), ResultCache::new(out));
     let unfinished = jobs.unfinished(&wanted, |job| matches!(cache.state(job), ResultState::Done));
     let needed = jobs.with_needs(&wanted);
@@ -162,7 +170,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The seconds of every training run, by device.
+/// The seconds of every finished training run among the jobs `needed`, by device.
 fn training_times(jobs: &Jobs, needed: &[usize], cache: &ResultCache) -> BTreeMap<String, Vec<f64>> {
     let mut times: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let needed = needed.iter().map(|&job| &jobs.all()[job]).filter(|job| job.kind.is_training());
@@ -172,7 +180,8 @@ fn training_times(jobs: &Jobs, needed: &[usize], cache: &ResultCache) -> BTreeMa
     times
 }
 
-/// The requested tables and figures, each on one dataset.
+/// The requested tables and figures, each on one dataset. A figure of curves is in `tables`, because it shows rows of
+/// tables; a figure of images is in `figures`.
 #[derive(Default)]
 struct PlannedExperiments<'a> {
     tables: Vec<PlannedTable<'a>>,
@@ -214,6 +223,7 @@ impl<'a> PlannedExperiments<'a> {
 }
 
 impl Arguments {
+    /// Checks the options that do not depend on a data set.
     fn settings(&self, experiments: &Experiments) -> anyhow::Result<ReproduceSettings> {
         let is_allowed = self.scale > 0.0 && self.scale <= 100.0;
         anyhow::ensure!(is_allowed, "--scale is {}; allowed: above 0, up to 100", self.scale);
@@ -249,6 +259,7 @@ impl Arguments {
         device.is_some_and(|device| MamlEvaluation::check(&device, shape).is_ok())
     }
 
+    /// The data sets of `--dataset` (by default all), each with its splits or the reason why it is not available.
     fn sources<'a>(&self, experiments: &'a Experiments) -> anyhow::Result<Vec<DatasetSource<'a>>> {
         self.dataset.iter().try_for_each(|name| check_dataset_name(experiments, name))?;
         let data = self.data.as_ref().map(std::path::absolute).transpose()?;
@@ -295,7 +306,8 @@ fn list_text(experiments: &Experiments) -> String {
     text
 }
 
-/// The output of `--dry-run`. `unfinished` are the jobs of `needed` that would be run.
+/// The output of `--dry-run`: one entry per job of `needed`, then the rows and images that will be missing.
+/// `unfinished` are the jobs of `needed` that would be run, in ascending order.
 fn dry_run_text(
     jobs: &Jobs,
     needed: &[usize],
@@ -344,7 +356,8 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// Collects the results of all jobs.
+/// Makes the report: the tables with measured and published numbers, the figures, and the facts about this run that its
+/// results depend on. Reads result files of jobs from the output folder `out`.
 fn report(
     experiments: &Experiments,
     settings: &ReproduceSettings,

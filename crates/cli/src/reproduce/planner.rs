@@ -1,10 +1,30 @@
-//! Plans the jobs of a table or figure ([`Planner`]): train a backbone, embed every split with it, train heads, and
-//! evaluate. Rows with the same input (features or images) and the same noise share one evaluation.
+//! Plans the jobs that measure a table or draw a figure of the paper. Start with [`Planner::plan`].
+//!
+//! A job is one command of this program with one result file ([`Jobs`]); `runner` runs the jobs later. The jobs of a
+//! table are, in this order:
+//!
+//! 1. `train backbone`: train the network that turns an image into a feature vector.
+//! 2. `embed`: compute the features of all images of a split (train, val, test) with it.
+//! 3. `train tranfs` or `train relabel`: train a head, a small network on features that corrects wrong labels.
+//! 4. `eval`: evaluate methods on noisy episodes of the test split.
+//!
+//! A row of a table is a method together with what must be trained for it ([`PaperRow`]). Rows with the same input and
+//! the same noise share one evaluation. The input is features or, for methods such as MAML, images; then steps 2 and 3
+//! are replaced by the training of a model on images.
+//!
+//! Every job has an estimate of its duration in seconds on two cores. Estimates are only shown to the user, so the
+//! constants for them are rough.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use trueshot::method::{RelabelOptions, TranfsOptions};
 use trueshot::noise::{NoiseKind, NoiseLevels};
+use trueshot::training::heads::configuration::Configuration;
+use trueshot_vision::training::BackboneConfiguration;
+use trueshot_vision::training::joint::JointConfiguration;
+use trueshot_vision::training::maml::MamlConfiguration;
+use trueshot_vision::training::negmargin::NegMarginConfiguration;
 
 use super::dataset_files::{DatasetSplits, OutlierSplits, SplitImages};
 use super::experiments::{Figure, PaperDataset, PaperRow, PaperTable};
@@ -15,12 +35,13 @@ use super::jobs::{Argument, JobKind, Jobs, plain_arguments};
 pub struct ReproduceSettings {
     /// Factor for the number of training steps (`--scale`).
     pub scale: f64,
+    /// Episodes per evaluation on features.
     pub episodes: u64,
     /// Episodes per evaluation of a model that takes images.
     pub image_model_episodes: u64,
     /// Seed of the evaluation episodes.
     pub seed: u64,
-    /// Path and fingerprint of the backbones given with `--backbone`, by the name of the dataset.
+    /// Path and SHA-256 of the backbones given with `--backbone`, by the name of the dataset.
     pub backbones: BTreeMap<String, (PathBuf, String)>,
     /// The folder of outliers given with `--outliers`.
     pub outliers: Option<PathBuf>,
@@ -28,7 +49,7 @@ pub struct ReproduceSettings {
     pub without: Vec<String>,
 }
 
-/// A table on one dataset, with the jobs that measure it.
+/// A table on one dataset, with the jobs that measure it. Rows are identified by their index in `table.rows`.
 pub struct PlannedTable<'a> {
     pub table: &'a PaperTable,
     pub dataset_name: &'a str,
@@ -51,7 +72,7 @@ impl<'a> PlannedTable<'a> {
     }
 }
 
-/// One evaluation of several rows.
+/// One evaluation job, which evaluates the methods of several rows on the same episodes.
 pub struct EvaluationJob {
     /// The index of the job in [`Jobs`].
     pub job: usize,
@@ -83,7 +104,7 @@ pub struct OutlierJobs {
 enum RowInput<'a> {
     /// Features of a backbone.
     Features(RowBackbone<'a>),
-    /// Images, with a model trained with these arguments.
+    /// Images, with a model trained with these arguments of `trueshot train` ([`PaperRow::image_model`]).
     Images(&'a str),
 }
 
@@ -118,8 +139,8 @@ struct EvaluationGroup<'a> {
     rows: Vec<usize>,
 }
 
-/// Maximum number of evaluation episodes on the CPU for models that take images. They adapt to the images of every episode,
-/// which takes as long as hundreds of episodes on features. On a GPU there is no maximum.
+/// Maximum number of evaluation episodes on the CPU for models that take images. They adapt to the images of every
+/// episode, which takes as long as hundreds of episodes on features. On a GPU there is no maximum.
 pub const IMAGE_MODEL_EPISODES_ON_CPU: u64 = 600;
 
 /// The label of a row's method in the evaluation: r0, r1, ..
@@ -133,7 +154,8 @@ pub struct DatasetSource<'a> {
     pub dataset: &'a PaperDataset,
     pub splits: Result<DatasetSplits, String>,
     /// The outliers given with `--outliers`. Without any, outliers are other classes of the dataset: in training and
-    /// validation training classes, in test validation classes. Not used for Omniglot, which has images of another kind.
+    /// validation training classes, in test validation classes. Not used for Omniglot, which has images of another
+    /// kind.
     pub outliers: Option<OutlierSplits>,
 }
 
@@ -198,7 +220,8 @@ impl<'a> Planner<'a> {
         planned
     }
 
-    /// The rows that cannot be measured or are skipped, by index, with the reason.
+    /// The rows that cannot be measured or are skipped, by index, with the reason; of several reasons, the most
+    /// general.
     fn missing_rows(&self, table: &PaperTable, source: &DatasetSource<'_>) -> BTreeMap<usize, String> {
         let too_small = source.splits.as_ref().ok().and_then(|_| source.dataset.too_small_for(table.shots));
         let reason = |row: &PaperRow| {
@@ -210,7 +233,7 @@ impl<'a> Planner<'a> {
         table.rows.iter().enumerate().filter_map(|(index, row)| Some((index, reason(row)?))).collect()
     }
 
-    /// Adds the jobs that embed the dataset and its outliers.
+    /// Adds the jobs that embed the dataset and its outliers with the backbone of a row.
     pub fn features(
         &mut self,
         source: &DatasetSource<'_>,
@@ -228,6 +251,7 @@ impl<'a> Planner<'a> {
             }
             args.extend(plain_arguments("--precision f16"));
             let label = format!("{}: features of {what}", source.dataset.title);
+            // 0.6 ms per image.
             let estimate = 0.0006 * f64::from(copies) * images.count() as f64;
             self.jobs.add(JobKind::Features, label, estimate, args)
         };
@@ -269,6 +293,7 @@ impl<'a> Planner<'a> {
             },
         };
         let (trainer, row_flags) = split_trainer(arguments);
+        // The flags of the dataset are options of `train backbone` only.
         let flags = match trainer {
             "backbone" => format!("{} {row_flags}", source.dataset.backbone),
             _ => row_flags.to_string(),
@@ -285,6 +310,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the jobs that train the head of a row on the features of the dataset's backbone, and then both together.
+    /// Returns the last one, whose result file contains the backbone and the head.
     fn joint_model(&mut self, source: &DatasetSource<'_>, splits: &DatasetSplits, row: &PaperRow) -> usize {
         let features = self.features(source, splits, RowBackbone::Dataset);
         let backbone = self.backbone(source, splits, RowBackbone::Dataset);
@@ -297,7 +323,8 @@ impl<'a> Planner<'a> {
         self.train_on_images(JobKind::ImageModel, label, source, splits, "joint", &flags, inputs)
     }
 
-    /// Adds the job `trueshot train TRAINER` on the images of a dataset. `inputs` are arguments that name other files.
+    /// Adds the job `trueshot train TRAINER` on the images of a dataset. `flags` are its options as text, `inputs` are
+    /// arguments that name other files.
     #[allow(clippy::too_many_arguments, reason = "the parts of one command line")]
     fn train_on_images(
         &mut self,
@@ -320,23 +347,25 @@ impl<'a> Planner<'a> {
         }
         args.extend(inputs);
         args.extend(plain_arguments(&dataset.image_flags));
-        let (flags, steps) = self.scale_flags(flags, 100_000);
+        let (flags, steps) = self.scale_flags(flags, default_steps(trainer));
         args.extend(plain_arguments(&flags));
-        let backbone_step = if dataset.built_in {
+        // For images of 28 px (Omniglot), 32 px, and 64 or 84 px.
+        let seconds_per_backbone_step = if dataset.built_in {
             0.013
         } else if dataset.image_flags.contains("--size 32") {
             0.03
         } else {
             0.17
         };
-        // Compared with a backbone step: MAML passes over four tasks about ten times, NegMargin has more images, and a
-        // joint step has five times as many.
+        // The time of a step of each trainer, in steps of a backbone: MAML passes over four tasks about ten times, a
+        // joint step has five times as many images, and NegMargin has 128 images instead of 100.
         let factor = match trainer {
             "maml" => 12.0,
             "joint" => 6.0,
-            _ => 1.3,
+            "negmargin" => 1.3,
+            _ => 1.0,
         };
-        let seconds_per_step = backbone_step * factor;
+        let seconds_per_step = seconds_per_backbone_step * factor;
         self.jobs.add(kind, label, seconds_per_step * steps as f64, args)
     }
 
@@ -367,14 +396,16 @@ impl<'a> Planner<'a> {
         if has_outliers(noise) {
             args.extend(source.test_outliers(splits).outlier_arguments());
         }
-        // More episodes are evaluated only on a GPU, which is about a hundred times as fast.
+        // Seconds per episode. By default, more episodes than the maximum on the CPU are evaluated only on a GPU, which
+        // is about a hundred times as fast.
         let seconds = if episodes > IMAGE_MODEL_EPISODES_ON_CPU { 0.001 } else { 0.1 };
         let estimate = seconds * episodes as f64 * noise.0.len() as f64 * rows.len() as f64;
         let label = format!("{}: {}, {names}", dataset.title, table.name);
         self.jobs.add(JobKind::Evaluation, label, estimate, args)
     }
 
-    /// Adds the job that trains the head of a row; `None` if the row has no head.
+    /// Adds the job that trains the head of a row, and before it the job for the head that its training starts from, if
+    /// the row names one (`PaperRow::from`). `None` if the row has no head.
     pub fn head(
         &mut self,
         source: &DatasetSource<'_>,
@@ -396,8 +427,8 @@ impl<'a> Planner<'a> {
         start: Option<usize>,
     ) -> usize {
         let flags = replace_shots(flags, source.dataset);
-        let (flags, steps) = self.scale_flags(&flags, 25_000);
         let (trainer, flags) = split_trainer(&flags);
+        let (flags, steps) = self.scale_flags(flags, default_steps(trainer));
         let mut args =
             vec![Argument::text("train"), Argument::text(trainer), Argument::result(features.train)];
         args.extend(start.into_iter().flat_map(|start| [Argument::text("--from"), Argument::result(start)]));
@@ -407,7 +438,7 @@ impl<'a> Planner<'a> {
             args.extend(train.into_iter().flat_map(|train| [Argument::text("--outliers"), train]));
             args.extend([Argument::text("--val-outliers"), Argument::result(features.outliers.val)]);
         }
-        args.extend(plain_arguments(flags));
+        args.extend(plain_arguments(&flags));
         if !flags.contains("--queries") {
             args.extend(plain_arguments(&format!("--queries {}", source.dataset.queries)));
         }
@@ -465,8 +496,9 @@ impl<'a> Planner<'a> {
         plain_arguments(&format!("{episodes} --seed {seed} --format json")).collect()
     }
 
-    /// Multiplies the training steps (`default_steps` if the flags do not set them), the validation interval and, for a
-    /// scale below 1, the validation episodes by the scale. Returns the new flags and the number of steps.
+    /// Applies `--scale` to the flags of a training command. Multiplies the steps (`default_steps` if the flags do not
+    /// set them) and the validation interval (by default 1000 steps) by the scale, and the validation episodes (by
+    /// default 300) by the scale if it is below 1. Returns the new flags and the number of steps.
     fn scale_flags(&self, flags: &str, default_steps: u64) -> (String, u64) {
         let args: Vec<&str> = flags.split_whitespace().collect();
         let value = |flag: &str| -> Option<u64> {
@@ -475,9 +507,12 @@ impl<'a> Planner<'a> {
         };
         let scale = self.settings.scale;
         let scaled = |count: u64| (count as f64 * scale).round() as u64;
+        // With the minima, even a very small scale gives a run that trains and validates.
         let steps = scaled(value("--steps").unwrap_or(default_steps)).max(10);
         let val_every = scaled(value("--val-every").unwrap_or(1000)).max(50).min(steps);
-        let val_episodes = ((300.0 * scale.min(1.0)).round() as u64).max(40);
+        let val_episodes = value("--val-episodes").unwrap_or(300);
+        let val_episodes = ((val_episodes as f64 * scale.min(1.0)).round() as u64).max(40);
+        // Remove the old flags with their values, and append the new ones.
         let mut other_args = Vec::new();
         let mut remaining = args.iter();
         while let Some(arg) = remaining.next() {
@@ -500,7 +535,8 @@ fn row_noise<'a>(table: &'a PaperTable, row: &'a PaperRow) -> Option<&'a NoiseLe
     row.noise.as_ref().or(table.noise.as_ref())
 }
 
-/// Groups the rows that are not missing by input and noise.
+/// Groups the rows that are not missing by input and noise, in the order of the table. Rows without noise levels of
+/// their own in a table without noise levels are left out.
 fn evaluation_groups<'a>(
     table: &'a PaperTable,
     missing: &BTreeMap<usize, String>,
@@ -517,8 +553,8 @@ fn evaluation_groups<'a>(
     groups
 }
 
-/// The value of `--methods`: the methods of the rows with their labels, `{head}` replaced by the result of the job that
-/// `head` returns for the row.
+/// The value of `--methods`, such as `protonet:as=r1,tranfs:model=FILE:as=r4`: the methods of the rows with their
+/// labels ([`row_label`]). FILE, `{head}` in the experiments, is the result of the job that `head` returns for the row.
 fn methods_argument(
     table: &PaperTable,
     rows: &[usize],
@@ -539,7 +575,7 @@ fn methods_argument(
     methods
 }
 
-/// Replaces the lists of shots in flags by those of the dataset.
+/// Replaces `{several_shots}` and `{joint_shots}` in flags by the lists of shots of the dataset.
 fn replace_shots(flags: &str, dataset: &PaperDataset) -> String {
     flags.replace("{several_shots}", dataset.several_shots()).replace("{joint_shots}", dataset.joint_shots())
 }
@@ -549,12 +585,24 @@ fn split_trainer(arguments: &str) -> (&str, &str) {
     arguments.split_once(' ').unwrap_or((arguments, ""))
 }
 
+/// The number of steps that `trueshot train TRAINER` takes if its flags do not set one.
+fn default_steps(trainer: &str) -> u64 {
+    match trainer {
+        "tranfs" => Configuration::<TranfsOptions>::tranfs().steps,
+        "relabel" => Configuration::<RelabelOptions>::relabel().steps,
+        "joint" => JointConfiguration::photographs().steps,
+        "maml" => MamlConfiguration::photographs().steps,
+        "negmargin" => NegMarginConfiguration::photographs().steps,
+        _ => BackboneConfiguration::photographs().steps,
+    }
+}
+
 /// Whether one of the noise types is outlier noise.
 pub fn has_outliers(noise: &NoiseLevels) -> bool {
     noise.0.iter().any(|noise| noise.kind == NoiseKind::Outlier)
 }
 
-/// The estimated duration of one episode with a method, on two cores.
+/// The estimated duration in seconds of one episode with a method, on two cores.
 fn seconds_per_episode(method: &str) -> f64 {
     let name = method.split(':').next().unwrap_or(method);
     match name {
@@ -714,12 +762,14 @@ mod tests {
     fn the_scale_changes_the_steps_on_the_command_line() {
         let settings = settings(0.1);
         let planner = planner(&settings);
-        let (flags, steps) = planner.scale_flags("tranfs --steps 13000 --layers 2", 25_000);
+        let (flags, steps) = planner.scale_flags("--steps 13000 --layers 2 --val-episodes 2000", 25_000);
         assert_eq!(
             (flags.as_str(), steps),
-            ("tranfs --layers 2 --steps 1300 --val-every 100 --val-episodes 40", 1300)
+            ("--layers 2 --steps 1300 --val-every 100 --val-episodes 200", 1300)
         );
-        assert_eq!(planner.scale_flags("tranfs", 25_000).1, 2500);
+        assert_eq!(planner.scale_flags("--layers 2", default_steps("tranfs")).1, 2500);
+        assert_eq!(planner.scale_flags("", default_steps("relabel")).1, 2000);
+        assert_eq!(planner.scale_flags("", default_steps("backbone")).1, 10_000);
     }
 
     #[test]

@@ -58,8 +58,8 @@ impl ResultCache {
         ResultCache { folder: folder.into() }
     }
 
-    /// Creates the folder if necessary and locks it, after waiting for other runs that have it locked. The lock lasts until
-    /// the returned file and all its duplicates are closed.
+    /// Creates the folder if necessary and locks it, after waiting for other runs that have it locked. The lock lasts
+    /// until the returned file and all its duplicates are closed.
     ///
     /// The command of every job gets a duplicate as its standard input. If a run is killed and such a command
     /// continues, the next run waits for it, so no job runs twice at the same time.

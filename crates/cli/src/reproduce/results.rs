@@ -1,4 +1,8 @@
-//! Turns the results of evaluations into the cells of a table, next to the published numbers.
+//! Turns the results of evaluations into the cells of a table, next to the published numbers. Start with [`table`].
+//!
+//! A row of a table is a method, a column is a noise level. Accuracies are in percent, differences in percentage
+//! points, and noise levels are shares from 0 to 1. Two rows serve as references: ProtoNet (prototypes are class means)
+//! and the oracle (the same without the wrongly labelled items).
 
 use std::path::Path;
 
@@ -19,6 +23,7 @@ pub struct EvaluationResult {
     settings: Vec<SettingResult>,
 }
 
+/// The results at one noise level.
 #[derive(Deserialize)]
 struct SettingResult {
     level: f64,
@@ -29,9 +34,12 @@ struct SettingResult {
 
 #[derive(Deserialize)]
 struct MethodResult {
+    /// The label of the row ([`row_label`]).
     method: String,
     accuracy: Option<f64>,
+    /// Half the width of the 95 % confidence interval.
     ci95: Option<f64>,
+    /// The difference to the baseline, which is ProtoNet if it is part of the evaluation.
     difference: Option<Difference>,
 }
 
@@ -40,6 +48,7 @@ struct Difference {
     mean: f64,
 }
 
+/// The difference between two methods on the same episodes.
 #[derive(Deserialize)]
 struct PairedDifference {
     method: String,
@@ -55,7 +64,7 @@ impl EvaluationResult {
         serde_json::from_str(&text).with_context(|| format!("{} is not an evaluation", path.display()))
     }
 
-    /// The results for a noise level.
+    /// The results for a noise level, which may be rounded by up to one percentage point.
     fn setting(&self, level: f64) -> Option<&SettingResult> {
         self.settings.iter().find(|setting| (setting.level - level).abs() < 0.01)
     }
@@ -67,8 +76,8 @@ impl SettingResult {
     }
 }
 
-/// The table for the report. `evaluated` has one element for each of `planned.evaluations`; `folder` is the output folder,
-/// where training curves are read from.
+/// The table for the report. `evaluated` has one element for each of `planned.evaluations`; `folder` is the output
+/// folder, where training curves are read from.
 pub fn table(
     planned: &PlannedTable<'_>,
     evaluated: &[EvaluationResult],
@@ -76,6 +85,7 @@ pub fn table(
     jobs: &Jobs,
     folder: &Path,
 ) -> Table {
+    // The columns are all noise levels of the table and of its rows.
     let noises = planned.evaluations.iter().map(|evaluation| &evaluation.noise).chain(&planned.table.noise);
     let noises = noises.chain(planned.table.rows.iter().filter_map(|row| row.noise.as_ref()));
     let mut levels: Vec<f64> = noises.clone().flat_map(|noise| &noise.0).map(|noise| noise.level).collect();
@@ -119,6 +129,7 @@ pub fn table(
     table
 }
 
+/// The row with index `index` in the table, with one cell for each of `levels`.
 fn row(
     planned: &PlannedTable<'_>,
     index: usize,
@@ -151,6 +162,8 @@ fn row(
     Row { name: row.row.clone(), reference, cells: levels.iter().map(cell).collect() }
 }
 
+/// The measured accuracy of a row at one noise level, compared with those of the references; `None` if it was not
+/// measured.
 fn measured(
     planned: &PlannedTable<'_>,
     evaluated: &[EvaluationResult],
@@ -159,7 +172,8 @@ fn measured(
 ) -> Option<Measured> {
     let method = setting.method_of_row(row)?;
     let accuracy = method.accuracy?;
-    // The references of a row with its own backbone are in another evaluation, which has the same episodes.
+    // A reference is a row with the backbone of the dataset. It may be in another evaluation, which has the same
+    // episodes.
     let accuracy_of = |name: &str| {
         let is_reference = |row: &super::experiments::PaperRow| {
             row.method.as_deref() == Some(name) && row.backbone.is_none()
@@ -170,6 +184,7 @@ fn measured(
             .filter_map(|evaluated| evaluated.setting(setting.level))
             .find_map(|s| s.method_of_row(row)?.accuracy)
     };
+    // The share of the gap that is closed is not reported for gaps below one point.
     let gap = accuracy_of("oracle")
         .zip(accuracy_of("protonet"))
         .filter(|(oracle, protonet)| oracle - protonet >= 1.0);
@@ -185,7 +200,7 @@ fn measured(
     })
 }
 
-/// The result of the paper on a dataset.
+/// The result of the paper for a row at one noise level; `None` if the paper does not report it.
 fn published(
     planned: &PlannedTable<'_>,
     dataset: &str,
@@ -208,6 +223,7 @@ fn notes(planned: &PlannedTable<'_>, evaluated: &[EvaluationResult]) -> Vec<Stri
         let is_oracle = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
         for setting in &evaluated.settings {
             let accuracy = |row: usize| setting.method_of_row(row).and_then(|method| method.accuracy);
+            // The shown rows other than the oracle with their accuracies, the best first.
             let mut rows: Vec<(usize, f64)> = evaluation
                 .rows
                 .iter()

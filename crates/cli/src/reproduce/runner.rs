@@ -1,4 +1,8 @@
-//! Runs jobs, each in a separate process of this program, up to `--jobs` of them in parallel.
+//! Runs jobs, each in a separate process of this program, up to `--jobs` of them in parallel. Start with
+//! [`JobRunner::run`].
+//!
+//! A job can be stopped (by Ctrl-C or `--job-minutes`): training writes a checkpoint and exits with status 130, and the
+//! next run resumes it. Then no other job is started, and this program exits with status 130 too.
 
 use std::fs::File;
 use std::path::Path;
@@ -20,8 +24,8 @@ use crate::subprocess::own_command;
 /// Runs the jobs whose results are not in the cache.
 pub struct JobRunner<'a> {
     pub jobs: &'a Jobs,
-    /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads. Jobs
-    /// that they need and that are not in this list are done.
+    /// The indices of the jobs to run, in ascending order, so that a job comes after the jobs whose results it reads.
+    /// Jobs that they need and that are not in this list are done.
     pub needed: &'a [usize],
     pub cache: &'a ResultCache,
     /// The number of jobs that run at the same time.
@@ -51,6 +55,8 @@ struct JobProgress {
 }
 
 impl JobRunner<'_> {
+    /// Runs all jobs. Returns when they are done, or with the error of the first one that failed; exits the program if
+    /// a job was stopped.
     pub fn run(&self) -> anyhow::Result<()> {
         let lock = self.cache.lock()?;
         // Commands get the same Ctrl-C. This program waits for them, to add up the time of stopped runs.
@@ -96,7 +102,7 @@ impl JobRunner<'_> {
         }
     }
 
-    /// The position of the first job that was not started and whose inputs are done.
+    /// The position of the first job that was not started and whose inputs are done; `None` if all must wait.
     fn next_ready(&self, progress: &JobProgress) -> Option<usize> {
         let is_done =
             |job: &usize| self.needed.binary_search(job).map_or(true, |position| progress.done[position]);
@@ -108,7 +114,8 @@ impl JobRunner<'_> {
         &self.jobs.all()[self.needed[position]]
     }
 
-    /// Runs a job, unless its result is in the cache. Returns the reason if the job was stopped or not started.
+    /// Runs a job, unless its result is in the cache. `None` if its result is now in the cache, otherwise the reason
+    /// why the job was stopped or not started.
     fn ensure_result(&self, position: usize, lock: &File) -> anyhow::Result<Option<&'static str>> {
         let job = self.job(position);
         if check_interrupted().is_break() {
@@ -137,6 +144,7 @@ impl JobRunner<'_> {
             }
             false => status.code() == Some(130) || check_interrupted().is_break(),
         };
+        // Time of a run that was stopped or killed (no exit code) counts too.
         if is_stopped || status.code().is_none() {
             self.cache.add_time(job, start.elapsed().as_secs_f64())?;
         }
@@ -172,6 +180,8 @@ impl JobRunner<'_> {
         let (program, arguments) = own_command()?;
         let mut command = Command::new(program);
         command.args(arguments);
+        // Paths of results are relative to the output folder. `ResultCache::lock` says why the lock is the standard
+        // input.
         command.current_dir(folder).args(self.jobs.arguments(job)).stdin(lock.try_clone()?);
         if job.kind.is_training() {
             command.arg("--resume");

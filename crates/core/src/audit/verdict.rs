@@ -1,7 +1,8 @@
-//! Turns the class probabilities of an item into a verdict.
+//! Turns the class probabilities of an item ([`Posterior`]) into a [`Verdict`].
 //!
-//! If it is certain enough that the label is right or wrong, the verdict says so; otherwise it is [`Verdict::Unsure`]. For a
-//! wrong label it also says where the item belongs, if that is certain enough.
+//! If it is certain enough that the label is right or wrong, the verdict says so; otherwise it is [`Verdict::Unsure`].
+//! For a wrong label, the verdict also says where the item belongs, if that is certain enough. [`Certainty`] says what
+//! is enough. What a repair then does with the item is its [`Action`](super::Action).
 
 use serde::{Deserialize, Serialize};
 
@@ -36,30 +37,31 @@ impl Verdict {
     }
 }
 
-/// The smallest probability of each verdict, from 0.5 to 1.
+/// The smallest probability at which an item gets each verdict, from 0.5 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Certainty {
-    /// For [`Verdict::Keep`].
+    /// For [`Verdict::Keep`]: of the given class.
     pub keep: f32,
-    /// For [`Verdict::Relabel`].
+    /// For [`Verdict::Relabel`]: of the suggested class.
     pub relabel: f32,
-    /// For [`Verdict::Outlier`].
+    /// For [`Verdict::Outlier`]: of none of the classes. Also that of a wrong label from which a repair puts an item
+    /// with the verdict [`Verdict::Wrong`] into quarantine.
     pub outlier: f32,
-    /// For [`Verdict::Wrong`].
+    /// For [`Verdict::Wrong`]: of a wrong label.
     pub wrong: f32,
 }
 
 impl Default for Certainty {
-    /// 0.8 for actions: over the data sets of `docs/results/audit-grid.md`, 95 % of the labels to be changed were wrong, and
-    /// 96 % of the suggested classes were right.
+    /// 0.8 for actions: over the data sets of `docs/results/audit-grid.md`, 95 % of the labels to be changed were
+    /// wrong, and 96 % of the suggested classes were right.
     fn default() -> Self {
         Certainty::of_actions(0.8)
     }
 }
 
 impl Certainty {
-    /// `probability` for relabel and outlier. [`Verdict::Keep`] needs at most 0.75 and [`Verdict::Wrong`] at most 0.9: below
-    /// `probability`, neither of them changes a label.
+    /// `probability` for relabel and outlier. [`Verdict::Keep`] needs at most 0.75 and [`Verdict::Wrong`] at most 0.9:
+    /// below `probability`, neither of them changes a label.
     pub fn of_actions(probability: f32) -> Self {
         Certainty {
             keep: probability.min(0.75),
@@ -75,31 +77,35 @@ impl Certainty {
 pub(super) struct Posterior {
     /// The class of its label.
     given: u32,
-    /// The candidate classes with their probabilities, most probable first.
+    /// The candidate classes, those that the item may belong to, with their probabilities, most probable first. The
+    /// probability of a class that is not listed is 0.
     classes: Vec<(u32, f32)>,
-    /// The probability that the item belongs to none of the classes.
+    /// The probability that the item belongs to none of the classes; with those of `classes` it sums to 1.
     none: f32,
     /// The number of classes in the data.
     count: u32,
 }
 
 impl Posterior {
-    /// The probabilities of the candidate classes of an item with the label `given`, and of none of the `count` classes.
+    /// The probabilities of the candidate classes of an item with the label `given`, and of none of the `count`
+    /// classes.
     pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, count: usize) -> Self {
         classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         Posterior { given, classes, none, count: count as u32 }
     }
 
-    /// Sets the probability of a class to 1: the user has confirmed it.
+    /// Sets the probability of a class to 1 and all others to 0: the user has confirmed it.
     pub fn confirm(&mut self, class: u32) {
         self.classes = vec![(class, 1.0)];
         self.none = 0.0;
     }
 
+    /// The probability that the label is wrong: that of all other classes and of none.
     pub fn p_wrong(&self) -> f32 {
         (1.0 - share(&self.classes, self.given)).clamp(0.0, 1.0)
     }
 
+    /// The probability that the item belongs to none of the classes.
     pub fn p_none(&self) -> f32 {
         self.none
     }
@@ -137,7 +143,10 @@ impl Posterior {
         all
     }
 
-    /// What would help to decide: more items of the smaller of the two most probable classes, if it has few.
+    /// What would help to decide, as a sentence for the user: more items of the smaller of two classes, if it has fewer
+    /// than [`ENOUGH`]. The two are the given class and the most probable other one; only the given class counts if
+    /// "none of the classes" is more probable than the other. `counts` and `name` return the number of items and the
+    /// name of a class.
     pub fn advice(&self, counts: impl Fn(u32) -> usize, name: impl Fn(u32) -> String) -> Option<String> {
         let other = self.best_other().filter(|(_, share)| *share > self.none);
         let other = other.map_or(self.given, |(other, _)| other);
@@ -148,32 +157,32 @@ impl Posterior {
         Some(format!("{more} more items of {} would help to decide", name(fewer)))
     }
 
-    /// Classes with their probabilities, most probable first; class number `count` stands for none of the classes.
+    /// Classes with their probabilities, most probable first; the class number after the last one stands for none of
+    /// the classes.
     pub fn into_shares(mut self) -> Vec<(u32, f32)> {
         self.classes.push((self.count, self.none));
         self.classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         self.classes
     }
 
-    /// Shifts the log-odds of a wrong label; the ratios between the other classes stay the same.
+    /// Adds `log_odds` to the log-odds of a wrong label; the ratios between all classes but the given one stay the
+    /// same.
     fn shift(&mut self, log_odds: f64) {
         self.set_wrong(shifted(f64::from(self.p_wrong()), log_odds));
     }
 
-    /// Sets the probability that the label is wrong; the ratios between the other classes stay the same. If it was 0, the item
-    /// then belongs to none of the classes with probability `p_wrong`; if it was 1, the given class must be a candidate.
+    /// Sets the probability that the label is wrong; the ratios between all classes but the given one stay the same. If
+    /// it was 0, the item then belongs to none of the classes with probability `p_wrong`.
     pub fn set_wrong(&mut self, p_wrong: f64) {
         let wrong = f64::from(self.p_wrong());
-        let others = if wrong > 0.0 { p_wrong / wrong } else { 0.0 };
-        let right = if wrong < 1.0 { (1.0 - p_wrong) / (1.0 - wrong) } else { 0.0 };
-        for (class, share) in &mut self.classes {
-            let factor = if *class == self.given { right } else { others };
-            *share = (f64::from(*share) * factor) as f32;
-        }
-        self.none = (f64::from(self.none) * others) as f32;
-        if wrong <= 0.0 {
-            self.none = p_wrong as f32;
-        }
+        // The factor of the probabilities of all classes but the given one.
+        let factor = if wrong > 0.0 { p_wrong / wrong } else { 0.0 };
+        let scaled = |share: f32| (f64::from(share) * factor) as f32;
+        let others = self.classes.iter().filter(|(class, _)| *class != self.given);
+        let mut classes: Vec<(u32, f32)> = others.map(|&(class, share)| (class, scaled(share))).collect();
+        classes.push((self.given, (1.0 - p_wrong) as f32));
+        let none = if wrong > 0.0 { scaled(self.none) } else { p_wrong as f32 };
+        *self = Posterior::new(self.given, classes, none, self.count as usize);
     }
 }
 
@@ -183,13 +192,14 @@ const MAX_PROBABLE: usize = 3;
 /// The number of items per class below which [`Posterior::advice`] asks for more.
 const ENOUGH: usize = 5;
 
-/// Shifts the log-odds of all wrong labels by the same number, so that the mean of P(wrong) is `noise_rate`. Probabilities of
-/// exactly 0 and 1 do not change.
+/// Adds the same number to the log-odds of a wrong label of all items, so that the mean of P(wrong) is `noise_rate`:
+/// the share of wrong labels that the user expects, from 0 to 1. Probabilities of exactly 0 and 1 do not change.
 pub(super) fn match_expected_noise(posteriors: &mut [&mut Posterior], noise_rate: f64) {
     let wanted = noise_rate * posteriors.len() as f64;
     let expected = |log_odds: f64| -> f64 {
         posteriors.iter().map(|posterior| shifted(f64::from(posterior.p_wrong()), log_odds)).sum()
     };
+    // Bisection: the expected number of wrong labels grows with the shift. 60 halvings reach the precision of f64.
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -199,6 +209,7 @@ pub(super) fn match_expected_noise(posteriors: &mut [&mut Posterior], noise_rate
     posteriors.iter_mut().for_each(|posterior| posterior.shift(middle));
 }
 
+/// The probability with `log_odds` added to its log-odds.
 fn shifted(probability: f64, log_odds: f64) -> f64 {
     match probability {
         p if p <= 0.0 || p >= 1.0 => p,
@@ -248,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_probability_of_a_wrong_label_can_be_set() {
-        for classes in [&[(0, 0.9), (1, 0.06)][..], &[(0, 1.0)]] {
+        for classes in [&[(0, 0.9), (1, 0.06)][..], &[(0, 1.0)], &[(1, 1.0)]] {
             let none = 1.0 - classes.iter().map(|(_, share)| share).sum::<f32>();
             let mut posterior = posterior(classes, none);
             posterior.set_wrong(0.3);

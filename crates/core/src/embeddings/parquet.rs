@@ -1,9 +1,14 @@
 //! Reader of Parquet files: checks the footer and all page headers, then decodes the needed columns.
 //!
+//! A Parquet file consists of row groups; in each, a column is a chunk of pages. The footer has the schema and the
+//! positions of all chunks. Headers are structures in Thrift's compact protocol ([`CompactReader`]), whose fields have
+//! numbers.
+//!
 //! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a
-//! schema claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three checks
-//! come first: the schema in the footer, the header of every page that will be read, and the lengths of some strings. They
-//! bound all of this by the size of the file. Only then does the decoder run, and only on the needed columns.
+//! schema claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three
+//! checks come first: the schema in the footer, the header of every page that will be read, and the lengths of some
+//! strings. They bound all of this by the size of the file. Only then does the decoder run, and only on the needed
+//! columns.
 
 use std::sync::Arc;
 
@@ -25,6 +30,7 @@ use super::thrift::{CompactReader, wire};
 use crate::error::{Error, Result};
 
 const FORMAT: &str = "Parquet";
+/// The first and the last bytes of a file.
 const MAGIC: &[u8] = b"PAR1";
 
 /// The maximum depth of nested groups in a schema; a column of lists has three levels.
@@ -51,10 +57,12 @@ fn check_footer(source: &Source) -> Result<(), String> {
     if !bytes.starts_with(MAGIC) || !bytes.ends_with(MAGIC) || bytes.len() < 12 {
         return Err("it does not begin and end with PAR1".into());
     }
+    // A file ends with the footer, the length of the footer in four bytes, and the magic bytes.
     let footer_end = bytes.len() - 8;
     let length: [u8; 4] = bytes[footer_end..footer_end + 4].try_into().expect("four bytes");
     let start = footer_end.checked_sub(u32::from_le_bytes(length) as usize).filter(|&start| start >= 4);
     let footer = &bytes[start.ok_or("its footer is longer than the file")?..footer_end];
+    // FileMetaData: field 2 is the schema. There must be exactly one.
     let mut schemas = 0;
     let result = CompactReader::new(footer).fields(0, |reader, id, kind| match (id, kind) {
         (2, wire::LIST) => {
@@ -76,7 +84,8 @@ fn check_schema(reader: &mut CompactReader<'_>) -> Option<()> {
     if kind != wire::STRUCT {
         return None;
     }
-    // The number of children that are still missing in each open group; outermost, the root is missing.
+    // The number of children that are still missing in each open group, the outermost first. Its first entry stands for
+    // the file, in which the root of the schema is missing.
     let mut missing = vec![1usize];
     for node in 0..nodes {
         let children = schema_children(reader)?;
@@ -98,6 +107,7 @@ fn check_schema(reader: &mut CompactReader<'_>) -> Option<()> {
 
 /// Reads a node of the schema and returns the number of its children.
 fn schema_children(reader: &mut CompactReader<'_>) -> Option<usize> {
+    // SchemaElement: field 5 is the number of children, which a column does not have.
     let mut children = 0;
     reader.fields(1, |reader, id, kind| match (id, kind) {
         (5, wire::I32) => {
@@ -153,6 +163,7 @@ fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &Projectio
 fn check_chunk(source: &Source, chunk: &ColumnChunkMetaData) -> Result<u64> {
     let damaged = || damaged_column(source, chunk);
     let mut rest = bytes_of(source, chunk).ok_or_else(damaged)?;
+    // `delta_lengths`: whether a page has the encoding that `check_delta_lengths` checks.
     let (mut claimed, mut delta_lengths) = (0u64, false);
     while !rest.is_empty() {
         let mut reader = CompactReader::new(rest);
@@ -171,6 +182,7 @@ fn check_chunk(source: &Source, chunk: &ColumnChunkMetaData) -> Result<u64> {
     Ok(claimed)
 }
 
+/// The error about damaged pages of a column.
 fn damaged_column(source: &Source, chunk: &ColumnChunkMetaData) -> Error {
     source.malformed(FORMAT, format!("the pages of column '{}' are damaged", chunk.column_path().string()))
 }
@@ -182,9 +194,9 @@ fn bytes_of<'a>(source: &'a Source, chunk: &ColumnChunkMetaData) -> Option<&'a [
     source.bytes.get(usize::try_from(start).ok()?..)?.get(..length)
 }
 
-/// Checks strings in the encoding DELTA_LENGTH_BYTE_ARRAY, which start with a list of their lengths. The decoder reserves
-/// memory for the number of strings that this list claims, and the claim is inside the compressed page; so these pages, and
-/// no others, are decompressed twice.
+/// Checks strings in the encoding DELTA_LENGTH_BYTE_ARRAY, which start with a list of their lengths. The decoder
+/// reserves memory for the number of strings that this list claims, and the claim is inside the compressed page; so
+/// these pages, and no others, are decompressed twice.
 fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<()> {
     let malformed = |problem| source.malformed(FORMAT, problem);
     let mut pages =
@@ -203,6 +215,8 @@ fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<(
 /// The values of a data page, without the repetition and definition levels in front of them.
 fn values_of<'a>(page: &'a Page, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]> {
     match page {
+        // Repetition levels, then definition levels, each with its length in four bytes; a level whose maximum is 0 is
+        // left out.
         Page::DataPage { buf, def_level_encoding, rep_level_encoding, .. } => {
             let descr = chunk.column_descr();
             let levels =
@@ -231,12 +245,14 @@ fn delta_count(bytes: &[u8]) -> Option<u64> {
     reader.varint()
 }
 
+/// The parts of the header of a page that the checks need.
 #[derive(Default)]
 struct PageHeader {
     /// The size of the page after decompression, in bytes.
     uncompressed: usize,
     /// The size of the page as it is stored, in bytes.
     compressed: usize,
+    /// The number of values that the page claims to have.
     values: u64,
     /// Whether the encoding is DELTA_LENGTH_BYTE_ARRAY.
     delta_lengths: bool,
@@ -256,30 +272,35 @@ const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
 const DELTA_BYTE_ARRAY: i32 = 7;
 
 impl PageHeader {
+    /// Reads a header; `None` if it is damaged.
     fn read(reader: &mut CompactReader<'_>) -> Option<Self> {
         let mut page = PageHeader::default();
-        let mut sizes = 0;
+        // Fields of PageHeader: 2 is the size after decompression, 3 the stored size, 4 the CRC-32, and 5, 7 and 8 are
+        // the inner headers of the kinds of pages.
+        let mut has_size = [false; 2];
         reader.fields(0, |reader, id, kind| match (id, kind) {
             (2 | 3, wire::I32) => {
                 let size = usize::try_from(reader.i32()?).ok()?;
                 *(if id == 2 { &mut page.uncompressed } else { &mut page.compressed }) = size;
-                sizes |= id;
+                has_size[usize::from(id == 3)] = true;
                 Some(true)
             }
             (4, wire::I32) => {
                 page.checksum = Some(reader.i32()? as u32);
                 Some(true)
             }
-            // A data page, a dictionary, or a data page of the second version.
+            // A data page, a dictionary, or (8) a data page of the second version.
             (5 | 7, wire::STRUCT) => page.read_values(reader, 2).map(|()| true),
             (8, wire::STRUCT) => page.read_values(reader, 4).map(|()| true),
             (2 | 3 | 4 | 5 | 7 | 8, _) => None,
             _ => Some(false),
         })?;
-        (sizes == 3).then_some(page)
+        (has_size == [true; 2]).then_some(page)
     }
 
-    /// Reads the inner header; `encoding` is the id of the field with the encoding, which depends on the kind of page.
+    /// Reads the inner header; `encoding` is the id of the field with the encoding: 4 in data pages of the second
+    /// version, otherwise 2. Field 1 is the number of values. In the second version, fields 5 and 6 are the lengths of
+    /// the levels, and field 7 says whether the values are compressed.
     fn read_values(&mut self, reader: &mut CompactReader<'_>, encoding: i16) -> Option<()> {
         let second_version = encoding == 4;
         reader.fields(1, |reader, id, kind| match (id, kind) {
@@ -315,7 +336,7 @@ impl PageHeader {
             Type::BOOLEAN => 1,
             Type::INT32 | Type::FLOAT => 4,
             Type::INT64 | Type::DOUBLE => 8,
-            // Strings are decoded into views.
+            // Strings are decoded into views of 16 bytes.
             Type::INT96 | Type::BYTE_ARRAY => 16,
             Type::FIXED_LEN_BYTE_ARRAY => chunk.column_descr().type_length().max(1) as u64,
         };
@@ -324,8 +345,8 @@ impl PageHeader {
 
     /// Checks the checksum of a page and limits its decompressed size.
     ///
-    /// Two codecs of the decoder decompress without a limit: their pages are measured first. One encoding can expand
-    /// without a limit: it is refused.
+    /// Two codecs of the decoder (gzip and LZ4) decompress without a limit: their pages are measured or estimated
+    /// first. One encoding (DELTA_BYTE_ARRAY) can expand without a limit: it is refused.
     fn check_body(&self, source: &Source, chunk: &ColumnChunkMetaData, body: &[u8]) -> Result<()> {
         if self.checksum.is_some_and(|checksum| crc32fast::hash(body) != checksum) {
             return Err(source.damaged(format!("a page of column '{}'", chunk.column_path().string())));

@@ -1,7 +1,8 @@
 //! The registry of methods: [`Registry::parse`] makes a method from text such as `median:steps=20:eps=0.1`.
 //!
-//! The grammar is `name[:parameter=value]...[:as=label]`. Every method describes itself with a [`MethodInfo`], so that
-//! help texts, documentation and error messages list the same names, defaults and meanings that the parser uses.
+//! The grammar is `name[:parameter=value]...[:as=label]`; `as` replaces the label under which results report the
+//! method. Every method describes itself with a [`MethodInfo`], so that help texts, documentation and error messages
+//! list the same names, defaults and meanings that the parser uses.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -56,8 +57,8 @@ pub struct Parameter {
 
 /// The parameter values of one method: those in the text, and the defaults of the others.
 ///
-/// [`MethodInfo::build`] reads them with the checked getters below. Each getter fails with [`Error::BadParameter`] if the
-/// value is not allowed.
+/// [`MethodInfo::build`] reads them with the checked getters below. Each getter fails with [`Error::BadParameter`] if
+/// the value is not allowed.
 pub struct Parameters<'a> {
     info: &'a MethodInfo,
     given: BTreeMap<&'a str, &'a str>,
@@ -157,7 +158,7 @@ impl NamedMethod {
     }
 }
 
-/// The parameters whose values can be paths of files.
+/// The parameters whose values can be paths of files. Labels show only the file name of such a path, see [`shortened`].
 const FILE_PARAMETERS: [&str; 2] = ["model", "centre"];
 
 /// The known methods, by name. The default registry has all methods of this crate; other crates add theirs with
@@ -219,13 +220,14 @@ impl Registry {
         &self.infos
     }
 
-    /// Makes a method from text: its name, then parameters after colons (`median:steps=20:eps=0.1`).
+    /// Makes a method from text: its name, then parameters after colons (`median:steps=20:eps=0.1`). A colon in the path
+    /// of a file is part of the path, unless `KEY=` follows it (`tranfs:model=C:\models\five.safetensors`).
     ///
     /// # Errors
-    /// [`Error::UnknownMethod`], [`Error::UnknownParameter`] or [`Error::BadParameter`], and whatever goes wrong when the
-    /// method reads its model file.
+    /// [`Error::UnknownMethod`], [`Error::UnknownParameter`] or [`Error::BadParameter`], and the errors of reading a
+    /// model or embeddings file that a parameter names.
     pub fn parse(&self, text: &str) -> Result<NamedMethod> {
-        let mut parts = text.trim().split(':');
+        let mut parts = method_parts(text.trim()).into_iter();
         let name = parts.next().unwrap_or_default();
         let info =
             self.infos.iter().find(|info| info.name == name).ok_or_else(|| self.unknown_method(name))?;
@@ -237,10 +239,12 @@ impl Registry {
                 label = Some(value.to_string());
                 continue;
             }
-            if !info.parameters.iter().any(|parameter| parameter.name == key) {
-                return Err(unknown_parameter(info, key));
+            let known = info.parameters.iter().find(|parameter| parameter.name == key);
+            let name = known.ok_or_else(|| unknown_parameter(info, key))?.name;
+            if let Some(first) = parameters.given.insert(key, value) {
+                let given = format!("{first}:{name}={value}");
+                return Err(Error::BadParameter { method: info.name, name, given, allowed: "given once" });
             }
-            parameters.given.insert(key, value);
         }
         let label = label.unwrap_or_else(|| shortened(text.trim()));
         Ok(NamedMethod { label, method: (info.build)(&parameters)? })
@@ -283,7 +287,24 @@ fn shortened(text: &str) -> String {
             None => part.to_string(),
         }
     };
-    text.split(':').map(short).collect::<Vec<_>>().join(":")
+    method_parts(text).into_iter().map(short).collect::<Vec<_>>().join(":")
+}
+
+/// The name of a method and its parameters (`KEY=VALUE`), which are separated by colons. A part without `=` after the path
+/// of a file belongs to the path.
+fn method_parts(text: &str) -> Vec<&str> {
+    let (mut parts, mut start) = (Vec::new(), 0);
+    let ends = text.match_indices(':').map(|(colon, _)| colon).chain([text.len()]);
+    for end in ends {
+        let part = &text[start..end];
+        let is_path = part.split_once('=').is_some_and(|(key, _)| FILE_PARAMETERS.contains(&key));
+        let next = text.get(end + 1..).and_then(|rest| rest.split(':').next());
+        if !is_path || next.is_none_or(|next| next.contains('=')) {
+            parts.push(part);
+            start = end + 1;
+        }
+    }
+    parts
 }
 
 fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
@@ -293,6 +314,8 @@ fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
 }
 
 /// The known name most similar to a misspelt one, for "did you mean"; `None` if no name is similar.
+///
+/// The similarity is that of Jaro and Winkler, from 0 to 1, ignoring case. Names count as similar above 0.7.
 pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
     let lower = name.to_lowercase();
     let scored = known.iter().map(|known| (strsim::jaro_winkler(&lower, &known.to_lowercase()), known));
@@ -341,6 +364,10 @@ mod tests {
         let message = parse_error("tranfs").to_string();
         assert!(message.contains("model is the file of a trained tranfs model"), "{message}");
         assert!(parse_error("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
+        let message = parse_error(r"tranfs:model=C:\no:where.safetensors:as=b").to_string();
+        assert!(message.contains(r"cannot read C:\no:where.safetensors:"), "{message}");
+        let message = parse_error("median:steps=2:steps=3").to_string();
+        assert_eq!(message, "method 'median': steps=2:steps=3 is not allowed; steps is given once");
     }
 
     #[test]
