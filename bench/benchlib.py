@@ -202,7 +202,7 @@ def read_header(path: Path) -> tuple[dict, int]:
 
 
 def tensor_of(header: dict, path: Path, name: str) -> dict:
-    """The entry of one tensor in a header."""
+    """The entry of one tensor in the header of a safetensors file: `dtype`, `shape` and `data_offsets`."""
     if name not in header:
         fail(f"{path} has no tensor '{name}', only {', '.join(key for key in header if key != '__metadata__')}")
     return header[name]
@@ -240,7 +240,11 @@ def read_embeddings(path: Path):
 
 
 def embeddings_header(classes: Sequence[str], notes: dict[str, str], tensors: Sequence[tuple]) -> bytes:
-    """The header of an embeddings file: `tensors` are (name, dtype, shape, bytes) in the order of their data."""
+    """The header of an embeddings file with its length before it, padded to a multiple of 8 bytes.
+
+    `tensors` are (name, dtype, shape, size in bytes) in the order of their data; `notes` are further entries of the
+    metadata, such as `backbone`, the name of the network.
+    """
     header: dict[str, object] = {
         "__metadata__": {"format": "trueshot-embeddings/1", "classes": json.dumps(list(classes)), **notes}
     }
@@ -254,7 +258,8 @@ def embeddings_header(classes: Sequence[str], notes: dict[str, str], tensors: Se
 
 
 def write_embeddings(path: Path, features, labels, classes: Sequence[str], items: Sequence[str], notes: dict[str, str]) -> None:
-    """Writes an embeddings file from NumPy arrays; equal contents give equal bytes."""
+    """Writes an embeddings file from features `[rows, dim]` (f32 or f16), class indices `[rows]`, and names; equal
+    contents give equal bytes."""
     import numpy as np
 
     names = [item.encode() for item in items]

@@ -27,23 +27,27 @@ import audit_evidence  # noqa: E402
 from audit_evidence import Bank, Drawn  # noqa: E402
 from audit_grid import audited, numbers  # noqa: E402
 
+# Classes per collection.
 CLASSES = 5
+# Verdicts that say that a label is wrong.
 CALLED_WRONG = ("relabel", "outlier", "wrong")
 
 
 def p_wrong(program: Path, drawn: Drawn):
+    """The probabilities that labels are wrong, `[items]`, by an audit of the collection."""
     import numpy as np
 
     return np.array([item["p_wrong"] for item in audited(program, drawn)])
 
 
 def chosen_rows(drawn: Drawn, rows) -> Drawn:
+    """The collection with only these rows, in this order."""
     return replace(drawn, rows=drawn.rows[rows], given=drawn.given[rows], truth=drawn.truth[rows])
 
 
 def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
-    """The 99th percentiles of the changes after removing one item and after adding noise, and the largest after
-    reordering."""
+    """Changes of P(wrong): the largest after reordering, and the 99th percentiles after removing one item and after
+    adding noise."""
     import numpy as np
 
     order_changes, removal_changes, noise_changes = [], [], []
@@ -67,6 +71,7 @@ def other_domain(arguments: argparse.Namespace, bank: Bank, foreign: Bank, items
     wrong."""
     import numpy as np
 
+    # Foreign items called none of these, called wrong, and in total; other items called wrong, and in total.
     counts = np.zeros(5)
     for number in range(arguments.draws):
         rng = np.random.default_rng([arguments.seed, number])

@@ -31,21 +31,24 @@ import audit_evidence  # noqa: E402
 from audit_evidence import Bank, Drawn  # noqa: E402
 
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
+# Bins of P(wrong) for the calibration error.
 BINS = 15
 # The number of items from which on the calibration error of a single cell is meaningful.
 LARGE_CELL = 2000
 
 
 def numbers(text: str) -> list[int]:
+    """An argument type: whole numbers, separated by commas."""
     return [benchlib.positive(part) for part in text.split(",")]
 
 
 def names(text: str) -> list[str]:
+    """An argument type: names, separated by commas."""
     return text.split(",")
 
 
 def audited(program: Path, drawn: Drawn) -> list[dict]:
-    """The items of `trueshot audit`, in the order of the rows."""
+    """Audits a collection: the entries `items` of the JSON of `trueshot audit`, in the order of the rows."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +63,10 @@ def audited(program: Path, drawn: Drawn) -> list[dict]:
 
 
 def peers(drawn: Drawn) -> dict[str, object]:
-    """The scores of each peer; without the regressions if a class has one item."""
+    """The scores of each peer, `[items]`, larger for labels that are probably wrong.
+
+    If a class has one item, only the neighbours: a cross-validated regression needs two.
+    """
     import numpy as np
     from cleanlab.rank import get_label_quality_scores
     from sklearn.linear_model import LogisticRegression
@@ -86,7 +92,8 @@ def peers(drawn: Drawn) -> dict[str, object]:
 
 
 def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
-    """The average precisions in --peers-file, if that run scored the same collection; otherwise computed."""
+    """The average precisions of the peers: those in --peers-file, if an earlier run scored the same collection, whose
+    `key` names its settings; otherwise computed. `wrong` says which labels are wrong."""
     from sklearn.metrics import average_precision_score
 
     if arguments.no_peers:
@@ -112,11 +119,14 @@ def binned(suspicion, wrong) -> list[list[float]]:
 
 
 def calibration_error(bins: list[list[float]]) -> float:
+    """The expected calibration error: the mean difference of expected and true shares of wrong labels in the bins of
+    `binned`, weighted by items."""
     return sum(abs(expected - wrong) for _, expected, wrong in bins) / sum(count for count, _, _ in bins)
 
 
 def together(results: list[dict]) -> dict:
-    """Sums and means over several cells."""
+    """Sums and means over several cells. `behind` counts the cells in which a peer is better with its interval above
+    zero."""
     import numpy as np
 
     counts = {name: sum(result["counts"][name] for result in results) for name in results[0]["counts"]}
@@ -138,7 +148,11 @@ def together(results: list[dict]) -> dict:
 
 
 def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, noise: str) -> dict | None:
-    """All figures of one cell of the grid."""
+    """All figures of one cell of the grid: one data set, number of classes, items per class and type of noise. None if
+    no draw has both wrong and right labels.
+
+    Average precisions are computed per draw, everything else over the items of all draws together.
+    """
     import numpy as np
     from sklearn.metrics import average_precision_score
 

@@ -47,7 +47,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def conv4_operations(size: int, channels: int) -> int:
-    """Operations of four direct convolutions (3x3, 64 output channels) on one image of `size` x `size` pixels."""
+    """Operations of four direct convolutions (3x3, 64 output channels) on one image of `size` x `size` pixels; each is
+    followed by 2x2 pooling. A multiplication and an addition are two operations, here and below."""
     return sum((size >> block) ** 2 * (channels if block == 0 else 64) * 9 * 64 * 2 for block in range(4))
 
 

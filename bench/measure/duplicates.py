@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Kinds of copies, as the page describes them; `copy_of` makes them.
 COPIES = {
     "half": "half as wide and high",
     "larger": "1.5 times as wide and high",
@@ -32,6 +33,7 @@ COPIES = {
     "side10": "10 % cropped on one side",
     "mixed": "0 to 8 % cropped on every side, 60 % as wide and high, JPEG quality 50",
 }
+# Kinds of spoiled photos: how an audit should report them, and their description.
 SPOILED = {
     "blur1": ("blurred", "blurred, sigma 0.5 % of the longer side"),
     "blur2": ("blurred", "blurred, sigma 1 %"),
@@ -153,10 +155,12 @@ class Collection:
             path.symlink_to(photo)
 
     def audit(self, path: Path) -> dict:
+        """The JSON report of an audit of a folder or of an embeddings file."""
         options = [] if path.is_file() else ["--cache", self.cache]
         return json.loads(benchlib.output([self.trueshot, "audit", path, "--format", "json", *options]))
 
     def audit_rows(self) -> dict:
+        """The report of an audit of the embeddings alone, without the images."""
         benchlib.output([self.trueshot, "embed", self.base, "--cache", self.cache, "-o", self.rows])
         return self.audit(self.rows)
 
@@ -166,6 +170,7 @@ class Collection:
 
 
 def pairs_of(report: dict) -> set[frozenset]:
+    """The pairs of items that are reported as copies of each other."""
     return {frozenset((pair["item"], pair["other"])) for pair in report["duplicates"]}
 
 
@@ -186,6 +191,7 @@ def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
             if kind in COPIES:
                 wanted = {frozenset(pair) for pair in originals.items()}
                 marked = {frozenset((pair["item"], pair["other"])) for pair in report["duplicates"] if pair["label_conflict"]}
+                # Pairs of an original and a copy in another class.
                 across = {pair for pair in wanted if len({item.split("/")[0] for item in pair}) == 2}
                 found[kind] = {
                     "copies": len(wanted),

@@ -29,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# A task: classes, rows per class, dimensions, and labels that are replaced at random.
 WAYS, SHOTS, DIM, WRONG = 5, 5, 1280, 5
 TASKS_PER_FILE = 500
 POLL_SECONDS = 0.25
@@ -194,6 +195,7 @@ class Processors(threading.Thread):
         return sum(dict(self._ticks).values()) / os.sysconf("SC_CLK_TCK")
 
 
+# Parts of command lines of the engines' processes, and what the page calls these processes.
 KINDS = [
     ("ray::MapWorker", "an actor"), ("CoarseGrainedExecutorBackend", "an executor (Java)"), ("org.apache.spark", "driver (Java)"),
     ("pyspark.daemon", "a Python worker"),
@@ -214,6 +216,7 @@ def kind(process: int, root: int) -> str | None:
 def watch(root: int, peaks: dict, done: threading.Event) -> None:
     """Records the peak memory of a process and its descendants in megabytes, until `done` is set."""
     while not done.wait(POLL_SECONDS):
+        # Anonymous memory of all processes together. Shared memory is mapped by several of them, so the largest counts.
         sums = [0.0, 0.0]
         for process in process_tree(root):
             memory = benchlib.process_memory(process)
@@ -259,6 +262,7 @@ def summary(runs: list[dict]) -> dict:
 
 
 TITLES = {"python": "one Python process", "ray": "Ray Data", "spark": "Spark"}
+# The largest time that is acceptable, as a multiple of the time of one process: the column "allowed".
 BARS = {"python": "", "ray": "2", "spark": "3"}
 
 

@@ -20,21 +20,30 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# As in the Rust code: the weight of the identity in the shrunk covariance (similarity.rs), the number of rounds in
+# which items and classes are left out (leave_out.rs), and the weight of the typical distribution, in left-out classes
+# (novelty.rs).
 SHRINKAGE = 0.6
 ROUNDS = 10
 TYPICAL_CLASSES = 2
+# Queries per class.
 QUERIES = 10
 
 
 @dataclass
 class Task:
-    """Similarities `[rows, 4]` of queries and of left-out items."""
+    """Similarities `[rows, 4]` of queries and of left-out items to the classes of one support set."""
 
     known: object
+    """Queries of its classes."""
     unknown: object
+    """Queries of other classes."""
     left_out_known: object
+    """Items of the support set, compared with the rest, which has other items of their class."""
     left_out_unknown: object
+    """Items of classes that were left out as a whole, compared with the other classes."""
     left_out_classes: int
+    """The number of these classes; 0 if the support set has only two."""
 
 
 def unit(rows):
@@ -44,7 +53,10 @@ def unit(rows):
 
 
 class ClassSimilarity:
-    """The class vectors of crates/core/src/predictor/similarity.rs, if all labels are right."""
+    """The class vectors of crates/core/src/predictor/similarity.rs, if all labels are right.
+
+    `rows` are `[items, dim]` and `labels` `[items]` from 0 to `classes` - 1.
+    """
 
     def __init__(self, rows, labels, classes: int) -> None:
         import torch
@@ -53,6 +65,8 @@ class ClassSimilarity:
         self.mean, self.items = rows.mean(0), unit(rows)
         centred = unit(rows - self.mean)
         self.plain, self.centred = unit(members.T @ self.items), unit(members.T @ centred)
+        # Linear discriminants A⁻¹ (class mean - mean) with the shrunk covariance A of the residuals. A⁻¹ is computed
+        # from the inner products of the residuals (Woodbury): there are fewer items than dimensions.
         means = (members.T @ centred) / members.sum(0)[:, None]
         residuals = centred - means[labels]
         freedom = max(len(rows) - classes, 1)
@@ -65,6 +79,8 @@ class ClassSimilarity:
         self.biases = -0.5 * ((means + centred.mean(0)) * self.discriminants).sum(1)
 
     def of_rows(self, rows):
+        """The four similarities `[rows, 4]` of each row to its most similar class: cosine with the prototype, the same
+        for centred rows, cosine with the nearest item, and the discriminant."""
         import torch
 
         units, centred = unit(rows), unit(rows - self.mean)
@@ -77,10 +93,13 @@ def left_out(rows, labels, classes: int) -> tuple:
     """Similarities of left-out items and of items of left-out classes, and the number of these classes."""
     import torch
 
+    # The number of each item within its class. Round r leaves out the items and the classes whose number is r modulo
+    # ROUNDS.
     number = torch.cat([torch.arange(int((labels == c).sum())) for c in range(classes)])
     known, unknown, out = [], [], 0
     for round_ in range(ROUNDS):
         classes_out = [c for c in range(classes) if c % ROUNDS == round_]
+        # At least two classes must remain to compare with.
         classes_out = classes_out if classes - len(classes_out) >= 2 else []
         is_out = torch.isin(labels, torch.tensor(classes_out, dtype=torch.long))
         is_held = (number % ROUNDS == round_) & ~is_out
@@ -96,6 +115,8 @@ def left_out(rows, labels, classes: int) -> tuple:
 
 
 def draw(rng, rows, by_class: list, means) -> Task:
+    """A random support set with its queries. `by_class` are the row numbers of each class, `means` the centred class
+    means of unit length, `[classes, dim]`."""
     import numpy as np
     import torch
 
@@ -103,6 +124,7 @@ def draw(rng, rows, by_class: list, means) -> Task:
     shots = int(rng.choice([3, 5, 10, 10, 20])) if classes <= 10 else int(rng.choice([3, 5, 10]))
     order = rng.permutation(len(by_class))
     if rng.random() < 0.5:
+        # Only classes that are similar to one class.
         nearest = np.argsort(-(means @ means[order[0]]).numpy())
         order = rng.permutation(nearest[:max(2 * classes, classes + 5)])
     items = [rng.permutation(by_class[index])[:shots + QUERIES] for index in order[:classes]]
@@ -127,7 +149,8 @@ def typical(tasks: list[Task]) -> tuple:
 
 
 def standardised(task: Task, distance, ratio) -> tuple:
-    """The similarities of known and unknown queries, standardised by the left-out items."""
+    """The similarities of known and unknown queries, standardised by the left-out items as `Calibration::new` in
+    novelty.rs does: 0 is halfway between left-out items and left-out classes."""
     mean, deviation = task.left_out_known.mean(0), task.left_out_known.std(0, correction=0) + 1e-6
     share = task.left_out_classes / (task.left_out_classes + TYPICAL_CLASSES)
     other_mean, other_deviation = mean - distance * deviation, ratio * deviation
@@ -164,6 +187,7 @@ def main() -> None:
     weights, intercept = torch.full((4,), 0.3, requires_grad=True), torch.zeros(1, requires_grad=True)
     optimiser = torch.optim.Adam([weights, intercept], lr=0.03)
     pairs = [standardised(task, distance, ratio) for task in tasks]
+    # Logistic regression of "none of these", whose log odds are intercept - similarities @ weights.
     loss_of = torch.nn.functional.softplus
     for _ in range(400):
         losses = [loss_of(intercept - a @ weights).mean() + loss_of(b @ weights - intercept).mean() for a, b in pairs]

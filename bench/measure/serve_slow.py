@@ -31,6 +31,7 @@ SUPPORT_SET = json.dumps({
     "rows": [[1, 0, 0], [0.9, 0.1, 0], [0.8, 0.2, 0.1], [0, 1, 0], [0.1, 0.9, 0.2], [0.9, 0, 0.1]],
     "labels": ["a", "a", "a", "b", "b", "b"],
 }).encode()
+# The largest allowed values of these figures.
 BARS = {"p99_ms": 2000, "memory_peak_mib": 400, "stop_seconds": 3}
 
 
@@ -63,6 +64,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 async def send_half_a_header(port: int, tally: Tally) -> None:
+    """A slow client: begins a request and waits until the server closes the connection, again and again."""
     while True:
         try:
             reader, writer = await asyncio.open_connection(HOST, port)
@@ -76,6 +78,7 @@ async def send_half_a_header(port: int, tally: Tally) -> None:
 
 
 async def stall_an_upload(port: int, tally: Tally) -> None:
+    """A slow client: announces a body of 64 MiB, sends one byte of it and waits, again and again."""
     head = (f"POST /api/v1/audit HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
             f"content-length: {64 << 20}\r\n\r\n")
     while True:
@@ -102,9 +105,11 @@ async def audit(port: int, reader, writer) -> int:
 
 
 async def ordinary_client(number: int, port: int, until: float, tally: Tally) -> None:
-    """Sends audits until the time is over. Every second client opens a new connection for each audit. If a connection
-    is
-    closed before the response, the client reconnects, as browsers do; the response time includes that."""
+    """Sends audits until the time is over. Every second client opens a new connection for each audit.
+
+    If a connection is closed before the response, the client reconnects, as browsers do; the response time includes
+    that.
+    """
     reader = writer = begin = None
     while time.monotonic() < until:
         begin = begin or time.monotonic()

@@ -25,6 +25,7 @@ import benchlib  # noqa: E402
 
 CLASSES = ["ant", "bee", "cow"]
 FILES_PER_CLASS = 80
+# The lock file of a repair, which is not part of the collection.
 IGNORED = {".trueshot-lock"}
 
 
@@ -62,6 +63,7 @@ def build(folder: Path) -> dict[str, bytes]:
 
 
 def read(folder: Path) -> dict[str, bytes]:
+    """The contents of all files below a folder, by relative path."""
     files = (path for path in folder.rglob("*") if path.is_file())
     found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     return {name: data for name, data in found.items() if name not in IGNORED}
@@ -109,14 +111,18 @@ class Round:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
+    """Waits for a process; returns its exit code and its messages."""
     message = process.communicate(timeout=60)[1]
     return process.returncode, message
 
 
 def require_refusal(code: int, message: str) -> None:
-    """Fails unless the message says that the folder is locked, and by which process."""
+    """Fails unless the command succeeded, or was refused because another process, which it names, uses the folder."""
     if code not in (0, 1) or (code == 1 and "is in use by process" not in message):
         raise Failure(f"exit {code}: {message}")
+
+
+# --- Scenarios: each runs one round and returns how it ended, for the counts ---
 
 
 def undo_during_in_place(one: Round) -> str:
@@ -180,7 +186,8 @@ def kill_undo(one: Round) -> str:
 
 
 def killed(one: Round, process: subprocess.Popen, again) -> str:
-    """Kills the process at a random moment, then finishes or reverts; the folder must be complete after each step."""
+    """Kills the process at a random moment, then half of the time finishes its work with `again()`, and reverts all; no
+    file may be lost after any step."""
     time.sleep(random.uniform(0, 0.03))
     process.send_signal(signal.SIGKILL)
     code, _ = finish(process)

@@ -21,9 +21,11 @@ import collections, json, os, pathlib, random, re, shutil, signal, struct, subpr
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Options of a training of a fraction of a second, which saves a checkpoint after every step (--save-every 0).
 STEPS = 60
 SMALL = """--layers 1 --width 16 --heads 2 --feed-forward 16 --per-step 4 --ways 3 --shots 5 --queries 5 --val-queries 5
     --val-every 10 --val-episodes 10 --record-every 3 --save-every 0 --threads 1""".split()
+# The files of a finished run, and the states of the output in which two runs start together.
 NAMES = ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"]
 MODES = ["fresh", "overwrite", "resume"]
 
@@ -51,12 +53,17 @@ class Wrong(Exception):
 
 
 def expect(is_true, what):
+    """Fails the round with this message if the check is false."""
     if not is_true:
         raise Wrong(what)
 
 
 class Rounds:
-    """Runs the rounds and counts their outcomes."""
+    """Runs the rounds and counts their outcomes. A method is one round of the kind of its name, in the folder `place`.
+
+    `whole` has the files of an undisturbed run for each of the seeds 1 and 2, and `seconds` is how long such a run
+    takes.
+    """
 
     def __init__(self, binary, folder, draw):
         self.binary, self.folder, self.draw = binary, folder, draw
@@ -76,6 +83,7 @@ class Rounds:
             self.seconds = time.monotonic() - began
 
     def start(self, place, seed, *more):
+        """Starts a training in `place`, with more options."""
         command = [self.binary, "train", "tranfs", "../data.safetensors", "--val", "../val.safetensors",
                    "-o", "m.safetensors", "--steps", str(STEPS), "--seed", str(seed), *SMALL, *more]
         return subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -92,6 +100,7 @@ class Rounds:
         kill(run)
 
     def together(self, place):
+        """Two trainings on one output."""
         mode = self.draw.choice(MODES)
         seeds = {"first": 1, "second": 1 if mode == "resume" else 2}
         if mode == "overwrite":
@@ -123,6 +132,7 @@ class Rounds:
         self.counts[f"{mode}"] += 1
 
     def killed(self, place):
+        """A training that is killed and resumed."""
         kept = []
         for attempt in range(self.draw.randint(1, 3)):
             run = self.start(place, 1, *(["--resume"] if attempt else []))
@@ -143,6 +153,7 @@ class Rounds:
         same(place, self.whole[1])
 
     def holder(self, place):
+        """A training that is killed while another one asks for its output."""
         first = self.start(place, 1)
         while not (place / "m.checkpoint").exists() and first.poll() is None:
             time.sleep(0.001)
@@ -178,6 +189,7 @@ def refusal_reason(said, other):
 
 
 def without_times(metrics):
+    """The lines of a metrics file up to the elapsed seconds, which differ between runs."""
     return [line.split(b',"seconds"')[0] for line in metrics.splitlines()]
 
 
@@ -194,6 +206,7 @@ def contents_match(place, expected):
 
 
 def same(place, expected):
+    """Fails unless the files are those expected, byte for byte."""
     found = contents(place)
     expect(set(found) == set(expected), f"files are {sorted(found)} instead of {sorted(expected)}")
     for name in expected:

@@ -34,14 +34,17 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
     import torch
     from torch.nn import functional
 
+# How often collections have each type of noise (see `audit_evidence.draw`); the others have none.
 NOISES = {"symmetric": 0.22, "paired": 0.15, "dependent": 0.13, "outlier": 0.23, "foreign": 0.20}
+# Collections per training step, and passes over all of them per round.
 PER_STEP, EPOCHS = 8, 12
-# For collections up to this size, the loss also contains changes of P(wrong) when one item is left out, times STABILITY.
+# Collections up to this size have a twin, the same collection without one item. The loss also contains the squared
+# changes of P(wrong) between the two, times STABILITY, so that an audit does not depend on single items.
 MOST_ITEMS_WITH_TWIN, STABILITY = 200, 4.0
 
 
 def random_clusters(rng) -> Bank:
-    """Classes around one to four random centres each, with heavy tails and correlated dimensions."""
+    """60 classes of 140 items around one to four random centres each, with heavy tails and correlated dimensions."""
     dim, classes, items = int(np.exp(rng.uniform(np.log(6), np.log(64)))), 60, 140
     kinds = int(rng.choice([1, 1, 2, 3, 4]))
     centres = rng.normal(size=(classes * kinds, dim)) * rng.uniform(0.6, 2.2) * rng.gamma(1, 1, dim) ** 0.5
@@ -52,13 +55,15 @@ def random_clusters(rng) -> Bank:
 
 
 def disturbed(rng, rows: np.ndarray) -> np.ndarray:
-    """The rows, or sometimes rows with the same structure: in fewer dimensions, or with noise."""
+    """The rows, or sometimes (36 %) rows with the same structure: randomly projected to fewer dimensions, reduced to
+    their principal components, or with noise."""
     choice, dim = rng.uniform(), rows.shape[1]
     if choice < 0.12 and dim > 300:
         return rows @ rng.normal(size=(dim, int(np.exp(rng.uniform(np.log(12), np.log(256))))))
     if choice < 0.24 and dim > 300 and len(rows) > 12:
         rows = rows - rows.mean(0)
         kept = min(int(np.exp(rng.uniform(np.log(8), np.log(128)))), len(rows) - 1)
+        # Principal components from the inner products of the rows, largest first.
         values, vectors = torch.linalg.eigh(torch.from_numpy(rows @ rows.T).double())
         rows = (vectors * values.clamp(min=0).sqrt()).flip(1)[:, :kept].float().numpy()
         return rows / np.maximum(rows.std(0), 1e-6) if rng.uniform() < 0.5 else rows
@@ -84,6 +89,10 @@ def foreign_bank(rng, bank: Bank, banks: list[Bank]) -> Bank:
 
 
 def draw_task(rng, banks: list[Bank]) -> dict:
+    """A random collection as a task (see `new_task`); for a small one also its `twin`, without the item `left_out`.
+
+    The distributions of sizes, noise and banks are those that the description of the script summarises.
+    """
     clusters = rng.uniform() < 0.18
     # Files with more classes are used more often.
     odds = np.sqrt([len(bank.classes) for bank in banks])
@@ -110,6 +119,9 @@ def draw_task(rng, banks: list[Bank]) -> dict:
 
 
 def new_task(rows: np.ndarray, drawn: Drawn, chosen: np.ndarray) -> dict:
+    """The items `chosen` of a collection, with what training needs: centred rows of unit length (stored as f16),
+    their norms, given and true classes, and the class probabilities before the first round, which are 1 for the given
+    class."""
     given, truth = torch.from_numpy(drawn.given[chosen]), torch.from_numpy(drawn.truth[chosen])
     unit, lengths = audit_evidence.centred(torch.from_numpy(rows[chosen].astype(np.float32)), given)
     shares = functional.one_hot(given, drawn.classes).float()
@@ -117,6 +129,7 @@ def new_task(rows: np.ndarray, drawn: Drawn, chosen: np.ndarray) -> dict:
 
 
 def with_twins(tasks: list[dict]):
+    """All tasks and their twins."""
     for task in tasks:
         yield task
         if "twin" in task:
@@ -124,8 +137,8 @@ def with_twins(tasks: list[dict]):
 
 
 def add_features(task: dict) -> None:
-    """Adds the features of the candidates, and the index of the true class among them; the last index stands for none of
-    them."""
+    """Adds `candidates` and `features` for the current class probabilities, and `target`, the index of the true class
+    among the candidates; the last index stands for none of them."""
     unit = functional.normalize(task["rows"].float(), eps=1e-9)
     task["candidates"], task["features"] = audit_evidence.evidence(
         Collection(unit, task["lengths"]), task["shares"], task["given"])  # fmt: skip
@@ -134,6 +147,8 @@ def add_features(task: dict) -> None:
 
 
 def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
+    """Trains the network of one round, starting from that of the round before if there is one. Returns it and its mean
+    loss on the held-out tasks."""
     scorer = audit_evidence.new_scorer()
     if before is not None:
         scorer.load_state_dict(before.state_dict())
@@ -162,6 +177,8 @@ def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
 
 
 def save(scorers: list, path: Path) -> None:
+    """Writes the networks with the names that crates/core/src/audit/scorer.rs reads, such as
+    `round0.class.2.weight`."""
     tensors = {}
     for number, scorer in enumerate(scorers):
         for name, network in (("class", scorer.of_class), ("none", scorer.of_none)):

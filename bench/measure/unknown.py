@@ -25,16 +25,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 THRESHOLD = 0.5
+"""Items are refused if the probability of none of the classes is at least this, the default of `trueshot predict`."""
 KNOWN_REFUSED = 0.05
+"""The share of refused items of known classes at which the share of refused unknown items is also given."""
 QUERIES = 20
 """Largest number of queries per class."""
 
 
 def numbers(text: str) -> list[int]:
+    """An argument type: whole numbers, separated by commas."""
     return [benchlib.positive(part) for part in text.split(",")]
 
 
 def run(*command: object) -> str:
+    """Runs a program and returns its standard output."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         benchlib.fail(done.stderr)

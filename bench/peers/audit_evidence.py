@@ -1,6 +1,13 @@
-"""The evidence of `trueshot audit` in PyTorch, its network, and collections with simulated label noise.
+"""The evidence of `trueshot audit` in PyTorch, its network, and collections with simulated label noise. A module.
 
-Imported by `measure/train_audit.py` and `measure/audit_grid.py`. crates/core/src/audit/evidence.rs computes the same numbers.
+`trueshot audit` estimates for every item of a labelled collection the probability of each class and of none of the
+classes. It works in rounds: from the features of the items and the class probabilities of the round before (at first 1
+for the given label), `evidence` computes numbers that describe how well an item fits a class; a small network
+(`new_scorer`) turns them into new probabilities. crates/core/src/audit/evidence.rs computes the same numbers in Rust;
+its comments say why the evidence is what it is.
+
+`measure/train_audit.py` trains the network with this module. It, `measure/audit_grid.py` and `measure/audit_checks.py`
+draw collections with known wrong labels from a `Bank` (`draw`).
 """
 from __future__ import annotations
 
@@ -13,16 +20,26 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+# All of these must be equal to the constants of the Rust code, which are documented there. evidence.rs: classes
+# considered per item, numbers of neighbours that vote, penalties of the ridge regressions on the rows, and the largest
+# size of a class relative to the number of items with the given label.
 CANDIDATES, VOTERS, PENALTIES = 8, (3, 10), (1.0, 8.0)
 LARGEST_SIZE_RATIO = 6.0
+# waves.rs: random Fourier features, and the penalty of the regression on them.
 FREQUENCIES, KERNEL_SCALE, KERNEL_PENALTY = 256, 1.5, 1.0
+# score_model.rs: the conditional logit model of the scores of an item with a class.
 SCORES, MODEL_STEPS, MODEL_PENALTY, LEAST_LOG_PROBABILITY = 7, 8, 2.0, -8.0
 TYPICAL_WEIGHTS = (0.5, -0.2, 0.05, 0.1, 0.9, 0.07, 0.6)
+# scorer.rs: the features of an item with a class (11 of the class, 19 of the item, 8 relative to other classes), hidden
+# units of the network, and rounds.
 CLASS_FEATURES, FEATURES, RELATIVE, WIDTH, ROUNDS = 11, 38, 8, 32, 3
 
 
 def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows after subtraction of the mean of the class means, at unit length, and their norms before."""
+    """Rows `[items, dim]` minus the mean of the class means, scaled to unit length, and their norms before, `[items]`.
+
+    `given` `[items]` are class indices. An item has the weight 1 / size of its class, so every class counts the same.
+    """
     import torch
 
     weights = 1 / torch.bincount(given)[given].double()
@@ -33,7 +50,10 @@ def centred(rows: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def waves(rows: Tensor) -> Tensor:
-    """Random Fourier features, whose inner products approximate `exp(-KERNEL_SCALE * (1 - cosine))` for rows of unit length."""
+    """Random Fourier features, `[items, 2 * FREQUENCIES]`.
+
+    Their inner products approximate `exp(-KERNEL_SCALE * (1 - cosine))` for rows of unit length, a Gaussian kernel.
+    """
     import torch
 
     products = KERNEL_SCALE**0.5 * rows @ torch.from_numpy(frequencies(rows.shape[1])).T
@@ -42,7 +62,11 @@ def waves(rows: Tensor) -> Tensor:
 
 @functools.cache
 def frequencies(dim: int) -> np.ndarray:
-    """Numbers of a normal distribution, `[FREQUENCIES, dim]`, the same for all collections."""
+    """Numbers of a normal distribution, `[FREQUENCIES, dim]`, the same for all collections.
+
+    Computed from a counter, so that the Rust code gets the same ones: SplitMix64 makes random bits, and the Box-Muller
+    transform makes a normally distributed number from two uniform ones.
+    """
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -56,7 +80,12 @@ def frequencies(dim: int) -> np.ndarray:
 
 
 class Ridge:
-    """A ridge regression that predicts every row without having seen it (leave-one-out)."""
+    """A ridge regression that predicts every row without having seen it (leave-one-out).
+
+    With the hat matrix H = X (XᵀX + penalty)⁻¹ Xᵀ and its diagonal h, the leverages, the prediction of row i by all
+    others is (H y - h y) / (1 - h). H is computed from whichever is smaller, the inner products of rows (`gram`,
+    `[items, items]`) or of dimensions.
+    """
 
     def __init__(self, rows: Tensor, gram: Tensor, penalty: float) -> None:
         import torch
@@ -69,13 +98,17 @@ class Ridge:
         self.leverage = (self.smoother.diagonal() if self.by_rows else (self.smoother * rows).sum(1)).clamp(1e-6, 1 - 1e-3)
 
     def predictions(self, targets: Tensor) -> Tensor:
+        """The left-out predictions of `targets` `[items, classes]`."""
         known = targets if self.by_rows else self.rows.T @ targets
         leverage = self.leverage[:, None]
         return (self.smoother @ known - leverage * targets) / (1 - leverage)
 
 
 class Collection:
-    """The quantities that do not depend on labels: cosines, neighbours, and three ridge regressions."""
+    """The quantities that do not depend on labels: cosines, neighbours, and three ridge regressions.
+
+    `cosines` and `neighbours` `[items, 10]` are the most similar other items, most similar first.
+    """
 
     def __init__(self, rows: Tensor, lengths: Tensor) -> None:
         self.gram, self.lengths = rows @ rows.T, lengths
@@ -85,6 +118,7 @@ class Collection:
         # The number of dimensions in which random rows would have the same mean squared cosine.
         squares = (self.gram**2).sum() - (self.gram.diagonal() ** 2).sum()
         self.dimensions = 1 / max(float(squares) / max(len(rows) * (len(rows) - 1), 1), 1e-4)
+        # An item is no neighbour of itself: -9 is below all cosines.
         others = self.gram.clone()
         others.fill_diagonal_(-9)
         self.cosines, self.neighbours = others.topk(min(VOTERS[1], len(rows) - 1), 1)
@@ -94,8 +128,10 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
     """Log-probabilities of the candidates by a conditional logit model of the scores, fitted to this collection
     (crates/core/src/audit/score_model.rs).
 
-    `scores` is `[items, candidates, SCORES]`, `shares` the probabilities of the candidates by the round before, and `fitted`
-    says to which candidates the model is fitted, which must not depend on the given class.
+    The probability of a candidate is proportional to exp(scores @ weights). `scores` is `[items, candidates, SCORES]`,
+    `shares` `[items, candidates]` the probabilities of the candidates by the round before, and `fitted` of the same
+    shape says to which candidates the model is fitted, which must not depend on the given class. The result has that
+    shape too.
     """
     import torch
 
@@ -104,10 +140,12 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
     totals = shares.sum(1)
     masked = torch.where(fitted, 0.0, -1e9).double()
 
+    # Cross-entropy with the shares, plus the squared distance from typical weights.
     def loss(weights):
         logits = scores @ weights
         return (totals * (logits + masked).logsumexp(1) - (shares * logits).sum(1)).sum() + MODEL_PENALTY / 2 * ((weights - start) ** 2).sum()
 
+    # Newton's method: `away` makes the Hessian. A step that would increase the loss is halved, up to five times.
     weights, best = start, loss(start)
     for _ in range(MODEL_STEPS):
         found = (scores @ weights + masked).softmax(1)
@@ -127,37 +165,48 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
 
 
 def usual(values: Tensor) -> Tensor:
-    """Values minus their mean, divided by half their standard deviation."""
+    """Values minus their mean, in units of two standard deviations, and limited to 3 of these."""
     return ((values - values.mean()) / values.std(unbiased=False).clamp(min=1e-3)).clamp(-6, 6) / 2
 
 
 def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """The candidates of every item, `[items, candidates]`, its own label first, and their features.
+    """The candidates of every item, `[items, candidates]`, its own label first, and their features, `[items,
+    candidates, FEATURES]`.
 
-    `shares` are the probabilities of the classes by the round before, `[items, classes]`.
+    `shares` `[items, classes]` are the probabilities of the classes by the round before, and take the place of labels.
+    Every feature is computed as if the item were not part of the collection. The factors of the features (5, 4, 1/2 and
+    others) are those that evidence.rs has too.
     """
     import torch
 
+    # Sizes of the classes, and the left-out predictions of the three regressions, `[items, classes]`.
     count, classes = shares.shape
     every = torch.arange(count)
     sizes = shares.sum(0)
     total = sizes.sum().clamp(min=1e-6)
     ridges = [5 * ridge.predictions(shares - 1 / classes) for ridge in collection.ridges]
+    # Cosine of each item with the sum of the items of each class, without the item itself: with the sum s and the item
+    # x, which has the share p in it, x · (s - p x) / |s - p x|. It is 0 where the class has hardly any other items.
     products = collection.gram @ shares
     squares = collection.gram.diagonal()[:, None]
     lengths = (shares * products).sum(0)[None] - 2 * shares * products + shares * shares * squares
     others = sizes[None] - shares
     cosines = (products - shares * squares) / lengths.clamp(min=1e-6).sqrt()
     cosines = torch.where(others > 0.05, cosines, torch.zeros_like(cosines))
+    # How typical this cosine is for items of the class: standardised by the mean and the deviation of the class, to
+    # which three items with the mean and deviation of all classes are added.
     mean = ((shares * cosines).sum(0) + 3 * (shares * cosines).sum() / total) / (sizes + 3)
     deviations = shares * (cosines - mean) ** 2
     spread = ((deviations.sum(0) + 3 * deviations.sum() / total) / (sizes + 3)).clamp(min=1e-4).sqrt()
     typical = ((cosines - mean) / spread).clamp(-8, 8) / 2
+    # The shares of the classes among the 3 and the 10 nearest items; more similar ones count more.
     votes = []
     for voters in VOTERS:
         nearest, rows = collection.cosines[:, :voters], collection.neighbours[:, :voters]
         weights = torch.exp(8 * (nearest - nearest[:, :1]))
         votes.append(3 * (shares[rows] * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
+    # The logarithm of how often other items of the class carry the item's label, with four more items of which 80 %
+    # have the right label. A class counts as at most LARGEST_SIZE_RATIO times the items with this label.
     own = torch.zeros(count, classes)
     own[every, given] = 1
     same = (shares.T @ own)[:, given].T - shares
@@ -168,6 +217,7 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     sizes_seen = torch.log1p(counted.clamp(min=0, max=150)) / 2
     columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * own, sizes_seen]
     features = torch.stack(columns, 2)
+    # The candidates: the given class first, then those with the best scores.
     ranks = ridges[1] + ridges[2] + 4 * cosines
     candidates = (ranks + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
     # The model of the scores is fitted to the best classes, whether or not the given class is among them.
@@ -176,9 +226,15 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     if classes > CANDIDATES:
         among_best = ranks[:, 0] > ranks[:, -1]
         fitted[:, 0], fitted[:, -1] = among_best, ~among_best
+    # The features of the candidates only, with the log-probability of the model after the scores.
     features = torch.gather(features, 1, candidates[:, :, None].expand(-1, -1, CLASS_FEATURES - 1))
     logs = log_probabilities(features[:, :, :SCORES], torch.gather(shares, 1, candidates), fitted).clamp(min=LEAST_LOG_PROBABILITY) / 2
     features = torch.cat([features[:, :, :SCORES], logs[:, :, None], features[:, :, SCORES:]], 2)
+    # Features of the item and of the collection, the same for all candidates: the number of classes; the cosine with
+    # the nearest item and the mean of the nearest five, each standardised and as it is; the share of wrong labels; the
+    # leverages and the norm, standardised; the share of neighbours of none of the classes; the numbers of items and of
+    # dimensions; and the means of seven class features over all items with their given class, which say how well labels
+    # can be predicted.
     item = [torch.full((count,), min(float(torch.tensor(float(classes)).log()), 4.0) / 2)]
     for closeness in (collection.cosines[:, 0], collection.cosines[:, :5].mean(1)):
         item += [usual(closeness), 2 * closeness]
@@ -189,6 +245,7 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
     means = features[:, 0, [0, 1, 2, 3, 5, 6, 7]].mean(0)
     item += [mean.expand(count) for mean in means]
     features = torch.cat([features, torch.stack(item, 1)[:, None].expand(-1, candidates.shape[1], -1)], 2)
+    # Relative features: each minus the best value among the other candidates.
     best = features[:, :, :RELATIVE].topk(min(2, candidates.shape[1]), 1)
     is_best = torch.arange(candidates.shape[1])[None, :, None] == best.indices[:, :1]
     rivals = torch.where(is_best, best.values[:, -1:], best.values[:, :1])
@@ -196,7 +253,12 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
 
 
 def new_scorer():
-    """The network of one round: scores of the candidates and, last, of none of the classes."""
+    """The network of one round: from features `[items, candidates, FEATURES]` to scores `[items, candidates + 1]`, the
+    last of which is that of none of the classes.
+
+    One network scores each candidate alone; another scores "none" from the maximum and the mean of the features over
+    the candidates and the features of the given class.
+    """
     from torch import cat, nn
 
     def network(inputs: int) -> nn.Sequential:
@@ -216,7 +278,7 @@ def new_scorer():
 
 
 def spread(candidates: Tensor, probabilities: Tensor, classes: int) -> Tensor:
-    """The probabilities of candidates as probabilities of all classes, `[items, classes]`."""
+    """Probabilities `[items, candidates + 1]` as probabilities of all classes `[items, classes]`, without "none"."""
     import torch
 
     return torch.zeros(len(candidates), classes).scatter_(1, candidates, probabilities[:, :-1])
@@ -228,11 +290,15 @@ class Bank:
 
     name: str
     rows: np.ndarray
+    """`[rows, dim]`"""
     classes: list[np.ndarray]
+    """The row numbers of each class."""
     similar: np.ndarray | None = field(default=None, repr=False)
+    """`[classes, classes]`: the result of `similar_classes` for every class, once it was needed."""
 
     @classmethod
     def of(cls, name: str, rows: np.ndarray, labels: np.ndarray) -> Bank:
+        """A bank of the classes with at least 10 rows."""
         import numpy as np
 
         classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -252,20 +318,28 @@ class Bank:
 
 @dataclass
 class Drawn:
-    """A collection with known wrong labels. Class index `classes` stands for none of the classes."""
+    """A collection with known wrong labels."""
 
     rows: np.ndarray
+    """`[items, dim]`"""
     given: np.ndarray
+    """The class index of the label of every item."""
     truth: np.ndarray
+    """The true class index of every item; `classes` stands for none of the classes."""
     classes: int
+    """The number of classes."""
 
 
 def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *, ragged=False, similar=False,
          foreign: Bank | None = None, ratio: int = 1) -> Drawn:
-    """Draws a collection: `noise` is symmetric, paired, dependent (on the class), outlier (of the same bank) or
-    foreign.
+    """Draws a collection of up to `items` items of each of `classes` classes, about a share `level` of whose labels is
+    wrong.
 
-    The first class has `ratio` times the items of the others, if the bank has enough.
+    `noise` is symmetric (any other class), paired (the next class), dependent (the share of wrong labels and the odds
+    of the other classes differ between classes), or the items are replaced: outlier by items of other classes of the
+    bank, foreign by items of the bank `foreign`. With `ragged`, classes have different sizes; with `similar`, they are
+    drawn from classes that are similar to each other. The first class has `ratio` times the items of the others, if the
+    bank has enough.
     """
     import numpy as np
 
@@ -285,6 +359,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     truth = np.concatenate([np.full(len(rows), label) for label, rows in enumerate(picked)])
     rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
 
+    # A random part of the items `where`; adding a random number before rounding down makes the share right on average.
     def some(where: np.ndarray, share: float) -> np.ndarray:
         return rng.permutation(where)[: int(share * len(where) + rng.uniform())]
 
@@ -297,6 +372,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
         rows[wrong] = source.rows[rng.choice(others, len(wrong), replace=False)] if len(wrong) else rows[wrong]
         truth[wrong] = classes
     else:
+        # For dependent noise: most of the probability of a row is on a few classes.
         partners = rng.dirichlet(np.full(classes, 0.3), classes)
         for label in range(classes):
             share = min(0.6, level * rng.uniform(0, 2)) if noise == "dependent" else level

@@ -32,7 +32,8 @@ import benchlib  # noqa: E402
 
 WAYS, SHOTS, QUERIES = 5, 5, 15
 MODELS = ("conv4", "tranfs", "relabel")
-HEADS, LAYERS, MISLABELLED_WEIGHT = 8, 3, 0.5  # of TraNFS
+# TraNFS: attention heads, layers, and the weight of the loss of "mislabelled".
+HEADS, LAYERS, MISLABELLED_WEIGHT = 8, 3, 0.5
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -46,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_arrays(folder: Path, name: str) -> dict:
-    """All arrays of a model, as float32 tensors."""
+    """All arrays of one step, as float32 tensors, by keys such as `images`, `parameter NAME` and `gradient NAME`."""
     import torch
 
     index, data = folder / f"{name}.json", folder / f"{name}.bin"
@@ -83,6 +84,7 @@ def emulated_tf32():
     from torch import Tensor
     from torch.overrides import TorchFunctionMode
 
+    # A float32 has 24 bits of precision, TF32 has 11: the lower 13 bits become 0, after adding half of their range.
     def rounded(value: Tensor) -> Tensor:
         return ((value.contiguous().view(torch.int32) + 0x1000) & ~0x1fff).view(torch.float32)
 
@@ -140,6 +142,7 @@ def of_kind(arrays: dict, kind: str) -> dict:
 
 
 def classes_of(each: int, device):
+    """The classes of WAYS x `each` items that are sorted by class."""
     import torch
 
     return torch.arange(WAYS, device=device).repeat_interleave(each)
@@ -151,7 +154,11 @@ def distances(queries, prototypes):
 
 
 def conv4(inputs: dict, weights: dict):
-    """The loss of nearest prototypes, and the features."""
+    """A step of Conv4: the loss of nearest prototypes, and the features.
+
+    This and the two functions below take the inputs and parameters of `read_arrays` by name, and return the loss and
+    other tensors to compare.
+    """
     import torch.nn.functional as F
 
     batch, support = inputs["images"].permute(0, 3, 1, 2), int(inputs["support"].item())
@@ -189,7 +196,7 @@ def encoder_layer(states, weights: dict, layer: int):
 
 
 def tranfs(inputs: dict, weights: dict):
-    """The sum of the losses of all episodes."""
+    """A step of TraNFS: the sum of the losses of all episodes."""
     import torch
     import torch.nn.functional as F
 
@@ -212,7 +219,7 @@ def tranfs(inputs: dict, weights: dict):
 
 
 def relabel(inputs: dict, weights: dict):
-    """The mean of both losses over the episodes."""
+    """A step of Relabel: the sum of both losses, each a mean over the episodes."""
     import torch
     import torch.nn.functional as F
 

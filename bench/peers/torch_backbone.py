@@ -28,6 +28,7 @@ if "--help" not in sys.argv and "-h" not in sys.argv:
     from torch import Tensor, nn
 
 WAYS, SHOTS, QUERIES = 5, 5, 15
+# Mean and standard deviation of the pixels of ImageNet, RGB from 0 to 1.
 MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -58,11 +59,14 @@ def load(folder: Path, size: int, device: str) -> list[Tensor]:
 
 
 def random(generator: torch.Generator, count: int, low: float, high: float) -> Tensor:
+    """Uniform numbers between `low` and `high`, `[count]`."""
     return torch.rand(count, generator=generator, device=generator.device) * (high - low) + low
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augments images `[images, 3, size, size]` with values from 0 to 1, each independently."""
+    # A crop as an affine map from -1 to 1: its size, its centre, and a negative width if it is flipped. 0.28768 =
+    # ln(4/3).
     count = len(images)
     area, log_ratio = random(generator, count, 0.8, 1.0), random(generator, count, -0.28768, 0.28768)
     width, height = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
@@ -72,6 +76,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     theta = torch.stack([torch.stack([width * flip, zero, x], 1), torch.stack([zero, height, y], 1)], 1)
     grid = F.affine_grid(theta, images.shape, align_corners=False)
     images = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    # Brightness, contrast (from the mean grey value) and saturation (from the grey image).
     factor = [random(generator, count, 0.9, 1.1).view(-1, 1, 1, 1) for _ in range(3)]
     grey_weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
     images = (images * factor[0]).clamp(0, 1)
@@ -84,6 +89,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Shifts the hue by `shift`, a share of the circle."""
+    # To hue, saturation and value and back; value and saturation are `high` and `low`.
     red, green, blue = images.unbind(1)
     high, low = images.amax(1), images.amin(1)
     span = (high - low).clamp(min=1e-8)
@@ -121,6 +127,7 @@ def logits(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def validate(network: nn.Module, classes: list[Tensor], episodes: int) -> float:
+    """The accuracy in percent over the same episodes every time."""
     network.eval()
     generator = torch.Generator().manual_seed(0)
     right = 0.0
@@ -154,6 +161,7 @@ def save(network: nn.Sequential, size: int, path: Path) -> None:
 
 
 def train(arguments: argparse.Namespace, classes: list[Tensor], held_out: list[Tensor], seed: int) -> None:
+    """One training run; prints a line per validation."""
     torch.manual_seed(seed)
     device = classes[0].device
     network = conv4().to(device)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 from torch_relabel import WIDTH, add_timing_arguments, network_class, time_modes  # noqa: E402
 
+# Episodes per step, classes, items and queries per class, pixels, dimensions of a feature vector and of its projection.
 EPISODES, WAYS, SHOTS, QUERIES, SIZE, DIM, VIEW = 8, 5, 5, 8, 84, 1600, 64
 
 
@@ -56,6 +57,7 @@ def head_class():
 
 
 def training_step(compiled: bool, precision: str) -> Callable[[], object]:
+    """A function that does one training step of both networks. 30 % of the labels are wrong."""
     import torch
     import torch.nn.functional as F
     from torch_models import conv4

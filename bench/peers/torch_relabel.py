@@ -30,9 +30,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Options of the network, at trueshot's defaults: width of a state, layers, attention heads, hidden units of a mixing
+# layer and of the edge network, and the weight that an item always has in its given class.
 WIDTH, LAYERS, HEADS, HIDDEN, EDGE_HIDDEN, FLOOR = 64, 4, 4, 128, 64, 0.01
+# The workload: episodes per step, classes, items and queries per class, and rows of the table of features.
 EPISODES, WAYS, SHOTS, QUERIES, ROWS = 32, 5, 5, 15, 20_000
 MODES, PRECISIONS = ("eager", "compile", "graph"), ("tf32", "bf16")
+# Steps before a graph is captured, and consecutive steps that are timed together.
 WARM_UPS, PIPELINED = 8, 100
 
 
@@ -46,13 +50,21 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def network_class():
-    """The network, defined here so that --help works without PyTorch."""
+    """The class of the network, defined in a function so that --help works without PyTorch.
+
+    Relabel estimates the true class of every support item. It has one state of length W per item and class; attention
+    mixes the states of items, and a mixing layer those of classes. Shapes: B episodes, M items, C classes, H heads.
+    crates/nn/src/relabel has the same network.
+    """
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
 
     def centred(gram: Tensor, rounding: float = 1e-6) -> Tensor:
-        """Cosines of the items centred at their mean, from their inner products `[B, M, M]`."""
+        """Cosines of the items centred at their mean, `[B, M, M]`, from their inner products of the same shape.
+
+        An item that equals the mean up to `rounding` has the cosine 0 with all others.
+        """
         with_mean = gram.mean(-1)
         mean_square = with_mean.mean(-1, keepdim=True)
         square = gram.diagonal(dim1=-2, dim2=-1)
@@ -62,7 +74,9 @@ def network_class():
         return products * scale.unsqueeze(-1) * scale.unsqueeze(-2)
 
     def edge_features(gram: Tensor) -> Tensor:
-        """Five relations of each pair of items, `[B, M, M, 5]`."""
+        """Five relations of each pair of items i and j, `[B, M, M, 5]`: the centred cosine, the squared distance
+        relative to the mean, the rank of j among the neighbours of i and that of i among those of j, and the
+        standardised cosine."""
         items = gram.shape[-1]
         eye = torch.eye(items, dtype=torch.bool, device=gram.device)
         apart = items * (items - 1)
@@ -85,13 +99,17 @@ def network_class():
         return torch.stack([cosine, relative, rank, rank.mT, raw], -1)
 
     def state_features(edges: Tensor, given: Tensor) -> Tensor:
-        """Features of "item i belongs to class c" from labels and edges, `[B, M, C, 19]`. `given` is one-hot `[B, M,
-        C]`."""
+        """Features of "item i belongs to class c" from labels and edges, `[B, M, C, 19]`: four of the labels, and the
+        mean, the maximum and the minimum of the five relations of the item to the other items with the label c.
+
+        `given` `[B, M, C]` is one-hot.
+        """
         items = given.shape[1]
         eye = torch.eye(items, dtype=torch.bool, device=given.device)
         members = given.bool().unsqueeze(1) & ~eye.view(1, items, items, 1)
         others = members.sum(2)
         mask, spread = members.unsqueeze(-1), edges.unsqueeze(3)
+        # The statistics for a class without other items.
         neutral = torch.tensor([0.0, 0.0, 0.5, 0.5, 0.0], device=edges.device)
         none = (others == 0).unsqueeze(-1)
         mean = torch.where(mask, spread, 0.0).sum(2) / others.clamp(min=1).unsqueeze(-1)
@@ -103,6 +121,8 @@ def network_class():
         return torch.cat([labels, statistics], -1)
 
     class Attention(nn.Module):
+        """Attention between the items of an episode, with the same weights for the states of all classes."""
+
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(WIDTH)
@@ -125,6 +145,8 @@ def network_class():
             return states + self.out(attended.flatten(-2))
 
     class Mixing(nn.Module):
+        """Mixes each state with those of the same item, and with those of the items with the label of its class."""
+
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(WIDTH)
@@ -179,15 +201,20 @@ def network_class():
                 with torch.autocast(support.device.type, dtype=autocast, cache_enabled=False):
                     out = self(edges, given, view).float()
             classes, counts = given.shape[-1], given.sum(1, keepdim=True)
+            # Logits of the classes: the output of each state plus a prior, which is large for the given class; last,
+            # the logit of none of the classes.
             at_given = self.prior[0] + self.prior[1] * (counts == 1)
             class_logits = out[..., 0] + torch.where(given.bool(), at_given, -math.log(max(classes, 2) - 1))
             none = out[..., 2].mean(-1, keepdim=True) + self.prior[2]
             logits = torch.cat([class_logits, none], -1)
             items_loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
+            # Weights of the items in each prototype: the probability of the class times a multiplier, at least a floor
+            # for the given class, normalised to sum to 1.
             multipliers = (3 * torch.tanh(out[..., 1] / 3)).exp()
             floor = torch.where(counts == 0, FLOOR / given.shape[1], FLOOR * given)
             weights = logits.softmax(-1)[..., :-1] * multipliers + floor
             weights = (weights / weights.sum(1, keepdim=True)).mT
+            # Squared distances from inner products, |q|² + |p|² - 2 q · p; `prototypes` has the |p|².
             prototypes = ((weights @ gram) * weights).sum(-1, keepdim=True)
             distances = queries.square().sum(-1).unsqueeze(-2) + prototypes - 2 * (weights @ products)
             relative = distances / distances.mean((-2, -1), keepdim=True)
@@ -197,6 +224,7 @@ def network_class():
     return Relabel
 
 
+# Names of modules in trueshot's files and in this network, where they differ.
 NAMES = {"edges.hidden": "edge_hidden", "edges.out": "edge_out", "start.features": "features", "start.out": "start",
          "out.norm": "norm", "out": "out"}
 
@@ -215,7 +243,8 @@ def own_name(name: str) -> tuple[str, bool]:
 
 
 def check(path: Path) -> None:
-    """Compares losses and gradients with those in a file."""
+    """Compares losses and gradients with those that trueshot's example `relabel` wrote to a file; fails if they differ
+    by more than rounding."""
     import torch
 
     figures = json.loads(path.read_text())
@@ -252,7 +281,7 @@ def check(path: Path) -> None:
 
 
 def training_step(compiled: bool, precision: str, dim: int) -> Callable[[], object]:
-    """One step: gather, losses, gradients, AdamW."""
+    """A function that does one training step: gather, losses, gradients, AdamW. 30 % of the labels are wrong."""
     import torch
 
     torch.manual_seed(0)
@@ -301,7 +330,7 @@ def step_times(step: Callable[[], object], seconds: float) -> list[float]:
 
 
 def timed(step: Callable[[], object], seconds: float) -> dict:
-    """Times of single steps and of consecutive steps."""
+    """Milliseconds of single steps that are waited for, and of PIPELINED consecutive ones, each."""
     import torch
 
     times = step_times(step, seconds)
@@ -357,6 +386,7 @@ def time_modes(name: str, arguments: argparse.Namespace, make_step: Callable[[bo
 
 
 def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that `time_modes` uses."""
     parser.add_argument("--modes", default=",".join(MODES), metavar="MODE,..", help="modes to time [default: %(default)s]")
     parser.add_argument("--precisions", default=",".join(PRECISIONS), metavar="NAME,..",
                         help="precisions to time [default: %(default)s]")

@@ -1,4 +1,4 @@
-//! Any bytes, read as a file of `.safetensors`.
+//! Fuzz target: arbitrary bytes, read as a `.safetensors` file of embeddings.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| trueshot_fuzz::read(bytes, "safetensors"));

@@ -1,7 +1,9 @@
-//! What all fuzzers do: read bytes as a file of one format, and use what is accepted.
+//! The functions of the fuzz targets in `fuzz_targets/`: each reads arbitrary bytes as a file of one format and, if the
+//! reader accepts them, checks what it returned.
 //!
-//! Panics and failed assertions end a run, and so does memory taken on a header's word: the allocator
-//! refuses to go beyond a limit. The largest input is 64 KiB, which the gates let unpack to 68 MiB.
+//! A run fails on a panic, on a failed assertion, and if a reader allocates as much memory as a header claims without
+//! checking the claim against the size of the file. `run.sh` limits inputs to 64 KiB. `Source::allow` lets such a file
+//! unpack to at most 68 MiB, far below the limit of the allocator.
 
 use std::alloc::System;
 
@@ -10,10 +12,12 @@ use trueshot::embeddings::{Embeddings, inspect};
 use trueshot_vision::pickle::{Pickle, Value};
 use trueshot_vision::{Backbone, Channels, Collection, SourceOptions};
 
+/// Allocations fail, which ends the run, once 1 GiB is in use.
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, 1 << 30);
 
-/// Reads bytes; what is accepted must be consistent.
+/// Reads bytes as an embeddings file with this extension. If they are accepted, counts of rows, classes and names must
+/// agree.
 pub fn read(bytes: &[u8], extension: &str) {
     let Ok(mut embeddings) = Embeddings::read_bytes(bytes.to_vec(), extension) else { return };
     let finite = embeddings.check().is_ok();
@@ -24,14 +28,14 @@ pub fn read(bytes: &[u8], extension: &str) {
     (0..embeddings.len()).for_each(|row| assert_eq!(embeddings.item(row).is_some(), found.has_items));
 }
 
-/// Reads a pickle; what is accepted can be looked at.
+/// Reads a pickle, and all values in it down to three levels.
 pub fn read_pickle(bytes: &[u8]) {
     let Ok(pickle) = Pickle::read(bytes.to_vec().into()) else { return };
     look_at(pickle.value(), 3);
 }
 
-/// Looks at an ONNX file as `onnx::file_check` does. What passes is a program, and is not run here: what it asks for while it runs
-/// is its own business.
+/// Checks an ONNX file as `vision::onnx` does before it loads a model. The model is not run: it is a program, and runs
+/// in a process with limits.
 pub fn check_model(bytes: &[u8]) {
     let _ = Backbone::check_onnx(bytes, "fuzzed");
 }
@@ -47,7 +51,7 @@ pub fn read_zip(bytes: &[u8]) {
     }
 }
 
-/// As far as a reader of data sets would look: a pickle may hold itself.
+/// Reads a value of a pickle in every way, and the values in it down to `depth` levels: a value may contain itself.
 fn look_at(value: Value<'_>, depth: usize) {
     let _ = (value.integer(), value.float(), value.text(), value.whole_numbers());
     if let Some(array) = value.array() {
@@ -57,7 +61,7 @@ fn look_at(value: Value<'_>, depth: usize) {
     if depth == 0 {
         return;
     }
-    // A long list may be listed many times over: ten of everything are enough.
+    // A few bytes can make a long list whose entries are all the same long list. Ten entries of each are enough.
     value.items().into_iter().flatten().take(10).for_each(|item| look_at(item, depth - 1));
     value.pairs().into_iter().flatten().take(10).for_each(|(_, held)| look_at(held, depth - 1));
 }

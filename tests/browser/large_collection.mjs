@@ -13,6 +13,7 @@ export async function mockLargeServer(page) {
   });
 }
 
+/** The JSON of an audit of these items and labels. */
 function madeUpAudit(items, labels) {
   const classes = [...new Set(labels)];
   const found = items.map((item, index) => madeUpVerdict(item, labels[index], classes, index));
@@ -21,6 +22,7 @@ function madeUpAudit(items, labels) {
   return { items: found, counts, expected_wrong: counts.suspect, classes: [], duplicates: [], image_problems: [], warnings: [], skipped: [] };
 }
 
+/** The entry of one item. */
 function madeUpVerdict(item, given, classes, index) {
   const other = classes[(classes.indexOf(given) + 1) % classes.length];
   const probable = [{ class: given, p: 0.6 }, { class: other, p: 0.3 }, { class: null, p: 0.1 }];
@@ -52,6 +54,8 @@ export function dropManyFiles(page, { classes, perClass }) {
       return { isFile: false, name: `class-${folder}`, createReader: () => ({ readEntries: (done) => done(files.splice(0, 100)) }) };
     };
     const folders = await Promise.all(Array.from({ length: classes }, (_, folder) => entry(folder)));
+    // The page reads a dropped folder by the interface of file system entries, of which only the used part is imitated.
+    // It calls readEntries until it returns no more.
     const event = new Event("drop", { bubbles: true, cancelable: true });
     event.dataTransfer = { types: ["Files"], items: folders.map((folder) => ({ kind: "file", webkitGetAsEntry: () => folder })), getData: () => "" };
     document.querySelector("#intake").dispatchEvent(event);

@@ -1,4 +1,8 @@
-//! `trueshot attention`: draws the attention maps of a trained TraNFS model for one episode.
+//! `trueshot attention`: draws the attention maps of a trained TraNFS model for one episode. Start with [`run`].
+//!
+//! TraNFS is a transformer that computes the prototypes of the classes from a support set with wrong labels. Its tokens
+//! are one class token per class and one token per support item. A map shows how much each token (row) attends to each
+//! token (column) in one head of one layer. Users count layers and heads from 1, the library counts them from 0.
 
 use std::path::{Path, PathBuf};
 
@@ -69,6 +73,7 @@ enum HeadSelection {
     Best,
 }
 
+/// Parses `LAYER.HEAD`, such as `1.2`, `3.mean` or `last.best`.
 fn parse_map_selection(text: &str) -> Result<MapSelection, String> {
     let (layer, head) = text.split_once('.').ok_or("expected LAYER.HEAD such as 1.2, 3.mean or last.best")?;
     let number = |text: &str| match text.parse() {
@@ -84,6 +89,7 @@ fn parse_map_selection(text: &str) -> Result<MapSelection, String> {
     Ok(MapSelection { layer, head })
 }
 
+/// Runs `trueshot attention`: draws the episode, runs the model on its support set, and writes the maps.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         let model = TrainedTranfs::open(&arguments.model)?;
@@ -91,6 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
         let (noise, drawn) = arguments.which.draw(&embeddings, outliers.as_ref())?;
         let bank = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
+        // The episode was drawn with one noise setting, so the index of its support set is 0.
         let maps = AttentionMaps::new(&model, bank, &drawn, 0)?;
         if !arguments.show.is_empty() {
             return arguments.write_selected(&maps);
@@ -136,6 +143,8 @@ impl Arguments {
         Ok(names)
     }
 
+    /// The HTML page: a table of the support items of each class, then all maps. `pictures` are the file names of the
+    /// maps.
     fn page(&self, title: &str, maps: &AttentionMaps, pictures: &[String]) -> String {
         let mut page = format!(
             "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>{0}</title><style>body{{font:16px/1.5 \
@@ -160,7 +169,8 @@ impl Arguments {
         page + "</html>\n"
     }
 
-    /// The HTML of an item with label `class`: its image, or else its name or row; in red with its true class if wrong.
+    /// The HTML of a support item with label `class`: its image, or else its name or row; in red with its true class if
+    /// the label is wrong. `None` for class tokens and for items with another label.
     fn item(&self, token: &Token, class: u32) -> Option<String> {
         let Token::Item { given, truth, row, item, wrong } = token else { return None };
         if *given != class {
@@ -182,6 +192,7 @@ impl Arguments {
 }
 
 impl MapSelection {
+    /// The image of the selected map. Fails if the model does not have this layer or head.
     fn picture(self, maps: &AttentionMaps) -> anyhow::Result<AttentionImage> {
         let layers = maps.layers.len();
         let layer = self.layer.unwrap_or(layers);
@@ -199,6 +210,7 @@ impl MapSelection {
     }
 }
 
+/// The index and name of the class of a class token; `None` for the token of an item.
 fn class_token(token: &Token) -> Option<(u32, &str)> {
     match token {
         Token::Class { class, name } => Some((*class, name)),
@@ -206,7 +218,8 @@ fn class_token(token: &Token) -> Option<(u32, &str)> {
     }
 }
 
-/// The image of an item, if it is below the folder.
+/// The absolute path of the image of an item, if it exists below the folder. Item names come from a file, so a name
+/// such as `../secret.png` must not lead out of the folder.
 fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let name = Path::new(trueshot::episode::image_name(item));
     let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));

@@ -1,4 +1,7 @@
-//! `trueshot audit`: finds wrong labels and suggests the right ones.
+//! `trueshot audit`: finds wrong labels and suggests the right ones. Start with [`run`].
+//!
+//! The audit itself is in the library (`trueshot::audit`). This file opens the data, and writes the result as a table,
+//! JSON, CSV, an HTML page and a plan, the file of label changes that `trueshot repair` carries out.
 
 use std::collections::HashSet;
 use std::io::IsTerminal;
@@ -10,7 +13,7 @@ use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
 use trueshot::audit::{self, Action, Audit, Certainty, MAX_NEIGHBOURS, Options};
-use trueshot::repair::{Kind, RepairPlan};
+use trueshot::repair::{CollectionKind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 use trueshot_vision::{Channels, LabelledRows, thumbnail};
 
@@ -95,7 +98,7 @@ enum Format {
     Csv,
 }
 
-/// Parses a percentage into a share.
+/// Parses a percentage, such as `6` or `6%`, into a share: 0.06.
 fn parse_percent(text: &str) -> Result<f64, String> {
     let (number, has_sign) = number_and_percent_sign(text);
     match number.parse::<f64>() {
@@ -109,7 +112,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Parses a probability, which can also be given in percent.
+/// Parses a probability from 0.5 to 1, which can also be given in percent: `0.8`, `80` or `80%`.
 fn parse_certainty(text: &str) -> Result<f32, String> {
     let (number, has_sign) = number_and_percent_sign(text);
     match number.parse::<f32>() {
@@ -135,6 +138,7 @@ const ENLARGED_SIDE: usize = 320;
 /// The number of the most suspicious images that are enlarged; more would make the page slow to open.
 const MAX_ENLARGED: usize = 300;
 
+/// Runs `trueshot audit`. With `--check`, suspect labels are an error ([`ProblemsFound`], exit status 3).
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
     check_writable(files.into_iter().flatten())?;
@@ -158,6 +162,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
+    /// Audits the labelled rows, with a progress bar.
     fn run_audit(&self, support: &LabelledRows) -> anyhow::Result<Audit> {
         let options = Options {
             certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_actions),
@@ -199,6 +204,7 @@ impl Arguments {
         }
     }
 
+    /// The plan for `trueshot repair`: the changes that the audit suggests, and all audited files.
     fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
@@ -208,14 +214,16 @@ impl Arguments {
         RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
-    fn kind(&self, support: &LabelledRows) -> Kind {
+    /// The kind of the audited data, which decides how a plan can repair it.
+    fn kind(&self, support: &LabelledRows) -> CollectionKind {
         match &support.images {
-            None => Kind::Embeddings,
-            Some(images) if images.is_folder() => Kind::Folder,
-            Some(_) => Kind::Pictures,
+            None => CollectionKind::Embeddings,
+            Some(images) if images.is_folder() => CollectionKind::Folder,
+            Some(_) => CollectionKind::ImageList,
         }
     }
 
+    /// The HTML page, with thumbnails and a map: the items as points in the plane.
     fn page(&self, support: &LabelledRows, found: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
         let data = &support.embeddings;
         let thumbnails = thumbnails(support, found)?;
@@ -255,11 +263,13 @@ fn display_name(path: &Path) -> String {
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Thumbnails of the rows on the page, made on all threads; `None` for images that have been removed since.
+/// Thumbnails as data URIs, one entry per row: `None` for rows that the page does not show, and for images that have
+/// been removed since they were embedded. Empty if the rows are not images. Made on all threads.
 fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &support.images else { return Ok(Vec::new()) };
     let rows = report::shown_rows(found, &support.embeddings);
     let is_suspicious = |row: &usize| found.items[*row].action != Action::Keep;
+    // The most suspicious images are enlarged, because the page asks the user to review them.
     let enlarged: HashSet<usize> =
         found.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
     let thumbnail = |row: usize| {
@@ -273,6 +283,7 @@ fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Optio
     };
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
+    // Makes one thumbnail and reports progress, which fails after Ctrl-C.
     let one = |&row: &usize| {
         let made = thumbnail(row).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;

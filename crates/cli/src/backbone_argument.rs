@@ -1,4 +1,9 @@
-//! The options that select a backbone and its cache, shared by all commands that embed images.
+//! The options that select a backbone and its cache, shared by all commands that embed images. A backbone is the
+//! network that turns an image into an embedding, together with its preprocessing. Start with
+//! [`BackboneArgument::embedder`].
+//!
+//! `export` flattens [`BackboneChoice`] alone, because it embeds nothing; all other commands use [`BackboneArgument`],
+//! which adds the cache and the device.
 
 use std::path::{Path, PathBuf};
 
@@ -81,6 +86,7 @@ impl BackboneArgument {
     /// The backbone given by the user, if any. Fails if the requested GPU cannot be used.
     pub fn find(&self) -> anyhow::Result<Option<Backbone>> {
         let backbone = self.choice.find()?;
+        // Called for its error: the requested GPU cannot run this backbone.
         backbone.as_ref().map_or(Ok(true), |backbone| self.may_use_gpu(backbone))?;
         self.device.check()?;
         Ok(backbone)
@@ -115,12 +121,12 @@ impl BackboneArgument {
         self.choice.find_named(name, GIVE_BACKBONE)
     }
 
-    /// The backbone of a classifier: the given one, or the built-in one that the classifier names.
+    /// The backbone of a classifier from `trueshot fit`: the given one, or the built-in one that the classifier names.
     pub fn find_for(&self, predictor: &Predictor) -> anyhow::Result<Backbone> {
         self.choice.find_for(predictor, self.find()?, GIVE_BACKBONE)
     }
 
-    /// Prints why embeddings could not be cached, if so.
+    /// Prints a warning if embeddings could not be cached, with the reason.
     pub fn report_cache_problem(&self, embedder: &Embedder) {
         if let Some(problem) = embedder.cache().and_then(|cache| cache.finish()) {
             say!("warning: the embeddings could not be cached: {problem}");
@@ -200,9 +206,8 @@ impl BackboneChoice {
 
     /// The backbone of a classifier: `given`, or else the built-in one that the classifier names.
     ///
-    /// # Errors
-    /// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no backbone is
-    /// given and the one that it names is not built in; `hint` is for the last.
+    /// # Errors If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no
+    /// backbone is given and the one that it names is not built in; `hint` is for the last.
     pub fn find_for(
         &self,
         predictor: &Predictor,
@@ -263,6 +268,7 @@ impl BackboneChoice {
         Ok(Backbone::find(name, &self.options())?)
     }
 
+    /// The options in the form that the library takes.
     fn options(&self) -> BackboneOptions {
         BackboneOptions {
             size: self.size.map(|size| size as usize),

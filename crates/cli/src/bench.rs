@@ -1,4 +1,9 @@
-//! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads.
+//! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads. Start with
+//! [`run`]; [`WORKLOADS`] lists the workloads and the functions that set them up.
+//!
+//! All inputs are random numbers, because only the time matters. They come from [`Rng`]s that differ in their last
+//! argument, the number of the random stream. An episode has 5 classes with 5 support items and 15 queries each: 25
+//! support items, then 75 queries, both ordered by class.
 
 mod gpu;
 
@@ -64,15 +69,17 @@ Workloads (embeddings have 1600 dimensions, episodes 5 classes with 5 shots and 
   relabel32     a training step of Relabel on 32 episodes
   tranfs_fwd64  the TraNFS prototypes of 64 episodes";
 
-/// Runs a workload once; the argument is the number of the run.
+/// Runs a workload once; the argument is the number of the run, from 0.
 type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
+/// Prepares the data and networks of a workload, which is not timed.
 type SetUp = fn() -> anyhow::Result<Workload>;
 
+/// A workload that is ready to run.
 struct Workload {
     work: WorkloadFn,
-    /// Repetitions per call, such as training steps.
+    /// Repetitions per call of `work`, such as training steps; the reported time is that of one repetition.
     per_call: usize,
-    /// Additions and multiplications per call, if the output has `gflops`.
+    /// Additions and multiplications per repetition, if the output has `gflops`.
     operations: Option<u64>,
 }
 
@@ -99,12 +106,18 @@ const GPU_WORKLOADS: [(&str, gpu::GpuSetUp); 5] = [
     ("tranfs16", gpu::tranfs_step),
     ("relabel32", gpu::relabel_step),
 ];
+/// Episodes per run of the workloads that evaluate a method.
 const EPISODES: u64 = 1000;
+/// Classes of the random embeddings; with the following two constants, the size of miniImageNet's test split after
+/// Conv4.
 const CLASSES: usize = 20;
 const ITEMS_PER_CLASS: usize = 600;
+/// The dimension of the random embeddings.
 const DIM: usize = 1600;
+/// Images per batch: those of one episode.
 const IMAGES: usize = 100;
 
+/// Runs `trueshot bench`: times the chosen workloads on the chosen device, one after the other.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let list = |names: &[&str]| names.join(", ");
     let known = WORKLOADS.map(|(name, _)| name);
@@ -135,6 +148,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     /// Times a workload and prints its line.
     fn measure(&self, name: &str, mut workload: Workload, device: &str) -> anyhow::Result<()> {
+        // Milliseconds per repetition.
         let mut times = time_runs(self.seconds, &mut workload.work)?;
         times.iter_mut().for_each(|time| *time /= workload.per_call as f64);
         times.sort_by(f64::total_cmp);
@@ -147,12 +161,14 @@ impl Arguments {
             "device": device,
         });
         if let Some(operations) = workload.operations {
+            // Operations per millisecond divided by 1e6 are 1e9 operations per second.
             line["gflops"] = (operations as f64 / median / 1e6).round().into();
         }
         print_escaped(&format!("{line}\n"))
     }
 }
 
+/// The evaluation of a method on [`EPISODES`] episodes of random embeddings.
 fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     let bank = random_embeddings()?;
     Ok(Workload {
@@ -177,16 +193,19 @@ fn peak() -> Workload {
     }
 }
 
+/// [`IMAGES`] images with values from -2 to 2, about the range of normalised pixels.
 fn random_images(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| 4.0 * rng.uniform() - 2.0).collect()
 }
 
+/// The parameters of a Conv4 before training.
 fn fresh_backbone(shape: Shape) -> Vec<f32> {
     let mut rng = Rng::new(0, Purpose::Items, 2);
     conv4::initial(shape.channels, &mut || f64::from(rng.uniform()))
 }
 
+/// The embedding of [`IMAGES`] images with a Conv4. Each thread takes four images at a time.
 fn embedding(shape: Shape) -> Workload {
     let (images, embedder) = (random_images(shape), Conv4Embedder::new(shape, &fresh_backbone(shape)));
     let mut features = vec![0.0; IMAGES * shape.features()];
@@ -198,7 +217,8 @@ fn embedding(shape: Shape) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) }
 }
 
-/// Embeddings like those after a ReLU: half of the values are zero.
+/// [`CLASSES`] times [`ITEMS_PER_CLASS`] embeddings of dimension [`DIM`], ordered by class. As after a ReLU, half of
+/// the values are zero.
 fn random_embeddings() -> anyhow::Result<Embeddings> {
     let mut rng = Rng::new(0, Purpose::Items, 0);
     // The sum of twelve uniform numbers minus six is nearly normal, and needs no tables.
@@ -209,6 +229,7 @@ fn random_embeddings() -> anyhow::Result<Embeddings> {
     Ok(Embeddings::from_rows(values, DIM, labels)?)
 }
 
+/// Evaluates a method on [`EPISODES`] episodes without noise. `run` is the seed, so that every run has other episodes.
 fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()> {
     let spec = EpisodeSpec { seed: run, ..EpisodeSpec::default() };
     let clean = Noise { kind: NoiseKind::Symmetric, level: 0.0 };
@@ -236,6 +257,7 @@ fn backbone_step(shape: Shape) -> Workload {
     let mut gradients = [vec![0.0; parameters.len()]];
     let mut d_features = vec![0.0; IMAGES * shape.features()];
     let (given, query_classes) = (given_labels(), query_labels());
+    // The arithmetic of a step of `train backbone`, without loading and augmenting images.
     let work = move |_| {
         let labels = EpisodeLabels { classes: 5, given: &given, query_classes: &query_classes };
         loss(training.forward(&parameters, &images), labels, Aggregate::Mean, &mut d_features);
@@ -274,10 +296,14 @@ fn maml_step(order: GradientOrder) -> Workload {
     Workload { work: Box::new(work), per_call: 1, operations: None }
 }
 
+/// Episodes per training step of TraNFS.
 const TRANFS_EPISODES: usize = 16;
+/// Episodes per training step of Relabel.
 const RELABEL_EPISODES: usize = 32;
+/// Rows of an episode: 25 support items and 75 queries.
 const ITEMS_AND_QUERIES: usize = 100;
 
+/// A TraNFS (a transformer that computes prototypes from a noisy support set) and its parameters before training.
 fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
     let network = Tranfs::new(tranfs::Config::new(DIM)).map_err(anyhow::Error::msg)?;
     let mut rng = Rng::new(0, Purpose::Items, 3);
@@ -292,6 +318,7 @@ fn episode_rows(bank: &Embeddings, episodes: usize, rows_per_episode: usize) -> 
     (0..episodes).map(|e| (0..rows_per_episode).map(|i| row(e * rows_per_episode + i)).collect()).collect()
 }
 
+/// A Relabel (a network that estimates the true class of every support item) and its parameters before training.
 fn relabel() -> (Relabel, Vec<f32>) {
     let network = Relabel::new(relabel::Config::default());
     let mut rng = Rng::new(0, Purpose::Items, 3);
@@ -299,23 +326,25 @@ fn relabel() -> (Relabel, Vec<f32>) {
     (network, parameters)
 }
 
-/// The given labels of the 25 support items of an episode.
+/// The given labels of the 25 support items of an episode: five of each class.
 fn given_labels() -> Vec<u32> {
     (0..25).map(|item| item / 5).collect()
 }
 
-/// The true classes of the support items: 9 of the 25 differ from the given label.
+/// The true classes of the support items. For 9 of the 25 it is the class after the given one: those whose number ends
+/// in 0, 1 or 2.
 fn true_labels() -> Vec<Option<u32>> {
     let wrong = |item: u32| item % 10 < 3;
     (0..25).map(|item| Some(if wrong(item) { (item / 5 + 1) % 5 } else { item / 5 })).collect()
 }
 
-/// The classes of the 75 queries of an episode.
+/// The classes of the 75 queries of an episode: 15 of each class.
 fn query_labels() -> Vec<u32> {
     (0..75).map(|query| query / 15).collect()
 }
 
-/// One training step of a head on `count` episodes, in four parallel parts with a gradient and a dropout seed each.
+/// One training step of a head (a network on embeddings, here TraNFS or Relabel) on `count` episodes, in four parallel
+/// parts with a gradient and a dropout seed each. The first argument is the network with its parameters.
 fn head_step<H: Head + 'static>(
     (network, mut parameters): (H, Vec<f32>),
     count: usize,
@@ -345,6 +374,7 @@ fn head_step<H: Head + 'static>(
             network.losses(&parameters, episodes, seed, gradient);
         });
         let scale = 1.0 / count as f64;
+        // The update runs in parallel too, on 16,384 parameters at a time.
         let chunks = optimiser.chunks(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
         chunks.into_par_iter().for_each(|chunk| chunk.apply());
         Ok(())
@@ -387,6 +417,7 @@ fn time_runs(
     Ok(times)
 }
 
+/// Rounds to a tenth of a microsecond.
 fn round_time(milliseconds: f64) -> f64 {
     (milliseconds * 1e4).round() / 1e4
 }

@@ -20,6 +20,7 @@ pub struct Arguments {
     output: OutputArgument,
 }
 
+/// Writes the script. `command` is the whole command line of trueshot, from which the script is generated.
 pub fn run(arguments: &Arguments, mut command: clap::Command) -> anyhow::Result<()> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();

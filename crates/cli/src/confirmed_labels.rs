@@ -1,5 +1,6 @@
 //! Labels that a user has confirmed, which later audits do not doubt ([`ConfirmedLabels`]). They are stored in a file,
-//! by default in the audited folder, with one item per line: its name, or a JSON object.
+//! by default in the audited folder, with one item per line: its name, or a JSON object with item and label
+//! (`{"item": "owl/3.jpg", "given": "owl"}`). Blank lines and lines that start with `#` are ignored.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -18,19 +19,21 @@ const FILE_NAME: &str = ".trueshot-confirmed";
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct ConfirmedLabel {
     item: String,
-    /// The label that was confirmed. If the item has another label, it is not confirmed.
+    /// The label that was confirmed. If the item has another label, it is not confirmed. `None` confirms any label.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     given: Option<String>,
 }
 
 /// The confirmed labels of one data set.
 pub struct ConfirmedLabels {
+    /// The file; `None` if the data set is not a folder and the user gave no file.
     path: Option<PathBuf>,
     all: Vec<ConfirmedLabel>,
 }
 
 impl ConfirmedLabels {
-    /// Reads the given file, or the one in the folder if it exists.
+    /// Reads the file `given` by the user, or else the one in the folder `support` if it exists. A given file must
+    /// exist, unless `may_be_new`: the caller will create it.
     pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
         let own = support.is_dir().then(|| support.join(FILE_NAME));
         let path = given.cloned().or(own);
@@ -43,7 +46,8 @@ impl ConfirmedLabels {
         Ok(ConfirmedLabels { path, all })
     }
 
-    /// Confirms more items and adds them to the file, whose other lines stay as they are.
+    /// Confirms the current labels of more items and adds them to the file, whose other lines stay as they are. `items`
+    /// are names of items in `data`, or paths of their files.
     pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
         let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
         // Another audit may have confirmed items since this one read the file.
@@ -96,6 +100,7 @@ fn parse_labels(text: &str, path: &Path) -> anyhow::Result<Vec<ConfirmedLabel>> 
     lines.map(one).collect()
 }
 
+/// The name of the item in a row, or `row N`.
 fn item_name(data: &Embeddings, row: usize) -> String {
     data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
 }

@@ -35,8 +35,8 @@ impl DeviceArgument {
         self.device == DeviceChoice::Auto
     }
 
-    /// Starts training on the GPU, if there is one. With `auto`, a failure of the GPU to start, such as too little
-    /// memory, falls back to the CPU.
+    /// Starts training with `on_gpu` if `device` is a GPU, otherwise with `on_cpu`. With `auto`, a failure of the GPU
+    /// to start, such as too little memory, falls back to the CPU.
     pub fn start<T>(
         &self,
         device: Option<&Device>,
@@ -53,7 +53,7 @@ impl DeviceArgument {
         }
     }
 
-    /// Refuses `--device cuda` for work that only the CPU can do.
+    /// Refuses `--device cuda` for work that only the CPU can do. `what` is the error message.
     pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
         match self.device {
             DeviceChoice::Cuda(_) => Err(hinted(what, "leave out --device, or use --device cpu")),
@@ -77,6 +77,7 @@ pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Opti
     Ok((device, reason.map(|reason| reason.to_string())))
 }
 
+/// Adds a hint to the error that a GPU cannot be used.
 fn unusable(error: trueshot_cuda::Error) -> anyhow::Error {
     hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
 }

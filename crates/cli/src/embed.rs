@@ -1,4 +1,5 @@
-//! `trueshot embed`: embeds images into an embeddings file.
+//! `trueshot embed`: computes the embeddings of images with a backbone, and streams them into a file. Start with
+//! [`run`].
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -74,13 +75,14 @@ enum PrecisionArgument {
     F32,
 }
 
+/// Runs `trueshot embed`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output].into_iter().chain(&arguments.skipped))?;
     if arguments.augment {
         arguments.backbone.require_cpu("augmented copies are embedded on the CPU")?;
     }
     arguments.threads.run(|| {
-        // Opened first: an error must not come only after a large folder has been listed.
+        // Opened before the images: an error must not come only after a large folder has been listed.
         let given = arguments.backbone.find()?;
         let collection = arguments.pictures.open(&arguments.images)?;
         let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;
@@ -125,6 +127,7 @@ impl Arguments {
         Ok(report?)
     }
 
+    /// Prints the files that were not embedded, and writes them to the file of `--skipped`.
     fn report_skipped(&self, collection: &Collection, report: &EmbedReport) -> anyhow::Result<()> {
         let skipped = || collection.skipped().iter().chain(&report.skipped);
         print_skipped(skipped());

@@ -1,4 +1,5 @@
-//! `trueshot export`: writes a classifier for use without trueshot, as an ONNX model or as an HTML page (`page`).
+//! `trueshot export`: writes a classifier for use without trueshot, as an ONNX model or as an HTML page (`page`). Start
+//! with [`run`].
 
 mod page;
 
@@ -51,6 +52,7 @@ const GIVE_OR_LEAVE_OUT: &str =
 /// The largest size of an ONNX file: lengths in protocol buffers have 31 bits.
 const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
+/// Runs `trueshot export`. A model without a backbone takes embeddings instead of images.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output = &arguments.output;
     let form = Form::of(output)?;
@@ -109,6 +111,7 @@ impl Arguments {
     }
 }
 
+/// Writes the file, completely or not at all.
 fn write(path: &Path, form: Form, bytes: &[u8]) -> anyhow::Result<()> {
     anyhow::ensure!(
         form == Form::Page || bytes.len() <= MAX_ONNX_BYTES,

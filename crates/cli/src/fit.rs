@@ -1,4 +1,4 @@
-//! `trueshot fit`: trains a classifier on labelled examples and writes it to one file.
+//! `trueshot fit`: trains a classifier on labelled examples and writes it to one file. Start with [`run`].
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -46,8 +46,10 @@ pub struct Arguments {
     threads: Threads,
 }
 
+/// Runs `trueshot fit`: opens the examples, audits their labels, and fits the classifier.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
+    // Only inductive methods: a transductive one classifies all queries together, a classifier single images.
     let method = Registry::default().parse(&arguments.method)?;
     method.check_not_transductive()?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
@@ -71,6 +73,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
+/// Audits the labels of the examples; `confirmed` says for every row whether the user has confirmed its label.
 fn audit_examples(data: &Embeddings, confirmed: &[bool]) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
     let found = Audit::of(data).confirmed(confirmed).progress(&progress).run();
@@ -78,7 +81,7 @@ fn audit_examples(data: &Embeddings, confirmed: &[bool]) -> anyhow::Result<Audit
     Ok(found?)
 }
 
-/// The examples of an earlier classifier, followed by new ones.
+/// The examples of an earlier classifier, followed by new ones. Fails if their embeddings cannot be compared.
 fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
     let old = earlier.support();
     anyhow::ensure!(
@@ -111,6 +114,7 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
     })
 }
 
+/// Prints what the classifier contains, the warnings of the audit, and what to do next.
 fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
     let support = predictor.support();
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());

@@ -1,4 +1,8 @@
-//! The options that select which images of a data set a command uses, and the list of files it skipped.
+//! The options that select which images of a data set a command uses ([`ImagesArgument`]), and the list of files it
+//! skipped ([`print_skipped`]).
+//!
+//! A data set can be divided into splits (train, val, test), which have different classes. Either the data set defines
+//! them (a folder or file per split, or its published form), or a split file assigns the classes to them.
 
 use std::path::{Path, PathBuf};
 
@@ -50,7 +54,7 @@ impl ImagesArgument {
         self.open_split(path, self.split.as_deref())
     }
 
-    /// Lists the images of the chosen split, or else of `default`.
+    /// Lists the images of the split that the user chose, or else of the split `default`.
     pub fn open_split_or(&self, path: &Path, default: &str) -> anyhow::Result<Collection> {
         self.open_split(path, Some(self.split.as_deref().unwrap_or(default)))
     }
@@ -66,8 +70,8 @@ impl ImagesArgument {
     }
 
     /// Lists outliers: the images of another data set, or of another split of the same one. `path` and `data` are the
-    /// data set itself. `None` if the outliers are the same images, which means the default: outliers of classes that are
-    /// not in the episode.
+    /// data set itself. `None` if the outliers are the same images, which means the default: outliers of classes that
+    /// are not in the episode.
     ///
     /// # Errors
     /// If the outliers have a class of `data`.
@@ -78,6 +82,7 @@ impl ImagesArgument {
         outliers: &Path,
         split: Option<&str>,
     ) -> anyhow::Result<Option<Collection>> {
+        // Options that describe the data set apply to the outliers only if these are in the same data set.
         let is_same = outliers == path || is_same_file(outliers, path);
         if is_same && (split.is_none() || split == self.split.as_deref()) {
             return Ok(None);
@@ -93,13 +98,18 @@ impl ImagesArgument {
 /// The part of a source to use.
 #[derive(Clone, Copy)]
 pub struct ImageSelection<'a> {
+    /// A file or a built-in name that assigns classes to splits; needs `split`.
     pub split_file: Option<&'a Path>,
+    /// The name of the split; `None` for all images.
     pub split: Option<&'a str>,
+    /// Whether to use train/, val/ and test/ as one collection.
     pub pool: bool,
+    /// The number of images of each class to use, the first by name; `None` for all.
     pub limit_per_class: Option<usize>,
 }
 
 impl ImageSelection<'_> {
+    /// Lists the selected images of the source at `path`.
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         // Without a split file, the source must define its splits.
         let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
@@ -117,6 +127,7 @@ impl ImageSelection<'_> {
         Ok(collection)
     }
 
+    /// The classes of the split, if a split file or the built-in Omniglot defines them; `None` otherwise.
     fn open_split(&self, collection: &Collection) -> anyhow::Result<Option<Split>> {
         Ok(match (self.split_file, self.split) {
             (Some(file), Some(name)) => Some(Split::open(file, name)?),
@@ -132,7 +143,7 @@ pub fn check_outliers(
     (path, data): (&Path, &Collection),
     (outlier_path, outliers): (&Path, &Collection),
 ) -> anyhow::Result<()> {
-    // Numbers are indices and do not identify a class.
+    // A class whose name is a number is an index: class 3 of one data set is not class 3 of another.
     let is_name = |class: &&String| class.parse::<f64>().is_err();
     let known = data.classes();
     if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {

@@ -82,9 +82,11 @@ enum Command {
 /// 1 failure, 2 wrong usage, 3 a check found problems.
 pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    // Not for users: this program starts itself with this argument as the process that runs an ONNX model.
     if arguments.len() == 2 && arguments[1] == subprocess::ONNX_WORKER {
         return trueshot_vision::onnx::serve();
     }
+    // Besides the parsed arguments, the names of the command's options: hints of errors name only these.
     let parsed = Arguments::command().try_get_matches_from(&arguments).and_then(|matches| {
         let options = option_names(&Arguments::command(), &matches);
         Ok((Arguments::from_arg_matches(&matches)?, options))
@@ -120,7 +122,8 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
     messages::exit_status(run(), &options)
 }
 
-/// The long options of the given command, such as `train backbone`.
+/// The long options of the command that the user gave, which may be a subcommand of a command, such as `train
+/// backbone`.
 fn option_names(command: &clap::Command, matches: &clap::ArgMatches) -> messages::OptionNames {
     let below = matches.subcommand().and_then(|(name, below)| Some((command.find_subcommand(name)?, below)));
     match below {

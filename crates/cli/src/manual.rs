@@ -22,6 +22,7 @@ pub struct Arguments {
     out: Option<PathBuf>,
 }
 
+/// Writes or prints the pages. `command` is the whole command line of trueshot.
 pub fn run(arguments: &Arguments, command: clap::Command) -> anyhow::Result<()> {
     // Without pages for `trueshot help audit` and the like, which would repeat those of the commands.
     let mut command = command.disable_help_subcommand(true);
@@ -41,6 +42,7 @@ fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Res
     command.get_subcommands().try_fold(1, |pages, below| Ok(pages + write_pages(below, folder)?))
 }
 
+/// The page of one command in the format of `man` (roff).
 fn page(command: &clap::Command) -> anyhow::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).manual("trueshot").render(&mut page)?;

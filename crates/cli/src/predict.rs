@@ -1,4 +1,7 @@
-//! `trueshot predict`: classifies images or embeddings with a classifier from `trueshot fit`.
+//! `trueshot predict`: classifies images or embeddings with a classifier from `trueshot fit`. Start with [`run`].
+//!
+//! [`inputs`] finds the inputs, and [`PredictionWriter`] classifies them and writes the answers as they come: images
+//! are embedded with the backbone of the classifier, embeddings are used as they are.
 
 use std::io::{BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -77,7 +80,7 @@ enum Format {
 pub const REFUSED_FROM: f32 = 0.5;
 /// The number of other answers that a table shows with `--all`.
 const OTHER_ANSWERS: usize = 3;
-/// Images that are processed together.
+/// Images or rows that are classified together; their answers are written before the next ones are read.
 const CHUNK: usize = 512;
 
 /// Parses a probability, which can also be given in percent.
@@ -89,12 +92,13 @@ fn parse_probability(text: &str) -> Result<f32, String> {
     probability.ok_or_else(|| "expected a number from 0 to 1, or 0% to 100%".into())
 }
 
+/// Runs `trueshot predict`. Fails if no image could be read, and if an input would be overwritten.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(&arguments.output)?;
     let predictor = open_classifier(&arguments.classifier)?;
     let GivenInputs { inputs, missing } = inputs(&arguments.inputs)?;
     let embeddings = || inputs.iter().filter_map(PredictInput::path).filter(|path| is_embeddings(path));
-    // Images among the inputs need the options for images.
+    // Options for images are an error if all inputs are embeddings.
     if let Some(path) = embeddings().next().filter(|_| embeddings().count() == inputs.len()) {
         arguments.backbone.check_unused(path)?;
     }
@@ -118,6 +122,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             written: 0,
             failed: missing,
         };
+        // Consecutive images and folders are classified together; each list, archive or embeddings file is a part
+        // alone.
         for part in inputs.chunk_by(|one, next| one.is_plain() && next.is_plain()) {
             match &part[0] {
                 PredictInput::Path(path) if is_embeddings(path) => writer.predict_rows(path)?,
@@ -130,13 +136,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
+/// One input of the command.
 enum PredictInput {
     /// An image, a folder, an archive, a list or embeddings.
     Path(PathBuf),
+    /// The bytes of an image from standard input.
     Image(Vec<u8>),
 }
 
 impl PredictInput {
+    /// The path; `None` for standard input.
     fn path(&self) -> Option<&PathBuf> {
         match self {
             PredictInput::Path(path) => Some(path),
@@ -180,6 +189,7 @@ fn inputs(arguments: &[PathBuf]) -> anyhow::Result<GivenInputs> {
     Ok(given)
 }
 
+/// All bytes of standard input. Fails if there are none or more than [`MAX_STANDARD_INPUT`].
 fn read_standard_input() -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT);
@@ -226,21 +236,23 @@ impl GivenInputs {
     }
 }
 
-/// The column widths of the table, which are known before the first prediction.
+/// The column widths of the table, which are known before the first prediction. A line is `PROBABILITY  CLASS  NAME`.
 struct TableLayout {
+    /// The width of the column of classes.
     class: usize,
     /// The width of the terminal, if names are shortened to fit into it.
     width: Option<usize>,
 }
 
 impl TableLayout {
-    /// The width of the probability and the spaces before the class.
+    /// The width of the probability (5) and the two spaces before the class.
     const BEFORE_CLASS: usize = 7;
     /// Longer class names are not aligned.
     const MAX_CLASS: usize = 40;
 
     fn new(predictor: &Predictor, width: Option<usize>) -> Self {
         let classes = predictor.classes().iter().map(|class| display_width(&visible(class)));
+        // The column of classes takes at most a third of the terminal.
         let widest = classes.max().unwrap_or(0).max(NONE_OF_THESE.len());
         TableLayout { class: widest.min(width.map_or(Self::MAX_CLASS, |width| width / 3)), width }
     }
@@ -271,18 +283,21 @@ struct PredictionWriter<'a> {
     predictor: &'a Predictor,
     /// Opened for the first answer, so that an error before it leaves an existing file as it is.
     out: Option<BufWriter<Box<dyn Write>>>,
+    /// Whether answers go to a terminal, where control characters are escaped.
     is_terminal: bool,
     layout: TableLayout,
-    /// The embedder of the previous input.
+    /// The embedder of the previous input; `None` if no image has been classified yet.
     embedder: Option<Embedder>,
     /// Whether the embedder was chosen for enough images to use a GPU, if there is one.
     considered_gpu: bool,
+    /// The number of answers.
     written: usize,
+    /// The number of images that could not be read, and of paths that do not exist.
     failed: usize,
 }
 
 impl PredictionWriter<'_> {
-    /// The output, with its header.
+    /// The output. Opens it and writes the header when it is needed first.
     fn out(&mut self) -> anyhow::Result<&mut BufWriter<Box<dyn Write>>> {
         if self.out.is_none() {
             let out: Box<dyn Write> = match &self.arguments.output {
@@ -311,6 +326,7 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
+    /// Classifies the rows of an embeddings file.
     fn predict_rows(&mut self, path: &Path) -> anyhow::Result<()> {
         let data = Embeddings::open(path)?;
         if let (Some(learned), Some(given)) = (self.predictor.embedder(), data.backbone()) {
@@ -341,8 +357,9 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
+    /// Classifies the images of a list or an archive.
     fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
-        // Opened first: an error must not come only after a large archive has been listed.
+        // Opened before the images: an error must not come only after a large archive has been listed.
         let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let collection = Collection::open(path, SourceOptions::default())?;
         self.report_skipped(collection.skipped());
@@ -385,6 +402,8 @@ impl PredictionWriter<'_> {
         print_skipped(skipped.iter());
     }
 
+    /// Classifies images, given as name and image, in chunks. `found` is the backbone, if it was opened already; it is
+    /// `None` if there is an embedder from the previous input.
     fn predict_all(
         &mut self,
         found: Option<Backbone>,
@@ -405,6 +424,8 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
+    /// Embeds and classifies one chunk. The last argument is the progress bar, and the number of images before the
+    /// chunk.
     fn predict_chunk(
         &mut self,
         embedder: &Embedder,
@@ -434,6 +455,7 @@ impl PredictionWriter<'_> {
         Ok(())
     }
 
+    /// Opens the backbone that the classifier was fitted with.
     fn backbone(&self) -> anyhow::Result<Backbone> {
         self.arguments.backbone.find_for(self.predictor)
     }
@@ -449,6 +471,7 @@ impl PredictionWriter<'_> {
         self.arguments.backbone.embedder(backbone, images)
     }
 
+    /// Writes the answer for one input in the chosen format.
     fn write_prediction(&mut self, name: &str, prediction: &Prediction) -> anyhow::Result<()> {
         let Prediction { class, probability, unknown, probabilities } = prediction;
         let class = &self.predictor.classes()[*class as usize];

@@ -52,7 +52,9 @@ pub fn check_interrupted() -> ControlFlow<()> {
     if INTERRUPTED.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// The first Ctrl-C stops the work after the current round; the second ends the program.
+/// Handles Ctrl-C from now on. The first one makes [`check_interrupted`] return [`ControlFlow::Break`], so that the
+/// work stops when it next reports its progress; the second one ends the program with status 130, the usual one for
+/// Ctrl-C.
 pub fn handle_interrupts() {
     static HANDLER: OnceLock<()> = OnceLock::new();
     HANDLER.get_or_init(|| {

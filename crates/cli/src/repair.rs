@@ -1,4 +1,17 @@
-//! `trueshot repair`: applies the changes of an audit plan, and reverts them.
+//! `trueshot repair`: applies the changes of an audit plan, and reverts them. Start with [`run`].
+//!
+//! A plan ([`RepairPlan`]) is the file that `trueshot audit --plan` writes: the changes (an item gets another label or
+//! goes into quarantine, the folder `_quarantine`) and a listing of all audited items, with which the data are compared
+//! before anything is changed. There are three kinds of data:
+//!
+//! - a folder of class folders: its files are moved ([`Arguments::repair_in_place`]) or copied
+//!   ([`Arguments::repair_pictures`]);
+//! - images of an archive or a list: they are copied (`repair_pictures`);
+//! - an embeddings file: its rows are written to another file ([`Arguments::repair_rows`]).
+//!
+//! All of them can also write lists of the cleaned labels, and only list the changes if no output is asked for. Moves
+//! in place are recorded in an undo file ([`Journal`]) before the first one is made. With it, the same command finishes
+//! an interrupted repair, and `--undo` reverts it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +21,8 @@ use clap::Args;
 use trueshot::Embeddings;
 use trueshot::embeddings::Writer;
 use trueshot::repair::{
-    self, CopyLayout, FileContents, Journal, Kind, Labelled, Listed, LockedFolder, Move, Outcome, RepairPlan,
+    self, CollectionKind, CopyLayout, FileContents, Journal, Labelled, ListedItem, LockedFolder, Move,
+    Outcome, RepairPlan,
 };
 use trueshot::report::{Column, TextTable, visible};
 use trueshot_vision::source::ImageEntry;
@@ -67,6 +81,7 @@ pub struct Arguments {
     width: WidthArgument,
 }
 
+/// Runs `trueshot repair`: reads the plan, checks the options against it, and repairs the data of the plan's kind.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = &arguments.undo {
         return arguments.undo(path);
@@ -88,11 +103,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
         plan.header.kind = kind_at(&plan.header.root, plan.header.kind)?;
     }
-    if arguments.in_place && plan.header.kind != Kind::Folder {
+    if arguments.in_place && plan.header.kind != CollectionKind::Folder {
         return Err(hinted(
             format!("--in-place moves files between class folders, but this plan is for {}", kind(&plan)),
             match plan.header.kind {
-                Kind::Embeddings => "write a copy with --into FILE.safetensors, or a list with --labels FILE",
+                CollectionKind::Embeddings => {
+                    "write a copy with --into FILE.safetensors, or a list with --labels FILE"
+                }
                 _ => UNPACK_HINT,
             },
         ));
@@ -108,10 +125,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         );
     }
     match plan.header.kind {
-        Kind::Embeddings => arguments.repair_rows(plan),
-        Kind::Folder if arguments.in_place => arguments.repair_in_place(&plan, path, &text),
-        Kind::Folder | Kind::Pictures => {
+        CollectionKind::Embeddings => arguments.repair_rows(plan),
+        CollectionKind::Folder if arguments.in_place => arguments.repair_in_place(&plan, path, &text),
+        CollectionKind::Folder | CollectionKind::ImageList => {
             arguments.repair_pictures(&plan).map_err(|error| match error.downcast_ref() {
+                // The folder may differ from the plan because of an in-place repair: then say that instead.
                 Some(trueshot::Error::CollectionChanged { .. }) => {
                     arguments.half_done(&plan, path, &text).unwrap_or(error)
                 }
@@ -132,13 +150,13 @@ const OTHER_ARCHIVES: [&str; 16] = [
 ];
 
 /// The kind of a data set that was moved (`--root`): a folder may have become an archive, or an archive a folder.
-fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
+fn kind_at(root: &Path, planned: CollectionKind) -> anyhow::Result<CollectionKind> {
     Ok(match planned {
-        Kind::Folder if root.is_file() => Kind::Pictures,
-        Kind::Pictures if root.is_dir() => {
+        CollectionKind::Folder if root.is_file() => CollectionKind::ImageList,
+        CollectionKind::ImageList if root.is_dir() => {
             match Collection::open(root, SourceOptions::default())?.has_own_files() {
-                true => Kind::Folder,
-                false => Kind::Pictures,
+                true => CollectionKind::Folder,
+                false => CollectionKind::ImageList,
             }
         }
         other => other,
@@ -147,32 +165,34 @@ fn kind_at(root: &Path, planned: Kind) -> anyhow::Result<Kind> {
 
 /// Fails if the extension of the destination belongs to another format than the one that is written, or if it is a file
 /// of embeddings that already exists. Functions that copy images check themselves that the destination is new.
-fn check_destination(into: &Path, kind: Kind) -> anyhow::Result<()> {
+fn check_destination(into: &Path, kind: CollectionKind) -> anyhow::Result<()> {
     let name = into.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
-    if kind == Kind::Embeddings && !name.ends_with(".safetensors") {
+    if kind == CollectionKind::Embeddings && !name.ends_with(".safetensors") {
         return Err(hinted(
             format!("--into {}: embeddings are written as .safetensors", into.display()),
             format!("use --into {}", into.with_extension("safetensors").display()),
         ));
     }
-    if kind == Kind::Embeddings && into.exists() {
+    if kind == CollectionKind::Embeddings && into.exists() {
         anyhow::bail!("--into {}: it already exists", into.display());
     }
-    if kind != Kind::Embeddings && OTHER_ARCHIVES.iter().any(|ending| name.ends_with(ending)) {
+    if kind != CollectionKind::Embeddings && OTHER_ARCHIVES.iter().any(|ending| name.ends_with(ending)) {
         anyhow::bail!("--into {}: --into writes a folder or a .zip", into.display());
     }
     Ok(())
 }
 
+/// The kind of the plan's data, in words.
 fn kind(plan: &RepairPlan) -> &'static str {
     match plan.header.kind {
-        Kind::Folder => "a folder",
-        Kind::Pictures => "images in a list or an archive",
-        Kind::Embeddings => "embeddings",
+        CollectionKind::Folder => "a folder",
+        CollectionKind::ImageList => "images in a list or an archive",
+        CollectionKind::Embeddings => "embeddings",
     }
 }
 
 impl Arguments {
+    /// The undo file of an in-place repair with the plan file `plan`.
     fn undo_file(&self, plan: &Path) -> PathBuf {
         self.undo_file.clone().unwrap_or_else(|| plan.with_extension("undo.jsonl"))
     }
@@ -205,11 +225,13 @@ impl Arguments {
         std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
-    /// Moves the files of a folder, or finishes an interrupted repair of the same plan.
+    /// Moves the files of a folder, or finishes an interrupted repair of the same plan. `path` and `text` are the path
+    /// and the text of the plan file; an undo file belongs to this plan if it was made from the same text.
     fn repair_in_place(&self, plan: &RepairPlan, path: &Path, text: &str) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let folder = LockedFolder::open(root)?;
         let undo = self.undo_file(path);
+        // The moves: those of an interrupted repair, or new ones, which are written to the undo file first.
         let journal = match undo.exists() {
             true => {
                 let journal = Journal::open(&undo)?;
@@ -254,7 +276,7 @@ impl Arguments {
         self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
     }
 
-    /// The error if an in-place repair of this plan was interrupted.
+    /// The error if an in-place repair of this plan was interrupted or finished before; `None` if there was none.
     fn half_done(&self, plan: &RepairPlan, path: &Path, text: &str) -> Option<anyhow::Error> {
         let undo = self.undo_file(path);
         let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
@@ -270,16 +292,18 @@ impl Arguments {
         Some(anyhow::anyhow!("{root}: {state}; revert with `trueshot repair --undo {undo}`"))
     }
 
+    /// Repairs a copy of a folder, a list or an archive, writes lists of labels, or, without outputs, lists the
+    /// changes.
     fn repair_pictures(&self, plan: &RepairPlan) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let collection = Collection::open(root, SourceOptions::default())?;
         check(plan, &collection)?;
         warn_of_new_classes(plan, collection.empty_folders());
-        if let (Kind::Pictures, Some(into)) = (plan.header.kind, &self.into) {
+        if let (CollectionKind::ImageList, Some(into)) = (plan.header.kind, &self.into) {
             return self.write_labels(&self.copy_pictures(plan, &collection, into)?);
         }
         let moves = match plan.header.kind {
-            Kind::Folder => repair::moves(plan, repair::files_below(root)?),
+            CollectionKind::Folder => repair::moves(plan, repair::files_below(root)?),
             _ => Vec::new(),
         };
         if let Some(into) = &self.into {
@@ -287,6 +311,7 @@ impl Arguments {
         } else if !self.writes_labels() {
             return print_escaped(&shown(plan, &moves, self.width.limit(None)));
         }
+        // The file of every image, by the name and the class of the item.
         let paths: HashMap<(&str, u32), PathBuf> = collection
             .entries()
             .iter()
@@ -294,11 +319,12 @@ impl Arguments {
             .collect();
         let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
         let place =
-            |listed: &Listed| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
+            |listed: &ListedItem| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
         self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &place))
     }
 
-    /// The folder of the repaired files; `None` if they are not moved or copied.
+    /// The folder that paths in lists of labels are below, if files are moved or copied: the copy or the repaired
+    /// folder. `None` if files stay where they are.
     fn base(&self, root: &Path) -> Option<PathBuf> {
         match (&self.into, self.in_place) {
             // Paths within the archive.
@@ -329,6 +355,7 @@ impl Arguments {
                 ));
             }
         };
+        // `copies`, `labelled` and the listing of the plan have one element per item, in the same order.
         let copies = repair::copies(plan, layout)?;
         let mut labelled = labelled(plan, &plan.listing, &[], None, &|_| None);
         let entries = entries(collection);
@@ -353,6 +380,7 @@ impl Arguments {
             say!("warning: not copied, because not readable as images: {count}, such as {first}");
         }
         report_copy(into, files, &labelled);
+        // The lists of labels name the copies.
         let base = self.base(&plan.header.root).unwrap_or_default();
         for (one, copy) in labelled.iter_mut().zip(&copies) {
             one.path = base.join(&copy.to).to_string_lossy().into_owned();
@@ -361,6 +389,8 @@ impl Arguments {
         Ok(labelled)
     }
 
+    /// Writes the rows of an embeddings file with their new labels, lists of labels, or, without outputs, lists the
+    /// changes.
     fn repair_rows(&self, mut plan: RepairPlan) -> anyhow::Result<()> {
         let root = plan.header.root.clone();
         let data = Embeddings::open(&root)?;
@@ -368,11 +398,12 @@ impl Arguments {
             let problem = "its rows or labels differ".into();
             return Err(trueshot::Error::CollectionChanged { root, problem }.into());
         }
-        let listed = |row: usize| Listed {
+        let listed = |row: usize| ListedItem {
             item: data.item(row).map_or_else(|| format!("row {row}"), str::to_string),
             class: Some(data.classes()[data.labels()[row] as usize].clone()),
-            ..Listed::default()
+            ..ListedItem::default()
         };
+        // A plan for embeddings lists no items: the fingerprint stands for all rows and labels.
         plan.listing = (0..data.len()).map(listed).collect();
         let rows = plan.listing.clone();
         plan.check(&rows, &|_| None)?;
@@ -386,10 +417,12 @@ impl Arguments {
         self.write_labels(&labelled)
     }
 
+    /// Whether a list of labels is an output.
     fn writes_labels(&self) -> bool {
         self.labels.is_some() || self.label_studio.is_some() || self.fiftyone.is_some()
     }
 
+    /// Writes the lists of labels that were asked for.
     fn write_labels(&self, labelled: &[Labelled]) -> anyhow::Result<()> {
         let (changed, quarantined) = changed_and_quarantined(labelled);
         let kept = labelled.len() - quarantined;
@@ -443,6 +476,7 @@ fn changed_and_quarantined(labelled: &[Labelled]) -> (usize, usize) {
     (changed.count(), labelled.iter().filter(|one| one.label.is_none()).count())
 }
 
+/// The number of moves into the quarantine.
 fn quarantined(moves: &[Move]) -> usize {
     moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count()
 }
@@ -479,14 +513,15 @@ fn entries<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a Im
 /// Fails if a collection has changed since the audit.
 fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
     let entries = entries(collection);
-    let hash = |listed: &Listed| {
+    let hash = |listed: &ListedItem| {
         let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
         Some(collection.file_hash(entry)?.to_hex().to_string())
     };
     plan.check(&listing(collection), &hash)
 }
 
-/// Prints how many files were moved, and which could not be moved.
+/// Prints how many files were moved, and which could not be moved. `moved` and `before` are the words for files that
+/// were moved now and earlier, `more` follows the counts.
 fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &str, more: &str) {
     for problem in &outcome.problems {
         say!("warning: not {moved}: {problem}");
@@ -499,20 +534,26 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
     say!("{}: {} {files} {moved}{before}{more}", folder.path().display(), outcome.moved);
 }
 
-/// Every item with its label after the plan. Paths are below `base`, if files are moved or copied.
+/// Every item of the listing with its label after the plan, and its path.
+///
+/// If files are moved or copied, `base` is the folder that they end up in, and `moves` says which of them get another
+/// path below it. Otherwise (`base` is `None`), `place` returns the file of an item, if it has one.
 fn labelled(
     plan: &RepairPlan,
-    listing: &[Listed],
+    listing: &[ListedItem],
     moves: &[Move],
     base: Option<&Path>,
-    place: &dyn Fn(&Listed) -> Option<PathBuf>,
+    place: &dyn Fn(&ListedItem) -> Option<PathBuf>,
 ) -> Vec<Labelled> {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
     let changes: HashMap<(&str, &str), Option<&String>> =
         plan.changes.iter().map(|one| ((one.item.as_str(), one.from.as_str()), one.to.as_ref())).collect();
-    let one = |listed: &Listed| {
+    let one = |listed: &ListedItem| {
+        // Items without a class are files other than images, in plans of earlier versions.
         let was = listed.class.clone()?;
+        // The new label: that of the change if there is one (`None`: quarantine), otherwise the old one.
         let label = changes.get(&(listed.item.as_str(), was.as_str())).map_or(Some(&was), |to| *to).cloned();
+        // The name of the item after the moves, if files are moved.
         let moved = base.map(|_| targets.get(listed.item.as_str()).map_or(listed.item.as_str(), |to| *to));
         let item = moved.unwrap_or(&listed.item).to_string();
         let path = base.map(|base| base.join(&item)).or_else(|| place(listed));
@@ -522,7 +563,7 @@ fn labelled(
     listing.iter().filter_map(one).collect()
 }
 
-/// The item with its path relative to a list, if the list is above it.
+/// The item with its path relative to the folder of the file `list`, if it is below that folder.
 fn relative(one: &Labelled, list: &Path) -> Labelled {
     let folder = list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let inside = std::fs::canonicalize(folder).ok().and_then(|folder| {
@@ -553,10 +594,12 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
     Ok(())
 }
 
-/// The planned changes as text.
+/// The planned changes as text, and the options that make them. `moves` are the moves in a folder, empty for other
+/// data.
 fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
     let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);
+    // The effects on the accuracy were computed for the changes that the audit planned.
     let is_edited = plan.is_edited();
     for change in &plan.changes {
         let to = change.to.as_ref().map_or("quarantine".into(), |to| visible(to));
@@ -565,15 +608,15 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
         table.line([visible(&change.item), format!("-> {target}"), effect]);
     }
     let ways: &[&str] = match plan.header.kind {
-        Kind::Folder => &[
+        CollectionKind::Folder => &[
             "--into DIR|FILE.zip  writes a repaired copy",
             "--in-place           moves the files, and can be undone",
             "--labels FILE        writes a list",
         ],
-        Kind::Pictures => {
+        CollectionKind::ImageList => {
             &["--into DIR|FILE.zip  writes a repaired copy", "--labels FILE        writes a list"]
         }
-        Kind::Embeddings => {
+        CollectionKind::Embeddings => {
             &["--into FILE.safetensors  writes a repaired copy", "--labels FILE            writes a list"]
         }
     };
@@ -581,6 +624,7 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
     table.render(width) + &format!("{}\nnothing was changed\n{ways}", plan.summary())
 }
 
+/// The difference that a change alone makes to the leave-one-out accuracy, in percentage points; empty if unknown.
 fn effect(effect: Option<f64>) -> String {
     effect.map_or_else(String::new, |effect| format!("({:+.1} points alone)", 100.0 * effect))
 }

@@ -1,4 +1,5 @@
-//! `trueshot serve`: serves the HTTP API and the web page, by default on the loopback address.
+//! `trueshot serve`: serves the HTTP API and the web page, by default on the loopback address. The server itself is the
+//! crate `trueshot-server`; this file turns options into its settings. Start with [`run`].
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ const TOKEN_VARIABLE: &str = "TRUESHOT_TOKEN";
 /// The minimum length of a token; shorter ones can be guessed.
 const MIN_TOKEN_LEN: usize = 16;
 
+/// The default of `--port`.
 const DEFAULT_PORT: u16 = 7878;
 
 /// Serve an HTTP API and a page for the browser: audit, fit, predict
@@ -84,6 +86,7 @@ struct LimitArguments {
 /// How long to wait at shutdown for work that cannot be interrupted.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
+/// Runs `trueshot serve` until Ctrl-C or SIGTERM.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let token = token(arguments.token_file.as_deref())?;
     anyhow::ensure!(
@@ -155,6 +158,7 @@ fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> anyhow::Error {
 }
 
 impl LimitArguments {
+    /// The limits of the server. The memory for all bodies (256 MiB) grows so that two of the largest fit.
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
         let max_body_bytes = (self.max_body as usize) << 20;
@@ -174,6 +178,7 @@ impl LimitArguments {
     }
 }
 
+/// The token in the file or, without one, in the environment variable; `None` if there is neither.
 fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     let given = match file {
         Some(path) => {
@@ -198,8 +203,8 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
     Ok(Some(token))
 }
 
-/// The folder `trueshot` in `$XDG_DATA_HOME`, `%LOCALAPPDATA%` or `~/.local/share`. Relative paths in these variables are
-/// ignored, as the XDG specification requires.
+/// The folder `trueshot` in `$XDG_DATA_HOME`, `%LOCALAPPDATA%` or `~/.local/share`. Relative paths in these variables
+/// are ignored, as the XDG specification requires.
 fn default_data_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
     let home = || absolute("HOME").map(|home| home.join(".local/share"));

@@ -7,7 +7,8 @@ use trueshot_vision::onnx::{self, ModelProcess};
 /// The argument that starts a worker process for ONNX models; not documented for users.
 pub const ONNX_WORKER: &str = "onnx-worker";
 
-/// This program and its first arguments: itself, or the Python interpreter that runs it as a module.
+/// This program and its first arguments: the running executable, or the Python interpreter that runs it as a module. In
+/// the second case the Python package has set TRUESHOT_PYTHON to the path of the interpreter.
 pub fn own_command() -> std::io::Result<(OsString, Vec<OsString>)> {
     match std::env::var_os("TRUESHOT_PYTHON") {
         None => Ok((std::env::current_exe()?.into(), Vec::new())),
@@ -21,6 +22,7 @@ pub fn configure_onnx_worker() -> anyhow::Result<()> {
     let Ok((program, mut arguments)) = own_command() else { return Ok(()) };
     arguments.push(ONNX_WORKER.into());
     let mut process = ModelProcess::new(program, arguments);
+    // The limits of the process: memory in GiB, time in seconds.
     if let Some(gigabytes) = limit_from_env("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
         process.memory = gigabytes << 30;
     }
@@ -31,6 +33,7 @@ pub fn configure_onnx_worker() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The whole number from 1 to `most` in an environment variable; `None` if the variable is not set.
 fn limit_from_env(variable: &str, most: u64) -> anyhow::Result<Option<u64>> {
     let Some(given) = std::env::var_os(variable) else { return Ok(None) };
     let limit =

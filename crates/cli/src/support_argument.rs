@@ -1,11 +1,12 @@
-//! The argument DATA of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images or
-//! an embeddings file. Images are embedded, embeddings are read; both become [`LabelledRows`].
+//! The argument DATA of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images
+//! or an embeddings file. Images are embedded, embeddings are read; both become [`LabelledRows`], one row per example.
+//! Start with [`SupportArgument::open`].
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use trueshot::Embeddings;
-use trueshot::repair::Listed;
+use trueshot::repair::ListedItem;
 use trueshot_vision::labelled::RowImages;
 use trueshot_vision::source::ImageEntry;
 use trueshot_vision::{Collection, LabelledRows, SourceOptions};
@@ -54,6 +55,7 @@ impl SupportArgument {
         Ok(support)
     }
 
+    /// Reads the rows of an embeddings file.
     fn read(&self) -> anyhow::Result<LabelledRows> {
         self.backbone.check_unused(&self.support)?;
         let mut embeddings = read_embeddings(&self.support, self.labels_of_rows.as_deref())?;
@@ -61,13 +63,14 @@ impl SupportArgument {
         Ok(embeddings.into())
     }
 
+    /// Lists the images and embeds them.
     fn embed(&self) -> anyhow::Result<LabelledRows> {
         anyhow::ensure!(
             self.labels_of_rows.is_none(),
             "--labels-of-rows applies to embeddings, but {} contains images",
             self.support.display()
         );
-        // Opened first: an error must not come only after a large folder has been listed.
+        // Opened before the images: an error must not come only after a large folder has been listed.
         let given = self.backbone.find()?;
         let collection = Collection::open(&self.support, SourceOptions::default())?;
         let backbone = given.map_or_else(|| self.backbone.find_default(&collection), Ok)?;
@@ -102,6 +105,7 @@ fn notes(rows: &LabelledRows) -> Vec<String> {
     notes
 }
 
+/// The empty class folders, in quotes.
 fn empty_folders(rows: &LabelledRows) -> Vec<String> {
     let folders = rows.images.iter().flat_map(|images| images.collection.empty_folders());
     folders.map(|folder| quoted(folder)).collect()
@@ -115,7 +119,7 @@ fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
 }
 
 /// The audited files, for a plan: [`listing`] with the hashes of the files as they were embedded.
-pub fn audited_files(images: &RowImages) -> Vec<Listed> {
+pub fn audited_files(images: &RowImages) -> Vec<ListedItem> {
     let mut all = listing(&images.collection);
     for (listed, hash) in all.iter_mut().zip(images.hashes()) {
         listed.hash = hash.map(|hash| blake3::Hash::from_bytes(hash).to_hex().to_string());
@@ -128,7 +132,7 @@ fn quoted(name: &str) -> String {
     format!("'{}'", trueshot::report::visible(name))
 }
 
-/// The first few names.
+/// The first five names, and the number of others.
 fn shortened(names: &[String]) -> String {
     const SHOWN: usize = 5;
     let first = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -140,16 +144,17 @@ fn shortened(names: &[String]) -> String {
 
 /// The current items of a collection, in the order of its entries, including images that cannot be read. Other files
 /// are left out, so that a report or a plan may be written into the folder.
-pub fn listing(collection: &Collection) -> Vec<Listed> {
+pub fn listing(collection: &Collection) -> Vec<ListedItem> {
     let listed = |entry: &ImageEntry| listed(&entry.item, collection.class_of(entry), entry.path());
     collection.entries().iter().map(listed).collect()
 }
 
-fn listed(item: &str, class: &str, path: Option<&Path>) -> Listed {
+/// An item of a plan, with the size and modification time of its file if it has one.
+fn listed(item: &str, class: &str, path: Option<&Path>) -> ListedItem {
     let found = path.and_then(|path| std::fs::metadata(path).ok());
     let modified = found.as_ref().and_then(|found| found.modified().ok());
     let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-    Listed {
+    ListedItem {
         item: item.into(),
         class: Some(class.into()),
         size: found.map(|found| found.len()),

@@ -1,10 +1,14 @@
-//! Measures the quality of audits and saved classifiers on support sets whose true labels are known.
+//! Measures the quality of audits and classifiers on small labelled sets whose true labels are known.
 //!
-//! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]` prints
-//! one JSON object per noise setting: detection of wrong labels, correctness of verdicts, accuracy and calibration of
-//! predictions, and detection of unknown classes. Without OUTLIERS, or if it is the same file, outliers and unknown queries
-//! come from the classes of DATA that are not in the support set. `--write` writes the support sets to FOLDER as `.npy`
-//! files, for comparison with other programs (`bench/measure/audit.py`).
+//! Each set is the support set of an episode: 5 classes drawn from DATA with K labelled items each, some of them with a
+//! wrong label (`--noise`). The audit must find these, and a classifier fitted to the set is asked about 50 queries of
+//! the 5 classes and as many items of other classes, which it should recognise as unknown.
+//!
+//! `audit_quality DATA [OUTLIERS] [--shots K] [--sets N] [--noise TYPE=LEVELS]... [--head FILE] [--write FOLDER]`
+//! prints one JSON object per noise setting: detection of wrong labels, correctness of verdicts, accuracy and
+//! calibration of predictions, and detection of unknown classes. Without OUTLIERS, or if it is the same file, outliers
+//! and unknown queries come from the classes of DATA that are not in the support set. `--write` writes the support sets
+//! to FOLDER as `.npy` files, for comparison with other programs (`bench/measure/audit.py`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,13 +25,18 @@ use trueshot::predictor::Predictor;
 use trueshot::rng::{IndexSampler, Purpose, Rng};
 use trueshot::task::{SupportSet, Task};
 
+/// The command line.
 struct Arguments {
     data: Embeddings,
     outliers: Option<Embeddings>,
+    /// Labelled items per class.
     shots: usize,
+    /// The number of sets per noise setting.
     sets: u64,
     noises: Vec<Noise>,
+    /// The file of a trained Relabel head to classify with; by default, the one that is built in.
     head: Option<PathBuf>,
+    /// The folder to write the sets to.
     write: Option<PathBuf>,
 }
 
@@ -48,6 +57,7 @@ struct SetResult {
     unknown: Vec<(f32, bool)>,
     /// The support rows, `[items, dim]`.
     rows: Vec<f32>,
+    /// The given class, 0 to 4.
     given: Vec<u32>,
 }
 
@@ -79,6 +89,7 @@ fn main() {
 fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index: u64) -> SetResult {
     let data = &arguments.data;
     let row = |embeddings: &Embeddings, row: u32| embeddings.row(row as usize).into_owned();
+    // The audit of the support set; its classes are named by their numbers in the episode.
     let items = &drawn.supports[0];
     let rows: Vec<f32> =
         items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
@@ -94,6 +105,7 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
         ..SetResult::default()
     };
     result.verdicts = verdicts(&found, items.iter().map(|item| item.truth));
+    // The classifier, and its predictions for the queries.
     let queries = drawn.episode.classes.iter().zip(0u32..);
     let queries = queries.flat_map(|(draw, class)| draw.queries.iter().map(move |&row| (row, class)));
     let queries: Vec<(Vec<f32>, u32)> = queries.map(|(index, class)| (row(data, index), class)).collect();
@@ -109,6 +121,7 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
         result.predictions.push((probability, prediction.class == *class));
         result.unknown.push((prediction.unknown, false));
     }
+    // Its predictions for as many rows of other classes.
     let unknown: Vec<Vec<f32>> = unknown_rows(pool, data, drawn, queries.len(), index, row);
     let rows: Vec<&[f32]> = unknown.iter().map(Vec::as_slice).collect();
     let predictions = predictor.predict(&rows).expect("predictions");
@@ -116,7 +129,8 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
     result
 }
 
-/// `count` random rows of classes that are not in the episode.
+/// `count` random rows of classes that are not in the episode; `index` is the number of the episode, and `row` reads a
+/// row.
 fn unknown_rows(
     pool: &Embeddings,
     data: &Embeddings,
@@ -177,6 +191,7 @@ fn report(arguments: &Arguments, noise: Noise, results: &[SetResult]) -> serde_j
     let total: usize = counts.values().map(|(count, _)| count).sum();
     let decided: Vec<&(usize, usize)> =
         counts.iter().filter(|(name, _)| !name.contains("unsure")).map(|(_, counts)| counts).collect();
+    // The number of verdicts other than "unsure", and how many of them are correct.
     let (decided, correct) = decided.iter().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
     let (confidences, are_correct): (Vec<f32>, Vec<bool>) =
         results.iter().flat_map(|result| result.predictions.iter().copied()).unzip();
@@ -211,6 +226,7 @@ fn write_sets(folder: &Path, results: &[SetResult], dim: usize) {
     std::fs::create_dir_all(folder).expect("a folder");
     let (sets, items) = (results.len(), results[0].given.len());
     let write = |name: &str, descr: &str, shape: &str, bytes: Vec<u8>| {
+        // The header of the `.npy` format, padded so that the data starts at a multiple of 64 bytes.
         let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
         let length = (10 + header.len() + 1).next_multiple_of(64) - 10;
         header.push_str(&" ".repeat(length - header.len() - 1));
@@ -233,6 +249,7 @@ fn write_sets(folder: &Path, results: &[SetResult], dim: usize) {
 }
 
 impl Arguments {
+    /// Reads the arguments of the process; panics if they are not valid.
     fn parse() -> Self {
         let (mut files, mut noises) = (Vec::new(), Vec::new());
         let (mut shots, mut sets, mut head, mut write) = (5, 1000, None, None);
@@ -245,6 +262,7 @@ impl Arguments {
                 "--head" => head = Some(value().into()),
                 "--write" => write = Some(value().into()),
                 "--noise" => noises.extend(value().parse::<NoiseLevels>().expect("noise").0),
+                // OUTLIERS that are the same file as DATA are not opened a second time.
                 _ if files.contains(&word) => (),
                 _ => files.push(word),
             }

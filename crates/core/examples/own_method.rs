@@ -3,7 +3,9 @@
 //!
 //!     cargo run --release -p trueshot --example own_method
 //!
-//! The method is a trimmed mean: of every class, the items farthest from the mean of the class are left out.
+//! A method learns from the few labelled items of each class (the support set of a task), some of which have a wrong
+//! label. This one is a trimmed mean: of every class, the items farthest from the mean of the class are left out, and a
+//! query gets the class with the nearest mean. Start with [`TRIMMED`], which describes the method, and [`TrimmedMean`].
 
 use trueshot::classifier::{Classifier, Mixture};
 use trueshot::method::{Fitted, ItemAssessment, Method, MethodInfo, Parameter, Parameters, Registry};
@@ -24,11 +26,13 @@ const TRIMMED: MethodInfo = MethodInfo {
     build,
 };
 
+/// Makes the method from its parameters.
 fn build(parameters: &Parameters<'_>) -> Result<Box<dyn Method>> {
     Ok(Box::new(TrimmedMean { share: parameters.fraction("share")? }))
 }
 
 struct TrimmedMean {
+    /// The share of the items of a class that is left out, 0 to 1.
     share: f32,
 }
 
@@ -36,6 +40,8 @@ impl Method for TrimmedMean {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         let weights: Vec<Vec<f32>> =
             (0..task.support.classes()).map(|class| self.weights(task, class)).collect();
+        // The weight that results report is relative to the average item of the class: 1 is average, 0 is left out.
+        // Items with low weights count as suspicious.
         let mut assessments =
             vec![ItemAssessment { weight: 0.0, p_wrong: None, decision: None }; task.support.len()];
         for (members, weights) in task.support.members().iter().zip(&weights) {
@@ -62,8 +68,8 @@ impl TrimmedMean {
     }
 }
 
-/// The squared distance of every item of a class to the mean of the class, up to a term that is the same for all items. It
-/// is made of inner products, which the methods of an evaluation share: `|x|^2 - 2 <x, mean>`.
+/// The squared distance of every item of a class to the mean of the class, up to a term that is the same for all items.
+/// It is made of inner products, which the methods of an evaluation share: `|x|^2 - 2 <x, mean>`.
 fn distances_to_mean(task: &Task<'_>, class: usize) -> Vec<f32> {
     let members = &task.support.members()[class];
     let (gram, items) = (task.gram(), task.support.len());

@@ -1,6 +1,6 @@
-//! NumPy arrays in `.npy` and `.npz` files ([`from_npy`], [`from_npz`]) as views of their raw bytes: [`Array`] holds the
-//! element type, the shape and the data. Used by the readers of published image data sets. The file formats are parsed in
-//! `embeddings::npy` and `embeddings::npz`.
+//! NumPy arrays in `.npy` and `.npz` files ([`from_npy`], [`from_npz`]) as views of their raw bytes: [`Array`] holds
+//! the element type, the shape and the data. Used by the readers of published image data sets. The file formats are
+//! parsed in `embeddings::npy` and `embeddings::npz`.
 //!
 //! Such data sets are arrays of gigabytes, so an array is a view into a memory map instead of a copy. Only compressed
 //! arrays are unpacked, within the limits of [`crate::embeddings`].
@@ -25,8 +25,8 @@ use crate::error::Result;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array {
-    /// NumPy's letter for the element type: `u` (unsigned), `i` (signed), `b` (boolean), `f` (float), `S` (bytes) or `U`
-    /// (text).
+    /// NumPy's letter for the element type: `u` (unsigned), `i` (signed), `b` (boolean), `f` (float), `S` (bytes) or
+    /// `U` (text).
     pub kind: char,
     /// Bytes per element, at least 1.
     pub width: usize,

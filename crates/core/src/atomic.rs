@@ -1,7 +1,8 @@
-//! Atomic file writes: [`write_atomically`] writes a temporary file in the same folder, syncs it and renames it, so that
-//! other processes see the old file or the complete new one.
+//! Atomic file writes: [`write_atomically`] writes a temporary file in the same folder, syncs it and renames it, so
+//! that other processes see the old file or the complete new one.
 //!
-//! A device or pipe (`/dev/stdout`) is written to directly. A symbolic link stays a link; the file behind it is replaced.
+//! A device or pipe (`/dev/stdout`) is written to directly. A symbolic link stays a link; the file behind it is
+//! replaced.
 //!
 //! A temporary file (`.trueshot-….part`) is locked while it is written. One that is not locked was left behind by a
 //! killed process; the first write to its folder by a later process removes it.
@@ -37,11 +38,13 @@ const SUFFIX: &str = ".part";
 /// ```
 pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
+        // A device or pipe cannot be replaced by renaming. A folder is left to `persist`, which fails on it.
         if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
             let mut device = BufWriter::new(std::fs::OpenOptions::new().write(true).open(path)?);
             fill(&mut device)?;
             return device.flush();
         }
+        // The file behind a symbolic link; a path that does not exist yet stays as it is.
         let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
         let file = sibling(path)?;
         let mut buffered = BufWriter::with_capacity(1 << 16, file);
@@ -54,7 +57,8 @@ pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::i
     attempt().map_err(|source| Error::Write { path: path.into(), source })
 }
 
-/// Checks that a file can be written at a path, before long work whose result goes there. The file itself is not touched.
+/// Checks that a file can be written at a path, before long work whose result goes there. The file itself is not
+/// touched.
 pub fn check_writable(path: &Path) -> Result<()> {
     let found = std::fs::metadata(path);
     let attempt = match found {
@@ -85,14 +89,16 @@ pub(crate) fn sibling(path: &Path) -> std::io::Result<NamedTempFile> {
     }
     loop {
         let file = builder.tempfile_in(folder)?;
-        // Between its creation and its lock, another process may have removed the file as a stale one.
+        // Between its creation and its lock, another process may have removed the file as a stale one: then try again.
+        // On a file system without locks, `try_lock` fails and the file is used without one.
         if file.as_file().try_lock().is_err() || is_still_at(file.as_file(), file.path()) {
             return Ok(file);
         }
     }
 }
 
-/// Removes the temporary files that killed processes left in a folder. Each process does this once per folder.
+/// Removes the temporary files that killed processes left in a folder: those that can be locked. Each process does this
+/// once per folder, and only on Unix.
 fn remove_stale_files(folder: &Path) {
     static SEEN: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
     let Ok(folder) = std::fs::canonicalize(folder) else { return };

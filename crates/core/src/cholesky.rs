@@ -1,9 +1,13 @@
-//! Symmetric, positive definite matrices and their Cholesky decomposition, in f64.
+//! Symmetric, positive definite matrices and their Cholesky decomposition `A = L Lᵀ`, where L is a lower triangle.
+//!
+//! [`Cholesky`] solves `A x = b` or inverts A, for the ridge regressions of audits and classifiers (there A is a matrix
+//! of inner products plus a penalty times the identity) and for the Newton steps of `audit::score_model`. It computes
+//! in f64. Matrices `[size, size]` are stored row by row.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
 
-/// The inner products of all pairs of rows, `[rows, rows]`.
+/// The inner products of all pairs of rows, `[rows, rows]`: computed in f32, returned as f64 for [`Cholesky::new`].
 pub(crate) fn gram(rows: &[&[f32]]) -> Vec<f64> {
     let mut gram = vec![0.0; rows.len() * rows.len()];
     gram.par_chunks_exact_mut(rows.len().max(1)).zip(rows).for_each(|(out, row)| {
@@ -16,14 +20,17 @@ pub(crate) fn gram(rows: &[&[f32]]) -> Vec<f64> {
 
 /// The Cholesky decomposition of a matrix plus a multiple of the identity.
 pub(crate) struct Cholesky {
-    /// The lower triangle, `[size, size]`. What is above the diagonal has no meaning.
+    /// The triangle L, `[size, size]`. The values above the diagonal are left over from A and are never read.
     lower: Vec<f64>,
     size: usize,
 }
 
 impl Cholesky {
-    /// Decomposes `matrix`, `[size, size]`, plus `shift` times the identity.
+    /// Decomposes `matrix`, `[size, size]`, plus `shift` times the identity. Only the lower triangle of `matrix` is
+    /// read.
     pub fn new(mut matrix: Vec<f64>, size: usize, shift: f64) -> Self {
+        // Row i of A becomes row i of L, in place, from the rows of L above it:
+        // L[i][j] = (A[i][j] - sum over k < j of L[i][k] L[j][k]) / L[j][j].
         for i in 0..size {
             let (above, rest) = matrix.split_at_mut(i * size);
             let row = &mut rest[..size];
@@ -31,18 +38,22 @@ impl Cholesky {
             for (j, other) in above.chunks_exact(size).enumerate() {
                 row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
             }
-            // Rounding can make it slightly negative.
+            // Rounding can make the square of the diagonal element slightly negative; 1e-12 keeps divisions by it
+            // finite.
             row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
         }
         Cholesky { lower: matrix, size }
     }
 
-    /// Solves `A x = right`, where `A` is the decomposed matrix including the shift.
+    /// Solves `A x = right`, where `A` is the decomposed matrix including the shift; `right` and the result are
+    /// `[size]`.
     pub fn solve(&self, right: &[f32]) -> Vec<f32> {
         let mut solution: Vec<f64> = right.iter().map(|&value| f64::from(value)).collect();
+        // Forward substitution: L y = right.
         for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate() {
             solution[i] = (solution[i] - dot(&row[..i], &solution[..i])) / row[i];
         }
+        // Back substitution: Lᵀ x = y. Once x[i] is known, its part is subtracted from all elements before it.
         for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate().rev() {
             solution[i] /= row[i];
             let (before, rest) = solution.split_at_mut(i);
@@ -51,10 +62,10 @@ impl Cholesky {
         solution.into_iter().map(|value| value as f32).collect()
     }
 
-    /// The inverse of the matrix, `[size, size]`.
+    /// The inverse of the decomposed matrix including the shift, `[size, size]`.
     pub fn inverse(&self) -> Vec<f64> {
         let size = self.size;
-        // Column c of the inverse of the lower triangle, from its first nonzero element on.
+        // Column c of the inverse of L. It is 0 above row c, so only rows c to size - 1 are stored.
         let column = |c: usize| {
             let mut column = vec![0.0; size - c];
             for i in c..size {
@@ -65,6 +76,8 @@ impl Cholesky {
             column
         };
         let columns: Vec<Vec<f64>> = (0..size).into_par_iter().map(column).collect();
+        // The inverse of A is the inverse of L, transposed, times the inverse of L: inner products of the columns, over
+        // the rows `from..` in which both are stored.
         let mut inverse = vec![0.0; size * size];
         inverse.par_chunks_exact_mut(size.max(1)).enumerate().for_each(|(i, out)| {
             for (j, out) in out.iter_mut().enumerate() {
@@ -76,7 +89,7 @@ impl Cholesky {
     }
 }
 
-/// The inner product, as eight partial sums.
+/// The inner product, as eight partial sums, which the compiler can keep in vector registers.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));

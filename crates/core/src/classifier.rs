@@ -1,10 +1,21 @@
-//! Classifiers, the result of fitting a method: [`Classifier`] assigns one of a task's classes to every query.
+//! Classifiers, the result of fitting a method to a task: [`Classifier`] assigns one of the task's classes to every
+//! query.
 //!
-//! Most methods return prototypes that are weighted sums of support items. A [`Mixture`] stores the weights instead of
-//! the vectors, because distances to a prototype follow from inner products with the support items, which all methods
-//! and noise settings of an episode share (`classify_with`). A caller with a single method computes the prototype
-//! vectors first, because that takes fewer products: one per class and query instead of one per item and query
-//! ([`Classifier::classify`]). Both ways give the same classes: the second one decides near ties by the first.
+//! A task ([`crate::task`]) has a support set, the items with given labels that a method learns from; queries are the
+//! rows to classify. Most methods return prototypes, one vector per class, that are weighted sums of support items, and
+//! a query gets the class of the nearest prototype. A [`Mixture`] stores the weights of the items, and a classifier can
+//! use them in two ways:
+//!
+//! - With the inner products of all items and queries (`Classifier::classify_with`). Distances to a prototype follow
+//!   from them, and an evaluation computes them once for all methods and noise settings of an episode.
+//! - With the prototypes as vectors ([`Classifier::classify`]), for a caller with a single method. This takes fewer
+//!   inner products: one per class and query instead of one per item and query.
+//!
+//! Both ways return the same classes: where the vectors lead to a near tie, the inner products with the items decide
+//! it.
+//!
+//! In comments, `<p, q>` is the inner product of a prototype and a query, `|p|` the length of a vector, and `dim` the
+//! number of features per row.
 
 use std::sync::Arc;
 
@@ -33,21 +44,25 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Prototypes of the items of their own given class: `weights[class][k]` is the weight of the `k`-th member of the
-    /// class in [`SupportSet::members`](crate::task::SupportSet::members).
+    /// Prototypes that are each a sum of the items with the given label of that class: `weights[class][k]` is the
+    /// weight of the `k`-th member of the class in [`SupportSet::members`](crate::task::SupportSet::members).
     pub fn within_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let members = task.support.members();
+        // |p|² = wᵀ G w, for the weights w and the Gram matrix G of the items.
         let squared_norms = (0..members.len()).map(|class| {
             let gram = task.class_gram(class);
             gram.times(&weights[class]).iter().zip(&weights[class]).map(|(g, w)| g * w).sum()
         });
         let squared_norms = squared_norms.collect();
-        let terms =
-            members.iter().zip(weights).map(|(m, w)| m.iter().copied().zip(w.iter().copied()).collect());
+        let terms = members
+            .iter()
+            .zip(weights)
+            .map(|(items, weights)| items.iter().copied().zip(weights.iter().copied()).collect());
         Mixture { terms: terms.collect(), squared_norms }
     }
 
-    /// Prototypes of items of any class: `weights[class][item]`, one weight per class and item.
+    /// Prototypes that are each a sum of items of all classes: `weights[class][item]` is the weight of an item in the
+    /// prototype of a class.
     pub fn across_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let (gram, n) = (task.gram(), task.support.len());
         let terms: Vec<Vec<(u32, f32)>> = weights
@@ -55,6 +70,7 @@ impl Mixture {
             .map(|class| (0..).zip(class.iter().copied()).filter(|&(_, weight)| weight != 0.0).collect())
             .collect();
         let squared_norm = |class: &Vec<(u32, f32)>| -> f32 {
+            // The inner product of item i with the prototype.
             let product =
                 |i: u32| class.iter().map(|&(j, w)| w * gram[i as usize * n + j as usize]).sum::<f32>();
             class.iter().map(|&(i, weight)| weight * product(i)).sum()
@@ -81,8 +97,8 @@ impl Mixture {
         self.terms.iter().map(vector).collect()
     }
 
-    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2`, which is largest for the nearest prototype. `products` are the
-    /// inner products `[items, queries]`.
+    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2`, which is largest for the nearest prototype, because it is
+    /// `|q|^2 - |p - q|^2`. `products` are the inner products `[items, queries]`, `queries` their number.
     fn scores(&self, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
         let score = |(class, &norm): (usize, &f32)| {
             let products = self.products(class, products, queries);
@@ -91,8 +107,8 @@ impl Mixture {
         self.squared_norms.iter().enumerate().map(score).collect()
     }
 
-    /// The nearest prototype for every query, computed from the prototype vectors; near ties are decided by the scores
-    /// that item products give.
+    /// The class of the nearest prototype for every query, computed from the prototype vectors. Near ties are decided
+    /// by [`Mixture::scores`], so that the result equals that of the other way of classifying.
     fn nearest(&self, task: &Task<'_>, queries: &Queries<'_>) -> Vec<u32> {
         let vectors = self.vectors(task);
         let rows: Vec<&[f32]> = vectors.iter().map(Vec::as_slice).collect();
@@ -105,6 +121,8 @@ impl Mixture {
         if scores.is_empty() {
             return classes;
         }
+        // A score is a difference of terms that can be as large as the largest squared length, so its rounding error is
+        // relative to that as well.
         let max_squared_norm = self.squared_norms.iter().copied().fold(0.0, f32::max);
         for (query, class) in classes.iter_mut().enumerate() {
             let max = scores[*class as usize][query];
@@ -118,7 +136,8 @@ impl Mixture {
         classes
     }
 
-    /// Inner products of the prototype of one class with all queries, from the products `[items, queries]`.
+    /// Inner products `[queries]` of the prototype of one class with all queries, from those of the items with the
+    /// queries (`products`, `[items, queries]`).
     fn products(&self, class: usize, products: &[f32], queries: usize) -> Vec<f32> {
         let mut sum = vec![0.0; queries];
         for &(item, weight) in &self.terms[class] {
@@ -129,21 +148,22 @@ impl Mixture {
     }
 }
 
-/// One prototype per class, each a weighted sum of centred support items: the mean of the support set is subtracted from
-/// items and queries, which are then scaled to unit length.
+/// One prototype per class, each a weighted sum of centred support items: the mean of the support set is subtracted
+/// from items and queries, which are then scaled to unit length.
 ///
-/// Distances in that space follow from inner products of the original rows, too (see [`GramSpace`]).
+/// Distances in that space follow from inner products of the original rows, too; [`GramSpace`] computes them.
 #[derive(Debug, Clone)]
 pub struct CentredMixture {
     space: GramSpace<f32>,
-    /// `[classes][items]`
+    /// The weight of every item in every prototype, `[classes][items]`.
     weights: Vec<Vec<f32>>,
     /// The squared length of every prototype in that space.
     squared_norms: Vec<f32>,
 }
 
 impl CentredMixture {
-    /// Prototypes with `weights[class][item]`, one weight per class and item.
+    /// Prototypes in a `space` made from the items of the task; `weights[class][item]` is the weight of a centred item
+    /// in the prototype of a class.
     pub fn new(space: GramSpace<f32>, weights: Vec<Vec<f32>>) -> Self {
         let (gram, n) = (space.gram(), space.items());
         let squared_norm = |weights: &Vec<f32>| -> f32 {
@@ -154,7 +174,8 @@ impl CentredMixture {
         CentredMixture { space, weights, squared_norms }
     }
 
-    /// The mean of the support items `[dim]`, and the prototypes as vectors `[classes][dim]` of the centred space.
+    /// The mean of the support items `[dim]`, and the prototypes as vectors `[classes][dim]` of the centred space: the
+    /// fields of [`Classifier::CentredVectors`].
     pub fn vectors(&self, task: &Task<'_>) -> (Vec<f32>, Vec<Vec<f32>>) {
         let rows = task.support.rows();
         let sum = |weights: &[f32]| {
@@ -171,7 +192,8 @@ impl CentredMixture {
         &self.weights
     }
 
-    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2` in the centred space.
+    /// Scores `[classes][queries]`: `2 <p, q> - |p|^2` in the centred space. `products` are the inner products
+    /// `[items, queries]` of the original rows.
     fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         let mut products = products.to_vec();
@@ -207,8 +229,8 @@ const TIE_TOLERANCE: f32 = 1e-4;
 /// }
 /// ```
 pub trait Scorer: std::fmt::Debug + Send + Sync {
-    /// Scores `[classes][queries]`; the class with the largest score wins. All queries are passed together, for methods
-    /// such as MAML whose batch normalisation depends on the batch.
+    /// Scores `[classes][queries]`; the class with the largest score wins. All queries are passed together, for
+    /// networks such as that of MAML, whose batch normalisation depends on the batch.
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>>;
 }
 
@@ -230,12 +252,16 @@ pub trait Scorer: std::fmt::Debug + Send + Sync {
 /// }
 /// ```
 pub trait TransductiveScorer: std::fmt::Debug + Send + Sync {
-    /// Scores `[classes][queries]` of one or more queries; the class with the largest score wins. `task` has one or more
-    /// items, and `products` are its inner products with the queries, `[items, queries]`.
+    /// Scores `[classes][queries]` of one or more queries; the class with the largest score wins. `task` has one or
+    /// more items, and `products` are its inner products with the queries, `[items, queries]`.
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>>;
 }
 
-/// A classifier over the classes of a task, as a [`Method`](crate::method::Method) returns it.
+/// A classifier over the classes of a task, as a [`Method`](crate::method::Method) returns it. [`Classifier::classify`]
+/// applies it to queries.
+///
+/// `Prototypes`, `Centred`, `Cosine`, `Neighbours`, `Matching` and `Transductive` refer to the support items of their
+/// task; the other variants contain everything they need.
 ///
 /// ```
 /// use trueshot::classifier::Classifier;
@@ -268,7 +294,8 @@ pub enum Classifier {
     CosineVectors(Vec<Vec<f32>>),
     /// The most frequent given label among the k nearest support items; ties are broken at random.
     Neighbours(usize),
-    /// The class whose items get the largest sum of a softmax over the cosines with all support items.
+    /// The class whose items have the largest total weight, where the weights of all support items are a softmax of
+    /// their cosines with the query (matching networks).
     Matching,
     /// The class with the largest linear score `<w_c, q> + b_c`.
     Linear {
@@ -290,6 +317,7 @@ impl Classifier {
         match self {
             _ if queries.is_empty() => Vec::new(),
             Classifier::Prototypes(mixture) => mixture.nearest(task, queries),
+            // These need no inner products with the support items.
             Classifier::Linear { .. }
             | Classifier::CosineVectors(_)
             | Classifier::Vectors(_)
@@ -299,8 +327,8 @@ impl Classifier {
         }
     }
 
-    /// Like [`Classifier::classify`], with the inner products `[items, queries]` computed by the caller, who shares them
-    /// between methods.
+    /// Like [`Classifier::classify`], with the inner products `[items, queries]` computed by the caller, who shares
+    /// them between methods.
     pub(crate) fn classify_with(
         &self,
         task: &Task<'_>,
@@ -315,15 +343,16 @@ impl Classifier {
         }
     }
 
-    /// Scores `[classes][queries]`; the class with the largest score wins. Scores of different queries are not
-    /// comparable, because terms that are equal for all classes are left out.
+    /// Scores `[classes][queries]`; the class with the largest score wins. `products` are the inner products `[items,
+    /// queries]`; variants that do not refer to items ignore them. Scores of different queries are not comparable,
+    /// because terms that are equal for all classes are left out.
     pub(crate) fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         match self {
-            // The squared length of the query is the same for all classes and left out.
             Classifier::Prototypes(mixture) => mixture.scores(products, count),
             Classifier::Centred(mixture) => mixture.scores(queries, products),
             Classifier::Cosine(mixture) => {
+                // <p, q> / |p|: the length of the query is the same for all classes and left out.
                 let score = |(class, &norm): (usize, &f32)| {
                     let scale = if norm > 0.0 { norm.sqrt().recip() } else { 0.0 };
                     mixture.products(class, products, count).into_iter().map(|p| p * scale).collect()
@@ -363,7 +392,7 @@ impl Classifier {
         }
     }
 
-    /// Scores `[rows][classes]` of query rows.
+    /// Scores `[rows][classes]` of query rows: [`Classifier::scores`] transposed.
     pub(crate) fn row_scores(&self, task: &Task<'_>, rows: &[&[f32]]) -> Vec<Vec<f32>> {
         let queries = Queries::new(rows.to_vec());
         let products = queries.products(task.support.rows());
@@ -391,8 +420,10 @@ pub(crate) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
     centred.into_iter().map(|value| value * scale).collect()
 }
 
-/// The class with the largest score for every query, from scores `[classes][queries]`; of equal scores, the first class.
+/// The class with the largest score for every query, from scores `[classes][queries]`; of equal scores, the first
+/// class.
 fn argmax(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
+    // The best class so far and its score, for every query.
     let mut argmax = vec![0; queries];
     let mut max = scores.first().cloned().unwrap_or_default();
     for (class, scores) in (0..).zip(scores).skip(1) {
@@ -426,7 +457,7 @@ fn neighbours(k: usize, task: &Task<'_>, products: &[f32], queries: usize, rng: 
     (0..queries).map(|query| plurality(counter.count(k, task, products, queries, query), rng)).collect()
 }
 
-/// The fraction of votes for every class, `[classes][queries]`.
+/// The fraction of the k votes that every class gets, `[classes][queries]`; `queries` is the number of queries.
 fn vote_shares(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
     let mut shares = vec![vec![0.0; queries]; task.support.classes()];
     let mut counter = VoteCounter::new(task);
@@ -438,10 +469,14 @@ fn vote_shares(k: usize, task: &Task<'_>, products: &[f32], queries: usize) -> V
     shares
 }
 
-/// Counts how the k nearest support items of a query vote for their given classes. It keeps its buffers between queries.
+/// Counts how the k nearest support items of a query vote for their given classes. It keeps its buffers between
+/// queries.
 struct VoteCounter {
+    /// The squared length of every support item.
     squared_norms: Vec<f32>,
+    /// For every support item its squared distance from the query, less the query's squared length, and the item.
     distances: Vec<(f32, u32)>,
+    /// Votes per class.
     votes: Vec<u32>,
 }
 
@@ -462,6 +497,7 @@ impl VoteCounter {
         self.distances.clear();
         self.distances.extend((0..n).map(distance));
         let k = k.min(n);
+        // Moves the k nearest items to the front, in any order; of equally distant items, those with lower indices.
         if k < n {
             self.distances.select_nth_unstable_by(k - 1, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         }

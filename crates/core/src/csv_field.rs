@@ -4,10 +4,10 @@
 
 /// Formats a text as a CSV field, quoted if necessary and never taken for a formula by a spreadsheet.
 ///
-/// Texts with commas, quotes or line ends, or with spaces at either end, are put in quotes. A text that a spreadsheet would
-/// take for a formula, because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number, gets an
-/// apostrophe in front, which marks text in spreadsheets. So does a text that starts with apostrophes followed by one of
-/// these characters, so that [`without_apostrophe`] restores every text exactly.
+/// Texts with commas, quotes or line ends, or with spaces at either end, are put in quotes. A text that a spreadsheet
+/// would take for a formula, because it starts with `=`, `+`, `-`, `@`, a tab or a carriage return and is not a number,
+/// gets an apostrophe in front, which marks text in spreadsheets. So does a text that starts with apostrophes followed
+/// by one of these characters, so that [`without_apostrophe`] restores every text exactly.
 pub fn csv_field(name: &str) -> String {
     let field = if is_formula(name) { format!("'{name}") } else { name.into() };
     if field.contains([',', '"', '\n', '\r']) || field.trim() != field {
@@ -26,6 +26,7 @@ pub fn without_apostrophe(field: &str) -> &str {
 fn is_formula(field: &str) -> bool {
     let field = field.trim_start_matches('\'');
     match field.strip_prefix(['+', '-']) {
+        // A sign followed by digits and points only is a number, which needs no protection.
         Some(digits) => !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'),
         None => field.starts_with(['=', '@', '\t', '\r']),
     }

@@ -1,7 +1,12 @@
-//! The errors of the library.
+//! The errors of the library: [`Error`].
 //!
 //! A message says what failed, the value given and the values allowed, in lower case without a full
 //! stop. What to do about it is a [`hint`](Error::hint), which the command line prints on its own line.
+//!
+//! Words in the messages: an episode is a small classification problem drawn from the data, with `ways` classes,
+//! `shots` labelled items per class (the support set) and `queries` items per class to classify. Noise replaces some of
+//! the labelled items by wrong ones: from the noise pool (other items of the episode's classes) or from outliers (items
+//! of other classes).
 
 use std::path::PathBuf;
 
@@ -122,7 +127,7 @@ pub enum Error {
     #[error("an audit needs at least two classes, but the data has one")]
     OneClass,
 
-    /// A plan or an undo file that cannot be used.
+    /// A repair plan or an undo file of [`crate::repair`] that cannot be used.
     #[error("{path}{}: {problem}", at_line(*.line))]
     BadPlan {
         /// The file.
@@ -240,7 +245,8 @@ pub enum Error {
         /// What would be allowed.
         allowed: String,
     },
-    /// No support set with this noise level satisfies the rules.
+    /// No support set with this noise level satisfies the rules of [`crate::noise`]: the right class must stay the most
+    /// frequent one under every label.
     #[error(
         "{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}"
     )]
@@ -251,12 +257,12 @@ pub enum Error {
         percent: f64,
         /// Classes per episode.
         ways: usize,
-        /// Shots per class.
+        /// Shots per class, as text: a number, or a range such as `1-10`.
         shots: String,
         /// The levels for which a valid draw exists.
         valid: String,
     },
-    /// The outlier pool was made by another backbone.
+    /// The rows of the outlier pool do not have the dimension of the data: another network (backbone) computed them.
     #[error("the outlier pool has {pool} dimensions, the data {data}")]
     OutlierDimension {
         /// Dimensions of the pool.
@@ -346,7 +352,7 @@ pub enum Error {
     },
     /// The classifier of this method cannot be saved to a file.
     #[error("a classifier of method '{method}' cannot be saved to a file")]
-    NotKept {
+    CannotBeSaved {
         /// The method.
         method: String,
     },
@@ -359,7 +365,7 @@ pub enum Error {
         /// The method.
         method: String,
     },
-    /// The rows of a task do not have the dimension of the rows that they are centred on.
+    /// The rows of a task do not have the dimension of the rows whose mean is subtracted from them.
     #[error(
         "the rows have {features} dimensions, but those of {path}, whose mean is subtracted, have {centre}"
     )]
@@ -377,7 +383,7 @@ pub enum Error {
         /// The method.
         method: String,
     },
-    /// The task has more classes than the model has tokens for.
+    /// The task has more classes than the model (TraNFS, which has one learned class token per class) supports.
     #[error("the task has {classes} classes, but the model in {path} supports {model}")]
     TooManyClasses {
         /// The model's file.
@@ -390,7 +396,7 @@ pub enum Error {
 
     /// Files of one training have features of different dimensions.
     #[error("one file has features of {first} dimensions, another of {other}")]
-    OtherDimension {
+    DimensionsDiffer {
         /// Dimensions of the first file.
         first: usize,
         /// Dimensions of another.
@@ -456,9 +462,9 @@ pub enum Error {
         unfinished: bool,
     },
 
-    /// The manifest was drawn from other data.
+    /// A manifest (a file that lists episodes) was drawn from other data.
     #[error("the manifest was drawn from {what} with fingerprint {expected}, but this data has {found}")]
-    OtherData {
+    ManifestOfOtherData {
         /// Which data: the embeddings or the outlier pool.
         what: &'static str,
         /// The fingerprint in the manifest.
@@ -506,7 +512,7 @@ impl Error {
     }
 
     /// What the user can do about the error, if known. An option of the command line such as `--outliers` is named only
-    /// if `has` returns true for it.
+    /// if `has` returns true for it, because a command must not suggest an option that it does not have.
     pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
@@ -533,7 +539,7 @@ impl Error {
                     false => format!("the method for it is {found}:model=FILE"),
                 })
             }
-            Error::OtherDimension { .. } => Some(match has("--item-width") {
+            Error::DimensionsDiffer { .. } => Some(match has("--item-width") {
                 true => {
                     "embed all of them with the same backbone; only relabel without --item-width accepts different ones"
                         .into()
@@ -593,7 +599,7 @@ impl Error {
             }
             Error::NoLabels { .. } => Some("save the labels under one of these names".into()),
             Error::NotFinite { .. } => Some("`trueshot inspect` counts all such values".into()),
-            Error::OtherData { .. } => {
+            Error::ManifestOfOtherData { .. } => {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())
             }
             Error::Damaged { .. } => Some(
@@ -633,7 +639,7 @@ mod tests {
         let path = || PathBuf::from("x");
         let errors = [
             Error::OtherModel { path: path(), found: "tranfs".into(), wanted: "maml" },
-            Error::OtherDimension { first: 1, other: 2 },
+            Error::DimensionsDiffer { first: 1, other: 2 },
             Error::TooManyClasses { path: path(), classes: 9, model: 5 },
             Error::Diverged { step: 1, what: "loss".into(), value: f64::NAN },
             Error::OtherConfiguration { path: path(), key: "k".into(), then: "1".into(), now: "2".into() },

@@ -1,10 +1,11 @@
 //! Catches panics in third-party file decoders: [`caught`] runs a decoder and turns a panic into `None`, which its
-//! callers report as an invalid file.
+//! callers report as an invalid file. The Python package and the GPU queue run other work in it, too, so that a panic
+//! becomes an error instead of ending the process.
 //!
-//! Every reader checks the structure of a file before it passes the bytes to a decoder, and these checks are meant to be
-//! sufficient. But the decoders for Arrow, Parquet, zip and images are large, and some of them panic on invalid input.
-//! Catching panics does not help in programs built with `panic = "abort"`, nor against running out of memory or stack;
-//! therefore the checks come first.
+//! Every reader checks the structure of a file before it passes the bytes to a decoder, and these checks are meant to
+//! be sufficient. But the decoders for Arrow, Parquet, zip and images are large, and some of them panic on invalid
+//! input. Catching panics does not help in programs built with `panic = "abort"`, nor against running out of memory or
+//! stack; therefore the checks come first.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, set_hook, take_hook};
@@ -33,11 +34,12 @@ pub fn caught<T>(decode: impl FnOnce() -> T) -> Option<T> {
 
 /// Installs a panic hook that prints nothing inside [`caught`] and calls the previous hook elsewhere.
 ///
-/// The hook is global to the process and installed once, on the first call of [`caught`]. Without it a user would see the
-/// message and backtrace of a panic that is reported as an ordinary error.
+/// The hook is global to the process and installed once, on the first call of [`caught`]. Without it a user would see
+/// the message and backtrace of a panic that is reported as an ordinary error.
 fn silence_caught_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        // The hook runs on the thread that panics, so it reads the `QUIET` of that thread.
         let previous = take_hook();
         set_hook(Box::new(move |panic| {
             if !QUIET.get() || is_fuzzing_finding(panic.location()) {

@@ -44,23 +44,24 @@
 //! # }
 //! ```
 //!
-//! These examples open a file; those of [`audit`], [`predictor::Predictor::of`] and [`evaluate`] make their own data and
-//! run as they are.
+//! These examples open a file; those of [`audit`], [`predictor::Predictor::of`] and [`evaluate`] make their own data
+//! and run as they are.
 //!
 //! # Modules
 //!
-//! From data to results: [`embeddings`] (rows and labels, from files or memory) -> [`episode`] (small problems drawn from
-//! them, with [`noise`]) -> [`task`] (one support set with its queries) -> [`method`] (what learns from it) ->
-//! [`classifier`] (what was learned) -> [`evaluate`] (accuracy over many episodes) -> `report`.
-//! For collections: [`audit`] -> [`repair`] (carry out its suggestions) and [`predictor`] (a classifier in a file).
-//! `training` trains the heads TraNFS and Relabel.
+//! From data to results: [`embeddings`] (rows and labels, from files or memory) -> [`episode`] (small classification
+//! problems drawn from them, with wrong labels made by [`noise`]) -> [`task`] (the support set of an episode, which are
+//! its labelled items, and the queries to classify) -> [`method`] (learns from the support set) -> [`classifier`] (the
+//! result) -> [`evaluate`] (accuracy over many episodes) -> `report`. For collections: [`audit`] (find wrong labels) ->
+//! [`repair`] (carry out its suggestions), and [`predictor`] (a classifier in a file). `training` trains the heads,
+//! TraNFS and Relabel: networks that read the feature vectors of an episode and find its wrong labels.
 //!
 //! # Features
 //!
 //! All are on by default. `arrow`, `npz` and `parquet` read these formats (`.safetensors` and `.npy` are always read),
 //! `mmap` maps files into memory instead of reading them, `zip` writes repaired copies of folders as archives, `report`
-//! formats results as text, pages and plots, `train` adds training. Without them the library builds in a fraction of the
-//! time, and for WebAssembly.
+//! formats results as text, pages and plots, `train` adds training. Without them the library builds in a fraction of
+//! the time, and for WebAssembly.
 //!
 //! Results depend on the seed and the instruction set, never on the number of threads.
 

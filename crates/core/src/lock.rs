@@ -1,11 +1,12 @@
 //! Advisory locks for folders and output files ([`Lock`]), so that two processes never change the same files at once.
 //!
-//! A [`Lock`] is an operating-system lock (`flock`, or `LockFileEx` on Windows) on a small lock file. The system releases
-//! it when the process ends, however it ends, so a lock file left behind by a killed process does not block anyone. The
-//! file holds the process id and the command of its holder, which is what [`Error::Locked`] reports to the process that
-//! comes second.
+//! A [`Lock`] is an operating-system lock (`flock`, or `LockFileEx` on Windows) on a small lock file. The system
+//! releases it when the process ends, however it ends, so a lock file left behind by a killed process does not block
+//! anyone. The file holds the process id and the command of its holder, which is what [`Error::Locked`] reports to the
+//! process that comes second.
 //!
 //! A lock is taken before anything is read that decides what will be written, and held until the last write.
+//! [`Lock::on_folder`] and [`Lock::for_reading`] lock a folder, [`Lock::beside`] a single output.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -39,6 +40,7 @@ pub struct Lock {
     path: PathBuf,
 }
 
+/// Whether a lock excludes all others or only exclusive ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Exclusive,
@@ -77,7 +79,8 @@ impl Lock {
             let source = std::io::Error::other("it has no file name");
             return Err(Error::Write { path: output.into(), source });
         };
-        // Every output has a lock file name of its own. File names have at most 255 bytes, so long ones are hashed.
+        // The lock file is named after the output. File names have at most 255 bytes, and the prefix and suffix take
+        // 15, so long names are replaced by their hash.
         let name = name.to_string_lossy();
         let name =
             if name.len() > 200 { blake3::hash(name.as_bytes()).to_hex().to_string() } else { name.into() };
@@ -85,7 +88,7 @@ impl Lock {
         Self::take(output, path, Mode::Exclusive)
     }
 
-    /// Takes the lock on `path`, the lock file for `locked`.
+    /// Takes the lock on `path`, the lock file for `locked`; error messages name `locked`.
     fn take(locked: &Path, path: PathBuf, mode: Mode) -> Result<Self> {
         let failed = |source| Error::Write { path: path.clone(), source };
         loop {
@@ -105,7 +108,8 @@ impl Lock {
                 }
                 Err(TryLockError::Error(source)) => return Err(failed(source)),
             }
-            // The previous holder may have removed the file between our opening and locking it.
+            // The previous holder may have removed the file between our opening and locking it: then another process
+            // can create and lock a new one, so this one protects nothing.
             if !is_still_at(&file, &path) {
                 continue;
             }
@@ -117,20 +121,22 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Removing the file is safe only for its last holder; on other systems than Unix it stays.
+        // Removing the file is safe only for its last holder, who can make a shared lock exclusive; on other systems
+        // than Unix the file stays.
         if cfg!(unix) && self.file.as_ref().is_some_and(|file| file.try_lock().is_ok()) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Opens a lock file without following a link and without changing a file that is not a lock file.
+/// Opens a lock file, or creates it, without following a link and without changing a file that is not a lock file.
 fn open(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
+        // With NONBLOCK, opening a pipe of that name returns instead of waiting for its other end.
         options.custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32);
     }
     let mut file = options.open(path)?;
@@ -144,6 +150,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
+/// Whether a file has hard links under other names: then it may be a file of the user, which must not be overwritten.
 #[cfg(unix)]
 fn has_other_names(found: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -188,8 +195,9 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
     file.write_all(format!("{MAGIC}\n{}\n{}\n", std::process::id(), command.trim_end()).as_bytes())
 }
 
-/// Describes the holder of a lock for a message: "process 4711 (trueshot repair)". A process that has just taken the lock
-/// may not have written its name yet, so reading is retried for a tenth of a second.
+/// Describes the holder of a lock for a message: "process 4711 (trueshot repair)". A process that has just taken the
+/// lock may not have written its name yet (a complete file ends with a line end), so reading is retried for a tenth of
+/// a second.
 fn holder(file: &mut File) -> String {
     for _ in 0..20 {
         let text = read_text(file).unwrap_or_default();

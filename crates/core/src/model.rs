@@ -1,6 +1,11 @@
 //! Model files: [`Model`] is a trained network's parameters as named tensors in a safetensors file, with its
 //! configuration in notes (texts in the metadata of the file).
 //!
+//! A model is a backbone, which turns images into feature vectors (`conv4`), a head, which classifies episodes of
+//! feature vectors (`tranfs`, `relabel`), or both in one file ([`JOINT`]). Networks keep their parameters in one flat
+//! buffer; a `ParameterLayout` says which range of it is which tensor, and [`named`] and [`flat`] convert between the
+//! two forms.
+//!
 //! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`), `config` its
 //! sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file checks its format;
 //! [`Model::parameters`] checks that its tensors are exactly those of the network, and names the first that is not.
@@ -18,8 +23,9 @@ use crate::tensors::Tensors;
 /// The version of the file format, in the note `format`.
 pub const VERSION: &str = "trueshot-model/1";
 
-/// The kind of a file that holds a backbone and a head that were trained together. Its tensors are those of both, with the
-/// prefixes `backbone.` and `head.`; the notes are those of the backbone, and `head_kind` and `head_config`.
+/// The kind of a file that holds a backbone and a head that were trained together. Its tensors are those of both, with
+/// the prefixes `backbone.` and `head.`; its notes are those of the backbone, and `head_kind` and `head_config`.
+/// [`joint_file`] makes such a file, [`backbone_part`] and [`Model::open`] take one part of it.
 pub const JOINT: &str = "joint";
 
 /// The contents of a model file: named parameters and notes.
@@ -51,7 +57,8 @@ impl Model {
         Model { tensors }
     }
 
-    /// Reads a model file. From a file with a backbone and a head that were trained together ([`JOINT`]), it takes the head.
+    /// Reads a model file. From a file with a backbone and a head that were trained together ([`JOINT`]), it takes the
+    /// head.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Ok(Model { tensors: head_part(Tensors::open_if(path.as_ref(), check_format)?) })
     }
@@ -151,8 +158,8 @@ fn head_part(file: Tensors) -> Tensors {
     head
 }
 
-/// The backbone of a joint file; any other file unchanged. Its kind is the note `architecture`, because that of the file is
-/// [`JOINT`].
+/// The backbone of a joint file; any other file unchanged. Its kind is the note `architecture`, because that of the
+/// file is [`JOINT`].
 pub fn backbone_part(file: &Tensors) -> Cow<'_, Tensors> {
     if file.note("kind") != Some(JOINT) {
         return Cow::Borrowed(file);

@@ -1,14 +1,18 @@
 //! Label noise: the noise types ([`NoiseKind`]), a type with a level ([`Noise`]) and the text form `symmetric=0,20,40`
 //! ([`NoiseLevels`]). Which items an episode replaces is decided in `episode::corrupt`.
 //!
+//! An episode is a small classification problem: a number of classes ("ways"), each with a few labelled items
+//! ("shots"), which together are the support set. Noise replaces some of the items under a label by items of other
+//! classes.
+//!
 //! The level is the fraction of the shots of a class that are replaced. Symmetric noise takes the replacements from all
 //! other classes of the episode, paired noise from one other class, similar noise from the items of other classes that
 //! are nearest to the class, outlier noise from classes outside the episode. For every type, the right class must stay
 //! the most frequent one among the items with its label, because otherwise the label could not be recovered from the
 //! support set; [`NoiseKind::is_possible`] checks that.
 //!
-//! Other types implement [`LabelNoise`]: they give the items of a support set other labels, and results report them under
-//! their own name with the measured share of wrong labels. [`ConfusionNoise`] is one of them.
+//! Other types implement [`LabelNoise`]: they give the items of a support set other labels, and results report them
+//! under their own name with the measured share of wrong labels. [`ConfusionNoise`] is one of them.
 
 mod confusion;
 mod label_noise;
@@ -77,10 +81,13 @@ impl NoiseKind {
             return true;
         }
         match self {
+            // Each of the other classes may contribute fewer items than remain clean.
             NoiseKind::Symmetric | NoiseKind::Similar => {
                 ways >= 2 && clean >= 2 && (ways - 1) * (clean - 1) >= noisy
             }
+            // One other class contributes all wrong items.
             NoiseKind::Paired => ways >= 2 && noisy < clean,
+            // Outliers belong to none of the classes of the episode, so they cannot outnumber the right class.
             NoiseKind::Outlier => clean >= 1,
             // The sampler checks the labels of a custom noise type in every episode.
             NoiseKind::Named(_) => true,
@@ -161,8 +168,8 @@ impl std::fmt::Display for Noise {
     }
 }
 
-/// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations. Levels
-/// below 1 % have a percent sign (`symmetric=0.5%`), because `symmetric=0.4` usually means 40 %.
+/// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
+/// Levels below 1 % have a percent sign (`symmetric=0.5%`), because `symmetric=0.4` usually means 40 %.
 ///
 /// The default is `symmetric=0,20,40,60`, as in the paper.
 ///

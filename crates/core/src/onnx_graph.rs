@@ -1,15 +1,18 @@
-//! Writing of ONNX files: [`OnnxGraph`] collects nodes and constants and encodes them as a model.
+//! Writing of ONNX files: [`OnnxGraph`] collects nodes and constants and encodes them as a model. Classifiers are
+//! exported with it (`predictor::graph`), alone or together with the network that computes their embeddings
+//! (`vision::export`).
 //!
-//! ONNX is protocol buffers: nested messages of numbered fields. Writing them takes three kinds of fields (numbers, texts
-//! and messages), so they are encoded here without a crate. The numbers of the fields are those of `onnx.proto`. Values
-//! are named in the order in which they are made, and nothing depends on time or addresses, so that the same calls give
-//! the same bytes.
+//! ONNX is protocol buffers: nested messages of numbered fields. Writing them takes few kinds of fields (integers,
+//! floats, and byte strings, which are also texts and messages), so they are encoded here without a crate. The numbers
+//! of the fields are those of `onnx.proto`; comments name the message and its fields. Values are named by counting
+//! them, and nothing depends on time or addresses, so that the same calls give the same bytes.
 
 use std::collections::BTreeMap;
 
 /// The version of the operators of a new graph, which onnxruntime reads since 1.12 (2022).
 pub const OPSET: u64 = 17;
-/// The oldest version of the operators that nodes can be appended to: earlier ones have `Clip` and `TopK` in another form.
+/// The oldest version of the operators that nodes can be appended to: earlier ones have `Clip` and `TopK` in another
+/// form.
 pub const MIN_OPSET: u64 = 11;
 /// From this version on, reductions take their axes as an input instead of an attribute.
 const REDUCTION_AXES_INPUT: u64 = 18;
@@ -27,7 +30,7 @@ pub enum ElementType {
     Integer = 7,
 }
 
-/// The length of an axis of an input or output.
+/// The length of one axis of an input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Axis {
     /// The number of items in a batch, which is chosen when the model is run.
@@ -65,9 +68,9 @@ pub struct ImportedModel {
     pub ir_version: u64,
     /// The version of the operators of the default domain.
     pub opset: u64,
-    /// The encoded fields of the model, without graph, versions and metadata.
+    /// The encoded fields of the `ModelProto` to copy: the versions of the operator sets, and functions.
     pub model_fields: Vec<u8>,
-    /// The encoded fields of the graph, without its name, outputs and the input that is replaced.
+    /// The encoded fields of the `GraphProto`, without its name, outputs and the input that is replaced.
     pub graph_fields: Vec<u8>,
 }
 
@@ -87,13 +90,17 @@ pub struct ImportedModel {
 pub struct OnnxGraph {
     ir_version: u64,
     opset: u64,
-    /// Encoded fields of the model besides those that every model has.
+    /// Encoded fields of the `ModelProto` that [`OnnxGraph::to_bytes`] does not make itself, at least the versions of
+    /// the operator sets.
     model_fields: Vec<u8>,
-    /// Encoded fields of the graph in the order of the calls: a node comes after the nodes that it depends on.
+    /// Encoded fields of the `GraphProto` in the order of the calls: a node comes after the nodes that it depends on,
+    /// as ONNX demands.
     graph_fields: Vec<u8>,
     metadata: BTreeMap<String, String>,
-    /// Prefix of the names of values that are not inputs or outputs.
+    /// Prefix of the names of values that are not inputs or outputs, to keep them apart from those of an imported
+    /// model.
     prefix: String,
+    /// Number of values named so far.
     values: usize,
 }
 
@@ -117,8 +124,8 @@ impl OnnxGraph {
         Self::default()
     }
 
-    /// An empty graph whose nodes have the operators of an existing model, which [`OnnxGraph::import`] adds. Names of new
-    /// values start with `prefix`.
+    /// An empty graph whose nodes have the operators of an existing model, which [`OnnxGraph::import`] adds. Names of
+    /// new values start with `prefix`.
     pub fn for_model(model: &ImportedModel, prefix: &str) -> Self {
         OnnxGraph {
             ir_version: model.ir_version,
@@ -129,13 +136,14 @@ impl OnnxGraph {
         }
     }
 
-    /// Adds the nodes of an existing model.
+    /// Adds the nodes, constants and inputs of an existing model.
     pub fn import(&mut self, model: &ImportedModel) {
         self.graph_fields.extend_from_slice(&model.graph_fields);
     }
 
     /// Adds an input.
     pub fn input(&mut self, name: &str, kind: ElementType, shape: &[Axis]) -> GraphValue {
+        // GraphProto.input
         push_message(&mut self.graph_fields, 11, &value_info(name, kind, shape));
         GraphValue(name.into())
     }
@@ -143,6 +151,7 @@ impl OnnxGraph {
     /// Adds a float output that equals a value.
     pub fn output(&mut self, name: &str, value: &GraphValue, shape: &[Axis]) {
         self.alias(value, name);
+        // GraphProto.output
         push_message(&mut self.graph_fields, 12, &value_info(name, ElementType::Float, shape));
     }
 
@@ -175,7 +184,8 @@ impl OnnxGraph {
         outputs
     }
 
-    /// Adds a reduction (`ReduceMax`, `ReduceMean`, `ReduceSumSquare`) over one axis.
+    /// Adds a reduction (`ReduceMax`, `ReduceMean`, `ReduceSumSquare`) over one axis, which then has length 1, or is
+    /// gone if `keeps_axis` is false.
     pub fn reduce(&mut self, operator: &str, value: &GraphValue, axis: i64, keeps_axis: bool) -> GraphValue {
         let keeps_axis = Attribute::Int("keepdims", keeps_axis.into());
         if self.opset >= REDUCTION_AXES_INPUT {
@@ -216,6 +226,8 @@ impl OnnxGraph {
 
     /// The bytes of the file; `name` is the name of the graph.
     pub fn to_bytes(&self, name: &str) -> Vec<u8> {
+        // ModelProto: ir_version, producer_name, producer_version, graph (with its name and all other fields),
+        // metadata_props.
         let mut model = Vec::new();
         push_number(&mut model, 1, self.ir_version);
         push_message(&mut model, 2, b"trueshot");
@@ -225,6 +237,7 @@ impl OnnxGraph {
         push_parts(&mut model, 7, &[&name_field, &self.graph_fields]);
         model.extend_from_slice(&self.model_fields);
         for (key, text) in &self.metadata {
+            // StringStringEntryProto: key, value.
             let mut entry = Vec::new();
             push_message(&mut entry, 1, key.as_bytes());
             push_message(&mut entry, 2, text.as_bytes());
@@ -233,11 +246,13 @@ impl OnnxGraph {
         model
     }
 
+    /// A new name for a value: the prefix and a number.
     fn new_value(&mut self) -> GraphValue {
         self.values += 1;
         GraphValue(format!("{}{}", self.prefix, self.values))
     }
 
+    /// Adds a node that computes the values named `outputs`.
     fn push_node(
         &mut self,
         operator: &str,
@@ -245,6 +260,7 @@ impl OnnxGraph {
         attributes: &[Attribute<'_>],
         outputs: &[String],
     ) {
+        // NodeProto: input, output, name, op_type, attribute.
         let mut node = Vec::new();
         inputs.iter().for_each(|input| push_message(&mut node, 1, input.0.as_bytes()));
         outputs.iter().for_each(|output| push_message(&mut node, 2, output.as_bytes()));
@@ -252,9 +268,11 @@ impl OnnxGraph {
         push_message(&mut node, 3, format!("{operator}:{}", outputs[0]).as_bytes());
         push_message(&mut node, 4, operator.as_bytes());
         attributes.iter().for_each(|attribute| push_message(&mut node, 5, &encoded_attribute(attribute)));
+        // GraphProto.node
         push_message(&mut self.graph_fields, 1, &node);
     }
 
+    /// Adds a constant whose elements `fill` writes as little-endian bytes in row-major order.
     fn constant(
         &mut self,
         kind: ElementType,
@@ -262,19 +280,22 @@ impl OnnxGraph {
         fill: impl FnOnce(&mut Vec<u8>),
     ) -> GraphValue {
         let value = self.new_value();
+        // TensorProto: dims, data_type, name, raw_data.
         let (mut tensor, mut raw) = (Vec::new(), Vec::new());
         shape.iter().for_each(|&length| push_number(&mut tensor, 1, length as u64));
         push_number(&mut tensor, 2, kind as u64);
         push_message(&mut tensor, 8, value.0.as_bytes());
         fill(&mut raw);
         push_message(&mut tensor, 9, &raw);
+        // GraphProto.initializer
         push_message(&mut self.graph_fields, 5, &tensor);
         value
     }
 }
 
-/// The field of a model that imports the default operators in a version.
+/// The field `ModelProto.opset_import` for the default operators (their domain is the empty text) in a version.
 fn operator_set(version: u64) -> Vec<u8> {
+    // OperatorSetIdProto: domain, version.
     let (mut set, mut field) = (Vec::new(), Vec::new());
     push_message(&mut set, 1, b"");
     push_number(&mut set, 2, version);
@@ -282,7 +303,9 @@ fn operator_set(version: u64) -> Vec<u8> {
     field
 }
 
+/// A `ValueInfoProto`: the name, element type and shape of an input or output.
 fn value_info(name: &str, kind: ElementType, shape: &[Axis]) -> Vec<u8> {
+    // TensorShapeProto: one Dimension per axis, with either dim_value or dim_param.
     let mut axes = Vec::new();
     for axis in shape {
         let mut encoded = Vec::new();
@@ -292,6 +315,7 @@ fn value_info(name: &str, kind: ElementType, shape: &[Axis]) -> Vec<u8> {
         }
         push_message(&mut axes, 1, &encoded);
     }
+    // TypeProto.Tensor (elem_type, shape) in TypeProto.tensor_type in ValueInfoProto (name, type).
     let (mut tensor, mut kind_field, mut info) = (Vec::new(), Vec::new(), Vec::new());
     push_number(&mut tensor, 1, kind as u64);
     push_message(&mut tensor, 2, &axes);
@@ -301,7 +325,8 @@ fn value_info(name: &str, kind: ElementType, shape: &[Axis]) -> Vec<u8> {
     info
 }
 
-/// An `AttributeProto`; its field 20 is the kind of the value.
+/// An `AttributeProto`: its name (field 1), the value (`f` is field 2, `i` 3, `ints` 8) and the kind of the value
+/// (field 20: 1 for a float, 2 for an integer, 7 for a list of integers).
 fn encoded_attribute(attribute: &Attribute<'_>) -> Vec<u8> {
     let mut encoded = Vec::new();
     match *attribute {
@@ -326,6 +351,8 @@ fn encoded_attribute(attribute: &Attribute<'_>) -> Vec<u8> {
     encoded
 }
 
+/// An integer in the variable-length form of protocol buffers: seven bits per byte, the lowest first; all bytes but the
+/// last have the high bit set.
 fn push_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -334,18 +361,18 @@ fn push_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// A field that holds a number (wire type 0).
+/// Appends a field that holds an integer (wire type 0, in the lowest three bits of the field's key).
 fn push_number(out: &mut Vec<u8>, field: u64, number: u64) {
     push_varint(out, field << 3);
     push_varint(out, number);
 }
 
-/// A field that holds a text, bytes or a message (wire type 2).
+/// Appends a field that holds a text, bytes or an encoded message (wire type 2).
 pub fn push_message(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     push_parts(out, field, &[bytes]);
 }
 
-/// The same for a message in several parts, one after the other.
+/// [`push_message`] for bytes in several parts, which are written one after the other.
 fn push_parts(out: &mut Vec<u8>, field: u64, parts: &[&[u8]]) {
     push_varint(out, field << 3 | 2);
     push_varint(out, parts.iter().map(|part| part.len() as u64).sum());

@@ -1,4 +1,5 @@
-//! Range checks of option values: [`require`] returns an error with the option, its value and what is allowed.
+//! Range checks of the values of options (of audits, models and training): [`require`] returns an error with the
+//! option, its value and what is allowed.
 
 use crate::error::{Error, Result};
 

@@ -1,14 +1,20 @@
-//! Image resizing ([`resized`]), bilinear or bicubic, with antialiasing when shrinking.
+//! Image resizing ([`resized`]), bilinear or bicubic, with antialiasing when shrinking, and cropping to a square
+//! ([`crop_to_square`]). Images are slices of bytes, row by row from the top, with 1 or 3 bytes per pixel.
 //!
-//! The arithmetic is Pillow's, which torchvision uses: rows are resized to the new width, then columns to the new height,
-//! with fixed-point weights of 22 bits, and each pass rounds to bytes. So published networks get the pixels they were
-//! trained on, and the result is the same on every processor. Both passes run row by row, because the image between them can
-//! be larger than input and output (for instance if the input is one pixel wide and thousands high).
+//! Every output pixel is a weighted mean of a window of input pixels; [`Taps`] holds the windows and weights of one
+//! axis.
+//!
+//! The arithmetic is Pillow's, which torchvision uses: rows are resized to the new width, then columns to the new
+//! height, with fixed-point weights of 22 bits, and each pass rounds to bytes. So published networks get the pixels
+//! they were trained on, and the result is the same on every processor. Both passes run row by row, because the image
+//! between them can be larger than input and output (for instance if the input is one pixel wide and thousands high).
 
 use std::collections::VecDeque;
 
 /// Fractional bits of a fixed-point weight: 32 bits minus 8 for the pixel value and 2 for sign and overflow.
 const WEIGHT_BITS: u32 = 22;
+/// One half as a fixed-point number: sums of pixels start with it, so that [`to_byte`] rounds to the nearest integer.
+const HALF: i32 = 1 << (WEIGHT_BITS - 1);
 
 /// How an image becomes square.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -41,6 +47,7 @@ impl Resampling {
         }
     }
 
+    /// The value of the filter at a distance from its centre, before the weights of a window are divided by their sum.
     fn weight(self, distance: f64) -> f64 {
         let x = distance.abs();
         match self {
@@ -52,7 +59,8 @@ impl Resampling {
     }
 }
 
-/// The weights for resizing a line of pixels to another length.
+/// The weights (filter taps) for resizing a line of pixels to another length: for every output pixel a window of input
+/// pixels, all windows of the same width, and the weight of each pixel in it. The weights of a window sum to 1.
 ///
 /// ```
 /// use trueshot::resample::Taps;
@@ -65,12 +73,13 @@ impl Resampling {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Taps {
-    /// The first input pixel of every output pixel.
+    /// The index of the first input pixel in the window of every output pixel.
     starts: Vec<u32>,
-    /// `[outputs, width]`
+    /// The weights `[outputs, width]`.
     weights: Vec<f64>,
-    /// `weights` as `f32`.
+    /// `weights` as `f32`, for callers that resize floats.
     rounded: Vec<f32>,
+    /// Input pixels per window.
     width: usize,
 }
 
@@ -82,16 +91,21 @@ impl Taps {
 
     fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
         let scale = from as f64 / to as f64;
+        // When shrinking, the filter is stretched over all input pixels of an output pixel: that is the antialiasing.
         let stretch = scale.max(1.0);
+        // The radius of the filter in input pixels.
         let reach = stretch * resampling.support();
         self.width = ((2.0 * reach).ceil() as usize).min(from);
         self.starts.clear();
         self.weights.clear();
         for output in 0..to {
+            // Pixel p covers the range from p to p + 1, so its centre is at p + 0.5. The filter reaches the pixels
+            // `first..end`, rounded as in Pillow.
             let centre = (output as f64 + 0.5) * scale;
             let first = (centre - reach + 0.5).max(0.0) as usize;
             let end = ((centre + reach + 0.5) as usize).min(from);
-            // A window beyond the end is shifted back inside; pixels that the filter does not reach get weight 0.
+            // A window that would end beyond the last pixel starts earlier; pixels that the filter does not reach get
+            // weight 0.
             let start = first.min(from - self.width);
             let weight = |pixel: usize| match (first..end).contains(&pixel) {
                 true => resampling.weight((pixel as f64 + 0.5 - centre) / stretch),
@@ -111,7 +125,7 @@ impl Taps {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
-    /// The weights from `from` to `to` pixels, and the same as fixed-point numbers.
+    /// The weights from `from` to `to` pixels, and the same as fixed-point numbers `[outputs, width]`.
     fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
         let mut taps = Taps::default();
         taps.set_resampling(resampling, from, to);
@@ -119,12 +133,13 @@ impl Taps {
         (taps, weights)
     }
 
+    /// The weights as fixed-point numbers with [`WEIGHT_BITS`] fractional bits.
     fn integer_weights(&self) -> Vec<i32> {
         self.weights.iter().map(|&weight| (weight * f64::from(1 << WEIGHT_BITS)).round() as i32).collect()
     }
 }
 
-/// The height, the width and the bytes per pixel of an image whose pixels are in rows from the top.
+/// The width, the height and the bytes per pixel of an image whose pixels are in rows from the top.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PixelShape {
     /// Pixels from left to right.
@@ -148,15 +163,15 @@ pub fn resized(
     assert_eq!(pixels.len(), shape.width * shape.height * shape.channels, "bytes of the image");
     assert!(matches!(shape.channels, 1 | 3), "{} bytes per pixel", shape.channels);
     assert!(!pixels.is_empty() && width > 0 && height > 0, "an image without pixels");
-    let columns = RowResizer::new(shape, width, resampling);
-    let mut row = Vec::with_capacity(columns.length());
-    let mut rows = ColumnResizer::new(shape, columns.length(), height, resampling);
+    let row_resizer = RowResizer::new(shape, width, resampling);
+    let mut row = Vec::with_capacity(row_resizer.length());
+    let mut column_resizer = ColumnResizer::new(shape, row_resizer.length(), height, resampling);
     for source in pixels.chunks_exact(shape.width * shape.channels) {
         row.clear();
-        columns.apply(source, &mut row);
-        rows.add(&row);
+        row_resizer.apply(source, &mut row);
+        column_resizer.add(&row);
     }
-    rows.pixels
+    column_resizer.pixels
 }
 
 /// Crops an image in place to the largest square in its middle and returns the side of the square in pixels.
@@ -174,28 +189,31 @@ pub fn crop_to_square(pixels: &mut Vec<u8>, shape: PixelShape) -> usize {
 
 /// Resizes rows to another width.
 struct RowResizer {
-    /// `None` if rows keep their width.
+    /// The windows and their fixed-point weights; `None` if rows keep their width.
     taps: Option<(Taps, Vec<i32>)>,
+    /// Pixels of a resized row.
     width: usize,
-    count: usize,
+    /// Bytes per pixel, 1 or 3.
+    channels: usize,
 }
 
 impl RowResizer {
     fn new(shape: PixelShape, width: usize, resampling: Resampling) -> Self {
         let taps = (width != shape.width).then(|| Taps::with_integers(resampling, shape.width, width));
-        RowResizer { taps, width, count: shape.channels }
+        RowResizer { taps, width, channels: shape.channels }
     }
 
     /// Bytes of a resized row.
     fn length(&self) -> usize {
-        self.width * self.count
+        self.width * self.channels
     }
 
+    /// Appends the resized form of the row `source` to `row`.
     fn apply(&self, source: &[u8], row: &mut Vec<u8>) {
         let Some((taps, weights)) = &self.taps else { return row.extend_from_slice(source) };
         for (&start, weights) in taps.starts.iter().zip(weights.chunks_exact(taps.width)) {
-            let window = &source[start as usize * self.count..][..taps.width * self.count];
-            match self.count {
+            let window = &source[start as usize * self.channels..][..taps.width * self.channels];
+            match self.channels {
                 1 => row.extend(weighted_pixel::<1>(window, weights)),
                 _ => row.extend(weighted_pixel::<3>(window, weights)),
             }
@@ -205,7 +223,9 @@ impl RowResizer {
 
 /// Resizes columns: takes the rows of an image one by one and sums them into the rows of an image of another height.
 struct ColumnResizer {
+    /// For every output row the window of input rows it is summed from.
     taps: Taps,
+    /// Fixed-point weights `[output rows, window]`.
     weights: Vec<i32>,
     /// Input rows so far.
     added: usize,
@@ -213,7 +233,9 @@ struct ColumnResizer {
     done: usize,
     /// Sums of the output rows that are not complete, starting with row `done`.
     open: VecDeque<Vec<i32>>,
+    /// Bytes per row.
     length: usize,
+    /// The complete output rows.
     pixels: Vec<u8>,
 }
 
@@ -224,22 +246,25 @@ impl ColumnResizer {
         ColumnResizer { taps, weights, added: 0, done: 0, open: VecDeque::new(), length, pixels }
     }
 
+    /// Adds the next input row to the sums of all output rows whose windows contain it.
     fn add(&mut self, row: &[u8]) {
         let number = self.added;
         self.added += 1;
-        // Windows have equal lengths and start in the order of their outputs, so they also end in that order.
+        // Open the output rows whose window starts with this row. Windows have equal lengths and start in the order of
+        // their outputs, so they also end in that order.
         let begins_here =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
         while begins_here(self.done + self.open.len()) {
-            self.open.push_back(vec![1 << (WEIGHT_BITS - 1); self.length]);
+            self.open.push_back(vec![HALF; self.length]);
         }
         for (output, sums) in (self.done..).zip(&mut self.open) {
-            let place = number - self.taps.starts[output] as usize;
-            let weight = self.weights[output * self.taps.width + place];
+            let index_in_window = number - self.taps.starts[output] as usize;
+            let weight = self.weights[output * self.taps.width + index_in_window];
             for (sum, &value) in sums.iter_mut().zip(row) {
                 *sum += i32::from(value) * weight;
             }
         }
+        // Write the output rows whose window ends with this row.
         let ends_here = |output: usize| self.taps.starts[output] as usize + self.taps.width == self.added;
         while !self.open.is_empty() && ends_here(self.done) {
             let sums = self.open.pop_front().expect("an output is open");
@@ -249,9 +274,10 @@ impl ColumnResizer {
     }
 }
 
-fn weighted_pixel<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; COUNT] {
-    let mut sums = [1 << (WEIGHT_BITS - 1); COUNT];
-    for (pixel, &weight) in window.as_chunks::<COUNT>().0.iter().zip(weights) {
+/// The weighted mean of the pixels of a window, each of `CHANNELS` bytes.
+fn weighted_pixel<const CHANNELS: usize>(window: &[u8], weights: &[i32]) -> [u8; CHANNELS] {
+    let mut sums = [HALF; CHANNELS];
+    for (pixel, &weight) in window.as_chunks::<CHANNELS>().0.iter().zip(weights) {
         for (sum, &value) in sums.iter_mut().zip(pixel) {
             *sum += i32::from(value) * weight;
         }
@@ -259,6 +285,7 @@ fn weighted_pixel<const COUNT: usize>(window: &[u8], weights: &[i32]) -> [u8; CO
     sums.map(to_byte)
 }
 
+/// The integer part of a fixed-point sum. Bicubic weights can be negative, so a sum may lie outside 0 to 255.
 fn to_byte(sum: i32) -> u8 {
     (sum >> WEIGHT_BITS).clamp(0, 255) as u8
 }

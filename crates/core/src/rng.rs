@@ -1,8 +1,10 @@
 //! Reproducible random numbers: [`Rng`] is a generator for one seed, [`Purpose`] and episode; [`IndexSampler`] draws
 //! distinct indices.
 //!
-//! The key of a generator is the seed and the purpose, and its stream is the number of the episode. So episode 7,000 can
-//! be drawn alone, on any machine, and another noise level or another method changes no other numbers. The sampling
+//! An episode is a small classification problem drawn from the data, with label noise; an experiment numbers its
+//! episodes from 0. The key of a generator (ChaCha, a stream cipher) is the seed and the purpose, and its stream is the
+//! number of the episode. So episode 7,000 can be drawn alone, on any machine, and adding a noise level or a method
+//! changes no other random numbers. Work without episodes uses 0 or the number of its step instead. The sampling
 //! algorithms are implemented here instead of in a dependency, so that no upgrade can change the results of a seed.
 
 use rand_chacha::ChaCha8Rng;
@@ -20,7 +22,7 @@ pub enum Purpose {
     NoiseOrder = 3,
     /// Replacements of symmetric noise.
     Symmetric = 4,
-    /// The derangement of paired noise: which class lends its items to which other class.
+    /// The derangement of paired noise: which class gives its items to which other class.
     Paired = 5,
     /// Replacements of outlier noise.
     Outlier = 6,
@@ -40,7 +42,7 @@ pub enum Purpose {
     Projection = 13,
     /// The order in which the classes of an episode choose their replacements under similar noise.
     Similar = 14,
-    /// Random decisions of a custom noise type; the item of the generator is its position among the custom types.
+    /// Random decisions of a custom noise type; the `item` of [`Rng::for_item`] is its position among the custom types.
     LabelNoise = 15,
 }
 
@@ -81,8 +83,8 @@ impl Rng {
     pub fn below(&mut self, bound: usize) -> usize {
         let bound = u32::try_from(bound).expect("the bound is below 2^32");
         assert!(bound > 0, "the bound is above 0");
-        // The upper half of a product is uniform once the few low halves that are over-represented are
-        // drawn again (Lemire 2019).
+        // A random 32-bit number times the bound: the upper half of the product is below the bound, and uniform if
+        // products whose lower half is below 2^32 mod bound are drawn again (Lemire 2019).
         let over_represented = bound.wrapping_neg() % bound;
         loop {
             let product = u64::from(self.0.next_u32()) * u64::from(bound);
@@ -114,7 +116,8 @@ impl Rng {
         }
     }
 
-    /// A uniformly random derangement of `0..n`: a permutation without fixed points.
+    /// A uniformly random derangement of `0..n`: a permutation without fixed points. Permutations are drawn until one
+    /// has none, which takes e (2.7) attempts on average.
     ///
     /// # Panics
     /// If `n` is 1, because one element has no derangement.
@@ -132,9 +135,9 @@ impl Rng {
 
 /// Draws distinct indices below `n` in random order, in time proportional to the number of indices drawn.
 ///
-/// It is a partial Fisher-Yates shuffle on an identity permutation that is kept between draws: a draw swaps one entry per
-/// index and swaps them back afterwards, so drawing from a million rows costs no more than drawing from a thousand. With
-/// the same generator, a shorter draw is a prefix of a longer one.
+/// It is a partial Fisher-Yates shuffle on an identity permutation that is kept between draws: a draw swaps one entry
+/// per index and swaps them back afterwards, so drawing from a million rows costs no more than drawing from a thousand.
+/// With the same generator, a shorter draw is a prefix of a longer one.
 ///
 /// ```
 /// use trueshot::rng::{IndexSampler, Purpose, Rng};

@@ -1,10 +1,10 @@
-//! The input of a method: a [`Task`] is a [`SupportSet`] with given labels and its Gram matrix; [`Queries`] are rows to
-//! classify.
+//! The input of a few-shot method: a [`Task`] is a [`SupportSet`], the few labelled items that the method learns from,
+//! with its Gram matrix; [`Queries`] are rows to classify. Rows are feature vectors of `dim` numbers.
 //!
 //! Almost everything that methods compute is made of inner products between items, so a task caches them: the Gram
-//! matrix of all support items ([`Task::gram`]) and that of each class ([`Task::class_gram`]) are computed on first use. An
-//! evaluation with several noise settings passes the Gram matrix in, because the settings of an episode share most items,
-//! and the methods share all of them.
+//! matrix of all support items ([`Task::gram`]) and that of each class ([`Task::class_gram`]) are computed on first
+//! use. An evaluation with several noise settings (support sets of the same problem with different wrong labels) passes
+//! the Gram matrix in, because these support sets share most of their items.
 
 use std::sync::OnceLock;
 
@@ -23,7 +23,9 @@ use trueshot_nn::products;
 /// ```
 pub struct SupportSet<'a> {
     rows: Vec<&'a [f32]>,
+    /// The given label of every item.
     given: Vec<u32>,
+    /// For every class the items with that given label.
     members: Vec<Vec<u32>>,
 }
 
@@ -78,7 +80,7 @@ impl<'a> SupportSet<'a> {
 }
 
 /// The true class of every support item, which only experiments know; `None` for an item of none of the task's classes.
-/// No method but the oracle reads it.
+/// Only the method `oracle` reads it, which shows what a method could reach that knew all wrong labels.
 pub type Truth = [Option<u32>];
 
 /// A few-shot task: a support set with its Gram matrix, which is computed on first use.
@@ -94,7 +96,9 @@ pub struct Task<'a> {
     pub support: SupportSet<'a>,
     /// The true classes of the items, in experiments.
     pub truth: Option<&'a Truth>,
+    /// `[items, items]`
     gram: OnceLock<Vec<f32>>,
+    /// One per class.
     class_grams: Vec<OnceLock<Gram>>,
 }
 
@@ -151,6 +155,8 @@ impl<'a> Task<'a> {
         self.class_grams[class].get_or_init(|| self.gram_within(class))
     }
 
+    /// The matrix of [`Task::class_gram`]: copied from the whole Gram matrix if that is known, otherwise computed, with
+    /// the same values.
     fn gram_within(&self, class: usize) -> Gram {
         let members = &self.support.members[class];
         let n = members.len();
@@ -221,7 +227,8 @@ impl Gram {
         if lengths > 0.0 { self.at(i, j) / lengths } else { 0.0 }
     }
 
-    /// The matrix-vector product with one weight per item: the inner products of every item with the weighted sum.
+    /// The matrix-vector product with one weight per item: the inner product of every item with the weighted sum of the
+    /// items.
     pub fn times(&self, weights: &[f32]) -> Vec<f32> {
         (0..self.n).map(|i| products::short_dot(self.row(i), weights)).collect()
     }

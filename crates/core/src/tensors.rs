@@ -1,11 +1,12 @@
 //! Safetensors files of named tensors and notes, the container of models, checkpoints and classifiers. Start with
-//! [`Tensors`]; what the tensors mean is up to its users, for instance [`crate::model`].
+//! [`Tensors`]; what the tensors mean is decided by its users, for instance [`crate::model`].
 //!
-//! A note is an entry of the safetensors `__metadata__`: a key and a text.
+//! A safetensors file is the length of a header (8 bytes, little-endian), the header (JSON: type, shape and offsets of
+//! every tensor) and the bytes of the tensors. A note is an entry of the header's `__metadata__`: a key and a text.
 //!
 //! The files come from untrusted sources, so the header is checked against the real length of the file before memory is
-//! allocated, and NaN and infinite values are refused. Every file is written with a checksum of its notes and tensors, in
-//! a note of its own, and a file that does not match its checksum is refused. Files of other programs and of earlier
+//! allocated, and NaN and infinite values are refused. Every file is written with a checksum of its notes and tensors,
+//! in a note of its own, and a file that does not match its checksum is refused. Files of other programs and of earlier
 //! versions have no checksum and are read without this check.
 
 use std::collections::BTreeMap;
@@ -24,8 +25,8 @@ const FORMAT: &str = "safetensors";
 
 /// The key of the note with the checksum.
 const CHECKSUM: &str = "trueshot-checksum";
-/// The prefix of the checksum's text. The note is recognised by its key or by this prefix, so that damage to one of them
-/// does not make the file look like one without a checksum.
+/// The prefix of the checksum's text. The note is recognised by its key or by this prefix, so that damage to one of
+/// them does not make the file look like one without a checksum.
 const BLAKE3: &str = "trueshot-blake3:";
 
 /// A dense `f32` tensor.
@@ -52,8 +53,10 @@ pub struct Tensor {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tensors {
+    /// Texts by key, without the note that holds the checksum.
     notes: BTreeMap<String, String>,
     tensors: BTreeMap<String, Tensor>,
+    /// The file that was read, for error messages.
     path: PathBuf,
 }
 
@@ -61,8 +64,8 @@ impl Tensors {
     /// Reads a safetensors file.
     ///
     /// # Errors
-    /// If the file cannot be read, is not a valid safetensors file of F16, BF16 or F32 tensors, contains NaN or infinite
-    /// values, or does not match its checksum.
+    /// If the file cannot be read, is not a valid safetensors file of F16, BF16 or F32 tensors, contains NaN or
+    /// infinite values, or does not match its checksum.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::read(&Source::open(path.as_ref())?, |_| Ok(()))
     }
@@ -86,6 +89,7 @@ impl Tensors {
         let mut file = Tensors { notes: notes.collect(), tensors, path };
         let checksum = file.take_checksum();
         accept(&file)?;
+        // The tensors come after the length of the header and the header.
         let data = &source.bytes[length.saturating_add(8).min(source.bytes.len())..];
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
@@ -203,7 +207,7 @@ impl Tensors {
         write_atomically(path, |out| self.write_to(out, |_| false))
     }
 
-    /// Writes the file; tensors for which `is_half` is true are written as 16-bit floats.
+    /// Writes the file; tensors for which `is_half` is true are written as 16-bit floats, all others as 32-bit floats.
     fn write_to(&self, mut out: &mut dyn Write, is_half: impl Fn(&Tensor) -> bool) -> std::io::Result<()> {
         let header = self.header(&is_half);
         out.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -220,6 +224,7 @@ impl Tensors {
         Ok(())
     }
 
+    /// The JSON header, padded with spaces.
     fn header(&self, is_half: impl Fn(&Tensor) -> bool) -> Vec<u8> {
         let mut notes = self.notes.clone();
         notes.insert(CHECKSUM.into(), self.checksum());
@@ -246,8 +251,9 @@ impl Tensors {
         self.notes.remove_entry(&key?)
     }
 
-    /// The BLAKE3 hash of all notes and tensors, independent of their order in the file. Texts and shapes are preceded by
-    /// their lengths, so different contents never hash the same bytes.
+    /// The text of the checksum: the BLAKE3 hash of all notes and tensors (as f32), independent of their order and
+    /// precision in the file. Texts and shapes are preceded by their lengths, so different contents never hash the same
+    /// bytes.
     fn checksum(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hash_length(&mut hasher, self.notes.len());

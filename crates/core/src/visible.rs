@@ -1,12 +1,13 @@
-//! Printing of file and class names: [`visible`] escapes control characters, and the other functions measure and fit text to
-//! columns of a terminal.
+//! Printing of file and class names: [`visible`] escapes control characters, and the other functions measure and fit
+//! text to columns of a terminal.
 //!
-//! Names come from files of other people. A line end, an escape sequence or a mark that changes the direction of writing
-//! could break a table or make a name look like another.
+//! Names come from files of other people. A line end, an escape sequence or a mark that changes the direction of
+//! writing could break a table or make a name look like another.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// Width to which the file name of an item can be shortened.
+/// The width, in terminal columns, to which the file name of an item can be shortened: four columns of its beginning,
+/// an ellipsis, and four of its end, enough for an extension such as `.jpg`.
 pub(crate) const MIN_FILE_NAME: usize = 9;
 
 /// A name in one line, with control characters, line separators and invisible marks written as escapes. Letters of any
@@ -55,18 +56,20 @@ pub fn shortened(text: &str, max_columns: usize) -> String {
     format!("{head}…{tail}")
 }
 
-/// The name of an item shortened to at most `max_columns` columns, with an ellipsis in the middle of its file name. The
-/// folders in front of the file name are never shortened, so the result may be wider than that.
+/// The name of an item (a path with `/`) shortened to at most `max_columns` columns, with an ellipsis in the middle of
+/// its file name. The folders in front of the file name are never shortened, and the file name keeps at least nine
+/// columns, so the result may be wider.
 pub fn shortened_item(item: &str, max_columns: usize) -> String {
     let (folders, file) = item.split_at(item.rfind('/').map_or(0, |slash| slash + 1));
     let available = max_columns.saturating_sub(display_width(folders)).max(MIN_FILE_NAME);
     format!("{folders}{}", shortened(file, available))
 }
 
-/// A text wrapped at spaces into lines of at most `max_columns` columns; one line if there is no maximum.
+/// A text wrapped at spaces into lines of at most `max_columns` columns; one line if there is no maximum. Longer words
+/// are shortened.
 pub(crate) fn wrapped(text: &str, max_columns: Option<usize>) -> Vec<String> {
     let Some(max_columns) = max_columns else { return vec![text.into()] };
-    // A number stays in front of its percent sign.
+    // A no-break space keeps a number and its percent sign on one line; it becomes a normal space again below.
     let text = text.replace(" %", "\u{a0}%");
     let mut lines = vec![String::new()];
     for word in text.split(' ').map(|word| shortened(&word.replace('\u{a0}', " "), max_columns)) {
@@ -103,7 +106,7 @@ pub fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// A text with the special characters of XML and HTML escaped.
+/// A text with `&`, `<`, `>` and `"` escaped, for the text and the attributes of XML and HTML.
 pub fn escaped_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -1,14 +1,18 @@
 "use strict";
+// The page of an audit: buttons and a search field that filter the items, the images of their most similar items, and
+// arrow keys. The review is in review.js, which announces changed decisions with the event "decided".
 {
   const form = document.querySelector(".filters");
   const buttons = [...form.querySelectorAll("button")];
   const search = form.querySelector("input");
   const items = [...document.querySelectorAll("li.item")];
   const classes = [...document.querySelectorAll("section.class")];
+  // The pressed button: "all"; "suspect" or "decided", which are marks of items; or an action of the audit.
   let show = "all";
   const passes = (item) =>
     (show === "all" || (show === "suspect" || show === "decided" ? show in item.dataset : item.dataset.action === show)) &&
     item.dataset.text.toLowerCase().includes(search.value.trim().toLowerCase());
+  // Hides the items that do not pass, and the classes without any that do.
   const apply = () => {
     let count = 0;
     for (const item of items) {
@@ -42,6 +46,8 @@
     if (!item) return;
     const near = item.querySelector(".near");
     const box = item.getBoundingClientRect();
+    // Without 340 pixels to its right or 330 below, where the box of similar items would be cut off, it opens on the
+    // other side.
     near.classList.toggle("left", box.left > innerWidth - 340);
     near.classList.toggle("up", box.bottom > innerHeight - 330 && box.top > 330);
     if (item.dataset.open) return;

@@ -1,8 +1,13 @@
 "use strict";
-// The review: a user decides about one item after the other, with the keyboard or the mouse, and saves a plan for
-// `trueshot repair`. The browser stores the decisions, so that a reload does not lose them.
+// The review on the page of an audit: a user decides about one item after the other, with the keyboard or the mouse,
+// and saves a plan for `trueshot repair`. The browser stores the decisions, so that a reload does not lose them.
+//
+// An item is identified by its row, a number. The script reads two elements that src/report/audit/page.rs writes: the
+// items and the rows to decide about (`ReviewData`), and the plan of the audit. `done` holds all steps of the user and
+// everything shown follows from it; `changed` updates the page after every step.
 {
   const byId = (id) => document.getElementById(id);
+  // A new HTML element with properties and children.
   const element = (name, properties, ...children) => {
     const made = Object.assign(document.createElement(name), properties);
     made.append(...children);
@@ -10,6 +15,7 @@
   };
   const { key, classes, queue, items: list } = JSON.parse(byId("review-data").textContent);
   const items = new Map(list.map((item) => [item.row, item]));
+  // The list element of an item on the page, from which the dialog copies images and similar items.
   const tile = (row) => byId(`i${row}`);
   const dialog = byId("review");
   const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
@@ -19,12 +25,13 @@
 
   // ---- Decisions ----
 
-  // The steps so far, and those that were undone: {row, to}, where `to` is a class, the given one if the label is right, or
-  // null if the item goes into quarantine; or {row, later: true}.
+  // The steps so far, and those that were undone: {row, to}, where `to` is a class, the given one if the label is
+  // right, or null if the item goes into quarantine; or {row, later: true}.
   let [done, undone] = [[], []];
   let isStored = true;
   const STORAGE = `trueshot review ${key}`;
 
+  // Whether a stored step can be a step of this page.
   const isStep = (step) => items.has(step?.row) && (step.later === true || step.to === null || classes.includes(step.to));
 
   function load() {
@@ -45,21 +52,23 @@
     }
   }
 
-  /** The last decision about every row. */
+  /** The last decision about every row: a map from the row to `to`. */
   const decisions = () => new Map(done.filter((step) => !step.later).map(({ row, to }) => [row, to]));
 
+  /** Stores the steps and shows the decisions. */
   function changed() {
     store();
     showDecisions();
   }
 
+  /** Makes a new step, after which undone steps cannot be redone. */
   function take(step) {
     done.push(step);
     undone = [];
     changed();
   }
 
-  /** Undoes the last step, or redoes the last one that was undone, and returns it. */
+  /** Undoes the last step and returns it; undefined if there is no such step. */
   function undo() {
     const step = done.pop();
     if (step) undone.push(step);
@@ -67,6 +76,7 @@
     return step;
   }
 
+  /** Redoes the last step that was undone and returns it; undefined if there is no such step. */
   function redo() {
     const step = undone.pop();
     if (step) done.push(step);
@@ -76,7 +86,7 @@
 
   const inWords = (row, to) => (to === null ? "quarantine" : to === items.get(row).given ? "label is right" : `move to ${to}`);
 
-  /** What the review of rows will show, such as "Review 1 item, check 8 planned changes"; empty without rows. */
+  /** What the review of `left`, a list of rows, shows: "Review 1 item, check 8 planned changes"; empty without rows. */
   function remainingInWords(left) {
     const changes = left.filter((row) => items.get(row).planned).length;
     const parts = [];
@@ -86,6 +96,7 @@
     return text.charAt(0).toUpperCase() + text.slice(1);
   }
 
+  /** Marks decided items on the page and updates the buttons and the text above the classes. */
   function showDecisions() {
     const decided = decisions();
     for (const old of document.querySelectorAll("li.item[data-decided]")) {
@@ -114,12 +125,16 @@
   }
 
   /**
-   * The plan of the audit with all decisions: {text, counts}. Lines without a decision stay as they are; the last one, which
-   * lists all files, must not be parsed, because its times have more digits than a number in JavaScript.
+   * The plan of the audit with all decisions: {text, counts}. Lines without a decision stay as they are; the last one,
+   * which lists all files, must not be parsed, because its times have more digits than a number in JavaScript.
+   *
+   * The lines of a plan are a header, changes as JSON, changes to review as JSON behind "# ", other comments, and the
+   * list of files.
    */
   function plan() {
     const [header, ...lines] = byId("review-plan").textContent.trim().split("\n");
     const listing = lines.pop();
+    // The decisions that no line carries out yet. A line names an item and its label instead of the row.
     const decided = decisions();
     const rows = new Map(list.map(({ row, item, given }) => [JSON.stringify([item, given]), row]));
     const changes = [], review = [];
@@ -142,6 +157,7 @@
     return { text: [header, ...changes, ...comments, listing, ""].join("\n"), counts };
   }
 
+  /** Downloads a text as a file. */
   function save(name, text) {
     const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "application/jsonl" })), download: name });
     document.body.append(link);
@@ -174,6 +190,7 @@
   /** Whether items with a decision are shown again. */
   let isRepeat = false;
 
+  /** Opens the dialog for a row, or for the queue if `row` is undefined. A row outside the queue is shown alone. */
   function open(row) {
     rows = queue.includes(row) || row === undefined ? queue : [row];
     isRepeat = false;
@@ -197,23 +214,27 @@
     show(found < 0 ? null : rows[found]);
   }
 
+  /** Decides about the shown item, and shows the next one. */
   function decide(to) {
     take({ row: current, to });
     if (rows === queue) next();
     else dialog.close();
   }
 
+  /** Goes to the next item without a decision; a step, so that it can be undone. */
   function later() {
     if (rows !== queue) return;
     take({ row: current, later: true });
     next();
   }
 
+  /** Undoes the last step and shows its item. */
   function goBack() {
     const step = undo();
     if (step) show(step.row);
   }
 
+  /** Redoes a step and shows the item after it. */
   function goForward() {
     const step = redo();
     if (!step) return;
@@ -242,6 +263,7 @@
     dialog.scrollTop = 0;
   }
 
+  /** Shows how many items are decided, after the last one. */
   function showEnd() {
     const decided = decisions();
     const left = rows.filter((row) => !decided.has(row));
@@ -249,6 +271,7 @@
     byId("review-restart").textContent = remainingInWords(left) || "Start again";
   }
 
+  /** A copy of the image of a row, or of its replacement; empty if the page does not show the row. */
   const picture = (row) => tile(row)?.querySelector(":scope > img, :scope > .blank")?.cloneNode(true) ?? "";
 
   /** What the keys do for the shown item. */
@@ -260,6 +283,7 @@
     return `${enter} K: the label is right. 1, 2, 3: a probable class. M: another class. Q: quarantine.`;
   }
 
+  /** Fills the dialog with an item. */
   function showItem({ row, item, given, wrong, verdict, planned, probable }) {
     byId("review-picture").replaceChildren(picture(row));
     byId("review-name").replaceChildren(...breakable(item));
@@ -289,8 +313,10 @@
 
   // ---- Another class ----
 
+  /** The largest number of classes offered at once. */
   const MAX_CHOICES = 30;
 
+  /** Shows the field in which the user searches for a class, and the classes. */
   function openClasses() {
     byId("review-classes").hidden = false;
     byId("review-move").setAttribute("aria-expanded", "true");
@@ -311,6 +337,7 @@
     return found.sort((a, b) => b.toLowerCase().startsWith(text) - a.toLowerCase().startsWith(text));
   }
 
+  /** Shows one button per matching class. */
   function showChoices() {
     const found = matching();
     const choice = (name, index) => element("button", { type: "button", onclick: () => decide(name) },
@@ -334,7 +361,7 @@
 
   // ---- Events ----
 
-  /** Handles a key of the dialog. The page listens, because nothing in the dialog has the focus after a click on the image. */
+  /** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the image. */
   function press(event) {
     if (event.defaultPrevented || event.altKey || event.target.closest("input")) return;
     const pressed = event.key.toLowerCase();
@@ -368,6 +395,7 @@
   });
   dialog.addEventListener("close", () => {
     current = null;
+    // Items put off for later come up again when the dialog is opened the next time.
     [done, undone] = [done, undone].map((steps) => steps.filter((step) => !step.later));
     changed();
   });

@@ -1,11 +1,18 @@
-// Runs the kernels on the CPU: every CUDA thread is a fiber, one thread block runs at a time, and the matrix and copy
-// instructions are emulated in their fragment layouts. For tests on machines without a GPU; it does not find races or
-// errors in the order of asynchronous copies.
+// Runs the CUDA kernels on the CPU, for tests on machines without a GPU. The Rust side (src/driver/emulated.rs)
+// compiles this file as a shared library and calls its two functions:
+//
+//   emulator_launch(name, x, y, z, threads, shared, arguments)  runs a kernel in x * y * z blocks of `threads` threads
+//   emulator_set_exact(exact)                                   whether TF32 products keep the f32 values of their
+//                                                               inputs
+//
+// This file defines what CUDA gives a kernel (threadIdx, barriers, shuffles, atomics, matrix and copy instructions) as
+// plain C++ functions, then includes all kernels (kernels/kernels.cu). A CUDA thread becomes a fiber: a function with
+// its own stack that runs until it waits at a barrier. Thread blocks run one after the other, so global variables stand
+// for the current block, and `current` is the current thread. Matrix and copy instructions work on the same fragments
+// (pieces of a matrix per lane) as on the GPU, so errors in layouts are found. Races and errors in the order of
+// asynchronous copies are not: only one thread runs at a time, and copies are done at once.
 //
 //   c++ -O2 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
-//
-// The library exports emulator_launch(name, grid x, grid y, grid z, threads, shared bytes, arguments) and
-// emulator_set_exact(exact).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -19,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+// CUDA's keywords: kernels and device functions are plain functions, static shared memory is a static variable.
 #define EMULATOR 1
 #define __device__
 #define __global__
@@ -28,6 +36,7 @@
 #define SHARED static
 #define ASSUME_SHARED(pointer)
 
+// CUDA's vector types and built-in variables.
 using std::max;
 using std::min;
 
@@ -48,10 +57,12 @@ static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 static float2 make_float2(float x, float y) { return {x, y}; }
 
 static Dimensions threadIdx, blockIdx, blockDim, gridDim;
-alignas(1024) static unsigned char dynamic_shared[232 * 1024];
-static unsigned shared_len;
+alignas(1024) static unsigned char dynamic_shared[232 * 1024];  // src/driver.rs limits a block to 227 KiB
+static unsigned shared_len;  // bytes of dynamic_shared that the launch asked for
 
-// ---- Fibers. `switch_stack` saves the callee-saved registers on the current stack and continues on another one.
+// ---- Fibers
+// `switch_stack` pushes the six callee-saved registers on the current stack, stores the stack pointer in *from, and
+// continues on the stack `to`, which has the same registers on top.
 #if defined(__x86_64__)
 extern "C" void switch_stack(void** from, void* to);
 asm(".globl switch_stack\n"
@@ -63,27 +74,30 @@ asm(".globl switch_stack\n"
 #error "the emulator runs on x86-64"
 #endif
 
+// A thread of the current block.
 struct Fiber {
-  void* stack_pointer;
+  void* stack_pointer;  // while it does not run
   char* stack;
   bool done;
-  // The fiber waits until this counter of a barrier is no longer `generation`; null: it can run.
+  // The fiber waits until this counter of a barrier differs from `generation`; null: it does not wait.
   const int* barrier;
   int generation;
   bool can_run() const { return !done && (!barrier || *barrier != generation); }
 };
-static const size_t STACK_LEN = 256 * 1024;
-static std::vector<Fiber> fibers;
-static void* scheduler;
-static int current, threads;
-static std::function<void()> body;
+static const size_t STACK_LEN = 256 * 1024;  // bytes per fiber
+static std::vector<Fiber> fibers;  // [threads of a block]; kept for later blocks
+static void* scheduler;  // the stack pointer of run_block, while a fiber runs
+static int current, threads;  // the running thread; threads of a block
+static std::function<void()> body;  // the kernel with its arguments
 
+// Continues fiber number `fiber`; the caller's stack pointer is stored in *from.
 static void resume(int fiber, void** from) {
   current = fiber;
   threadIdx = {(unsigned)fiber, 0, 0};
   switch_stack(from, fibers[fiber].stack_pointer);
 }
-// Waits until `barrier` is no longer `generation`. The next fiber of the same warp that can run goes on; else the scheduler.
+// Waits until the counter `barrier` differs from `generation`. The next fiber of the same warp that can run continues
+// directly; if no other fiber of the warp can run, the scheduler does.
 static void wait_for(const int& barrier, int generation) {
   if (barrier != generation) return;
   const int own = current, warp = own & ~31, size = min(32, threads - warp);
@@ -96,7 +110,10 @@ static void wait_for(const int& barrier, int generation) {
   switch_stack(&fibers[own].stack_pointer, scheduler);
 }
 
-// ---- Barriers. A thread that has returned counts as arrived.
+// ---- Barriers
+// A barrier counts the threads that have arrived. The last one sets the count to zero and increments the barrier's
+// generation, which releases those that wait. A thread that has returned from the kernel counts as arrived, as on a
+// GPU. Warps are [64], twice the 32 of the largest block.
 static int block_arrived, block_generation, warp_arrived[64], warp_generation[64], finished_in_block, finished_in_warp[64];
 static void __syncthreads() {
   const int generation = block_generation;
@@ -114,6 +131,7 @@ static void __syncwarp() {
   }
   wait_for(warp_generation[warp], generation);
 }
+// A returning thread may be the one that the others of its block or warp wait for.
 static void note_finished(int fiber) {
   finished_in_block++;
   finished_in_warp[fiber >> 5]++;
@@ -127,6 +145,7 @@ static void note_finished(int fiber) {
     warp_generation[warp]++;
   }
 }
+// Where the stack of a new fiber begins: the kernel, then never to be resumed.
 static void run_fiber() {
   body();
   fibers[current].done = true;
@@ -135,6 +154,8 @@ static void run_fiber() {
 }
 
 // ---- Instructions
+// Instructions of a whole warp: every lane writes its operands to memory of the warp, waits for all lanes, reads the
+// operands of others, and waits again before they may be overwritten.
 struct WarpExchange {
   unsigned a[32][4], b[32][2], address[32];
   float value[32];
@@ -180,8 +201,10 @@ static float __uint_as_float(unsigned bits) {
   return value;
 }
 static unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
+// As on the GPU for numbers; NaN and infinite values become the smallest integer.
 static long long __float2ll_rn(float value) { return std::isfinite(value) ? llrintf(value) : INT64_MIN; }
 static float rsqrtf(float value) { return 1.f / sqrtf(value); }
+// Only one thread runs at a time, so atomic operations are plain ones.
 static unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
   const auto old = *address;
   *address += value;
@@ -203,7 +226,8 @@ static unsigned pack_half2(float low, float high) {
   memcpy(&pair, halves, 4);
   return pair;
 }
-// A half as a float; the compiler would call a function for it.
+// The f16 with these bits as a float: shifting the exponent and multiplying by 2^112 also handles subnormal numbers. A
+// conversion by the compiler would call a function, which is slower.
 static float unpack_half(unsigned half) {
   const unsigned magnitude = (half & 0x7fff) << 13, sign = (half & 0x8000) << 16;
   const float value = __uint_as_float(magnitude) * 0x1p112f;
@@ -213,6 +237,7 @@ static float unpack_half(unsigned half) {
   return __uint_as_float(bits | sign);
 }
 static float2 unpack_half2(unsigned pair) { return {unpack_half(pair & 0xffff), unpack_half(pair >> 16)}; }
+// The instructions of kernels/common.cuh, which describes their operands. The sums are f32, in the order of k.
 static void mma_f16(float* d, const unsigned* a, const unsigned* b) {
   static float2 all_a[64][32][4], all_b[64][32][2];
   float2 (*warp_a)[4] = all_a[current >> 5];
@@ -234,7 +259,8 @@ static void mma_f16(float* d, const unsigned* a, const unsigned* b) {
     }
   __syncwarp();
 }
-// Whether inputs of products keep their f32 values: what remains is only the order of sums, so tests can be strict.
+// Whether inputs of TF32 products keep their f32 values. Then only the order of sums differs from the CPU's, so tests
+// can be strict.
 static bool exact;
 extern "C" void emulator_set_exact(int value) { exact = value != 0; }
 static unsigned to_tf32(float value) {
@@ -258,11 +284,13 @@ static void mma_tf32(float* d, const unsigned* a, const unsigned* b) {
       }
   __syncwarp();
 }
+// Stops the program if 16 bytes at this offset are not aligned, or not within the memory of the launch.
 static void check_shared(const char* what, unsigned address) {
   if ((address & 15) == 0 && address + 16 <= shared_len) return;
   fprintf(stderr, "%s at byte %u of %u bytes of shared memory\n", what, address, shared_len);
   abort();
 }
+// load_matrices and load_matrices_transposed: two numbers of each of four 8x8 matrices for every lane.
 static void load_fragments(unsigned* fragment, unsigned address, bool transposed) {
   WarpExchange& warp = exchange[current >> 5];
   const int lane = current & 31, group = lane >> 2, quad = lane & 3;
@@ -281,6 +309,8 @@ static void load_fragments(unsigned* fragment, unsigned address, bool transposed
 }
 static void load_matrices(unsigned* fragment, unsigned address) { load_fragments(fragment, address, false); }
 static void load_matrices_transposed(unsigned* fragment, unsigned address) { load_fragments(fragment, address, true); }
+// Asynchronous copies are done at once, so waiting for them does nothing. Shared addresses are offsets in
+// dynamic_shared.
 static void copy_async(unsigned address, const void* global) {
   check_shared("cp.async", address);
   memcpy(dynamic_shared + address, global, 16);
@@ -299,6 +329,9 @@ static unsigned shared_address(const void* pointer) { return (unsigned)((const u
 #include "../kernels/kernels.cu"
 
 // ---- Launches
+// A Launcher takes the arguments of a launch, an array of pointers to their values, and returns the kernel bound to
+// copies of them; the types come from the kernel's signature. `kernels` finds the launcher by the name that the Rust
+// side uses.
 using Launcher = std::function<std::function<void()>(const void* const*)>;
 template <class... A, size_t... I>
 static std::function<void()> bind_arguments(void (*kernel)(A...), const void* const* arguments, std::index_sequence<I...>) {
@@ -308,6 +341,7 @@ static std::function<void()> bind_arguments(void (*kernel)(A...), const void* co
 template <class... A> static Launcher launcher(void (*kernel)(A...)) {
   return [=](const void* const* arguments) { return bind_arguments(kernel, arguments, std::index_sequence_for<A...>{}); };
 }
+// A kernel in the global namespace, in namespace relabel, and in namespace efficientnet.
 #define KERNEL(name) {#name, launcher(name)}
 #define RELABEL_KERNEL(name) {#name, launcher(relabel::name)}
 #define EFFICIENTNET_KERNEL(name) {#name, launcher(efficientnet::name)}
@@ -360,12 +394,16 @@ static const std::map<std::string, Launcher>& kernels() {
   return all;
 }
 
+// Runs all threads of the block blockIdx. Shared memory starts as NaN (all bits set), so a kernel that reads shared
+// memory before writing it gives a wrong result.
 static void run_block() {
   memset(dynamic_shared, 0xff, shared_len);
   block_arrived = finished_in_block = 0;
   memset(warp_arrived, 0, sizeof warp_arrived);
   memset(finished_in_warp, 0, sizeof finished_in_warp);
   for (int i = 0; i < threads; i++) {
+    // The top of a new stack looks as `switch_stack` left it: six registers, then run_fiber as return address. 64 bytes
+    // and a null return address keep the alignment that the calling convention prescribes.
     void** top = (void**)(fibers[i].stack + STACK_LEN - 64);
     *--top = nullptr;
     *--top = (void*)run_fiber;
@@ -373,9 +411,12 @@ static void run_block() {
     fibers[i].done = false;
     fibers[i].barrier = nullptr;
   }
+  // Round after round over the fibers, until all have returned. A round without a fiber that could run is a deadlock.
   for (int running = threads; running;) {
     bool moved = false;
-    // A warp runs as long as it can, so that its collective instructions are cheap.
+    // A fiber switches to others of its warp by itself (`wait_for`), so a warp runs as long as it can, and its
+    // collective instructions cost few turns of this loop. After it stopped, the search starts again at the warp's
+    // first fiber.
     for (int i = 0; i < threads; i++)
       while (fibers[i].can_run()) {
         moved = true;
@@ -390,6 +431,9 @@ static void run_block() {
   }
 }
 
+// Runs the kernel `name` in x * y * z blocks of `block` threads with `shared` bytes of dynamic shared memory.
+// arguments: a pointer to the value of each argument. Returns 1 if there is no such kernel or a size is not possible,
+// else 0.
 extern "C" int emulator_launch(const char* name, unsigned x, unsigned y, unsigned z, unsigned block, unsigned shared,
                                const void* const* arguments) {
   const auto found = kernels().find(name);

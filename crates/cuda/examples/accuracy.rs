@@ -1,13 +1,13 @@
-//! Writes inputs, parameters, features and gradients of training steps of Conv4, TraNFS and Relabel on GPU 0 to a folder,
-//! for `bench/peers/torch_accuracy.py`, which compares them with float64 and with PyTorch in TF32.
+//! Writes inputs, parameters, features and gradients of training steps of Conv4, TraNFS and Relabel on GPU 0 to a
+//! folder, for `bench/peers/torch_accuracy.py`, which compares them with float64 and with PyTorch in TF32.
 //!
 //!     cargo run --release -p trueshot-cuda --example accuracy -- FOLDER
 //!     cargo run -p trueshot-cuda --features emulator --example accuracy -- FOLDER --small
 //!
-//! With the feature `emulator` the emulated device is used. `--small` takes small images and few episodes, for which the
-//! emulator is fast enough. There are five steps of each model, on other inputs and parameters, in the folders 1 to 5: the
-//! errors of a tensor of three numbers vary by a factor of ten between steps. Each model has a file of f32 values
-//! (`NAME.bin`, little-endian) and an index (`NAME.json`) with the shape and the start of each array.
+//! With the feature `emulator` the emulated device is used. `--small` takes small images and few episodes, for which
+//! the emulator is fast enough. There are five steps of each model, on other inputs and parameters, in the folders 1 to
+//! 5: the errors of a tensor of three numbers vary by a factor of ten between steps. Each model has a file of f32
+//! values (`NAME.bin`, little-endian) and an index (`NAME.json`) with the shape and the start of each array.
 
 mod support;
 
@@ -27,8 +27,11 @@ use trueshot_nn::tranfs::{Config, Tranfs};
 
 use support::random;
 
+/// Classes per episode.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 15;
 /// Steps of each model.
 const DRAWS: u64 = 5;
@@ -38,11 +41,14 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 /// Arrays of one model, collected for its two files.
 #[derive(Default)]
 struct Arrays {
+    /// All arrays, one after the other.
     values: Vec<f32>,
+    /// The entries of the JSON index.
     index: String,
 }
 
 impl Arrays {
+    /// Adds an array of this shape.
     fn add(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "{name}");
         let comma = if self.index.is_empty() { "" } else { ",\n" };
@@ -67,6 +73,7 @@ impl Arrays {
         }
     }
 
+    /// Writes `NAME.bin` and `NAME.json` to the folder.
     fn write(&self, folder: &Path, name: &str) -> Outcome {
         let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_le_bytes()).collect();
         std::fs::write(folder.join(format!("{name}.bin")), bytes)?;
@@ -81,6 +88,8 @@ fn classes(each: usize) -> impl Iterator<Item = u32> + Clone {
     (0..WAYS * each).map(move |item| (item / each) as u32)
 }
 
+/// Input, parameters, features and gradient of one step of Conv4 on an episode with `shots` support items and `queries`
+/// queries per class. `draw` is the seed of input and parameters.
 fn conv4_arrays(
     device: &Device,
     size: usize,
@@ -140,7 +149,8 @@ fn rows(truth: &[u32], dim: usize, scale: f64, random: &mut impl FnMut() -> f64)
         .collect()
 }
 
-/// The class that an item really has: every fifth is wrong, every tenth belongs to none of the classes.
+/// The true classes of the items of `count` episodes. In every ten items, one belongs to another class than its label
+/// says and, with `outliers`, one belongs to none of the classes ([`WAYS`]).
 fn truth(count: usize, outliers: bool) -> Vec<u32> {
     let class = |(item, given): (usize, u32)| match item % 10 {
         2 => (given + 1 + item as u32 / 10) % WAYS as u32,
@@ -151,6 +161,7 @@ fn truth(count: usize, outliers: bool) -> Vec<u32> {
     items.cycle().take(count * WAYS * SHOTS).collect()
 }
 
+/// Input, parameters and gradient of one step of TraNFS on `count` episodes of features of `dim` numbers.
 fn tranfs_arrays(device: &Device, dim: usize, count: usize, draw: u64) -> trueshot_cuda::Result<Arrays> {
     let network = Tranfs::new(Config { dropout: 0.0, ..Config::new(dim) }).expect("a possible configuration");
     let mut random = random(10 + draw);
@@ -190,6 +201,7 @@ fn tranfs_arrays(device: &Device, dim: usize, count: usize, draw: u64) -> truesh
     Ok(arrays)
 }
 
+/// Input, parameters and gradient of one step of Relabel on `count` episodes of features of `dim` numbers.
 fn relabel_arrays(device: &Device, dim: usize, count: usize, draw: u64) -> trueshot_cuda::Result<Arrays> {
     let network = Relabel::new(trueshot_nn::relabel::Config::default());
     let mut random = random(20 + draw);

@@ -1,9 +1,10 @@
-//! Measures steps that train a Conv4 and a head together on GPU 0: 8 episodes of 5 classes with 5 items and 8 queries each,
-//! 520 images.
+//! Measures steps that train a Conv4 and a head together on GPU 0: 8 episodes of 5 classes with 5 items and 8 queries
+//! each, 520 images.
 //!
 //!     cargo run --release -p trueshot-cuda --example joint -- relabel 84
 //!
-//! The arguments are the head (`relabel` or `tranfs`) and the size of the images. `bench/peers/torch_joint.py` is the peer.
+//! The arguments are the head (`relabel` or `tranfs`) and the height and width of the images.
+//! `bench/peers/torch_joint.py` measures the same with PyTorch.
 
 mod support;
 
@@ -22,10 +23,15 @@ use trueshot_nn::tranfs::{self, Tranfs};
 
 use support::{StepTimes, random, time_steps};
 
+/// Episodes per step.
 const EPISODES: usize = 8;
+/// Classes per episode.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 8;
+/// Images per step.
 const IMAGES: usize = EPISODES * WAYS * (SHOTS + QUERIES);
 /// Images of the data set on the device.
 const STORED: usize = 4000;
@@ -73,6 +79,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
+/// The labels of `each` items per class, sorted by class.
 fn labels(each: usize) -> Vec<u32> {
     (0..WAYS * each).map(|item| (item / each) as u32).collect()
 }
@@ -93,6 +100,7 @@ fn step(images: StepImages, random: &mut impl FnMut() -> f64) -> JointStep {
     JointStep { rate: 5e-4, keep: 0.999, parts: vec![JointPart { dropout_seed: 1, episodes }], images }
 }
 
+/// Images of the data set for a step, cropped, flipped and changed in colour. Every step has other images.
 fn requests(size: usize, step: u32) -> StepImages {
     let request = |i: u32| ImageRequest {
         image: (i * 31 + step * 7) % STORED as u32,
@@ -104,6 +112,8 @@ fn requests(size: usize, step: u32) -> StepImages {
     StepImages::Requests((0..IMAGES as u32).map(request).collect())
 }
 
+/// Prints the time of a step on prepared images, the times of its kernels, and the time of a step with augmentation on
+/// the GPU. `head` makes a head that is not trained yet.
 fn measure<H: HeadTraining>(
     name: &str,
     device: &Device,
@@ -139,7 +149,7 @@ fn measure<H: HeadTraining>(
         println!("{kernel}: {microseconds:.1} us");
     }
 
-    // With gather and augmentation, from a data set on the device.
+    // Steps whose images are selected from a data set on the device and augmented there.
     let pixels: Vec<u8> = (0..STORED * shape.pixels()).map(|_| (random() * 256.0) as u8).collect();
     let steps: Vec<JointStep> =
         (0..STEP_SLOTS as u32).map(|number| step(requests(shape.size, number), &mut random)).collect();

@@ -1,7 +1,11 @@
-//! Measures meta-steps of MAML on GPU 0: 4 tasks of 5-way 5-shot with 15 queries per class and 5 inner steps. Then measures
-//! the evaluation of such tasks with 10 steps.
+//! Measures meta-steps of MAML on GPU 0: 4 tasks of 5-way 5-shot with 15 queries per class and 5 inner steps. Then
+//! measures the evaluation of such tasks with 10 steps.
 //!
 //!     cargo run --release -p trueshot-cuda --example maml -- 84
+//!
+//! The argument is the height and width of the images. A meta-step adapts the network to the support set of each task
+//! by gradient descent (the inner steps), and updates the initial parameters by the gradient of the queries' loss. It
+//! is measured without and with second derivatives, and its gradient is compared with that of the CPU.
 
 mod support;
 
@@ -16,10 +20,15 @@ use trueshot_nn::maml::{Adaptation, GradientOrder, LabelledImages, MamlLearner, 
 
 use support::random;
 
+/// Classes per task.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 15;
+/// Images per task.
 const IMAGES: usize = WAYS * (SHOTS + QUERIES);
+/// Tasks per meta-step.
 const TASKS: usize = 4;
 /// Steps that each figure is the mean of.
 const REPEATS: usize = 200;
@@ -48,10 +57,10 @@ fn main() -> Result<(), Failure> {
     measure_evaluation(&device, model)
 }
 
-/// Tasks that are evaluated in one call, as in an evaluation.
+/// Tasks that are evaluated in one call, as in an evaluation of the library.
 const EVALUATED_TASKS: usize = 256;
 
-/// Prints the time per task.
+/// Prints the time per task of adapting a network and classifying the queries, without training.
 fn measure_evaluation(device: &Device, model: ModelSize) -> Result<(), Failure> {
     let (mut random, size, count) = (random(5), model.shape.size, 2000);
     let pixels: Vec<Vec<u8>> =
@@ -89,7 +98,7 @@ fn measure_evaluation(device: &Device, model: ModelSize) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Labels of the tasks of a step.
+/// The labels of all tasks of a step: of each task those of its support items, then those of its queries.
 fn labels() -> Vec<u32> {
     let of_task = (0..WAYS * SHOTS).map(|i| i / SHOTS).chain((0..WAYS * QUERIES).map(|i| i / QUERIES));
     of_task.map(|class| class as u32).collect::<Vec<u32>>().repeat(TASKS)
@@ -136,6 +145,7 @@ fn compare_with_cpu(device: &Device, options: &MamlOptions) -> Result<(), Failur
     Ok(())
 }
 
+/// Prints the time of a meta-step, the time of its kernels, and whether two runs have the same bits.
 fn measure(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
     let (mut random, size) = (random(7), options.size.shape.size);
     let count = 2000;
@@ -166,6 +176,7 @@ fn measure(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
     println!("  two runs have the same bits: {same}");
     let mut training = new()?;
     training.run(&steps[..1])?;
+    // Total time and number of launches of each kernel.
     let mut times: Vec<(&'static str, f64, usize)> = Vec::new();
     for (name, time) in training.kernel_times()? {
         match times.iter_mut().find(|(known, ..)| *known == name) {

@@ -1,6 +1,10 @@
-//! Measures training steps of Conv4 on GPU 0, and compares one step with the CPU.
+//! Measures training steps of Conv4 with the loss of nearest prototypes on GPU 0, and compares one step with the CPU.
 //!
 //!     cargo run --release -p trueshot-cuda --example measure -- 84
+//!
+//! The argument is the height and width of the images. A step is an episode of 5 classes with 5 support items and 15
+//! queries each. It prints figures as lines of JSON: `ms` is the median time of a single step, `min_ms` the least, and
+//! `pipelined_ms` the mean time of steps that are started without waiting for the previous one.
 
 mod support;
 
@@ -16,8 +20,11 @@ use trueshot_nn::conv4::{Shape, TrainingPass, initial};
 
 use support::{StepTimes, random, time_steps};
 
+/// Classes per episode.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 15;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
@@ -42,12 +49,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .chain((0..WAYS * QUERIES).map(|i| i / QUERIES))
         .map(|c| c as u32)
         .collect();
+    // Noise, to which the class is added, so that there is something to learn.
     let mut random = random(3);
     let images: Vec<f32> = (0..options.images() * shape.pixels())
         .map(|i| (3.4 * (random() - 0.5)) as f32 + 0.05 * labels[i / shape.pixels()] as f32)
         .collect();
     let parameters = initial(3, &mut random);
     let mut training = Conv4Training::new(&device, options.clone(), &parameters, None)?;
+    // One step on prepared images, whose features are compared with those of the CPU.
     let input =
         StepInput { rate: 1e-3, labels: labels.clone(), images: StepImages::Prepared(images.clone()) };
     let losses = training.run(std::slice::from_ref(&input))?;
@@ -66,11 +75,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{{\"name\":\"proto{size}\",\"ms\":{median:.4},\"min_ms\":{least:.4},\"pipelined_ms\":{pipelined:.4}}}"
     );
 
-    // With gather and augmentation, 64 steps per call.
+    // Steps whose images are selected from a data set on the device and augmented there, 64 steps per call.
     let count = 2000;
     let pixels: Vec<Vec<u8>> =
         (0..count).map(|_| (0..shape.pixels()).map(|_| (random() * 256.0) as u8).collect()).collect();
     let data = DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;
+    // Returns the last losses, milliseconds per step, and the final parameters. Runs of the same seed must have the
+    // same bits.
     let run = |seed: u32| -> Result<(Vec<f32>, f64, Vec<f32>), trueshot_cuda::Error> {
         let data =
             DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;

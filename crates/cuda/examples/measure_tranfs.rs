@@ -1,9 +1,10 @@
-//! Measures training steps of TraNFS on GPU 0, and compares one step with the CPU.
+//! Measures training steps of the head TraNFS on GPU 0, and compares the gradients of one step with those of the CPU.
 //!
 //!     cargo run --release -p trueshot-cuda --example measure_tranfs
 //!
-//! With the argument `joint`, it measures the head's part of a step in which a backbone computes the features: the losses, the
-//! gradients of parameters and features, and the update. The features are written once.
+//! A step has 16 episodes of 5 classes with 5 support items and 15 queries each. With the argument `joint`, it measures
+//! the head's part of a step in which a backbone computes the features: the losses, the gradients of parameters and
+//! features, and the update. The features are written once.
 
 mod support;
 
@@ -21,13 +22,19 @@ use trueshot_nn::tranfs::{Config, Tranfs};
 
 use support::{StepTimes, random, time_steps};
 
+/// Classes per episode.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 15;
+/// Episodes per step.
 const EPISODES: usize = 16;
 /// Groups of episodes, each with a dropout seed.
 const PARTS: usize = 4;
+/// The dimension of the features, that of a Conv4 on images of 84 pixels.
 const DIM: usize = 1600;
+/// Rows of features on the device.
 const ROWS: usize = 10_000;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
@@ -109,6 +116,8 @@ fn relative_error(own: &[f32], expected: &[f32]) -> f64 {
     (difference / norm(&mut expected.iter().copied())).sqrt()
 }
 
+/// Measures training on features that are on the device, and compares the gradient of every tensor with that of the
+/// CPU.
 fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> Outcome {
     let mut random = random(3);
     let features: Vec<f32> = (0..ROWS * DIM).map(|_| (random() - 0.5) as f32 * 0.1).collect();
@@ -146,8 +155,8 @@ fn measure_alone(device: &Device, network: &Tranfs, options: TranfsOptions) -> O
     Ok(())
 }
 
-/// The gradient of the mean loss with respect to the features on the CPU. The n-th row that the step uses is row n, so the
-/// rows of a part are contiguous.
+/// The gradient of the mean loss with respect to the features on the CPU. The n-th row that the step uses is row n, so
+/// the rows of a part are contiguous.
 fn cpu_feature_gradient(
     network: &Tranfs,
     parameters: &[f32],
@@ -166,6 +175,8 @@ fn cpu_feature_gradient(
     d_features
 }
 
+/// Measures the head's part of a step together with a backbone, and compares the gradient of the features with that of
+/// the CPU.
 fn measure_joint(device: &Device, network: &Tranfs, options: TranfsOptions) -> Outcome {
     let rows = EPISODES * WAYS * (SHOTS + QUERIES);
     let mut random = random(3);

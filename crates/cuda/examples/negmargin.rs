@@ -1,9 +1,10 @@
-//! Measures training steps of NegMargin on GPU 0: batches of images with augmentation, and the kernels of a step.
+//! Measures training steps of NegMargin (a Conv4 trained to classify images among all classes of a data set) on GPU 0:
+//! batches of images with augmentation, and the kernels of a step.
 //!
 //!     cargo run --release -p trueshot-cuda --example negmargin -- [SIZE] [BATCH] [CLASSES]
 //!
-//! By default images of 84 px, batches of 128 and 64 classes. All images are on the GPU; 64 steps are passed at a time, as in
-//! training.
+//! By default images of 84 px, batches of 128 and 64 classes. All images are on the GPU; 64 steps are passed at a time,
+//! as in training.
 
 mod support;
 
@@ -85,6 +86,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         options.images as f64 / ms * 1e3
     );
     let times = training.kernel_times()?;
+    // Kernels of the loss and of the class weights, by the beginning of their names.
     let of_loss = |name: &str| {
         ["class_", "margin_", "cosine_", "update_class"].iter().any(|prefix| name.starts_with(prefix))
     };

@@ -1,10 +1,10 @@
-//! Measures training steps of Relabel on GPU 0, on 32 episodes of 5 classes with 5 items and 15 queries each.
+//! Measures training steps of the head Relabel on GPU 0, on 32 episodes of 5 classes with 5 items and 15 queries each.
 //!
 //!     cargo run --release -p trueshot-cuda --example relabel -- 640
 //!
 //! The argument is the length of a feature vector. `--joint DIM` measures the head's part of a step together with a
-//! backbone, on 8 episodes of 5 classes with 5 items and 8 queries each, for both forms of the head. With `--figures FILE`
-//! it measures nothing and writes parameters, episodes, losses and gradients of the CPU to FILE, for
+//! backbone, on 8 episodes of 5 classes with 5 items and 8 queries each, for both forms of the head. With `--figures
+//! FILE` it measures nothing and writes parameters, episodes, losses and gradients of the CPU to FILE, for
 //! `bench/peers/torch_relabel.py --check FILE`.
 
 mod support;
@@ -23,16 +23,24 @@ use trueshot_nn::relabel::{Config, ItemView, Relabel};
 
 use support::{StepTimes, random, time_steps};
 
+/// Episodes per step.
 const EPISODES: usize = 32;
+/// Classes per episode.
 const WAYS: usize = 5;
+/// Support items per class.
 const SHOTS: usize = 5;
+/// Queries per class.
 const QUERIES: usize = 15;
+/// Rows of features on the device.
 const ROWS: usize = 20_000;
+/// Episodes per step together with a backbone.
 const JOINT_EPISODES: usize = 8;
+/// Queries per class together with a backbone.
 const JOINT_QUERIES: usize = 8;
 /// Steps that each figure is the median of.
 const REPEATS: usize = 400;
 
+/// The labels of `each` items per class, sorted by class.
 fn labels(each: usize) -> Vec<u32> {
     (0..WAYS * each).map(|item| (item / each) as u32).collect()
 }
@@ -137,6 +145,7 @@ fn step(random: &mut impl FnMut() -> f64) -> StepInput {
     StepInput { rate: 1e-4, parts: vec![PartInput { episodes, seed: 1 }] }
 }
 
+/// Measures steps on features of `dim` numbers that are on the device, and checks that two runs have the same bits.
 fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open(0)?;
     println!("{}", device.name());
@@ -176,6 +185,7 @@ fn print_times(
     Ok(())
 }
 
+/// Prints the time of each kernel.
 fn print_kernels(times: KernelTimes) {
     for (kernel, microseconds) in times {
         println!("{kernel}: {microseconds:.1} us");
@@ -196,11 +206,13 @@ fn measure_joint(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
         let steps: Vec<StepInput> = (0..STEP_SLOTS).map(|_| joint_step(&mut random)).collect();
         let options = OptimiserOptions { clip: 1.0, ..OptimiserOptions::default() };
 
+        // Training on fixed features.
         let features = [FeatureSet { values: &values, dim }];
         let mut fixed = RelabelTraining::new(&device, &network, options, &parameters, &features)?;
         let expected = fixed.run(&steps)?;
         print_times(&format!("relabel8_{name}"), &device, || fixed.launch_step())?;
 
+        // The same features as if a backbone had computed them: no overflow, and gradients of length 0.
         let mut training = RelabelTraining::joint(&device, &network, options, &parameters, rows, dim)?;
         training.set_features(&values)?;
         training.prepare(&steps)?;

@@ -1,31 +1,41 @@
-// Multi-head self-attention within an episode, one thread block per head and episode (crates/nn/src/layers/attention.rs).
+// Multi-head self-attention of TraNFS between the tokens of an episode, forward and backward, one thread block per head
+// and episode (crates/nn/src/layers/attention.rs; struct Tranfs and the order of the kernels are in tranfs.cu):
 //
-//   qkv        [tokens][3 width]: queries, keys and values, each with its heads one after the other
-//   map        [tokens keys][pitch queries] of one head: attention weights
-//   queries, keys, values, d_out: [tokens][pitch] of one head
+//   logits[k][q] = attention_scale * queries[q] . keys[k],   map = softmax of the logits over the keys k
+//   attended[q] = sum_k dropout(map)[k][q] values[k]
 //
-// They are copied to shared memory if they fit; otherwise the variants whose names end with _large work on global memory.
+//   qkv                           [tokens][3 width] f32: queries, keys and values, each with its heads one after the
+//                                 other. Width is the width of tokens here, and that of a head below.
+//   map                           [tokens keys][pitch queries] of one head: attention weights; the key is the row
+//   queries, keys, values, d_out  [tokens][pitch] of one head
+//
+// A head is copied to shared memory if it fits; otherwise the host launches the variants whose names end with _large,
+// which work on global memory (`SharedMemory` in src/tranfs/memory.rs). Sums are f32, without matrix instructions.
 #pragma once
 #include "tranfs.cu"
 
-#define ATTENTION_THREADS 256
+#define ATTENTION_THREADS 256  // of a block: 8 warps
 
-// The numbers of one head. `pitch` is that of queries, keys and values.
+// One head of one episode: where its numbers are. `pitch` is that of queries, keys and values, in floats.
 struct AttentionHead {
-  int tokens, width, pitch, map_pitch;
+  int tokens, width, pitch, map_pitch;  // width of the head
   const float *queries, *keys, *values;
-  float* map;
-  float* saved;                    // the weights in global memory, [tokens][saved_pitch]
-  int saved_pitch;                 // tokens rounded up to 16; the dropout mask counts with it
-  u32 first_index;                 // of the dropout mask: of key 0, query 0
+  float* map;                           // in shared memory, or `saved` itself
+  // The weights before dropout, in global memory, [tokens][saved_pitch]; kept for the backward pass.
+  float* saved;
+  // Tokens rounded up to 16, as on the CPU, because the dropout mask counts with it.
+  int saved_pitch;
+  u32 first_index;                      // of the dropout mask: of key 0, query 0
   DropoutMask mask;
 };
 
+// The dropout factor of an attention weight.
 DEVICE float attention_factor(const AttentionHead& a, int key, int query) {
   return dropout_factor(a.mask, a.first_index + (u32)(key * a.saved_pitch + query));
 }
 
-// Copies a head's part of [tokens][from_pitch] to shared memory. PARTS parts are `stride` apart.
+// Copies a head's part of [tokens][from_pitch] to shared memory, as [PARTS][tokens][pitch]. The PARTS parts are
+// `stride` apart (queries, keys, values).
 template <int PARTS>
 DEVICE void copy_head(float* to, int pitch, const float* from, int from_pitch, int stride, int tokens, int width) {
 #pragma unroll 2
@@ -40,7 +50,8 @@ DEVICE void copy_head(float* to, int pitch, const float* from, int from_pitch, i
     }
 }
 
-// `shared`: memory for the copies; the result follows them.
+// Fills `a` for head `head` of episode `e` in layer `layer`. IN_SHARED: copies the head to `shared`, a map after it;
+// the result points behind both. A barrier must follow. Odd pitches avoid bank conflicts.
 template <bool IN_SHARED>
 DEVICE float* open_head(const Tranfs& t, const TranfsEpisode& e, int layer, int head, float* shared, AttentionHead& a) {
   a.tokens = e.tokens;
@@ -70,8 +81,8 @@ DEVICE float* open_head(const Tranfs& t, const TranfsEpisode& e, int layer, int 
   return a.map + e.tokens * a.map_pitch;
 }
 
-// out(key, query, sum over d of left[query][d] right[key][d]) for all pairs: a lane per query, a warp per key. Slices of 16 numbers
-// of a query are in registers.
+// Calls out(key, query, sum over d of left[query][d] right[key][d]) for all pairs: a lane per query, a warp per key.
+// The first 16 numbers of a query are in registers, which is the whole width of a head in the default network.
 template <class Out> DEVICE void for_products(const AttentionHead& a, const float* left, int left_pitch, const float* right, Out out) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
@@ -98,7 +109,8 @@ template <class Out> DEVICE void for_products(const AttentionHead& a, const floa
   }
 }
 
-// out(token, d, sum over i of weights[token * token_step + i * step] rows[i * pitch + d]): a lane per token, a warp per two d.
+// Calls out(token, d, sum over i of weights[token * token_step + i * step] rows[i * pitch + d]) for all tokens and d: a
+// lane per token, a warp per two d. The steps choose between a map and its transpose.
 template <class Out>
 DEVICE void for_sums(const AttentionHead& a, const float* weights, int token_step, int step, const float* rows, int pitch, Out out) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -121,7 +133,8 @@ DEVICE void for_sums(const AttentionHead& a, const float* weights, int token_ste
     }
 }
 
-// Grid: (heads, episodes), 256 threads. Shared memory: three copies of the head and the map.
+// The forward pass of layer `layer`: `attended`, and the attention weights for the backward pass. Grid: (heads,
+// episodes), 256 threads. Shared memory, if IN_SHARED: queries, keys and values of the head, and the map.
 template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -133,7 +146,7 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   for_products(a, a.queries, a.pitch, a.keys,
                [&](int key, int query, float product) { a.map[key * a.map_pitch + query] = t.attention_scale * product; });
   __syncthreads();
-  // Eight lanes per query. The map keeps the weights after dropout; those before it are saved.
+  // Softmax, eight lanes per query. The map then has the weights after dropout; those before it are saved.
   const int part = threadIdx.x & 7;
   float* d_map = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
 #pragma unroll 1
@@ -162,15 +175,24 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   }
   __syncthreads();
   float* out = t.attended + ((long)layer * t.token_capacity + e.first_token) * t.width + head * a.width;
-  // Those after dropout: where the map is the memory of the saved weights, they have a memory of their own.
+  // The weights after dropout: where the map is the memory of the saved weights, they are in `d_maps`, which is free in
+  // the forward pass.
   const float* used = IN_SHARED ? a.map : d_map;
   for_sums(a, used, 1, a.map_pitch, a.values, a.pitch, [&](int query, int d, float sum) { out[(long)query * t.width + d] = sum; });
 }
+// The kernels, with the head in shared and in global memory.
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend(Tranfs t, int layer) { attend<true>(t, layer); }
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend_large(Tranfs t, int layer) { attend<false>(t, layer); }
 
-// The backward pass, from `d_attended` to `d_qkv`. Grid as above. Shared memory: five copies of the head, two maps and
-// one number per token.
+// The backward pass of layer `layer`, from `d_attended` to `d_qkv`. With A the weights before dropout and m the dropout
+// factors:
+//
+//   d_map[k][q] = m (d_out[q] . values[k])
+//   d_logits[k][q] = attention_scale A (d_map - sum over the keys of A d_map); the sum is out[q] . d_out[q]
+//   d_queries = d_logits^T keys,  d_keys = d_logits queries,  d_values = (A m) d_out
+//
+// Grid: (heads, episodes), 256 threads. Shared memory, if IN_SHARED: five copies of the head (queries, keys, values,
+// d_out, out), two maps (A m and d_logits) and one number per token.
 template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -194,7 +216,7 @@ template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer
     means = d_logits + e.tokens * a.map_pitch;
     __syncthreads();
   }
-  // The product of a query's output and its gradient, which is the mean gradient of its weights: eight lanes per query.
+  // means[q] = out[q] . d_out[q], eight lanes per query.
   for (int start = 0; start < a.tokens; start += ATTENTION_THREADS / 8) {
     const int query = start + (threadIdx.x >> 3), real = min(query, a.tokens - 1);
     float mean = 0.f;
@@ -204,6 +226,7 @@ template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer
     if (query < a.tokens && (threadIdx.x & 7) == 0) means[query] = mean;
   }
   __syncthreads();
+  // d_logits; and A m, which replaces the map.
   for_products(a, d_out, d_pitch, a.values, [&](int key, int query, float d_weight) {
     const float weight = a.saved[(long)key * a.saved_pitch + query], factor = attention_factor(a, key, query);
     d_logits[(long)key * a.map_pitch + query] = t.attention_scale * weight * (d_weight * factor - means[query]);
@@ -215,10 +238,12 @@ template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer
   auto store = [&](int part) {
     return [=](int token, int d, float sum) { d_qkv[(long)token * 3 * t_width + part * t_width + d] = sum; };
   };
+  // Gradients of queries, keys and values.
   for_sums(a, d_logits, 1, a.map_pitch, a.keys, a.pitch, store(0));
   for_sums(a, d_logits, a.map_pitch, 1, a.queries, a.pitch, store(1));
   for_sums(a, a.map, a.map_pitch, 1, d_out, d_pitch, store(2));
 }
+// The kernels, with the head in shared and in global memory.
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend_back(Tranfs t, int layer) {
   attend_backward<true>(t, layer);
 }

@@ -24,10 +24,14 @@ import tempfile
 KERNELS = pathlib.Path(__file__).resolve().parent
 COMPILED = KERNELS / "compiled"
 WORKSPACE = KERNELS.parents[2]
+# The parts of CUDA 13.0 that compiling needs. The versions are fixed, because another compiler would make other
+# binaries.
 PACKAGES = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-crt==13.0.88",
             "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-cccl==13.0.85"]
-# A binary runs on all GPUs of its major version. The driver compiles compute_80 for all others at the first start. More binaries
-# would make every installation larger.
+# The modules, with the options of nvcc that make them. A binary (cubin) runs on all GPUs of its major version: sm_80 on
+# compute capability 8.x, sm_90a on 9.0 (Hopper), where -DWGMMA adds the kernels with Hopper's matrix instructions. For
+# all other GPUs, the driver compiles compute_80 (PTX, NVIDIA's portable assembly) at the first start. More binaries
+# would make every installation larger. src/images.rs chooses the module for a GPU.
 TARGETS = {
     "sm_80": ["-cubin", "-gencode=arch=compute_80,code=sm_80"],
     "sm_90a": ["-cubin", "-DWGMMA", "-gencode=arch=compute_90a,code=sm_90a"],
@@ -45,6 +49,7 @@ def untested_files():
     """The compiled files that are not those of the last tests on a GPU, whose log begins with their SHA-256."""
     log = KERNELS.parent / "gpu-tests.log"
     tested = set(log.read_text().splitlines()) if log.exists() else set()
+    # Lines in the format of sha256sum, as the log has them.
     lines = {path.name: f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in COMPILED.glob("*.lzma")}
     return sorted(name for name, line in lines.items() if line not in tested)
 
@@ -61,6 +66,7 @@ def installed_compiler():
     return found[0]
 
 
+# The bytes of a target's module. kernels.cu includes all other files.
 def compile_target(nvcc, name):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "module"
@@ -77,6 +83,7 @@ def main():
     nvcc = arguments.nvcc or installed_compiler()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         modules = dict(zip(TARGETS, pool.map(lambda name: compile_target(nvcc, name), TARGETS)))
+    # The modules are compared, not the compressed files.
     changed = [name for name, module in modules.items() if stored_module(name) != module]
     if arguments.check:
         for name in changed:

@@ -1,37 +1,65 @@
-// 3x3 convolution 64 -> 64, forward and gradient of the input (the same operation with transposed, flipped filters).
+// The 3x3 convolutions from 64 to 64 channels of blocks 2 to 4 of Conv4, forward, and backward for the gradient of the
+// input: that is the same operation with transposed, flipped filters.
 //
-//   input    plane of `positions` positions, f16, margins zero
-//   filters  [tap][row_of_channel(output)][input], f16, 72 KiB
-//   output   plane, f16; values in margin rows and columns are meaningless
-//   sums     [2][64] fixed point: in the forward pass the sums of z and z² over all pixels, for batch norm; in the backward
-//            pass the sums of dy and dy * x over the pixels where x is a number (batch_norm.cu, `normalised`)
+//   output[p][co] = sum over r, c from 0 to 2 and input channels ci of
+//                   input[p + (r - 1) pitch + (c - 1)][ci] * filters[3 r + c][co][ci]
 //
-// A thread block keeps all filters in shared memory and walks over tiles of ROWS consecutive positions, loading the next
-// tile while it computes one. Row i of a tile's buffer is a position; the three filter rows start `stride` buffer rows
-// apart: `pitch` if the whole range fits (small images), else each has a range of its own (stride = ROWS + 2).
+//   input    plane, f16, zero in the margins. A plane (common.cuh) has 64 channels of f16, 128 bytes, per position p;
+//            pixel (row, column) of image n is at position (n * pitch + row) * pitch + column with pitch = side + 1,
+//            and the last row and column of an image are margin. A tap is therefore one shift of p for all pixels, and
+//            the kernels do not handle edges.
+//   filters  [tap][row_of_channel(output channel)][input channel], f16, 72 KiB. `row_of_channel` (common.cuh) permutes
+//            the output channels so that a thread ends up with 16 adjacent ones.
+//   output   plane, f16; values in margin rows and columns are meaningless, so readers of it must skip them
+//   totals   [2][64] fixed point (64-bit integers, so the order of additions does not matter), to which the kernel adds
+//            sums over all pixels of the batch. Forward: of z and z squared, with z the output, for batch norm.
+//            Backward: of dy and dy * x over the pixels where x is not NaN, with dy the output and x the plane
+//            `normalised` of batch_norm.cu (the normalised maximum of a window, NaN where the ReLU is inactive).
+//
+// As a matrix product: 9 taps x 64 inputs are the inner dimension, positions the rows, 64 output channels the columns.
+// A thread block keeps all filters in shared memory and walks over tiles of ROWS consecutive positions, in steps of the
+// grid: the host starts up to one block per multiprocessor, or two for wgmma (`ConvolutionTiles` in
+// src/conv4/network.rs). The input of a tile are three ranges of ROWS + 2 positions, one for each row of the filter,
+// `pitch` apart. In the tile's buffer a position is a row of 128 bytes, and the ranges begin `stride` rows apart: where
+// they overlap (pitch below ROWS + 2, small images), stride = pitch and the buffer is one range; otherwise stride =
+// ROWS + 2 and there are three.
+//
+// There are two versions: `convolve` with mma.sync for all GPUs, and `convolve_wgmma` for Hopper. The names of the
+// kernels end with the positions of a tile or with wgmma.
 #pragma once
 #include "common.cuh"
 
-// The kinds that are ADDED add to what the output already holds, and sum up for the tangents of batch norm (tangent.cu).
+// What a kernel adds to `totals` besides writing the output. The ADDED kinds add to what the output already holds (the
+// tangent of a convolution is the sum of two, tangent.cu):
+//   FORWARD_SUMS         of z, z squared
+//   BACKWARD_SUMS        of dy, dy x
+//   ADDED_FORWARD_SUMS   of tz, z tz, with tz the output, the tangent of z
+//   ADDED_BACKWARD_SUMS  of tdy, tdy x + dy tx, with tdy the output, and tx the tangent of x
+//   NO_SUMS, ADDED       nothing
 enum ConvolutionSums { FORWARD_SUMS, BACKWARD_SUMS, NO_SUMS, ADDED, ADDED_FORWARD_SUMS, ADDED_BACKWARD_SUMS };
+// Whether a kind adds to the output, and whether it has sums.
 DEVICE constexpr bool is_added(int sums) { return sums >= ADDED; }
 DEVICE constexpr bool has_sums(int sums) { return sums != NO_SUMS && sums != ADDED; }
 
-// Planes that the sums also depend on.
+// Planes that the sums also depend on, of the same shape as the output; null where they are not needed.
 struct SumPlanes {
   const uint4* first;    // BACKWARD_SUMS, ADDED_BACKWARD_SUMS: x, NaN where inactive; ADDED_FORWARD_SUMS: z
-  const uint4* tangent;  // ADDED_BACKWARD_SUMS: the tangent of x
+  const uint4* tangent;  // ADDED_BACKWARD_SUMS: tx
   const uint4* d;        // ADDED_BACKWARD_SUMS: dy
 };
 
+// Sizes of a launch.
 struct ConvolutionShape {
-  int positions;   // images * pitch * pitch
-  int side;
-  int stride;      // buffer rows between two filter rows: min(pitch, tile rows + 2)
-  Divider pitch;
+  int positions;  // images * pitch * pitch
+  int side;       // height and width of an image
+  int stride;     // buffer rows between two filter rows: min(pitch, tile rows + 2)
+  Divider pitch;  // side + 1
 };
 
-// Loads the input of a tile: 3 ranges of ROWS + 2 positions, which overlap if stride = pitch.
+// Starts to copy the input of tile number `tile` to the buffer at shared address `buffer`. Buffer row r of range i is
+// position tile * ROWS + (i - 1) * pitch - 1 + r. Rows are swizzled, so that matrix loads have no bank conflicts.
+// Called by all THREADS threads of the block. Positions before the first image and after the last are in the buffer's
+// zero margin.
 template <int ROWS, int THREADS>
 DEVICE void load_tile(const uint4* input, u32 buffer, int tile, ConvolutionShape shape) {
   const int pitch = shape.pitch.divisor, stride = shape.stride, rows = ROWS + 2 + 2 * stride;
@@ -46,7 +74,10 @@ DEVICE void load_tile(const uint4* input, u32 buffer, int tile, ConvolutionShape
   }
 }
 
-// Writes 16 channels (two chunks) of a position and adds them to the thread's sums.
+// Writes the 16 channels 16 quad to 16 quad + 15 (two chunks) of a position and adds them to the thread's sums. even,
+// odd: their values as f32, channel 16 quad + 2 n at even[4 n] and channel 16 quad + 2 n + 1 at odd[4 n]: the
+// accumulators of the thread's row in fragment n. sums, products: [16], the two sums of the file's head. The sums are
+// of the values after rounding to f16, which are those that batch norm reads.
 template <int SUMS>
 DEVICE void store_position(const float* even, const float* odd, int position, ConvolutionShape shape, int quad,
                            uint4* output, SumPlanes planes, float* sums, float* products) {
@@ -68,6 +99,7 @@ DEVICE void store_position(const float* even, const float* odd, int position, Co
   to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
   if (!has_sums(SUMS)) return;
   const int row = divide(shape.pitch, position), column = position - row * (int)shape.pitch.divisor;
+  // A margin position is written, but not summed.
   if (column >= shape.side || remainder_of(shape.pitch, row) >= shape.side) return;
   const long at = (long)position * 8 + quad * 2;
   float x[16], tangent[16], d[16];
@@ -95,6 +127,7 @@ DEVICE void store_position(const float* even, const float* odd, int position, Co
       products[2 * n] += value.x * x[2 * n];
       products[2 * n + 1] += value.y * x[2 * n + 1];
     } else {
+      // False for NaN: the ReLU is inactive.
       if (x[2 * n] == x[2 * n]) {
         sums[2 * n] += value.x;
         products[2 * n] += value.x * x[2 * n];
@@ -109,7 +142,9 @@ DEVICE void store_position(const float* even, const float* odd, int position, Co
   }
 }
 
-// Adds the sums of a block's 8 warps, in their order, to the total. `scratch` holds [8 warps][2][64] floats.
+// Adds the sums of a block of 8 warps to `total`, [2][64]: over the 8 lanes with the same quad, which have the same
+// channels, then over the warps in their order, then exactly over the blocks. sums, products: the thread's, of the 16
+// channels from 16 quad on. scratch: [8 warps][2][64] floats in shared memory. Contains a barrier.
 DEVICE void add_block_sums(float* sums, float* products, float* scratch, i64* total) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3;
 #pragma unroll
@@ -132,7 +167,9 @@ DEVICE void add_block_sums(float* sums, float* products, float* scratch, i64* to
   }
 }
 
-// With mma.sync. 8 warps; a warp computes 16 * M positions. Shared memory: filters, then two tile buffers.
+// The convolution with mma.sync: 256 threads, 8 warps; a warp computes 16 M positions of each tile of 128 M. Grid: any
+// number of blocks, at most one per multiprocessor at a time. Shared memory: the filters (72 KiB), then two tile
+// buffers: while one tile is computed, the next is copied to the other buffer.
 template <int M, int SUMS>
 DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,
                      ConvolutionShape shape) {
@@ -154,6 +191,7 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
+    // The accumulators: 16 rows x 64 columns per m, in 8 fragments of 8 columns.
     float z[M][32];
 #pragma unroll
     for (int i = 0; i < M * 32; i++) (&z[0][0])[i] = 0.f;
@@ -161,6 +199,8 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
 #pragma unroll 1
     for (int tap = 0; tap < TAPS; tap++) {
       const int tap_row = tap / 3;
+      // The buffer row and the filter row whose addresses this lane gives to load_matrices. In each of four steps k, 16
+      // input channels are multiplied.
       const int row = warp * 16 * M + (lane & 15) + tap_row * shape.stride + tap - 3 * tap_row;
       const u32 bank = filter_rows + tap * (CHANNELS * 128);
       const int filter = (lane & 7) + ((lane >> 4) << 3);
@@ -179,11 +219,13 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
     }
 #pragma unroll
     for (int m = 0; m < M; m++)
+      // An accumulator has rows group and group + 8 of a fragment.
 #pragma unroll
       for (int half = 0; half < 2; half++)
         store_position<SUMS>(z[m] + 2 * half, z[m] + 2 * half + 1,
                              tile * ROWS + warp * 16 * M + m * 16 + half * 8 + group, shape, quad, output, planes, sums,
                              products);
+    // All warps have read this buffer before the next round copies into it.
     __syncthreads();
   }
   if (has_sums(SUMS)) {
@@ -193,6 +235,7 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
   }
 }
 
+// Kernels for one network. `normalised` is null without BACKWARD_SUMS. tasks.cu has those for several networks at once.
 #define CONVOLUTION(name, M, SUMS)                                                                                       \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,               \
@@ -207,13 +250,20 @@ CONVOLUTION(convolution_128, 1, NO_SUMS)
 CONVOLUTION(convolution_256, 2, NO_SUMS)
 
 #ifdef WGMMA
-// With wgmma (sm_90a): two warpgroups of 64 positions each, both operands from shared memory, one tile buffer and two
-// blocks per multiprocessor. Twice the rate of mma.sync.
 
-// A matrix of 64 rows of 128 swizzled bytes. Rows may start at any multiple of 128: the swizzle follows the address.
+// The convolution with wgmma, Hopper's matrix instruction (sm_90a), which has twice the rate of mma.sync. Two
+// warpgroups of 4 warps compute 64 positions each, with both operands in shared memory. One tile buffer; instead of a
+// second one, two blocks run per multiprocessor if their memory suffices, so that one computes while the other waits
+// for its copies.
+//
+// The descriptor of a matrix of rows of 128 swizzled bytes in shared memory: its address in units of 16 bytes, 64 such
+// units (1024 bytes) between groups of 8 rows, and the code of the 128-byte swizzle in the highest bits. A matrix may
+// start at any multiple of 128, because the swizzle follows the address; so a tap is a shift of the start.
 DEVICE u64 matrix_descriptor(u32 address) {
   return (u64)((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
+// d[64 x 64] += a[64 x 16] b[64 x 16]^T by the 128 threads of a warpgroup, asynchronously, with matrix descriptors of a
+// and b. Fragments as in mma_f16: warp w has rows 16 w to 16 w + 15, d[4 n + i] is number i of fragment n.
 DEVICE void wgmma_64x64x16(float* d, u64 a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
@@ -225,6 +275,7 @@ DEVICE void wgmma_64x64x16(float* d, u64 a, u64 b) {
       : "l"(a), "l"(b));
 }
 
+// As `convolve`, 256 threads, tiles of 128 positions. Shared memory: the filters, then one tile buffer.
 template <int SUMS>
 DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,
                            ConvolutionShape shape) {
@@ -241,6 +292,7 @@ DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* outp
   for (int i = 0; i < 16; i++) sums[i] = products[i] = 0.f;
   for (; tile < tiles; tile += gridDim.x) {
     wait_for_copies<0>();
+    // wgmma reads shared memory through another path than ordinary accesses; the fence makes the copies visible to it.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     float z[32];
@@ -256,8 +308,10 @@ DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* outp
                        matrix_descriptor(filter_rows + tap * (CHANNELS * 128) + k * 32));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    // Keeps the compiler from moving reads of z before the wait.
 #pragma unroll
     for (int i = 0; i < 32; i++) asm volatile("" : "+f"(z[i]));
+    // Both warpgroups have read the buffer. The next tile is copied while this one is stored.
     __syncthreads();
     if (tile + (int)gridDim.x < tiles) load_tile<ROWS, 256>(input, buffer, tile + gridDim.x, shape);
     commit_copies();

@@ -1,14 +1,18 @@
-// Dropout with the masks of the CPU (crates/nn/src/layers/dropout.rs): a mask is a hash of the seed of its site and the index
-// of the number, so the backward pass computes it again.
+// Dropout with the masks of the CPU (crates/nn/src/layers/dropout.rs): whether number `index` of a site (a place in the
+// network where numbers are dropped) is kept is a hash of the site's seed and `index`. So no mask is stored: the
+// backward pass computes it again.
 #pragma once
 #include "common.cuh"
 
+// The mask of one site.
 struct DropoutMask {
-  u32 low, high;    // halves of the seed of a site
-  u32 threshold;    // hashes of 31 bits below this are dropped; 0: no dropout
-  float scale;      // 1 / (1 - rate)
+  u32 low, high;  // halves of the seed of the site
+  u32 threshold;  // rate * 2^31: hashes of 31 bits below this are dropped; 0: no dropout
+  float scale;    // 1 / (1 - rate)
 };
 
+// The mask of site number `site` of a model with this seed. The seed of the site is a finaliser of SplitMix64, with its
+// constants.
 DEVICE DropoutMask dropout_site(u64 seed, u32 site, u32 threshold, float scale) {
   u64 z = seed ^ (u64)(site + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -17,7 +21,8 @@ DEVICE DropoutMask dropout_site(u64 seed, u32 site, u32 threshold, float scale) 
   return {(u32)z, (u32)(z >> 32), threshold, scale};
 }
 
-// 0 or `scale`.
+// The factor of number `index`: 0 if it is dropped, else `scale`. The multipliers mix the bits; they are those of the
+// CPU.
 DEVICE float dropout_factor(DropoutMask mask, u32 index) {
   u32 x = index * 0x9e3779b9u ^ mask.low;
   x = (x ^ (x >> 16)) * 0x7feb352du + mask.high;

@@ -1,12 +1,16 @@
-// EfficientNet-Lite0: the first convolution, the depthwise convolutions, and the mean over all positions. The pointwise
-// convolutions are in efficientnet_pointwise.cu.
+// EfficientNet-Lite0 for embedding, part 1: the first convolution ("stem"), the depthwise convolutions, and the mean
+// over all positions. The pointwise convolutions are in efficientnet_pointwise.cu; src/efficientnet/layers.rs launches
+// all of them, and crates/nn/src/efficientnet is the network on the CPU. Batch norm is folded into the weights.
 //
-//   activations  [image][row][column][channel], f16. The number of channels is a multiple of 16; channels beyond those of
-//                the network are zero.
+//   activations  [image][row][column][channel], f16. The number of channels is a multiple of 16; channels beyond those
+//                of the network are zero. A chunk is 8 channels, 16 bytes, one uint4.
 //   padding      TensorFlow's SAME: `margin` is the padding at the top and left, and inputs outside the image are zero
+//   bias         [channel] f32
 //
-// In both convolutions a thread computes STRIP adjacent outputs of a row, for one chunk of 8 channels. Adjacent threads have
-// adjacent chunks. Sums are f32, in the order of the taps, so that an output depends on its own image only.
+// In both convolutions a thread ("unit") computes STRIP adjacent outputs of a row, for one chunk of channels: the
+// inputs that the outputs share are loaded once. The threads of the grid are numbered in the order image, row, strip,
+// chunk, so adjacent threads have adjacent chunks and read adjacent memory. Sums are f32, in the order of the taps, so
+// that an output depends on its own image only.
 #pragma once
 #include "common.cuh"
 
@@ -14,9 +18,9 @@ namespace efficientnet {
 
 // Adjacent outputs of a row that one thread computes.
 constexpr int STRIP = 4;
-constexpr int STEM_CHANNELS = 32, STEM_TAPS = 27;
+constexpr int STEM_CHANNELS = 32, STEM_TAPS = 27;  // output channels of the stem; its 3 x 3 x 3 weights per channel
 
-// ReLU6, which keeps NaN: min and max of the device would not.
+// min(max(value, 0), 6), which keeps NaN: min and max of the device would not.
 DEVICE float relu6(float value) {
   value = value < 0.f ? 0.f : value;
   return value > 6.f ? 6.f : value;
@@ -34,7 +38,7 @@ DEVICE void load8(const uint4* from, float* values) {
   }
 }
 
-// Writes the outputs of a strip, of which `count` are inside the image.
+// Writes relu6 of the outputs of a strip, of which `count` are inside the image. pitch: chunks per position.
 DEVICE void store_strip(float sums[STRIP][8], uint4* to, int count, int pitch) {
 #pragma unroll
   for (int output = 0; output < STRIP; output++) {
@@ -45,19 +49,21 @@ DEVICE void store_strip(float sums[STRIP][8], uint4* to, int count, int pitch) {
   }
 }
 
+// Sizes of the stem.
 struct StemShape {
-  int units;         // images * side * strips * 4 chunks
-  int size;          // height and width of the images
-  int side;          // of the output
-  int margin;
-  Divider by_strips;
-  Divider by_side;
+  int units;                 // threads: images * side * strips * 4 chunks
+  int size;                  // height and width of the images
+  int side;                  // of the output
+  int margin;                // padding at the top and left
+  Divider by_strips;         // strips of an output row
+  Divider by_side;           // by `side`
   float scale[3], shift[3];  // byte * scale + shift is a normalised value
 };
 
-// The first convolution, 3x3 with stride 2, and ReLU6: bytes [image][row][column][3] to activations of 32 channels. It is
-// computed in f32.
+// The first convolution, 3x3 with stride 2, and ReLU6: bytes [image][row][column][3] to activations of 32 channels. It
+// is computed in f32.
 //   weights  [27: row, column, channel][32] f32
+// Grid: ceil(units / 256), 256 threads. Shared memory: the weights, which every thread reads.
 extern "C" __global__ void __launch_bounds__(256, 2)
     efficientnet_stem(const u8* images, const uint4* weights, const uint4* bias, uint4* output, StemShape shape) {
   SHARED uint4 taps[STEM_TAPS * STEM_CHANNELS / 4];
@@ -71,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   float sums[STRIP][8];
 #pragma unroll
   for (int output = 0; output < STRIP; output++) load8(bias + chunk * 2, sums[output]);
-  constexpr int SPAN = 2 * (STRIP - 1) + 3;
+  constexpr int SPAN = 2 * (STRIP - 1) + 3;  // input columns of a strip
 #pragma unroll 1
   for (int tap_row = 0; tap_row < 3; tap_row++) {
     const int y = 2 * row + tap_row - shape.margin, first = 2 * column - shape.margin;
@@ -101,18 +107,20 @@ extern "C" __global__ void __launch_bounds__(256, 2)
               STEM_CHANNELS / 8);
 }
 
+// Sizes of a depthwise convolution.
 struct DepthwiseShape {
-  int units;    // images * outputs * strips * chunks
-  int side;     // height and width of the input
-  int outputs;  // of the output
-  int margin;
-  Divider by_chunks;
-  Divider by_strips;
-  Divider by_outputs;
+  int units;           // threads: images * outputs * strips * chunks
+  int side;            // height and width of the input
+  int outputs;         // of the output
+  int margin;          // padding at the top and left
+  Divider by_chunks;   // chunks of a position
+  Divider by_strips;   // strips of an output row
+  Divider by_outputs;  // by `outputs`
 };
 
-// A depthwise convolution of KERNEL x KERNEL taps and ReLU6.
+// A depthwise convolution (every channel with its own filter) of KERNEL x KERNEL taps and ReLU6.
 //   weights  [tap][channel] f32: rounded to f16, they would be the largest error of the network
+// Grid: ceil(units / 256), 256 threads. No shared memory.
 template <int KERNEL, int STRIDE>
 DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bias, uint4* output, DepthwiseShape shape) {
   const int unit = blockIdx.x * 256 + threadIdx.x;
@@ -123,7 +131,7 @@ DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bia
   float sums[STRIP][8];
 #pragma unroll
   for (int strip = 0; strip < STRIP; strip++) load8(bias + chunk * 2, sums[strip]);
-  constexpr int SPAN = STRIDE * (STRIP - 1) + KERNEL;
+  constexpr int SPAN = STRIDE * (STRIP - 1) + KERNEL;  // input columns of a strip
   const int first = STRIDE * column - shape.margin;
 #pragma unroll 1
   for (int tap_row = 0; tap_row < KERNEL; tap_row++) {
@@ -153,6 +161,7 @@ DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bia
   store_strip(sums, output + ((long)line * shape.outputs + column) * chunks + chunk, shape.outputs - column, chunks);
 }
 
+// The kernels: taps, then stride.
 #define DEPTHWISE(name, KERNEL, STRIDE)                                                                                  \
   extern "C" __global__ void __launch_bounds__(256, 2)                                                                   \
       name(const uint4* input, const uint4* weights, const uint4* bias, uint4* output, DepthwiseShape shape) {          \
@@ -163,8 +172,8 @@ DEPTHWISE(efficientnet_depthwise_3_2, 3, 2)
 DEPTHWISE(efficientnet_depthwise_5_1, 5, 1)
 DEPTHWISE(efficientnet_depthwise_5_2, 5, 2)
 
-// The mean over the positions of an image: [image][position][channel] f16 to [image][channel] f32. A thread adds 8 channels,
-// in the order of the positions.
+// The mean over the positions of an image: [image][position][channel] f16 to [image][channel] f32. Grid: (ceil(chunks /
+// 32), images), 32 threads: a thread adds up one chunk, in the order of the positions.
 extern "C" __global__ void __launch_bounds__(32)
     efficientnet_mean(const uint4* input, float* output, int positions, int chunks) {
   const int chunk = blockIdx.x * 32 + threadIdx.x;

@@ -1,24 +1,31 @@
-// EfficientNet-Lite0: pointwise (1x1) convolutions as matrix products with bias, optional ReLU6 and optional residual.
+// EfficientNet-Lite0 for embedding, part 2: pointwise (1x1) convolutions, as matrix products with bias, optional ReLU6
+// and optional residual: output = relu6(input weights^T + bias) + residual. src/efficientnet/layers.rs packs the
+// weights and launches the kernels.
 //
-//   input     [row][inputs] f16; a row is a position of an image. `inputs` and `outputs` are multiples of 16.
-//   weights   [packed output][inputs] f16, with zeros up to a multiple of the block's columns. In every group of 32 outputs
-//             the rows are permuted: packed row 8 f + 2 t + j is output 8 t + 2 f + j. Thread t of a quad, which holds columns
-//             2 t and 2 t + 1 of every 8-column fragment f, thus owns 8 adjacent outputs: one chunk.
+//   input     [row][inputs] f16; a row is a position of an image. `inputs` and `outputs` are multiples of 16. A chunk
+//             is 8 channels, 16 bytes, one uint4.
+//   weights   [packed output][inputs] f16, with zeros up to a multiple of the block's columns. In every group of 32
+//             outputs the rows are permuted: packed row 8 f + 2 t + j is output 8 t + 2 f + j. Thread t of a quad (lane
+//             % 4), which holds columns 2 t and 2 t + 1 of every 8-column fragment f of a product (`mma_f16` in
+//             common.cuh), thus owns 8 adjacent outputs: one chunk.
 //   bias      [output] f32, with zeros up to the same multiple
 //   residual  [row][outputs] f16, or null
 //   output    [row][outputs] f16
 //
-// A block computes tiles of 128 rows and COLUMNS outputs; blockIdx.y selects the columns. It walks over row tiles in steps of
-// up to 64 inputs and copies the operands of the next step while it computes one. The sums of an output are in the order of
-// its inputs, wherever its row is in a tile.
+// A block of 256 threads computes tiles of 128 rows and COLUMNS outputs; blockIdx.y selects the columns, and blockIdx.x
+// the first tile, from which it walks in steps of the grid. It takes up to 64 inputs at a time. Shared memory: two
+// stages, each with these inputs of 128 rows and of COLUMNS weights, so that one is copied while the other is
+// multiplied. The sums of an output are in the order of its inputs, wherever its row is in a tile, so an embedding does
+// not depend on the batch.
 #pragma once
 #include "common.cuh"
 #include "efficientnet.cu"
 
 namespace efficientnet {
 
-constexpr int TILE_ROWS = 128, STEP_INPUTS = 64;
+constexpr int TILE_ROWS = 128, STEP_INPUTS = 64;  // rows of a tile; inputs that are copied at a time
 
+// Sizes; rows: positions of all images.
 struct PointwiseShape {
   int rows;
   int inputs;
@@ -26,8 +33,8 @@ struct PointwiseShape {
   int has_relu6;
 };
 
-// Starts to copy COUNT rows of `chunks` chunks (2, 4, 6 or 8) to swizzled rows in shared memory; rows above `last` are copies of
-// row `last`. `pitch`: chunks from one row to the next.
+// Starts to copy COUNT rows of `chunks` chunks (2, 4, 6 or 8) to swizzled rows of 128 bytes in shared memory
+// (common.cuh); rows above `last` are copies of row `last`. pitch: chunks from one row to the next.
 template <int COUNT> DEVICE void load_rows(u32 to, const uint4* from, int pitch, int chunks, int last) {
   const int shift = chunks == 8 ? 3 : chunks == 4 ? 2 : 1, lanes = 1 << shift;
   for (int row = threadIdx.x >> shift; row < COUNT; row += 256 >> shift)
@@ -36,6 +43,7 @@ template <int COUNT> DEVICE void load_rows(u32 to, const uint4* from, int pitch,
 }
 
 // 8 warps: 8 / WARP_COLUMNS of them in the direction of the rows, 16 M rows each; a warp computes 32 GROUPS columns.
+// Grid: (blocks, ceil(outputs / COLUMNS)).
 template <int M, int GROUPS, int WARP_COLUMNS>
 DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bias, const uint4* residual, uint4* output,
                       PointwiseShape shape) {
@@ -49,6 +57,7 @@ DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bia
   const int groups = min(GROUPS, (shape.outputs - first_column - warp_column + 31) / 32);
   const int tiles = (shape.rows + TILE_ROWS - 1) / TILE_ROWS, steps = (shape.inputs + STEP_INPUTS - 1) / STEP_INPUTS;
   const u32 stages = shared_address(dynamic_shared);
+  // Starts to copy the operands of a step of a tile to a stage.
   auto load = [&](int stage, int tile, int step) {
     const u32 to = stages + stage * BUFFER_LEN;
     const int first = step * (STEP_INPUTS / 8), chunks = min(STEP_INPUTS / 8, pitch - first);
@@ -98,6 +107,7 @@ DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bia
     }
     __syncthreads();
     if (is_last)
+      // After the last step of a tile: bias, ReLU6, residual, and one chunk per row and group of 32 columns.
 #pragma unroll
       for (int g = 0; g < GROUPS; g++) {
         const int column = first_column + warp_column + g * 32 + quad * 8;
@@ -132,6 +142,8 @@ DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bia
   }
 }
 
+// The kernels, by their columns; BLOCKS: blocks per multiprocessor that registers must suffice for (`ColumnTiles` in
+// src/efficientnet/layers.rs).
 #define POINTWISE(name, M, GROUPS, WARP_COLUMNS, BLOCKS)                                                                 \
   extern "C" __global__ void __launch_bounds__(256, BLOCKS)                                                              \
       name(const uint4* input, const uint4* weights, const float* bias, const uint4* residual, uint4* output,           \

@@ -1,25 +1,33 @@
-// Gradient of the filters of a 3x3 convolution 64 -> 64.
+// Gradient of the filters of a 3x3 convolution from 64 to 64 channels (convolution.cu):
 //
-//   input      plane, f16: the input x of the convolution
-//   d_output   plane, f16: the gradient dz of its output, zero in the margins
-//   partials   [block][tap][input channel][output channel], f32: sums over the positions of one block
+//   partial[tap][ci][co] = sum over positions p of x[p + shift(tap)][ci] * dz[p][co],
+//   shift(3 r + c) = (r - 1) pitch + (c - 1)
 //
-//   partial[tap][ci][co] = sum over p of x[p + shift(tap)][ci] * dz[p][co]
+//   input     plane, f16: the input x of the convolution. A plane (common.cuh) has 64 channels per position; images
+//             follow each other with pitch * pitch positions each, pitch = side + 1.
+//   d_output  plane, f16: the gradient dz of its output. It must be zero in the margins and in the rest of the last
+//             tile after the last image, because whole tiles are summed.
+//   partials  [block][tap][input channel][output channel], f32: sums over the positions of one thread block
 //
-// A block of 12 warps: warp = (filter row, half of the input channels, half of the output channels). Partials are added in
-// a fixed order by optimiser.cu, so the result does not depend on scheduling.
+// As a matrix product, positions are the inner dimension: x transposed times dz. A block of 12 warps sums
+// tiles_per_block tiles of 128 positions. Each warp computes 3 taps x 32 input channels x 32 output channels: warp =
+// (filter row, half of the input channels, half of the output channels). Shared memory: two buffers, each with the tile
+// of x (laid out as in convolution.cu) and that of dz, so that one is copied while the other is multiplied. The parts
+// of the blocks are added in a fixed order (`sum_partials` in optimiser.cu), so the result does not depend on
+// scheduling.
 #pragma once
 #include "convolution.cu"
 
-#define GRADIENT_ROWS 128
-#define GRADIENT_THREADS 384
+#define GRADIENT_ROWS 128  // positions of a tile
+#define GRADIENT_THREADS 384  // 12 warps
 
-// Two planes whose product is summed.
+// Two planes whose product is summed: x and dz.
 struct GradientPair {
   const uint4 *input, *d_output;
 };
 
-// With TWO, the sum of the gradients of two pairs of planes.
+// Block number blockIdx.x sums tiles blockIdx.x * tiles_per_block and so on. With TWO, the sum of the gradients of two
+// pairs of planes, for tangents (tangent.cu): the tiles of the second pair follow those of the first.
 template <bool TWO>
 DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* partials, int tiles_per_block,
                                 ConvolutionShape shape) {
@@ -30,6 +38,7 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
   const int tap_row = warp >> 2, input_half = (warp >> 1) & 1, output_half = warp & 1;
   const int tiles = (shape.positions + GRADIENT_ROWS - 1) / GRADIENT_ROWS;
   const int first = blockIdx.x * tiles_per_block, end = min(tiles, first + tiles_per_block);
+  // Number of the tile after the last; numbers from `end` on are tiles of the second pair.
   const int last = TWO ? 2 * end - first : end;
   auto load = [&](int number, int buffer) {
     const bool is_second = TWO && number >= end;
@@ -51,6 +60,8 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
     wait_for_copies<1>();
     __syncthreads();
     const u32 x = buffers + current * buffer_len, dz = x + rows * 128;
+    // 16 positions at a time. Both operands are stored with positions as rows, so they are loaded transposed. The three
+    // filter columns are shifts of x by one row, with the same dz.
 #pragma unroll 2
     for (int k = 0; k < GRADIENT_ROWS; k += 16) {
       u32 b[2][4];
@@ -88,6 +99,7 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
         }
 }
 
+// `sum_filter_gradient` of one network, one pair. Grid: ceil(tiles / tiles_per_block), 384 threads.
 extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
     filter_gradient(const uint4* input, const uint4* d_output, float* partials, int tiles_per_block,
                     ConvolutionShape shape) {

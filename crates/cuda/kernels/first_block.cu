@@ -1,36 +1,59 @@
-// Block 1 of Conv4: 3x3 convolution of 1 or 3 channels to 64, batch norm, ReLU, 2x2 max pooling. Its output before pooling,
-// the largest array of the network, is never stored.
+// Block 1 of Conv4: 3x3 convolution z of 1 or 3 channels to 64, batch norm, ReLU, 2x2 max pooling, forward and
+// backward. z, the largest array of the network, is never stored: it is computed again wherever it is needed.
 //
-//   image    plane of side `side` with four f16 per position: the channels (grey images have only the first), and 1
-//   patch    48 values around a pixel: [3 rows][4 columns][4], of which column 3 has zero weight. The constant channel of
-//            the centre is 1 for every pixel, so sums over pixels are products with it.
-//   moments  [48][48] fixed point: sum over all pixels of patch_i patch_j. They hold the mean and the variance of all 64
-//            outputs, since z = w · patch, and half of the gradient of the norm.
-//   norm     [4][64] f32: scale, shift (relu(scale z + shift)), mean, 1 / std
-//   filters  B fragments of mma.m16n8k16: [3 rows][8 groups of columns][32 lanes] uint2
-//   weights  [64][48] f32: the same filters, rounded to f16
+// How batch norm works without z: z = w . patch is linear in the 27 inputs of a pixel, so its mean and variance over
+// the batch follow from the second moments of the patches, sum over pixels of patch_i patch_j, which do not depend on
+// the weights. In the same way the gradients of weights, gamma and beta follow from the moments and from sums of dy
+// patch_j (`first_gradient` in optimiser.cu). The kernels of a step in order: patch_moments, first_statistics,
+// first_forward; after the backward pass of the other blocks, first_backward.
 //
-// A warp works on 8 windows of 2x2 pixels at a time; the 16 rows of a fragment are the 8 windows' left pixels, then their
-// right ones.
+//   image      plane of side `side` with four f16 (two u32) per position: the channels (grey images have only the
+//              first), and the number 1. Pixel (row, column) of image n is at position (n * pitch + row) * pitch +
+//              column, pitch = side + 1; margins are zero, also in the fourth number (augment.cu).
+//   patch      48 values around a pixel: [3 rows][4 columns][4 numbers], row r and column c at pixel (row + r - 1,
+//              column + c - 1). Column 3 has zero weight; it makes the columns of a row 16 numbers, the inner dimension
+//              of mma_f16. The fourth number of the centre, value CENTRE_ONE, is 1 for every pixel, so a sum over
+//              pixels is a product with it.
+//   moments    [48][48] fixed point: sum over all pixels of patch_i patch_j
+//   norm       [4][64] f32: scale = gamma / std and shift = beta - mean scale of the channels (y = relu(scale z +
+//              shift)), mean, 1 / std
+//   weighted   [64][48] f32: weights * moments, the sums over pixels of z patch_j
+//   filters    the B fragments of mma_f16: [3 rows][8 groups of 8 output channels][32 lanes] uint2. The columns of the
+//              groups are permuted as in `row_of_channel` (common.cuh), so a thread has the 16 adjacent channels from
+//              16 quad on.
+//   weights    [64][48] f32: the same filters, rounded to f16
+//   y, dy      plane of side side / 2, 64 channels of f16 per position: the output of the block, and its gradient times
+//              the loss scale
+//   d_patches  [64][48] fixed point: sum over pixels of dy[c] patch_j, with dy = 0 at all pixels but the maxima
+//
+// Fixed point: 64-bit integers with 20 fractional bits, so sums do not depend on the order of thread blocks
+// (common.cuh).
+//
+// A warp works on 8 windows of 2x2 pixels at a time ("task"). group = lane / 4 is the window. The 16 rows of an A
+// fragment are the 8 windows' left pixels, then their right ones; upper and lower pixels are two fragments.
 #pragma once
 #include "common.cuh"
 
-#define PATCH_LEN 48
-#define CENTRE_ONE (16 + 4 + 3)
+#define PATCH_LEN 48  // values of a patch
+#define CENTRE_ONE (16 + 4 + 3)  // of the patch: row 1, column 1, the fourth number
 // Bytes of a patch in shared memory: 96, padded so that eight rows lie in different banks.
 #define PATCH_PITCH 112
 
+// Sizes of a launch.
 struct FirstShape {
-  int images;
-  int side;
-  int windows;      // per row and column
+  int images;       // of the batch
+  int side;         // of the input plane
+  int windows;      // per row and column: side / 2, or ceil(side / 2) in patch_moments
   Divider divider;  // by `windows`
 };
 
+// A window: its image, row and column among the windows. If `exists` is false, the others are those of the last window,
+// so that reading is safe.
 struct FirstWindow {
   int image, row, column;
   bool exists;
 };
+// Window number `index` of the batch, in the order image, row, column.
 DEVICE FirstWindow first_window(int index, FirstShape shape) {
   const int total = shape.images * shape.windows * shape.windows, clamped = min(index, total - 1);
   const int row = divide(shape.divider, clamped), image = divide(shape.divider, row);
@@ -42,7 +65,10 @@ DEVICE FirstWindow first_window(int index, FirstShape shape) {
   return w;
 }
 
-// The A fragments of the four rows of pixels that a window's patches touch: rows[i] belongs to pixel row 2 * row - 1 + i.
+// The A fragments of the four rows of pixels that a window's patches touch: rows[i] belongs to pixel row 2 * w.row - 1
+// + i. The patches of the upper pixels are rows 0 to 2, those of the lower ones rows 1 to 3. Words quad + 2 i of a row
+// of pixels: i = 0, 2 for the left pixel (numbers 0 to 7 and 8 to 15), i = 1, 3 for the right one, one position
+// further.
 DEVICE void load_patch_rows(const u32* image, FirstWindow w, int side, int quad, u32 rows[4][4]) {
   const int pitch = side + 1;
   const long first = plane_position(w.image, 2 * w.row, 2 * w.column, pitch);
@@ -52,8 +78,9 @@ DEVICE void load_patch_rows(const u32* image, FirstWindow w, int side, int quad,
     for (int i = 0; i < 4; i++) rows[y][i] = image[(first + (y - 1) * pitch - 1) * 2 + quad + 2 * i];
 }
 
-// Writes the 32 patches of a warp's 8 windows to shared memory. Row of a patch: [pixel row][pixel column][window].
-// Patches of pixels outside the image (odd sides) are zero.
+// Writes the 32 patches of a warp's 8 windows to shared memory, [32][PATCH_PITCH bytes]. Row of a patch: [pixel
+// row][pixel column][window]. Patches of pixels outside the image (odd sides, windows that do not exist) are zero, so
+// they add nothing to sums.
 DEVICE void store_patches(u8* patches, FirstWindow w, int side, int group, int quad, const u32 rows[4][4]) {
 #pragma unroll
   for (int y = 0; y < 2; y++)
@@ -68,7 +95,8 @@ DEVICE void store_patches(u8* patches, FirstWindow w, int side, int group, int q
       }
 }
 
-// Adds the fragments of 8 warps in their order, [16 M][48], and then to the total. `scratch` holds 16 M * 48 floats.
+// Adds the fragments `sums` of the 8 warps of a block, one warp after the other so that the order is fixed, and then
+// exactly to `total`, [16 M][48]. scratch: [16 M][48] floats in shared memory. Contains barriers.
 template <int M> DEVICE void add_patch_products(const float sums[M][6][4], float* scratch, i64* total) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   for (int turn = 0; turn < 8; turn++) {
@@ -87,7 +115,10 @@ template <int M> DEVICE void add_patch_products(const float sums[M][6][4], float
   for (int i = threadIdx.x; i < M * 16 * PATCH_LEN; i += 256) add_exactly(total + i, scratch[i]);
 }
 
-// Second moments of all patches. Here shape.windows = ceil(side / 2). Shared memory: 8 warps * 32 patches.
+// moments = sum over all pixels of patch_i patch_j. Here shape.windows = ceil(side / 2), because the pixels of an odd
+// last row and column count, too. Grid: any number of blocks of 256 threads; a warp has every (8 * blocks)-th group of
+// 8 windows. Shared memory: per warp its 32 patches, read transposed as both operands: patches^T patches with the 32
+// patches as inner dimension.
 DEVICE void sum_patch_moments(const u32* image, i64* moments, FirstShape shape) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   u8* patches = dynamic_shared + warp * (32 * PATCH_PITCH);
@@ -121,12 +152,15 @@ DEVICE void sum_patch_moments(const u32* image, i64* moments, FirstShape shape) 
   __syncthreads();
   add_patch_products<3>(sums, (float*)dynamic_shared, moments);
 }
+// `sum_patch_moments` for one network (tasks.cu has all kernels of this file for several).
 extern "C" __global__ void __launch_bounds__(256, 2)
     patch_moments(const u32* image, i64* moments, FirstShape shape) {
   sum_patch_moments(image, moments, shape);
 }
 
-// Statistics of block 1 and `weighted` = weights * moments, [64][48] f32. One block of 1024 threads: 16 per channel.
+// `norm` and `weighted` from the moments: mean = sum_j w_j moments[CENTRE_ONE][j] / count, E[z z] = w moments w /
+// count, with `count` the pixels of the batch; the variance is biased, as in PyTorch. One block of 1024 threads: 16 per
+// channel, of which each has 3 of the 48 columns. Shared memory: copies of moments and weights.
 DEVICE void compute_first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta,
                                      float* norm, float* weighted, float count) {
   SHARED float moment[PATCH_LEN * PATCH_LEN], weight[CHANNELS * PATCH_LEN];
@@ -156,13 +190,15 @@ DEVICE void compute_first_statistics(const i64* moments, const float* weights, c
     norm[3 * CHANNELS + channel] = inverse_std;
   }
 }
+// `compute_first_statistics` for one network.
 extern "C" __global__ void __launch_bounds__(1024)
     first_statistics(const i64* moments, const float* weights, const float* gamma, const float* beta, float* norm,
                      float* weighted, float count) {
   compute_first_statistics(moments, weights, gamma, beta, norm, weighted, count);
 }
 
-// y = max over the window of relu(scale z + shift), a plane of side side / 2.
+// y = max over the window of relu(scale z + shift). Grid: any number of blocks of 256 threads; a warp has every (8 *
+// blocks)-th group of 8 windows and keeps all filters in registers. No shared memory.
 DEVICE void compute_first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   u32 b[3][8][2];
@@ -213,15 +249,19 @@ DEVICE void compute_first_forward(const u32* image, const uint2* filters, const 
     to[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
   }
 }
+// `compute_first_forward` for one network.
 extern "C" __global__ void __launch_bounds__(256, 1)
     first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
   compute_first_forward(image, filters, norm, y, shape);
 }
 
-// d_patches[c][j] += dy[c] patch_j over the pixels that are the maximum of their window; [64][48] fixed point. The maxima
-// are found again from the image. Shared memory: filters, norm, then per warp 32 rows of dy and 32 patches.
-#define FIRST_BACKWARD_FILTERS (3 * 8 * 32 * 8)
-#define FIRST_BACKWARD_HEADER 8192
+// Shared memory of first_backward.
+#define FIRST_BACKWARD_FILTERS (3 * 8 * 32 * 8)  // bytes of the filters
+#define FIRST_BACKWARD_HEADER 8192  // bytes of filters, scale and shift, rounded up
+// d_patches[c][j] = sum over pixels of dy[c] patch_j. Where the maximum of a window is, which alone has a gradient, is
+// found again from the image. Grid: any number of blocks of 256 threads, as in the forward pass. Shared memory:
+// filters, scale and shift; then per warp [32 pixels][64 channels] of dy (swizzled) and the 32 patches, in the same
+// order of pixels. Their product, with the pixels as inner dimension, is the sum.
 DEVICE void compute_first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy,
                                    i64* d_patches, FirstShape shape) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -246,6 +286,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
     const uint4 chunks[2] = {w.exists ? from[0] : zero, w.exists ? from[1] : zero};
     __syncwarp();
     store_patches(patches, w, shape.side, group, quad, rows);
+    // 8 of the thread's 16 channels at a time: z again, the maximum of each window, and dy at its pixel.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float z[2][4][4];
@@ -295,6 +336,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < 2; k++) {
+      // d_patches += dy^T patches, 16 pixels at a time.
       u32 a[4][4], b[3][4];
 #pragma unroll
       for (int m = 0; m < 4; m++)
@@ -312,6 +354,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
   __syncthreads();
   add_patch_products<4>(sums, (float*)(dynamic_shared + FIRST_BACKWARD_HEADER), d_patches);
 }
+// `compute_first_backward` for one network.
 extern "C" __global__ void __launch_bounds__(256, 1)
     first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy, i64* d_patches,
                    FirstShape shape) {

@@ -1,34 +1,49 @@
-// A backbone and a head in training together: the centring of the features, the loss of nearest prototypes on true labels, the
-// gradient of the features for the backward pass of the backbone, the mean of all features, and the average of the parameters.
+// A backbone (Conv4) and a head (TraNFS or Relabel) in training together, as far as the kernels belong to neither: the
+// centring of the features, a loss of nearest prototypes on true labels that is added to the head's, the gradient of
+// the features for the backward pass of the backbone, the mean of all features, and a running average of all
+// parameters. src/joint/training.rs launches them.
 //
-//   features     [row][dim] f32: of the support items of the first episode, of its queries, of the second episode, ...
-//   d_features   [row][dim] f32: the gradient of the head's loss
-//   points       [episode][class][dim] f32: the prototypes, means of the items whose true class is this one
-//   d_points     the gradients of the prototypes' loss, in the same layout
-//   d_logits     [query][classes] f32
-//   slots        [slot][slot_len] words: JointStep, then `most_episodes` times JointEpisode, then one word per row: its class in
-//                the episode, or NO_CLASS
+// A step has several episodes, each with support items and queries. Every image is a "row"; rows are numbered from the
+// first episode's support items, then its queries, then the second episode's items, and so on.
 //
-// The loss is the mean over the episodes of the mean over their queries, times `weight`. An episode in which a class has no item
-// of its own does not count.
+//   features    [row][dim] f32, dim = 64 * side * side in the order channel, pixel
+//   d_features  [row][dim] f32: the gradient of the head's loss
+//   points      [episode][class][dim] f32: the prototypes, means of the items whose true class is this one;
+//               most_classes classes per episode
+//   d_points    the gradients of the prototypes' loss, in the same layout
+//   d_logits    [query][most_classes] f32: gradient with respect to minus the squared distances, without the loss scale
+//   losses      [query] f32
+//   slots       [slot][slot_len] words: JointStep, then `most_episodes` times JointEpisode, then one word per row: its
+//               class in the episode, or NO_CLASS. The slot of the current step is its number modulo STEP_SLOTS
+//               (common.cuh).
+//
+// The loss of prototypes is the mean over the episodes of the mean over their queries, times `weight`. An episode in
+// which a class has no item of its own does not count. Sizes in a graph are fixed, while each slot has its own:
+// `joint_begin` checks that they agree.
 #pragma once
 #include "optimiser.cu"
 #include "prototypes.cu"
 
+// The class of an item that belongs to no class of its episode.
 #define NO_CLASS 0xffffffffu
 
+// The sizes of a step.
 struct JointStep {
-  u32 images, episodes, queries;
-  float keep;  // decay of the average of the parameters
+  u32 images, episodes, queries;  // rows; queries of all episodes
+  float keep;                     // decay of the average of the parameters
 };
+// One episode of a step.
 struct JointEpisode {
+  // Its first row, items and queries; its first query among all queries; its classes.
   u32 first_row, items, queries, first_query, classes;
-  float factor;  // of the queries' losses: weight / (episodes * queries), or 0
+  float factor;  // of the queries' losses: weight / (episodes * queries), or 0 if it does not count
 };
+// Sizes of a run: numbers of a row, the most episodes of a step, the most classes of an episode, words of a slot.
 struct JointShape {
   int dim, most_episodes, most_classes, slot_len;
 };
 
+// The slot of the current step, and its parts.
 DEVICE const u32* joint_slot(const u32* slots, const TrainingState* state, JointShape shape) {
   return slots + (long)step_slot(state) * shape.slot_len;
 }
@@ -39,14 +54,16 @@ DEVICE const JointEpisode& joint_episode(const u32* slot, int episode) {
 DEVICE const u32* joint_labels(const u32* slot, JointShape shape) {
   return slot + sizeof(JointStep) / 4 + shape.most_episodes * (sizeof(JointEpisode) / 4);
 }
-// The episode of a row.
+// The episode of a row: one less than the number of episodes that begin at or before it.
 DEVICE int episode_of_row(const u32* slot, int row) {
   int episode = 0;
   for (int i = 1; i < (int)joint_step(slot).episodes; i++) episode += (int)joint_episode(slot, i).first_row <= row;
   return episode;
 }
 
-// Sets a flag in `overflow`, so that nothing is updated, if the size of the step is not that of the graph. One thread.
+// Sets OTHER_SIZE in `overflow`, so that nothing is updated, if the sizes of the step in the slot are not those of the
+// graph (the last three arguments). That happens after a step that overflowed and must be repeated: the graphs of later
+// steps have been launched already and find its slot. One thread works.
 extern "C" __global__ void __launch_bounds__(32)
     joint_begin(const u32* slots, TrainingState* state, JointShape shape, int images, int episodes, int queries) {
   const JointStep step = joint_step(joint_slot(slots, state, shape));
@@ -54,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(32)
     state->overflow = OTHER_SIZE;
 }
 
-// Grid: (ceil(dim / 128), episodes * most_classes), 128 threads: one number of one prototype per thread.
+// points: the mean of the items of each true class; 0 without items. Grid: (ceil(dim / 128), episodes * most_classes),
+// 128 threads: one number of one prototype per thread.
 extern "C" __global__ void __launch_bounds__(128)
     joint_prototypes(const float* features, const u32* slots, float* points, const TrainingState* state, JointShape shape) {
   const u32* slot = joint_slot(slots, state, shape);
@@ -73,8 +91,9 @@ extern "C" __global__ void __launch_bounds__(128)
   points[(long)blockIdx.y * shape.dim + at] = count > 0.f ? sum / count : 0.f;
 }
 
-// Losses and d_logits of the queries. Grid: rows, 256 threads; rows of support items do nothing. Shared memory:
-// (8 + 1) * classes floats.
+// losses and d_logits of the queries: cross-entropy of a softmax over minus the squared distances to the prototypes.
+// Grid: rows, 256 threads; rows of support items do nothing. Shared memory: parts of the squared distances [8
+// warps][classes], then logits [classes]. The softmax is by one thread.
 extern "C" __global__ void __launch_bounds__(256)
     joint_query_losses(const float* features, const u32* slots, const float* points, float* d_logits, float* losses,
                        const TrainingState* state, JointShape shape) {
@@ -107,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(256)
     largest = fmaxf(largest, -square);
   }
   for (int c = 0; c < classes; c++) total += expf(logits[c] - largest);
-  // The end of the step divides by the number of queries.
+  // `end_step` (optimiser.cu) takes the mean over all queries of the step, while `factor` is already divided: multiply
+  // by their number.
   const float queries = joint_step(slot).queries;
   losses[episode.first_query + query] =
       episode.factor == 0.f ? 0.f : episode.factor * queries * (logf(total) + largest - logits[own]);
@@ -116,7 +136,8 @@ extern "C" __global__ void __launch_bounds__(256)
     d[c] = episode.factor * (expf(logits[c] - largest) / total - (c == own ? 1.f : 0.f));
 }
 
-// Grid: (ceil(dim / 128), episodes * most_classes), 128 threads: one number of one prototype per thread.
+// d_points: sum over the episode's queries of 2 d_logits (q - p). Grid: (ceil(dim / 128), episodes * most_classes), 128
+// threads: one number of one prototype per thread.
 extern "C" __global__ void __launch_bounds__(128)
     joint_prototype_gradients(const float* features, const u32* slots, const float* points, const float* d_logits,
                               float* d_points, const TrainingState* state, JointShape shape) {
@@ -134,8 +155,10 @@ extern "C" __global__ void __launch_bounds__(128)
   d_points[position] = sum;
 }
 
-// The gradient of both losses times the loss scale, as the plane that the backward pass of the backbone starts from. Without the
-// loss of prototypes, `points` is null. Grid: (ceil(chunks / 64), rows), 64 threads: a chunk of 8 channels per thread.
+// The gradient of both losses times the loss scale, as the plane d_plane (common.cuh: 64 channels of f16 per position)
+// that the backward pass of the backbone starts from. A query gets sum over classes of 2 d_logits (p - q), an item
+// d_points / items of its class. Without the loss of prototypes, `points` is null. Grid: (ceil(chunks / 64), rows), 64
+// threads: a chunk of 8 channels of a pixel per thread.
 extern "C" __global__ void __launch_bounds__(64)
     joint_feature_gradient(const float* features, const float* d_features, const u32* slots, const float* points,
                            const float* d_points, const float* d_logits, uint4* d_plane, const TrainingState* state,
@@ -144,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(64)
   const int row = blockIdx.y, chunk = blockIdx.x * 64 + threadIdx.x;
   if (chunk >= plane.chunks) return;
   const int pixels = plane.chunks >> 3;
-  // Feature `i` of the chunk is number first + i * pixels of the row.
+  // Channel i of the chunk is number first + i * pixels of the row, whose order is channel, pixel.
   const int first = (chunk & 7) * 8 * pixels + (chunk >> 3);
   float d[8];
 #pragma unroll
@@ -173,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(64)
   d_plane[chunk_position(plane, row, chunk)] = pack8(d);
 }
 
-// The sum over the 256 threads of a block, the same for all of them. Contains barriers.
+// The sum over the 256 threads of a block, the same for all of them, in a fixed order. Contains barriers.
 DEVICE float joint_block_sum(float value) {
   SHARED float sums[8];
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
@@ -185,8 +208,8 @@ DEVICE float joint_block_sum(float value) {
   return total;
 }
 
-// Features minus their mean, scaled to unit length, for a head that is centred on the mean; `scales` are the factors. Grid:
-// rows, 256 threads.
+// centred = (features - mean) / length, for a head that is centred on the mean of all features; scales [rows] = 1 /
+// length, 0 for a zero vector. Grid: rows, 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     joint_centre(const float* features, const float* mean, float* centred, float* scales, JointShape shape) {
   const float* row = features + (long)blockIdx.x * shape.dim;
@@ -199,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
-// The gradient of joint_centre's result becomes that of the features, in place. The mean is a constant. Grid: rows, 256 threads.
+// d_features, the gradient of joint_centre's result c, becomes that of the features, in place: scale * (d - (c . d) c).
+// The mean is a constant. Grid: rows, 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     joint_centre_backward(const float* centred, const float* scales, float* d_features, JointShape shape) {
   const float* row = centred + (long)blockIdx.x * shape.dim;
@@ -210,8 +234,9 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int i = threadIdx.x; i < shape.dim; i += 256) d[i] = scales[blockIdx.x] * (d[i] - along * row[i]);
 }
 
-// Moves the mean of all features towards that of this step's rows. Grid: ceil(dim / 32), 256 threads: 32 columns x 8 groups of
-// rows.
+// mean <- mean + rate * (mean of this step's rows - mean), the mean of all features; not after an overflow. Grid:
+// ceil(dim / 32), 256 threads: 32 columns x 8 groups of rows, whose sums are added in their order, in shared memory.
+// Sums are f64.
 extern "C" __global__ void __launch_bounds__(256)
     joint_feature_mean(const float* features, float* mean, float rate, int rows, const TrainingState* state, JointShape shape) {
   SHARED double sums[8][32];
@@ -226,7 +251,8 @@ extern "C" __global__ void __launch_bounds__(256)
   mean[at] += rate * ((float)(sum / rows) - mean[at]);
 }
 
-// The average of the parameters of backbone and head, which are one list in `average`. A thread per number.
+// average <- value + keep * (average - value) for the parameters of the backbone, then of the head; not after an
+// overflow. Grid: ceil(len / 256), 256 threads: one number per thread.
 extern "C" __global__ void __launch_bounds__(256)
     joint_average(float* average, const float* backbone, int backbone_len, const float* head, int len, const u32* slots,
                   const TrainingState* state, JointShape shape) {

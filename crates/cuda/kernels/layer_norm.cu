@@ -1,10 +1,12 @@
-// Layer norm of rows, one warp per row (crates/nn/src/layers/layer_norm.rs has the formulas).
+// Layer norm with residual connection and dropout, as TraNFS uses it, forward and backward: functions that a whole
+// thread block calls, one warp per row. crates/nn/src/layers/layer_norm.rs has the formulas.
 //
-//   normalised   [rows][width], inverse_std [rows]: kept for the backward pass
-//   parameters   [2][width]: scale, then shift
+//   normalised   [rows][width] f32: (x - mean) / std of each row. Kept for the backward pass, like inverse_std.
+//   inverse_std  [rows] f32: 1 / std of each row
 #pragma once
 #include "dropout.cu"
 
+// Sum over the 32 lanes of a warp, the same in each.
 DEVICE float warp_sum(float value) {
 #pragma unroll
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
@@ -12,9 +14,12 @@ DEVICE float warp_sum(float value) {
 }
 
 
-// x becomes the layer norm of x + dropout(y + bias), which is also written to `out`. x, y: [rows][pitch]; out:
-// [rows][width]. `index` is the position of the first number in the dropout mask. parameters: bias, scale, shift. IN_SHARED:
-// x, y and parameters are in shared memory.
+// x <- norm(x + dropout(y + bias)), which is also written to `out`; norm(v) = (v - mean) / std * scale + shift.
+//   x, y                          [rows][pitch]; pitch is the distance between rows in floats
+//   parameters                    [3][width]: bias, scale, shift
+//   index                         the number of the first element in the dropout mask
+//   normalised, inverse_std, out  global memory, [rows][width], [rows] and [rows][width]
+// IN_SHARED: x, y and parameters are in shared memory. Contains no barrier: a row is the work of one warp.
 template <bool IN_SHARED>
 SEPARATE void add_and_normalise(float* x, const float* y, int pitch, int rows, int width, const float* parameters, DropoutMask mask,
                                 u32 index, float* normalised, float* inverse_std, float* out) {
@@ -51,9 +56,14 @@ SEPARATE void add_and_normalise(float* x, const float* y, int pitch, int rows, i
   }
 }
 
-// d, the gradient of a norm's output, becomes that of its input, which is also written to `d_input` [rows][width] unless
-// that is null. The gradient after dropout is written to `passed` and `d_passed` [rows][width]. d, normalised, passed:
-// [rows][pitch]. IN_SHARED: they and scale are in shared memory.
+// The backward pass. d, the gradient of the norm's output, becomes that of its input x + dropout(y + bias):
+//   (1 / std) * (g - mean(g) - normalised * mean(g * normalised)),   g = d * scale,
+// which is also written to `d_input` [rows][width] unless that is null. Times the dropout mask it is the gradient of y
+// + bias, written to `passed` and `d_passed`.
+//   d, normalised, passed  [rows][pitch]
+//   scale                  [width]
+//   d_input, d_passed      [rows][width], global memory
+// IN_SHARED: d, normalised, passed and scale are in shared memory. Contains no barrier.
 template <bool IN_SHARED>
 SEPARATE void normalise_backward(float* d, const float* normalised, int pitch, int rows, int width, const float* inverse_std,
                                  const float* scale, DropoutMask mask, u32 index, float* d_input, float* passed, float* d_passed) {

@@ -1,53 +1,75 @@
-// MAML: the adaptation of Conv4 with a linear classifier to the support sets of several tasks at once, and the update of the
-// shared parameters that all tasks start from.
+// MAML (model-agnostic meta-learning): a Conv4 with a linear classifier is adapted to the support set of each task by a
+// few steps of gradient descent; training updates the shared parameters, from which all tasks start, by the gradient of
+// the queries' loss at the adapted parameters. src/maml/pass.rs launches the kernels for a group of tasks at once:
 //
-//   shared      parameters in the layout of the CPU: Conv4 (optimiser.cu), classifier weights [channel][pixel][way], biases [way]
-//   parameters  of a task: the same, but classifier weights [pixel][channel][way], the order of the feature planes. Biases of
-//               convolutions and running statistics are not set: batch norm always uses the statistics of the batch.
-//   labels      [slot][task of the step][images of a task] u32
+//   begin_tasks; per step of the adaptation: Conv4 forward (tasks.cu), classify, backward (tasks.cu), adapt_parameters;
+//   then for the queries: forward, classify, backward, query_gradients;
+//   with second derivatives, per step backwards: tangent.cu;
+//   add_task_gradients; after all groups: update_shared, finish_meta_step.
+//
+// blockIdx.z is the task in its group. Pointers to the memory of a task are those of the group's first task; `of_task`
+// (common.cuh) moves them by blockIdx.z * stride bytes. A "pass" is one forward and backward pass over the support set
+// or the queries; its images are "rows".
+//
+//   shared      f32, parameters in the layout of the CPU: Conv4 (optimiser.cu), then classifier weights
+//               [channel][pixel][way], biases [way]
+//   parameters  f32, of a task: the same, but classifier weights [pixel][channel][way], the order of the features.
+//               Biases of convolutions and running statistics are not set: batch norm always uses the statistics of the
+//               batch, which also cancel the biases.
+//   features    plane (common.cuh) of the last block: 64 channels of f16 per position, side * side positions per image,
+//               in chunks of 8 channels
+//   labels      [slot][task of the step][images of a task] u32: of the support set, then of the queries; the slot is
+//               that of the step (common.cuh)
 //   d_logits    [rows][ways] f32, times the loss scale
-//
-// Pointers to the memory of a task are moved by `of_task`; blockIdx.z is the task.
 #pragma once
 #include "optimiser.cu"
 #include "prototypes.cu"
 #include "tasks.cu"
 
+// Sizes of a step, a group and a pass.
 struct MamlShape {
-  Conv4Layout layout;
-  int conv4_len;    // parameters before the classifier
-  int ways;
-  int chunks;       // of an image's features: side * side * 8
-  int side;
+  Conv4Layout layout;  // positions of the parameters of Conv4
+  int conv4_len;       // parameters before the classifier
+  int ways;            // classes of a task
+  int chunks;          // of an image's features: side * side * 8
+  int side;            // height and width of the features
   Divider by_side;
-  int tasks;        // of a step
-  int first_task;   // of the group
-  int images;       // of a task
-  int first_image;  // of the pass: 0 for the support set, its size for the queries
-  int rows;         // images of the pass
+  int tasks;           // of a step
+  int first_task;      // of the group
+  int images;          // of a task
+  int first_image;     // of the pass: 0 for the support set, its size for the queries
+  int rows;            // images of the pass
 };
 
+// The labels of the task's rows in the current step.
 DEVICE const u32* labels_of_pass(const u32* labels, const TrainingState* state, const MamlShape& shape) {
   const long task = (long)step_slot(state) * shape.tasks + shape.first_task + blockIdx.z;
   return labels + task * shape.images + shape.first_image;
 }
 
+// The position of a chunk of an image's features in their plane, in chunks.
 DEVICE long feature_chunk(const MamlShape& shape, int image, int chunk) {
   const int pixel = chunk >> 3, row = divide(shape.by_side, pixel);
   return plane_position(image, row, pixel - row * shape.side, shape.side + 1) * 8 + (chunk & 7);
 }
 
-// The parameters that have a gradient, one per thread of the kernels below.
+// An element is a parameter that has a gradient; each has one thread of the kernels below. Their order is that in which
+// gradients are read fastest, not that of the parameters: filters of blocks 2 to 4 [3][tap][ci][co], [64][50] of block
+// 1, [3][gamma, beta][64], classifier weights [feature][way], biases [way].
 enum ElementKind { FILTER_ELEMENT, FIRST_ELEMENT, NORM_ELEMENT, CLASSIFIER_ELEMENT, BIAS_ELEMENT, NO_ELEMENT };
+// The element of a thread. The fields after `kind` are set as far as the kind has them.
 struct Element {
-  ElementKind kind;
-  int at;       // in the parameters of a task
-  int shared;   // in the shared parameters
-  int block;    // FILTER_ELEMENT, NORM_ELEMENT: 0 to 2
-  int number;   // FILTER_ELEMENT: [tap][ci][co]; CLASSIFIER_ELEMENT: the feature, [pixel][channel]
-  int channel;  // FIRST_ELEMENT, NORM_ELEMENT
-  int part;     // FIRST_ELEMENT: of the patch, 48: gamma, 49: beta; NORM_ELEMENT: 0: gamma, 1: beta; classifier: the way
+  ElementKind kind;  // NO_ELEMENT: the thread has nothing to do
+  int at;            // position in the parameters of a task
+  int shared;        // position in the shared parameters; only classifier weights differ
+  int block;         // FILTER_ELEMENT, NORM_ELEMENT: 0 to 2, block 2 to 4
+  int number;        // FILTER_ELEMENT: [tap][ci][co]; CLASSIFIER_ELEMENT: the feature, [pixel][channel]
+  int channel;       // FIRST_ELEMENT, NORM_ELEMENT
+  // FIRST_ELEMENT: number in the patch, 48: gamma, 49: beta; NORM_ELEMENT: 0: gamma, 1: beta; else the way.
+  int part;
 };
+// The element of thread number `index` of the grid. Threads of block 1 whose number in the patch is not a weight
+// (first_block.cu) have none.
 DEVICE Element element_of(int index, const MamlShape& shape) {
   Element e;
   e.kind = NO_ELEMENT;
@@ -102,19 +124,22 @@ DEVICE Element element_of(int index, const MamlShape& shape) {
 
 // The 16-bit copies of a task's filters that the kernels of Conv4 read.
 struct PackedFilters {
-  u16 *forward, *backward;  // blocks 2 to 4
-  u16* first;               // block 1, fragments
-  float* first_weights;     // block 1, rounded to f16
+  u16 *forward, *backward;  // blocks 2 to 4, and transposed and flipped (convolution.cu)
+  u16* first;               // block 1, fragments (first_block.cu)
+  float* first_weights;     // block 1, [64][48], rounded to f16
 };
+// The same pointers for task blockIdx.z.
 DEVICE PackedFilters packed_of_task(PackedFilters packed, i64 stride) {
   return {of_task(packed.forward, stride), of_task(packed.backward, stride), of_task(packed.first, stride),
           of_task(packed.first_weights, stride)};
 }
-// Position of a weight of block 1 among the halves of its fragments (first_block.cu).
+// Position of a weight of block 1 among the halves of its fragments, the inverse of the loop in `pack_first_filters`
+// (optimiser.cu): every thread writes its own weight.
 DEVICE int first_fragment_position(int channel, int part) {
   const int k = part >> 4, group = (channel >> 4) * 2 + (channel & 1), n = (channel & 15) >> 1, quad = (part & 7) >> 1;
   return ((k * 8 + n) * 32 + group * 4 + quad) * 4 + ((part >> 3) & 1) * 2 + (part & 1);
 }
+// Writes the 16-bit copies of an element that is a filter weight.
 DEVICE void pack_element(const Element& e, float value, PackedFilters packed) {
   if (e.kind == FILTER_ELEMENT)
     pack_filter(packed.forward, packed.backward, e.block, e.number & 63, (e.number >> 6) & 63, e.number >> 12, value);
@@ -125,7 +150,8 @@ DEVICE void pack_element(const Element& e, float value, PackedFilters packed) {
   }
 }
 
-// The parameters that every task starts from. Grid: (elements / 256, 1, tasks).
+// Sets the parameters of every task to the shared ones. Grid: (ceil(elements / 256), 1, tasks), 256 threads: one
+// element each.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     begin_tasks(const float* shared, float* parameters, PackedFilters packed, MamlShape shape, i64 stride) {
   const Element e = element_of(blockIdx.x * UPDATE_THREADS + threadIdx.x, shape);
@@ -135,8 +161,11 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   pack_element(e, value, packed_of_task(packed, stride));
 }
 
-// Logits, losses, and the gradients of logits and features. Grid: (rows, 1, tasks), 256 threads. Shared memory: (8 + 1) * ways
-// floats. `losses` is [task of the step][rows] or null; `all_logits` is [task of the step][rows][ways] or null.
+// The linear classifier forward and backward: logits, losses, and the gradients d_logits and d_features (plane, times
+// the loss scale). Grid: (rows, 1, tasks), 256 threads; a block has one image, each thread a few chunks of its
+// features. Shared memory: partial logits [8 warps][ways], then logits, later their gradients, [ways]. The softmax is
+// by one thread, between barriers. losses: [task of the step][rows] or null; all_logits: [task of the step][rows][ways]
+// or null.
 extern "C" __global__ void __launch_bounds__(256)
     classify(const uint4* features, const u32* labels, const float* parameters, float* d_logits, uint4* d_features,
              float* losses, float* all_logits, const TrainingState* state, MamlShape shape, i64 stride) {
@@ -172,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int way = 1; way < ways; way++) largest = fmaxf(largest, logits[way]);
     for (int way = 0; way < ways; way++) total += expf(logits[way] - largest);
     if (losses) losses[number] = logf(total) + largest - logits[own];
-    const float factor = state->scale / shape.rows;
+    const float factor = state->scale / shape.rows;  // of the mean over the rows, times the loss scale
     for (int way = 0; way < ways; way++) {
       if (all_logits) all_logits[number * ways + way] = logits[way];
       const float d = (expf(logits[way] - largest) / total - (way == own ? 1.f : 0.f)) * factor;
@@ -191,13 +220,15 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// What the gradients of a pass are computed from.
+// Where the gradients of a pass come from: sums that the backward pass left (optimiser.cu), features (plane) and
+// d_logits.
 struct PassGradients {
   FilterPartials partials;
   NormSums sums;
   const uint4* features;
   const float* d_logits;
 };
+// The same pointers for task blockIdx.z.
 DEVICE NormSums sums_of_task(NormSums in, i64 stride) {
   in.sums = of_task(in.sums, stride);
   in.d_sums = of_task(in.d_sums, stride);
@@ -209,7 +240,8 @@ DEVICE NormSums sums_of_task(NormSums in, i64 stride) {
   return in;
 }
 
-// sum over the rows of feature * d_logit.
+// Gradient of a classifier weight: sum over the rows of feature * d_logit. image_len: f16 numbers from one image to the
+// next.
 DEVICE float classifier_gradient(const uint4* features, const float* d_logits, int feature, int way, const MamlShape& shape) {
   const u16* half = (const u16*)(features + feature_chunk(shape, 0, feature >> 3)) + (feature & 7);
   const long image_len = plane_position(1, 0, 0, shape.side + 1) * CHANNELS;
@@ -219,6 +251,7 @@ DEVICE float classifier_gradient(const uint4* features, const float* d_logits, i
     sum += unpack_half2(half[row * image_len]).x * d_logits[row * shape.ways + way];
   return sum;
 }
+// Gradient of a bias of the classifier: sum over the rows of d_logit.
 DEVICE float bias_gradient(const float* d_logits, int way, const MamlShape& shape) {
   float sum = 0.f;
   for (int row = 0; row < shape.rows; row++) sum += d_logits[row * shape.ways + way];
@@ -241,8 +274,10 @@ DEVICE float element_gradient(const Element& e, const PassGradients& in, const M
   }
 }
 
-// A step of gradient descent: to = from - rate * gradient. Grid: (elements / 256, 1, tasks). The gradient of block 1 also depends
-// on weights of other threads, so `packed` is not the memory that `in` points to.
+// A step of gradient descent: to = from - rate * gradient, and the 16-bit copies of the new filters. Grid:
+// (ceil(elements / 256), 1, tasks), 256 threads: one element each. The gradient of block 1 also depends on weights of
+// other threads (`first_gradient`), so `packed` must not be the memory that `in` points to. Sets `overflow` in the
+// state if a gradient is not finite.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     adapt_parameters(PassGradients in, const float* from, float* to, PackedFilters packed, float rate, TrainingState* state,
                      MamlShape shape, i64 stride) {
@@ -255,8 +290,9 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   pack_element(e, value, packed_of_task(packed, stride));
 }
 
-// The largest absolute value of the threads of a block goes to `maximum`, as the bits of a float. Maxima do not depend on
-// the order, so any number of blocks can add to one.
+// *maximum = the larger of *maximum and the largest absolute value of the threads of a block of 256, as the bits of a
+// float: for positive floats, the order of the bits as integers is the order of the numbers. Maxima do not depend on
+// the order, so any number of blocks can add to one. Contains a barrier.
 DEVICE void add_maximum(float value, u32* maximum) {
   SHARED float scratch[UPDATE_THREADS / 32];
   float largest = fabsf(value);
@@ -268,7 +304,8 @@ DEVICE void add_maximum(float value, u32* maximum) {
   atomicMax(maximum, __float_as_uint(largest));
 }
 
-// The gradient of the queries' loss at the adapted parameters, and its largest absolute value. Grid: (elements / 256, 1, tasks).
+// gradients = the gradient of the queries' loss at the adapted parameters, without the loss scale, and its largest
+// absolute value (`add_maximum`), by which tangent.cu scales it. Grid: (ceil(elements / 256), 1, tasks), 256 threads.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     query_gradients(PassGradients in, float* gradients, u32* maximum, TrainingState* state, MamlShape shape, i64 stride) {
   const Element e = element_of(blockIdx.x * UPDATE_THREADS + threadIdx.x, shape);
@@ -282,8 +319,10 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   add_maximum(gradient, of_task(maximum, stride));
 }
 
-// Adds the gradients of the tasks of a group, in their order, to those of earlier groups of the step. `squares` gets the sum
-// of squares of each thread block. Grid: elements / 256.
+// total (in the layout of the shared parameters) = the sum of the gradients of the tasks of a group, in their order,
+// and of earlier groups of the step; a group that is the first of the step overwrites it. squares[block] = the sum of
+// squares of each thread block; those of the last group remain. Grid: ceil(elements / 256), 256 threads; shared memory:
+// one double per thread.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     add_task_gradients(const float* gradients, float* total, double* squares, int tasks, MamlShape shape, i64 stride) {
   SHARED double scratch[UPDATE_THREADS];
@@ -298,7 +337,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   if (threadIdx.x == 0) squares[blockIdx.x] = square;
 }
 
-// AdamW on the shared parameters with the mean gradient of the tasks. Grid: len / 256.
+// AdamW (optimiser.cu) on the shared parameters with the mean gradient of the tasks of a step, clipped. Grid: ceil(len
+// / 256), 256 threads: one parameter each. Does nothing after an overflow.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     update_shared(float* shared, float* first_moments, float* second_moments, const float* total, const double* squares,
                   int square_count, const float* rates, const TrainingState* state, AdamW options, MamlShape shape, int len) {
@@ -316,13 +356,13 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     const double norm = sqrt(square) / shape.tasks;
     if (norm > options.clip) factor *= (float)(options.clip / norm);
   }
-  // The gradient of a convolution's bias is zero, as nothing is added to it.
+  // The gradient of a convolution's bias is zero, because no kernel writes it to `total`.
   const float gradient = total[index] * factor + options.l2 * shared[index];
   shared[index] = adamw_step(shared[index], gradient, first_moments + index, second_moments + index, rates[step_slot(state)],
                              state->updates + 1, options);
 }
 
-// Ends a step (optimiser.cu). One block of 32 threads.
+// Ends a step: `end_step` in optimiser.cu. losses: [count], of all queries of the step. One block of 32 threads.
 extern "C" __global__ void __launch_bounds__(32)
     finish_meta_step(const float* losses, int count, float* mean_losses, TrainingState* state) {
   end_step(losses, count, mean_losses, state);

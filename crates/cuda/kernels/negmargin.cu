@@ -1,57 +1,77 @@
-// Cosine softmax with a margin over all classes (crates/nn/src/layers/cosine_margin.rs has the formulas), and the update of its
-// class weights. With unit vectors u = f / |f| and v = w / |w|:
+// The loss of NegMargin, which trains a Conv4 by classifying images among all classes of the data set, and the update
+// of its class weights (src/negmargin.rs; crates/nn/src/layers/cosine_margin.rs is the loss on the CPU). Every class
+// has one weight vector w, its "direction"; the logits are cosines of features and directions. With unit vectors u = f
+// / |f| and v = w / |w|, images i, classes c:
 //
-//   cosines[i][c] = u_i · v_c          loss_i = cross-entropy over scale * (cosines[i][c] - margin [c is the class of i])
-//   d_u_i = sum_c d_cosines[i][c] v_c  d_f_i = (d_u_i - (u_i · d_u_i) u_i) / |f_i|  u_i · d_u_i = sum_c d_cosines[i][c] cosines[i][c]
-//   d_v_c = sum_i d_cosines[i][c] u_i  d_w_c = (d_v_c - (v_c · d_v_c) v_c) / |w_c|  v_c · d_v_c = sum_i d_cosines[i][c] cosines[i][c]
+//   cosines[i][c] = u_i . v_c
+//   loss_i = cross-entropy over the logits scale * (cosines[i][c] - margin [c is the class of i])
+//   loss = the mean of all loss_i
+//   d_f_i = (d_u_i - (u_i . d_u_i) u_i) / |f_i|,   d_u_i = sum_c d_cosines[i][c] v_c
+//   d_w_c = (d_v_c - (v_c . d_v_c) v_c) / |w_c|,   d_v_c = sum_i d_cosines[i][c] u_i
+//   u_i . d_u_i = sum_c d_cosines[i][c] cosines[i][c],   v_c . d_v_c = sum_i d_cosines[i][c] cosines[i][c]
 //
-//   features         plane of side `side`, f16; side² * 64 numbers per image, in "units" of 32 channels of a pixel
-//   weights          [classes][units][32] f32: one direction per class, in the order of the plane: pixel, then channel
-//   cosines          [images][pitch] f32, pitch = classes rounded up to 8; the columns after the last class are zero
+// A step launches class_cosines and margin_losses; then class_gradients (and sum_squares) beside
+// cosine_feature_gradients; at its end update_class_weights.
+//
+//   features         plane of side `side`, f16 (common.cuh): 64 channels per position, pixel (row, column) of image n
+//                    at position (n * pitch + row) * pitch + column, pitch = side + 1. Its side * side * 64 numbers per
+//                    image are read in "units" of 32 channels of a pixel.
+//   weights          [classes][units][32] f32: the directions, in the order of the plane: pixel, then channel. Their
+//                    gradients and moments have the same order.
+//   cosines          [images][pitch] f32, here pitch = classes rounded up to 8; the columns after the last class are
+//                    zero
 //   d_cosines        [images][pitch] f32: gradient times the loss scale
 //   inverse_lengths  [pitch + images] f32: 1 / |w_c| of the classes, then 1 / |f_i|; 0 for a zero vector
-//   projections      [images] f32: u_i · d_u_i
-//   labels           [slot][images] u32
+//   projections      [images] f32: u_i . d_u_i
+//   labels           [slot][images] u32; the slot is that of the current step (common.cuh)
 //
-// The products are TF32 with f32 sums. One thread block computes one tile of 16 rows; its 8 warps split the sum, and their
-// parts are added in the order of the warps.
+// The products round their inputs to TF32 and sum in f32 (`mma_tf32`; lane, group and quad are explained in
+// common.cuh). One thread block computes one tile of 16 rows; its 8 warps split the terms of the sum, and their parts
+// are added in the order of the warps, so results repeat to the bit.
 #pragma once
 #include "layer_norm.cu"
 #include "optimiser.cu"
 
-#define ITEM_TILE 16
-#define UNIT 32
-#define SPLIT 8  // warps of a block
+#define ITEM_TILE 16  // images or classes of a tile
+#define UNIT 32  // channels of a unit
+#define SPLIT 8  // warps of a block, which split the terms of a sum
 
+// Sizes of a step.
 struct ClassShape {
-  int images, classes;
-  int pitch;   // of cosines
-  int side;    // of the features
+  int images, classes;  // per step; of the data set
+  int pitch;            // of a row of cosines
+  int side;             // of the features
   Divider by_side;
-  float scale, margin;
+  float scale, margin;  // of the logits, see above
 };
 
+// Units per image or direction.
 DEVICE int unit_count(ClassShape shape) { return shape.side * shape.side * 2; }
-// Position of a unit of an image in chunks of 8 channels.
+// Position of a unit of an image in the plane, in chunks of 8 channels (16 bytes); a unit is 4 chunks.
 DEVICE long unit_position(ClassShape shape, int image, int unit) {
   const int pixel = unit >> 1, row = divide(shape.by_side, pixel);
   return plane_position(image, row, pixel - row * shape.side, shape.side + 1) * 8 + (unit & 1) * 4;
 }
+// 1 / length from a squared length; 0 for a zero vector.
 DEVICE float inverse_root(float square) { return square > 0.f ? 1.f / sqrtf(square) : 0.f; }
+// The four floats with these bits: 16 bytes are loaded at once.
 DEVICE void to_floats(uint4 bits, float* values) {
   values[0] = __uint_as_float(bits.x);
   values[1] = __uint_as_float(bits.y);
   values[2] = __uint_as_float(bits.z);
   values[3] = __uint_as_float(bits.w);
 }
+// Sum over the four lanes of a group, the same in each.
 DEVICE float sum_of_quad(float value) {
   value += __shfl_xor_sync(FULL_WARP, value, 1);
   return value + __shfl_xor_sync(FULL_WARP, value, 2);
 }
 
-// Cosines and lengths. Grid: (classes / 16, images / 16), rounded up, 256 threads. A warp has every 8th unit. The matrix
-// instructions take the 32 numbers of a unit in another order: thread `quad` of a row has chunk `quad`, and instruction i
-// its numbers 2 i and 2 i + 1.
+// Cosines and inverse lengths. Grid: (ceil(classes / 16), ceil(images / 16)), 256 threads; a block computes 16 images x
+// 16 classes, a warp every 8th unit of the products. The order of the 32 numbers of a unit in the sum is free, so the
+// matrix instructions take them as they are loaded: thread `quad` of a row has chunk `quad` of it, and the instruction
+// for i takes numbers i and i + 1 of each chunk. Shared memory: the warps' products and squared lengths. At the end,
+// each thread has one cosine.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     class_cosines(const uint4* features, const float* weights, float* cosines, float* inverse_lengths, ClassShape shape) {
   SHARED float dots[SPLIT][ITEM_TILE][ITEM_TILE + 1];
@@ -122,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   if (image == 0) inverse_lengths[own] = inverse_class;
 }
 
-// Losses and gradients of the cosines; a warp per image. Grid: images / 8 rounded up, 256 threads.
+// losses [images], d_cosines and projections; a warp per image, a lane every 32nd class. Grid: ceil(images / 8), 256
+// threads. Sets `overflow` in the state if a loss is not finite.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     margin_losses(const float* cosines, const u32* labels, float* losses, float* d_cosines, float* projections,
                   TrainingState* state, ClassShape shape) {
@@ -137,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
   for (int c = lane; c < shape.classes; c += 32) total += expf(logit(c) - largest);
   total = warp_sum(total);
-  const float factor = shape.scale * state->scale / shape.images;
+  const float factor = shape.scale * state->scale / shape.images;  // of the mean over the images, times the loss scale
   for (int c = lane; c < shape.classes; c += 32) {
     const float d = (expf(logit(c) - largest) / total - (c == target ? 1.f : 0.f)) * factor;
     d_cosines[(long)image * shape.pitch + c] = d;
@@ -151,8 +172,9 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   if (!is_finite(loss)) atomicOr(&state->overflow, 1u);
 }
 
-// Position in a tile of 16 rows x 32 channels of number i of a thread's accumulator of instruction `part`. The four
-// instructions of a unit take the channels in an order in which thread `group` reads four adjacent channels of the right factor.
+// Writes a warp's 16 x 32 products to shared memory: tile[row][channel]. acc[part] is the accumulator of instruction
+// `part`, of which column n is channel 4 n + part: so lane `group`, which loads column `group` of the right factor of
+// all four instructions, reads four adjacent channels.
 DEVICE void store_tile(float (*tile)[UNIT + 1], const float (*acc)[4], int group, int quad) {
 #pragma unroll
   for (int part = 0; part < 4; part++)
@@ -160,7 +182,9 @@ DEVICE void store_tile(float (*tile)[UNIT + 1], const float (*acc)[4], int group
     for (int i = 0; i < 4; i++) tile[group + (i >> 1) * 8][quad * 8 + (i & 1) * 4 + part] = acc[part][i];
 }
 
-// Gradient of the features. Grid: (units, images / 16 rounded up), 256 threads. A warp has every 8th group of 8 classes.
+// d_features, in the layout of the features. Grid: (units, ceil(images / 16)), 256 threads; a block computes one unit
+// of 16 images, a warp every 8th group of 8 classes of the sum. Shared memory: the warps' sums. At the end, 64 threads
+// have one chunk of 8 channels each.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     cosine_feature_gradients(const uint4* features, const float* weights, const float* d_cosines, const float* projections,
                              const float* inverse_lengths, uint4* d_features, ClassShape shape) {
@@ -210,8 +234,10 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   d_features[at] = pack8(d);
 }
 
-// Gradient of the class weights divided by the loss scale, and the sum of squares of each thread block. Grid: (units,
-// classes / 16 rounded up), 256 threads. A warp has every 8th group of 8 images.
+// The gradient of the class weights divided by the loss scale, and squares[block], the sum of squares of each thread
+// block. Grid: (units, ceil(classes / 16)), 256 threads; a block computes one unit of 16 classes, a warp every 8th
+// group of 8 images of the sum. Shared memory: the warps' sums and their parts of v_c . d_v_c; one double per thread.
+// At the end, a thread has two adjacent channels of a class. Sets `overflow` in the state if a gradient is not finite.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     class_gradients(const uint4* features, const float* weights, const float* cosines, const float* d_cosines,
                     const float* inverse_lengths, float* gradients, double* squares, TrainingState* state, ClassShape shape) {
@@ -283,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   if (threadIdx.x == 0) squares[blockIdx.y * gridDim.x + blockIdx.x] = scratch[0];
 }
 
-// The sum of `count` squares. One block of 256 threads.
+// *sum = the sum of squares[count]. One block of 256 threads; the order is fixed.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) sum_squares(const double* squares, int count, double* sum) {
   SHARED double scratch[UPDATE_THREADS];
   double own = 0.0;
@@ -293,8 +319,10 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS) sum_squares(const d
   if (threadIdx.x == 0) *sum = scratch[0];
 }
 
-// AdamW on the class weights, one thread each. `squares` and `other_squares` are those of the network and of these weights,
-// which are clipped together.
+// AdamW (optimiser.cu) on the class weights, one thread each. Grid: ceil(len / 256), 256 threads. squares
+// [square_count]: of the network's gradients; other_squares [1]: the sum of those of the class weights; both are
+// clipped together. Does nothing after an overflow. Shared memory: the factor of clipping, which one thread computes
+// for the block.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     update_class_weights(float* weights, float* first_moments, float* second_moments, const float* gradients,
                          const double* squares, int square_count, const double* other_squares, const float* rates,

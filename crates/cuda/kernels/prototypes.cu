@@ -1,37 +1,55 @@
-// The loss of nearest prototypes: cross-entropy of the queries over minus the squared distances to the prototypes, which
-// are means or geometric medians of the support items of each class (crates/vision/src/training/loss.rs has the formulas).
+// The loss of nearest prototypes that a Conv4 backbone is trained with, forward and backward. An episode has support
+// items and queries of N classes ("classes"). The prototype of a class is the mean or the geometric median of its
+// support items' features. The loss of a query is the cross-entropy of a softmax over minus the squared distances to
+// the prototypes; the loss of a step is the mean over the queries of its one episode.
+// crates/vision/src/training/loss.rs is the same on the CPU.
 //
-//   features    plane of side `side`, f16: support items first, then queries; features = side² * 64 numbers per image
+// A step launches prototype_means, prototype_medians (medians only), query_losses, prototype_gradients,
+// median_gradients (medians only), see src/conv4/prototypes.rs.
+//
+//   features    plane of side `side`, f16: the output of the last block, support items first, then queries. A plane
+//               (common.cuh) has 64 channels per position; pixel (row, column) of image n is at position (n * pitch +
+//               row) * pitch + column, pitch = side + 1. An image has F = side * side * 64 features.
 //   d_features  the gradient of the loss times the loss scale, in the same layout
-//   labels      [slot][support + queries] u32: given class of each support item, then class of each query
-//   points      [iterations + 1][classes][features] f32: prototypes; the last is used, the others are for the backward pass
-//   weights     [iterations][support] f32: the items' weights in each iteration
-//   d_logits    [queries][classes] f32
+//   labels      [slot][support + queries] u32: given class of each support item, then class of each query. The slot is
+//               that of the current step (common.cuh).
+//   points      [iterations + 1][classes][F] f32, features in the order pixel, channel. points[0] are the means,
+//               points[k] those after step k of the median; the last is the prototype, the others are for the backward
+//               pass. Means: iterations = 0.
+//   weights     [iterations][support] f32: the weight of each item in each step of the median
+//   d_logits    [queries][classes] f32: gradient of the loss, times the loss scale, with respect to minus the squared
+//               distances
+//   losses      [queries] f32
 //
-// A feature chunk is 8 channels of a pixel: 16 bytes of f16, 8 floats.
+// A feature chunk is 8 channels of a pixel: 16 bytes of f16 in a plane, 8 floats in points. Each sum is over a fixed
+// order, so results repeat to the bit.
 #pragma once
 #include "common.cuh"
 
-#define MEDIAN_EPSILON 0.5f
+#define MEDIAN_EPSILON 0.5f  // keeps distances above zero; EPS in crates/vision/src/training/loss.rs
 
+// Sizes of an episode and of the features.
 struct EpisodeShape {
-  int classes, support, queries;
-  int chunks;       // of an image's features: side * side * 8
-  int side;
+  int classes, support, queries;  // of the episode; items and queries are of all classes together
+  int chunks;                     // of an image's features: side * side * 8
+  int side;                       // height and width of the features in pixels
   Divider by_side;
-  int iterations;   // 0: mean; else steps of Weiszfeld's algorithm
+  int iterations;                 // 0: mean; else steps of Weiszfeld's algorithm
 };
 
+// The labels of the current step.
 DEVICE const u32* current_labels(const u32* labels, const TrainingState* state, EpisodeShape shape) {
   return labels + step_slot(state) * (shape.support + shape.queries);
 }
 
+// The position of feature chunk `chunk` of an image in a plane, in chunks.
 DEVICE long chunk_position(EpisodeShape shape, int image, int chunk) {
   const int pixel = chunk >> 3, row = divide(shape.by_side, pixel);
   return plane_position(image, row, pixel - row * shape.side, shape.side + 1) * 8 + (chunk & 7);
 }
 
-// Sum over a block of 256 threads, the same value in every thread. `scratch` holds 8 floats.
+// Sum over a block of 256 threads, the same value in every thread, in a fixed order. `scratch` holds 8 floats. Contains
+// barriers.
 DEVICE float block_sum(float value, float* scratch) {
   for (int distance = 16; distance; distance >>= 1) value += __shfl_xor_sync(FULL_WARP, value, distance);
   __syncthreads();
@@ -42,7 +60,8 @@ DEVICE float block_sum(float value, float* scratch) {
   return sum;
 }
 
-// Means. Grid: (classes, chunks / 64), 64 threads.
+// points[0]: the mean of the support items of each class. Grid: (classes, ceil(chunks / 64)), 64 threads: one feature
+// chunk per thread.
 extern "C" __global__ void __launch_bounds__(64)
     prototype_means(const uint4* features, const u32* labels, float* points, const TrainingState* state, EpisodeShape shape) {
   labels = current_labels(labels, state, shape);
@@ -62,7 +81,10 @@ extern "C" __global__ void __launch_bounds__(64)
   for (int i = 0; i < 8; i++) point[i] = sum[i] / count;
 }
 
-// Iterations of Weiszfeld's algorithm from the mean. Grid: classes, 256 threads.
+// The geometric median (the point with the smallest sum of distances to the items) by Weiszfeld's algorithm from the
+// mean: every step is p' = sum w_i h_i / sum w_i, with w_i = 1 / sqrt(|p - h_i| squared + epsilon squared). Grid:
+// classes, 256 threads; a block makes all steps of its class, first the weights (each distance is a sum over the
+// block), then the new point, a few chunks per thread.
 extern "C" __global__ void __launch_bounds__(256)
     prototype_medians(const uint4* features, const u32* labels, float* points, float* weights, const TrainingState* state,
                       EpisodeShape shape) {
@@ -105,7 +127,9 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Losses and gradients of the queries. Grid: queries, 256 threads. Shared memory: (8 + 1) * classes floats.
+// Losses of the queries, d_logits, and the gradient of the queries' features, sum over classes of 2 d_logits (p - q).
+// Grid: queries, 256 threads. Shared memory: partial squared distances [8 warps][classes], then d_logits [classes]. The
+// softmax is by one thread, between barriers: it has only a few classes.
 extern "C" __global__ void __launch_bounds__(256)
     query_losses(const uint4* features, const u32* labels, const float* points, float* d_logits, float* losses,
                  uint4* d_features, const TrainingState* state, EpisodeShape shape) {
@@ -138,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     for (int c = 0; c < shape.classes; c++) total += expf(coefficients[c] - largest);
     losses[query] = logf(total) + largest - coefficients[own];
-    const float factor = state->scale / shape.queries;
+    const float factor = state->scale / shape.queries;  // of the mean over the queries, times the loss scale
     for (int c = 0; c < shape.classes; c++) {
       const float d = (expf(coefficients[c] - largest) / total - (c == own ? 1.f : 0.f)) * factor;
       coefficients[c] = d;
@@ -159,8 +183,10 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Gradients of the prototypes, d_points [classes][features] f32; for means also those of the support items. Grid:
-// (classes, side²), 256 threads: 8 chunks of a pixel x 32 groups of queries.
+// d_points [classes][F] f32, the gradients of the prototypes: sum over queries of 2 d_logits (q - p); for means also
+// those of the support items, which are d_points / number of items. Grid: (classes, side * side), 256 threads: a block
+// has a pixel, a thread one of its 8 chunks and every 32nd query. Shared memory: the 32 parts of each channel, which
+// are added in their order, and the sums.
 extern "C" __global__ void __launch_bounds__(256)
     prototype_gradients(const uint4* features, const u32* labels, const float* points, const float* d_logits,
                         float* d_points, uint4* d_features, const TrainingState* state, EpisodeShape shape) {
@@ -196,9 +222,17 @@ extern "C" __global__ void __launch_bounds__(256)
     if ((int)labels[item] == own) d_features[chunk_position(shape, item, chunk)] = pack8(d);
 }
 
-// Backward pass of the medians. With p' = sum w_i h_i / sum w_i and w_i = r_i^(-1/2), r_i = |p - h_i|² + epsilon²:
-// dw_i = -w_i³ (p - h_i) · (dp - dh_i). Grid: classes, 256 threads. d_points is overwritten; d_weights [support] and d_items
-// [support][features] are scratch memory.
+// Backward pass of the medians, from d_points (which is overwritten) to the gradient of the support items. Per step,
+// from the last, with p the point before it, p' after it, and total = sum w_i:
+//
+//   dL/dw_i = (dL/dp') . (h_i - p') / total          dw_i = -w_i^3 (p - h_i) . (dp - dh_i)
+//   dL/dh_i += w_i / total dL/dp' + w_i^3 dL/dw_i (p - h_i)
+//   dL/dp = -sum_i w_i^3 dL/dw_i (p - h_i)
+//
+// The last one becomes dL/dp' of the step before; that of the mean is divided among the items. In the code,
+// d_weights[i] is -w_i^3 dL/dw_i and `pull` the product with (p - h_i). Grid: classes, 256 threads, a few chunks per
+// thread. d_weights [support] and d_items [support][F] (the sums dL/dh_i so far) are scratch memory. Barriers separate
+// writing d_weights by thread 0 from reading it.
 extern "C" __global__ void __launch_bounds__(256)
     median_gradients(const uint4* features, const u32* labels, const float* points, const float* weights, float* d_points,
                      float* d_weights, float* d_items, uint4* d_features, const TrainingState* state, EpisodeShape shape) {
@@ -259,7 +293,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// Features as the rest of the program has them: [images][64][side][side] f32. Grid: (ceil(chunks / 256), images).
+// Copies features from the plane to the order of the rest of the program: out [images][64][side][side] f32. Grid:
+// (ceil(chunks / 256), images), 256 threads: one chunk per thread.
 extern "C" __global__ void __launch_bounds__(256) write_features(const uint4* features, float* out, EpisodeShape shape) {
   const int chunk = blockIdx.x * 256 + threadIdx.x, image = blockIdx.y;
   if (chunk >= shape.chunks) return;

@@ -1,28 +1,37 @@
-// From rows of features to what Relabel's network reads: inner products, pair features, state features; and the edge
-// network, forward for the pairs of a tile and backward.
+// The beginning of the Relabel head: from rows of features to what its network reads (inner products, pair features,
+// state features); and the edge network, which turns the features of a pair of items into attention logits, forward and
+// backward. Start with relabel_gram, `features` and `edges`. relabel.cuh has sizes and buffers (`struct Relabel`) and
+// explains items, states, pairs and tiles;
+// crates/nn/src/relabel/{gram_space,edge_features,network_input,edge_network}.rs are the same on the CPU.
 //
-// Inner products [M][M] of the items and [M][Q] of items and queries are f32 as exact as the CPU's: distances are small
-// differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and all four products are summed.
+// Inner products [M][M] of the items ("gram matrix") and [M][Q] of items and queries are as exact as the CPU's f32:
+// distances are small differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and all
+// four products are summed.
 //
-// The edge network: F = 6 features of a pair, E hidden units with GELU, O = layers H outputs. Weights [F][E], bias [E],
-// [E][O], adjacent in the parameters and in the partial sums of a tile.
+// The edge network: F = 6 features of a pair and a constant, E hidden units with GELU, O = layers H outputs, one logit
+// per layer and head. Weights [F][E], bias [E], [E][O], adjacent in the parameters and in the partial gradients of a
+// tile. In the products of this file, the bias is row 6 of the weights and 1 is feature 6.
 #pragma once
 #include "relabel.cuh"
 
 namespace relabel {
 
+// One number of a row of features, which may be blended with another row.
 DEVICE float row_value(const Row& row, int column) {
   const float own = ((const float*)row.own)[column];
   return row.share == 0.f ? own : own + row.share * (((const float*)row.other)[column] - own);
 }
 
-#define GRAM_TILE 32
+#define GRAM_TILE 32  // items, and items or queries, of a block of relabel_gram
 // Rows that a warp loads, and warps that share 16 x 8 products: each has a quarter of the columns of features.
 #define GRAM_ROWS 2
 #define GRAM_PARTS 4
 
-// Inner products of 32 items with 32 items or queries. Grid: tiles of an episode, episodes. Shared memory: 32 rows of items,
-// then 32 rows of items or queries, `dims` columns of them at a time, a multiple of 32.
+// Inner products of 32 items with 32 items or queries: gram [M][M] and products [M][Q] of every episode; and squares
+// [Q], the squared lengths of the queries, by the blocks of the first 32 items. Grid: (tiles of an episode, episodes),
+// 1024 threads. Shared memory: 32 rows of items, then 32 rows of items or queries, `dims` columns of them at a time (a
+// multiple of 32), `dims` + 8 floats apart. At the end, the partial products of warps that share 16 x 8 products are
+// added there.
 extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Relabel r, int dims) {
   const u32* input = slot(r);
   const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.y];
@@ -41,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
 #pragma unroll
   for (int i = 0; i < GRAM_ROWS; i++) rows[i] = ((const Row*)(input + r.layout.rows))[e.first_row + min(first + i, last)];
   const int unit = warp / GRAM_PARTS, m = (unit & 1) * 16, n = (unit >> 1) * 8, part = warp % GRAM_PARTS;
-  float sums[4] = {}, small[4] = {}, squares[GRAM_ROWS] = {};
+  float sums[4] = {}, small[4] = {}, squares[GRAM_ROWS] = {};  // large and small products have accumulators of their own
 #pragma unroll 1
   for (int k0 = 0; k0 < e.dim; k0 += dims) {
     // Columns of this round, and with zeros after the last.
@@ -109,18 +118,23 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   }
 }
 
-// Squared lengths below this fraction of the terms they are the difference of are rounding errors.
+// A squared length below this fraction of the terms it is the difference of is considered rounding error.
+// MIN_DEVIATION: the smallest standard deviation that cosines are divided by. MAX_FEATURE: the bound of features that
+// have no natural one, so that one distant item cannot dominate the network. All three are those of the CPU.
 #define ROUNDING 1e-6f
 #define MIN_DEVIATION 1e-3f
 #define MAX_FEATURE 8.f
 
+// The nearest number in [-bound, bound].
 DEVICE float clamped(float value, float bound) { return fminf(fmaxf(value, -bound), bound); }
+// 1 / |x - m| from x.x, x.m and m.m; 0 if x is m up to rounding, so that it has no direction.
 DEVICE float inverse_centred_length(float square, float with_mean, float mean_square) {
   const float centred = square - with_mean - with_mean + mean_square;
   return centred > ROUNDING * (square + mean_square) ? rsqrtf(centred) : 0.f;
 }
 
-// Inner products of items with their mean, [M], and (returned) of the mean with itself. Contains barriers.
+// Inner products of the items with their mean, [M], and (returned to all threads) of the mean with itself: means over
+// the gram matrix. Contains barriers.
 SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
   const int lane = threadIdx.x & 31;
   const float inverse_count = fast_inverse(items);
@@ -139,8 +153,10 @@ SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
   return warp_sum(sum) * inverse_count;
 }
 
-// Moves gram and queries into the space that is centred at the mean of the items and scaled to unit length. JOINT, here and
-// below: keeps what the gradient of the features needs in `joint`.
+// Moves gram matrix and products into the space that is centred at the mean of the items and scaled to unit length: x.y
+// becomes (x.y - x.m - y.m + m.m) / (|x - m| |y - m|), and the squared length of a query 1, or 0 if it has no
+// direction. gram: [M][M] in shared or global memory; with_mean, scales: [M] in shared memory. JOINT, here and below:
+// keeps what the gradient of the features needs in `joint`. Contains barriers.
 template <bool JOINT>
 DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_mean, float* scales, const Joint* joint) {
   const int items = e.items;
@@ -174,7 +190,16 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
   __syncthreads();
 }
 
-// Writes the edge features [5][M][M] and whether the labels are the same [M][M]. `distances` is scratch memory [M][M].
+// Writes the five edge features of all pairs (i, j) and whether the labels are the same, planes [6][M][M]; row i
+// describes the items as seen from i:
+//   0  the cosine of the items centred at their mean
+//   1  the squared distance over its mean, minus 1, at most 8; -1 for i = j
+//   2  the relative rank of j among the neighbours of i by distance, in [0, 1]; items at the same distance share the
+//      mean of their ranks
+//   3  the relative rank of i among the neighbours of j
+//   4  the cosine of the items as they are, standardised over all pairs, bounded by 8
+// distances: scratch memory [M][M]; with_mean, scales [2][M]: shared memory. Sums are over the block, in f32. Contains
+// barriers.
 template <bool JOINT>
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes, const Joint* joint) {
@@ -245,8 +270,9 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
   __syncthreads();
 }
 
-// Features of item i and class c, [19]: is c the given label of i, the share of items with label c, is no other item so
-// labelled, 1 / (1 + their number), then mean, maximum and minimum of each edge feature from i to those items.
+// The 19 features of item i and class c, out [M C][19]: is c the given label of i; the share of items with label c; is
+// there no other item with this label; 1 / (1 + their number); then mean, maximum and minimum of each edge feature from
+// i to those items, or a neutral value without any. One thread per state and edge feature.
 DEVICE void state_features(const Episode& e, const int* given, const int* counts, const float* planes, float* out) {
   const int items = e.items, pairs = items * items, states = items * e.classes;
 #pragma unroll 1
@@ -278,12 +304,14 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
   }
 }
 
-// Pair features and state features of an episode. Gram and products are moved into the centred space.
+// Pair features and state features of an episode, by one block of RELABEL_THREADS threads. Where the head is centred,
+// gram and products are moved into the centred space before. Shared memory: vectors with_mean [M], scales [2][M],
+// labels [M]; then, where they fit (gram_len > 0), gram, distances and features [M][M], which otherwise are in global
+// memory.
 template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, const Episode& e, const Joint* joint) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
   const int pairs = e.items * e.items;
-  // Vectors [M] first, then, where they fit, gram, distances and features [M][M].
   float *with_mean = (float*)dynamic_shared, *scales = with_mean + e.items, *rest = scales + 2 * e.items;
   int* labels = (int*)rest;
   rest += e.items;
@@ -312,26 +340,29 @@ template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, c
   state_features(e, labels, counts, planes, r.state_features + (long)e.first_state * STATE_FEATURES);
 }
 
-// Weights of the edge network as an operand of mma_tf32, from shared memory: rows are features, then the bias, then 0.
+// Weights of the edge network as an operand of mma_tf32, from shared memory: rows are the 6 features, then the bias,
+// then 0.
 DEVICE float edge_weight(const float* weights, int units, int feature, int unit) {
   return feature <= PAIR_FEATURES && unit < units ? weights[feature * units + unit] : 0.f;
 }
-// What these weights are multiplied by: the features of pair p, then 1; 0 if p is not below `end`.
+// What these weights are multiplied by: the features of pair p, then 1; 0 if p is not below `end`. features:
+// [6][pairs].
 DEVICE float edge_input(const float* features, int pairs, int feature, int p, int end) {
   if (p >= end || feature > PAIR_FEATURES) return 0.f;
   return feature < PAIR_FEATURES ? features[feature * pairs + p] : 1.f;
 }
-// d += a b, nearly as exact as in f32: both factors are given as sums of two TF32 numbers.
+// d += a b, nearly as exact as in f32: both factors are given as sums of two TF32 numbers; the product of the two small
+// parts is left out.
 DEVICE void mma_split(float* d, const u32* a, const u32* a_low, const u32* b, const u32* b_low) {
   mma_tf32(d, a_low, b);
   mma_tf32(d, a, b_low);
   mma_tf32(d, a, b);
 }
-// Outputs that a warp sums at the same time, in groups of 8.
-#define OUTPUT_GROUPS 2
+#define OUTPUT_GROUPS 2  // groups of 8 outputs that a warp sums at the same time
 
-// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention`. A warp has 16 pairs. Shared memory:
-// the weights. Ends with a barrier.
+// The edge network's logits of the pairs (i, j) with i in the tile, written to `attention` [O][M][M] of the episode. A
+// warp has 16 pairs; hidden units are computed 8 at a time and not stored. Shared memory: the weights. Ends with a
+// barrier.
 DEVICE void edges(const Relabel& r, const Block& b) {
   const int items = b.e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
   const int len = units * (PAIR_FEATURES + 1 + outputs), end = (b.first + b.count) * items;
@@ -386,13 +417,17 @@ DEVICE void edges(const Relabel& r, const Block& b) {
   __syncthreads();
 }
 
-// Threads of `relabel_edges_backward`. Its warps are in groups: a warp of a group has 16 hidden units of 8 pairs.
+// Threads of `relabel_edges_backward`. Its 16 warps are four groups: each group has every 4th group of 8 pairs, and a
+// warp of it every 4th group of 16 hidden units.
 #define EDGE_THREADS 512
 #define EDGE_GROUPS 4
 #define GROUP_WARPS 4
 
-// Partial gradients of the edge network from the pairs of a tile. One block per tile. Shared memory: the weights, and the sums
-// of each group of warps, each [E (7 + O)].
+// Partial gradients of the edge network's parameters from the pairs of a tile, to the first [E (7 + O)] floats of the
+// tile's partials; hidden units are computed again. Grid: one block per tile, 512 threads. Shared memory: the weights,
+// and the sums of each group of warps, each [E (7 + O)], which are added at the end. A warp computes for 16 units and 8
+// pairs: hidden = weights x features; d_out += hidden x d_logits; d_hidden = outgoing weights x d_logits times the
+// slope of GELU; d_in += d_hidden x features.
 extern "C" __global__ void __launch_bounds__(EDGE_THREADS, 2) relabel_edges_backward(Relabel r) {
   const u32* input = slot(r);
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];
@@ -438,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(EDGE_THREADS, 2) relabel_edges_back
         }
 #pragma unroll
         for (int t = 0; t < OUTPUT_GROUPS; t++) mma_tf32(d_out[t], a, d[t]);
-        if (o0 > 0) continue;
+        if (o0 > 0) continue;  // d_in does not depend on the group of outputs
 #pragma unroll 2
         for (int o = 0; o < outputs; o += 8) {
           u32 of_units[4], of_pairs[2];

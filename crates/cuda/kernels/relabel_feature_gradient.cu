@@ -1,8 +1,17 @@
-// The gradient of the features, in training together with a backbone: from the gradients of edge features, state features and
-// the item view to those of the rows. relabel_joint.cu computes what this file reads of `Joint`.
+// The gradient of the features of the Relabel head, for training together with a backbone: from the gradients of edge
+// features, state features and the item view to those of the rows of features. relabel_joint.cu has the part that runs
+// earlier and explains "weights of rows"; relabel.cuh has sizes and buffers (`struct Relabel`, `struct Joint`) and
+// explains items, states, pairs and tiles. The CPU version is in
+// crates/nn/src/relabel/{edge_features,gram_space,item_view}.rs.
 //
-// Gradients of the gram matrix are used plus their transpose, because x_i . x_j is in two places and changes with either
-// row. The CPU version is in crates/nn/src/relabel/{edge_features,gram_space,item_view}.rs.
+// relabel_gram_backward turns the gradients of edge features and state features into that of the gram matrix (inner
+// products of the items), and with it the weights of items for items. Then relabel_rows_backward multiplies all weights
+// of rows with the features. Backward, the order is that of relabel_edges.cu reversed: bounds and statistics of the
+// edge features (`edge_gradients`), distances and cosines (`edge_features_backward`), centring of the space
+// (`centring_backward`).
+//
+// Gradients of the gram matrix are used plus their transpose, because x_i . x_j is in two places and changes with
+// either row.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
@@ -11,11 +20,13 @@
 
 namespace relabel {
 
-// State features that depend on edge features with a gradient: mean, maximum and minimum of features 0, 1 and 4.
+// State features that depend on edge features with a gradient: mean, maximum and minimum of features 0, 1 and 4 (2 and
+// 3 are ranks). edge_feature: the number of the index-th of these.
 #define STATE_GRADIENTS 9
 DEVICE int edge_feature(int index) { return index < 2 ? index : 4; }
 
-// Gradients of the state features of an episode, [M C][9]: those of the hidden units times the transposed weight.
+// Gradients of these state features of an episode, [M C][9]: those of the input layer's hidden units, `d_start`, times
+// its transposed weight, in TF32. A warp has 16 states and 8 of the features. Contains no barrier.
 DEVICE void state_features_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = r.width, states = e.items * e.classes;
   const float *d_hidden = r.d_start + (long)e.first_state * width, *weights = r.parameters + joint.state_weights;
@@ -48,7 +59,7 @@ DEVICE void state_features_backward(const Relabel& r, const Joint& joint, const 
   }
 }
 
-// The arrays of one episode that the kernel works on.
+// The arrays of one episode that relabel_gram_backward works on.
 struct PairGradients {
   const int *given, *counts;
   const float *gram, *planes;  // [M][M], [6][M][M]
@@ -68,6 +79,8 @@ template <class Body> DEVICE void each_pair(int items, Body body) {
     for (int j = threadIdx.x & 31; j < items; j += 32) body(i, j);
 }
 
+// The squared distance of two items and their cosine, from the gram matrix, as `pair_features` (relabel_edges.cu)
+// computes them.
 DEVICE float distance_of(const PairGradients& g, int items, int i, int j) {
   const float product = g.gram[i * items + j];
   return fmaxf(g.gram[i * items + i] + g.gram[j * items + j] - (product + product), 0.f);
@@ -76,7 +89,8 @@ DEVICE float raw_cosine(const PairGradients& g, int items, int i, int j) {
   return i == j ? 1.f : clamped(g.gram[i * items + j] * (g.scales[items + i] * g.scales[items + j]), 1.f);
 }
 
-// Whether item j is the first other item of its class whose value in row i is `value`.
+// Whether item j is the first other item of its class whose value in row i is `value`: of equal maxima or minima the
+// first has the gradient.
 DEVICE bool is_first(const PairGradients& g, const float* row, int i, int j, float value) {
 #pragma unroll 1
   for (int other = 0; other < j; other++)
@@ -84,9 +98,10 @@ DEVICE bool is_first(const PairGradients& g, const float* row, int i, int j, flo
   return true;
 }
 
-// Gradients of the edge features before their bounds, [3][M][M], from those of pairs and states: 0 where a feature is at its
-// bound or constant. Returns this thread's part of three sums: of the gradients of distances times distances, of those of
-// standardised cosines, and of these times the cosine minus the mean.
+// Gradients of the edge features before their bounds, [3][M][M], from those of pairs and of states: 0 where a feature
+// is at its bound or constant. Returns this thread's part of three sums, for the statistics that the features are
+// divided by: of the gradients of distances times distances, of those of standardised cosines, and of these times the
+// cosine minus the mean.
 DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode& e, const PairGradients& g) {
   const int items = e.items, pairs = items * items;
   const float *d_pairs = joint.d_pair_features + 3l * e.first_pair, *states = r.state_features + (long)e.first_state * STATE_FEATURES;
@@ -105,6 +120,7 @@ DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode&
         const float* d_state = d_states + state * STATE_GRADIENTS + 3 * f;
         const float* bounds = states + state * STATE_FEATURES + 5 + 3 * edge_feature(f);
         d[f] += d_state[0] * inverse_others;
+        // The gradients of mean, maximum and minimum over the items of the class.
         if (value == bounds[0] && is_first(g, row, i, j, value)) d[f] += d_state[1];
         if (value == bounds[1] && is_first(g, row, i, j, value)) d[f] += d_state[2];
       }
@@ -119,12 +135,16 @@ DEVICE Three edge_gradients(const Relabel& r, const Joint& joint, const Episode&
   return sums;
 }
 
-// From the gradients of edge features to that of the gram matrix plus its transpose, in the space of the episode, without what
-// is the same for a whole row or column. A warp per row. Leaves the gradients of the products with the mean in `with_mean` and
-// returns this thread's part of the gradient of the mean's square.
+// From the gradients of edge features to that of the gram matrix plus its transpose, in the space of the episode, to
+// d_pairs[3], without what is the same for a whole row or column (the mean of the items), which `through_items_mean`
+// adds. sums: those of `edge_gradients` over all threads. A warp per row i, so every sum over j is one warp's. Leaves
+// the gradients of the products with the mean in `with_mean` and returns this thread's part of the gradient of the
+// mean's square.
 DEVICE float edge_features_backward(const PairGradients& g, int items, Three sums) {
   const int lane = threadIdx.x & 31, pairs = items * items;
   const float distance_scale = g.statistics[0], mean = g.statistics[1], scale = g.statistics[2], deviates = g.statistics[3];
+  // The features are divided by the mean distance, and standardised by mean and deviation of the cosines: what a change
+  // of these adds to the gradient of every pair.
   const float factor = -2.f * fast_inverse(max(pairs - items, 1));
   const float through_distance = factor * sums.x * distance_scale * distance_scale, through_mean = factor * scale * sums.y;
   const float through_deviation = factor * deviates * scale * scale * scale * sums.z;
@@ -144,6 +164,7 @@ DEVICE float edge_features_backward(const PairGradients& g, int items, Three sum
       if (distance_scale > 0.f && distance_of(g, items, i, j) > 0.f)
         d_distance = (g.d_pairs[pairs + p] + g.d_pairs[pairs + transposed]) * distance_scale + through_distance;
       distances += d_distance;
+      // Feature 4: the cosine of the items as they are.
       const float cosine = raw_cosine(g, items, i, j);
       float d_raw = 0.f;
       if (fabsf(cosine) < 1.f)
@@ -165,13 +186,15 @@ DEVICE float edge_features_backward(const PairGradients& g, int items, Three sum
   return d_mean_square;
 }
 
-// What the mean of the items adds to the gradient in row i of the gram matrix.
+// What the mean of the items adds to the gradient in row i of the gram matrix: x_i . m is the mean of row i, and m . m
+// that of all elements.
 DEVICE float through_items_mean(float d_mean_square, float inverse_items, int i) {
   return (with_mean_of()[i] + d_mean_square * inverse_items) * inverse_items;
 }
 
-// The item view: the gradient of h, the item minus the mean m of all features at unit length, is d, so that of the item is
-// (d - h (h . d)) / length. h . d is that of the projections, which the view has already.
+// The item view reads h, the item minus the mean m of all features at unit length. With d the gradient of h, that of
+// the item is (d - h (h . d)) / length; this function computes (h . d) / length^2, which multiplies the item minus m. h
+// . d equals the product of the projections h P and of their gradients, which the view has already.
 DEVICE void view_offsets(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -187,9 +210,9 @@ DEVICE void view_offsets(const Relabel& r, const Joint& joint, const Episode& e)
   }
 }
 
-// From the gradient of the gram matrix in the centred space, `missing` added, to that of the items as they are, without what is
-// the same for a whole row or column. A warp per row. `d_with_mean` [M]: gradients of the products with the mean. Returns this
-// thread's part of the gradient of the mean's square.
+// From the gradient of the gram matrix in the centred space, `missing(i, j)` added, to that of the items as they are,
+// without what is the same for a whole row or column. A warp per row. d_with_mean [M]: receives the gradients of the
+// products with the mean. Returns this thread's part of the gradient of the mean's square.
 template <class Missing>
 DEVICE float centring_backward(const Joint& joint, const Episode& e, const PairGradients& g, float* d_with_mean, Missing missing) {
   const int lane = threadIdx.x & 31, items = e.items;
@@ -217,7 +240,10 @@ DEVICE float centring_backward(const Joint& joint, const Episode& e, const PairG
   return d_mean_square;
 }
 
-// The weights of items for items. One block per episode. Shared memory: vectors [2][M], then, where they fit, gradients [4][M][M].
+// The weights of items for items, divided by the number of episodes, and `view_offsets`. Grid: one block per episode.
+// Shared memory: vectors with_mean and offsets, [M] each; then, where they fit (pair_len > 0), the gradients [4][M][M]
+// of edge features and gram matrix, which otherwise are in global memory. The steps are separated by sums over the
+// block, which contain barriers.
 PHASE_KERNEL relabel_gram_backward(Relabel r, Joint joint) {
   on_episode(r, [&](const u32* input, const Episode& e) {
     const int items = e.items;
@@ -236,7 +262,8 @@ PHASE_KERNEL relabel_gram_backward(Relabel r, Joint joint) {
     const float inverse_items = fast_inverse(items), inverse_episodes = 1.f / ((const Header*)input)->episodes;
     const float* through_queries = joint.d_gram + e.first_pair;
     if (r.centred) {
-      // The gradients of edge features are no longer needed: the first [M] become gradients of the products with the mean.
+      // The gradients of edge features are no longer needed: the first [M] floats become gradients of the products with
+      // the mean.
       float* d_with_mean = g.d_pairs;
       float part = centring_backward(joint, e, g, d_with_mean, [&](int i, int j) {
         return through_items_mean(d_mean_square, inverse_items, i) + through_items_mean(d_mean_square, inverse_items, j) +
@@ -263,13 +290,15 @@ PHASE_KERNEL relabel_gram_backward(Relabel r, Joint joint) {
   });
 }
 
-#define ROWS_THREADS 256
-#define ROWS_COLUMNS 64
-// Tiles of 16 rows whose gradients a warp sums at the same time, and groups of 8 rows whose features it loads at the same time.
+#define ROWS_THREADS 256  // of a block of relabel_rows_backward: 8 warps
+#define ROWS_COLUMNS 64  // columns of features of a block, 8 per warp
+// Tiles of 16 rows whose gradients a warp sums at the same time, and groups of 8 rows whose features it loads at the
+// same time.
 #define ROWS_TILES 5
 #define GROUPS_AHEAD 4
 
-// Sums of d_projected (a row of V per item) times the transposed projection, for 16 items and 8 columns of features.
+// Adds d_projected (a row of V per item) times the transposed projection to `sums`, the accumulator for 16 items from
+// `first` on and 8 columns of features. One warp.
 DEVICE void view_rows_backward(const Relabel& r, const Joint& joint, const Episode& e, int first, int column, float* sums) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = r.view_width;
   const float* d_projected = r.d_projected + (long)e.first_item * width;
@@ -290,8 +319,11 @@ DEVICE void view_rows_backward(const Relabel& r, const Joint& joint, const Episo
   }
 }
 
-// The gradients of all rows of an episode, 64 columns per block and 8 per warp. Grid: (columns / 64, episodes). The sums are over
-// small differences of rows, so both factors are split into two TF32 numbers.
+// d_features: the gradient of row n is the sum over the rows k of its episode of weight(n, k) row(k); for items, the
+// gradient of the item view is added: dropout times d_projected P^T / length, minus the offset times (item - m), of
+// which the part of the item is in the weights. Grid: (ceil(D / 64), episodes), 256 threads: 64 columns per block and 8
+// per warp, all rows of an episode. No shared memory. The sums are over small differences of rows, so both factors are
+// split into two TF32 numbers.
 extern "C" __global__ void __launch_bounds__(ROWS_THREADS) relabel_rows_backward(Relabel r, Joint joint) {
   const u32* input = slot(r);
   const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.y];

@@ -1,7 +1,13 @@
-// The gradient of the features, in training together with a backbone: what can run beside the backward pass of the layers.
+// The gradient of the features of the Relabel head, for training together with a backbone: the part that can run beside
+// the backward pass of the layers. relabel_feature_gradient.cu has the rest. relabel.cuh has sizes and buffers (`struct
+// Relabel`, `struct Joint`) and explains items, states, pairs and tiles.
 //
-// relabel_view_scales and relabel_queries_backward follow the losses; relabel_edge_features_backward follows the last kernel
-// that writes gradients of attention logits. relabel_feature_gradient.cu has the rest. The CPU version is in
+// Nearly all that the head reads of the features are inner products of rows, so the gradient of a row is a weighted sum
+// of the rows of its episode: the kernels compute these weights ("weights of rows"), and relabel_rows_backward
+// multiplies them with the features. Only the item view reads the features themselves.
+//
+// relabel_view_scales and relabel_queries_backward follow the losses; relabel_edge_features_backward follows the last
+// kernel that writes gradients of attention logits. The CPU version is in
 // crates/nn/src/relabel/{losses,gram_space,edge_network}.rs.
 #pragma once
 #include "relabel.cuh"
@@ -9,19 +15,25 @@
 
 namespace relabel {
 
-// ---- Weights of rows: tiles of 16 rows and 8 columns, of which every lane has its four numbers of an mma_tf32.
+// ---- Weights of rows
+// Per episode a matrix [N][N] of its N = M + Q rows (items, then queries), in tiles of 16 rows and 8 columns, of which
+// every lane has its four numbers of an mma_tf32 (common.cuh). row_weight_tiles: tiles in a row of tiles, k_tiles
+// below.
 DEVICE int row_weight_tiles(int rows) { return (rows + 7) >> 3; }
+// Where the weight of row `column` for row `row` is, in floats.
 DEVICE int row_weight_position(int k_tiles, int row, int column) {
   const int lane = (row & 7) * 4 + (column & 3), number = ((row >> 3) & 1) + ((column >> 2) & 1) * 2;
   return (((row >> 4) * k_tiles + (column >> 3)) * 32 + lane) * 4 + number;
 }
 
-// The gradient of a vector's squared length from that of the logarithm of its scale, one over the length.
+// The gradient of a vector's squared length from that of the logarithm of its scale, one over the length: d log(s) /
+// d(x.x) = -s s / 2.
 DEVICE float squared_length_gradient(float scale, float d_log_scale) { return -0.5f * scale * scale * d_log_scale; }
 
-#define VIEW_THREADS 256
+#define VIEW_THREADS 256  // of a block of relabel_view_scales: 8 items
 
-// One over the length of every item minus the mean of all features. A warp per item. Grid: (items / 8, episodes).
+// view_scales: one over the length of every item minus the mean of all features, 0 for a zero vector. A warp per item.
+// Grid: (ceil(M / 8), episodes), 256 threads.
 extern "C" __global__ void __launch_bounds__(VIEW_THREADS) relabel_view_scales(Relabel r, Joint joint) {
   const u32* input = slot(r);
   const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.y];
@@ -40,9 +52,11 @@ extern "C" __global__ void __launch_bounds__(VIEW_THREADS) relabel_view_scales(R
 
 // ---- Queries
 
-// The distance of query q to the prototype of weights w is q.q + w G w - 2 w.p, with G the gram matrix and p the products of the
-// items with q. Gradients of p, [M][Q], and of G plus its transpose, [M][M], both in the space of the episode. The gradients of
-// centring through the queries, as far as they are sums over queries. Returns this thread's part of the mean's square.
+// The distance of query q to the prototype of weights w is q.q + w G w - 2 w.p, with G the gram matrix and p the
+// products of the items with q. From the gradients of the distances (`of_losses`): gradients of p, [M][Q], and of G
+// plus its transpose, [M][M], both in the space of the episode. Where that space is centred, also the gradients of
+// centring through the queries, as far as they are sums over queries. Returns this thread's part of the gradient of the
+// mean's square. Contains a barrier.
 DEVICE float products_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, items = e.items, classes = e.classes, queries = e.queries;
   const float *weights = joint.of_losses + e.first_scratch, *d_distances = weights + classes * items;
@@ -90,8 +104,9 @@ DEVICE float products_backward(const Relabel& r, const Joint& joint, const Episo
   return d_mean_square;
 }
 
-// Gradients of the queries' squared lengths and of their products with the mean. Returns this thread's part of the mean's square.
-// Eight threads per query; all threads take part in the sums.
+// Gradients of the queries' squared lengths, `d_squares`, and of their products with the items' mean, `d_query_means`.
+// Returns this thread's part of the gradient of the mean's square. Eight threads per query; all threads take part in
+// the sums.
 DEVICE float query_lengths_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int items = e.items, classes = e.classes, queries = e.queries, eighth = threadIdx.x & 7;
   const float* d_distances = joint.of_losses + e.first_scratch + classes * items;
@@ -130,8 +145,9 @@ DEVICE float query_lengths_backward(const Relabel& r, const Joint& joint, const 
   return d_mean_square;
 }
 
-// Gradients of the products with queries and of their squared lengths, and with them all weights of rows but those of items for
-// items. One block per episode.
+// Gradients of the products with queries and of their squared lengths, and with them all weights of rows but those of
+// items for items, divided by the number of episodes: the gradient is that of the mean loss. Grid: one block per
+// episode. No dynamic shared memory.
 PHASE_KERNEL relabel_queries_backward(Relabel r, Joint joint) {
   on_episode(r, [&](const u32* input, const Episode& e) {
     const int items = e.items, queries = e.queries, rows = items + queries, k_tiles = row_weight_tiles(rows);
@@ -148,6 +164,8 @@ PHASE_KERNEL relabel_queries_backward(Relabel r, Joint joint) {
       return d * (joint.space_scales[e.first_item + i] * joint.query_scales[e.first_query + q]) +
              joint.d_query_means[e.first_query + q] * inverse_items;
     };
+    // Item and query: the gradient of their product; a query with itself: twice that of its squared length; two
+    // queries: 0. Rows and columns that only fill tiles: 0.
     each_element((rows + 15) & ~15, k_tiles * 8, [&](int row, int column) {
       if (row < items && column < items) return;
       float weight = 0.f;
@@ -164,8 +182,9 @@ PHASE_KERNEL relabel_queries_backward(Relabel r, Joint joint) {
 // Threads of `relabel_edge_features_backward`.
 #define EDGE_INPUT_THREADS 512
 
-// The gradients of edge features 0, 1 and 4 of the pairs of a tile, [3][M][M], through the edge network. One block per tile; a
-// warp has 16 pairs. Shared memory: the weights.
+// d_pair_features: the gradients of edge features 0, 1 and 4 of the pairs of a tile, [3][M][M] per episode, through the
+// edge network; the others are ranks and labels, which have no gradient. Grid: one block per tile, 512 threads; a warp
+// has 16 pairs and computes the hidden units again, 8 at a time. Shared memory: the weights.
 extern "C" __global__ void __launch_bounds__(EDGE_INPUT_THREADS) relabel_edge_features_backward(Relabel r, Joint joint) {
   const u32* input = slot(r);
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];

@@ -1,15 +1,33 @@
-// The layers of Relabel, forward and backward, one thread block per tile (relabel.cuh).
+// The layers of the Relabel head, forward and backward, as functions that one thread block calls for its tile: a few
+// items of an episode with all their states (a state is the vector of W numbers of one item and class). relabel.cuh has
+// sizes, buffers (`struct Relabel`) and the functions of a block; relabel.cu the kernels that call these and their
+// order. The formulas are in crates/nn/src/relabel/{input_layer,attention_layer,mixing_layer,item_view}.rs:
+//
+//   input      state = GELU(features Wf + bf [+ item view]) Ws + bs, from the 19 features of a state
+//   attention  states n after layer norm; query and key per item from the mean of n over the classes and n at the given
+//              label, value per state. A_ij = softmax over the items j of q_i . k_j / sqrt(W / H) + edge logit_ij, per
+//              head; state_ic += (sum over j of A_ij value_jc) Wo
+//   mixing     states n after layer norm; hidden = n Ws + (mean, maximum of n over the classes) Wi + (mean of n over
+//              the items with given label c) Wc + bc; state += GELU(hidden) Wm
+//   output     three numbers per state: layer norm, then a product with `out` [W][3]
 //
 // Forward: input, then per layer attend and mix. Backward: output_backward, then per layer, from the last,
-// attend_backward_rows (attention of the tile's items) and attend_backward_columns (attention to the tile's items). The
-// backward pass of mixing is split between them, because the gradient of a class's mean is a sum over tiles.
+// attend_backward_rows (attention of the tile's items) and attend_backward_columns (attention to the tile's items). A
+// kernel ends where the next computation needs values of other tiles: keys and values of all items, or sums over the
+// items of a class. So each function ends with what the next kernel reads. The backward pass of mixing is split between
+// two kernels, because the gradient of a class's mean is a sum over tiles.
+//
+// All matrices of a tile are in shared memory, at the offsets of SharedLayout; rows of width w are pitch_of(w) floats
+// apart. Loads from and stores to global memory are written so that they overlap with products, and barriers are only
+// where a product reads what other warps wrote.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
 
 namespace relabel {
 
-// The factor of dropout, as in crates/nn/src/layers/dropout.rs.
+// The factor of number `index` of the dropout mask of an episode's batch, 0 or 1 / (1 - rate), as in
+// crates/nn/src/layers/dropout.rs: a hash of the seed and the index.
 DEVICE float dropout_factor(const Relabel& r, const Episode& e, u32 index) {
   if (r.dropout_threshold == 0) return r.dropout_scale;
   u32 x = index * 0x9e3779b9u ^ e.seed_low;
@@ -18,13 +36,15 @@ DEVICE float dropout_factor(const Relabel& r, const Episode& e, u32 index) {
   return (x >> 1) >= r.dropout_threshold ? r.dropout_scale : 0.f;
 }
 
-// `multiply` with `a` in global memory.
+// `multiply` with `a` in global memory, and a barrier after weights are loaded.
 SEPARATE void multiply_global(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch) {
   multiply_rows(a, pitch, m_tiles, b, k, n, out, out_pitch, BARRIER);
 }
 
-// The item view: norm(h P), with h the row minus the mean of all features at unit length, after dropout. Leaves what it adds
-// to the hidden units of the input layer, [T][W], in `items[1]`, or writes what it adds to the logits of "none".
+// The item view, for a head that is made for one backbone: norm(h P), with h the item's features minus the mean of all
+// features at unit length, after dropout, and P [D][V]. Leaves what it adds to the hidden units of the input layer,
+// [T][W], in `items[1]` (view_target 1), or writes what it adds to the logits of "none of the classes" (view_target 2):
+// one more hidden layer with GELU and a sum.
 DEVICE void view_forward(const Relabel& r, const Block& b) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = r.view_dim, width = r.view_width;
   const int pitch = pitch_of(width), state_pitch = pitch_of(r.width);
@@ -32,6 +52,7 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   const float* mean = r.parameters + r.view_mean;
 #pragma unroll 1
   for (int i = warp; i < b.count; i += RELABEL_WARPS) {
+    // h of item i, by one warp.
     const Row row = rows[i];
     float* out = r.view_rows + (b.item + i) * r.view_pitch;
     float square = 0.f;
@@ -73,8 +94,9 @@ DEVICE void view_forward(const Relabel& r, const Block& b) {
   }
 }
 
-// What attention of a layer reads: normalised states, queries and keys of items, values of states. The states of the tile
-// are in shared memory, written before the last barrier.
+// What attention of layer `layer` reads: normalised states, queries and keys of items, values of states, all of the
+// tile; written to global memory, because other tiles attend to them. The states of the tile are in shared memory,
+// written before the last barrier.
 DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, pitch = pitch_of(width), double_pitch = pitch_of(2 * width), classes = b.e.classes;
   float *normed = b.shared + r.shared.normed, *pooled = b.shared + r.shared.items[0];
@@ -83,6 +105,7 @@ DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
   __syncthreads();
   const long item = layer * (long)r.max_items + b.item, state = layer * (long)r.max_states + b.state;
   const float inverse_count = fast_inverse(classes);
+  // The inputs of queries and keys, [count][2 W]: the mean over the classes, then the state at the given label.
   float* pooled_out = r.pooled + item * 2 * width;
   each_element(b.count, width, [&](int i, int w) {
     const float* column = normed + i * classes * pitch + w;
@@ -108,7 +131,8 @@ DEVICE void attention_inputs(const Relabel& r, const Block& b, int layer) {
   store_rows(r.shared.values, r.values + state * width, pitch, b.rows, width);
 }
 
-// The item view, the input layer, and the inputs of attention of layer 0.
+// The item view, the input layer, and the inputs of attention of layer 0. The 19 features are padded with zeros to 32
+// columns, whole steps of a product.
 DEVICE void input(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width), feature_pitch = pitch_of(STATE_FEATURES);
   float *features = b.shared + r.shared.extra, *activated = b.shared + r.shared.normed, *states = b.shared + r.shared.states;
@@ -144,13 +168,16 @@ DEVICE void input(const Relabel& r, const Block& b) {
   attention_inputs(r, b, 0);
 }
 
-// Groups of 8 items whose rows a warp loads at the same time.
-#define ROWS_AHEAD 4
+#define ROWS_AHEAD 4  // groups of 8 items whose rows a warp loads at the same time
 
-// out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j] rows[j][class][w],
-// for the items of the tile. The rows are in global memory, [items][classes][heads part]. A warp has 16 items and 8 columns of a
-// head. `from_last`: the work starts with the last warps, because a call before it, without a barrier in between, started with
-// the first.
+// out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j]
+// rows[j][class][w], for the `count` items of the tile, by the whole block. A product with the weights as left factor,
+// in TF32.
+//   weights  offset in shared memory of [heads][count][weight_pitch_of(items)], zeros after the last item
+//   rows     global memory, [items][classes][heads part]; `part` is the width of a head
+//   out      offset in shared memory of [count][classes] rows, `pitch` apart
+// A warp has 16 items and 8 columns of a head. from_last: the work starts with the last warps, because a call before
+// it, without a barrier in between, started with the first. Contains no barrier.
 SEPARATE void weighted_sums(int weights, const float* rows, int items, int classes, int heads, int part, int count, float scale,
                             int out, int pitch, bool from_last) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -199,13 +226,15 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
   }
 }
 
-// Steps of 8 columns whose values a warp loads at the same time.
-#define STEPS_AHEAD 5
+#define STEPS_AHEAD 5  // steps of 8 columns whose values a warp loads at the same time
 
-// out[head][i][j] = scale times the sum over classes c and k below `part` of
-// left[i][c][head part + k] right[j][c][head part + k], added to what `out` holds if `add`, for the items i of the tile and all
-// items j of the episode. `right` is in global memory, [items][classes][heads part]. Where `part` is not a multiple of 8, columns
-// of `left` beyond it are multiplied by 0.
+// out[head][i][j] = scale times the sum over classes c and k below `part` of left[i][c][head part + k] right[j][c][head
+// part + k], added to what `out` holds if `add`, for the `count` items i of the tile and all items j of the episode, by
+// the whole block, in TF32.
+//   left   offset in shared memory of [count][classes] rows, `pitch` apart
+//   right  global memory, [items][classes][heads part]
+//   out    offset in shared memory of [heads][count][weight_pitch_of(items)]
+// Where `part` is not a multiple of 8, columns of `left` beyond it are multiplied by 0. Contains no barrier.
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;
@@ -259,7 +288,8 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
   }
 }
 
-// Starts to copy the attention weights of the tile's items, [heads][count][items] of planes [heads][items][items].
+// Starts to copy the attention weights of the tile's items to shared memory, [heads][count][weight_pitch_of(items)],
+// from planes [heads][items][items] whose address is that of the tile's first item.
 SEPARATE void load_weights(const float* planes, int heads, int count, int items, int to) {
   float* shared = (float*)dynamic_shared + to;
 #pragma unroll 1
@@ -271,8 +301,9 @@ SEPARATE void load_weights(const float* planes, int heads, int count, int items,
   }
 }
 
-// out[row][w] = the sum over `tiles` tiles of sums[tile][row][w], divided by divisors[row] (at least 1) if `divisors` is not
-// null, also written to `copy` [rows][width] unless that is null. Tiles are `stride` floats apart.
+// out[row][w] = the sum over `tiles` tiles of sums[tile][row][w], divided by divisors[row] (at least 1) if `divisors`
+// is not null; also written to `copy` [rows][width] unless that is null. Tiles are `stride` floats apart in global
+// memory; `out` is an offset of rows `pitch` apart. 8 tiles are loaded at a time, and added in their order.
 SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* divisors, int rows, int width, int out, int pitch,
                         float* copy) {
 #pragma unroll 1
@@ -294,12 +325,14 @@ SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* div
   }
 }
 
-// Attention, its output added to the states, the pools over classes that mixing reads, and the tile's sums of each class.
+// Attention of layer `layer`: its output added to the states; then what mixing reads, the layer norm of the states,
+// pools over the classes, and the tile's sums of each class, from which `mix` computes the means of all tiles. Grid:
+// one block per tile.
 DEVICE void attend(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, pitch = pitch_of(width), items = b.e.items, classes = b.e.classes, part = width / r.heads;
   float *states = b.shared + r.shared.states, *normed = b.shared + r.shared.normed;
-  float* weights = b.shared + r.shared.extra;  // [H][count][M], rows are padded
+  float* weights = b.shared + r.shared.extra;  // [H][count][M], rows are padded: edge logits, then logits, then weights
   const int weight_pitch = weight_pitch_of(items);
   const long first_item = layer * (long)r.max_items + b.e.first_item, item = first_item + b.first;
   const long state = layer * (long)r.max_states + b.state;
@@ -314,6 +347,7 @@ DEVICE void attend(const Relabel& r, const Block& b, int layer) {
   __syncthreads();
 #pragma unroll 1
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
+    // Softmax of one item and head, by one warp.
     float *own = weights + row * weight_pitch, largest = own[0], total = 0.f;
 #pragma unroll 1
     for (int j = lane; j < items; j += 32) largest = fmaxf(largest, own[j]);
@@ -351,6 +385,7 @@ DEVICE void attend(const Relabel& r, const Block& b, int layer) {
              r.normed + after * width);
   __syncthreads();
   float* pools = r.pools + item * 2 * width;
+  // Mean and maximum over the classes, side by side; the class of the maximum for the backward pass.
   int* argmaxes = r.argmax + item * width;
   const float inverse_count = fast_inverse(classes);
   each_element(b.count, width, [&](int i, int w) {
@@ -379,7 +414,8 @@ DEVICE void attend(const Relabel& r, const Block& b, int layer) {
   });
 }
 
-// Mixing, its output added to the states; then the inputs of attention of the next layer, or the logits.
+// Mixing of layer `layer`, its output added to the states; then the inputs of attention of the next layer, or after the
+// last layer the outputs `logits` [states][3]. Grid: one block per tile.
 DEVICE void mix(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, units = r.hidden;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), unit_pitch = pitch_of(units);
@@ -445,8 +481,8 @@ DEVICE void mix(const Relabel& r, const Block& b, int layer) {
 }
 
 // ---- Backward
-
-// d = d slopes, in shared memory, also written to `out`; slopes and `out` are [rows][width].
+// d <- d slopes, in shared memory, also written to `out`; slopes (of GELU) and `out` are [rows][width] in global
+// memory.
 SEPARATE void activation_backward(int d, int pitch, int rows, int width, const float* slopes, float* out) {
   float* shared = (float*)dynamic_shared + d;
 #pragma unroll 1
@@ -459,8 +495,10 @@ SEPARATE void activation_backward(int d, int pitch, int rows, int width, const f
     }
 }
 
-// The first part of mixing's backward pass: from the gradient of its output, in shared memory and written before the last
-// barrier, to those of the hidden units and of the normalised states, still without the part through the means of the classes.
+// The first part of mixing's backward pass: from the gradient of its output, in `states` in shared memory and written
+// before the last barrier, to those of the hidden units (`d_hidden`, and their sums per item and per class of the tile)
+// and of the normalised states, still without the part through the means of the classes, which attend_backward_rows
+// adds.
 DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, units = r.hidden, classes = b.e.classes;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), unit_pitch = pitch_of(units);
@@ -504,7 +542,8 @@ DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   });
 }
 
-// From the gradient of the logits to that of the last states; then the last layer's mixing.
+// From the gradient of the outputs, `d_logits` [states][3], to that of the states after the last layer; then
+// `mixing_backward` of the last layer. Grid: one block per tile.
 DEVICE void output_backward(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width);
   float *d_states = b.shared + r.shared.states, *d_normed = b.shared + r.shared.normed;
@@ -522,8 +561,9 @@ DEVICE void output_backward(const Relabel& r, const Block& b) {
   mixing_backward(r, b, r.layers - 1);
 }
 
-// The second part of mixing's backward pass, then attention's as seen from the tile's items: gradients of the attention
-// logits and of the queries.
+// The second part of mixing's backward pass of layer `layer`: the gradient through the means of the classes, which are
+// sums over all tiles, and the layer norm. Then attention's as seen from the tile's items: gradients of the attention
+// logits and of the queries. Grid: one block per tile.
 DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, units = r.hidden, classes = b.e.classes, items = b.e.items, part = width / r.heads;
@@ -562,6 +602,8 @@ DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   __syncthreads();
 #pragma unroll 1
   for (int row = warp; row < r.heads * b.count; row += RELABEL_WARPS) {
+    // Backward pass of the softmax: d_logit = weight (d_weight - sum of weight d_weight), by one warp per item and
+    // head.
     const float* own = weights + row * weight_pitch;
     float *d_own = d_weights + row * weight_pitch, mean = 0.f;
 #pragma unroll 1
@@ -584,7 +626,8 @@ DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   store_rows(r.shared.items[0], r.d_queries + (item + b.first) * width, pitch, b.count, width);
 }
 
-// The item view's backward pass, from the gradient of what it added, [T][W] in `items[2]`.
+// The item view's backward pass, from the gradient of what it added to the hidden units, [T][W] in `items[2]`, to that
+// of its projection, `d_projected`.
 DEVICE void view_backward(const Relabel& r, const Block& b) {
   const int width = r.view_width, pitch = pitch_of(width);
   multiply(r.shared.items[2], pitch_of(r.width), b.item_tiles, r.packed + r.packed_item_back / 4, r.width, width,
@@ -600,7 +643,8 @@ DEVICE void view_backward(const Relabel& r, const Block& b) {
   store_rows(r.shared.items[0], r.d_projected + b.item * width, pitch, b.count, width);
 }
 
-// The input layer's backward pass, from the gradient of its states in shared memory, written before the last barrier.
+// The input layer's backward pass, from the gradient of its states in shared memory, written before the last barrier,
+// to that of its hidden units, `d_start`; and the item view's.
 DEVICE void input_backward(const Relabel& r, const Block& b) {
   const int width = r.width, pitch = pitch_of(width), classes = b.e.classes;
   float *d_hidden = b.shared + r.shared.hidden, *d_items = b.shared + r.shared.items[2];
@@ -626,13 +670,15 @@ DEVICE void input_backward(const Relabel& r, const Block& b) {
   view_backward(r, b);
 }
 
-// Attention's backward pass as seen from the items that are attended to: gradients of keys and values, and of the states
-// before attention; then the mixing of the layer below, or the input layer.
+// Attention's backward pass of layer `layer` as seen from the items that are attended to: gradients of keys and values,
+// which need the attention weights of all items to the tile's (a column of the map), and of the states before
+// attention. Then `mixing_backward` of the layer below, or the input layer. Grid: one block per tile.
 DEVICE void attend_backward_columns(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, classes = b.e.classes, items = b.e.items, part = width / r.heads;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), weight_pitch = weight_pitch_of(items);
   float *d_normed = b.shared + r.shared.normed, *d_pooled = b.shared + r.shared.items[0];
-  // Attention weights and gradients of logits, each [H][count][M]: transposed and with padded rows.
+  // Attention weights and gradients of logits, each [H][count][M]: transposed, so that `weighted_sums` applies, and
+  // with padded rows.
   const int d_offset = r.shared.extra + r.heads * b.count * weight_pitch;
   float *weights = b.shared + r.shared.extra, *d_logits = b.shared + d_offset;
   const long item = layer * (long)r.max_items + b.item, state = layer * (long)r.max_states + b.state;
@@ -656,6 +702,7 @@ DEVICE void attend_backward_columns(const Relabel& r, const Block& b, int layer)
   load_rows(r.d_states + ((2 * layer + 1) * (long)r.max_states + b.state) * width, r.shared.states, pitch, b.rows, width);
   load_rows(r.states + (2 * layer * (long)r.max_states + b.state) * width, r.shared.hidden, pitch, b.rows, width);
   commit_copies();
+  // The first group has arrived: all that the sums need.
   wait_for_copies<1>();
   __syncthreads();
   weighted_sums(d_offset, r.queries + (layer * (long)r.max_items + b.e.first_item) * width, items, 1, r.heads, part, b.count,

@@ -1,24 +1,41 @@
-// Posterior, prototypes and losses of Relabel, and the gradient of the network's logits. One thread block per episode.
+// The end of the Relabel head: posterior of the items, weights of the prototypes, losses, and the gradient of the
+// network's outputs. One thread block of RELABEL_THREADS threads per episode; every function is called by the whole
+// block. The same on the CPU: crates/nn/src/relabel/{posterior,losses}.rs. Sizes and buffers (`struct Relabel`) are in
+// relabel.cuh.
 //
-// M items, C classes, Q queries. Probabilities [M][C + 1] are a softmax over the classes and "none of them"; the weight of
-// item i in prototype c is P(i is c) x multiplier(i, c) + floor, normalised over the items. Queries are classified by their
-// squared distances to the prototypes over the mean of these distances.
+// M items, C classes, Q queries. Each state (item i, class c) has three outputs of the network: logit of the class,
+// logarithm of a multiplier, vote for "none of the classes".
+//   posterior  probabilities [M][C + 1], a softmax over the classes and "none": logits plus a prior. The prior of the
+//              given label is prior[0], plus prior[1] if no other item has that label; that of every other class is
+//              -ln(C - 1), so all of them together have the same weight for any C; "none" is prior[2] plus the mean of
+//              the votes, plus what the item view adds.
+//   weights    of item i in prototype c: P(i is c) x multiplier(i, c) + floor, normalised over the items. multiplier =
+//              exp(3 tanh(output / 3)). The floor is for items with given label c; if there are no such items, all have
+//              floor / M.
+//   distances  of query q to prototype c, from inner products alone: q.q + w G w - 2 w.p, with w the weights, G the
+//              gram matrix of the items and p the products of items and q
+//   losses     items_weight x mean cross-entropy of the items' true classes ("none" included) + queries_weight x mean
+//              cross-entropy of the queries, whose logits are -exp(log_scale) x distance / mean of all distances
 #pragma once
 #include "relabel.cuh"
 
 namespace relabel {
 
-#define MAX_LOG_MULTIPLIER 3.f
+#define MAX_LOG_MULTIPLIER 3.f  // a multiplier is between e^-3 and e^3
 // Minus the logarithm of the smallest normal f64, which the CPU uses for a probability of 0.
 #define LARGEST_LOSS 708.3964f
 
-// Memory of the losses of an episode, [scratch_len]: see `loss_scratch_len` in src/relabel.
+// Memory of the losses of an episode, in shared memory if it fits, else in `scratch`. Its length is `loss_scratch_len`
+// in src/relabel/input.rs.
 struct LossMemory {
-  float *probabilities, *d_probabilities, *d_softmax;  // [M][C + 1]
-  float *weights, *with_items, *d_weights, *multipliers;  // [C][M]
-  float *distances, *d_distances;                      // [C][Q]
-  float *inverse_totals, *squares;                            // [C]
+  // [M][C + 1]; d_softmax: gradient of the items' loss with respect to the logits of the posterior.
+  float *probabilities, *d_probabilities, *d_softmax;
+  // [C][M]; with_items: weights times the gram matrix.
+  float *weights, *with_items, *d_weights, *multipliers;
+  float *distances, *d_distances;   // [C][Q]
+  float *inverse_totals, *squares;  // [C]: 1 / sum of a prototype's weights before normalisation; w G w
 };
+// Divides the memory from `at` on among the arrays.
 DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   LossMemory m;
   const int states = items * classes, wide = states + items, far = classes * queries;
@@ -36,10 +53,11 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   return m;
 }
 
+// tanh(logit / MAX_LOG_MULTIPLIER); 1.4426.. = log2(e).
 DEVICE float bounded_logit(float logit) {
-  // tanh(logit / MAX_LOG_MULTIPLIER)
   return 1.f - 2.f * fast_inverse(1.f + fast_exp2(2.f * 1.4426950408889634f / MAX_LOG_MULTIPLIER * logit));
 }
+// Minus the logarithm of a probability.
 DEVICE float cross_entropy(float probability) { return probability <= 0.f ? LARGEST_LOSS : -logf(probability); }
 
 // Groups of eight threads in a block, and the sum and maximum of a group.
@@ -55,15 +73,17 @@ DEVICE float max_of_8(float value) {
   return value;
 }
 
-// Probabilities of the items and weights of the prototypes. Contains barriers.
+// Probabilities of the items and weights of the prototypes, to `m`. given: [M] labels; counts: [C] items per label.
+// Contains barriers.
 DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, const int* counts, LossMemory m) {
   const int items = e.items, classes = e.classes, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, eighth = threadIdx.x & 7;
   const float* prior = r.parameters + r.prior;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   const float other_classes = -logf(fmaxf((float)classes, 2.f) - 1.f);
-  // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in the sums.
 #pragma unroll 1
   for (int first = 0; first < items; first += EIGHTS) {
+    // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in
+    // the sums, also those without an item.
     const int i = first + (threadIdx.x >> 3), item = min(i, items - 1), label = given[item];
     float *row = m.probabilities + item * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
 #pragma unroll 1
@@ -112,7 +132,8 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
   __syncthreads();
 }
 
-// This thread's part of the cross-entropy of the items' true classes; its gradient is in `d_softmax`.
+// This thread's part of the cross-entropy of the items' true classes (C: none); its gradient is in `d_softmax`. A warp
+// per item.
 DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, LossMemory m) {
   const float weight = r.items_weight * fast_inverse(e.items);
   float loss = 0.f;
@@ -126,8 +147,9 @@ DEVICE float item_loss(const Relabel& r, const Episode& e, const int* truths, Lo
   return loss;
 }
 
-// out[row][column] = sum over k below `len` of left[row][k] right[k][column], for [rows][columns]. `from_last`: the work starts
-// with the last threads.
+// out[row][column] = sum over k below `len` of left[row][k] right[k][column], for [rows][columns], one element per
+// thread at a time, in f32. from_last: the work starts with the last threads, beside another product that starts with
+// the first.
 SEPARATE void small_product(const float* left, const float* right, int rows, int len, int columns, float* out, bool from_last) {
 #pragma unroll 1
   for (int task = from_last ? RELABEL_THREADS - 1 - threadIdx.x : threadIdx.x; task < rows * columns; task += RELABEL_THREADS) {
@@ -147,7 +169,7 @@ SEPARATE void small_product(const float* left, const float* right, int rows, int
   }
 }
 
-// out[row] = sum over columns of left[row][column] right[row][column].
+// out[row] = sum over columns of left[row][column] right[row][column]; both are [rows][columns]. A warp per row.
 SEPARATE void row_products(const float* left, const float* right, int rows, int columns, float* out) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 1
@@ -160,7 +182,7 @@ SEPARATE void row_products(const float* left, const float* right, int rows, int 
   }
 }
 
-// Squared distances of queries to prototypes.
+// Squared distances of queries to prototypes, `distances` [C][Q]. Contains barriers.
 DEVICE void query_distances(const Relabel& r, const Episode& e, LossMemory m) {
   small_product(m.weights, r.gram + e.first_pair, e.classes, e.items, e.items, m.with_items, false);
   small_product(m.weights, r.products + e.first_product, e.classes, e.items, e.queries, m.distances, true);
@@ -174,11 +196,13 @@ DEVICE void query_distances(const Relabel& r, const Episode& e, LossMemory m) {
   });
 }
 
+// The losses of an episode, weighted, and the gradient of log_scale.
 struct Losses {
   float items, queries, d_log_scale;
 };
-// Cross-entropies of the items, from each thread's part, and of the queries; gradients of the weights in `d_weights` and of
-// log_scale. JOINT: writes weights and gradients of distances to `joint_out`.
+// Cross-entropies of the items, from each thread's part `item_part`, and of the queries, whose true classes are
+// `classes`; gradients of the weights in `d_weights` and of log_scale. JOINT: writes weights [C][M] and gradients of
+// distances [C][Q] to `joint_out` for the gradient of the features. Contains barriers.
 template <bool JOINT>
 DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part,
                               float* joint_out) {
@@ -195,6 +219,7 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
     for (int i = threadIdx.x; i < e.classes * items; i += RELABEL_THREADS) joint_out[i] = m.weights[i];
   }
   float* d_distances_out = joint_out + e.classes * items;
+  // All distances are 0 (or there are no queries): every class is equally likely, and nothing has a gradient.
   if (mean <= 0.f) {
     if (JOINT) {
 #pragma unroll 1
@@ -209,6 +234,7 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
   float loss = 0.f, slope = 0.f;
 #pragma unroll 1
   for (int q = threadIdx.x; q < queries; q += RELABEL_THREADS) {
+    // One thread per query: softmax over the classes, its loss, and the gradients of its distances.
     const int own = classes[q];
     float largest = -scale * m.distances[q], total = 0.f;
 #pragma unroll 1
@@ -231,16 +257,17 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
     }
   }
   const Three of_queries = block_sums({loss, slope, 0.f});
-  // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of log_scale.
+  // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of
+  // log_scale; every distance has an equal part in the mean.
   const float through_mean = -of_queries.y * fast_inverse(mean * count);
   if (JOINT) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < count; i += RELABEL_THREADS) d_distances_out[i] = m.d_distances[i] + through_mean;
   }
   const float* products = r.products + e.first_product;
-  // Eight threads per item and class.
 #pragma unroll 1
   for (int first = 0; first < e.classes * items; first += EIGHTS) {
+    // d_weights = 2 sum over q of d_distance ((G w)_i - p_iq), eight threads per item and class.
     const int own = first + (threadIdx.x >> 3), task = min(own, e.classes * items - 1), c = task / items, i = task - c * items;
     float d_square = 0.f, d_product = 0.f;
 #pragma unroll 4
@@ -257,12 +284,13 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
   return {sums.y, of_queries.x, of_queries.y};
 }
 
-// From the gradients of weights and softmax to those of the network's logits and of the prior.
+// From the gradients of weights and softmax to those of the network's outputs, `d_logits` [M C][3], and of the prior,
+// `d_prior`. index: the episode. Contains barriers.
 DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, const int* given, const int* counts, LossMemory m) {
   const int items = e.items, classes = e.classes, eighth = threadIdx.x & 7;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
   float* d_logits = r.d_logits + (long)e.first_state * OUTPUTS;
-  // `squares` becomes the mean of the gradient in each prototype.
+  // `squares` becomes the mean of the gradient in each prototype, which normalising subtracts.
   row_products(m.weights, m.d_weights, classes, items, m.squares);
   __syncthreads();
   each_element(classes, items, [&](int c, int i) {
@@ -306,7 +334,8 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   r.d_prior[index * 4 + 2] = d_prior.z;
 }
 
-// The losses of an episode and the gradients of its logits. JOINT: as in `cross_entropies`.
+// Losses of episode number `index` and the gradients of its outputs. Shared memory: LossMemory, if it fits. JOINT: as
+// in `cross_entropies`.
 template <bool JOINT>
 DEVICE void losses(const Relabel& r, const u32* input, const Episode& e, int index, float* joint_out) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;

@@ -1,32 +1,38 @@
-// From activations and their gradients to updated parameters of Relabel.
+// The end of a step of the Relabel head: from activations and their gradients to gradients of the parameters and to
+// updated parameters. relabel.cuh has sizes and buffers (`struct Relabel`); src/relabel/memory/gradient_plan.rs makes
+// the tables.
 //
-// The gradient of a weight is a product x^T d over the rows of all episodes, in parts of rows. Other gradients are sums
-// over tiles or episodes. A table says for every parameter which sums to add; parts are added in their order.
+// The gradient of a weight is a product x^T d over the rows of all episodes (items, states or class rows), which
+// relabel_products computes in a fixed number of parts of the rows. Other gradients are sums over tiles or episodes. A
+// table (`Source`) says for every parameter which partial sums to add; they are added in their order, so runs repeat to
+// the bit. relabel_collect adds them up before the update where gradients are clipped or a backbone is trained, too;
+// relabel_update otherwise. relabel_pack starts a step.
 #pragma once
 #include "relabel.cuh"
 
 namespace relabel {
 
-#define PARAMETER_THREADS 256
-#define PRODUCT_THREADS 256
-#define PRODUCT_TILE 64
-#define PRODUCT_ROWS 32
-#define PRODUCT_PITCH 72
-// Groups of 32 rows in shared memory: one in use, the others being copied.
-#define PRODUCT_STAGES 3
-#define PRODUCT_FACTOR (PRODUCT_ROWS * PRODUCT_PITCH)
+#define PARAMETER_THREADS 256  // of a block of the kernels with one thread per parameter
+#define PRODUCT_THREADS 256  // of a block of relabel_products: 8 warps
+#define PRODUCT_TILE 64  // rows and columns of a weight that a block computes
+#define PRODUCT_ROWS 32  // rows of the factors that are multiplied at a time
+#define PRODUCT_PITCH 72  // floats between rows in shared memory: 64, padded against bank conflicts
+#define PRODUCT_STAGES 3  // groups of 32 rows in shared memory: one in use, the others being copied
+#define PRODUCT_FACTOR (PRODUCT_ROWS * PRODUCT_PITCH)  // floats of a factor of a stage
 
-// 64 x 64 elements of the gradient of a weight, from one part of the rows.
+// 64 x 64 elements of the gradient of a weight, from one part of the rows. One block computes it.
 struct Product {
-  const float *x, *d;  // [rows][x_columns], [rows][d_columns]
-  float* out;          // [x_columns][d_columns]
+  const float *x, *d;  // [rows][x_columns], x_pitch apart; [rows][d_columns]
+  float* out;          // [x_columns][d_columns], of this part
   float* bias;         // [d_columns], or null: the sum of d over the rows
+  // Sizes; the tile's first row and column in the weight.
   int x_columns, x_pitch, d_columns, first_x, first_d;
-  int rows;  // 0: items, 1: states, 2: class rows
-  int part, parts;
+  int rows;            // 0: items, 1: states, 2: class rows
+  int part, parts;     // number of this part of the rows; their number
 };
 
-// Starts to copy 32 rows and 64 columns of a factor to shared memory; zeros beyond `end` and `columns`.
+// Starts to copy 32 rows and 64 columns of a factor to shared memory at offset `to`; zeros beyond row `end` and beyond
+// `columns`.
 SEPARATE void load_factor(const float* from, int pitch, int columns, int first_column, int first_row, int end, int to) {
   const bool aligned = (pitch | columns) % 4 == 0;
   // The columns of a copy, and the copies of a row as a power of two.
@@ -47,7 +53,9 @@ SEPARATE void load_factor(const float* from, int pitch, int columns, int first_c
   }
 }
 
-// All products, one block each.
+// All products. Grid: one block per product, 256 threads; a warp computes 16 x 32 elements. Shared memory:
+// PRODUCT_STAGES stages of 32 rows of x and d. Rows are rounded to TF32 as they are multiplied; the bias is summed in
+// f32, by 64 threads.
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 4) relabel_products(Relabel r, const Product* products) {
   const Product p = products[blockIdx.x];
   const Header* step = header(r);
@@ -58,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 4) relabel_product
   const int m = (warp & 3) * 16, n = (warp >> 2) * 32;
   float sums[4][4] = {}, bias = 0.f;
   int loaded = begin, load_stage = 0, stage = 0;
+  // The first two rounds only start copies; every round starts those of the stage that is two rounds ahead.
 #pragma unroll 1
   for (int first = begin - (PRODUCT_STAGES - 1) * PRODUCT_ROWS; first < end; first += PRODUCT_ROWS) {
     if (first >= begin) {
@@ -102,27 +111,35 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 4) relabel_product
   if (p.bias && threadIdx.x < PRODUCT_TILE && column < p.d_columns) p.bias[column] = bias;
 }
 
-// Where the gradient of a parameter comes from: the sum of `count` numbers from `first` on, `stride` apart.
+// Where the gradient of a parameter comes from: the sum of `count` numbers from `first` on, `stride` apart. CONSTANT:
+// it is not trained; PARTS: of relabel_products; TILES, EPISODES: one number per tile or episode of the step, so
+// `count` is not used.
 enum SourceKind { CONSTANT = 0, PARTS = 1, TILES = 2, EPISODES = 3 };
+// The sum that is the gradient of one parameter.
 struct Source {
   u32 kind, first, stride, count;
 };
+// Where the copies of a parameter are in the packed weights (`multiply` in relabel.cuh).
 struct Positions {
-  u32 forward, backward;  // in the packed weights; 0xffffffff: not packed
+  u32 forward, backward;  // 0xffffffff: not packed; backward: of the transposed weight
 };
+// Hyperparameters (clip: the largest norm, 0: no clipping) and buffers, each with one number per parameter unless
+// stated.
 struct Optimiser {
   float beta1, beta2, epsilon, weight_decay, l2, clip;
-  int len, square_count;
+  int len, square_count;      // parameters; blocks that wrote squares
+  // `packed` is longer: see Positions.
   float *parameters, *packed, *first_moments, *second_moments, *gradients;
-  const float* product_sums;
+  const float* product_sums;  // what relabel_products wrote
   const Source* sources;
   const Positions* positions;
-  double* squares;
-  float* results;  // [slots][2]: the mean of each loss over the episodes
+  double* squares;            // [square_count]
+  float* results;             // [slots][2]: the mean of each loss over the episodes
 };
 
-// Terms of a sum that are loaded at once.
-#define GRADIENT_LOADS 16
+#define GRADIENT_LOADS 16  // terms of a sum that are loaded at once
+// The gradient of the mean loss over the episodes: the sum of a source's terms in four interleaved sums, divided by the
+// number of episodes.
 DEVICE float summed_gradient(const Relabel& r, const Optimiser& o, const Source& source, const Header* step) {
   const float* at = source.first + (source.kind == TILES ? r.partials : source.kind == EPISODES ? r.d_prior : o.product_sums);
   const int count = source.kind == TILES ? step->tiles : source.kind == EPISODES ? step->episodes : source.count;
@@ -152,7 +169,8 @@ SEPARATE double block_sum(double value) {
   return total;
 }
 
-// Gradients, and the sum of squares of each block: before `relabel_update` where gradients are clipped.
+// Gradients, and squares[block], the sum of squares of each block: before the update where gradients are clipped, and
+// in training together with a backbone. Grid: ceil(len / 256), 256 threads: one parameter each.
 extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_collect(Relabel r, Optimiser o) {
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
   float gradient = 0.f;
@@ -165,7 +183,9 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_collect(
   if (threadIdx.x == 0) o.squares[blockIdx.x] = square;
 }
 
-// The start of a step: all packed weights; the last block prepares AdamW's corrections.
+// The start of a step: all packed weights as TF32, from the parameters. Grid: ceil(len / 256) + 1, 256 threads: one
+// parameter each; in the last block, two threads prepare AdamW's corrections, with the power by repeated squaring in
+// f64.
 extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Relabel r, Optimiser o) {
   const int index = blockIdx.x * PARAMETER_THREADS + threadIdx.x;
   if (blockIdx.x == gridDim.x - 1) {
@@ -190,12 +210,12 @@ extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_pack(Rel
 
 // What the update depends on when the head is trained together with a backbone (`BackboneUpdate` in src/joint.rs).
 struct Backbone {
-  const u32* overflow;
-  const double* squares;
+  const u32* overflow;    // not 0: nothing is updated, and the step is repeated
+  const double* squares;  // [square_count]: of the backbone's gradients
   int square_count, padding;
 };
 
-// The factor that clips the gradient. Contains barriers.
+// The factor that clips the gradient to the norm `clip`. squares: [count]. Contains barriers.
 SEPARATE float clip_factor(const double* squares, int count, float clip) {
   double square = 0.0;
 #pragma unroll 1
@@ -203,7 +223,7 @@ SEPARATE float clip_factor(const double* squares, int count, float clip) {
   const double norm = sqrt(block_sum(square));
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
-// The same for the gradients of a head and its backbone.
+// The same for the gradients of a head and its backbone together.
 SEPARATE float joint_clip_factor(const double* squares, int count, const double* others, int other_count, float clip) {
   double square = 0.0;
 #pragma unroll 1
@@ -214,7 +234,7 @@ SEPARATE float joint_clip_factor(const double* squares, int count, const double*
   return norm > clip ? (float)(clip / norm) : 1.f;
 }
 
-// The means of the losses over the episodes.
+// The means of the two losses over the episodes, to the slot of the step, by two threads.
 DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
   if (threadIdx.x >= 2) return;
   double total = 0.0;
@@ -223,9 +243,10 @@ DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
   o.results[(r.state->step % STEP_SLOTS) * 2 + threadIdx.x] = (float)(total / episodes);
 }
 
-// AdamW, and the end of the step: the first block writes the losses, the last one to finish advances the state. A step whose
-// loss is not finite changes no parameter. JOINT: gradients are collected before, and if a gradient of the backbone
-// overflowed, only the losses are written.
+// AdamW, and the end of the step: the first block writes the losses, the last one to finish (an atomic counter tells
+// which) advances the state, because all blocks read it. A step whose loss is not finite changes no parameter, but it
+// is counted. JOINT: gradients were collected before; if a gradient of the backbone overflowed, only the losses are
+// written (not even those if the graph is of another size), and the step is repeated.
 template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
   if (JOINT && *backbone.overflow) {
     if (blockIdx.x == 0 && !(*backbone.overflow & OTHER_SIZE)) write_losses(r, o, header(r)->episodes);
@@ -246,7 +267,7 @@ template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, c
 #pragma unroll 1
   for (int i = lane; i < 2 * episodes; i += 32)
     if (!(fabsf(r.losses[i]) <= 3.402823466e38f)) infinite = 1.f;
-  const bool keep = warp_max(infinite) > 0.f;
+  const bool keep = warp_max(infinite) > 0.f;  // whether parameters are kept as they are
   float clip = 1.f;
   if (JOINT && o.clip > 0.f)
     clip = joint_clip_factor(o.squares, o.square_count, backbone.squares, backbone.square_count, o.clip);
@@ -275,6 +296,7 @@ template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, c
   if (!keep) r.state->updates++;
 }
 
+// Grid of both: ceil(len / 256), 256 threads: one parameter each.
 extern "C" __global__ void __launch_bounds__(PARAMETER_THREADS) relabel_update(Relabel r, Optimiser o) {
   update<false>(r, o, Backbone{nullptr, nullptr, 0, 0});
 }

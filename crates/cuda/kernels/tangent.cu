@@ -1,24 +1,40 @@
-// Hessian-vector products for MAML by the R-operator (Pearlmutter, 1994): tangents of the forward and the backward pass over a
-// support set along a direction in the space of the parameters. crates/nn/src/conv4/tangent has the same for the CPU.
+// Hessian-vector products for MAML with second derivatives. One step of the adaptation to a support set is p' = p -
+// rate * g(p), with g the gradient of the support set's loss; its backward pass turns the gradient v with respect to p'
+// into v - rate * H v, with H the Hessian at p. H v is the derivative of g along v ("R-operator", Pearlmutter, 1994):
+// every value of the forward and of the backward pass gets a tangent, its derivative along the direction v.
+// crates/nn/src/conv4/tangent has the same for the CPU, and src/maml/tangent.rs launches the kernels.
 //
-//   direction  the vector v of a task times a power of two (`direction_factor`), in the layout of the task's parameters
+// Per step of the adaptation, from the last: pack_direction; first_tangent_statistics, first_forward_tangent,
+// convolutions and pool_tangent per block; classify_tangent; sum_feature_tangents, batch_norm_backward_tangent and
+// convolutions per block, first_backward (tasks.cu); propagate_gradients. The activations of the step itself ("primal")
+// are kept from the adaptation.
 //
-// A tangent has the layout of what it is the tangent of, and the factor of the direction; those of gradients also have the
-// loss scale. The positions of maxima and the activity of ReLUs are constant. Names: t is a tangent (tz, ty, tdy), x the
-// normalised value (z - mean) / std. The convolutions of tangents are in tasks.cu: (y * w)' = y' * w + y * w'.
+//   direction  f32, the vector v of a task times a power of two (`direction_factor`), in the layout of the task's
+//              parameters (maml.cu)
+//
+// A tangent has the shape and layout of the value that it belongs to, and is multiplied by the same power of two;
+// tangents of gradients are multiplied by the loss scale, too. Which pixel of a pooling window is the maximum and
+// whether a ReLU is active are treated as constant. Names: tz, ty, tdy, t_... are tangents of z, y, dy, ...; x = (z -
+// mean) / std is the normalised value; ' in formulas is a tangent. A convolution is linear in both factors, (y * w)' =
+// y' * w + y * w', so its tangent is two convolutions: one writes, the other adds (convolution.cu).
+//
+// In all kernels blockIdx.z is the task, and `of_task` (common.cuh) moves pointers by blockIdx.z * stride bytes. Planes
+// of f16 and chunks of 8 channels are explained in common.cuh, fixed point sums (i64) there as well.
 #pragma once
 #include "maml.cu"
 
-// The largest absolute value of a direction is scaled to 2^-DIRECTION_BITS, about the size of weights, so that tangents are
-// about as large as the values they are tangents of.
+// The largest absolute value of a direction is scaled to between 2^-5 and 2^-4, about the size of weights, so that
+// tangents are about as large as the values they are tangents of. maximum: that value, as the bits of an f32, whose
+// upper bits are the exponent. The factor is a power of two, so it changes no digits.
 #define DIRECTION_BITS 5
 DEVICE float direction_factor(u32 maximum) {
   const int exponent = (int)(maximum >> 23);
   return __uint_as_float((u32)min(max(254 - DIRECTION_BITS - exponent, 1), 254) << 23);
 }
 
-// The direction of a step, and the 16-bit copies of its filters; `packed.first_weights` is not rounded, and `packed.first` is
-// written by first_tangent_statistics. Grid: (elements / 256, 1, tasks).
+// direction = gradients * factor, and the copies of its filters that the kernels of Conv4 read: those of blocks 2 to 4
+// in f16, `packed.first_weights` [64][48] not rounded; `packed.first` is written by first_tangent_statistics. Grid:
+// (ceil(elements / 256), 1, tasks), 256 threads: one element (maml.cu) each.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     pack_direction(const float* gradients, const u32* maximum, float* direction, PackedFilters packed, MamlShape shape,
                    i64 stride) {
@@ -31,15 +47,18 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   if (e.kind == FILTER_ELEMENT) pack_element(e, value, packed_of_task(packed, stride));
 }
 
-// Statistics, norm and filters of block 1, or their tangents.
+// Statistics, norm and filters of block 1 (first_block.cu), or their tangents.
 struct FirstNorm {
   float* norm;      // [4][64]: scale, shift, mean, 1 / std
   float* weighted;  // [64][48]: weights * moments
   float* weights;   // [64][48]
-  u16* filters;     // fragments; of the tangent: scale' w + scale w'
+  u16* filters;     // fragments; of the tangent: those of scale' w + scale w'
 };
 
-// Tangents of first_statistics, and the filters of first_forward_tangent. One block of 1024 threads per task, 16 per channel.
+// Tangents of the statistics of block 1, from the moments of the patches, which are constant: mean' = w' . sum p /
+// count, var' = 2 (w' moments w / count - mean mean'), (1 / std)' = -1/2 var' / std^3, and of scale = gamma / std and
+// shift = beta - mean scale. Also the filters of first_forward_tangent: scale' z + scale z' is one product with scale'
+// w + scale w'. Grid: (1, 1, tasks), 1024 threads, 16 per channel. Shared memory: moments and w'.
 extern "C" __global__ void __launch_bounds__(1024)
     first_tangent_statistics(const i64* moments, FirstNorm primal, FirstNorm tangent, const float* gamma,
                              const float* t_gamma, const float* t_beta, float count, i64 stride) {
@@ -82,9 +101,11 @@ extern "C" __global__ void __launch_bounds__(1024)
         to_half(t_scale * weights[channel * PATCH_LEN + j] + scale * t_weight[channel * PATCH_LEN + j]);
 }
 
-// The tangent of block 1: scale' z + scale z' + shift' at the maximum of every window, 0 where the ReLU is inactive. Shared
-// memory: both filters, then scale, shift and shift'.
+// Bytes of shared memory of first_forward_tangent; src/maml/tangent.rs has the same number.
 #define FIRST_TANGENT_SHARED (2 * FIRST_BACKWARD_FILTERS + 3 * CHANNELS * 4)
+// The tangent of block 1: ty = scale' z + scale z' + shift' at the maximum of every window, 0 where the ReLU is
+// inactive. Grid: (any, 1, tasks), 256 threads; a warp has every (8 * blocks)-th group of 8 windows, as in
+// first_forward. Shared memory: both filters, then scale, shift and shift'.
 extern "C" __global__ void __launch_bounds__(256, 2)
     first_forward_tangent(const u32* image, FirstNorm primal, FirstNorm tangent, uint4* ty, FirstShape shape, i64 stride) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -118,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         for (int k = 0; k < 3; k++)
 #pragma unroll
           for (int n = 0; n < 2; n++) {
-            const int column = (k * 8 + half * 4 + part + n) * 32 + lane;
+            const int column = (k * 8 + half * 4 + part + n) * 32 + lane;  // of the fragments
             const uint2 pair = filters[column], t_pair = t_filters[column];
             const u32 b[2] = {pair.x, pair.y}, tb[2] = {t_pair.x, t_pair.y};
             mma_f16(z[0][n], rows[k], b);
@@ -153,11 +174,11 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// The norm of a channel of blocks 2 to 4 and its tangent.
+// The statistics of a channel of blocks 2 to 4 and their tangents.
 struct ChannelTangent {
   float mean, inverse_std, t_mean, t_inverse_std;
 };
-// From the sums of z and z², and those of tz and z tz.
+// From the sums of z and z squared, and those of tz and z tz, over `count` pixels; var' = 2 (E[z tz] - mean mean').
 DEVICE ChannelTangent channel_tangent(const i64* sums, const i64* t_sums, int channel, float count) {
   ChannelTangent out;
   batch_statistics(sums, channel, count, out.mean, out.inverse_std);
@@ -169,18 +190,23 @@ DEVICE ChannelTangent channel_tangent(const i64* sums, const i64* t_sums, int ch
   return out;
 }
 
-// The planes of a block and their tangents.
+// The planes of a block (batch_norm.cu) and their tangents.
 struct NormTangentPlanes {
-  const uint4 *z, *tz;
-  const uint4 *dy, *tdy;  // only backward
+  const uint4 *z, *tz;    // side x side
+  const uint4 *dy, *tdy;  // pooled; only backward
 };
+// The sums of a block, each [2][64] fixed point, and its parameters, each [64].
 struct NormTangentSums {
-  const i64 *sums, *t_sums;      // of z and z²; of tz and z tz
-  const i64 *d_sums, *td_sums;   // of dy and dy x; of tdy and (dy x)'; only backward
+  const i64 *sums, *t_sums;     // of z and z squared; of tz and z tz
+  const i64 *d_sums, *td_sums;  // of dy and dy x; of tdy and (dy x)' = tdy x + dy tx; only backward
+  // T_: those of the direction.
   const float *gamma, *beta, *t_gamma, *t_beta;
 };
 
-// Tangents of pool_batch: ty, and the tangent of x at the maxima. Grid as there.
+// Tangents of pool_batch (batch_norm.cu): ty = gamma' x + gamma tx + beta' at the maximum of each window, 0 where
+// inactive, and t_normalised = tx at the maxima, with tx = (tz - mean') / std + (z - mean) (1 / std)'. Grid:
+// (ceil(windows * windows * 8 / 256), images, tasks), 256 threads: a chunk of a window each. Shared memory: statistics
+// and parameters of the channels.
 extern "C" __global__ void __launch_bounds__(256)
     pool_tangent(NormTangentPlanes in, NormTangentSums sums, uint4* ty, uint4* t_normalised, PoolShape shape, i64 stride) {
   SHARED ChannelTangent norms[CHANNELS];
@@ -232,7 +258,9 @@ extern "C" __global__ void __launch_bounds__(256)
   of_task(t_normalised, stride)[to] = pack8(t_of_best);
 }
 
-// Tangent of batch_norm_backward. With f = gamma / std: dz = f (dy at the maximum - mean(dy) - x mean(dy x)). Grid as there.
+// Tangent of batch_norm_backward: dz = f (dy at the maximum - mean(dy) - x mean(dy x)) with f = gamma / std; tdz is the
+// product rule applied to it. Grid, threads and shared memory as for pool_tangent, with shape.windows = ceil(side / 2)
+// as in batch_norm_backward.
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm_backward_tangent(NormTangentPlanes in, NormTangentSums sums, uint4* tdz, PoolShape shape, i64 stride) {
   SHARED ChannelTangent norms[CHANNELS];
@@ -271,6 +299,7 @@ extern "C" __global__ void __launch_bounds__(256)
     td_chunk = of_task(in.tdy, stride)[at];
   }
   u32 out[4][4];  // [pixel][pair of channels]
+  // Two channels at a time: one pair of f16 of each pixel.
 #pragma unroll
   for (int pair = 0; pair < 4; pair++) {
     float results[4][2];
@@ -316,7 +345,9 @@ extern "C" __global__ void __launch_bounds__(256)
   if (below && right) tdz[pitch * 8 + 8] = make_uint4(out[3][0], out[3][1], out[3][2], out[3][3]);
 }
 
-// Tangents of sum_feature_gradients: sums of tdy and of tdy x + dy tx. Grid: (blocks, 1, tasks), 256 threads.
+// Tangents of sum_feature_gradients: td_sums, [2][64] fixed point, gets the sums of tdy and of tdy x + dy tx over the
+// active pixels of the last block. Grid: (any, 1, tasks), 256 threads: one chunk of every (32 * blocks)-th pixel each.
+// Shared memory: the sums of the warps.
 extern "C" __global__ void __launch_bounds__(256)
     sum_feature_tangents(const uint4* normalised, const uint4* t_normalised, const uint4* dy, const uint4* tdy, i64* td_sums,
                          int images, int side, Divider by_side, i64 stride) {
@@ -348,14 +379,16 @@ extern "C" __global__ void __launch_bounds__(256)
   add_channel_sums(sums, products, scratch, of_task(td_sums, stride), chunk, lane, warp);
 }
 
-// Tangents of logits and features' gradients. `in` is of the pass, `tangent` of its tangents. Grid, threads and shared memory
-// as for `classify`.
+// What the classifier of a pass reads and writes, or that of its tangents.
 struct ClassifierPlanes {
-  const uint4* features;
+  const uint4* features;    // plane
   const float* parameters;  // of the tangent: the direction
   float* d_logits;          // [rows][ways]
-  uint4* d_features;
+  uint4* d_features;        // plane
 };
+// Tangents of `classify` (maml.cu): of the logits, l' = f' W + f W' + b', of d_logits, and of d_features = d_logits W.
+// in: of the pass; tangent: of its tangents. Grid: (rows, 1, tasks), 256 threads: a block per image. Shared memory:
+// partial sums [8 warps][ways], then l', later the tangents of d_logits, [ways].
 extern "C" __global__ void __launch_bounds__(256)
     classify_tangent(ClassifierPlanes in, ClassifierPlanes tangent, const u32* labels, const TrainingState* state,
                      MamlShape shape, i64 stride) {
@@ -392,7 +425,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    // With p the probability, times the loss scale and divided by the rows: p (l' - sum p l').
+    // The tangent of a softmax's probability p is p (l' - sum p l'). d_logits holds (p - 1 at the label) * factor, with
+    // factor = loss scale / rows; so p * factor is d_logits, plus factor at the label.
     const int own = labels[row];
     const float factor = state->scale / shape.rows;
     float mean = 0.f;
@@ -418,7 +452,9 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Tangent of first_gradient (optimiser.cu), of one element of block 1's weights, or of its gamma (part 48) and beta (49).
+// The derivative along the direction of `first_gradient` (optimiser.cu), line by line: of one element of block 1's
+// weights, or of its gamma (part 48) and beta (part 49). tangent.d_patches are the sums of tdy patch_j; the moments are
+// constant.
 DEVICE float first_gradient_tangent(const NormSums& in, const NormSums& tangent, int channel, int part) {
   const double d_sum = exact_sum(in.d_patches[channel * PATCH_LEN + CENTRE_ONE]);
   const double t_d_sum = exact_sum(tangent.d_patches[channel * PATCH_LEN + CENTRE_ONE]);
@@ -448,8 +484,11 @@ DEVICE float first_gradient_tangent(const NormSums& in, const NormSums& tangent,
   return (float)((double)tangent.norm[channel] * inner + (double)in.norm[channel] * t_inner);
 }
 
-// v = v - rate * H v, and the largest absolute value of the result. `maximum` is that of v before. Partials hold the tangents
-// of the filters' gradients. Grid: (elements / 256, 1, tasks).
+// v <- v - rate * H v for every task, in `gradients`, and the largest absolute value of the result for the next step
+// back (`next_maximum`). H v is the tangent of the gradient, from the sums of both passes, divided by loss scale and
+// `direction_factor`; maximum: that of v before. The partials of filters in `tangent` already hold both terms
+// (task_filter_gradient_two). Grid: (ceil(elements / 256), 1, tasks), 256 threads: one element each. Sets `overflow` in
+// the state if H v is not finite.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     propagate_gradients(PassGradients in, PassGradients tangent, float* gradients, const u32* maximum, u32* next_maximum,
                         float rate, TrainingState* state, MamlShape shape, i64 stride) {

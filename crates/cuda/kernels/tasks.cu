@@ -1,19 +1,25 @@
-// The kernels of Conv4 for several networks at once: every task of MAML has its own parameters, images and activations, and
-// all tasks run in the same launch. blockIdx.z is the task; `stride` is the distance in bytes between the memory of two tasks
-// (`of_task` in common.cuh). All other arguments and grids are those of the kernels without `task_` in their name.
+// The kernels of Conv4 for several networks at once, for MAML: every task has its own parameters, images and
+// activations, and a group of tasks runs in the same launch. src/maml/pass.rs launches them.
+//
+// blockIdx.z is the task within the group. All memory of a task is one piece, and the next task's follows `stride`
+// bytes later, so `of_task` (common.cuh) moves every pointer by blockIdx.z * stride. Apart from that, a kernel `task_x`
+// is the kernel `x` of augment.cu, batch_norm.cu, convolution.cu, filter_gradient.cu or first_block.cu, which describe
+// arguments, shared memory and the grid in x and y. The data set, requests and prepared images are shared by all tasks
+// and not moved.
 #pragma once
 #include "augment.cu"
 #include "batch_norm.cu"
 #include "filter_gradient.cu"
 #include "first_block.cu"
 
-// Where the images of a group of tasks are in a step: [task of the step][images of a task].
+// Where the images of a group of tasks are in the inputs of a step, [task of the step][images of a task].
 struct TaskImages {
-  int first_task;  // of the group
-  int images;      // of a task
+  int first_task;  // the number of the group's first task in the step
+  int images;      // of a task: support set and queries
 };
 
-// Grid: (images of a task, 1, tasks).
+// `augment_images` (augment.cu). Grid: (images of a task, 1, tasks), 512 threads: a block makes one image. out: the
+// input plane of the first task.
 extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
     task_augment_images(const u8* pixels, const SourceImage* sources, const ImageRequest* requests, float* scratch,
                         uint2* out, const TrainingState* state, AugmentShape shape, TaskImages tasks, i64 stride) {
@@ -22,19 +28,22 @@ extern "C" __global__ void __launch_bounds__(AUGMENT_THREADS)
   augment_image(pixels, sources, request, augment_scratch(scratch, number, shape), of_task(out, stride), image, shape);
 }
 
-// Grid: (ceil(size² / 256), images of a task, tasks).
+// `pack_floats` (augment.cu): images [task of the step][image][row][column][channel] f32. Grid: (ceil(size * size /
+// 256), images of a task, tasks), 256 threads.
 extern "C" __global__ void __launch_bounds__(256)
     task_pack_floats(const float* images, uint2* out, AugmentShape shape, TaskImages tasks, i64 stride) {
   const long first = (long)(tasks.first_task + blockIdx.z) * tasks.images;
   pack_image(images + first * shape.size * shape.size * shape.channels, of_task(out, stride), shape);
 }
 
-// Zeros. Any grid, 256 threads.
+// Sets `count` 64-bit words of every task to zero: its sums, at the start of a step. Grid: (any, 1, tasks), 256
+// threads.
 extern "C" __global__ void __launch_bounds__(256) task_clear(u64* words, int count, i64 stride) {
   words = of_task(words, stride);
   for (int i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) words[i] = 0;
 }
 
+// Block 1: see first_block.cu.
 extern "C" __global__ void __launch_bounds__(256, 2)
     task_patch_moments(const u32* image, i64* moments, FirstShape shape, i64 stride) {
   sum_patch_moments(of_task(image, stride), of_task(moments, stride), shape);
@@ -59,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                          of_task(d_patches, stride), shape);
 }
 
+// Batch norm, ReLU and pooling: see batch_norm.cu.
 extern "C" __global__ void __launch_bounds__(256)
     task_pool_batch(const uint4* z, const i64* sums, const float* gamma, const float* beta, uint4* y, uint4* normalised,
                     PoolShape shape, i64 stride) {
@@ -79,10 +89,13 @@ extern "C" __global__ void __launch_bounds__(256)
   add_feature_gradients(of_task(normalised, stride), of_task(dy, stride), of_task(d_sums, stride), images, side, by_side);
 }
 
+// A null pointer is moved, too, so kernels must not test for it; kernels without a plane do not read it.
 DEVICE SumPlanes planes_of_task(SumPlanes planes, i64 stride) {
   return {of_task(planes.first, stride), of_task(planes.tangent, stride), of_task(planes.d, stride)};
 }
 
+// Convolutions: see convolution.cu. `planes`: those that the kind of sums reads. The kinds with _added add to the
+// output, for tangents (tangent.cu).
 #define TASK_CONVOLUTION(name, M, SUMS)                                                                                  \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,                      \
@@ -123,13 +136,14 @@ DEVICE GradientPair pair_of_task(GradientPair pair, i64 stride) {
   return {of_task(pair.input, stride), of_task(pair.d_output, stride)};
 }
 
+// `filter_gradient` (filter_gradient.cu): partials [block][tap][ci][co] f32 of every task.
 extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
     task_filter_gradient(GradientPair pair, float* partials, int tiles_per_block, ConvolutionShape shape, i64 stride) {
   sum_filter_gradient<false>(pair_of_task(pair, stride), {nullptr, nullptr}, of_task(partials, stride), tiles_per_block,
                              shape);
 }
 
-// The sum of the gradients of two pairs.
+// The sum of the gradients of two pairs of planes, which is the tangent of the gradient (tangent.cu).
 extern "C" __global__ void __launch_bounds__(GRADIENT_THREADS, 1)
     task_filter_gradient_two(GradientPair pair, GradientPair second, float* partials, int tiles_per_block,
                              ConvolutionShape shape, i64 stride) {

@@ -1,15 +1,19 @@
-// TraNFS in training together with a backbone, which computes the features in the same step: the gradient of the features,
-// and variants of kernels in which the backbone decides whether the step counts. Sizes and buffers: tranfs.cu.
+// The TraNFS head, part 4: training together with a backbone, which computes the features in the same step. Here are
+// the gradient of the features, and the variants of kernels in which the backbone decides whether the step counts.
+// Sizes, buffers and the order of the kernels: tranfs.cu.
 //
-// The gradient of the mean loss over the episodes, d_features [rows][D]:
-//   a query                       sum over the classes of its d_query_logits times the prototype
-//   a support item                d_projected times the transposed down-projection
-//   a correctly labelled item     in addition a t - b p, from the clean loss of its class (TranfsJoint)
+// The gradient of the mean loss over the episodes, d_features [rows][D]; rows are those of the step's features, one per
+// item or query:
+//   a query                    sum over the classes of its d_query_logits times the prototype
+//   a support item             d_projected times the transposed down-projection
+//   a correctly labelled item  in addition a t - b p, from the clean loss of its class (TranfsJoint), with p its
+//                              prototype and t the mean of its correctly labelled items
 // Every row of the step belongs to one query or item, so each is written once.
 #pragma once
 #include "tranfs_update.cu"
 
-// Gradients of the queries. Grid: (chunks, episodes), 512 threads. A warp computes 128 columns of one query at a time.
+// d_features of the queries. Grid: (chunks, episodes), 512 threads; a block has 128 columns of an episode's queries, a
+// warp one query at a time. The prototypes of 8 classes are in registers; with more classes, later ones add to the row.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_query_gradients(Tranfs t, TranfsJoint joint) {
   const u32* input = t.current;
   if ((int)blockIdx.y >= step_of(input).episodes) return;
@@ -45,8 +49,9 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_query_gradient
   }
 }
 
-// Gradients of `item_rows` support items of an episode over 128 columns. Grid: (chunks * ceil(most items / item_rows), episodes),
-// 256 threads. Shared memory: item_rows rows of d_projected, and as many of TILE_PITCH words for the product.
+// d_features of `item_rows` support items of an episode over 128 columns. Grid: (chunks * ceil(most items / item_rows),
+// episodes), 256 threads. Shared memory: the product [item_rows][TILE_PITCH], then the rows of d_projected
+// [item_rows][pitch_of(W)].
 extern "C" __global__ void __launch_bounds__(256) tranfs_item_gradients(Tranfs t, TranfsJoint joint) {
   const u32* input = t.current;
   if ((int)blockIdx.y >= step_of(input).episodes) return;
@@ -82,6 +87,8 @@ extern "C" __global__ void __launch_bounds__(256) tranfs_item_gradients(Tranfs t
   }
 }
 
+// The variants: grids, threads and shared memory are those of the kernels without _joint (tranfs_losses.cu,
+// tranfs_update.cu).
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses_joint(Tranfs t, TranfsJoint joint) {
   prototype_losses<true, true>(t, joint);
 }

@@ -1,25 +1,35 @@
-// The losses of TraNFS's prototypes and their gradients: cross-entropy of the queries over 2 q.p - p.p, which is minus the
-// squared distance up to a constant of the query, and the distance of a prototype p to the mean t of the correctly labelled
-// items of its class. Sizes and buffers: tranfs.cu.
+// The TraNFS head, part 2: prototypes, losses and their gradients. Sizes (D, W, C, Q, ...), buffers (`struct Tranfs`)
+// and the order of the kernels are in tranfs.cu. With p the prototype of a class, q a query and t the mean of the
+// correctly labelled items of the class ("clean mean"):
 //
-// tranfs_prototypes and tranfs_losses have one thread block per episode and chunk of 128 columns of D. The first computes
-// prototypes and partial sums over its columns. In the second, every block adds the partial sums up for itself.
+//   loss of a query        cross-entropy of a softmax over the classes of 2 q.p - p.p, which is minus the squared
+//                          distance plus q.q, a constant of the query
+//   clean loss of a class  |p - t|^2, or minus the cosine of p and t (option `cosine`); 0 without correctly labelled
+//                          items
+//
+// The losses of queries are weighted by 1 / queries of the episode, those of classes by clean_weight / classes.
+//
+// tranfs_prototypes and tranfs_losses have one thread block per episode and chunk of 128 columns of D. The first
+// computes prototypes and partial sums over its columns. In the second, every block adds the partial sums of all chunks
+// up for itself, in the same order, because blocks cannot wait for each other within a kernel; then it computes the
+// gradients of its columns.
 #pragma once
 #include "tranfs.cu"
 
-#define LOSS_THREADS 512
+#define LOSS_THREADS 512  // threads of tranfs_prototypes and tranfs_losses
 #define LOSS_WARPS (LOSS_THREADS / 32)
-#define CLASS_TILE 8
-#define PROTOTYPE_ROWS 8
-#define TILE_PITCH (CHUNK + 4)
-// Thread groups that share the queries of a column.
+#define CLASS_TILE 8  // classes whose prototypes a thread handles at once
+#define PROTOTYPE_ROWS 8  // classes that a block projects at once: the rows of a matrix instruction
+#define TILE_PITCH (CHUNK + 4)  // floats from one row of 128 columns to the next in shared memory
+// Groups of 128 threads that share the queries of a column; their sums meet in LOSS_SCRATCH words.
 #define QUERY_GROUPS (LOSS_THREADS / CHUNK)
 #define LOSS_SCRATCH ((QUERY_GROUPS - 1) * CLASS_TILE * CHUNK)
-#define QUERIES_AT_A_TIME 5
+#define QUERIES_AT_A_TIME 5  // queries that a warp keeps in registers
 
-// The mean of the correctly labelled items of each class, and their number. They depend on the input alone, so this runs
-// beside the encoder. Grid: (chunks, class_capacity + 1), CHUNK threads. The last row of blocks computes parts of the direction
-// of "mislabelled".
+// clean_means [C][D] and clean_counts [C]. They depend on the input alone, so this runs beside the encoder. Grid:
+// (chunks, class_capacity + 1), 128 threads: a thread has one column of one class. The last row of blocks computes
+// `directions`, the parts of the direction of "mislabelled" (its weight [D] times the up-projection [D][W]) over the
+// columns of a chunk.
 extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_clean_means(Tranfs t) {
   const u32* input = t.current;
   const int number = blockIdx.y, column = blockIdx.x * CHUNK + threadIdx.x;
@@ -48,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_clean_means(Tranfs t)
   if (blockIdx.x == 0 && threadIdx.x == 0) t.clean_counts[number] = count;
 }
 
-// The direction of "mislabelled" from its parts. Grid: ceil(W / CHUNK), CHUNK threads.
+// direction [W] = the sum of its parts. Grid: ceil(W / 128), 128 threads: a column each.
 extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_direction(Tranfs t) {
   const int column = blockIdx.x * CHUNK + threadIdx.x;
   if (column >= t.width) return;
@@ -58,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK) tranfs_direction(Tranfs t) {
   t.direction[column] = sum;
 }
 
-// Sums of one class over the block's columns, by one warp. prototype: the class's columns.
+// Stores the 128 columns of a prototype and writes the block's part of p.p, p.t, t.t and |p - t|^2 to class_sums. One
+// warp. prototype: the class's columns, in shared memory.
 DEVICE void sum_class(const Tranfs& t, int number, int chunk, int columns, const float* prototype) {
   const int lane = threadIdx.x & 31, start = chunk * CHUNK;
   float sums[4] = {0.f, 0.f, 0.f, 0.f};
@@ -80,7 +91,8 @@ DEVICE void sum_class(const Tranfs& t, int number, int chunk, int columns, const
   }
 }
 
-// The columns of a warp's queries, from `query` on.
+// Loads the block's columns of QUERIES_AT_A_TIME queries from `query` on: values[q][i] is column 32 i + lane. One warp;
+// lane q reads the row number of query q for all. 0 for queries and columns that do not exist.
 DEVICE void load_queries(const Tranfs& t, const u32* input, const TranfsEpisode& e, int query, int start, int columns,
                          float (*values)[CHUNK / 32]) {
   const int lane = threadIdx.x & 31, last = e.first_query + max(e.queries, 1) - 1;
@@ -93,7 +105,8 @@ DEVICE void load_queries(const Tranfs& t, const u32* input, const TranfsEpisode&
   }
 }
 
-// Products of a warp's queries with the prototypes in `tile`, over the block's columns.
+// partial_products of a warp's queries with the `count` prototypes in `tile`, whose first is class `first`, over the
+// block's columns.
 DEVICE void multiply_queries(const Tranfs& t, const TranfsEpisode& e, int query, int first, int count, int chunk, int columns,
                              const float (*values)[CHUNK / 32], const float* tile) {
   const int lane = threadIdx.x & 31;
@@ -117,8 +130,10 @@ DEVICE void multiply_queries(const Tranfs& t, const TranfsEpisode& e, int query,
   }
 }
 
-// Prototypes, products with the queries, and sums of the classes. Grid: (chunks, episodes), 512 threads. Shared memory: rows of
-// PROTOTYPE_ROWS class states, and as many of TILE_PITCH words for their prototypes.
+// prototypes = class states times the up-projection, and the block's parts of their products with the queries and of
+// the sums of the classes. Grid: (chunks, episodes), 512 threads. Shared memory: [8][TILE_PITCH] prototypes, then
+// [8][pitch_of(W)] class states, for 8 classes at a time. The first queries of each warp are loaded before anything
+// else, because loads from global memory take long (tranfs.cu).
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tranfs t) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -148,9 +163,11 @@ extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_prototypes(Tra
   }
 }
 
-// From the sums of a class (p.p, p.t, t.t, |p - t|²) to its p.p, 0, and the factors a and b of the clean loss, whose gradient is
-// a p - b t. Stores the loss of the class if `is_first`. mean_factors (null: none) receives those of the class's correctly labelled
-// items (TranfsJoint).
+// factors[4] of a class from its sums (p.p, p.t, t.t, |p - t|^2) to p.p, 0, a, b, where a p - b t is the gradient of
+// the clean loss with respect to p. Stores the loss of the class if `is_first`. mean_factors (null: none) receives
+// those of a correctly labelled item of the class, see TranfsJoint: a gradient with respect to t divided by the number
+// of those items. With w the weight and n = |p| |t|: squared distance a = b = 2 w; cosine a = w p.t / (n p.p), b = w /
+// n.
 DEVICE void clean_factors(const Tranfs& t, const TranfsEpisode& e, int number, float* factors, bool is_first, float* mean_factors) {
   const float weight = t.clean_weight / max(e.classes, 1), square = factors[0], product = factors[1];
   const int count = t.clean_counts[number];
@@ -176,8 +193,9 @@ DEVICE void clean_factors(const Tranfs& t, const TranfsEpisode& e, int number, f
   if (is_first) t.class_losses[number] = loss;
 }
 
-// Softmax of one query: its loss, and twice the gradients of its logits. logits: twice its products with the prototypes, which
-// the gradients replace.
+// Softmax of one query, by one thread. logits: twice its products with the prototypes, which are replaced by twice the
+// gradients of its logits (the 2 of 2 q.p). factors: [classes][4], the first is p.p. own: its true class. Returns the
+// weighted loss.
 DEVICE float query_loss(float* logits, const float* factors, int classes, int own, float weight) {
   float largest = -3.4e38f, sum = 0.f;
 #pragma unroll 4
@@ -194,7 +212,10 @@ DEVICE float query_loss(float* logits, const float* factors, int classes, int ow
   return loss * weight;
 }
 
-// Gradients of CLASS_TILE prototypes from `first` on, over the block's columns. queries: the columns of each, if IN_SHARED.
+// d_prototypes of CLASS_TILE classes from `first` on, over the block's columns: sum over queries of d_logits q
+// (d_logits holds twice the gradient), minus the sum of d_logits times p, plus a p - b t of the clean loss. A thread
+// has one column and every 4th query; the groups' sums are added in scratch. queries: the columns of each, if
+// IN_SHARED. Contains barriers.
 template <bool IN_SHARED>
 DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const TranfsEpisode& e, int first, int start, int columns,
                                    const float* const* queries, const float* d_logits, const float* factors, float* scratch) {
@@ -229,7 +250,8 @@ DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const Tran
   }
 }
 
-// The episode's loss of "mislabelled", and its part of the gradient of the direction of "mislabelled".
+// The episode's loss of "mislabelled" (losses[episode][2]), and its part of the gradient of the direction: d_logits
+// times the item tokens.
 DEVICE void mislabelled_sums(const Tranfs& t, const TranfsEpisode& e) {
   const float* out = t.states + ((long)t.layers * t.token_capacity + e.first_token + e.classes) * t.width;
   for (int column = threadIdx.x; column < t.width; column += LOSS_THREADS) {
@@ -245,10 +267,11 @@ DEVICE void mislabelled_sums(const Tranfs& t, const TranfsEpisode& e) {
   if (threadIdx.x == 0) t.losses[blockIdx.y * 3 + 2] = total;
 }
 
-// Losses and gradients of prototypes and class states. Grid: (chunks + 1, episodes), 512 threads; the last block of an episode
-// computes the sums of "mislabelled". Shared memory: LOSS_SCRATCH words; if IN_SHARED, then for the most queries Q of an episode
-// [classes][4] factors, [Q][classes] gradients of logits and [Q] addresses. JOINT: the first block of an episode also stores what
-// the gradient of the features needs, `mean_factors` and the first chunk's copy of `d_query_logits`.
+// Losses and gradients of prototypes and class states. Grid: (chunks + 1, episodes), 512 threads; the last block of an
+// episode computes `mislabelled_sums`. Shared memory: LOSS_SCRATCH words; if IN_SHARED, then for the most queries Q of
+// an episode [classes][4] factors, [Q][classes] gradients of logits and [Q] addresses of the queries' columns;
+// otherwise these are in class_factors and d_query_logits. JOINT: the first block of an episode also stores what the
+// gradient of the features needs, `mean_factors` and the first chunk's copy of `d_query_logits`.
 template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs& t, const TranfsJoint& joint) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);
@@ -264,7 +287,8 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
   if (IN_SHARED)
     for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS)
       queries[query] = feature_row(t, input, input[t.query_rows_at + e.first_query + query]) + start;
-  // Sums over the chunks, of classes by the first threads and of queries by all.
+  // Sums over the chunks: of the classes, starting with the last threads, which have the least to do for the queries;
+  // then of the queries.
   for (int i = LOSS_THREADS - 1 - threadIdx.x; i < e.classes * 4; i += LOSS_THREADS) {
     float sum = 0.f;
 #pragma unroll 8
@@ -280,6 +304,7 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
     d_logits[(long)query * t.classes + c] = 2.f * product;
   }
   __syncthreads();
+  // Clean losses and softmax, one thread per class and per query.
   for (int c = LOSS_THREADS - 1 - threadIdx.x; c < e.classes; c += LOSS_THREADS)
     clean_factors(t, e, e.first_class + c, factors + c * 4, chunk == 0, JOINT && chunk == 0 ? joint.mean_factors : 0);
   for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS) {
@@ -293,12 +318,14 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
       const long at = (long)(i / e.classes) * t.classes + i % e.classes;
       t.d_query_logits[(long)e.first_query * t.classes + at] = d_logits[at];
     }
+  // factors[1]: the sum of d_logits over the queries, a warp per class.
   for (int c = warp; c < e.classes; c += LOSS_WARPS) {
     float total = 0.f;
     for (int query = lane; query < e.queries; query += 32) total += d_logits[(long)query * t.classes + c];
     total = warp_sum(total);
     if (lane == 0) factors[c * 4 + 1] = total;
   }
+  // The episode's losses of queries and clean, by one warp of the first block.
   if (chunk == 0 && warp == LOSS_WARPS - 1) {
     float queries = 0.f, clean = 0.f;
     for (int query = lane; query < e.queries; query += 32) queries += t.query_losses[e.first_query + query];
@@ -313,6 +340,7 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
 #pragma unroll 1
   for (int first = 0; first < e.classes; first += CLASS_TILE)
     prototype_gradients_of<IN_SHARED>(t, input, e, first, start, columns, queries, d_logits, factors, scratch);
+  // d_class_states = d_prototypes times the transposed up-projection, over the block's columns.
   const float* d_prototypes = t.d_prototypes + (long)e.first_class * t.dim + start;
   float* out = t.d_class_states + ((long)chunk * t.class_capacity + e.first_class) * width;
 #pragma unroll 1
@@ -325,6 +353,8 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
                                  (t.dim + 15) >> 4, columns, width, 0, out + (long)first * width, width);
   }
 }
+// The kernels, with gradients of logits in shared and in global memory. tranfs_joint.cu has those for training together
+// with a backbone.
 extern "C" __global__ void __launch_bounds__(LOSS_THREADS) tranfs_losses(Tranfs t) {
   prototype_losses<true, false>(t, TranfsJoint{});
 }

@@ -1,50 +1,63 @@
-// From the activations and gradients of a step to updated parameters. Sizes and buffers: tranfs.cu.
+// The TraNFS head, part 3: from the activations and their gradients to the gradients of the parameters
+// (tranfs_gradients), and AdamW (tranfs_update). Sizes, buffers (`struct Tranfs`) and the order of the kernels are in
+// tranfs.cu.
 //
-// A task is the work of one thread block; the host lists all tasks once. A product task computes a tile of 64 x 64 of
-// left^T right, the gradient of a weight, from [rows][inputs] and [rows][outputs]. A sum task adds 32 columns up over the
-// rows: biases, norms, and tables, for which only the tokens of one class count.
+// A task is the work of one thread block; the host lists all tasks once (src/tranfs/tasks.rs). Gradient tasks are of
+// two main kinds. A product task computes a tile of 64 x 64 of left^T right, the gradient of a weight
+// [inputs][outputs], from left [rows][inputs] and right [rows][outputs]. A sum task adds 32 columns up over the rows:
+// the gradients of biases, norms, and tables (positions, class tokens), for which only the tokens of one class count.
+// Gradients are sums over the episodes of a step; tranfs_update divides by their number.
 #pragma once
 #include "tranfs_losses.cu"
 
-#define TILE 64
-#define TASK_THREADS 256
-// Rows of a product are multiplied in stages, of which STAGES are in shared memory, so that copies run ahead.
+#define TILE 64  // inputs and outputs of a product task
+#define TASK_THREADS 256  // threads of a gradient task
+// The rows of a product are multiplied 32 at a time ("stage"). STAGES stages are in shared memory, each with a part of
+// left and one of right, so that copies run ahead.
 #define STAGE_ROWS 32
-#define STAGE_PITCH (TILE + 8)
+#define STAGE_PITCH (TILE + 8)  // floats from one row to the next: no bank conflicts when fragments are read
 #define STAGE_LEN (2 * STAGE_ROWS * STAGE_PITCH)
 #define STAGES 3
-// Rows whose addresses are in shared memory.
+// Rows whose addresses are in shared memory at a time: those of features are scattered.
 #define TABLE_ROWS 512
 
+// The kinds of gradient tasks, as in src/tranfs/tasks.rs.
 enum GradientKind {
-  LAYER_PRODUCT,      // of a weight of a layer; rows are tokens
-  PROJECTION,         // of down- or up-projection
-  COLUMN_SUMS,        // of left, or of left * right; rows are tokens
-  MISLABELLED_WEIGHT, // up-projection times the gradient of the direction
-  MISLABELLED_BIAS
+  LAYER_PRODUCT,       // of a weight of a layer; rows are tokens
+  PROJECTION,          // of the down- or up-projection [D][W]; rows are items, then classes (ProjectionParts)
+  COLUMN_SUMS,         // of left, or of left * right; rows are tokens
+  MISLABELLED_WEIGHT,  // [D]: the up-projection times the gradient of the direction
+  MISLABELLED_BIAS     // the sum of the gradients of logits; this block also ends the step
 };
+// Which rows a projection has a gradient from: ITEMS for down, PROTOTYPES for up; both if one is the transpose of the
+// other ("tied").
 enum ProjectionParts { ITEMS = 1, PROTOTYPES = 2 };  // down, up; both if they are tied
+// Which rows a sum counts: all tokens, class token and items of one class (positions), or the class token alone.
 enum TokenFilter { ALL_TOKENS, TOKENS_OF_CLASS, CLASS_TOKEN };
 
+// One gradient task (src/tranfs/tasks.rs).
 struct GradientTask {
-  const float* left;
-  const float* right;
-  int kind, inputs, outputs;  // of products; `outputs` also of sums
-  int first_input, first_output;
-  int start;                  // of the tensor in the parameters
-  int option;                 // ProjectionParts or TokenFilter
-  int label;                  // of TOKENS_OF_CLASS and CLASS_TOKEN
+  const float* left;              // LAYER_PRODUCT, COLUMN_SUMS: [rows][inputs or outputs]
+  const float* right;             // LAYER_PRODUCT: [rows][outputs]; COLUMN_SUMS: the same as left, or null
+  int kind, inputs, outputs;      // of products; `outputs` also of sums
+  int first_input, first_output;  // of the tile
+  int start;                      // of the tensor in the parameters
+  int option;                     // ProjectionParts or TokenFilter
+  int label;                      // of TOKENS_OF_CLASS and CLASS_TOKEN: the class
 };
 
+// The shared memory of tranfs_gradients. Its length is also in src/tranfs/memory.rs.
 struct GradientMemory {
-  float stages[STAGES][STAGE_LEN];
-  const float *left[TABLE_ROWS], *right[TABLE_ROWS];  // the tile's columns of each row
-  float d_direction[TILE];
-  float partial[TASK_THREADS];
-  double squares[TASK_THREADS];
+  float stages[STAGES][STAGE_LEN];  // each: 32 rows of left, then of right
+  // The tile's columns of each row.
+  const float *left[TABLE_ROWS], *right[TABLE_ROWS];
+  float d_direction[TILE];          // PROJECTION: the gradient of the direction, the tile's columns
+  float partial[TASK_THREADS];      // COLUMN_SUMS: sums of the warps
+  double squares[TASK_THREADS];     // sums of squares of the warps
 };
 
-// Starts to copy TILE columns of a row to a stage, 16 threads per row; `columns` of them exist, and none if `row` is null.
+// Starts to copy TILE columns of a row to a stage, 16 threads per row, 4 columns each; `columns` of them exist, and
+// none if `row` is null. in_fours: addresses are multiples of 16 bytes.
 DEVICE void copy_columns(float* to, const float* row, int columns, bool in_fours) {
   const int first = (threadIdx.x & 15) * 4;
   if (!row) {
@@ -56,8 +69,9 @@ DEVICE void copy_columns(float* to, const float* row, int columns, bool in_fours
   }
 }
 
-// A tile of sum over rows of left(row)[input] right(row)[output]; done(input, output, value) receives it. left(row) and
-// right(row) give the addresses of the tile's first column, of which `inputs` and `outputs` exist.
+// A tile of the sum over rows of left(row)[input] right(row)[output]; calls done(input, output, value) for every
+// element. left(row) and right(row) are the addresses of the tile's first column, of which `inputs` and `outputs`
+// exist. A warp computes 16 inputs x 32 outputs (m, n). Contains barriers.
 template <class Left, class Right, class Done>
 DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outputs, bool in_fours, Left left, Right right, Done done) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -74,6 +88,8 @@ DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outpu
       memory.right[row] = row < count ? right(first + row) : 0;
     }
     __syncthreads();
+    // Starts the copies of a stage; after the last stage an empty group of copies, so that waiting for groups counts
+    // right.
     auto start = [&](int stage) {
       float* to = memory.stages[stage % STAGES];
       if (stage < stages)
@@ -85,6 +101,7 @@ DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outpu
         }
       commit_copies();
     };
+    // STAGES - 1 stages are under way before the first is used.
 #pragma unroll 1
     for (int stage = 0; stage < STAGES - 1; stage++) start(stage);
 #pragma unroll 1
@@ -116,7 +133,8 @@ DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outpu
     }
 }
 
-// Column sums: done(column, sum) for 32 columns. value(row, column) gives the numbers.
+// Column sums over `rows` rows: calls done(column, sum) for 32 columns, in the first warp. value(row, column) are the
+// numbers. A warp has every 8th row; their sums are added in the order of the warps. Contains a barrier.
 template <class Value, class Done> DEVICE void column_sums(float* partial, int rows, Value value, Done done) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   float sum = 0.f;
@@ -130,7 +148,8 @@ template <class Value, class Done> DEVICE void column_sums(float* partial, int r
   done(lane, sum);
 }
 
-// Means of the losses over the episodes, and the factors for tranfs_update. One warp. Ends the step unless JOINT: then
+// Means of the losses over the episodes to step_losses, and the factors of AdamW to the state, for tranfs_update. One
+// warp. A loss that is not finite sets `failed`, after which nothing is updated. Ends the step unless JOINT: then
 // tranfs_update_joint does, because the backbone decides whether the step counts.
 template <bool JOINT> DEVICE void end_step(const Tranfs& t, const u32* input) {
   const int lane = threadIdx.x & 31;
@@ -157,8 +176,10 @@ template <bool JOINT> DEVICE void end_step(const Tranfs& t, const u32* input) {
   else t.state->step = number + 1;
 }
 
-// Gradients of the loss, summed over the episodes, and the sum of squares of each thread block: tasks from number `first_task` on.
-// JOINT: the squares are those of the gradient of the mean loss. Grid: tasks, 256 threads. Shared memory: GradientMemory.
+// Gradients of the loss, summed over the episodes, in the layout of the parameters, and squares[task]: the sum of
+// squares of each thread block. Grid: tasks from number `first_task` on, 256 threads; a switch over the kind of task.
+// Shared memory: GradientMemory. JOINT: the squares are those of the gradient of the mean loss, because they are added
+// to those of the backbone.
 template <bool JOINT>
 DEVICE void compute_gradients(const Tranfs& t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
   GradientMemory& memory = *(GradientMemory*)dynamic_shared;
@@ -193,6 +214,8 @@ DEVICE void compute_gradients(const Tranfs& t, const GradientTask* tasks, float*
                                           : states + (long)classes_of(t, input)[row - items].token * t.width;
         return from + task.first_output;
       };
+      // The up-projection is also a factor of the direction, so its gradient has another term: weight of "mislabelled"
+      // [D] times the gradient of the direction [W].
       if (threadIdx.x < TILE) {
         float sum = 0.f;
         if (classes > 0 && task.first_output + (int)threadIdx.x < t.width)
@@ -226,7 +249,7 @@ DEVICE void compute_gradients(const Tranfs& t, const GradientTask* tasks, float*
           });
       break;
     case MISLABELLED_WEIGHT: {
-      // 32 numbers: four per warp.
+      // 32 numbers: four per warp, a lane every 32nd column of W.
       const int first = task.first_output + (threadIdx.x >> 5) * 4;
       float sums[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
@@ -267,34 +290,40 @@ DEVICE void compute_gradients(const Tranfs& t, const GradientTask* tasks, float*
   for (int warp = 1; warp < TASK_THREADS / 32; warp++) square += memory.squares[warp];
   squares[number] = JOINT ? square * step.scale * step.scale : square;
 }
+// The kernel without a backbone; tranfs_joint.cu has the other.
 extern "C" __global__ void __launch_bounds__(TASK_THREADS)
     tranfs_gradients(Tranfs t, const GradientTask* tasks, float* gradients, double* squares, int first_task) {
   compute_gradients<false>(t, tasks, gradients, squares, first_task);
 }
 
-// A tile of at most 16 rows and 64 columns of one tensor. Tensors without packed copies are handled as rows of 64.
+// A task of the update is a tile of at most 16 rows and 64 columns of one tensor, so that it contains whole fragments
+// of both packed copies. Tensors without packed copies are handled as rows of 64.
 #define UPDATE_ROWS 16
 #define UPDATE_COLUMNS 64
-#define UPDATE_TURNS (UPDATE_ROWS * UPDATE_COLUMNS / 256)
-#define UPDATE_PITCH (UPDATE_COLUMNS + 1)
+#define UPDATE_TURNS (UPDATE_ROWS * UPDATE_COLUMNS / 256)  // parameters of a thread
+#define UPDATE_PITCH (UPDATE_COLUMNS + 1)  // floats from one row of the tile to the next in shared memory
+// One task of the update (src/tranfs/tasks.rs).
 struct UpdateTask {
   int start, len;                 // of the tensor in the parameters
-  int inputs, outputs;            // rows and columns
+  int inputs, outputs;            // its rows and columns
   int first_input, first_output;  // of the tile
-  int forward, transposed;        // packed copies, in 16 bytes; -1: none
+  int forward, transposed;        // packed copies (linear.cu), in 16 bytes; -1: none
 };
+// Hyperparameters of AdamW; clip: the largest norm of the gradient, 0: no clipping; squares: the number of sums of
+// squares.
 struct HeadOptimiser {
   float beta1, beta2, epsilon, l2, clip;
   int squares;
 };
-// What the update depends on if a backbone is trained together with the head.
+// What the update depends on if a backbone is trained together with the head (`BackboneUpdate` in src/joint.rs).
 struct TranfsBackbone {
-  const u32* overflow;            // not 0: nothing is updated, and the step is repeated
-  const double* squares;          // [square_count]: sums of squares of the backbone's gradients, of the mean loss
+  const u32* overflow;    // not 0: nothing is updated, and the step is repeated
+  const double* squares;  // [square_count]: sums of squares of the backbone's gradients, of the mean loss
   int square_count;
 };
 
-// The parameter that this thread updates in turn `turn`, as its position in the tensor. -1 where the tile extends past the tensor.
+// The parameter that this thread updates in turn `turn`, as its position in the tensor; -1 where the tile extends past
+// the tensor.
 DEVICE int parameter_in_turn(const UpdateTask& task, int turn) {
   const int row = turn * (256 / UPDATE_COLUMNS) + threadIdx.x / UPDATE_COLUMNS, column = threadIdx.x % UPDATE_COLUMNS;
   const int input = task.first_input + row, output = task.first_output + column;
@@ -302,8 +331,9 @@ DEVICE int parameter_in_turn(const UpdateTask& task, int turn) {
   return input < task.inputs && output < task.outputs && offset < task.len ? offset : -1;
 }
 
-// Writes a tile of weights, [UPDATE_ROWS][UPDATE_PITCH] in shared memory with zeros outside of the tensor, to the packed copies.
-// A thread writes 16 bytes of each copy.
+// Writes a tile of weights, [UPDATE_ROWS][UPDATE_PITCH] in shared memory with zeros outside of the tensor, to the
+// packed copies as TF32: 8 outputs x 16 inputs per warp of the weight, and 8 inputs x 16 outputs per warp of its
+// transpose. A thread writes 16 bytes of each copy (linear.cu).
 DEVICE void pack_tile(const UpdateTask& task, const float* tile, uint4* packed) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   if (task.forward >= 0 && task.first_output + warp * 8 < task.outputs) {
@@ -320,7 +350,7 @@ DEVICE void pack_tile(const UpdateTask& task, const float* tile, uint4* packed) 
   }
 }
 
-// The norm of the gradients of head and backbone. 256 threads, all of which receive it.
+// The norm of the gradients of head and backbone. 256 threads, all of which receive it. Contains a barrier.
 DEVICE double joint_norm(const double* squares, int count, const TranfsBackbone& backbone) {
   SHARED double of_warps[256 / 32];
   double square = 0.0;
@@ -336,8 +366,10 @@ DEVICE double joint_norm(const double* squares, int count, const TranfsBackbone&
   return sqrt(total);
 }
 
-// AdamW on the parameters of a task, and their packed copies; the input of the next step. JOINT: ends the step, unless a gradient
-// of the backbone overflowed. Grid: tasks, 256 threads.
+// AdamW on the parameters of a task, and their packed copies; the input of the next step is copied to `current` by all
+// blocks. The gradient is multiplied by 1 / episodes and the factor of clipping, for which every thread adds up all
+// squares in the same order. JOINT: ends the step, unless a gradient of the backbone overflowed. Grid: tasks, 256
+// threads, four parameters each. Shared memory: the tile of new weights, from which `pack_tile` reads.
 template <bool JOINT>
 DEVICE void update_parameters_of(const Tranfs& t, const UpdateTask* tasks, float* first_moments, float* second_moments,
                                  const float* gradients, const double* squares, uint4* packed, const HeadOptimiser& options,
@@ -391,13 +423,15 @@ DEVICE void update_parameters_of(const Tranfs& t, const UpdateTask* tasks, float
   __syncthreads();
   pack_tile(task, tile, packed);
 }
+// The kernel without a backbone; tranfs_joint.cu has the other.
 extern "C" __global__ void __launch_bounds__(256)
     tranfs_update(Tranfs t, const UpdateTask* tasks, float* first_moments, float* second_moments, const float* gradients,
                   const double* squares, uint4* packed, HeadOptimiser options) {
   update_parameters_of<false>(t, tasks, first_moments, second_moments, gradients, squares, packed, options, TranfsBackbone{});
 }
 
-// All packed copies and the input of the next step, after parameters or inputs were written. Grid and tasks as in tranfs_update.
+// All packed copies and the input of the next step, after the host has written parameters or inputs. Grid, threads,
+// tasks and shared memory as in tranfs_update.
 extern "C" __global__ void __launch_bounds__(256) tranfs_begin(Tranfs t, const UpdateTask* tasks, uint4* packed) {
   SHARED float tile[UPDATE_ROWS * UPDATE_PITCH];
   const UpdateTask task = tasks[blockIdx.x];

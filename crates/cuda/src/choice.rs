@@ -49,8 +49,8 @@ impl FoundGpu {
 }
 
 impl DeviceChoice {
-    /// Finds the device without opening it; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no GPU
-    /// is used.
+    /// Finds the device without opening it; `None` is the CPU. For [`DeviceChoice::Auto`] the second value says why no
+    /// GPU is used.
     ///
     /// # Errors
     /// If a GPU is requested and cannot be used.
@@ -67,6 +67,7 @@ impl DeviceChoice {
         self.choose(Device::open)
     }
 
+    /// Makes the choice. `of` finds or opens the GPU of a number.
     fn choose<T>(self, of: impl Fn(usize) -> Result<T>) -> Result<(Option<T>, Option<Error>)> {
         match self {
             DeviceChoice::Cpu => Ok((None, None)),

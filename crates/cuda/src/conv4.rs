@@ -1,12 +1,18 @@
-//! Conv4 on the GPU: training with the loss of nearest prototypes.
+//! Conv4 (the backbone of the paper, [`trueshot_nn::conv4`]) on the GPU: training on episodes with the loss of nearest
+//! prototypes. In an episode, support items define one prototype per class, and the loss is the cross-entropy of the
+//! queries over minus their squared distances to the prototypes.
 //!
-//! Start with [`Conv4Training`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time; the device runs one
-//! graph per step and keeps everything else: parameters, moments of the optimiser, activations, and the images of the data
-//! set.
+//! Start with [`Conv4Training`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time; the device runs
+//! one CUDA graph (a recorded sequence of kernel launches) per step and keeps everything else: parameters, moments of
+//! the optimiser, activations, and the images of the data set.
 //!
-//! Activations and filters are 16-bit floats, sums and parameters are f32. The loss is multiplied by a scale so that small
-//! gradients do not underflow. If a gradient overflows, the device halves the scale and repeats the step, so no step is
-//! skipped; after [`GOOD_STEPS_BEFORE_GROWTH`] steps without an overflow it doubles the scale.
+//! Activations and filters are 16-bit floats, sums and parameters are f32. The loss is multiplied by a scale so that
+//! small gradients do not underflow. If a gradient overflows, the device halves the scale and repeats the step, so no
+//! step is skipped; after [`GOOD_STEPS_BEFORE_GROWTH`] steps without an overflow it doubles the scale.
+//!
+//! The modules: `network` has the memory and kernels of the network, `prototypes` the loss, `images` the input,
+//! `optimiser` AdamW and the loss scale, `steps` the ring buffers of inputs. MAML, NegMargin and joint training use
+//! them, too. `embedding` runs a trained network.
 
 mod embedding;
 mod images;
@@ -38,14 +44,15 @@ pub(crate) use steps::{StepRunner, adjacent_slots};
 pub const STEP_SLOTS: usize = 64;
 /// The number of steps without an overflow after which the loss scale is doubled (`kernels/optimiser.cu`).
 pub const GOOD_STEPS_BEFORE_GROWTH: u32 = 1000;
-/// The loss scale of a new run.
+/// The loss scale of a new run: 2^14. A scale that is too large is halved in the first steps.
 const INITIAL_SCALE: f32 = 16_384.0;
 /// The loss scale at which a step that still overflows is given up: its loss or gradient is not finite.
 pub(crate) const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
 
 /// Values of a 3x3 filter bank 64 -> 64.
 pub(crate) const FILTER_LEN: usize = 9 * WIDTH * WIDTH;
-/// Values of a patch of block 1 (`kernels/first_block.cu`).
+/// Values of a patch of block 1 (`kernels/first_block.cu`): 3 rows and 4 columns of pixels with 4 channels each, of
+/// which the fourth column has zero weight.
 pub(crate) const PATCH_LEN: usize = 48;
 
 /// The sizes and options of a training run.
@@ -63,12 +70,12 @@ pub struct Conv4Options {
     pub prototypes: Prototypes,
     /// Hyperparameters of the optimiser.
     pub optimiser: AdamWConfig,
-    /// The largest norm of the gradient; 0: no clipping.
+    /// The largest norm of the gradient; a longer gradient is scaled down to it. 0: no clipping.
     pub clip: f64,
 }
 
 impl Conv4Options {
-    /// Images per episode.
+    /// Images per episode, which is one step.
     pub fn images(&self) -> usize {
         self.support + self.queries
     }
@@ -129,7 +136,7 @@ impl Conv4State {
     }
 }
 
-/// The value of a 16-bit float.
+/// The value of a 16-bit float from its bits: 1 sign, 5 exponent and 10 mantissa bits.
 pub(crate) fn half_to_float(bits: u16) -> f32 {
     let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023) / 1024.0);
     let magnitude = match exponent {
@@ -183,7 +190,7 @@ impl Conv4Training {
         self.network.parameters.read()
     }
 
-    /// The gradient of the last step.
+    /// The gradient of the last step before clipping, in the order of the parameters.
     pub fn gradient(&self) -> Result<Vec<f32>> {
         self.network.gradients.read()
     }
@@ -201,8 +208,8 @@ impl Conv4Training {
         out.read()
     }
 
-    /// Prepares the images of the next step as [`Conv4Training::run`] does, without running the step, and returns them as
-    /// the network gets them: normalised, rounded to f16, `[image][row][column][channel]`.
+    /// Prepares the images of the next step as [`Conv4Training::run`] does, without running the step, and returns them
+    /// as the network gets them: normalised, rounded to f16, `[image][row][column][channel]`.
     ///
     /// # Panics
     /// If the input has the wrong length.
@@ -210,6 +217,7 @@ impl Conv4Training {
         self.runner.write(std::slice::from_ref(step))?;
         self.runner.record_images(&self.network)?;
         let Shape { size, channels } = self.options.shape;
+        // The pixels without the margins of the plane. A position is four 16-bit floats in two words.
         let pitch = size + 1;
         let plane = self.network.image.read()?;
         let rows = (0..self.options.images() * pitch).filter(|row| row % pitch < size);
@@ -230,10 +238,12 @@ impl Conv4Training {
     /// Runs steps and returns their losses.
     ///
     /// # Errors
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later step is run.
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later
+    /// step is run.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the
+    /// run.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
         let Conv4Training { network, loss, runner, options, .. } = self;
         runner.run(steps, |runner| record_step(network, loss, runner, options))
@@ -256,7 +266,8 @@ impl Conv4Training {
     }
 }
 
-/// Starts all kernels of one step.
+/// Starts all kernels of one step. The graph of a step records these launches once; every launch of the graph repeats
+/// them.
 fn record_step(
     network: &Conv4Network,
     loss: &PrototypeLoss,

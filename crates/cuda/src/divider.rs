@@ -1,4 +1,8 @@
 //! Division by a number that the host knows, as one multiplication on the device (`Divider` in `kernels/common.cuh`).
+//!
+//! GPUs have no instruction for integer division. For numbers n below 2^31 and a divisor d from 2 to 2^16, with `bits =
+//! ceil(log2(d))` and `m = ceil(2^(31 + bits) / d)`, the quotient n / d is `(n m) >> (31 + bits)`: the upper half of a
+//! product of 32-bit numbers, shifted by another bits - 1.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -7,7 +11,9 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 pub struct Divider {
     divisor: u32,
+    /// m; 0 for a divisor of 1, which the kernels treat separately.
     multiplier: u32,
+    /// bits - 1, the shift of the upper half of the product.
     shift: u32,
 }
 

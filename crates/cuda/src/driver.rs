@@ -1,10 +1,11 @@
-//! A safe layer over the CUDA driver: devices, buffers, kernel launches on two queues, and graphs.
+//! A safe layer over the CUDA driver: devices, buffers, kernel launches on two queues (CUDA streams), and graphs.
 //!
-//! All `unsafe` code of the crate is in this file. Start with [`Device::open`]. A [`Buffer`] is typed memory on the device;
-//! [`Device::launch`] starts a kernel by name; [`Device::capture`] records launches as a [`Graph`], which then runs as one.
+//! All `unsafe` code of the crate is in this file and in its module `emulated`. Start with [`Device::open`]. A
+//! [`Buffer`] is typed memory on the device; [`Device::launch`] starts a kernel by name; [`Device::capture`] records
+//! launches as a [`Graph`], which then runs as one.
 //!
-//! A device can also be emulated (feature `emulator`): the kernels are compiled as C++ and run on the CPU. Tests use it on
-//! machines without a GPU, with the same sessions.
+//! A device can also be emulated (feature `emulator`): the kernels are compiled as C++ and run on the CPU. Tests use it
+//! on machines without a GPU, with the same sessions.
 #![allow(unsafe_code)]
 
 mod arguments;
@@ -45,25 +46,33 @@ pub struct Device {
     backend: Arc<Backend>,
 }
 
+/// What a device is.
 enum Backend {
+    /// A GPU.
     Cuda(Cuda),
     #[cfg(feature = "emulator")]
     Emulated(emulated::Emulator),
 }
 
+/// The handles of the driver for one GPU.
 struct Cuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
+    /// The kernels of this crate.
     module: sys::CUmodule,
+    /// Main and side queue, see [`Queue`].
     queues: [sys::CUstream; 2],
     /// Marks points in the queues for fork and join.
     event: sys::CUevent,
+    /// The kernels that have been launched, by name.
     functions: Mutex<HashMap<&'static str, Function>>,
     /// The times of kernels while [`Device::kernel_times`] runs.
     times: Mutex<Option<KernelTimes>>,
     name: String,
     multiprocessors: usize,
+    /// Bytes of shared memory that a thread block can have.
     shared_limit: usize,
+    /// Whether the module contains kernels with Hopper's `wgmma` instructions.
     has_wgmma: bool,
 }
 
@@ -72,6 +81,7 @@ pub type KernelTimes = Vec<(&'static str, f64)>;
 /// Launches that the time of a kernel is the mean of.
 const TIMED_LAUNCHES: u32 = 20;
 
+/// A kernel that has been looked up in the module.
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
@@ -94,8 +104,8 @@ impl Device {
         Ok(Device { backend: Arc::new(Backend::Cuda(Cuda::open(ordinal as i32)?)) })
     }
 
-    /// The name of GPU number `ordinal`, after the checks of [`Device::open`]. The GPU is not opened, which would take several
-    /// times as long.
+    /// The name of GPU number `ordinal`, after the checks of [`Device::open`]. The GPU is not opened, which would take
+    /// several times as long.
     ///
     /// # Errors
     /// If there is no driver, no such GPU, or the driver or the GPU is too old.
@@ -170,7 +180,10 @@ impl Device {
         self.zeros_with_margin(len, 0, 0)
     }
 
-    /// Allocates `len` zeros with `before` and `after` more zeros around them, which kernels may read.
+    /// Allocates `len` zeros with at least `before` and `after` more zeros around them, which kernels may read.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with the figures.
     pub fn zeros_with_margin<T: Pod>(&self, len: usize, before: usize, after: usize) -> Result<Buffer<T>> {
         // Rounded up, so that the first element is aligned for the widest loads.
         let before = (before * size_of::<T>()).next_multiple_of(1024);
@@ -183,7 +196,7 @@ impl Device {
         Ok(Buffer { address: base + before as u64, base, len, device: self.clone(), element: PhantomData })
     }
 
-    /// Allocates a copy of `values`.
+    /// Allocates a buffer with a copy of `values`.
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<T>> {
         let mut buffer = self.zeros(values.len())?;
         buffer.write(0, values)?;
@@ -296,7 +309,8 @@ impl Device {
         }
     }
 
-    /// Records the work that `record` starts, instead of doing it, as a graph.
+    /// Records the work that `record` starts, instead of doing it, as a graph. Work on the side queue is part of it if
+    /// `record` forks and joins the queues.
     pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         match &*self.backend {
             Backend::Cuda(cuda) => {
@@ -387,7 +401,7 @@ fn check_version() -> Result<()> {
     }
 }
 
-/// Errors after which the context can no longer be used.
+/// Whether the context, and so the device, can no longer be used after this error.
 fn is_lost(status: sys::CUresult) -> bool {
     use sys::CUresult as E;
     matches!(
@@ -404,6 +418,7 @@ fn is_lost(status: sys::CUresult) -> bool {
     )
 }
 
+/// The error of an operation, such as `"allocating memory"` or the name of a kernel.
 fn driver_error(operation: &'static str, error: DriverError) -> Error {
     let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
         text.map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned())
@@ -412,7 +427,7 @@ fn driver_error(operation: &'static str, error: DriverError) -> Error {
     if is_lost(error.0) { Error::Lost(message) } else { Error::Driver { operation, message } }
 }
 
-/// The mean time of a launch in microseconds.
+/// The mean time of a launch in microseconds, after one launch that does not count.
 fn time_launches(stream: sys::CUstream, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
     let failed = |error| driver_error("measuring a kernel", error);
     let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed);
@@ -435,6 +450,7 @@ fn time_launches(stream: sys::CUstream, mut launch: impl FnMut() -> Result<()>) 
 }
 
 impl Cuda {
+    /// Opens GPU number `ordinal` and loads the kernels.
     fn open(ordinal: i32) -> Result<Self> {
         let failed = |error| driver_error("opening the GPU", error);
         let DeviceProperties { device, name, capability, multiprocessors, shared_limit } =
@@ -474,6 +490,7 @@ impl Cuda {
             .map_err(|error| driver_error("selecting the GPU", error))
     }
 
+    /// Allocates `bytes` bytes of zeros and returns their address.
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.bind()?;
         // SAFETY: the memory is set to zero before any kernel reads it.
@@ -493,6 +510,8 @@ impl Cuda {
         Ok(address)
     }
 
+    /// The handle of a kernel, prepared for `shared` bytes of dynamic shared memory. Above 48 KiB, the driver requires
+    /// an attribute of the kernel to be set first.
     fn function(&self, kernel: &'static str, shared: u32) -> Result<sys::CUfunction> {
         let mut functions = self.functions.lock().expect("no thread panics while it holds the lock");
         let known = match functions.get(kernel) {
@@ -515,6 +534,7 @@ impl Cuda {
         Ok(known.handle)
     }
 
+    /// Launches a kernel, or times it while [`Device::kernel_times`] runs.
     fn launch(
         &self,
         queue: Queue,
@@ -543,6 +563,7 @@ impl Cuda {
         }
     }
 
+    /// Records the launches of `record` on this thread as a graph.
     fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<sys::CUgraphExec> {
         self.bind()?;
         let failed = |error| driver_error("recording a graph", error);
@@ -582,7 +603,7 @@ impl Drop for Cuda {
 pub struct Buffer<T> {
     /// The address of the first element.
     address: u64,
-    /// The address of the allocation.
+    /// The address of the allocation, which is lower if there is a margin before the first element.
     base: u64,
     len: usize,
     device: Device,
@@ -686,12 +707,13 @@ impl<T> Argument for Buffer<T> {
     }
 }
 
-/// Recorded work that is started as a whole.
+/// Recorded work that is started as a whole, which takes less time than launching its kernels one by one.
 pub struct Graph {
     device: Device,
     work: Work,
 }
 
+/// The recorded work of a graph.
 enum Work {
     Cuda(sys::CUgraphExec),
     #[cfg(feature = "emulator")]

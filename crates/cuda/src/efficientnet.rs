@@ -1,9 +1,14 @@
 //! Embedding of photographs with EfficientNet-Lite0: [`EfficientNetEmbedding`].
 //!
-//! Images are bytes of the right size. Activations and the weights of pointwise convolutions are 16-bit floats; sums and all
-//! other weights are 32-bit floats. Batch norm is folded into the weights, as in
-//! [`trueshot_nn::efficientnet`]. An embedding depends on its own image only: neither on the other images of the batch, nor
-//! on its place in the batch, nor on the size of the batch.
+//! The network is a 3x3 convolution (the stem), a sequence of bottlenecks, a pointwise convolution (the head), and the
+//! mean over all positions. A bottleneck expands its channels with a pointwise convolution (1x1, mixes channels),
+//! filters every channel with a depthwise convolution (one filter per channel), and projects to fewer channels with a
+//! second pointwise one. The kernels are in `kernels/efficientnet.cu` and `kernels/efficientnet_pointwise.cu`.
+//!
+//! Images are bytes of the right size. Activations and the weights of pointwise convolutions are 16-bit floats; sums
+//! and all other weights are 32-bit floats. Batch norm is folded into the weights, as in [`trueshot_nn::efficientnet`].
+//! An embedding depends on its own image only: neither on the other images of the batch, nor on its place in the batch,
+//! nor on the size of the batch.
 //!
 //! One graph embeds a batch. There is one graph per power of two; a batch in between is rounded up, and the images that
 //! are left from earlier batches are embedded with it.
@@ -21,9 +26,13 @@ use layers::{Chunk, Depthwise, Pointwise, Stem, padded, record_mean};
 /// An EfficientNet-Lite0 that embeds batches of images on a GPU.
 pub struct EfficientNetEmbedding {
     device: Device,
+    /// Height and width of the images in pixels.
     size: usize,
+    /// The largest number of images of a batch.
     images: usize,
+    /// The input, `[image][row][column][3]`.
     bytes: Buffer<u8>,
+    /// The output, `[image][1280]`.
     features: Buffer<f32>,
     network: Network,
     activations: Activations,
@@ -31,6 +40,7 @@ pub struct EfficientNetEmbedding {
     graphs: Vec<(usize, Graph)>,
 }
 
+/// The layers with their weights on the device.
 struct Network {
     stem: Stem,
     bottlenecks: Vec<Bottleneck>,
@@ -40,13 +50,15 @@ struct Network {
 struct Bottleneck {
     /// Height and width of the input.
     side: usize,
+    /// `None` if the bottleneck does not expand its channels.
     expand: Option<Pointwise>,
     depthwise: Depthwise,
     project: Pointwise,
+    /// Whether the input is added to the output.
     adds_input: bool,
 }
 
-/// The activations of a batch.
+/// The activations of a batch, `[image][row][column][channel]` with the channels rounded up to a multiple of 16.
 struct Activations {
     /// Input and output of the current bottleneck.
     pixels: [Buffer<Chunk>; 2],
@@ -58,12 +70,13 @@ struct Activations {
 
 impl EfficientNetEmbedding {
     /// An embedder of batches of up to `images` images of height and width `size`, with `parameters` in the layout of
-    /// [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift` is a
-    /// value that the network takes.
+    /// [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift` is
+    /// a value that the network takes.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the batch does not fit, and
-    /// [`WeightRange`](crate::Error::WeightRange) if a weight of a pointwise convolution does not fit into a 16-bit float.
+    /// [`WeightRange`](crate::Error::WeightRange) if a weight of a pointwise convolution does not fit into a 16-bit
+    /// float.
     ///
     /// # Panics
     /// If the size is not possible, or `parameters` has another length.
@@ -112,6 +125,7 @@ impl EfficientNetEmbedding {
     /// If there are more images than the embedder was made for.
     pub fn launch(&mut self, count: usize) -> Result<()> {
         assert!((1..=self.images).contains(&count), "{count} images");
+        // Rounded up to the size of a graph.
         let images = count.next_power_of_two().min(self.images);
         if let Some((_, graph)) = self.graphs.iter().find(|(own, _)| *own == images) {
             return graph.launch();
@@ -150,10 +164,12 @@ impl EfficientNetEmbedding {
 }
 
 impl Network {
+    /// Copies the weights to the device, for images of height and width `size`.
     fn new(device: &Device, size: usize, parameters: &[f32], normalisation: [[f32; 2]; 3]) -> Result<Self> {
         let layout = layout();
         assert_eq!(parameters.len(), layout.len(), "parameters of this layout");
         let mut tensors = layout.tensors().iter().map(|tensor| &parameters[tensor.range.clone()]);
+        // Weights and bias of the next layer: the layout has the layers in their order in the network.
         let mut pair = || {
             let [weights, bias] = [tensors.next(), tensors.next()];
             (weights.expect("weights of a layer"), bias.expect("the bias of a layer"))
@@ -189,6 +205,8 @@ impl Network {
 }
 
 impl Bottleneck {
+    /// Starts the kernels from `input` to `output`; `expanded` and `filtered` are memory for the activations in
+    /// between.
     fn record(
         &self,
         device: &Device,
@@ -211,7 +229,9 @@ impl Bottleneck {
 }
 
 impl Activations {
+    /// Memory for batches of up to `images` images.
     fn new(device: &Device, images: usize, network: &Network) -> Result<Self> {
+        // All layers share the buffers, so each has the length of its longest activation: values per image.
         let (mut pixels, mut expanded) = (network.stem.side.pow(2) * STEM, network.positions() * FEATURES);
         let mut filtered = 0;
         for (bottleneck, shape) in network.bottlenecks.iter().zip(bottlenecks()) {

@@ -1,12 +1,14 @@
 //! The compiled kernels: one binary per GPU architecture, compressed, inside this library.
 //!
-//! `kernels/build.py` makes them from the sources with the CUDA compiler from PyPI; a test compares both.
+//! [`for_capability`] selects the module for a GPU by its compute capability, the version of its architecture: 8.0 is
+//! Ampere, 9.0 is Hopper. `kernels/build.py` makes the modules from the sources with the CUDA compiler from PyPI; a
+//! test compares both.
 
 use std::io::Read;
 
 /// A compiled module for one architecture.
 pub(crate) struct Image {
-    /// A complete module as the driver loads it.
+    /// A complete module as the driver loads it: binary, or PTX (portable assembly) as text. It ends with a zero byte.
     pub code: Vec<u8>,
     /// Whether it contains the kernels with Hopper's `wgmma` instructions.
     pub has_wgmma: bool,
@@ -21,7 +23,7 @@ const COMPILED: &[Compiled] = &[
     (8, 0, false, include_bytes!("../kernels/compiled/sm_80.lzma")),
 ];
 
-/// The portable form, which the driver compiles for all other architectures at the first start and then keeps.
+/// The portable form (PTX), which the driver compiles for all newer architectures at the first start and then caches.
 const PORTABLE: &[u8] = include_bytes!("../kernels/compiled/compute_80.lzma");
 
 /// Whether there is a module for GPUs with this major number of their compute capability.
@@ -39,6 +41,7 @@ pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
     }
 }
 
+/// A decompressed module, with a zero byte at its end.
 fn decompressed(code: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     lzma_rust2::LzmaReader::new_mem_limit(code, u32::MAX, None)

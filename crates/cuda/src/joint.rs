@@ -1,10 +1,14 @@
-//! A backbone and a head in training together on the GPU.
+//! A backbone and a head in training together on the GPU. The backbone, a Conv4, computes features from images. The
+//! head, TraNFS or Relabel, turns the features of a support set with wrong labels into a classifier.
 //!
-//! Start with [`JointTraining`]. [`HeadTraining`] is the interface of the heads. A step runs the backbone on the images of all
-//! episodes and writes the features, if requested centred and scaled to unit length, to [`HeadTraining::features`]. The head
-//! computes its losses and the gradient of the features; that of the loss of nearest prototypes on true labels is added, and
-//! the backward pass continues through the backbone. Then the head and the backbone are updated, each by its own kernels; the
-//! gradient is clipped by its norm over both. A running average of all parameters is kept, too.
+//! Start with [`JointTraining`]. [`HeadTraining`] is the interface of the heads. One step does this:
+//! 1. The backbone computes the features of the images of all episodes and writes them to [`HeadTraining::features`],
+//!    centred and scaled to unit length if requested.
+//! 2. The head computes its losses, and their gradients with respect to its parameters and to the features.
+//! 3. The gradient of a second loss is added to that of the features: nearest prototypes on the true labels.
+//! 4. The backward pass continues through the backbone.
+//! 5. The head and the backbone are updated, each by its own kernels, after the gradient has been clipped by its norm
+//!    over both. A running average of all parameters is updated, too.
 
 mod inputs;
 mod training;
@@ -20,7 +24,8 @@ use crate::error::Result;
 /// The state of the backbone that the update of a head depends on in joint training.
 #[derive(Debug, Clone, Copy)]
 pub struct BackboneUpdate {
-    /// Not 0 if a gradient of the backbone overflowed: nothing is updated, and the step is repeated with the same inputs.
+    /// Where the device has a number that is not 0 if a gradient of the backbone overflowed: nothing is updated, and
+    /// the step is repeated with the same inputs.
     pub overflow: Address<u32>,
     /// Sums of squares of the backbone's gradients of the mean loss, which are part of the norm for clipping.
     pub squares: Address<f64>,
@@ -28,8 +33,8 @@ pub struct BackboneUpdate {
     pub square_count: usize,
 }
 
-/// [`BackboneUpdate`] as the kernels of the heads take it (`Backbone` in `kernels/relabel_optimiser.cu`, `TranfsBackbone` in
-/// `kernels/tranfs_update.cu`).
+/// [`BackboneUpdate`] as the kernels of the heads take it (`Backbone` in `kernels/relabel_optimiser.cu`,
+/// `TranfsBackbone` in `kernels/tranfs_update.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct BackboneArgument {
@@ -52,8 +57,8 @@ impl From<&BackboneUpdate> for BackboneArgument {
 
 /// A head whose features a backbone computes in the same step.
 ///
-/// The rows of a step are numbered in the order of the episodes: the support items of the first episode, its queries, the
-/// support items of the second, and so on.
+/// The rows of a step are numbered in the order of the episodes: the support items of the first episode, its queries,
+/// the support items of the second, and so on.
 pub trait HeadTraining {
     /// The episodes of one step.
     type StepInput: for<'a> From<&'a JointStep>;
@@ -80,16 +85,16 @@ pub trait HeadTraining {
     /// Starts the kernels from the features to the losses, the gradients of the parameters and that of the features.
     fn record_losses(&self) -> Result<()>;
 
-    /// The sums of squares of the parameter gradients of the mean loss, after [`HeadTraining::record_losses`]. Valid only if
-    /// the head was made with clipping.
+    /// The sums of squares of the parameter gradients of the mean loss, after [`HeadTraining::record_losses`]. Valid
+    /// only if the head was made with clipping.
     fn squares(&self) -> &Buffer<f64>;
 
     /// Starts the kernels that update the parameters and advance to the next step. They do nothing if
     /// [`BackboneUpdate::overflow`] is set or the loss is not finite.
     fn record_update(&self, backbone: &BackboneUpdate) -> Result<()>;
 
-    /// Waits for the device and returns the losses of the steps that were finished since the last call. The list ends with
-    /// the first loss that is not finite, even if its step is not finished because of an overflow.
+    /// Waits for the device and returns the losses of the steps that were finished since the last call. The list ends
+    /// with the first loss that is not finite, even if its step is not finished because of an overflow.
     fn finished_losses(&mut self) -> Result<Vec<Self::StepLosses>>;
 
     /// Parameters and state of the optimiser.

@@ -1,14 +1,19 @@
-//! MAML on the GPU: Conv4 with a linear classifier, whose parameters are trained so that a few steps of gradient descent on a
-//! support set adapt them to a task.
+//! MAML on the GPU: Conv4 with a linear classifier, whose parameters are trained so that a few steps of gradient
+//! descent on a support set adapt them to a task. A task is a small classification problem: a support set with labels,
+//! and queries. The loss is that of the queries after the adaptation.
 //!
 //! Start with [`MamlTraining`], or [`MamlEvaluation`] to adapt a network without training it. A step computes what
-//! [`trueshot_nn::maml::MamlLearner`] computes on the CPU, followed by AdamW on the mean gradient of its tasks. Up to eight
-//! tasks run in the same kernels, each with its own parameters, activations and gradients; a step with more tasks runs them in
-//! groups, whose gradients are added in order. One step is one CUDA graph.
+//! [`trueshot_nn::maml::MamlLearner`] computes on the CPU, followed by AdamW on the mean gradient of its tasks. Up to
+//! eight tasks (a group) run in the same kernels, each with its own parameters, activations and gradients; a step with
+//! more tasks runs several groups, whose gradients are added in order. One step is one CUDA graph (a recorded sequence
+//! of kernel launches).
 //!
-//! Precision and overflow are those of [`Conv4Training`](crate::conv4::Conv4Training): the losses of support sets and queries
-//! are multiplied by the same loss scale, and if any gradient overflows, nothing is updated, the scale is halved and the step
-//! is repeated.
+//! Precision and overflow are those of [`Conv4Training`](crate::conv4::Conv4Training): the losses of support sets and
+//! queries are multiplied by the same loss scale, and if any gradient overflows, nothing is updated, the scale is
+//! halved and the step is repeated.
+//!
+//! The modules: `memory` lists the buffers of a group, `pass` has forward and backward passes and the steps of the
+//! adaptation, `tangent` the second derivatives, `evaluation` adapts without training.
 
 mod evaluation;
 mod memory;
@@ -55,13 +60,15 @@ impl MamlOptions {
         self.support + self.queries
     }
 
+    /// The sizes that decide how much memory `tasks` tasks need.
     fn group_size(&self, tasks: usize) -> GroupSize {
         let &MamlOptions { size, support, queries, adaptation, order, .. } = self;
         GroupSize { model: size, support, queries, steps: adaptation.steps, order, tasks }
     }
 }
 
-/// The memory for as many tasks as fit, at most `tasks`.
+/// The number of tasks that can run at once, at most `tasks` and [`TASKS_AT_ONCE`], and the memory for them. If the GPU
+/// runs out of memory, half of the tasks are tried. `size` returns the sizes for a number of tasks.
 fn largest_group(
     device: &Device,
     tasks: usize,
@@ -95,12 +102,13 @@ struct StepKernels {
     shared: Buffer<f32>,
     /// The sum of the gradients of the tasks.
     total: Buffer<f32>,
+    /// Sums of squares of `total`, one per thread block.
     squares: Buffer<f64>,
 }
 
 impl MamlTraining {
-    /// A training run that starts from `parameters`, in the layout of [`trueshot_nn::maml::layout`]. Steps take their images
-    /// from `images`, or bring prepared ones.
+    /// A training run that starts from `parameters`, in the layout of [`trueshot_nn::maml::layout`]. Steps take their
+    /// images from `images`, or bring prepared ones.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the activations of one task and the images do not fit.
@@ -171,15 +179,16 @@ impl MamlTraining {
         self.runner.load(state)
     }
 
-    /// Runs steps and returns their losses. Labels and images of a step are those of its tasks one after the other, of each
-    /// the support items and then the queries.
+    /// Runs steps and returns their losses. Labels and images of a step are those of its tasks one after the other, of
+    /// each the support items and then the queries.
     ///
     /// # Errors
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later step is run.
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later
+    /// step is run.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length or is of another
-    /// kind than the run.
+    /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length or is of
+    /// another kind than the run.
     pub fn run(&mut self, steps: &[StepInput]) -> Result<Vec<f32>> {
         let MamlTraining { kernels, runner } = self;
         runner.run(steps, |runner| kernels.record_step(runner))
@@ -224,6 +233,8 @@ impl StepKernels {
         for group in self.groups(runner) {
             group.adapt_all(&runner.feed, &self.shared, self.options.adaptation)?;
             group.query_gradients(&self.losses)?;
+            // The gradient at the adapted parameters is propagated back through the steps of the adaptation. The
+            // first-order version takes it for the gradient at the initial parameters.
             if self.options.order == GradientOrder::Second {
                 for step in (0..steps).rev() {
                     group.propagate(step, rate)?;
@@ -234,7 +245,7 @@ impl StepKernels {
         self.record_update(runner)
     }
 
-    /// Adds the gradients of a group.
+    /// Starts the kernel that adds the gradients of a group to the total.
     fn record_total(&self, group: &Group<'_>) -> Result<()> {
         let arguments: [&dyn Argument; 6] = [
             &self.memory.gradients,
@@ -247,7 +258,7 @@ impl StepKernels {
         self.device.launch(Queue::Main, "add_task_gradients", group.element_grid(), &arguments)
     }
 
-    /// Updates the shared parameters and ends the step.
+    /// Starts the kernels that update the shared parameters and end the step.
     fn record_update(&self, runner: &StepRunner) -> Result<()> {
         let optimiser = &runner.optimiser;
         let group = self.groups(runner).next().expect("a step has tasks");

@@ -1,4 +1,5 @@
-//! Training of a Relabel head ([`trueshot_nn::relabel`]) on the GPU.
+//! Training of a Relabel head ([`trueshot_nn::relabel`]) on the GPU. The head reads the features of a support set whose
+//! labels may be wrong, estimates the true class of every item, and builds one prototype per class from that.
 //!
 //! Start with [`RelabelTraining`]. It copies the features of the data sets to the device once. After that, the host
 //! passes the episodes of up to [`STEP_SLOTS`] steps at a time: labels, and for each item and query the index of its
@@ -15,7 +16,8 @@
 //! weights round their inputs to TF32, so results differ from those of the CPU in the fourth digit. Two runs on the
 //! same GPU agree to the bit.
 //!
-//! [`RelabelTraining::joint`] trains the head together with a backbone: see [`HeadTraining`](crate::joint::HeadTraining).
+//! [`RelabelTraining::joint`] trains the head together with a backbone: see
+//! [`HeadTraining`](crate::joint::HeadTraining).
 
 mod input;
 mod joint;
@@ -40,11 +42,13 @@ const THREADS: u32 = 1024;
 const EDGE_THREADS: u32 = 512;
 /// Threads per block of the kernels that work on parameters.
 const PARAMETER_THREADS: u32 = 256;
-/// Columns of features that `relabel_gram` holds in shared memory at a time, on Hopper GPUs.
+/// Columns of features that `relabel_gram` (inner products between items and queries) holds in shared memory at a time,
+/// on Hopper GPUs.
 const HOPPER_GRAM_DIMS: usize = 640;
 /// Columns of features that `relabel_gram` holds in shared memory at a time, on other GPUs.
 const GRAM_DIMS: usize = 256;
-/// Bytes of shared memory of `relabel_gram`: 64 rows of `dims` columns, padded by 8.
+/// Bytes of shared memory of `relabel_gram`: 64 rows (32 items, and 32 items or queries) of `dims` columns, padded by
+/// 8.
 const fn gram_shared_len(dims: usize) -> usize {
     4 * 64 * (dims + 8)
 }
@@ -142,7 +146,7 @@ pub struct RelabelTraining {
     graph: Option<Graph>,
     /// Bytes of shared memory that a thread block may use.
     shared_limit: usize,
-    /// States that a tile should not exceed.
+    /// The number of states that a tile should not exceed, see [`NetworkPlan::tile_states`].
     tile_states: usize,
     /// Steps that the device has finished. Step n uses slot `n % STEP_SLOTS`.
     done: u32,
@@ -255,8 +259,8 @@ impl RelabelTraining {
     /// moments.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large,
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too
+    /// large, [`Lost`](crate::Error::Lost) if the GPU stopped working.
     ///
     /// # Panics
     /// If there are more than [`STEP_SLOTS`] steps, a step has no episodes, or an episode's lengths, labels or rows are
@@ -299,6 +303,7 @@ impl RelabelTraining {
         );
     }
 
+    /// Runs steps, which may have given rows only if there is one step.
     fn run_encoded(&mut self, mut steps: Vec<EncodedStep>) -> Result<Vec<StepLosses>> {
         for step in &mut steps {
             self.persistent.place_given_rows(&self.device, step)?;
@@ -384,6 +389,7 @@ impl RelabelTraining {
         Ok(true)
     }
 
+    /// Launches a kernel on the main queue.
     fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
@@ -393,6 +399,7 @@ impl RelabelTraining {
         Grid::new(self.persistent.parameters.len().div_ceil(PARAMETER_THREADS as usize), PARAMETER_THREADS)
     }
 
+    /// The argument of the kernels that work on parameters.
     fn optimiser(&self, memory: &StepMemory) -> DeviceOptimiser {
         let persistent = &self.persistent;
         DeviceOptimiser {
@@ -443,6 +450,8 @@ impl RelabelTraining {
         self.launch("relabel_update", self.parameter_grid(), &[&relabel, &optimiser])
     }
 
+    /// The memory of the current sizes.
+    ///
     /// # Panics
     /// If no step has been written yet.
     fn step_memory(&self) -> &StepMemory {
@@ -509,6 +518,7 @@ impl RelabelTraining {
 }
 
 impl Persistent {
+    /// Buffers for a network, all zero except the features and the tables.
     fn new(device: &Device, plan: &NetworkPlan, features: Vec<(Buffer<f32>, usize)>) -> Result<Self> {
         let len = plan.packing.positions.len();
         Ok(Persistent {

@@ -2,13 +2,13 @@
 
 use crate::Device;
 
-/// The device of the tests.
+/// The device of the tests: GPU 0.
 #[cfg(feature = "gpu-tests")]
 pub(crate) fn device() -> Device {
     Device::open(0).expect("these tests need a GPU")
 }
 
-/// The device of the tests.
+/// The device of the tests: the emulator, which rounds the inputs of products to TF32 like a GPU.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn device() -> Device {
     Device::emulated(false)
@@ -26,7 +26,7 @@ pub(crate) fn exact_device() -> Device {
     Device::emulated(true)
 }
 
-/// Pseudo-random numbers in [0, 1).
+/// Pseudo-random numbers in [0, 1) by xorshift, the same on every machine.
 pub(crate) fn random(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -44,7 +44,8 @@ pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
-/// A tolerance on [`exact_device`]; on a GPU, which rounds the inputs of products to the 11 bits of TF32, at least `tf32`.
+/// A tolerance on [`exact_device`]; on a GPU, which rounds the inputs of products to the 11 bits of TF32, at least
+/// `tf32`.
 pub(crate) fn tolerance(exact: f64, tf32: f64) -> f64 {
     if cfg!(feature = "gpu-tests") { exact.max(tf32) } else { exact }
 }

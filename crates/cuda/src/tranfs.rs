@@ -1,13 +1,16 @@
-//! TraNFS on the GPU: training on episodes of features that stay on the device.
+//! TraNFS ([`trueshot_nn::tranfs`]) on the GPU: training on episodes of features that stay on the device. TraNFS is a
+//! transformer that reads a support set with wrong labels and outputs one prototype per class. Its tokens are one class
+//! token per class, and one token per support item: the item's features, projected down to the width of a token.
+//! Prototypes are class tokens after the last layer, projected back up.
 //!
-//! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers, labels,
-//! dropout seeds and learning rates. The device runs one graph per step and keeps everything else:
-//! parameters, moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the
-//! [`Limits`], because the kernels read the sizes from the input; so one graph serves all steps. With
-//! [`TranfsTraining::joint`], a backbone computes the features of each step and receives their gradient.
+//! Start with [`TranfsTraining`]. The host passes the inputs of up to [`STEP_SLOTS`] steps at a time: row numbers,
+//! labels, dropout seeds and learning rates. The device runs one graph per step and keeps everything else: parameters,
+//! moments of the optimiser, activations and features. Episodes of a step may have any sizes up to the [`Limits`],
+//! because the kernels read the sizes from the input; so one graph serves all steps. With [`TranfsTraining::joint`], a
+//! backbone computes the features of each step and receives their gradient.
 //!
-//! Numbers are f32, matrix products have TF32 inputs and f32 sums, and dropout masks are those of the CPU. All sums are added
-//! in a fixed order, so the same inputs give the same bits.
+//! Numbers are f32, matrix products have TF32 inputs and f32 sums, and dropout masks are those of the CPU. All sums are
+//! added in a fixed order, so the same inputs give the same bits.
 
 mod input;
 mod joint;
@@ -46,6 +49,7 @@ pub struct TranfsOptions {
     pub limits: Limits,
 }
 
+/// Hyperparameters of the update as the kernels take them. Rate and weight decay come with each step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct HeadOptimiser {
@@ -53,7 +57,9 @@ struct HeadOptimiser {
     beta2: f32,
     epsilon: f32,
     l2: f32,
+    /// The largest norm of the gradient; 0: no clipping.
     clip: f32,
+    /// The number of sums of squares of the gradient.
     squares: i32,
 }
 
@@ -63,26 +69,39 @@ pub struct TranfsTraining {
     config: Config,
     options: TranfsOptions,
     shared: SharedMemory,
+    /// The layout of the input of a step.
     layout: InputLayout,
+    /// The rows of the data set, `[rows, dim]`.
     features: Buffer<f32>,
+    /// The extra rows of the current steps, `[rows, dim]`.
     extra: Buffer<f32>,
+    /// The inputs of the steps, `[slot][slot_len]`. Step n uses slot `n % STEP_SLOTS`.
     inputs: Buffer<u32>,
+    /// A copy of the input of the current step, `[slot_len]`.
     #[allow(dead_code, reason = "kernels use it by address")]
     current: Buffer<u32>,
     parameters: Buffer<f32>,
+    /// Copies of the weights in the order in which matrix instructions read them, see [`PackedPlaces`].
     packed: Buffer<u32>,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
     gradients: Buffer<f32>,
+    /// Sums of squares of the gradients, one per gradient task.
     squares: Buffer<f64>,
     activations: Activations,
+    /// The work of the thread blocks that compute the gradients of the parameters.
     gradient_tasks: Buffer<GradientTask>,
     /// The number of gradient tasks of each layer from the last to layer 1, then of all other tasks.
     group_lens: Vec<usize>,
+    /// The work of the thread blocks that update and pack the parameters.
     update_tasks: Buffer<UpdateTask>,
+    /// One element.
     state: Buffer<TranfsState>,
+    /// The argument of all kernels.
     argument: TranfsArgument,
+    /// `None` without a backbone.
     joint: Option<JointBuffers>,
+    /// The recorded kernels of a step; `None` before the first step, and after the buffer of the extra rows has moved.
     graph: Option<Graph>,
     /// Steps that the device has finished.
     done: u32,
@@ -91,8 +110,8 @@ pub struct TranfsTraining {
 }
 
 impl TranfsTraining {
-    /// A training run that starts from `parameters`, in the layout of `network`. `features` are the rows of the data set,
-    /// `[rows, dim]`; without rows, every step brings its own.
+    /// A training run that starts from `parameters`, in the layout of `network`. `features` are the rows of the data
+    /// set, `[rows, dim]`; without rows, every step brings its own.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the activations do not fit.
@@ -301,6 +320,7 @@ impl TranfsTraining {
         self.extra.write(0, &rows)
     }
 
+    /// Encodes the inputs of steps and copies them to their slots.
     fn write_inputs(&mut self, steps: &[StepInput]) -> Result<()> {
         let (dim, slot_len) = (self.config.dim, self.layout.slot_len as usize);
         let mut words = vec![0; steps.len() * slot_len];
@@ -318,14 +338,15 @@ impl TranfsTraining {
             input::write_slot(step, factors, extra_start, self.layout, limits, slot);
             extra_start += extra_rows;
         }
+        // Two copies where the ring of slots wraps around.
         let first = self.done as usize % STEP_SLOTS;
         let (before_end, after) = words.split_at(steps.len().min(STEP_SLOTS - first) * slot_len);
         self.inputs.write(first * slot_len, before_end)?;
         if after.is_empty() { Ok(()) } else { self.inputs.write(0, after) }
     }
 
-    /// The factors of update number `update`, counted from 1, as the CPU computes them: the factor of the parameters, the
-    /// learning rate over the bias correction, and one over the square root of the other bias correction.
+    /// The factors of update number `update`, counted from 1, as the CPU computes them: the factor of the parameters,
+    /// the learning rate over the bias correction, and one over the square root of the other bias correction.
     fn factors(&self, rate: f64, update: u64) -> [f32; 3] {
         let AdamWConfig { beta1, beta2, weight_decay, .. } = self.options.optimiser;
         let correction = |beta: f64| 1.0 - beta.powf(update as f64);
@@ -336,6 +357,7 @@ impl TranfsTraining {
         ]
     }
 
+    /// The graph of a step, which is recorded first if necessary.
     fn graph(&mut self) -> Result<&Graph> {
         if self.graph.is_none() {
             self.graph = Some(self.device.clone().capture(|| self.record_step())?);
@@ -343,6 +365,7 @@ impl TranfsTraining {
         Ok(self.graph.as_ref().expect("just set"))
     }
 
+    /// Launches a kernel on the main queue.
     fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
@@ -363,20 +386,26 @@ impl TranfsTraining {
         self.record_parameter_update(None)
     }
 
-    /// Starts the kernels from the features to the losses and the gradients of the parameters; with `joint` also to that of
-    /// the features.
+    /// Starts the kernels from the features to the losses and the gradients of the parameters; with `joint` also to
+    /// that of the features.
     fn record_losses_and_gradients(&self, joint: Option<JointArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let (config, limits, shared) = (&self.config, self.options.limits, &self.shared);
+        // Grids: chunks of 128 columns of the features, groups of 8 tokens per episode, and attention heads per
+        // episode.
         let chunks = self.argument.sizes.chunks as usize;
         let tokens = limits.support + config.classes;
         let rows = Grid::new(tokens.div_ceil(memory::ROWS), LAYER_THREADS).rows(limits.episodes);
         let heads = Grid::new(config.heads, 256).rows(limits.episodes);
+        // Launches the first of two kernels if its shared memory suffices, otherwise the second, which uses global
+        // memory.
         let run = |grid: Grid, memory: KernelMemory, kernels: [&'static str; 2], layer: usize| {
             let kernel = kernels[usize::from(!memory.fits)];
             self.launch(kernel, grid.shared(memory.bytes), &[&argument, &Value(layer as i32)])
         };
         let classes = self.argument.sizes.class_capacity as usize;
+        // The means of the correctly labelled items and the direction of "mislabelled" are needed only after the last
+        // layer, so they run on the side queue, beside the encoder.
         self.device.fork()?;
         let grid = Grid::new(chunks, memory::CHUNK as u32).rows(classes + 1);
         self.device.launch(Queue::Side, "tranfs_clean_means", grid, &[&argument])?;
@@ -398,6 +427,7 @@ impl TranfsTraining {
             }
             run(rows, shared.rows, forward, layer + 1)?;
         }
+        // Prototypes and losses; their thread blocks work on columns of the features.
         let columns = |blocks| Grid::new(blocks, LOSS_THREADS).rows(limits.episodes);
         self.launch("tranfs_prototypes", columns(chunks).shared(shared.prototypes), &[&argument])?;
         let losses = columns(chunks + 1).shared(shared.losses.bytes);
@@ -434,6 +464,7 @@ impl TranfsTraining {
         self.device.join()
     }
 
+    /// Starts the kernel of the update; with a `backbone`, it does nothing if a gradient of the backbone overflowed.
     fn record_parameter_update(&self, backbone: Option<BackboneArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let AdamWConfig { beta1, beta2, epsilon, l2, .. } = self.options.optimiser;

@@ -5,6 +5,8 @@
 //! buffers, one for each part of the batch. A chunk sums its range of the buffers in their order, updates parameters
 //! and moments, and sets the gradients to zero for the next step: one pass over memory instead of several.
 //!
+//! A moment is AdamW's running mean of a parameter's gradients (the first, m) or of their squares (the second, v).
+//!
 //! Tensors with [`Role::Constant`] are skipped: neither their values nor their gradients are changed.
 
 use std::ops::Range;
@@ -113,6 +115,7 @@ impl AdamW {
         assert_eq!(parameters.len(), self.first_moments.len());
         assert!(gradients.iter().all(|gradient| gradient.len() == parameters.len()));
         self.step += 1;
+        // Chunks are split off the front of `rest`; `position` is the index of the parameter that it starts with.
         let mut rest = ParameterChunk {
             isa: Isa::current(),
             factors: StepFactors::new(self.config, rate, scale, self.step),
@@ -123,6 +126,7 @@ impl AdamW {
         };
         let (mut chunks, mut position) = (Vec::new(), 0);
         for range in &self.trained {
+            // Constants between two ranges are in no chunk.
             rest.split_off(range.start - position);
             position = range.end;
             let mut left = range.len();
@@ -140,6 +144,7 @@ impl AdamW {
     /// # Panics
     /// If `parameters` or a buffer of gradients does not have the length of the layout.
     pub fn step(&mut self, rate: f64, scale: f64, parameters: &mut [f32], gradients: &mut [Vec<f32>]) {
+        // Chunks of 64 KiB per buffer: a chunk stays in the cache while the buffers of gradients are added up.
         for chunk in self.chunks(rate, scale, parameters, gradients, 1 << 14) {
             chunk.apply();
         }

@@ -1,4 +1,4 @@
-//! Recycled memory ([`Buffer`]): a thread keeps the buffers it has finished with for its next call.
+//! Recycled memory ([`Buffer`]): a dropped buffer is kept by its thread for a later [`Buffer::new`].
 //!
 //! A training step needs a few hundred buffers of some hundred kilobytes, the same ones every time. Allocated anew they
 //! would cost more than the arithmetic done in them, because the system maps and clears every page.
@@ -24,6 +24,7 @@ pub(crate) struct Buffer<T: Real>(Vec<T>);
 impl<T: Real> Buffer<T> {
     /// A buffer of `len` numbers with arbitrary contents.
     pub(crate) fn new(len: usize) -> Self {
+        // The smallest of the kept buffers that are large enough.
         let mut numbers = with_kept(|kept| {
             let large_enough = kept.iter().enumerate().filter(|(_, numbers)| numbers.capacity() >= len);
             let smallest = large_enough.min_by_key(|(_, numbers)| numbers.capacity());
@@ -38,12 +39,13 @@ impl<T: Real> Buffer<T> {
     }
 }
 
-/// The capacity to allocate for `len` numbers: a power of two, since the next step may need a few more. Large buffers are
-/// not kept for long and get exactly what they need.
+/// The capacity to allocate for `len` numbers: a power of two, since the next step may need a few more. Buffers of 4
+/// MiB and more are not kept for long and get exactly what they need.
 fn capacity_for<T>(len: usize) -> usize {
     if len * size_of::<T>() < MAX_KEPT_BYTES / 16 { len.next_power_of_two() } else { len }
 }
 
+/// Runs `run` with the buffers of this number type that the thread keeps.
 fn with_kept<T: Real, R>(run: impl FnOnce(&mut Vec<Vec<T>>) -> R) -> R {
     KEPT.with_borrow_mut(|types| {
         let index = types.iter().position(|kept| kept.is::<Vec<Vec<T>>>()).unwrap_or_else(|| {

@@ -1,6 +1,6 @@
 //! Test helpers: a random number generator, and gradient checks by central differences.
 
-/// A small random number generator (SplitMix64).
+/// A small random number generator (SplitMix64, Steele et al., 2014).
 pub struct TestRng(u64);
 
 impl TestRng {
@@ -39,7 +39,7 @@ impl TestRng {
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If one is off by more than 1e-5 of the largest.
+/// If one is off by more than 1e-5 of the largest. `what` names the gradient in the message.
 pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
     check_gradient_at(what, at, gradient, 0..at.len(), &mut loss);
 }
@@ -58,7 +58,7 @@ pub fn check_gradient_within(
     compare(tolerance, what, at, gradient, 0..at.len(), loss);
 }
 
-/// Compares some elements of a gradient, see [`check_gradient`].
+/// Compares the elements of a gradient at `indices`, see [`check_gradient`].
 pub fn check_gradient_at(
     what: &str,
     at: &[f64],
@@ -69,6 +69,7 @@ pub fn check_gradient_at(
     compare(1e-5, what, at, gradient, indices, loss);
 }
 
+/// `gradient` is that of `loss` at the point `at`.
 fn compare(
     tolerance: f64,
     what: &str,

@@ -1,5 +1,9 @@
 //! The interface of the learned heads ([`crate::tranfs::Tranfs`], [`crate::relabel::Relabel`]): models that are trained
 //! on episodes of embeddings.
+//!
+//! A training step passes a batch of [`Episode`]s to [`Head::losses`], which returns the loss and adds to its gradient.
+//! [`JointHead`] is for training the head together with the backbone that computes the embeddings: it also returns the
+//! gradient of the embeddings, here called features. Shapes: M support items, Q queries, D the length of an embedding.
 
 use std::ops::Range;
 
@@ -10,21 +14,21 @@ use crate::parameters::ParameterLayout;
 pub struct Episode<'a, T = f32> {
     /// Number of classes.
     pub classes: usize,
-    /// The embeddings of the support items.
+    /// The embeddings of the support items, M rows of D numbers.
     pub support: &'a [&'a [T]],
     /// The given label of each support item, possibly wrong.
     pub given: &'a [u32],
     /// The true class of each support item; `None` if it belongs to no class of the episode.
     pub truth: &'a [Option<u32>],
-    /// The embeddings of the queries.
+    /// The embeddings of the queries, Q rows of D numbers.
     pub queries: &'a [&'a [T]],
     /// The true class of each query.
     pub query_classes: &'a [u32],
 }
 
 impl<T> Episode<'_, T> {
-    /// The count of numbers in all rows of the episode: rows of the support items and of the queries times their
-    /// dimension. The length of the episode's part of a feature gradient, see [`JointHead`].
+    /// The count of numbers in all rows of the episode, `(M + Q) D`: the length of its part of a feature gradient, see
+    /// [`JointHead`].
     pub fn feature_count(&self) -> usize {
         self.support.iter().chain(self.queries).map(|row| row.len()).sum()
     }
@@ -33,7 +37,7 @@ impl<T> Episode<'_, T> {
 /// Statistics of all training features.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureStatistics {
-    /// The mean feature vector.
+    /// The mean feature vector, `[D]`.
     pub mean: Vec<f32>,
     /// The root mean square distance of features from their mean.
     pub spread: f64,
@@ -51,12 +55,13 @@ pub trait Head: Send + Sync {
     /// takes time; a head that does not need them does not call it.
     fn fit_normalisation(&self, _parameters: &mut [f32], _statistics: &dyn Fn() -> FeatureStatistics) {}
 
-    /// The names of the terms of the loss.
+    /// The names of the terms of the loss, in the order of [`Head::losses`].
     fn loss_terms(&self) -> &'static [&'static str];
 
     /// The terms of the loss, each summed over the episodes and weighted so that the loss is the sum of the terms. Adds
-    /// the gradient of the loss to `gradient`. `seed` decides the dropout masks. Runs on the calling thread; a caller
-    /// with several threads gives each a part of the episodes and a gradient of its own.
+    /// the gradient of the loss to `gradient`, which has the layout of the parameters. `seed` decides the dropout
+    /// masks. Runs on the calling thread; a caller with several threads gives each a part of the episodes and a
+    /// gradient of its own.
     fn losses(
         &self,
         parameters: &[f32],
@@ -66,7 +71,8 @@ pub trait Head: Send + Sync {
     ) -> Vec<f64>;
 }
 
-/// The part of the mean of all features ([`JointHead::feature_mean`]) that a step replaces by the mean of its features.
+/// How far a step of joint training moves the mean of all features ([`JointHead::feature_mean`]) towards the mean of
+/// the features of its batch: a running mean, because the backbone changes the features from step to step.
 pub const FEATURE_MEAN_RATE: f32 = 0.01;
 
 /// A head that can be trained together with the backbone whose features it reads: it also computes the gradient of its
@@ -101,9 +107,9 @@ pub const FEATURE_MEAN_RATE: f32 = 0.01;
 /// assert!(of_features[6] > 0.0 && of_features[7] < 0.0);
 /// ```
 pub trait JointHead: Head {
-    /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss with
-    /// respect to the features to `feature_gradient`: for each episode the rows of its support items, then those of its
-    /// queries, each row of D numbers ([`Episode::feature_count`] numbers per episode).
+    /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss
+    /// with respect to the features to `feature_gradient`: for each episode the rows of its support items, then those
+    /// of its queries, each row of D numbers ([`Episode::feature_count`] numbers per episode).
     ///
     /// # Panics
     /// If `feature_gradient` does not have as many numbers as the rows of the episodes.
@@ -122,8 +128,8 @@ pub trait JointHead: Head {
         None
     }
 
-    /// Whether [`JointHead::feature_mean`] is subtracted from all rows, which are then scaled to unit length, before anything
-    /// else.
+    /// Whether [`JointHead::feature_mean`] is subtracted from all rows, which are then scaled to unit length, before
+    /// anything else.
     fn subtracts_feature_mean(&self) -> bool {
         false
     }

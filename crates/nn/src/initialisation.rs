@@ -1,4 +1,5 @@
-//! Initial values of parameters. `random` always yields uniform numbers in [0, 1).
+//! Initial values of parameters: uniform, normal and orthogonal. The argument `random` is the caller's generator and
+//! always yields uniform numbers in [0, 1).
 
 /// Fills `values` with uniform numbers in [-bound, bound).
 pub fn fill_uniform(values: &mut [f32], bound: f64, random: &mut dyn FnMut() -> f64) {
@@ -16,12 +17,13 @@ pub fn fill_normal(values: &mut [f32], random: &mut dyn FnMut() -> f64) {
 
 /// A standard normal number, by the Box-Muller transform.
 fn normal(random: &mut dyn FnMut() -> f64) -> f64 {
-    // 1 - u is never 0.
+    // 1 - u is never 0, so its logarithm is finite.
     let radius = (-2.0 * (1.0 - random()).ln()).sqrt();
     radius * (std::f64::consts::TAU * random()).cos()
 }
 
-/// The bound of Xavier-uniform (Glorot) weights.
+/// The bound of Xavier-uniform weights (Glorot and Bengio, 2010), which keeps the variance of activations and gradients
+/// about the same from layer to layer.
 pub fn xavier_bound(inputs: usize, outputs: usize) -> f64 {
     (6.0 / (inputs + outputs) as f64).sqrt()
 }

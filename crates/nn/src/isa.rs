@@ -1,9 +1,12 @@
-//! The vector instruction set that kernels run with.
+//! The vector instruction set that kernels run with ([`Isa`]).
 //!
-//! The best set that the processor has is found once per process, at run time. A kernel asks for [`Isa::current`] when it is
-//! called, so the set is not an argument of every function. Tests choose another set for a block of code with
-//! [`Isa::scope`], which costs one thread-local read per kernel call. A scope applies to the calling thread only: code that
-//! starts work on other threads inside a scope enters it again there, as `for_each_in_parallel` and
+//! A kernel is a type that implements `pulp::WithSimd`: its method `with_simd` is generic over the instruction set, and
+//! [`run`] calls the version for the current one. Lanes are the numbers of a vector.
+//!
+//! The best set that the processor has is found once per process, at run time. A kernel asks for [`Isa::current`] when
+//! it is called, so the set is not an argument of every function. Tests choose another set for a block of code with
+//! [`Isa::scope`], which costs one thread-local read per kernel call. A scope applies to the calling thread only: code
+//! that starts work on other threads inside a scope enters it again there, as `for_each_in_parallel` and
 //! [`crate::adamw::AdamW::chunks`] do.
 //!
 //! Sums are grouped by the width of a vector, so results agree to the bit only within one set. `TRUESHOT_ISA` pins the

@@ -1,8 +1,10 @@
-//! Prefetching of rows, and conversion of half precision to single precision.
+//! Prefetching of rows ([`prefetch`]), and conversion of half precision to single precision ([`widen_f16`]), which is
+//! how large files of embeddings are stored.
 
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
 
+/// Bytes of a cache line on the supported processors.
 const CACHE_LINE: usize = 64;
 
 /// Prefetches `bytes` into the cache. The rows of an episode are far apart, and the hardware prefetcher starts anew at
@@ -14,7 +16,8 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
-/// Prefetches the cache line that holds an address.
+/// Prefetches the cache line that holds an address into the second-level cache. Does nothing on processors other than
+/// x86-64.
 #[inline(always)]
 pub(crate) fn prefetch_line(address: *const u8) {
     // SAFETY: a prefetch is a hint: it reads nothing and never faults, whatever the address.
@@ -47,6 +50,7 @@ pub fn widen_f16(from: &[u16], to: &mut [f32]) -> bool {
     false
 }
 
+/// Sixteen numbers per instruction; the last ones are padded with zeros.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn widen_f16_avx512(from: &[u16], to: &mut [f32]) {

@@ -1,4 +1,5 @@
-//! The parameters of a model: named tensors, stored one after the other in a flat buffer.
+//! The parameters of a model: named tensors, stored one after the other in a flat buffer. [`ParameterLayout`] says
+//! which part of the buffer is which tensor; the numbers themselves are a `Vec<f32>` that the caller owns.
 //!
 //! The optimiser, a checkpoint and the sum of gradients see the flat buffer; a layer sees the ranges it was given when
 //! the model was built; a model file sees names and shapes.

@@ -1,16 +1,17 @@
-//! The peak arithmetic rate of a core, to compare kernels with: independent multiply-adds in registers.
+//! The peak arithmetic rate of a core, which `trueshot bench` compares kernels with: independent multiply-adds in
+//! registers, without any access to memory. Start with [`busy`].
 
 use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
 
-/// Multiply-adds of each chain.
+/// Multiply-adds of each chain: in the order of ten milliseconds of work.
 const ROUNDS: usize = 4_000_000;
 /// Independent chains: enough to hide the latency of a multiply-add, and no more than the smallest register file holds.
 const CHAINS: usize = 12;
 
-/// Keeps the multiply-add units of the calling thread busy. Returns the number of floating-point operations, two per
-/// multiply-add.
+/// Keeps the multiply-add units of the calling thread's core busy for a fixed amount of work. Returns the number of
+/// floating-point operations, two per multiply-add and lane; the caller measures the time.
 pub fn busy() -> u64 {
     isa::run(MultiplyAdds)
 }
@@ -22,6 +23,7 @@ impl WithSimd for MultiplyAdds {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> u64 {
+        // The compiler must neither know the operands nor drop the results, or it would remove the work.
         let opaque = |value: f32| std::hint::black_box(value);
         let (factor, added) = (simd.splat_f32s(opaque(0.999)), simd.splat_f32s(opaque(0.001)));
         let mut chains = [simd.splat_f32s(0.0); CHAINS];

@@ -1,11 +1,15 @@
-//! Inner products, weighted sums and distances of rows: the expensive part of most methods.
+//! Inner products, weighted sums and distances of rows of `f32`: the expensive part of most methods that classify
+//! embeddings.
 //!
-//! Rows are separate slices, because the rows of an episode are scattered over a large array and copying them together
-//! would cost as much as the arithmetic.
+//! Start with [`products`], the inner products of two lists of rows; [`gram`] is its case of one list,
+//! [`weighted_sum`], [`squared_norm`] and [`l1_distance`] are simpler loops, and [`short_dot`] is for very short rows.
+//! A row is a vector, usually an embedding of a few hundred numbers. Rows are separate slices, because those of an
+//! episode are scattered over a large array and copying them together would cost as much as the arithmetic.
 //!
-//! [`products`] works in tiles: 5 x 5 products keep 25 accumulators in registers; 5 left rows are loaded once and stay
-//! in the first-level cache, while the right rows (few, in the second-level cache) stream by. Every product is summed
-//! in the same order in any tile, so it depends on its two rows alone.
+//! [`products`] works in tiles: with 32 registers, the 5 x 5 products of 5 left and 5 right rows are accumulated in 25
+//! of them. The 5 left rows are loaded once and stay in the first-level cache, while the right rows (few, in the
+//! second-level cache) stream by. Every product is summed in the same order in any tile, so it depends on its two rows
+//! alone.
 
 use std::ops::Range;
 
@@ -32,16 +36,19 @@ pub fn products(left: &[&[f32]], right: &[&[f32]], out: &mut [f32]) {
 /// # Panics
 /// If `out` does not have `rows.len()²` elements or the rows differ in length.
 pub fn gram(rows: &[&[f32]], out: &mut [f32]) {
+    /// Left rows per block: those of one tile of [`products`].
     const BLOCK: usize = 5;
     let n = rows.len();
     assert_eq!(out.len(), n * n);
     let mut block = vec![0.0; BLOCK * n];
     for start in (0..n).step_by(BLOCK) {
         let left = &rows[start..(start + BLOCK).min(n)];
+        // `[n - start, left.len()]`: products with earlier rows are known from earlier blocks.
         let block = &mut block[..left.len() * (n - start)];
         products(left, &rows[start..], block);
-        for (j, column) in block.chunks_exact(left.len()).enumerate() {
-            for (i, &value) in column.iter().enumerate().take(j + 1) {
+        for (j, of_right) in block.chunks_exact(left.len()).enumerate() {
+            // Only i <= j, and each value is written twice, so that the result is symmetric to the bit.
+            for (i, &value) in of_right.iter().enumerate().take(j + 1) {
                 out[(start + i) * n + start + j] = value;
                 out[(start + j) * n + start + i] = value;
             }
@@ -49,7 +56,7 @@ pub fn gram(rows: &[&[f32]], out: &mut [f32]) {
     }
 }
 
-/// The plain version of [`products`] in f64: the oracle of its tests.
+/// The plain version of [`products`] in f64: the reference of its tests.
 pub fn products_reference(left: &[&[f32]], right: &[&[f32]], out: &mut [f64]) {
     for (i, a) in left.iter().enumerate() {
         for (j, b) in right.iter().enumerate() {
@@ -58,6 +65,7 @@ pub fn products_reference(left: &[&[f32]], right: &[&[f32]], out: &mut [f64]) {
     }
 }
 
+/// The kernel of [`products`]; all rows have `dim` numbers.
 struct Products<'a> {
     left: &'a [&'a [f32]],
     right: &'a [&'a [f32]],
@@ -70,11 +78,13 @@ impl WithSimd for Products<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        // The registers hold L x R accumulators, L left vectors and one right vector: 31 of 32, or 16 of 16.
         if S::REGISTER_COUNT >= 32 { self.tiled::<S, 5, 5>(simd) } else { self.tiled::<S, 3, 4>(simd) }
     }
 }
 
 impl Products<'_> {
+    /// Covers `out` with tiles of L left and R right rows, one block of columns after the other.
     #[inline(always)]
     fn tiled<S: Simd, const L: usize, const R: usize>(mut self, simd: S) {
         let (left_count, right_count) = (self.left.len(), self.right.len());
@@ -90,6 +100,7 @@ impl Products<'_> {
         }
     }
 
+    /// Adds the products over some columns of the tile whose first rows are `left[l]` and `right[r]`.
     #[inline(always)]
     fn add_tile<S: Simd, const L: usize, const R: usize>(
         &mut self,
@@ -104,12 +115,12 @@ impl Products<'_> {
             std::array::from_fn(|i| &self.left[(l + i).min(left_count - 1)][columns.clone()]);
         let rights: [&[f32]; R] =
             std::array::from_fn(|j| &self.right[(r + j).min(right_count - 1)][columns.clone()]);
-        // While the tiles of this group of left rows run, each prefetches its part of the next group.
+        // The next L left rows are prefetched meanwhile, divided among the tiles that share the current left rows.
         let (tile_number, tiles) = (r / R, right_count.div_ceil(R));
         let next = (l + L).min(left_count);
-        let first_of = |tile: usize| (next + tile * L / tiles).min(left_count);
+        let first_prefetched = |tile: usize| (next + tile * L / tiles).min(left_count);
         let prefetched = Prefetch {
-            rows: &self.left[first_of(tile_number)..first_of(tile_number + 1)],
+            rows: &self.left[first_prefetched(tile_number)..first_prefetched(tile_number + 1)],
             from: columns.start,
         };
         let sums = tile::<S, L, R>(simd, lefts, rights, prefetched);
@@ -121,12 +132,13 @@ impl Products<'_> {
     }
 }
 
-/// The number of columns to work on at a time. The rows of a tile then take up at most 32 of the 48 KiB of a
-/// first-level cache, so the left rows are still there when the next tile needs them. The number depends on the
-/// dimension alone, and so does the order of summation.
+/// The number of columns to work on at a time. The rows of a tile, of `bytes_per_column` for each column of all its
+/// rows, then take up at most 32 of the 48 KiB of a first-level cache, so the left rows are still there when the next
+/// tile needs them. For one instruction set, the number depends on the dimension alone, and so does the order of
+/// summation.
 fn column_block(dim: usize, bytes_per_column: usize, lanes: usize) -> usize {
-    let most = (32 << 10) / bytes_per_column;
-    let blocks = dim.div_ceil(most).max(1);
+    let max_columns = (32 << 10) / bytes_per_column;
+    let blocks = dim.div_ceil(max_columns).max(1);
     dim.div_ceil(blocks).next_multiple_of(lanes).max(1)
 }
 
@@ -145,6 +157,7 @@ fn tile<S: Simd, const L: usize, const R: usize>(
     prefetched: Prefetch<'_>,
 ) -> [[f32; R]; L] {
     let dim = left[0].len();
+    // Each row as whole vectors and the numbers after the last whole vector.
     let lefts: [(&[S::f32s], &[f32]); L] = std::array::from_fn(|i| S::as_simd_f32s(&left[i][..dim]));
     let rights: [(&[S::f32s], &[f32]); R] = std::array::from_fn(|j| S::as_simd_f32s(&right[j][..dim]));
     let steps = dim / S::F32_LANES;
@@ -204,6 +217,7 @@ pub fn weighted_sum(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     isa::run(WeightedSum { rows, weights, out });
 }
 
+/// The kernel of [`weighted_sum`].
 struct WeightedSum<'a> {
     rows: &'a [&'a [f32]],
     weights: &'a [f32],
@@ -248,7 +262,7 @@ pub fn l1_distance(left: &[f32], right: &[f32]) -> f32 {
     isa::run(Reduction { left, right, term: Term::AbsoluteDifference })
 }
 
-/// Lanes of [`short_dot`].
+/// Partial sums of [`short_dot`].
 const SHORT_LANES: usize = 8;
 
 /// Inner product `a . b` of rows as short as a support set, for which choosing an instruction set at run time would
@@ -279,6 +293,7 @@ enum Term {
     AbsoluteDifference,
 }
 
+/// The kernel of [`squared_norm`] and [`l1_distance`]: the sum of `term` over the numbers of two rows.
 struct Reduction<'a> {
     left: &'a [f32],
     right: &'a [f32],
@@ -286,6 +301,7 @@ struct Reduction<'a> {
 }
 
 impl Term {
+    /// `sum` plus the summands of two vectors.
     #[inline(always)]
     fn add<S: Simd>(self, simd: S, sum: S::f32s, a: S::f32s, b: S::f32s) -> S::f32s {
         match self {
@@ -300,6 +316,7 @@ impl WithSimd for Reduction<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        // Matched outside the loops: each loop is compiled for one term.
         match self.term {
             Term::Product => self.reduce(simd, Term::Product),
             Term::AbsoluteDifference => self.reduce(simd, Term::AbsoluteDifference),

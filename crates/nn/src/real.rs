@@ -1,9 +1,9 @@
 //! The floating-point type a layer is generic over: `f32` to run with, `f64` to check gradients with.
 //!
-//! [`Real`] holds the elementary functions. In `f32` they are branch-free polynomials, so that a plain loop over a
-//! slice turns into vector instructions of the instruction set the loop is compiled for (see `kernel`). Reductions
-//! ([`sum`], [`dot`], [`max_of`]) keep [`LANES`] partial results for the same reason, which also makes them equal to
-//! the bit on every instruction set.
+//! [`Real`] holds the elementary functions and the products of matrices and rows. In `f32` they are branch-free
+//! polynomials, so that a plain loop over a slice turns into vector instructions of the instruction set the loop is
+//! compiled for (see `kernel`). Reductions ([`sum`], [`dot`], [`max_of`]) keep [`LANES`] partial results for the same
+//! reason, which also makes them equal to the bit on every instruction set.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -70,7 +70,7 @@ pub trait Real:
     /// The error function.
     fn erf(self) -> Self;
 
-    /// The hyperbolic tangent.
+    /// The hyperbolic tangent, from `e^(-2 |x|)`, which cannot overflow.
     #[inline(always)]
     fn tanh(self) -> Self {
         let small = Self::exp(Self::from_f64(-2.0) * Self::abs(self));
@@ -78,7 +78,7 @@ pub trait Real:
         if self < Self::ZERO { -size } else { size }
     }
 
-    /// `1 / (1 + e^-x)`
+    /// `1 / (1 + e^-x)`, from `e^-|x|`, which cannot overflow.
     #[inline(always)]
     fn sigmoid(self) -> Self {
         let small = Self::exp(-Self::abs(self));
@@ -125,7 +125,8 @@ impl Real for f32 {
         f32::sqrt(self)
     }
 
-    /// A polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2], times a power of two. Off by less than 2e-7 of the value.
+    /// `e^x = 2^n e^r` with n the integer nearest to `x / ln 2`: a polynomial of degree 7 in r, which is in [-ln 2 / 2,
+    /// ln 2 / 2], with the coefficients of `expf` in the Cephes library. Off by less than 2e-7 of the value.
     #[inline(always)]
     fn exp(self) -> f32 {
         // Adding 1.5 * 2^23 rounds to an integer, which is then in the lowest bits of the mantissa.
@@ -143,6 +144,7 @@ impl Real for f32 {
         let series = series * r + 4.166_579_6e-2;
         let series = series * r + 1.666_666_5e-1;
         let series = series * r + 0.5;
+        // 2^n: the integer, plus the bias of 127, shifted into the exponent.
         let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
         (series * (r * r) + r + 1.0) * power
     }
@@ -152,7 +154,7 @@ impl Real for f32 {
         f32::ln(self)
     }
 
-    /// Abramowitz and Stegun 7.1.26. Off by less than 7e-7.
+    /// Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions. Off by less than 7e-7.
     #[inline(always)]
     fn erf(self) -> f32 {
         let size = self.abs();
@@ -277,7 +279,7 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     sum_lanes(sums)
 }
 
-/// The largest of `values` and `least`.
+/// The largest of `values`, or `least` if it is larger than all of them.
 #[inline(always)]
 pub fn max_of<T: Real>(values: &[T], least: T) -> T {
     let (chunks, tail) = values.as_chunks::<LANES>();
@@ -308,7 +310,7 @@ pub(crate) fn add_scaled_row<T: Real>(to: &mut [T], from: &[T], factor: T) {
     }
 }
 
-/// The sum of a reduction's partial sums, by halving.
+/// The sum of a reduction's partial sums: the second half is added to the first until one number is left.
 #[inline(always)]
 pub fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
     let mut half = LANES / 2;

@@ -1,4 +1,5 @@
-//! Learning-rate schedules: a linear warm-up, then an optional decay.
+//! Learning-rate schedules: a linear warm-up, then an optional decay. [`Schedule::at`] is the rate of a step; a
+//! training loop asks for it before each update.
 
 /// How the learning rate decays.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,6 +40,7 @@ impl Schedule {
         self.rate * warm_up * self.decay_factor(step)
     }
 
+    /// The factor of the rate that the decay has reached, 1 at first. Only the cosine waits for the end of the warm-up.
     fn decay_factor(&self, step: u64) -> f64 {
         match self.decay {
             Decay::Constant => 1.0,

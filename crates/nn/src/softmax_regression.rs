@@ -1,4 +1,5 @@
-//! Softmax regression: a linear classifier trained on a few rows with cross-entropy, full batches and AdamW.
+//! Softmax regression: a linear classifier trained on a few rows with cross-entropy, full batches and AdamW. Start with
+//! [`train`], which the method "linear" calls for every episode.
 //!
 //! Shapes: R rows of D numbers, C classes, weights `[C, D]`. The rows and weights of an episode fit into the
 //! second-level cache, so a step is two passes over them: the logits (inner products), then, one block of columns after
@@ -39,6 +40,7 @@ pub fn train(
     let (classes, dim) = (bias.len(), rows.first().map_or(0, |row| row.len()));
     assert_eq!(weights.len(), classes * dim);
     assert_eq!(labels.len(), rows.len());
+    // AdamW's running means of the gradients (first moments) and of their squares (second moments).
     let mut first = vec![0.0; weights.len()];
     let mut second = vec![0.0; weights.len()];
     let mut bias_moments = vec![(0.0, 0.0); classes];
@@ -86,6 +88,7 @@ struct Update {
 }
 
 impl Update {
+    /// Steps are counted from 1.
     fn new(config: SoftmaxRegressionConfig, step: i32) -> Self {
         Update {
             keep: 1.0 - config.rate * config.weight_decay,
@@ -94,12 +97,14 @@ impl Update {
         }
     }
 
+    /// Updates one parameter and its moments (first, second).
     fn scalar(self, value: &mut f32, moments: &mut (f32, f32), gradient: f32) {
         moments.0 = BETA1 * moments.0 + (1.0 - BETA1) * gradient;
         moments.1 = BETA2 * moments.1 + (1.0 - BETA2) * gradient * gradient;
         *value = *value * self.keep - self.rate * moments.0 / (moments.1.sqrt() * self.second_scale + EPS);
     }
 
+    /// [`Update::scalar`] for a vector of parameters.
     #[inline(always)]
     fn vector<S: Simd>(
         self,
@@ -125,11 +130,13 @@ impl Update {
     }
 }
 
-/// The gradient and update of all weights, a few vectors of columns at a time.
+/// The gradient and update of all weights, a few vectors of columns at a time: the gradient of weight (c, d) is
+/// `sum over r of errors[c][r] rows[r][d]`.
 struct WeightUpdate<'a> {
     rows: &'a [&'a [f32]],
-    /// `[C, R]`
+    /// The gradient of the logits, `[C, R]`.
     errors: &'a [f32],
+    /// `[C, D]`, as are the moments.
     weights: &'a mut [f32],
     first: &'a mut [f32],
     second: &'a mut [f32],
@@ -137,7 +144,7 @@ struct WeightUpdate<'a> {
     update: Update,
 }
 
-/// Classes whose gradients are accumulated in registers together.
+/// Classes whose gradients are accumulated in registers together: 5 x [`VECTORS`] accumulators.
 const GROUP: usize = 5;
 /// Vectors of each gradient that are accumulated together.
 const VECTORS: usize = 4;
@@ -148,6 +155,7 @@ impl WithSimd for WeightUpdate<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let lanes = S::F32_LANES;
+        // Columns in groups of VECTORS vectors, then in single vectors, then one by one.
         let whole = self.dim / (VECTORS * lanes) * (VECTORS * lanes);
         let classes = self.weights.len() / self.dim;
         for start in (0..classes).step_by(GROUP) {
@@ -165,7 +173,8 @@ impl WithSimd for WeightUpdate<'_> {
 }
 
 impl WeightUpdate<'_> {
-    /// V vectors, from column `from` on, of the [`GROUP`] classes from `start` on.
+    /// Computes the gradient of V vectors, from column `from` on, for the [`GROUP`] classes from `start` on, and
+    /// updates their weights.
     #[inline(always)]
     fn update_group<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
         let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
@@ -196,7 +205,7 @@ impl WeightUpdate<'_> {
         }
     }
 
-    /// One of the last columns, if D is not a multiple of the vector length.
+    /// [`WeightUpdate::update_group`] for one of the last columns, if D is not a multiple of the vector length.
     fn update_column(&mut self, start: usize, column: usize) {
         let (count, classes) = (self.rows.len(), self.weights.len() / self.dim);
         for class in start..(start + GROUP).min(classes) {

@@ -3,9 +3,10 @@
 Reads a tar of `images_background/` and `images_evaluation/` (alphabet / characterNN / NNNN_MM.png,
 any folder above them) and writes the form that `crates/vision/src/omniglot.rs` describes.
 
-Why this form: eight pixels of a row make a byte, and the bytes are stored column of bytes by column
-of bytes ("strips", top to bottom). A pen stroke running down the page is then a nearly constant run,
-which deflate packs a third smaller than row after row.
+Why this form: eight pixels of a row make a byte, and a drawing is stored as strips of eight columns:
+the bytes of a strip from top to bottom, then the next strip to the right. A pen stroke that runs
+down the page is then a nearly constant run of bytes, which deflate packs a third smaller than the
+same bytes row by row.
 
 Usage: python pack_omniglot.py omniglot.tar.xz omniglot.bin
 """
@@ -20,14 +21,17 @@ import numpy as np
 from PIL import Image
 
 MAGIC = b"OMNIGLT1"
+# The two folders of the published data; the file stores their index here.
 SPLITS = ["images_background", "images_evaluation"]
+# Width and height of every drawing in pixels, and drawings per character.
 SIDE = 105
 DRAWINGS = 20
+# Split, alphabet, number of the character, number of the person who drew it.
 MEMBER = re.compile(r"(?:^|/)(images_background|images_evaluation)/([^/]+)/character(\d\d)/\d+_(\d\d)\.png$")
 
 
 def read_drawings(tar_path):
-    """Every drawing by (split, alphabet, character, drawer), as a bool array, True where there is ink."""
+    """Maps (split, alphabet, character, drawer) to a drawing: a bool array [SIDE, SIDE], True where there is ink."""
     drawings = {}
     with tarfile.open(tar_path) as tar:
         for member in tar:
@@ -48,7 +52,10 @@ def strips(ink):
 
 
 def pack(drawings):
-    """The whole file. Characters and drawers are numbered without a gap, so their names need no storage."""
+    """Returns the bytes of the whole file.
+
+    Characters and drawers are numbered from 1 without a gap, so their numbers are not stored.
+    """
     table, streams = b"", b""
     alphabets = sorted({key[:2] for key in drawings})
     for split, alphabet in alphabets:

@@ -1,5 +1,9 @@
 //! Arrow tables from and to Python by the PyCapsule interface: producer and consumer exchange pointers to structures of
-//! the C data interface, so nothing is copied and no Arrow library for Python is needed.
+//! the C data interface, so nothing is copied and no Arrow library for Python is needed. [`reader`] takes a table from
+//! Python, [`Batches`] gives one back.
+//!
+//! A producer passes either a stream of batches (`__arrow_c_stream__`) or a single batch (`__arrow_c_array__`), each in
+//! a capsule: a Python object that holds a pointer and the name of the structure behind it.
 
 #![allow(
     unsafe_code,
@@ -25,6 +29,7 @@ const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
 const STREAM: &CStr = c"arrow_array_stream";
 
+/// The batches of a table and their schema.
 pub type Reader = Box<dyn RecordBatchReader + Send>;
 
 /// Reads the batches of any object that exports an Arrow stream or array.
@@ -44,14 +49,17 @@ pub fn reader(given: &Bound<'_, PyAny>) -> PyResult<Reader> {
     )))
 }
 
+/// The batches of a capsule with an Arrow stream, which is consumed.
 fn stream(capsule: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     let pointer = capsule.pointer_checked(Some(STREAM))?.cast::<FFI_ArrowArrayStream>();
-    // SAFETY: a capsule of this name holds such a structure; `from_raw` marks it as released.
+    // SAFETY: a capsule of this name holds such a structure. `from_raw` moves it out and marks it as released, so that
+    // the capsule does not free it again.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(pointer.as_ptr()) };
     let reader = caught(|| RecordBatchStreamReader::try_new(stream)).ok_or_else(not_arrow)?;
     Ok(Box::new(reader.map_err(not_a_table)?))
 }
 
+/// The batch of two capsules with an Arrow schema and an array, as a reader of one batch. The array is consumed.
 fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     let schema = schema.pointer_checked(Some(SCHEMA))?.cast::<FFI_ArrowSchema>();
     let array = array.pointer_checked(Some(ARRAY))?.cast::<FFI_ArrowArray>();
@@ -74,13 +82,15 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
     Ok(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))
 }
 
-/// The columns of a struct array; where the struct is null, all columns are.
+/// The fields of a struct array as the columns of a batch. Where the struct is null, all columns become null, because a
+/// batch has no nulls of its own.
 fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
     let Some(nulls) = table.nulls().filter(|nulls| nulls.null_count() > 0).cloned() else {
         let (fields, columns, _) = table.into_parts();
         return RecordBatch::try_new(Arc::new(Schema::new(fields)), columns);
     };
     let (fields, columns, _) = table.into_parts();
+    // A column that was declared without nulls may have some now.
     let fields: Vec<_> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
     let masked = |column: ArrayRef| -> Result<ArrayRef, ArrowError> {
         let both = NullBuffer::union(column.logical_nulls().as_ref(), Some(&nulls));
@@ -156,7 +166,7 @@ impl Batches {
         PyCapsule::new_with_value(py, schema, SCHEMA)
     }
 
-    /// Rows.
+    /// Number of rows.
     fn __len__(&self) -> usize {
         self.batches.iter().map(RecordBatch::num_rows).sum()
     }

@@ -1,4 +1,7 @@
-//! Audits of NumPy arrays: the function `audit` and its result, whose columns are arrays.
+//! Audits of NumPy arrays: the function [`audit`] and its result ([`Audit`]), whose properties are arrays with one
+//! entry per row. `_audit.py` documents them for users.
+//!
+//! An audit estimates for every labelled row whether its label is wrong, and which class would be right.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +11,7 @@ use pyo3::prelude::*;
 use trueshot::Embeddings;
 use trueshot::audit::{self as library, Action, AuditedItem, Certainty, Options};
 use trueshot::embeddings::{Features, Items};
-use trueshot::repair::{Kind, RepairPlan};
+use trueshot::repair::{CollectionKind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 
 use crate::exceptions::{to_exception, value_error};
@@ -18,20 +21,23 @@ use crate::{numpy_features, thread_pools};
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Audit {
     found: Arc<library::Audit>,
+    /// The rows that were audited, for the HTML report.
     data: Arc<Embeddings>,
 }
 
 impl Audit {
-    /// Wraps the result of the library.
+    /// Wraps the result of the library for `data`.
     pub fn new(found: Arc<library::Audit>, data: Arc<Embeddings>) -> Self {
         Audit { found, data }
     }
 
+    /// An array with one value per item.
     fn column<T: numpy::Element>(&self, py: Python<'_>, of: impl Fn(&AuditedItem) -> T) -> Py<PyArray1<T>> {
         PyArray1::from_vec(py, self.found.items.iter().map(of).collect()).unbind()
     }
 
-    /// A value per neighbour of every item, `[items, neighbours]`; missing neighbours are padded.
+    /// A value per neighbour of every item, `[items, neighbours]`. Items with fewer neighbours than others are padded
+    /// with `nothing`.
     fn neighbours<T: numpy::Element + Copy>(
         &self,
         py: Python<'_>,
@@ -49,7 +55,8 @@ impl Audit {
     }
 }
 
-/// Checks the options of an audit.
+/// The options of an audit, checked. `certainty` is the probability that a planned action needs, `expected_noise` the
+/// share of wrong labels if it is known, `neighbours` the number of similar rows to report per row.
 pub fn options(certainty: Option<f32>, expected_noise: Option<f64>, neighbours: usize) -> PyResult<Options> {
     let certainty = certainty.map_or_else(Certainty::default, Certainty::of_actions);
     let options = Options { certainty, expected_noise, neighbours };
@@ -74,7 +81,7 @@ impl NumberedRows {
         (self.features.rows(), self.features.dim())
     }
 
-    /// Checks the values, on the threads of the caller.
+    /// The rows as embeddings of the library. Checks values, labels and names, on the current thread pool.
     pub fn embeddings(self) -> trueshot::Result<Embeddings> {
         let data = Embeddings::from_numbered(self.features, self.labels, self.classes)?;
         match self.items {
@@ -84,7 +91,7 @@ impl NumberedRows {
     }
 }
 
-/// Audits labelled rows.
+/// Audits labelled rows. `confirmed` marks labels that are known to be right; it is empty or has one entry per row.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn audit(
@@ -163,7 +170,7 @@ impl Audit {
         self.column(py, AuditedItem::is_suspect)
     }
 
-    /// Indices of the suggested classes; -1 without a suggestion.
+    /// The index of the suggested class of every item; -1 without a suggestion.
     #[getter]
     fn suggested(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
         let places: HashMap<&str, i64> = self.data.classes().iter().map(String::as_str).zip(0..).collect();
@@ -198,6 +205,7 @@ impl Audit {
         let mut flat = numpy_features::allocate_results([self.found.shares.len(), width])?;
         flat.resize(self.found.shares.len() * width, 0.0);
         for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
+            // An item lists only the classes that were considered for it; `width - 1` stands for "none of the classes".
             shares.iter().for_each(|&(class, share)| row[class as usize] += share);
         }
         Ok(PyArray1::from_vec(py, flat).reshape([self.found.shares.len(), width])?.unbind())
@@ -231,13 +239,15 @@ impl Audit {
         AuditTable::new(&self.found).render()
     }
 
+    /// The HTML report. `thumbnails` are data URIs, one per row, or empty.
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
         let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
         thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();
-            // The source of the rows is unknown; `trueshot repair` gets it with --root.
-            let plan = &RepairPlan::new(audit, data, Kind::Embeddings, "rows".as_ref(), Vec::new());
+            // The report contains a plan of repairs, which names the file of the rows. An array has no file, so the
+            // plan says "rows", and the user gives the file to `trueshot repair` with --root.
+            let plan = &RepairPlan::new(audit, data, CollectionKind::Embeddings, "rows".as_ref(), Vec::new());
             Ok(AuditPage { title, audit, data, plan, thumbnails, points: &points, notes }.render())
         })
     }

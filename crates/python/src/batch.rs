@@ -1,5 +1,9 @@
 //! Many tasks in one call: an Arrow table with one task per row in, an Arrow table with one result per row out.
 //!
+//! A task is one small labelled collection (a support set): its features and labels are the entries of two list columns
+//! ([`crate::columns`]). [`run_tasks`] is the common loop; [`audit_batch`], [`fit_batch`] and [`prototypes_batch`] say
+//! what to compute for a task, and a [`TaskOutput`] which columns the results become.
+//!
 //! Tasks are independent and are divided among threads, so a result depends only on its own row. A task that fails has
 //! an `error` instead of a result; only a table with wrong columns raises an exception.
 
@@ -31,27 +35,29 @@ use crate::methods;
 /// The result of a task, or why it failed.
 type TaskResult<T> = Result<T, String>;
 
-/// A kind of result, as columns.
+/// How the results of one function become columns. The table of results has the carried columns of the input (such as
+/// the name of each task), then these columns, then `error`.
 trait TaskOutput: Send {
     /// The result of one task.
     type Output: Send;
-    /// The columns after the carried ones, without the error.
+    /// Names and types of the columns.
     fn fields() -> Vec<Field>;
-    /// An upper bound on the bytes, or list entries, of a result in any column.
+    /// An upper bound on the bytes, or list entries, that a result takes in any one column.
     fn size(output: &Self::Output) -> usize;
-    /// The columns of results; null for failed tasks.
+    /// The columns, in the order of [`TaskOutput::fields`] and with one entry per task; null for failed tasks.
     fn columns(results: &[TaskResult<Self::Output>]) -> Vec<ArrayRef>;
 }
 
-/// The columns of the tasks in a table.
+/// The names of the columns to use, as the caller gave them.
 struct ColumnNames {
     features: String,
     labels: String,
+    /// Columns that are copied to the result; `None` for the default, `task` if it exists.
     carried: Option<Vec<String>>,
 }
 
-/// Computes all tasks of a table, batch by batch. Ctrl-C stops the tasks that are running through their `Progress`, and
-/// no further ones are started.
+/// Computes all tasks of a table, Arrow batch by Arrow batch, with `compute` from a support set to a result. Ctrl-C
+/// stops the tasks that are running through their `Progress`, and no further ones are started.
 fn run_tasks<A: TaskOutput>(
     py: Python<'_>,
     table: &Bound<'_, PyAny>,
@@ -75,6 +81,7 @@ fn run_tasks<A: TaskOutput>(
         )));
     }
     let schema = Arc::new(Schema::new(fields));
+    // One task: errors of the support set, of the computation and of the size become the text of its `error`.
     let run_task = |support: TaskResult<Embeddings>, progress: &dyn Progress| -> TaskResult<A::Output> {
         let output = compute(support?, progress).map_err(|error: Error| error_text(&error))?;
         match A::size(&output) {
@@ -84,6 +91,7 @@ fn run_tasks<A: TaskOutput>(
             _ => Ok(output),
         }
     };
+    // The table of results for some rows of an input batch.
     let output_batch = |batch: &RecordBatch, rows: Range<usize>, results: &[TaskResult<A::Output>]| {
         let carried = carried.iter().map(|place| batch.column(*place).slice(rows.start, rows.len()));
         let mut columns: Vec<ArrayRef> = carried.collect();
@@ -91,6 +99,8 @@ fn run_tasks<A: TaskOutput>(
         columns.push(errors(results));
         RecordBatch::try_new(schema.clone(), columns)
     };
+    // All tasks of an input batch, in parallel. One input batch gives several output batches if a column would be too
+    // large.
     let process_batch = |batch: RecordBatch, channel: &Channel<'_, ()>| {
         let tasks = task_schema.columns(&batch);
         let run = |task: usize| match channel.check_stopped() {
@@ -117,10 +127,12 @@ fn run_tasks<A: TaskOutput>(
     Ok(Batches::new(schema, done.concat()))
 }
 
-/// The most bytes or list entries of a column in one batch: Arrow offsets have 32 bits.
+/// The most bytes or list entries of a column in one batch: the offsets of Arrow's lists and strings are signed 32-bit
+/// numbers.
 const MAX_COLUMN_SIZE: usize = i32::MAX as usize;
 
-/// Divides rows into ranges whose sizes sum to at most `most`; without rows, returns one empty range.
+/// Divides rows, given their sizes, into consecutive ranges whose sizes sum to at most `most`; a single larger row has
+/// a range of its own. Without rows, returns one empty range, so that the result has its columns.
 fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
     let (mut runs, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
     for size in sizes {
@@ -148,18 +160,19 @@ fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<us
     }
 }
 
+/// The column `error`: null for tasks that succeeded.
 fn errors<T>(results: &[TaskResult<T>]) -> ArrayRef {
     let mut errors = StringBuilder::new();
     results.iter().for_each(|result| errors.append_option(result.as_ref().err()));
     Arc::new(errors.finish())
 }
 
-/// The bytes of all names, counting at least one byte per name.
+/// An upper bound for a list of names: their bytes, but at least one per name, because the list has an entry for each.
 fn names_size(classes: &[String]) -> usize {
     classes.iter().map(|class| class.len().max(1)).sum()
 }
 
-/// A list per task; null for failed tasks.
+/// A list column with one list per task, to which `append` adds the entries of a result; null for failed tasks.
 fn lists<T, B: ArrayBuilder>(
     results: &[TaskResult<T>],
     builder: B,
@@ -175,10 +188,12 @@ fn lists<T, B: ArrayBuilder>(
     Arc::new(lists.finish())
 }
 
+/// A nullable list column with nullable entries of type `kind`.
 fn list_of(name: &str, kind: DataType) -> Field {
     Field::new(name, DataType::List(Arc::new(Field::new("item", kind, true))), true)
 }
 
+/// The audit of a task: lists with one entry per row of the support set, and the expected number of wrong labels.
 struct AuditOutput;
 
 impl TaskOutput for AuditOutput {
@@ -245,7 +260,7 @@ pub fn audit_batch(
     })
 }
 
-/// The class names, and the bytes of the classifier file.
+/// The classifier of a task: its class names, and the bytes of the file that `trueshot fit` writes.
 struct ClassifierOutput;
 
 impl TaskOutput for ClassifierOutput {
@@ -269,7 +284,7 @@ impl TaskOutput for ClassifierOutput {
     }
 }
 
-/// Fits a classifier to every task, as `trueshot fit` does.
+/// Fits a classifier to every task, as `trueshot fit` does: the audit of the support set becomes part of the file.
 #[pyfunction]
 pub fn fit_batch(
     py: Python<'_>,
@@ -289,7 +304,8 @@ pub fn fit_batch(
     })
 }
 
-/// The class names and prototypes.
+/// The prototypes of a task: its class names, one vector per class, and the vector to subtract from rows before they
+/// are compared, which is null for methods that do not centre rows.
 struct PrototypeOutput;
 
 impl TaskOutput for PrototypeOutput {
@@ -314,6 +330,7 @@ impl TaskOutput for PrototypeOutput {
                 .prototypes()
                 .map(|prototypes| (prototypes.vectors.to_vec(), prototypes.centre.map(<[f32]>::to_vec)))
         };
+        // Per task: vectors `[classes][dimensions]` and the centre. None for failed tasks.
         let known: Vec<_> = results.iter().map(|result| result.as_ref().ok().and_then(prototypes)).collect();
         let classes = lists(results, StringBuilder::new(), |list, learned: &UncalibratedPredictor| {
             learned.classes().iter().for_each(|class| list.append_value(class));
@@ -352,6 +369,8 @@ pub fn prototypes_batch(
     })
 }
 
+/// Fits the method to a task. An audit is needed only for large support sets, of which the classifier keeps the most
+/// typical items. Fails if the method does not have one prototype per class.
 fn prototypes(
     data: Embeddings,
     method: &NamedMethod,

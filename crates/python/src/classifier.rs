@@ -1,4 +1,8 @@
-//! Classifiers for Python. Fitting is fast, because probabilities and the audit are computed on first use.
+//! Classifiers for Python ([`Classifier`]), from labelled rows or from a file.
+//!
+//! Fitting takes microseconds, because it computes only what is needed to predict classes. Two slower results are
+//! computed when they are first requested, and kept: the audit of the support set (which of its labels are wrong), and
+//! the calibration, which cross-validates the classifier on the support set so that it can give probabilities.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -18,28 +22,34 @@ use crate::audit::{Audit, NumberedRows};
 use crate::exceptions::to_exception;
 use crate::{methods, numpy_features, thread_pools};
 
-/// Rows per unit of work of a thread.
+/// Rows that a thread predicts at a time.
 const ROWS_PER_CHUNK: usize = 256;
 
-/// The prototypes `[classes, dimensions]`, the vector that is subtracted from rows first, and whether cosines are
-/// compared.
+/// The prototypes `[classes, dimensions]`; the vector `[dimensions]` that is subtracted from rows before they are
+/// compared, if the method centres them; and whether the nearest prototype is the one with the largest cosine rather
+/// than the smallest distance.
 type PrototypeArrays = (Py<PyArray2<f32>>, Option<Py<PyArray1<f32>>>, bool);
 
 /// A fitted classifier; `trueshot.FewShotClassifier` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Classifier {
+    /// Predicts classes, without probabilities.
     learned: Arc<UncalibratedPredictor>,
     /// The method and the rows it was fitted to; `None` for a classifier from a file.
     origin: Option<(Arc<NamedMethod>, Arc<Embeddings>)>,
+    /// The audit of the support set, once it has been computed.
     found: OnceLock<Arc<library::Audit>>,
+    /// The calibrated classifier, once it has been computed; a classifier from a file has it from the start.
     predictor: OnceLock<Predictor>,
 }
 
+/// The audit of a support set, with default options.
 fn audit_support(data: &Embeddings, progress: &dyn Progress) -> trueshot::Result<Arc<library::Audit>> {
     Ok(Arc::new(library::Audit::of(data).progress(progress).run()?))
 }
 
 impl Classifier {
+    /// Fits the method to a support set. A large one is audited first, because only its most typical rows are kept.
     fn fit_rows(
         data: Embeddings,
         method: Arc<NamedMethod>,
@@ -60,6 +70,8 @@ impl Classifier {
         Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
     }
 
+    /// The audit of the support set, computed on the first call. If two threads call this at once, one result is
+    /// discarded.
     fn audit_result(
         &self,
         data: &Embeddings,
@@ -82,7 +94,8 @@ impl Classifier {
         Ok(self.predictor.get_or_init(|| predictor))
     }
 
-    /// Applies a function to rows, in chunks on all threads.
+    /// Applies a function to rows in chunks, on all threads of the current pool; the results are in the order of the
+    /// rows.
     fn map_rows<T: Send>(
         &self,
         features: &Features,
@@ -100,6 +113,7 @@ impl Classifier {
         Ok(parts.into_iter().flatten().collect())
     }
 
+    /// The calibrated prediction of every row.
     fn predictions(
         &self,
         py: Python<'_>,
@@ -165,6 +179,7 @@ impl Classifier {
         thread_pools::run_on_matrix(py, threads, shape, |progress| self.predictor(progress)?.write(&path))
     }
 
+    /// For pickle: the bytes of the classifier file.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let maker = py.get_type::<Classifier>().getattr("from_bytes")?;
         Ok((maker, (self.to_bytes(py, None)?,)))
@@ -242,7 +257,8 @@ impl Classifier {
         Ok(PyArray1::from_vec(py, answers.iter().map(|answer| answer.unknown).collect()).unbind())
     }
 
-    /// The audit of the support set. A file has only some of the rows of a large set; the Python side does not ask then.
+    /// The audit of the support set. A file has only some of the rows of a large set; the Python side does not ask
+    /// then.
     fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
         let data = self.origin.as_ref().map_or(self.learned.support(), |(_, data)| data);
         let shape = (data.len(), data.dim());
@@ -252,8 +268,7 @@ impl Classifier {
         Ok(Audit::new(found, data.clone()))
     }
 
-    /// The prototypes, the vector that is subtracted first, and whether cosines are compared; `None` if the method has
-    /// more than one vector per class.
+    /// The prototypes and how rows are compared with them; `None` if the method does not have one vector per class.
     fn prototypes(&self, py: Python<'_>) -> PyResult<Option<PrototypeArrays>> {
         let Some(known) = self.learned.prototypes() else { return Ok(None) };
         let flat = PyArray1::from_vec(py, known.vectors.concat());

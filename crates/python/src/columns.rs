@@ -1,4 +1,7 @@
 //! The columns of a table of tasks: one row per task, with its support set in two list columns (features and labels).
+//! An entry of `features` holds all rows of a task, as a list of lists or as one flat list; an entry of `labels` holds
+//! one label per row. [`crate::batch`] finds the columns once ([`TaskSchema::find`]), takes them from every Arrow batch
+//! ([`TaskSchema::columns`]), and reads one task after the other ([`TaskColumns::support`]).
 //!
 //! All kinds of Arrow lists are supported (plain, large, of fixed size, views), and contiguous numbers of a task are
 //! used without a copy. A problem with a column concerns all tasks and raises an exception; a problem with one task is
@@ -18,23 +21,25 @@ use bytes::Bytes;
 use trueshot::Embeddings;
 use trueshot::embeddings::{Features, Precision};
 
-/// Why a task fails.
+/// Why a task fails, as text for the `error` of its row.
 pub type Refusal = String;
 
-/// The two columns of a support set.
+/// The two columns of one Arrow batch, with one entry per task.
 pub struct TaskColumns {
     features: ArrayRef,
     labels: ArrayRef,
 }
 
-/// The names and indices of the columns.
+/// Where the two columns are in a table.
 pub struct TaskSchema {
+    /// The index of the column of features.
     features: usize,
+    /// The index of the column of labels.
     labels: usize,
 }
 
 impl TaskSchema {
-    /// Finds the columns; `Err` describes the problem of the table.
+    /// Finds the columns with these names and checks their types; `Err` describes the problem of the table.
     pub fn find(schema: &Schema, features: &str, labels: &str) -> Result<Self, String> {
         let place = |name: &str| {
             schema.index_of(name).map_err(|_| {
@@ -44,6 +49,7 @@ impl TaskSchema {
         };
         let task_schema = TaskSchema { features: place(features)?, labels: place(labels)? };
         let kind = |place: usize| schema.field(place).data_type();
+        // A list of numbers is flat; a list of lists has one list per row.
         let row = element_type(kind(task_schema.features))
             .ok_or_else(|| not_features(features, kind(task_schema.features)))?;
         if !is_number(row) && !element_type(row).is_some_and(is_number) {
@@ -58,6 +64,7 @@ impl TaskSchema {
         }
     }
 
+    /// The two columns of a batch of the table.
     pub fn columns(&self, batch: &RecordBatch) -> TaskColumns {
         TaskColumns {
             features: batch.column(self.features).clone(),
@@ -70,6 +77,7 @@ fn not_features(name: &str, kind: &DataType) -> String {
     format!("column '{name}' is {kind}; expected a list of lists of float, half or double, one list per row")
 }
 
+/// The type of the elements of a list type; `None` if it is not a list.
 fn element_type(kind: &DataType) -> Option<&DataType> {
     match kind {
         DataType::List(field)
@@ -94,6 +102,7 @@ fn is_label(kind: &DataType) -> bool {
 }
 
 impl TaskColumns {
+    /// The support set of the task in this row of the batch.
     pub fn support(&self, task: usize) -> Result<Embeddings, Refusal> {
         let labels = list_entry(&self.labels, task).ok_or("the labels are null")?;
         let (labels, classes) = labels_of(&labels)?;
@@ -115,11 +124,12 @@ fn list_entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
         DataType::ListView(_) => list.as_list_view::<i32>().value(place),
         DataType::LargeListView(_) => list.as_list_view::<i64>().value(place),
         DataType::FixedSizeList(_, _) => list.as_fixed_size_list().value(place),
-        _ => unreachable!("the layout lets only lists pass"),
+        _ => unreachable!("TaskSchema::find has checked that it is a list"),
     })
 }
 
-/// The rows of a task, from lists of numbers or from one flat list.
+/// The features of a task with this number of labels, from one list of numbers per row or from one flat list of all
+/// numbers.
 fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     if is_number(rows.data_type()) {
         let fits = labels > 0 && !rows.is_empty() && rows.len().is_multiple_of(labels);
@@ -143,6 +153,7 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     }
     let (starts, dim) = row_starts(rows)?;
     let values = inner_values(rows);
+    // Rows that follow each other without gaps are used in place.
     let side_by_side = starts.iter().enumerate().all(|(row, start)| *start == starts[0] + row * dim);
     match side_by_side {
         true => contiguous_features(&values.slice(starts[0], rows.len() * dim), dim),
@@ -150,7 +161,8 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     }
 }
 
-/// The start of every row, and their common length.
+/// The start of every row in the inner values, and the length that all rows have. `rows` is a list of lists of varying
+/// size.
 fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     let place = |row: usize| -> (usize, usize) {
         match rows.data_type() {
@@ -181,11 +193,13 @@ fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
     Ok((starts, dim))
 }
 
+/// Start and length of a list from the offsets of a list array, of which entry `row + 1` is the end of list `row`.
 fn start_and_length<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
     let at = |place: usize| offsets[place].try_into().unwrap_or(0);
     (at(row), at(row + 1) - at(row))
 }
 
+/// The numbers of all rows, into which the starts of [`row_starts`] point.
 fn inner_values(rows: &ArrayRef) -> &ArrayRef {
     match rows.data_type() {
         DataType::List(_) => rows.as_list::<i32>().values(),
@@ -195,9 +209,9 @@ fn inner_values(rows: &ArrayRef) -> &ArrayRef {
     }
 }
 
-/// Copies rows that are not contiguous.
+/// Copies rows of length `dim` that are not contiguous, such as those of list views.
 fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
-    // List views may overlap, so a few numbers could claim to be any number of rows.
+    // List views may overlap: a few numbers could stand for millions of rows, whose copy would not fit into memory.
     if starts.len().saturating_mul(dim) > values.len() {
         let (rows, held) = (starts.len(), values.len());
         return Err(format!("the rows of the features overlap: {rows} rows of {dim} numbers among {held}"));
@@ -214,7 +228,7 @@ fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Featur
     Ok(Features::from_f32(all, dim))
 }
 
-/// Contiguous numbers, without a copy unless they are doubles.
+/// Contiguous numbers as rows of length `dim`, without a copy unless they are doubles, which become f32.
 fn contiguous_features(values: &ArrayRef, dim: usize) -> Result<Features, Refusal> {
     if dim == 0 {
         return Err("the rows of the features have no numbers".into());
@@ -241,15 +255,17 @@ fn check_no_nulls(values: &ArrayRef, dim: usize) -> Result<(), Refusal> {
     Err(format!("feature in row {}, column {} is null", place / dim, place % dim))
 }
 
-/// Labels as indices into their sorted distinct values, as the library does with files.
+/// The labels of a task as indices into their sorted distinct values, and these as names: the order that the library
+/// also uses for files. Names are sorted as text, integers by value.
 fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
     if let Some(row) = (0..labels.len()).find(|&row| labels.is_null(row)) {
         return Err(format!("the label in row {row} is null"));
     }
     match labels.data_type() {
-        // Arrow assumes that a dictionary has entries.
+        // Without labels, a dictionary may be empty too, and `normalized_keys` assumes that it is not.
         _ if labels.is_empty() => Ok(Default::default()),
         DataType::Dictionary(_, _) => {
+            // Dictionary-encoded: `values` are distinct labels, and a key per row points to one of them.
             let dictionary = labels.as_any_dictionary();
             let keys = dictionary.normalized_keys();
             let values = dictionary.values();
@@ -271,7 +287,7 @@ fn labels_of(labels: &ArrayRef) -> Result<(Vec<i64>, Vec<String>), Refusal> {
     }
 }
 
-/// The labels as names, if they are strings or booleans; nulls are empty.
+/// The labels as names, if they are strings or booleans, else `None`. Nulls become empty names; callers refuse nulls.
 fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
     match labels.data_type() {
         DataType::Utf8 => Some(labels.as_string::<i32>().iter().map(Option::unwrap_or_default).collect()),
@@ -279,7 +295,7 @@ fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
             Some(labels.as_string::<i64>().iter().map(Option::unwrap_or_default).collect())
         }
         DataType::Utf8View => Some(labels.as_string_view().iter().map(Option::unwrap_or_default).collect()),
-        // As Python writes booleans.
+        // Python's names of booleans, because labels of arrays get the same names.
         DataType::Boolean => {
             let name = |label: Option<bool>| if label.unwrap_or_default() { "True" } else { "False" };
             Some(labels.as_boolean().iter().map(name).collect())
@@ -288,6 +304,7 @@ fn names(labels: &ArrayRef) -> Option<Vec<&str>> {
     }
 }
 
+/// The labels as integers; an error if one does not fit into an i64.
 fn whole_numbers(labels: &ArrayRef) -> Result<Vec<i64>, Refusal> {
     fn widened<T: ArrowPrimitiveType>(labels: &ArrayRef) -> Vec<i64>
     where
@@ -312,6 +329,7 @@ fn whole_numbers(labels: &ArrayRef) -> Result<Vec<i64>, Refusal> {
     })
 }
 
+/// Numbers labels in their sorted order: the index of every label, and the names of the classes.
 fn number_labels<T: Ord + Clone + ToString>(
     labels: impl Iterator<Item = T> + Clone,
 ) -> (Vec<i64>, Vec<String>) {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the command with these arguments and returns its exit status.
+/// Runs the command with these arguments, the first of which is the name of the program, and returns its exit status.
 #[pyfunction]
 pub fn main_from(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| trueshot_cli::main_from(arguments))

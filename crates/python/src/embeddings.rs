@@ -9,11 +9,13 @@ use trueshot::embeddings::{Features, Precision};
 use crate::evaluation::{LabelledArrays, to_numbered_rows};
 use crate::thread_pools::run_on_pool;
 
-/// Features, class indices, class names, row names and backbone of a file.
+/// The contents of a file: features `[rows, dimensions]`, the class index of every row, the names of the classes, the
+/// names of the rows if they have any, and the name of the network that made the features (the backbone) if it is
+/// known.
 type EmbeddingsFile<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyArray1<i64>>, Vec<String>, Option<Vec<String>>, Option<String>);
 
-/// Reads an embeddings file in any format.
+/// Reads an embeddings file in any format that `trueshot` reads; rows are copied.
 #[pyfunction]
 pub fn read_embeddings<'py>(py: Python<'py>, path: &str) -> PyResult<EmbeddingsFile<'py>> {
     let read = run_on_pool(py, None, || Embeddings::open(path))?;
@@ -29,7 +31,7 @@ pub fn read_embeddings<'py>(py: Python<'py>, path: &str) -> PyResult<EmbeddingsF
     ))
 }
 
-/// Writes an embeddings file.
+/// Writes an embeddings file; the Python side has checked that its name ends in .safetensors.
 #[pyfunction]
 pub fn write_embeddings(
     py: Python<'_>,

@@ -1,4 +1,9 @@
-//! Evaluations of arrays, and their episodes, which are those of `trueshot eval` with the same seed.
+//! The functions `evaluate` and `sample_episodes`: evaluations of methods on noisy episodes drawn from arrays. The
+//! episodes are those of `trueshot eval` with the same seed.
+//!
+//! An episode is a small classification task: `ways` classes, a support set with `shots` labelled rows per class, and
+//! `queries` rows per class to classify. Under each noise setting, some labels of the support set are made wrong.
+//! Methods and noise types may be Python functions ([`crate::user_functions`]).
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyBaseException, PyUserWarning};
@@ -24,33 +29,42 @@ use crate::numpy_features;
 use crate::thread_pools::run_on_pool;
 use crate::user_functions::{Message, PythonMethod, PythonNoise, UserFunctions, UserMethod};
 
-/// Labelled rows from the Python side: features, class indices, class names, row names.
+/// Labelled rows from the Python side: features `[rows, dimensions]`, class indices `[rows]`, class names, and the
+/// names of the rows if they have any.
 pub type LabelledArrays<'py> =
     (Bound<'py, PyAny>, PyReadonlyArray1<'py, i64>, Vec<String>, Option<Vec<String>>);
 
-/// Converts labelled rows.
+/// Takes over labelled rows: features without a copy, labels with one. Values are checked later, when they become
+/// embeddings.
 pub fn to_numbered_rows(given: LabelledArrays<'_>) -> PyResult<NumberedRows> {
     let (features, labels, classes, items) = given;
     let labels = labels.as_slice()?.to_vec();
     Ok(NumberedRows { features: numpy_features::features(&features)?, labels, classes, items })
 }
 
-/// The parameters of episodes.
+/// The parameters of episodes, read from the attributes of a `_evaluation._Shape`.
 #[derive(FromPyObject)]
 pub struct EpisodeShape {
+    /// Classes per episode.
     ways: usize,
+    /// The smallest and the largest number of support rows per class.
     shots: (usize, usize),
+    /// Queries per class.
     queries: usize,
     seed: u64,
+    /// Built-in noise types with their levels, which are shares from 0 to below 1. If this and `own_noise` are empty,
+    /// the default noise is used.
     noise: Vec<(String, Vec<f64>)>,
     own_noise: Vec<OwnNoise>,
 }
 
-/// A user-defined noise type: a confusion matrix or a function.
+/// A user-defined noise type: either a confusion matrix or a function.
 #[derive(FromPyObject)]
 struct OwnNoise {
     name: String,
+    /// `[true class][given class]`, probabilities, for the classes of the data in sorted order.
     matrix: Option<Vec<Vec<f64>>>,
+    /// Called as described at [`UserFunctions::noises`].
     run: Option<Py<PyAny>>,
 }
 
@@ -82,7 +96,7 @@ impl EpisodeShape {
         Ok(noise::settings(&all))
     }
 
-    /// The functions of user-defined noise types.
+    /// The functions of user-defined noise types, without the matrices among them.
     fn noise_functions(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         self.own_noise.iter().filter_map(|noise| noise.run.as_ref()).map(|run| run.clone_ref(py)).collect()
     }
@@ -93,7 +107,8 @@ impl EpisodeShape {
     }
 }
 
-/// Adds user-defined noise types to a sampler.
+/// Adds user-defined noise types to a sampler. Functions are numbered in the order of
+/// [`EpisodeShape::noise_functions`]; they get their requests through `sender`.
 fn with_own_noise<'a>(
     sampler: Sampler<'a>,
     own: Vec<(String, Option<Vec<Vec<f64>>>)>,
@@ -120,14 +135,14 @@ impl Progress for EpisodeProgress<'_> {
     }
 }
 
-/// A method: the name of a built-in one with its parameters, or a user-defined one.
+/// A method as Python passes it: the name of a built-in one with its parameters, or a user-defined one.
 #[derive(FromPyObject)]
 pub enum MethodArgument {
     BuiltIn(String),
     Own(UserMethod),
 }
 
-/// A parsed method: a built-in one, or the index of a user-defined one.
+/// A parsed method: a built-in one, or the index of a user-defined one among the user-defined methods.
 enum ParsedMethod {
     BuiltIn(NamedMethod),
     Own(usize),
@@ -169,6 +184,7 @@ fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec
     Ok((parsed, own))
 }
 
+/// Checks that one of the methods has the name `baseline`: the method to which all others are compared.
 fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own: &[UserMethod]) -> PyResult<()> {
     let labels: Vec<&str> = parsed
         .iter()
@@ -189,8 +205,11 @@ fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own: &[UserMethod]) -
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Evaluation(library::Evaluation);
 
-/// Evaluates methods on episodes. The second value is the exception that ended the evaluation early, if any; the first
-/// is then the result up to that point, if any.
+/// Evaluates methods on `episodes` episodes. `details` says whether to report accuracies per class, and the confusion
+/// matrix; `callback` is called with the number of finished episodes.
+///
+/// Returns the evaluation, and the exception that ended it early, if any. The evaluation then has the results up to
+/// that point, and is `None` if there are none.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn evaluate(
@@ -212,6 +231,7 @@ pub fn evaluate(
     }
     let (spec, noise) = (shape.spec(), shape.noise(py)?);
     let functions = UserFunctions { methods: own, noises: shape.noise_functions(py), stop_on_failure };
+    // The work on other threads gets names and matrices only: Python functions stay on this thread.
     let (own, own_noise) = (&functions.methods, shape.take_own_noise());
     let data = to_numbered_rows(data)?;
     let outliers = checked_outliers(py, threads, outliers)?;
@@ -251,14 +271,14 @@ pub fn evaluate(
     }
 }
 
-/// Makes embeddings with their fingerprint, which results contain.
+/// Makes embeddings of rows and computes their fingerprint, a hash that results contain to name the data.
 fn check_rows(rows: NumberedRows) -> trueshot::Result<Embeddings> {
     let mut data = rows.embeddings()?;
     data.check()?;
     Ok(data)
 }
 
-/// [`check_rows`] for an argument other than X, which errors name.
+/// [`check_rows`] for an argument other than X; errors begin with its name.
 pub fn check_argument(
     py: Python<'_>,
     threads: Option<i64>,
@@ -279,7 +299,8 @@ fn checked_outliers(
 
 #[pymethods]
 impl Evaluation {
-    /// The evaluation in one of the formats of `trueshot eval`.
+    /// The evaluation in one of the formats of `trueshot eval`; `significance` adds the differences
+    /// between all pairs of methods.
     fn render(&self, format: &str, significance: bool) -> PyResult<String> {
         let format = match format {
             "table" => Format::Table,
@@ -298,7 +319,8 @@ impl Evaluation {
     }
 }
 
-/// Draws episodes, each as a dictionary of arrays.
+/// Draws the episodes `first` to `first + count - 1`, each as a dictionary of arrays: `index`, `classes`, `queries`,
+/// `query_labels`, and `supports` with one dictionary per noise setting (see `support_dict`).
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "what Python gathers for one call")]
 pub fn sample_episodes<'py>(
@@ -354,6 +376,8 @@ fn int_array<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'
     PyArray1::from_vec(py, values.collect())
 }
 
+/// The support set of an episode under one noise setting: the fields of the Python class `SupportSet`, one entry per
+/// item. The level of user-defined noise is its measured share of wrong labels.
 fn support_dict<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
     let outlier = |item: &Item| item.truth.is_none();

@@ -10,13 +10,14 @@ use pyo3::exceptions::{
 use trueshot::Error;
 use trueshot::report::visible;
 
+/// The exception for an error of the library.
 pub fn to_exception(error: Error) -> PyErr {
     let message = error_text(&error);
     exception(error, message)
 }
 
-/// The exception for an error in the rows of one argument, whose name comes first. A hint about X would be about other
-/// rows.
+/// The exception for an error in the rows of one argument, such as `outliers`, whose name comes first. Only the hint of
+/// [`Error::NotFinite`] is left out: it names X, which has other rows.
 pub fn argument_exception(argument: &str, error: Error) -> PyErr {
     let message = match error {
         Error::NotFinite { .. } => visible(&error.to_string()),
@@ -56,10 +57,11 @@ pub fn value_error(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }
 
-/// The exception for a bug in the library; `except Exception` catches it.
+/// The exception after a panic, which is a bug in the library. It is a `RuntimeError`, so `except Exception` catches
+/// it.
 pub fn internal_error() -> PyErr {
     PyRuntimeError::new_err(INTERNAL_ERROR)
 }
 
-/// The error of a task for a bug in the library.
+/// The message after a panic. [`crate::batch`] puts it into the `error` of the task instead of raising an exception.
 pub const INTERNAL_ERROR: &str = "internal error of trueshot on this input: please report it";

@@ -1,5 +1,8 @@
-//! Long work with progress and Ctrl-C. It runs on its own threads, while the calling thread passes progress messages to
-//! Python and checks for signals, which Python handles only on its main thread.
+//! Long work with progress and Ctrl-C: [`run_interruptible`], and [`run_keeping_results`] if partial results are of
+//! use.
+//!
+//! The work runs on its own threads, because Python handles signals only on its main thread. Meanwhile the calling
+//! thread passes messages of the work to Python, checks for signals, and asks the work to stop through a flag.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,20 +20,22 @@ use crate::thread_pools::pool;
 /// The interval between checks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The connection between work on its own threads and the Python thread that called it: progress messages in one
-/// direction, the request to stop in the other.
+/// The connection between work on its own threads and the Python thread that called it: messages `M` to the caller, and
+/// the request to stop in the other direction.
 pub struct Channel<'a, M> {
     sender: Mutex<Sender<M>>,
+    /// Set by the calling thread, once, when the work must stop.
     stopped: &'a AtomicBool,
 }
 
 impl<M> Channel<'_, M> {
-    /// A sender for parts of the work that need an answer from the calling thread. It must not outlive the work.
+    /// A sender for parts of the work that keep one, such as a user-defined method. It must be dropped with the work:
+    /// the calling thread waits until no sender is left.
     pub fn sender(&self) -> Sender<M> {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends a message; dropped if the receiver is gone.
+    /// Sends a message to the calling thread. It is dropped if the calling thread no longer receives.
     pub fn send(&self, message: M) {
         if let Ok(sender) = self.sender.lock() {
             let _ = sender.send(message);
@@ -50,8 +55,8 @@ impl Progress for Channel<'_, ()> {
     }
 }
 
-/// Runs `work` on `threads` threads and passes its messages to `on_message`. An exception of `on_message` stops the work, as
-/// Ctrl-C does.
+/// Runs `work` on `threads` threads and passes its messages to `on_message`. An exception of `on_message` stops the
+/// work, as Ctrl-C does.
 pub fn run_interruptible<T: Send, M: Send>(
     py: Python<'_>,
     threads: Option<i64>,
@@ -65,8 +70,8 @@ pub fn run_interruptible<T: Send, M: Send>(
     }
 }
 
-/// Like [`run_interruptible`], but if the work was stopped, also returns what it had done by then. The second value is the
-/// exception that stopped it.
+/// Like [`run_interruptible`], but returns the result of the work even if it was stopped, for work that then returns
+/// what it has done so far. The second value is the exception that stopped it, if any.
 pub fn run_keeping_results<T: Send, M: Send>(
     py: Python<'_>,
     threads: Option<i64>,
@@ -80,7 +85,8 @@ pub fn run_keeping_results<T: Send, M: Send>(
     let channel = Channel { sender: Mutex::new(sender), stopped: &stopped };
     let mut stop_reason = None;
     let outcome = std::thread::scope(|scope| {
-        // The channel is dropped when the work is done, which wakes the receiving thread at once.
+        // The channel, with its sender, is dropped when the work is done. This disconnects the receiver and ends the
+        // loop.
         let worker = scope.spawn(move || pool.install(|| caught(|| work(&channel))));
         loop {
             let next =

@@ -1,10 +1,13 @@
 //! The extension module of the Python package `trueshot`: it converts between Python and the library, and computes
 //! nothing itself. Users do not call it.
 //!
-//! Arrays and Arrow tables are passed without a copy if their layout allows it (`numpy_features`, `arrow_capsules`).
-//! Work runs on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), and functions of
-//! users run on the calling thread (`user_functions`). Errors become the exceptions that users of scikit-learn expect
-//! (`exceptions`). Labels of any type, estimators, defaults and documentation are in Python, in `python/trueshot/`.
+//! Each function that users reach has a file: `audit`, `classifier`, `evaluation`, `training`, `batch` (tables with one
+//! task per row), `embeddings` (files) and `command_line`. The other files are what these share. Arrays and Arrow
+//! tables are passed without a copy if their layout allows it (`numpy_features`, `arrow_capsules`, `columns`). Work
+//! runs on thread pools of this module with the GIL released (`thread_pools`, `interruptible`), and user-defined
+//! functions run on the calling thread (`user_functions`). Errors become the exceptions that users of scikit-learn
+//! expect (`exceptions`). Labels of any type, estimators, defaults and documentation are in Python, in
+//! `python/trueshot/`; `_native.pyi` there lists everything that this module exports.
 
 mod arrow_capsules;
 mod audit;

@@ -1,4 +1,7 @@
-//! Parses methods. They are cached, because reading the built-in head takes longer than fitting an estimator.
+//! Parses the names of methods, such as `median:eps=0.1`, that users pass to estimators and batch functions.
+//!
+//! Parsed methods are cached: the default method, `relabel`, has a built-in trained network (a head), and reading its
+//! parameters takes longer than fitting an estimator.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,10 +12,11 @@ use trueshot::method::{NamedMethod, Registry};
 /// The maximum number of cached methods; others are parsed on every call.
 const MAX_CACHED: usize = 64;
 
-/// A method for fitting, by its name and parameters as on the command line. Transductive methods are refused.
+/// A method for fitting, by its name and parameters as on the command line. Transductive methods, which classify all
+/// queries together, are refused: there is nothing to fit in advance.
 pub fn method(text: &str) -> Result<Arc<NamedMethod>> {
     static CACHED: Mutex<Option<HashMap<String, Arc<NamedMethod>>>> = Mutex::new(None);
-    // Not cached: the file may have changed.
+    // Both parameters name a file, which may have changed since the last call.
     if text.contains("model=") || text.contains("centre=") {
         return parse(text);
     }

@@ -1,7 +1,7 @@
-//! Features from NumPy arrays without a copy. The Python side has made the array two-dimensional, C-contiguous and of
-//! single or half precision.
+//! Features from NumPy arrays without a copy, and arrays for results. The Python side (`_arrays.as_features`) has made
+//! the array two-dimensional, C-contiguous and of single or half precision; this is checked again here.
 
-#![allow(unsafe_code, reason = "a view into an array that outlives this call; see Shared")]
+#![allow(unsafe_code, reason = "a view into an array that outlives this call; see ArrayMemory")]
 
 use bytes::Bytes;
 use half::f16;
@@ -14,7 +14,9 @@ use trueshot::embeddings::{Features, Precision};
 struct ArrayMemory {
     /// Never read; holds the reference.
     _array: Py<PyAny>,
+    /// The first byte of the array.
     start: *const u8,
+    /// The length of the array in bytes.
     bytes: usize,
 }
 
@@ -26,7 +28,7 @@ unsafe impl Sync for ArrayMemory {}
 
 impl AsRef<[u8]> for ArrayMemory {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `start` and `bytes` are those of a contiguous array, checked in `view`.
+        // SAFETY: `start` and `bytes` are those of a contiguous array, checked in `array_view`.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
@@ -42,6 +44,7 @@ pub fn features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
     Err(PyTypeError::new_err("features must be a two-dimensional array of float32 or float16"))
 }
 
+/// The memory of a C-contiguous array as features `[rows, dimensions]`.
 fn array_view<T: Element>(array: &Bound<'_, PyArray2<T>>, precision: Precision) -> PyResult<Features> {
     let &[rows, dim] = array.shape() else { unreachable!("two dimensions") };
     if !array.is_c_contiguous() {
@@ -66,7 +69,8 @@ pub fn copied_features(array: &Bound<'_, PyAny>) -> PyResult<Features> {
     Ok(Features::new(bytes, shared.precision(), shared.rows(), shared.dim()))
 }
 
-/// Memory for results `[rows, columns]`, or `MemoryError`.
+/// An empty vector with memory for results `[rows, columns]`. Raises `MemoryError` instead of ending the process if
+/// there is not enough.
 pub fn allocate_results([rows, columns]: [usize; 2]) -> PyResult<Vec<f32>> {
     let mut numbers = Vec::new();
     let reserved = rows.checked_mul(columns).is_some_and(|count| numbers.try_reserve_exact(count).is_ok());

@@ -1,7 +1,9 @@
-//! The thread pools that the library computes on, with the GIL released.
+//! The thread pools that the library computes on, with the GIL released. Start with [`run_on_matrix`] for work on rows,
+//! and with [`run_on_pool`] for short work on files.
 //!
-//! A pool belongs to a process: a forked process inherits the pool but not its threads, and would wait for them
-//! forever. A panic ends the call, not the interpreter.
+//! There is one pool per process and number of threads, kept for later calls. It must not be shared with a forked
+//! process, which inherits the pool but not its threads, and would wait for them forever. A panic ends the call with an
+//! exception, not the interpreter.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -19,10 +21,10 @@ use crate::interruptible::run_interruptible;
 /// The most threads that can be requested.
 const MAX_THREADS: i64 = 1024;
 
-/// The process and the number of threads; 0 stands for `RAYON_NUM_THREADS`, or all cores.
+/// The process ID and the number of threads; 0 threads stand for `RAYON_NUM_THREADS`, or all cores.
 type PoolKey = (u32, usize);
 
-/// A pool with this number of threads.
+/// The pool of this process with this number of threads; `None` for `RAYON_NUM_THREADS`, or all cores.
 pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     let threads = check_threads(threads)?;
     static POOLS: Mutex<Option<HashMap<PoolKey, Arc<ThreadPool>>>> = Mutex::new(None);
@@ -43,7 +45,7 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     Ok(pool)
 }
 
-/// Runs work on a pool with this number of threads.
+/// Runs work on a pool with this number of threads. Ctrl-C has an effect only after it.
 pub fn run_on_pool<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
@@ -55,8 +57,8 @@ pub fn run_on_pool<T: Send>(
     done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
-/// Matrices of up to this number of values are processed on the calling thread: waking other threads would take longer,
-/// especially on a busy machine.
+/// Matrices of up to this number of values (80 rows of 1600, for example) are processed on the calling thread: waking
+/// other threads would take longer, especially on a busy machine.
 const SMALL_MATRIX: usize = 1 << 17;
 
 /// Runs work on a matrix. A small one is processed on the calling thread in a few milliseconds, unless the number of
@@ -80,7 +82,8 @@ pub fn run_on_matrix<T: Send>(
     done.ok_or_else(internal_error)?.map_err(to_exception)
 }
 
-/// The most single-thread pools of calling threads: such a pool is never freed.
+/// The largest number of calling threads with a single-thread pool of their own, because such a pool is never freed.
+/// Later threads use the shared pool with one thread.
 const MAX_CALLER_POOLS: usize = 64;
 
 thread_local! {
@@ -88,6 +91,8 @@ thread_local! {
     static CALLER_POOL: OnceCell<Option<Arc<ThreadPool>>> = const { OnceCell::new() };
 }
 
+/// A pool that consists of the calling thread alone, so that work for a rayon pool runs there without waking another
+/// thread.
 fn new_caller_pool() -> Option<Arc<ThreadPool>> {
     static CALLER_POOLS: AtomicUsize = AtomicUsize::new(0);
     if CALLER_POOLS.fetch_add(1, Ordering::Relaxed) >= MAX_CALLER_POOLS {

@@ -1,4 +1,8 @@
-//! Training of heads on arrays: with the same data and seed, the files are byte-identical to those of `trueshot train`.
+//! The function `train_head`: training of heads on arrays. A head is a network that judges the labels of a support set
+//! (Relabel, TraNFS). With the same data and seed, the files are byte-identical to those of `trueshot train`.
+//!
+//! `trueshot train` reads a configuration with lists of files. Here the data are arrays, and the configuration gets a
+//! placeholder for each ([`resolve_configuration`]); everything else is the same.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -23,20 +27,30 @@ use crate::evaluation::{LabelledArrays, check_argument, to_numbered_rows};
 use crate::exceptions::{to_exception, value_error};
 use crate::interruptible::{Channel, run_interruptible};
 
-/// The data of a run, in the order of the lists in a configuration.
+/// The data sets of a run by their role, in the order of [`ROLES`].
 type SetsByRole<T> = [Vec<T>; 4];
 
-/// The names of the arguments of `trueshot.train`, in the order of [`SetsByRole`].
+/// The roles of data sets, which are the names of the arguments of `trueshot.train`. `outliers` are rows of other
+/// classes, which replace support items under outlier noise.
 const ROLES: [&str; 4] = ["data", "outliers", "validation", "validation_outliers"];
 
+/// What the training threads tell the calling thread, which passes it to Python.
 enum TrainingMessage {
-    Step { done: u64, steps: u64, loss: f64 },
+    /// `done` of `steps` steps have finished, the last one with this loss.
+    Step {
+        done: u64,
+        steps: u64,
+        loss: f64,
+    },
+    /// A line of metrics, and whether the model is the best so far.
     Record(Record, bool),
     Warning(String),
 }
 
+/// Sends the events of a training as messages, and passes on the request to stop.
 struct TrainingObserver<'a> {
     channel: &'a Channel<'a, TrainingMessage>,
+    /// The number of steps of the whole run.
     steps: u64,
 }
 
@@ -66,19 +80,27 @@ impl Progress for TrainingObserver<'_> {
     }
 }
 
-/// The settings of a run that do not affect the model.
+/// The settings of a run that are not part of the configuration, read from the attributes of a `_training._Run`.
 #[derive(FromPyObject)]
 pub struct RunSettings {
+    /// The model file to write.
     output: PathBuf,
+    /// What to do about an earlier run: `fresh` (refuse to start), `resume` or `overwrite`.
     start: String,
+    /// The largest number of seconds between checkpoints.
     save_every: f64,
+    /// Steps between lines of metrics; each validation writes one too.
     record_every: u64,
     threads: Option<i64>,
+    /// `auto`, `cpu`, `cuda` or `cuda:N`.
     device: String,
 }
 
-/// Trains a head on rows. `options` is a configuration as JSON; `on_message` is called with the kind and
-/// the values of every message.
+/// Trains a head (`kind`: `tranfs` or `relabel`) on rows. `options` is a configuration as JSON, with the sections and
+/// keys of the TOML file of `trueshot train`.
+///
+/// `on_message` is called with `("step", done, steps, loss)`, `("record", line of JSON, is_best)` or `("warning",
+/// text)`. Returns the outcome as a dictionary with the fields of the Python class `Training`, except `path`.
 #[pyfunction]
 pub fn train_head<'py>(
     py: Python<'py>,
@@ -106,6 +128,7 @@ pub fn train_head<'py>(
     Ok(found)
 }
 
+/// Trains one kind of head, whose architecture options are `M`. Returns the outcome and the device it was trained on.
 fn run_training<M: HeadOptions + Send + Sync>(
     py: Python<'_>,
     defaults: Configuration<M>,
@@ -130,7 +153,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
         let (device, _) = choice.open()?;
         let [train_on, outliers, validation, validation_outliers] = &sets;
         let outliers: Vec<&Embeddings> = outliers.iter().collect();
-        // Outliers from the training data are not among the given arrays.
+        // `Configuration::settle` may have taken the training data as outliers for validation. Their rows are then not
+        // in `validation_outliers`, which holds only arrays that the user gave.
         let is_from_training =
             validation_outliers.is_empty() && !configuration.data.validation_outliers.is_empty();
         let validation_outliers: Vec<&Embeddings> = match is_from_training {
@@ -159,6 +183,7 @@ fn run_training<M: HeadOptions + Send + Sync>(
         let on_gpu = device
             .map(|device| HeadTrainee::on_gpu(&configuration, training.clone(), validation.clone(), &device));
         let mut trainee = match on_gpu {
+            // A GPU that cannot train this head is an error only if the user asked for it.
             Some(Err(Error::Gpu { message, .. })) if choice == DeviceChoice::Auto => {
                 channel.send(TrainingMessage::Warning(format!("training on the CPU: {message}")));
                 HeadTrainee::new(&configuration, training, validation)?
@@ -181,8 +206,9 @@ fn run_training<M: HeadOptions + Send + Sync>(
     })
 }
 
-/// The configuration with the settings that follow from it. Paths of arrays are placeholders unless the user names the
-/// arrays; a configuration checks only their number.
+/// The defaults with the user's options, completed and checked. Where a configuration has paths of files, it gets the
+/// names that the user gives in section `data`, or placeholders such as `array 0`: only the number of data sets is
+/// checked.
 fn resolve_configuration<M: HeadOptions>(
     defaults: &Configuration<M>,
     given: Table,
@@ -205,6 +231,7 @@ fn resolve_configuration<M: HeadOptions>(
     Ok(configuration)
 }
 
+/// Checks the values of all data sets. Errors name the argument, such as `data` or, in a list, `data[1]`.
 fn check_sets(
     py: Python<'_>,
     threads: Option<i64>,
@@ -221,6 +248,7 @@ fn check_sets(
     Ok(checked)
 }
 
+/// The data sets to draw episodes from, each with the outliers at its place in the list, if there are any.
 fn banks<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {
     let bank = |(place, embeddings)| EpisodeData { embeddings, outliers: outliers.get(place).copied() };
     data.iter().enumerate().map(bank).collect()

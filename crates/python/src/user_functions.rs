@@ -1,8 +1,13 @@
-//! Methods and noise types that are Python functions.
+//! User-defined methods and noise types: Python functions that take part in an evaluation.
 //!
-//! The functions run on the thread that called `evaluate`, as Python code expects: Ctrl-C reaches them, and libraries
-//! with their own threads work. The evaluation runs on other threads and sends its requests there ([`Message`]). While
-//! a function processes one batch of episodes, the rows of the next batch are gathered.
+//! Two threads meet here. The library evaluates on threads of its own and knows the functions as a [`PythonMethod`] or
+//! a [`PythonNoise`], which send a request ([`Message`]) and wait for the answer. The thread that called `evaluate`
+//! receives the requests and calls the functions ([`UserFunctions::answer`]): only on that thread does Ctrl-C reach
+//! them.
+//!
+//! An episode is a small classification task: N classes with K labelled support items each, some of whose labels are
+//! wrong, and Q queries to classify. A method gets many episodes in one call ([`Batch`]); while it processes one batch,
+//! the rows of the next batch are gathered.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,7 +22,7 @@ use trueshot::rng::Rng;
 use trueshot::task::Task;
 use trueshot::{Embeddings, Error};
 
-/// The approximate size of the features of a batch of episodes, in bytes: small enough to stay in the cache of most
+/// The approximate size of the features of one [`Batch`], in bytes (16 MiB): small enough to stay in the cache of most
 /// processors.
 const BATCH_BYTES: usize = 16 << 20;
 
@@ -25,14 +30,18 @@ const BATCH_BYTES: usize = 16 << 20;
 pub enum Message {
     /// The number of finished episodes.
     Done(u64),
+    /// A method must classify the queries of these episodes.
     Classify(Batch),
+    /// A noise type must choose the labels of a support set.
     Relabel(LabelQuestion),
 }
 
-/// Episodes for a method. E episodes have N classes of up to K items, Q queries and features of dimension D.
+/// A request to classify the queries of E episodes, each with N classes of up to K support items, Q queries and
+/// features of dimension D. Arrays are flat, in C order.
 pub struct Batch {
-    /// The index of the method among the Python methods.
+    /// Index into [`UserFunctions::methods`].
     method: usize,
+    /// `[E]`: the numbers of the episodes.
     episodes: Vec<i64>,
     /// `[E, N, K, D]`, grouped by given label; zeros where a class has fewer than K items.
     support: Vec<f32>,
@@ -42,38 +51,46 @@ pub struct Batch {
     queries: Vec<f32>,
     /// E, N, K, Q, D.
     shape: [usize; 5],
+    /// Where the result, or the reason why the method failed, is sent.
     answer: Sender<trueshot::Result<Predictions>>,
 }
 
-/// The result for a [`Batch`].
+/// The result for a [`Batch`], flat like its arrays.
 struct Predictions {
-    /// `[E, Q]`.
+    /// `[E, Q]`: the predicted class of every query, from 0 to N - 1.
     classes: Vec<i64>,
-    /// `[E, N, K]`.
+    /// `[E, N, K]`: the probability that the label of each support item is wrong; `None` if the method does not say.
     p_wrong: Option<Vec<f32>>,
 }
 
-/// A request for the labels of one support set from a noise type.
+/// A request to a noise type to replace the labels of one support set.
 pub struct LabelQuestion {
-    /// The index of the noise type among the Python functions.
+    /// Index into [`UserFunctions::noises`].
     noise: usize,
+    /// The number of the episode.
     episode: u64,
+    /// The true class of every item, an index into `classes`.
     labels: Vec<i64>,
+    /// The row of every item in the data.
     rows: Vec<i64>,
+    /// The classes of the episode, as indices into the classes of the data.
     classes: Vec<i64>,
-    /// A seed for random numbers of this episode.
+    /// A seed for the random numbers of the function; it depends on the evaluation's seed and the episode only.
     seed: u64,
+    /// Where the result, or the request to stop, is sent.
     answer: Sender<trueshot::Result<NoisyLabels>>,
 }
 
-/// A method of the Python package, described by its attributes.
+/// A `trueshot.Method` object: the fields are read from its attributes of the same names.
 #[derive(FromPyObject)]
 pub struct UserMethod {
     name: String,
+    /// Whether the method classifies all queries of an episode together; reports mark such methods.
     transductive: bool,
+    /// The largest number of episodes per call.
     max_tasks: u64,
-    /// Called with support `[E, N, K, D]`, labels `[E, N, K]`, queries `[E, Q, D]` and the numbers of the episodes; returns
-    /// the classes `[E, Q]` as int64 and `[E, N, K]` as float32 or None, both flat.
+    /// Called with support `[E, N, K, D]`, labels `[E, N, K]`, queries `[E, Q, D]` and the numbers of the episodes
+    /// `[E]`; returns the classes `[E, Q]` as int64 and P(wrong) `[E, N, K]` as float32 or None, both flat.
     run: Py<PyAny>,
 }
 
@@ -83,19 +100,21 @@ impl UserMethod {
     }
 }
 
-/// The Python functions of an evaluation.
+/// The Python functions of an evaluation, held by the thread that calls them.
 pub struct UserFunctions {
     pub methods: Vec<UserMethod>,
+    /// Functions of true labels, rows, classes, episode and seed, as in [`LabelQuestion`]; they return the given labels
+    /// and a list of pairs (item, row of the outlier that replaces it).
     pub noises: Vec<Py<PyAny>>,
-    /// Whether a method that fails ends the evaluation.
+    /// Whether a method that fails ends the evaluation. Otherwise the evaluation continues without the method.
     pub stop_on_failure: bool,
 }
 
 impl UserFunctions {
-    /// Answers a message by calling a function.
+    /// Answers a message by calling a function. [`Message::Done`] needs no answer.
     ///
     /// # Errors
-    /// The exception that ends the evaluation.
+    /// The exception of the function, if it ends the evaluation.
     pub fn answer(&self, py: Python<'_>, message: Message) -> PyResult<()> {
         match message {
             Message::Done(_) => Ok(()),
@@ -118,6 +137,7 @@ impl UserFunctions {
             let _ = answer.send(Err(Error::Interrupted));
             return Err(error);
         }
+        // `trueshot.MethodError` has the attributes `problem` and `episode`.
         let value = error.value(py);
         let problem = value.getattr("problem").and_then(|problem| problem.extract::<String>());
         let failed = Error::MethodFailed {
@@ -164,18 +184,21 @@ fn call_noise(py: Python<'_>, function: &Py<PyAny>, question: LabelQuestion) -> 
     Ok(NoisyLabels { given, outliers })
 }
 
-/// A method that is a Python function, for an evaluation of `data`.
+/// A user-defined method as the library sees it, on the threads of the evaluation.
 pub struct PythonMethod {
+    /// Index into [`UserFunctions::methods`].
     position: usize,
     name: String,
     transductive: bool,
     max_tasks: u64,
     data: Arc<Embeddings>,
+    /// The rows of outliers; `None` if outliers are rows of `data`.
     outliers: Option<Arc<Embeddings>>,
     sender: Sender<Message>,
 }
 
 impl PythonMethod {
+    /// The method at `position` of [`UserFunctions::methods`], for an evaluation of `data`.
     pub fn new(
         position: usize,
         method: &UserMethod,
@@ -194,22 +217,28 @@ impl PythonMethod {
         }
     }
 
-    /// The arrays of tasks, and the items of every task by class: `[N][items of the class]`.
-    fn batch(&self, tasks: &[RowTask<'_>]) -> (Batch, Receiver<trueshot::Result<Predictions>>, Vec<Places>) {
-        let places: Vec<Places> = tasks.iter().map(places).collect();
+    /// Gathers the arrays of some tasks. Returns the request, the receiver of its answer, and the order of the support
+    /// items of each task in the arrays.
+    fn batch(
+        &self,
+        tasks: &[RowTask<'_>],
+    ) -> (Batch, Receiver<trueshot::Result<Predictions>>, Vec<ItemsByClass>) {
+        let items_of_tasks: Vec<ItemsByClass> = tasks.iter().map(items_by_class).collect();
         let dim = self.data.dim();
+        // All episodes of an evaluation have the same numbers of classes and queries.
         let classes = tasks.first().map_or(0, |task| task.classes.len());
-        let items = places.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let items = items_of_tasks.iter().flatten().map(Vec::len).max().unwrap_or(0);
         let queries = tasks.first().map_or(0, |task| task.queries().count());
+        // Places that no item fills keep the label -1 and, below, a row of zeros.
         let mut labels = vec![-1; tasks.len() * classes * items];
-        for (labels, places) in labels.chunks_mut((classes * items).max(1)).zip(&places) {
-            for (class, members) in places.iter().enumerate() {
+        for (labels, by_class) in labels.chunks_mut((classes * items).max(1)).zip(&items_of_tasks) {
+            for (class, members) in by_class.iter().enumerate() {
                 labels[class * items..][..members.len()].fill(class as i64);
             }
         }
         let mut support = vec![0.0; tasks.len() * classes * items * dim];
-        let rows = support.par_chunks_mut(classes * items * dim).zip(tasks).zip(&places);
-        rows.for_each(|((rows, task), places)| self.fill_support(rows, task, places, items));
+        let rows = support.par_chunks_mut(classes * items * dim).zip(tasks).zip(&items_of_tasks);
+        rows.for_each(|((rows, task), by_class)| self.fill_support(rows, task, by_class, items));
         let mut query_rows = vec![0.0; tasks.len() * queries * dim];
         let rows = query_rows.par_chunks_mut((queries * dim).max(1)).zip(tasks);
         rows.for_each(|(rows, task)| {
@@ -228,15 +257,17 @@ impl PythonMethod {
             shape: [tasks.len(), classes, items, queries, dim],
             answer,
         };
-        (batch, receiver, places)
+        (batch, receiver, items_of_tasks)
     }
 
-    fn fill_support(&self, rows: &mut [f32], task: &RowTask<'_>, places: &Places, items: usize) {
+    /// Writes the support rows of one task into `rows` `[N, K, D]`, with K = `items`.
+    fn fill_support(&self, rows: &mut [f32], task: &RowTask<'_>, by_class: &ItemsByClass, items: usize) {
         let dim = self.data.dim();
-        for (class, members) in places.iter().enumerate() {
+        for (class, members) in by_class.iter().enumerate() {
             let outs = rows[class * items * dim..].chunks_mut(dim);
             for (out, &item) in outs.zip(members) {
                 let item = &task.support[item];
+                // An item without a true class is an outlier, and its row is one of the outlier rows.
                 let outliers = self.outliers.as_ref().filter(|_| item.truth.is_none());
                 outliers.unwrap_or(&self.data).features().decode_row(item.row as usize, out);
             }
@@ -244,13 +275,14 @@ impl PythonMethod {
     }
 }
 
-/// For every class the items with its given label, as indices into the support set.
-type Places = Vec<Vec<usize>>;
+/// For every class of a task, the items with its given label, as indices into the support set. The k-th item of class n
+/// is at `[n, k]` of the arrays of a [`Batch`].
+type ItemsByClass = Vec<Vec<usize>>;
 
-fn places(task: &RowTask<'_>) -> Places {
-    let mut places = vec![Vec::new(); task.classes.len()];
-    task.support.iter().enumerate().for_each(|(item, found)| places[found.given as usize].push(item));
-    places
+fn items_by_class(task: &RowTask<'_>) -> ItemsByClass {
+    let mut by_class = vec![Vec::new(); task.classes.len()];
+    task.support.iter().enumerate().for_each(|(item, found)| by_class[found.given as usize].push(item));
+    by_class
 }
 
 impl Method for PythonMethod {
@@ -268,16 +300,18 @@ impl Method for PythonMethod {
 }
 
 impl RowClassifier for PythonMethod {
+    /// Divides the tasks into batches of about [`BATCH_BYTES`] and sends them to the calling thread one after the
+    /// other. The next batch is gathered before the answer to the previous one is awaited.
     fn classify(&self, tasks: &[RowTask<'_>]) -> trueshot::Result<Vec<RowPrediction>> {
         let largest = tasks.iter().map(|task| task.support.len() + task.queries().count()).max().unwrap_or(0);
         let episode_bytes = (largest * self.data.dim() * size_of::<f32>()).max(1);
         let mut chunks = tasks.chunks((BATCH_BYTES / episode_bytes).max(1));
         let mut next = chunks.next().map(|tasks| (tasks, self.batch(tasks)));
         let mut found = Vec::with_capacity(tasks.len());
-        while let Some((tasks, (batch, receiver, places))) = next {
+        while let Some((tasks, (batch, receiver, items_of_tasks))) = next {
             let items = batch.shape[2];
             let queries = batch.shape[3];
-            // If the receiver is gone or wants to stop, there is no answer.
+            // If the calling thread is gone or stopping, it drops the message without an answer, and `recv` fails.
             let _ = self.sender.send(Message::Classify(batch));
             next = chunks.next().map(|tasks| (tasks, self.batch(tasks)));
             let predictions = receiver.recv().unwrap_or(Err(Error::Interrupted))?;
@@ -290,7 +324,7 @@ impl RowClassifier for PythonMethod {
             if !is_complete {
                 return Err(failed(&tasks[0], "it gave another number of predictions than queries"));
             }
-            for (index, (task, places)) in tasks.iter().zip(&places).enumerate() {
+            for (index, (task, by_class)) in tasks.iter().zip(&items_of_tasks).enumerate() {
                 let classes = predictions.classes[index * queries..][..queries].iter();
                 let is_class = |class: &u32| (*class as usize) < task.classes.len();
                 let classes = classes.map(|&class| u32::try_from(class).ok().filter(is_class));
@@ -299,7 +333,8 @@ impl RowClassifier for PythonMethod {
                     classes.ok_or_else(|| failed(task, "it predicted a class that is not there"))?;
                 let per_episode = task.classes.len() * items;
                 let p_wrong = predictions.p_wrong.as_ref().and_then(|all| {
-                    in_order_of_items(places, all.get(index * per_episode..(index + 1) * per_episode)?, items)
+                    let of_task = all.get(index * per_episode..(index + 1) * per_episode)?;
+                    in_order_of_items(by_class, of_task, items)
                 });
                 found.push(RowPrediction { classes, p_wrong });
             }
@@ -312,10 +347,10 @@ impl RowClassifier for PythonMethod {
     }
 }
 
-/// Values `[N, K]` in the order of the items of the support set.
-fn in_order_of_items(places: &Places, values: &[f32], items: usize) -> Option<Vec<f32>> {
-    let mut ordered = vec![0.0; places.iter().map(Vec::len).sum()];
-    for (class, members) in places.iter().enumerate() {
+/// Reorders values `[N, K]` of one task, with K = `items`, to one per item in the order of its support set.
+fn in_order_of_items(by_class: &ItemsByClass, values: &[f32], items: usize) -> Option<Vec<f32>> {
+    let mut ordered = vec![0.0; by_class.iter().map(Vec::len).sum()];
+    for (class, members) in by_class.iter().enumerate() {
         for (position, &item) in members.iter().enumerate() {
             *ordered.get_mut(item)? = values[class * items + position];
         }
@@ -323,8 +358,9 @@ fn in_order_of_items(places: &Places, values: &[f32], items: usize) -> Option<Ve
     Some(ordered)
 }
 
-/// A noise type that is a Python function.
+/// A user-defined noise type as the library sees it, on the threads of the evaluation.
 pub struct PythonNoise {
+    /// Index into [`UserFunctions::noises`].
     pub position: usize,
     pub name: String,
     pub sender: Sender<Message>,
@@ -351,7 +387,7 @@ impl LabelNoise for PythonNoise {
         receiver.recv().unwrap_or(Err(Error::Interrupted))
     }
 
-    /// Functions may have state, for instance a random generator.
+    /// Functions may have state, for instance a random generator, so episodes are drawn in order.
     fn is_sequential(&self) -> bool {
         true
     }

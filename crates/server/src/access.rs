@@ -19,11 +19,13 @@ use crate::state::SharedApp;
 /// The hosts and the token that requests must have.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
+    /// Allowed host names in lower case, besides `localhost`.
     names: Vec<String>,
     /// The hash of the token. Comparing hashes takes the same time wherever they differ.
     token: Option<blake3::Hash>,
 }
 
+/// The headers that restrict what the browser lets the page, and other pages that embed it, do.
 const SECURITY_HEADERS: [(&str, &str); 7] = [
     (
         "content-security-policy",
@@ -45,6 +47,7 @@ impl Access {
         Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
+    /// Checks host, origin and token. The page itself needs no token, because it asks for it.
     fn check_request(&self, request: &Request) -> Result<(), Problem> {
         let host = parse_host(request)?;
         if !self.is_known_host(host.host()) {
@@ -68,6 +71,7 @@ impl Access {
         bare.parse::<IpAddr>().is_ok() || name == "localhost" || self.names.contains(&name)
     }
 
+    /// Checks the token in the header `Authorization: Bearer TOKEN`, if the server requires one.
     fn check_token(&self, headers: &HeaderMap) -> Result<(), Problem> {
         let Some(token) = &self.token else { return Ok(()) };
         let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
@@ -80,6 +84,7 @@ impl Access {
     }
 }
 
+/// The host that the request is for, by its `Host` header.
 fn parse_host(request: &Request) -> Result<Authority, Problem> {
     let header = request.headers().get(header::HOST);
     let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());

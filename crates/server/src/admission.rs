@@ -1,4 +1,5 @@
-//! Admission control: limits on the requests that wait, the requests that compute and the memory of their bodies.
+//! Admission control: limits on the requests that wait, the requests that compute and the memory of their bodies. Start
+//! with [`Admission::admit`], then [`AdmittedRequest::run`].
 //!
 //! A request reserves memory as its body arrives. When the body is complete, it takes one of the queue slots (if none
 //! is free, it is refused with 429) and then waits for one of the compute slots. All of these are released when the
@@ -26,7 +27,9 @@ pub struct Admission {
     queue_slots: Arc<Semaphore>,
     compute_slots: Arc<Semaphore>,
     memory: BodyMemory,
+    /// The maximum length of a body or response in bytes.
     body: usize,
+    /// The maximum duration of a request.
     time: Duration,
 }
 
@@ -71,15 +74,18 @@ impl Admission {
     pub fn new(limits: &Limits) -> Self {
         let semaphore = |permits: usize| Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS)));
         Admission {
+            // A request keeps its queue slot while it computes.
             queue_slots: semaphore(limits.concurrent_requests + limits.queued_requests),
             compute_slots: semaphore(limits.concurrent_requests),
+            // Half of the minimum is the reserve for the largest body.
             memory: BodyMemory::new(limits.bodies.max(2 * limits.body), limits.body),
             body: limits.body,
             time: limits.request_time,
         }
     }
 
-    /// Admits a request, unless its announced body is too long or all queue slots are taken.
+    /// Admits a request, unless its announced body is too long or all queue slots are taken. `announced` is the length
+    /// of the body in bytes, if the client sent it. No slot is taken yet: [`AdmittedRequest::run`] does that.
     pub fn admit(&self, announced: Option<u64>) -> Result<AdmittedRequest, Problem> {
         if announced.is_some_and(|length| length > self.body as u64) {
             return Err(body_too_long(self.body));
@@ -103,6 +109,7 @@ impl Admission {
     }
 }
 
+/// The error for a request with a body of more than `max_bytes` bytes.
 pub fn body_too_long(max_bytes: usize) -> Problem {
     let error = format!("the body is longer than the allowed {max_bytes} bytes");
     Problem::too_large(error)
@@ -120,7 +127,8 @@ impl AdmittedRequest {
         self.cancellation.before_deadline(self.memory.grow(bytes)).await
     }
 
-    /// Waits for a compute slot and runs the work on a blocking thread.
+    /// Takes a queue slot, waits for a compute slot and runs the work on a blocking thread. If the client disconnects,
+    /// this future is dropped, which cancels the work; its slots are released when it has really ended.
     pub async fn run<T: Send + 'static>(
         self,
         work: impl FnOnce(&mut RunningRequest) -> Result<T, Problem> + Send + 'static,
@@ -148,6 +156,7 @@ impl AdmittedRequest {
 }
 
 impl RunningRequest {
+    /// The bytes of a JSON response. Fails if they are too many.
     pub fn json_response(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
         let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.body };
         match serde_json::to_writer(&mut written, answer) {
@@ -186,6 +195,7 @@ impl std::io::Write for LimitedBuffer {
     }
 }
 
+/// The error for a request whose response would have more than `max_bytes` bytes.
 pub fn response_too_long(max_bytes: usize) -> Problem {
     let error = format!("the response would be longer than the allowed {max_bytes} bytes");
     Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")

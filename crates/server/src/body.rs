@@ -14,16 +14,19 @@ use crate::problem::Problem;
 use crate::stall_timeout::Stalled;
 use crate::state::SharedApp;
 
+/// The complete body of a request.
 pub struct RequestBody {
     /// From the content type.
     pub kind: BodyKind,
     pub bytes: Bytes,
 }
 
+/// The format of a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyKind {
+    /// Rows as JSON.
     Json,
-    /// Arrow IPC, as a file or as a stream.
+    /// Rows in Arrow's IPC format, as a file or as a stream.
     Arrow,
     /// A multipart form with files, and its boundary.
     Form(String),
@@ -39,6 +42,7 @@ pub async fn receive(state: &SharedApp, request: Request) -> Result<(AdmittedReq
     Ok((admitted, RequestBody { kind, bytes }))
 }
 
+/// The format of the body by its content type.
 fn parse_content_type(request: &Request) -> Result<BodyKind, Problem> {
     let given = request.headers().get(header::CONTENT_TYPE);
     let given = given.map_or("", |given| given.to_str().unwrap_or("?"));

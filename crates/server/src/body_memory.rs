@@ -15,7 +15,9 @@ const UNIT_BYTES: usize = 1 << 10;
 
 /// The memory that all requests share.
 pub struct BodyMemory {
+    /// One permit per unit of memory outside the reserve.
     shared: Arc<Semaphore>,
+    /// One permit: the whole reserve.
     reserve: Arc<Semaphore>,
     /// The size of the reserve in bytes.
     largest: usize,
@@ -26,6 +28,7 @@ pub struct MemoryReservation {
     shared: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
     largest: usize,
+    /// The units of shared memory that the request holds.
     units: Option<OwnedSemaphorePermit>,
     /// The permit to use the reserve, which suffices for the largest request.
     reserve_permit: Option<OwnedSemaphorePermit>,
@@ -58,6 +61,7 @@ impl MemoryReservation {
     /// Reserves more memory, and waits until it is free.
     pub async fn grow(&mut self, bytes: usize) {
         let used = self.used + bytes;
+        // A request that has the reserve needs shared memory only for what exceeds it.
         let covered = if self.reserve_permit.is_some() { self.largest } else { 0 };
         let missing = used.saturating_sub(covered).div_ceil(UNIT_BYTES).saturating_sub(self.units());
         if missing > 0 {
@@ -66,8 +70,10 @@ impl MemoryReservation {
         self.used = used;
     }
 
+    /// Takes shared memory, or the reserve if that is free first.
     async fn take(&mut self, units: u32) {
         tokio::select! {
+            // If both are free, the shared memory is taken.
             biased;
             taken = self.shared.clone().acquire_many_owned(units) => {
                 let taken = taken.expect("the semaphore is never closed");

@@ -6,6 +6,10 @@
 //! sends nothing of a body, or does not read a response. So clients that open connections and send nothing cannot block
 //! others. Connections with an earlier response may wait ten times as long. A new client waits only if the requests of
 //! all connections are being processed.
+//!
+//! `http_server` registers every connection ([`Connections::add`]) and closes those that should be closed. Three
+//! wrappers report what a connection is doing: [`ClientStream`] around the socket, `StallTimeoutBody` around the body
+//! of a request, and [`ResponseBody`] around that of a response.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -34,7 +38,9 @@ const ANSWERED_PATIENCE: u32 = 10;
 #[cfg(unix)]
 const MIN_CONNECTIONS: usize = 16;
 
+/// The open connections and their limits.
 pub struct Connections {
+    /// By the number that [`Connections::add`] was given.
     open: Mutex<HashMap<u64, Arc<Connection>>>,
     limit: usize,
     /// Notified when a connection has been closed.
@@ -44,11 +50,14 @@ pub struct Connections {
     idle_time: Duration,
 }
 
+/// One connection, shared by the wrappers that report what it is doing.
 pub struct Connection {
     activity: Mutex<Activity>,
+    /// Notified when the connection should be closed.
     close: Notify,
 }
 
+/// What a connection is doing.
 struct Activity {
     phase: Phase,
     /// Since when the server waits for the client to send something; `None` if it does not wait.
@@ -68,6 +77,7 @@ impl Activity {
     }
 }
 
+/// The phases of a connection: `Head`, `Body`, `Work`, `Flush` and `Idle` for every request, and at the end `Closing`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// The server waits for the headers of a request.
@@ -97,7 +107,8 @@ impl Connections {
         })
     }
 
-    /// Registers an accepted connection. Waits if there are too many.
+    /// Registers an accepted connection under a number that no other connection has. If there are too many, closes
+    /// another one and waits until it is gone.
     pub async fn add(self: &Arc<Self>, number: u64) -> OpenConnection {
         loop {
             {
@@ -173,6 +184,7 @@ fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() > longest)
 }
 
+/// Closes the connection whose client has kept the server waiting longest, if the server waits for any.
 fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
     let waiting = open
         .values()
@@ -233,6 +245,7 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Asks the task of the connection to close it.
     fn close(&self, activity: &mut Activity) {
         activity.phase = Phase::Closing;
         (activity.waiting_for_request_since, activity.waiting_for_reader_since) = (None, None);

@@ -21,7 +21,7 @@ use crate::state::SharedApp;
 /// The time limit for reading the rest of a refused body.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
-/// A body that the handler of a request borrows.
+/// A body that the handler of a request borrows: it may drop it unread, and the middleware then reads the rest.
 struct SharedBody(Arc<Mutex<StallTimeoutBody>>);
 
 fn lock(body: &Mutex<StallTimeoutBody>) -> MutexGuard<'_, StallTimeoutBody> {
@@ -57,11 +57,14 @@ pub async fn drain_refused_body(State(app): State<SharedApp>, request: Request, 
     let body = Arc::new(Mutex::new(StallTimeoutBody::new(body, app.limits.stall_time, connection)));
     let response = next.run(Request::from_parts(parts, Body::new(SharedBody(body.clone())))).await;
     if !expects_continue && !response.status().is_success() {
+        // A body that is refused because it is too long is read up to twice the limit, so that a client that exceeds
+        // the limit a little still sees the response.
         let _ = tokio::time::timeout(MAX_DRAIN_TIME, discard(&body, 2 * app.limits.body)).await;
     }
     response
 }
 
+/// Reads a body to its end, but at most about `max_bytes` bytes.
 async fn discard(body: &Mutex<StallTimeoutBody>, max_bytes: usize) {
     let mut left = max_bytes;
     let next = || std::future::poll_fn(|context| Pin::new(&mut *lock(body)).poll_frame(context));

@@ -1,5 +1,5 @@
 //! The server on a socket ([`serve`]): accepts connections, closes those that keep it waiting, and stops on Ctrl-C or
-//! SIGTERM.
+//! SIGTERM. `connections` knows what every connection is doing, and decides which ones to close.
 
 use std::convert::Infallible;
 use std::io::ErrorKind;
@@ -36,11 +36,13 @@ const READ_AHEAD: usize = 64 << 10;
 pub async fn serve(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
     let connections = Connections::new(&app.limits);
     let (stopping, is_stopping) = watch::channel(false);
+    // The first two never end, so this is the time until the stop signal.
     tokio::select! {
         () = accept(&listener, &connections, crate::app(app), is_stopping) => {}
         () = close_overdue(&connections) => {}
         () = stop => {}
     }
+    // From here on: accept nothing, let open connections finish their current request, and close the others.
     drop(listener);
     stopping.send_replace(true);
     tokio::select! {
@@ -73,6 +75,7 @@ async fn accept(
     }
 }
 
+/// Closes connections that have exceeded their time limits, forever.
 async fn close_overdue(connections: &Connections) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -85,6 +88,7 @@ async fn close_overdue(connections: &Connections) {
 async fn close_gradually(connections: &Connections) {
     connections.close_without_request();
     tokio::time::sleep(BODY_GRACE).await;
+    // After this time, connections that are still open end with the runtime of the caller.
     let work = async {
         loop {
             connections.close_incomplete(BODY_GRACE);
@@ -114,6 +118,7 @@ async fn serve_connection(
         () = connection.close_requested() => return,
         _ = is_stopping.wait_for(|is_stopping| *is_stopping) => {}
     }
+    // The server stops: hyper finishes the current request and then closes the connection.
     conversation.as_mut().graceful_shutdown();
     tokio::select! {
         _ = conversation => {}
@@ -121,6 +126,8 @@ async fn serve_connection(
     }
 }
 
+/// Answers one request. `drain` finds the connection in the extensions of the request, to report when the body is
+/// complete; the response reports when it has been sent.
 async fn respond(
     mut router: Router,
     connection: Arc<Connection>,

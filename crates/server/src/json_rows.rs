@@ -43,6 +43,7 @@ pub struct QueriesJson {
 /// Rows of equal length in one array: `[count, dim]`.
 #[derive(Default)]
 pub struct JsonRows {
+    /// The numbers of all rows, one row after the other.
     pub values: Vec<f32>,
     pub dim: usize,
     pub count: usize,
@@ -54,7 +55,7 @@ pub struct BoundedList<T>(pub Vec<T>);
 /// A name, given as text or as an integer.
 pub struct JsonName(pub String);
 
-/// The length of the base64 text of a [`JsonImage`], which is always the same.
+/// The length of the base64 text of a [`JsonImage`], which is always the same: four characters for three bytes.
 pub const IMAGE_TEXT_LEN: usize = ImageMeasures::BYTES.div_ceil(3) * 4;
 
 /// The measures of an image (size, sharpness, brightness, small copy), as the base64 text that `/api/v1/embed` returns.

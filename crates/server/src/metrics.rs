@@ -18,21 +18,28 @@ const BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// The status under which a request is counted if the client disconnected before the response.
 const CLIENT_GONE_STATUS: u16 = 499;
 
+/// The counters of a server since its start.
 #[derive(Default)]
 pub struct Metrics {
+    /// Requests that are being processed.
     in_flight: AtomicI64,
     /// Images that were embedded.
     pub pictures_embedded: AtomicU64,
     /// Images whose embeddings were in the cache.
     pub pictures_from_cache: AtomicU64,
+    /// By path pattern, such as `/api/v1/classifiers/{id}`, and method.
     routes: Mutex<BTreeMap<(String, &'static str), RouteCounts>>,
 }
 
+/// The counts of one path and method.
 #[derive(Default)]
 struct RouteCounts {
     by_status: BTreeMap<u16, u64>,
+    /// Requests that took at most the time of each bucket; longer buckets include shorter ones, as in Prometheus.
     buckets: [u64; BUCKETS.len()],
+    /// All requests.
     count: u64,
+    /// The sum of their durations.
     seconds: f64,
 }
 
@@ -101,6 +108,7 @@ impl Metrics {
         text
     }
 
+    /// Appends the counters per path.
     fn render_routes(&self, text: &mut String) {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         text.push_str("# HELP trueshot_requests_total Requests by route and status.\n");

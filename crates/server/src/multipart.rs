@@ -15,6 +15,7 @@ const MAX_BOUNDARY_BYTES: usize = 70;
 /// The most bytes of the headers of a file.
 const MAX_HEADER_BYTES: usize = 16 << 10;
 
+/// One file of a form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FormFile {
     /// The name of its field.
@@ -37,6 +38,7 @@ pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
     })
 }
 
+/// The files of a form in their order. `boundary` is that of the content type ([`parse_boundary`]).
 pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
     let mut files = Vec::new();
     for part in parts(body, boundary)? {
@@ -48,6 +50,7 @@ pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem
     Ok(files)
 }
 
+/// The error for a form whose structure is invalid.
 fn unreadable(problem: &str) -> Problem {
     Problem::malformed(format!("the form cannot be parsed: {problem}"))
 }
@@ -83,8 +86,10 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     Ok(parts)
 }
 
+/// The file in a part: its headers, an empty line, and its contents. `number` counts the files from 1, for messages.
 fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
     let (headers, contents) = match memmem::find(part, b"\r\n\r\n") {
+        // No headers.
         _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
         Some(end) => (&part[..end], part.slice(end + 4..)),
         None => return Err(unreadable(&format!("the headers of part {number} do not end"))),
@@ -125,6 +130,7 @@ fn content_disposition(headers: &[u8]) -> &[u8] {
     &[]
 }
 
+/// The number of quotation marks without a backslash before them. If it is odd, a quoted name continues after the line.
 fn unescaped_quotes(line: &[u8]) -> usize {
     let mut is_escaped = false;
     let mut count = 0;
@@ -135,6 +141,7 @@ fn unescaped_quotes(line: &[u8]) -> usize {
     count
 }
 
+/// The value of a parameter of a header.
 #[derive(Debug, PartialEq, Eq)]
 struct ParameterValue {
     text: String,

@@ -1,4 +1,5 @@
-//! The OpenAPI 3.1 description of the API.
+//! The OpenAPI 3.1 description of the API. Start with [`document`], which `/openapi.json` serves. The doc comments of
+//! the types here and of the handlers in `routes` are the texts of the description.
 //!
 //! Responses that have no deserializable type of their own are described by the types here. A test deserializes real
 //! responses into them, so that the description stays true.
@@ -61,6 +62,7 @@ pub struct QueriesBody {
     items: Option<Vec<String>>,
 }
 
+// A support set has at least two rows, queries at least one.
 fn support_rows_schema() -> Schema {
     rows_schema(2)
 }
@@ -69,6 +71,7 @@ fn query_rows_schema() -> Schema {
     rows_schema(1)
 }
 
+/// The schema of at least `least` rows of numbers. Larger numbers are refused when rows are checked.
 fn rows_schema(least: usize) -> Schema {
     let number = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-1e15)).maximum(Some(1e15));
     let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MAX_DIM));

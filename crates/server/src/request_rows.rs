@@ -69,6 +69,7 @@ pub fn parse_labelled_rows(
     Ok(rows)
 }
 
+/// Checks that all lists have one entry per row, and makes labelled rows of them.
 fn parse_support_json(given: SupportJson) -> Result<LabelledRows, Problem> {
     let SupportJson { rows, labels, items, confirmed, embedder, images } = given;
     let items = items.filter(|items| !items.0.is_empty());
@@ -106,6 +107,7 @@ fn embed_labelled(
 ) -> Result<LabelledRows, Problem> {
     let classes: Vec<String> = files.iter().map(class_of).collect::<Result<_, _>>()?;
     let (rows, measures) = embed(files, app, cancellation)?;
+    // If no image can be read, the error names the first one as an example.
     if let (None, Some((file, Err(reason)))) =
         (rows.iter().find(|row| row.is_ok()), files.iter().zip(&rows).next())
     {
@@ -137,6 +139,7 @@ impl Queries {
                 if rows.count == 0 {
                     return Err(trueshot::Error::Empty.into());
                 }
+                // Queries have no labels, but `Embeddings` needs one per row.
                 let labels = vec![String::new(); rows.count];
                 (Embeddings::from_rows(rows.values, rows.dim, labels)?, items.map(|items| items.into_names()))
             }
@@ -151,6 +154,7 @@ impl Queries {
         Ok(Queries { items, rows: values, measures: Vec::new() })
     }
 
+    /// Embeds the images of a form.
     fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<Self, Problem> {
         let (rows, measures) = embed(pictures, app, cancellation)?;
         let items = pictures.iter().map(|picture| picture.file.clone()).collect();
@@ -158,9 +162,11 @@ impl Queries {
     }
 }
 
+/// The row and the measures of every image of a form, or the reason why it cannot be read and `None`.
 type EmbeddedForm = (Vec<EmbeddingResult>, Vec<Option<ImageMeasures>>);
 
-/// Embeds images. An image that cannot be read has a reason instead of a row, and no measures.
+/// Embeds the images of a form, and counts them in the metrics. An image that cannot be read, or whose file name cannot
+/// be used, has a reason instead of a row, and no measures.
 fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<EmbeddedForm, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
     let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
@@ -171,6 +177,7 @@ fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Resul
     let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
     app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
+    // The embedder got the usable images only: put the others back in their places.
     let mut rows = embedded.rows.into_iter().zip(embedded.measures);
     let row = |picture: &FormFile| match &picture.contents {
         Ok(_) => rows.next().expect("one row per image"),
@@ -200,6 +207,7 @@ fn class_of(picture: &FormFile) -> Result<String, Problem> {
     })
 }
 
+/// Parses a JSON body. Valid JSON with wrong contents is 422, anything else 400.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => Problem::unusable(format!("the body cannot be used: {error}")),
@@ -207,6 +215,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     })
 }
 
+/// Fails if the list `what` does not have one entry per row.
 fn check_length(what: &str, length: usize, rows: &JsonRows) -> Result<(), Problem> {
     match length == rows.count {
         true => Ok(()),

@@ -1,4 +1,5 @@
-//! Responses and security that all operations of the OpenAPI description share.
+//! Responses and security that all operations of the OpenAPI description share: utoipa calls [`SharedResponses`], which
+//! adds them to the description that it derives from the handlers in `routes`.
 
 use utoipa::Modify;
 use utoipa::openapi::path::Operation;
@@ -23,6 +24,7 @@ enum Operations {
     Receiving,
 }
 
+/// The error responses: status, the operations that can return it, and its description.
 const REFUSALS: [(u16, Operations, &str); 11] = [
     (400, Operations::Every, "the request cannot be parsed"),
     (401, Operations::Guarded, "the token is missing or wrong"),
@@ -44,7 +46,9 @@ impl Modify for SharedResponses {
     fn modify(&self, api: &mut OpenApi) {
         for (path, item) in &mut api.paths.paths {
             let is_guarded = path.starts_with("/api/") || path == "/metrics";
+            // A download is the only GET request that waits for a compute slot.
             let has_work = path.ends_with("/download");
+            // Per HTTP method: whether it is unsafe, whether it has a body, and its operation, if the path has one.
             let kinds = [
                 (false, false, &mut item.get),
                 (true, true, &mut item.post),
@@ -72,6 +76,7 @@ impl Modify for SharedResponses {
     }
 }
 
+/// Adds the error responses of the statuses for which `answers` returns true.
 fn add_refusals(operation: &mut Operation, answers: impl Fn(Operations) -> bool) {
     for (status, operations, description) in REFUSALS {
         if answers(operations) {
@@ -81,6 +86,7 @@ fn add_refusals(operation: &mut Operation, answers: impl Fn(Operations) -> bool)
     }
 }
 
+/// An error response with a `Problem` as its body.
 fn refusal(description: &str, has_retry_after: bool) -> Response {
     let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
     let response = ResponseBuilder::new().description(description).content("application/json", content);

@@ -21,7 +21,7 @@ use crate::problem::Problem;
 pub struct StallTimeoutBody {
     body: Body,
     stall_time: Duration,
-    /// The rest of the stall time.
+    /// The rest of the stall time, which runs only while the server waits for the client.
     left: Duration,
     /// Bytes since the stall time started.
     arrived: usize,
@@ -69,12 +69,14 @@ impl StallTimeoutBody {
         body
     }
 
+    /// Reports the end of the body to the connection.
     fn record_end(&self, is_complete: bool) {
         if let Some(connection) = self.connection.as_ref().filter(|_| is_complete) {
             connection.body_complete();
         }
     }
 
+    /// Counts bytes that have arrived. With [`MIN_PROGRESS_BYTES`] of them, the stall time starts again.
     fn add_arrived(&mut self, bytes: usize) {
         if let Some((since, _)) = self.waiting.take() {
             self.left = self.left.saturating_sub(since.elapsed());
@@ -88,6 +90,7 @@ impl StallTimeoutBody {
         }
     }
 
+    /// Called while the server waits for the client: ready when the stall time is over.
     fn poll_stalled(&mut self, context: &mut Context<'_>) -> Poll<Stalled> {
         if let Some(connection) = &self.connection {
             connection.set_awaits_body(true);

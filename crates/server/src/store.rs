@@ -21,7 +21,9 @@ use utoipa::ToSchema;
 use crate::limits::MAX_CLASSIFIERS;
 use crate::problem::Problem;
 
+/// The extension of the files, named `ID.safetensors`.
 const EXTENSION: &str = "safetensors";
+/// The number of hexadecimal digits of an id: 128 bits of the BLAKE3 hash of the file.
 const ID_LEN: usize = 32;
 /// The most classifiers in memory.
 const MAX_LOADED: usize = 8;
@@ -61,6 +63,7 @@ pub struct Store {
     _lock: Lock,
 }
 
+/// A classifier in memory.
 struct LoadedClassifier {
     id: String,
     predictor: Arc<Predictor>,
@@ -117,6 +120,7 @@ impl Store {
         self.metadata_by_id().values().cloned().collect()
     }
 
+    /// The description of a classifier. Fails with 404 if the id is unknown.
     pub fn metadata(&self, id: &str) -> Result<ClassifierMetadata, Problem> {
         self.metadata_by_id().get(id).cloned().ok_or_else(|| no_such_classifier(id))
     }
@@ -126,6 +130,7 @@ impl Store {
         let bytes = predictor.to_bytes();
         let id = content_id(&bytes);
         let _changing = lock(&self.change_lock);
+        // A known classifier is written again only if its file is missing or has changed.
         let known = self.metadata(&id).ok();
         if let Some(known) = known.clone().filter(|_| self.bytes(&id).is_ok()) {
             return Ok(known);
@@ -181,6 +186,7 @@ impl Store {
         Ok(bytes)
     }
 
+    /// Deletes a classifier. A file that is already missing is not an error.
     pub fn delete(&self, id: &str) -> Result<(), Problem> {
         let _changing = lock(&self.change_lock);
         self.metadata(id)?;
@@ -200,6 +206,8 @@ impl Store {
         self.folder.join(id).with_extension(EXTENSION)
     }
 
+    /// Puts a classifier at the end of the list of those in memory, and drops the least recently used one if there are
+    /// too many.
     fn keep_loaded(&self, new: LoadedClassifier) {
         let mut loaded = self.loaded();
         loaded.retain(|other| other.id != new.id);
@@ -218,6 +226,7 @@ impl Store {
     }
 }
 
+/// Locks a mutex, also if another thread has panicked while it held the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -237,6 +246,7 @@ pub fn no_such_classifier(id: &str) -> Problem {
         .hint("GET /api/v1/classifiers lists all of them")
 }
 
+/// The id of a classifier with these bytes.
 fn content_id(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..ID_LEN].to_owned()
 }
@@ -248,12 +258,14 @@ fn parse_id(path: &Path) -> Option<String> {
     (is_ours && path.extension()? == EXTENSION).then(|| name.to_owned())
 }
 
+/// Whether a file is a temporary one (of `write_atomically`) that no process writes to any more.
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let age = || fs::metadata(path).and_then(|found| found.modified()).ok()?.elapsed().ok();
     name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED_AGE)
 }
 
+/// Reads a classifier to describe it, after checking that its contents match its id.
 fn read(path: &Path, id: &str) -> Result<ClassifierMetadata, String> {
     let bytes = fs::read(path).map_err(|error| error.to_string())?;
     if content_id(&bytes) != id {

@@ -2,10 +2,10 @@
 """Packs EfficientNet-Lite0 for trueshot: pack_efficientnet.py efficientnet-lite0.onnx efficientnet-lite0.safetensors
 
 Takes the ONNX file of the network with batch norm folded into its convolutions, leaves out the layer of 1,000 classes,
-gives the tensors the names that trueshot-nn has for them and notes how pictures are to be brought in. The matrices of
-the pointwise convolutions, 94 % of all numbers, are stored in f16, the rest in f32: rounding the depthwise filters too
-would save 0.4 MB and make the error of the features ten times as large. Needs onnx and numpy. The same file gives the
-same bytes.
+gives the tensors the names that trueshot-nn has for them, and adds notes on how images must be preprocessed. The
+matrices of the pointwise convolutions, 94 % of all numbers, are stored in f16, the rest in f32: rounding the depthwise
+filters too would save 0.4 MB and make the error of the features ten times as large. Needs onnx and numpy. The same file
+gives the same bytes.
 """
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-# A pixel x is normalised to (x - 127) / 128; trueshot scales pixels to [0, 1] first.
+# The metadata of the file. A pixel x (0 to 255) is normalised to (x - 127) / 128; trueshot divides pixels by 255 first,
+# so mean and std are divided too.
 NOTES = {
     "architecture": "efficientnet-lite0",
     "input_size": "224",
@@ -39,6 +40,7 @@ def renamed(name: str) -> str:
 
 
 def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """Maps the new names of the tensors to their values, with pointwise kernels as matrices."""
     tensors = {}
     for tensor in model.graph.initializer:
         if not tensor.name.startswith(("_conv_", "_blocks.")):
@@ -53,10 +55,12 @@ def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def stored(values: np.ndarray) -> np.ndarray:
+    """The values in the number format of the file: matrices in f16, everything else in f32."""
     return values.astype("<f2" if values.ndim == 2 else "<f4")
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a safetensors file: the length of the header, the header as JSON padded to 8 bytes, and the tensors."""
     header: dict[str, object] = {"__metadata__": dict(sorted(NOTES.items()))}
     end = 0
     # f32 tensors come first, so that all are aligned.

@@ -9,13 +9,16 @@ Usage: python sample_omniglot.py ../../omniglot/assets/omniglot.bin omniglot-sam
 import struct
 import sys
 
+# The form of a packed file is documented in `crates/vision/src/omniglot.rs`. HEADER: magic, side of a drawing,
+# drawings per character, number of alphabets. ENTRY, before the name of an alphabet: split, number of characters,
+# bytes of the name, bytes of the stream.
 ALPHABETS = ["Hebrew", "Keble", "Tengwar", "ULOG"]
 HEADER = struct.Struct("<8sHHH")
 ENTRY = struct.Struct("<BHBI")
 
 
 def read_alphabets(packed):
-    """Maps the name of every alphabet in a packed file to its table entry and its stream."""
+    """Maps the name of every alphabet in a packed file to its table entry and its stream, both as bytes."""
     _, _, _, count = HEADER.unpack_from(packed)
     table, place = [], HEADER.size
     for _ in range(count):

@@ -1,5 +1,6 @@
-//! Reads, decodes and resizes all photos of a folder on all threads, as `trueshot embed` does, without embedding them.
-//! Prints one JSON object with the number of photos and the seconds. `bench/measure/embed_photos.py` compares both.
+//! Reads, decodes and resizes all photos in a folder of class folders on all threads, as `trueshot embed` does, but
+//! without embedding them. Prints one JSON object with the number of photos and the seconds.
+//! `bench/measure/embed_photos.py` compares this time with that of `trueshot embed`.
 //!
 //!     cargo run --release -p trueshot-vision --example decode -- PHOTOS [THREADS]
 

@@ -1,13 +1,15 @@
-//! Random augmentation of images: flips, crops and colour jitter. Start with [`Augmentation::draw`], which draws the
-//! parameters, and [`Augmenter::apply`].
+//! Random augmentation of images for training: flips, crops and colour jitter (random changes of brightness, contrast,
+//! saturation and hue). Start with [`Augmentation::draw`], which draws the parameters of one image, and
+//! [`Augmenter::apply`], which applies them on the CPU; on a GPU, `kernels/augment.cu` of `trueshot-cuda` does.
 //!
 //! The operations are torchvision's `RandomHorizontalFlip`, `RandomResizedCrop` and `ColorJitter` on floating-point
 //! images, with the jitters in random order. The drawn parameters depend only on the seed, the image and the number of
 //! the copy or step, so neither threads nor the order of work can change them.
 //!
-//! The crop is resampled row by row from bytes into one plane per channel, jitters work on planes, and the last pass
-//! normalises and interleaves. The loops are compiled for the chosen SIMD instruction set. Values are computed
-//! independently and the only sum has a fixed order, so the instruction set does not change the result.
+//! [`Augmenter::apply`] has three passes: the crop is resampled row by row from bytes into one plane per channel,
+//! jitters work on planes, and the last pass normalises and interleaves. The loops are compiled for the chosen SIMD
+//! instruction set. Values are computed independently and the only sum has a fixed order, so the instruction set does
+//! not change the result.
 
 use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
@@ -17,7 +19,8 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::preprocess::Preprocessing;
 use crate::resize::Taps;
 
-/// The range of random changes.
+/// The ranges that the parameters of an augmentation are drawn from. Users set them in the configuration of a training
+/// run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Augmentation {
@@ -56,15 +59,16 @@ impl Default for Augmentation {
 enum Jitter {
     /// Factor of every value.
     Brightness(f32),
-    /// Weight of the image in a blend with its mean grey.
+    /// Weight of the image in a blend with its mean grey; above 1, values move away from the grey.
     Contrast(f32),
-    /// Weight of the image in a blend with its grey version.
+    /// Weight of the image in a blend with its grey version; above 1, colours become stronger.
     Saturation(f32),
     /// Shift of the hue, in sixths of the circle.
     Hue(f32),
 }
 
-/// The drawn parameters of the augmentation of one image.
+/// The drawn parameters of the augmentation of one image: its crop in pixels, whether it is mirrored, and its jitters
+/// in the order in which they are applied.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrawnAugmentation {
     left: usize,
@@ -75,15 +79,19 @@ pub struct DrawnAugmentation {
     jitters: [Jitter; 4],
 }
 
-/// Attempts to draw a crop before the central crop is used.
+/// Attempts to draw a crop that fits into the image before the central crop is used, as in torchvision.
 const CROP_TRIES: usize = 10;
 
 impl Augmentation {
-    /// Draws the parameters for one copy (or one step) of an image of `width` x `height` pixels.
+    /// Draws the parameters for an image of `width` x `height` pixels.
+    ///
+    /// The same arguments give the same parameters. `image` identifies the image (the hash of its name, see
+    /// [`Dataset::key`](crate::Dataset::key)); `copy` is the number of its copy, or in training the number of the step.
     pub fn draw(&self, seed: u64, image: u64, copy: u64, width: usize, height: usize) -> DrawnAugmentation {
         let rng = &mut Rng::for_item(seed, Purpose::Augmentation, image, copy);
         let flip = self.flip && rng.below(2) == 1;
         let (left, top, crop_width, crop_height) = self.crop(rng, width, height);
+        // A number from `1 - most` to `1 + most`.
         let mut around_one = |most: f32| 1.0 + most * (2.0 * rng.uniform() - 1.0);
         let mut jitters = [
             Jitter::Brightness(around_one(self.brightness).max(0.0)),
@@ -95,11 +103,12 @@ impl Augmentation {
         DrawnAugmentation { left, top, width: crop_width, height: crop_height, flip, jitters }
     }
 
-    /// Left, top, width and height.
+    /// Draws a crop: left, top, width and height in pixels.
     fn crop(&self, rng: &mut Rng, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let between = |rng: &mut Rng, [least, most]: [f32; 2]| least + (most - least) * rng.uniform();
         let area = (width * height) as f32;
-        // The ratio is uniform on a logarithmic scale. libm's logarithm is the same on every platform.
+        // The ratio is uniform on a logarithmic scale, so that 3:4 and 4:3 are equally likely. libm's logarithm is the
+        // same on every platform.
         let logarithms = self.crop_ratio.map(libm::logf);
         for _ in 0..CROP_TRIES {
             let area = area * between(rng, self.crop_scale);
@@ -114,7 +123,7 @@ impl Augmentation {
         self.central_crop(width, height)
     }
 
-    /// The largest central crop of an allowed aspect ratio, torchvision's fallback.
+    /// The largest central crop of an allowed aspect ratio, torchvision's fallback: left, top, width and height.
     fn central_crop(&self, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let [least, most] = self.crop_ratio;
         let ratio = width as f32 / height as f32;
@@ -128,7 +137,8 @@ impl Augmentation {
 }
 
 impl DrawnAugmentation {
-    /// The request for image number `image` on a GPU with these parameters.
+    /// The request to a GPU to augment its image number `image` with these parameters. The kinds of the four jitters
+    /// are packed into one number, two bits each, the first in the lowest bits.
     #[cfg(feature = "cuda")]
     pub(crate) fn request(&self, image: u32) -> trueshot_cuda::conv4::ImageRequest {
         let (mut kinds, mut values) = (0, [0.0; 4]);
@@ -157,16 +167,19 @@ impl DrawnAugmentation {
 /// Applies augmentations; holds the working memory of one thread.
 #[derive(Debug, Default)]
 pub struct Augmenter {
+    /// The weights of bilinear resampling: which columns of the crop each output column is made of.
     columns: Taps,
+    /// The same for rows.
     rows: Taps,
-    /// A row of the crop after the vertical resampling.
+    /// A row of the crop after the vertical resampling: `[column of the crop][channel]`, values in [0, 1].
     row: Vec<f32>,
-    /// One plane per channel, values in [0, 1].
+    /// The resized crop, one plane per channel: `[channel][row][column]`, values in [0, 1].
     planes: Vec<f32>,
 }
 
 impl Augmenter {
-    /// Augments an image and normalises it: `[row][column][channel]`.
+    /// Crops, resizes, mirrors, jitters and normalises an image. Writes the input of the network,
+    /// `[row][column][channel]` with `to.size` rows and columns, to `out`.
     ///
     /// # Panics
     /// If the parameters were drawn for another size, or `out` has another length than the network's input.
@@ -189,12 +202,15 @@ impl Augmenter {
     }
 }
 
-/// All steps on one image, as a kernel for SIMD dispatch.
+/// The steps of [`Augmenter::apply`] on one image, as a kernel that `isa::run` compiles for every instruction set.
+/// Every function that it calls is therefore `#[inline(always)]`.
 struct AugmentKernel<'a> {
     scratch: &'a mut Augmenter,
     image: &'a DecodedImage,
     drawn: &'a DrawnAugmentation,
+    /// Height and width of the output.
     size: usize,
+    /// Scale and shift of each channel.
     normalisation: [[f32; 2]; 3],
     out: &'a mut [f32],
 }
@@ -253,7 +269,8 @@ impl AugmentKernel<'_> {
     }
 }
 
-/// The crop, resized, as planes of values in [0, 1].
+/// Resizes the crop of an image with `COUNT` channels to `size` x `size` pixels, mirrors it if drawn so, and writes it
+/// to `scratch.planes`.
 #[inline(always)]
 fn resample<const COUNT: usize>(
     scratch: &mut Augmenter,
@@ -263,6 +280,7 @@ fn resample<const COUNT: usize>(
 ) {
     let Augmenter { columns, rows, row, planes } = scratch;
     for y in 0..size {
+        // Vertically: a weighted sum of rows of the crop, scaled from bytes to [0, 1].
         let (start, weights) = rows.output(y);
         row.fill(0.0);
         for (line, &weight) in weights.iter().enumerate() {
@@ -272,6 +290,7 @@ fn resample<const COUNT: usize>(
                 *sum += weight * f32::from(value);
             }
         }
+        // Horizontally: each output pixel is a weighted sum of pixels of that row.
         for x in 0..size {
             let (start, weights) = columns.output(x);
             let target = y * size + if drawn.flip { size - 1 - x } else { x };
@@ -288,15 +307,17 @@ fn resample<const COUNT: usize>(
     }
 }
 
-/// Weights of red, green and blue in grey.
+/// Weights of red, green and blue in grey: those of torchvision (Rec. 601).
 const GREY_WEIGHTS: [f32; 3] = [0.2989, 0.587, 0.114];
 
+/// Limits a value to [0, 1] by comparisons, which become SIMD instructions.
 #[inline(always)]
 fn clamp_unit(value: f32) -> f32 {
     let above = if value > 0.0 { value } else { 0.0 };
     if above < 1.0 { above } else { 1.0 }
 }
 
+/// `factor * value` for every value.
 #[inline(always)]
 fn scale_brightness(values: &mut [f32], factor: f32) {
     for value in values {
@@ -313,7 +334,8 @@ fn blend(values: &mut [f32], share: f32, grey: f32) {
     }
 }
 
-/// A sum in a fixed order that SIMD code of any width can follow.
+/// The sum of `value(0)` to `value(count - 1)`, in a fixed order that SIMD code of any width up to 16 can follow: 16
+/// partial sums of every 16th value, then the remaining values.
 #[inline(always)]
 fn lane_sum(count: usize, value: impl Fn(usize) -> f32) -> f32 {
     const LANES: usize = 16;
@@ -327,6 +349,7 @@ fn lane_sum(count: usize, value: impl Fn(usize) -> f32) -> f32 {
     lanes.iter().sum::<f32>() + rest
 }
 
+/// The mean of the grey version of a colour image.
 #[inline(always)]
 fn mean_grey(planes: &[f32]) -> f32 {
     let count = planes.len() / 3;
@@ -340,16 +363,16 @@ fn mean_grey(planes: &[f32]) -> f32 {
     total / count as f32
 }
 
-/// Applies a function to the three values of every pixel, in place.
+/// Replaces the three values of every pixel by those that a block computes from them.
 macro_rules! for_each_pixel {
-    ($planes:expr, |$red:ident, $green:ident, $blue:ident| $drawn:block) => {
+    ($planes:expr, |$red:ident, $green:ident, $blue:ident| $new_values:block) => {
         let count = $planes.len() / 3;
         let (red, rest) = $planes.split_at_mut(count);
         let (green, blue) = rest.split_at_mut(count);
         let blue = &mut blue[..count];
         for i in 0..count {
             let ($red, $green, $blue) = (red[i], green[i], blue[i]);
-            let [new_red, new_green, new_blue] = $drawn;
+            let [new_red, new_green, new_blue] = $new_values;
             red[i] = new_red;
             green[i] = new_green;
             blue[i] = new_blue;
@@ -357,6 +380,7 @@ macro_rules! for_each_pixel {
     };
 }
 
+/// Blends every pixel with its grey: `share * value + (1 - share) * grey`.
 #[inline(always)]
 fn saturate(planes: &mut [f32], share: f32) {
     for_each_pixel!(planes, |r, g, b| {
@@ -365,8 +389,13 @@ fn saturate(planes: &mut [f32], share: f32) {
     });
 }
 
-/// Shifts the hue, in sixths of the circle. Branch-free: the sector is chosen by comparisons, and each channel of a hue
-/// h is `value - chroma * clamp(min(k, 4 - k), 0, 1)` with k = (n + h) mod 6 and n = 5, 3, 1 for red, green, blue.
+/// Shifts the hue of every pixel by `shift` sixths of the circle.
+///
+/// Converts to HSV and back. With the largest value V and the smallest m of the three channels and the chroma V - m,
+/// the hue h (0 to 6: red 0, green 2, blue 4) is `(g - b) / chroma`, `2 + (b - r) / chroma` or `4 + (r - g) / chroma`,
+/// depending on which channel is V. Each channel of a hue is `V - chroma * clamp(min(k, 4 - k), 0, 1)` with k = (n + h)
+/// mod 6 and n = 5, 3, 1 for red, green, blue. Without branches, so that it becomes SIMD code: all cases are computed,
+/// and comparisons choose one.
 #[inline(always)]
 fn shift_hue(planes: &mut [f32], shift: f32) {
     for_each_pixel!(planes, |r, g, b| {
@@ -374,6 +403,7 @@ fn shift_hue(planes: &mut [f32], shift: f32) {
         let value = if larger > b { larger } else { b };
         let least = if smaller < b { smaller } else { b };
         let chroma = value - least;
+        // Grey pixels have no hue; with chroma 0 any hue gives the same pixel.
         let inverse = if chroma > 0.0 { 1.0 / chroma } else { 0.0 };
         let from_green = 2.0 + (b - r) * inverse;
         let from_blue = 4.0 + (r - g) * inverse;
@@ -390,6 +420,7 @@ fn shift_hue(planes: &mut [f32], shift: f32) {
     });
 }
 
+/// A channel of a hue, by the formula of [`shift_hue`]; `k` is from 0 to below 12.
 #[inline(always)]
 fn hue_channel(k: f32, value: f32, chroma: f32) -> f32 {
     let k = if k >= 6.0 { k - 6.0 } else { k };

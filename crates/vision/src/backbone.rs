@@ -1,9 +1,10 @@
 //! [`Backbone`]: a trained network together with its preprocessing, which turns images into embeddings.
 //!
-//! A backbone is read from a file or is built in. There are three kinds of networks: Conv4, which `trueshot train` trains;
-//! EfficientNet-Lite0, which is built in; and any image model in ONNX. The first two are safetensors files with named
-//! tensors and the notes `architecture` (`conv4`, `efficientnet-lite0`), `input_size`, `mean` and `std` per channel, and
-//! optionally `resampling`. [`network`](crate::network) is the interface that all networks implement.
+//! Start with [`Backbone::find`]. A backbone is read from a file or is built in. There are three kinds of networks:
+//! Conv4, which `trueshot train` trains; EfficientNet-Lite0, which is built in; and any image model in ONNX. The first
+//! two are safetensors files with named tensors and *notes* (entries of the file's metadata): `architecture` (`conv4`,
+//! `efficientnet-lite0`), `input_size`, `mean` and `std` per channel, and optionally `resampling`.
+//! [`network`](crate::network) is the interface that all networks implement.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub const EFFICIENTNET_ARCHITECTURE: &str = "efficientnet-lite0";
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackboneOptions {
-    /// Height and width of images.
+    /// Height and width of images, in pixels.
     pub size: Option<usize>,
     /// Subtracted from a value in [0, 1], for each channel.
     pub mean: Option<Vec<f32>>,
@@ -106,9 +107,11 @@ impl Parameters {
 pub struct Backbone {
     network: Box<dyn EmbeddingNetwork>,
     preprocessing: Preprocessing,
+    /// See [`Backbone::name`].
     name: String,
+    /// See [`Backbone::warning`].
     warning: Option<String>,
-    /// `None` for an ONNX model or a network of another crate.
+    /// For a move to a GPU or back, and for exports. `None` for an ONNX model or a network of another crate.
     parameters: Option<Parameters>,
     /// The network itself if it is an ONNX model.
     onnx: Option<onnx::OnnxNetwork>,
@@ -164,6 +167,7 @@ impl Backbone {
         Self::with_options(tensors, name, &BackboneOptions::default())
     }
 
+    /// Makes a Conv4 or EfficientNet-Lite0 of its tensors and notes, with options that override the notes.
     fn with_options(tensors: &Tensors, name: &str, options: &BackboneOptions) -> Result<Self> {
         let tensors = &*model::backbone_part(tensors);
         let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
@@ -185,7 +189,8 @@ impl Backbone {
         Ok(Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name))
     }
 
-    /// `differences`: those of the preprocessing from the usual one, for the name.
+    /// Makes an EfficientNet-Lite0 of its tensors. `differences` are those of `preprocessing` from the one that the
+    /// file describes, as text for the name of the backbone.
     fn efficientnet(
         tensors: &Tensors,
         name: &str,
@@ -216,6 +221,7 @@ impl Backbone {
         Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name)
     }
 
+    /// Makes a backbone of the parameters of a Conv4 or an EfficientNet-Lite0, on the CPU.
     fn from_own(parameters: Parameters, preprocessing: Preprocessing, name: String) -> Self {
         let network = parameters.network(&preprocessing);
         Backbone { parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
@@ -240,8 +246,8 @@ impl Backbone {
     /// differ from those of the CPU in the third digit.
     ///
     /// # Errors
-    /// If the network is neither a Conv4 nor an EfficientNet-Lite0, or does not fit into the memory of the GPU. The backbone
-    /// stays on the CPU then.
+    /// If the network is neither a Conv4 nor an EfficientNet-Lite0, or does not fit into the memory of the GPU. The
+    /// backbone stays on the CPU then.
     #[cfg(feature = "cuda")]
     pub fn move_to_gpu(&mut self, device: &trueshot_cuda::Device) -> Result<()> {
         let parameters = self.movable_parameters()?;
@@ -434,6 +440,7 @@ fn open_tensors(path: &Path) -> Result<Tensors> {
 /// The name of [`BackboneOptions::size`] in errors.
 const IMAGE_SIZE: &str = "the image size";
 
+/// Refuses options that the file of a Conv4 or EfficientNet-Lite0 defines.
 fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()> {
     let given = [
         ("the mean", options.mean.is_some()),
@@ -472,6 +479,7 @@ pub(crate) fn write_preprocessing_notes(
     tensors.set_note("std", comma_separated(&preprocessing.std));
 }
 
+/// Reads the preprocessing from the notes of a file, whose note `architecture` must be `wanted`.
 pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Result<Preprocessing> {
     let bad = |problem: String| Error::NotABackbone { path: tensors.path().into(), problem };
     let note = |key: &str| tensors.note(key).ok_or_else(|| bad(format!("it has no metadata '{key}'")));

@@ -1,4 +1,6 @@
-//! [`BatchQueue`]: many threads submit images, and one thread embeds them in batches on a device.
+//! [`BatchQueue`]: many threads submit images, and one thread embeds them in batches on a device. `gpu_network` starts
+//! a queue for each network on a GPU, and [`Embedder`](crate::Embedder) submits the images. Start with
+//! [`BatchQueue::start`].
 //!
 //! A GPU embeds faster than all cores can decode, but only in batches, one at a time. Decoding threads therefore
 //! [submit](BatchQueue::submit) their images without waiting, and wait for the [`PendingRow`]s at the end. The queue
@@ -13,7 +15,7 @@ use std::thread::JoinHandle;
 
 use crate::error::Unreadable;
 
-/// The most bytes of images in the queue.
+/// The most bytes of images in the queue, if that is at least two batches.
 const MAX_WAITING_BYTES: usize = 256 << 20;
 
 /// Why a device has failed and embeds nothing more.
@@ -66,32 +68,39 @@ pub struct BatchQueue {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What the callers and the thread of the queue share.
 struct Shared {
     state: Mutex<QueueState>,
     /// An image was submitted, or a row is waited for, or the queue ends.
     submitted: Condvar,
-    /// A batch was taken from the queue or is done.
+    /// A batch was taken from the queue or is finished.
     taken: Condvar,
 }
 
 #[derive(Default)]
 struct QueueState {
+    /// The images that are in no batch yet, in the order in which they were submitted.
     waiting: VecDeque<Request>,
-    /// Images submitted so far.
+    /// Images submitted so far, which is the number of the next image.
     submitted: u64,
-    /// A thread waits for the rows of images below this number.
+    /// A thread waits for the row of the image before this number, so images below it are embedded even if they do not
+    /// fill a batch.
     urgent: u64,
+    /// Set once; after that, no image is embedded.
     failure: Option<DeviceFailure>,
+    /// Whether the queue has been dropped.
     is_closed: bool,
 }
 
+/// A submitted image.
 struct Request {
+    /// The number of the image, from 0.
     number: u64,
     image: Vec<u8>,
     row: Arc<Slot>,
 }
 
-/// Receives the row of an image.
+/// Receives the row of an image when it has been computed.
 type Slot = OnceLock<Result<Vec<f32>, Unreadable>>;
 
 /// A row that is being computed.
@@ -207,6 +216,7 @@ struct Worker {
 }
 
 impl Worker {
+    /// Opens the device, and embeds batches until the queue is dropped.
     fn run(&self, open: impl FnOnce() -> Result<EmbedBatch, DeviceFailure>) {
         let mut opened = caught(open);
         let mut images = Vec::new();
@@ -232,7 +242,7 @@ impl Worker {
         self.fail(broken("the queue has ended".into()));
     }
 
-    /// Waits for a batch; `None` at the end.
+    /// Waits until there is a full batch or an urgent image, and takes a batch; `None` when the queue has been dropped.
     fn next_batch(&self) -> Option<Vec<Request>> {
         let mut state = self.shared.state();
         loop {
@@ -251,6 +261,7 @@ impl Worker {
         Some(batch)
     }
 
+    /// Checks that a batch of this number of images has resulted in one row per image.
     fn check_length(&self, rows: Vec<f32>, images: usize) -> Result<Vec<f32>, DeviceFailure> {
         match rows.len() == images * self.shape.dim {
             true => Ok(rows),
@@ -261,6 +272,7 @@ impl Worker {
         }
     }
 
+    /// Gives each image of a batch its row, or the failure, and wakes the threads that wait.
     fn answer(&self, batch: &[Request], outcome: &Result<Vec<f32>, DeviceFailure>) {
         for (number, request) in batch.iter().enumerate() {
             let row = match outcome {
@@ -291,6 +303,7 @@ fn caught<T>(work: impl FnOnce() -> Result<T, DeviceFailure>) -> Result<T, Devic
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| panicked())
 }
 
+/// The failure for something that should not happen.
 fn broken(what: String) -> DeviceFailure {
     let hint = "use the CPU, and report this as a bug in trueshot".into();
     DeviceFailure { message: format!("embedding on the GPU failed: {what}"), hint }

@@ -18,6 +18,7 @@ static CONV4_BYTES: &[u8] = include_bytes!("../assets/omniglot-conv4.safetensors
 /// The name of the backbone for drawings.
 pub const OMNIGLOT_CONV4: &str = "omniglot-conv4";
 
+/// Drawings that a thread embeds per call of the network.
 const DRAWINGS_PER_CALL: usize = 32;
 
 /// The backbone for drawings.
@@ -35,8 +36,9 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
-/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. Where Omniglot is not built in, it is
-/// read from the same folder.
+/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. (TraNFS is the paper's network that
+/// classifies embeddings by a support set with wrong labels.) In a program without the built-in drawings, it is read
+/// from the folder that the environment variable `TRUESHOT_ASSETS` names.
 pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
     let bytes = trueshot_omniglot::TRANFS;
@@ -45,7 +47,7 @@ pub fn omniglot_tranfs() -> Result<Model> {
     Ok(Model::read_bytes(bytes, "omniglot-tranfs")?)
 }
 
-/// Embeds drawings: `[drawing, dim]`.
+/// Embeds drawings on all threads. Returns `[drawing, dim]`.
 pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let mut features = vec![0.0; drawings.len() * backbone.dim()];
     let blocks = drawings
@@ -61,6 +63,7 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     features
 }
 
+/// The normalised inputs of the network: `[drawing, row, column, channel]`.
 fn network_inputs(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let to = backbone.preprocessing();
     let mut inputs = vec![0.0; drawings.len() * to.input_len()];

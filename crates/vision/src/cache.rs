@@ -1,14 +1,21 @@
-//! The cache of embeddings on disk, keyed by backbone and by the contents of the image. Start with [`EmbeddingCache`].
+//! The cache of embeddings on disk, keyed by backbone and by the contents of the image. Start with [`EmbeddingCache`],
+//! which [`Embedder`](crate::Embedder) uses.
 //!
-//! Each backbone with its preprocessing has a folder, named by a hash of its identity, with packs of rows. A pack is
-//! written whole and never changed, so any number of programs can share the folder without locks. Every row has a
-//! checksum and is used only if it matches. Problems of the cache are not errors: rows that cannot be read are computed
-//! again, and rows that cannot be written are not kept. When all packs together are too large, the least recently used
-//! ones are removed.
+//! Each backbone with its preprocessing has a folder, named by a hash of its identity. New rows (the embeddings of
+//! single images, with what was measured about them) are collected in memory and then written as a *pack*, a file of
+//! many rows. A pack is written whole and never changed, so any number of programs can share the folder without locks.
+//! Every row has a checksum and is used only if it matches. Problems of the cache are not errors: rows that cannot be
+//! read are computed again, and rows that cannot be written are not kept. When all packs together are too large, the
+//! least recently used ones are removed.
 //!
-//! A pack is `trucach2`, the length of a row and the number of rows (u32 each, little-endian), then per row the hash of
-//! its image (32 bytes) and its checksum (8 bytes), then per row its values (f32) and the [measures](ImageMeasures) of
-//! its image.
+//! A pack, integers and floats little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | `trucach2` |
+//! | 4, 4 | the length of an embedding, the number of rows |
+//! | per row: 32, 8 | the hash of the image's contents, the checksum of the hash and the row |
+//! | per row: 4 per value, then [`ImageMeasures::BYTES`] | the embedding as f32, the measures of the image |
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +28,9 @@ use trueshot::atomic::write_atomically;
 use trueshot::audit::ImageMeasures;
 
 const MAGIC: &[u8; 8] = b"trucach2";
+/// The first two lines of the table above.
 const HEADER_BYTES: u64 = 16;
+/// Hash and checksum of one row.
 const ENTRY_BYTES: u64 = 40;
 /// The most bytes of all packs: some 170,000 images with embeddings of 1,280 numbers.
 const MAX_BYTES: u64 = 1 << 30;
@@ -32,7 +41,7 @@ const SMALL_PACK_BYTES: u64 = 8 << 20;
 /// Values that are collected before they are written as a pack: 16 MiB.
 const MAX_PENDING_VALUES: usize = 4 << 20;
 
-/// The hash of an image's contents.
+/// The BLAKE3 hash of an image's contents: of its file, or of its pixels if it is not a file.
 pub type ContentHash = [u8; 32];
 
 /// Where embeddings are kept.
@@ -66,18 +75,24 @@ fn default_folder(variable: &dyn Fn(&str) -> Option<PathBuf>) -> Option<PathBuf>
     Some(folder.join("trueshot"))
 }
 
-/// The cached embeddings of one backbone.
+/// The cached embeddings of one backbone. Threads share it.
 pub struct EmbeddingCache {
+    /// The folder of all backbones.
     root: PathBuf,
+    /// The folder of this backbone, in `root`.
     folder: PathBuf,
+    /// The length of an embedding.
     dim: usize,
+    /// The most bytes of all packs in `root`.
     max_bytes: u64,
     state: Mutex<CacheState>,
 }
 
 #[derive(Default)]
 struct CacheState {
+    /// The packs of this backbone, open for reading.
     packs: Vec<File>,
+    /// Where the row of each image is.
     rows: HashMap<ContentHash, RowLocation>,
     /// Rows that are not written yet.
     pending: Vec<(ContentHash, CachedImage)>,
@@ -94,15 +109,18 @@ pub struct CachedImage {
     pub measures: ImageMeasures,
 }
 
+/// Where a row is.
 #[derive(Clone, Copy)]
 enum RowLocation {
+    /// In the list of rows that are not written yet, at this index.
     Pending(usize),
+    /// In the pack of this index in the list of packs, from this byte on.
     Packed { pack: usize, offset: u64, checksum: [u8; 8] },
 }
 
 impl EmbeddingCache {
-    /// Lists the rows below `root` for a backbone with this identity and embeddings of length `dim`. The folder need
-    /// not exist.
+    /// Opens the cache in the folder `root` for a backbone with this [identity](crate::Backbone::identity) and
+    /// embeddings of length `dim`, and lists its rows. The folder need not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
         let folder = root.join(folder_name(identity));
         let cache = EmbeddingCache {
@@ -131,7 +149,7 @@ impl EmbeddingCache {
         self
     }
 
-    /// The row and the measures of an image, if they are stored and intact.
+    /// The row and the measures of an image, if they are stored and intact; otherwise the caller computes them.
     pub fn get(&self, key: &ContentHash) -> Option<CachedImage> {
         let mut state = self.state();
         let (pack, offset, checksum) = match *state.rows.get(key)? {
@@ -144,7 +162,7 @@ impl EmbeddingCache {
         image.row.iter().all(|value| value.is_finite()).then_some(image)
     }
 
-    /// Stores the row and the measures of an image.
+    /// Stores the row and the measures of an image, in memory until the next [`flush`](Self::flush).
     ///
     /// # Panics
     /// If the length of the row is not the dimension of the backbone.
@@ -170,6 +188,7 @@ impl EmbeddingCache {
         if pending.is_empty() {
             return;
         }
+        // They are found again in the pack. If it cannot be written, they are forgotten.
         for (key, _) in &pending {
             state.rows.remove(key);
         }
@@ -220,6 +239,7 @@ impl EmbeddingCache {
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
 
+    /// Writes a pack, named by the hash of its bytes, and returns its path, or why it could not be written.
     fn write(&self, images: &[(ContentHash, CachedImage)]) -> Result<PathBuf, String> {
         std::fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
         let rows: Vec<(&ContentHash, Vec<u8>)> =
@@ -240,7 +260,7 @@ impl EmbeddingCache {
         Ok(path)
     }
 
-    /// Writes the rows of packs as one pack, and removes the others.
+    /// Writes the rows of some packs as one pack, and removes these packs.
     fn merge(&self, packs: &[PathBuf]) {
         let mut rows = HashMap::new();
         for path in packs {
@@ -264,7 +284,8 @@ impl EmbeddingCache {
         }
     }
 
-    /// Removes the least recently used packs, of all backbones, until the rest is within the limit.
+    /// Removes the least recently used packs, of all backbones, until the remaining ones are within the limit. The pack
+    /// `newest` is kept.
     fn prune(&self, newest: &Path) {
         let folders = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
         let packs = folders.flat_map(|folder| packs_in(&folder.path())).filter_map(|path| {
@@ -291,12 +312,13 @@ impl Drop for EmbeddingCache {
     }
 }
 
-/// The folder of a backbone. When decoding or resizing changes, so must the version in it: old and new rows must not
-/// mix.
+/// The name of the folder of a backbone. It contains a version of decoding and resizing (the 2 in `pictures/2`). When
+/// one of these changes its results, the version must change: old and new rows must not mix.
 fn folder_name(identity: &str) -> String {
     blake3::hash(format!("pictures/2 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }
 
+/// The packs in a folder, sorted by name.
 fn packs_in(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path());
     let mut packs: Vec<PathBuf> =
@@ -310,18 +332,21 @@ fn row_bytes(dim: usize) -> usize {
     dim * 4 + ImageMeasures::BYTES
 }
 
+/// A row as it is stored in a pack.
 fn encode(image: &CachedImage) -> Vec<u8> {
     let mut bytes: Vec<u8> = image.row.iter().flat_map(|value| value.to_le_bytes()).collect();
     bytes.extend(image.measures.to_bytes());
     bytes
 }
 
+/// Reverses [`encode`]; `None` if the length is wrong.
 fn decode(bytes: &[u8], dim: usize) -> Option<CachedImage> {
     let (row, measures) = bytes.split_at_checked(dim * 4)?;
     let row = row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     Some(CachedImage { row, measures: ImageMeasures::from_bytes(measures)? })
 }
 
+/// The checksum of a stored row: the first 8 bytes of the BLAKE3 hash of its key and its bytes.
 fn checksum_of(key: &ContentHash, row: &[u8]) -> [u8; 8] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(key);
@@ -353,6 +378,7 @@ fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8]
     Some(entries.as_chunks().0.iter().map(entry).collect())
 }
 
+/// The bytes of the stored row at an offset of a pack.
 fn read_bytes(file: &mut File, offset: u64, dim: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; row_bytes(dim)];
     file.seek(SeekFrom::Start(offset)).ok()?;

@@ -21,20 +21,23 @@ use crate::source::Collection;
 /// Images that are decoded between two reports of progress.
 const CHUNK: usize = 512;
 
-/// Labelled images in memory.
+/// Labelled images in memory. A row is the index of an image.
 pub struct Dataset {
     /// Sorted by class, then by name.
     images: Vec<DecodedImage>,
+    /// The name of each image.
     items: Vec<String>,
     /// Per image the key of its random augmentation.
     keys: Vec<u64>,
-    /// The class of each image, as embeddings without features, which episodes are drawn from.
+    /// The class of each image, in the form of embeddings, because episodes are drawn from embeddings. Each has one
+    /// feature, which means nothing.
     labels: Embeddings,
     skipped: Vec<Skipped>,
 }
 
 impl Dataset {
-    /// Decodes a collection on all threads. The progress counts the images.
+    /// Decodes a collection on all threads, at the size of `to`. With `augmented`, images stay a little larger, because
+    /// augmentation crops them. The progress counts the images.
     pub fn load(
         collection: &Collection,
         to: &Preprocessing,
@@ -143,7 +146,8 @@ impl Dataset {
         &self.skipped
     }
 
-    /// A hash of all pixels, names and labels, by which a resumed run recognises its data.
+    /// The first 16 hexadecimal digits of a hash of all pixels, names and labels, by which a resumed run recognises its
+    /// data.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (row, image) in self.images.iter().enumerate() {

@@ -1,8 +1,10 @@
-//! Computes from the header of an image file how much memory decoding it takes at most.
+//! Computes from the header of an image file how much memory decoding it takes at most ([`ImageHeader::peak_bytes`]).
+//! [`decoded_image`](crate::decoded_image) takes that much from the memory budget before it decodes the file.
 //!
 //! The decoders of the `image` crate check only some of their buffers against a limit. The coefficients of a
 //! progressive JPEG and the frames of a WebP, for instance, are allocated unchecked, so the size of those buffers is
-//! computed here from the header. `tests/decode_memory.rs` measures every format and compares.
+//! computed here from the header. The constants and formulas follow the code of the decoders. They are upper bounds:
+//! `tests/decode_memory.rs` decodes files of every format with an allocator that refuses more.
 
 use image::metadata::Orientation;
 use image::{ColorType, ImageFormat};
@@ -10,19 +12,24 @@ use image::{ColorType, ImageFormat};
 use crate::decoded_image::Channels;
 use crate::webp_tables::table_bytes;
 
-/// Tables, row buffers and other small buffers of a decoder.
+/// Allowance for tables, row buffers and other small buffers of a decoder.
 const SMALL_BUFFER_BYTES: u64 = 1 << 20;
-/// Row buffers of a PNG or BMP decoder.
+/// Allowance for the buffers of a PNG or BMP decoder, in rows of the image.
 const DECODER_ROWS: u64 = 8;
-/// Bytes that the JPEG decoder holds per pixel of a row: samples of 16 bits in blocks of 8 or 16 rows, upsampled.
+/// Allowance for the rows that the JPEG decoder holds at a time, per pixel of the width: samples of 16 bits in blocks
+/// of 8 or 16 rows, upsampled.
 const JPEG_BYTES_PER_ROW_PIXEL: u64 = 1 << 10;
 
+/// What the header of a file says about its image.
 pub(crate) struct ImageHeader<'a> {
+    /// The whole file.
     pub bytes: &'a [u8],
     pub format: ImageFormat,
     pub width: u32,
     pub height: u32,
+    /// The channels and bytes per pixel that the decoder produces.
     pub color: ColorType,
+    /// How the image must be rotated or mirrored to be upright.
     pub orientation: Orientation,
 }
 
@@ -33,12 +40,14 @@ impl ImageHeader<'_> {
         (u64::from(self.width) * u64::from(self.height)).max(frame)
     }
 
-    /// The most bytes in use at once until the image has `channels`.
+    /// The most bytes in use at once until the image is decoded, converted to `channels` with one byte each, and
+    /// upright. These three steps come one after the other, so the largest of them counts.
     pub fn peak_bytes(&self, channels: Channels) -> u64 {
         let pixels = self.pixels();
         let decoded = pixels * u64::from(self.color.bytes_per_pixel());
         let converted = pixels * channels.count() as u64;
         let decoding = decoded + self.decoder_bytes() + SMALL_BUFFER_BYTES;
+        // The conversion works in place; rows that become longer need a larger buffer.
         let converting = if converted > decoded { decoded + converted } else { decoded };
         let rotating = if swaps_sides(self.orientation) { 2 * converted } else { 0 };
         decoding.max(converting).max(rotating)
@@ -67,7 +76,7 @@ impl ImageHeader<'_> {
         }
     }
 
-    /// The limit to give to the decoder, for the buffers that it does check.
+    /// The limit in bytes to give to the decoder, for the buffers that it does check.
     pub fn decoder_limit(&self) -> u64 {
         match self.format {
             // Only the frame is checked.
@@ -77,6 +86,8 @@ impl ImageHeader<'_> {
     }
 }
 
+/// Whether making the image upright swaps width and height, which needs a second copy; other orientations are applied
+/// in place.
 fn swaps_sides(orientation: Orientation) -> bool {
     use Orientation::*;
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
@@ -85,7 +96,9 @@ fn swaps_sides(orientation: Orientation) -> bool {
 /// Bytes of the coefficients that the decoder keeps for the whole image: 16 bits each, for a progressive JPEG or one
 /// whose components come in separate scans; nothing for the usual kind.
 fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
+    // Goes from marker to marker (FF and a byte, then a segment that starts with its length) up to the first scan.
     let mut rest = bytes.get(2..).unwrap_or_default();
+    // Whether the image is progressive, and the description of its components.
     let mut frame: Option<(bool, &[u8])> = None;
     while let [0xff, marker, after @ ..] = rest {
         if *marker == 0xff {
@@ -94,11 +107,13 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
         }
         let Some(([high, low], segment)) = after.split_first_chunk() else { break };
         match (marker, frame) {
+            // Start of frame: C2 is progressive. The number of components is at byte 5, then come three bytes each.
             (0xc0..=0xc3, _) => {
                 let count = segment.get(5).copied().map_or(0, usize::from);
                 let components = segment.get(6..6 + 3 * count).unwrap_or_default();
                 frame = Some((*marker == 0xc2, components));
             }
+            // Start of scan, with the number of its components. All coefficients are kept unless this scan has all.
             (0xda, Some((is_progressive, components))) => {
                 let in_first_scan = segment.first().copied().map_or(0, usize::from);
                 let keeps_all = is_progressive || in_first_scan != components.len() / 3;
@@ -113,7 +128,8 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
 }
 
 /// The number of samples of all components of a JPEG. Each component is described by three bytes, the second of which
-/// has the sampling factors. Blocks at the edge are stored whole.
+/// has the sampling factors: how many blocks of 8 x 8 samples it has across (high half) and down (low half) in an area
+/// of the size that the largest factors give. Areas at the edge are stored whole.
 fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     let factors =
         || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
@@ -122,7 +138,8 @@ fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     factors().map(|(across, down)| blocks * across * down * 64).sum()
 }
 
-/// Bytes that the decoder allocates per pixel, by the kind of file.
+/// Bytes that the WebP decoder allocates per pixel besides the decoded image, by the first chunk of the file: lossy,
+/// lossless, or extended (with transparency or animation).
 fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
     match bytes.get(12..16) {
         // Luminance, and two planes of a quarter of the size.
@@ -135,7 +152,9 @@ fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
 }
 
 /// Pixels of the largest frame that a lossy WebP holds. The decoder allocates a frame by the frame's own size and only
-/// then compares it with the size of the image.
+/// then compares it with the size of the image. Instead of following the structure of the file, this looks for `VP8 `
+/// everywhere: after the letters and the length (8 bytes) come a tag of 3 bytes, a start code of 3, and 14 bits each of
+/// width and height.
 fn largest_webp_frame(bytes: &[u8]) -> u64 {
     let side = |at: usize| {
         bytes.get(at..at + 2).map_or(0, |side| u64::from(u16::from_le_bytes([side[0], side[1]]) & 0x3fff))

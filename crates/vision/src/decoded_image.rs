@@ -1,4 +1,5 @@
 //! [`DecodedImage`]: the pixels of an image, in one or three channels of eight bits, and the decoding of image files.
+//! Start with [`DecodedImage::decode_then`].
 //!
 //! Every file becomes upright, opaque and eight-bit: transparent pixels are blended with white, the first frame of an
 //! animation is used, and the EXIF orientation is applied. Files are not trusted: the size in a header is compared with
@@ -21,14 +22,15 @@ use crate::decode_memory::ImageHeader;
 use crate::error::{Unreadable, UnsupportedFormat};
 use crate::memory_budget::{self, Share};
 
-/// The most pixels an image may have: beyond every camera, and below what exhausts memory.
+/// The most pixels an image may have, 134 million: beyond every camera, and below what exhausts memory.
 const MAX_PIXELS: u64 = 1 << 27;
 /// The longest side an image may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
 const MAX_SIDE: u32 = (1 << 16) - 1;
-/// Images of up to this number of pixels are decoded whatever the file size; larger ones may have at most
+/// Images of up to this number of pixels (4 million) are decoded whatever the file size; larger ones may have at most
 /// [`MAX_PIXELS_PER_BYTE`].
 const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
-/// A blank page in PNG packs about a thousand pixels into a byte; photographs some tens.
+/// The most pixels per byte of a file. A blank page in PNG packs about a thousand pixels into a byte; photographs some
+/// tens.
 const MAX_PIXELS_PER_BYTE: u64 = 2048;
 /// The most memory that decoding one image may take, unless the caller allows less.
 const MAX_DECODE_MEMORY: u64 = 1 << 30;
@@ -36,7 +38,7 @@ const MAX_DECODE_MEMORY: u64 = 1 << 30;
 const HEADER_MEMORY: u64 = 8 << 20;
 /// Size of the strips in which an image is converted to eight opaque bits per channel.
 const STRIP_BYTES: usize = 1 << 16;
-/// The largest file that is read.
+/// The largest file that is read as an image: 512 MiB.
 pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
 
 /// The channels of an image.
@@ -140,6 +142,7 @@ impl DecodedImage {
     /// The image as a `data:` URI for a page, its longer side at most `most` pixels: a drawing as PNG, a photograph as
     /// JPEG, which is a fifth as large.
     pub fn to_data_uri(self, most: usize) -> String {
+        // Both sides are scaled by the same factor, so that the longer one becomes `most`.
         let longest = self.width.max(self.height);
         let side = |side: usize| (side * most).div_ceil(longest).max(1);
         let (width, height) = (side(self.width), side(self.height));
@@ -167,6 +170,7 @@ impl DecodedImage {
             if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
         let mut pixels = Vec::with_capacity(self.pixels.len());
         for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+            // The pixel of this image that comes to `(x, y)`.
             let (from_x, from_y) = match quarters % 4 {
                 0 => (x, y),
                 1 => (y, self.height - 1 - x),
@@ -180,7 +184,7 @@ impl DecodedImage {
     }
 }
 
-/// Decodes an image after taking its share of the memory budget.
+/// Decodes an image after checking its size and taking its share of the memory budget, which is returned with it.
 fn decode(
     bytes: &[u8],
     channels: Channels,
@@ -190,7 +194,7 @@ fn decode(
     let format = image::guess_format(bytes).ok().filter(ImageFormat::reading_enabled);
     let format = format.ok_or_else(|| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
-        return Err(Unreadable::CutOff);
+        return Err(Unreadable::Truncated);
     }
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     reader.limits(decoder_limits(HEADER_MEMORY));
@@ -220,6 +224,7 @@ fn decode(
     Ok((apply_orientation(pixels, width, height, channels, header.orientation), share))
 }
 
+/// Limits for a decoder of the `image` crate, in bytes.
 fn decoder_limits(memory: u64) -> Limits {
     let mut limits = Limits::default();
     limits.max_alloc = Some(memory);
@@ -231,6 +236,7 @@ fn unknown_format(bytes: &[u8]) -> Unreadable {
     const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
     const AVIF: [&[u8]; 2] = [b"avif", b"avis"];
     const CANON_RAW: &[u8] = b"crx ";
+    // These formats, and videos, start with a length, `ftyp` and a brand of four letters.
     let brand = bytes.get(4..12).and_then(|start| start.strip_prefix(b"ftyp"));
     match brand {
         Some(brand) if AVIF.contains(&brand) => Unreadable::ConvertFirst(UnsupportedFormat::Avif),
@@ -256,6 +262,7 @@ fn max_pixels_of_file(bytes: usize) -> u64 {
     MAX_PIXELS.min((bytes as u64).saturating_mul(MAX_PIXELS_PER_BYTE).max(ALWAYS_ALLOWED_PIXELS))
 }
 
+/// Checks the size that the header claims.
 fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
     let (width, height, bytes) = (header.width, header.height, header.bytes.len());
     let pixels = header.pixels();
@@ -279,6 +286,7 @@ fn is_truncated_jpeg(bytes: &[u8]) -> bool {
         let marker = rest[start + 1];
         rest = &rest[start + 2..];
         let length = match marker {
+            // The end marker.
             0xd9 => return false,
             // Markers without a segment.
             0x01 | 0xd8 => 0,
@@ -293,13 +301,13 @@ fn decode_error(error: image::ImageError) -> Unreadable {
     use image::ImageError::*;
     match error {
         Limits(_) => Unreadable::Decoder("needs more memory than is allowed for an image".into()),
-        IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::CutOff,
+        IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::Truncated,
         other => Unreadable::Decoder(other.to_string().trim().replace('\n', " ")),
     }
 }
 
-/// Converts decoded bytes to eight opaque bits per channel, in place and strip by strip: a second copy of a large image
-/// is expensive.
+/// Converts decoded pixels of the type `color` to eight opaque bits per channel. Works in place, in strips of some
+/// rows: a second copy of a large image would take much memory.
 fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
@@ -308,6 +316,7 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     let converted_row = width as usize * channels.count();
     let rows = raw.len() / row;
     let rows_per_strip = (STRIP_BYTES / row).max(1);
+    // Converts the strip that starts with row `first`.
     let convert = |raw: &mut [u8], first: usize| {
         let end = rows.min(first + rows_per_strip);
         let strip = Strip { bytes: &raw[first * row..end * row], color, width };
@@ -390,6 +399,7 @@ fn apply_orientation(
     DecodedImage::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
 }
 
+/// A value blended with white by its opacity `alpha`, rounded.
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
     // At most (255 * 255 + 127) / 255, which fits.

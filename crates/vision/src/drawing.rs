@@ -1,4 +1,4 @@
-//! [`Bitmap`]: a drawing with one bit per pixel, ink or paper.
+//! [`Bitmap`]: a drawing with one bit per pixel, ink or paper. The built-in drawings of Omniglot are bitmaps.
 //!
 //! Networks take it as an image ([`Bitmap::to_image`]), pages as a PNG ([`Bitmap::to_png_data_uri`]). Rows are packed
 //! as in PNG, so encoding is a copy and a deflate. A one-bit PNG is also the smallest form for a page: 335 characters
@@ -47,7 +47,7 @@ impl Bitmap {
         if strips.len() != stride * height {
             return None;
         }
-        // The last strip may be wider than the image: its other columns are not ink.
+        // The last strip may be wider than the image: its columns beyond the image are cleared.
         let last_mask = 0xff_u8 << (stride * 8 - width);
         for (column, strip) in strips.chunks_exact(height).enumerate() {
             let mask = if column + 1 == stride { last_mask } else { 0xff };

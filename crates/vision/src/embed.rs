@@ -1,9 +1,13 @@
-//! Embeds a collection of images into a file ([`embed`]), without holding all images or embeddings in memory.
+//! Embeds a collection of images into a file ([`embed`]), without holding all images or embeddings in memory. The
+//! command `trueshot embed` calls it.
 //!
 //! Images are decoded, augmented, embedded and encoded in small blocks on all threads, and written in the order of the
 //! collection: by class, image and copy. Images that cannot be read are skipped and listed. Augmentation depends on the
 //! seed, the name of the image and the number of the copy, so the bytes of the file depend neither on threads nor on
 //! the other images.
+//!
+//! Without augmentation, [`Embedder`] embeds the images, with its cache. Augmented copies are not cached, and are read,
+//! augmented and embedded here.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -20,9 +24,10 @@ use crate::network::EmbeddingSession;
 use crate::preprocess::Preprocessing;
 use crate::source::{Collection, ImageEntry};
 
-/// The most rows per block, the work unit of one thread: enough for the network to process several images together.
+/// The most rows (images or augmented copies) per block, the work unit of one thread: enough for the network to process
+/// several images together.
 const MAX_BLOCK_ROWS: usize = 16;
-/// Blocks per thread that are computed before their rows are written.
+/// Blocks per thread that are computed before their rows are written to the file.
 const BLOCKS_PER_THREAD: usize = 16;
 
 /// The options of [`embed`].
@@ -55,7 +60,7 @@ pub struct EmbedReport {
     pub skipped: Vec<Skipped>,
 }
 
-/// The encoded rows of an image, or why it was skipped.
+/// The rows of an image, one per copy, encoded in the number format of the file; or why the image was skipped.
 type EncodedRows = std::result::Result<Vec<u8>, Unreadable>;
 
 /// Embeds all images into a file, which is written under its name only when it is complete. The progress counts the
@@ -65,6 +70,7 @@ pub fn embed(request: &EmbedRequest<'_>, output: &Path, progress: &dyn Progress)
 }
 
 impl EmbedRequest<'_> {
+    /// Embeds window by window, and writes the rows of each window before the next one.
     fn run(&self, output: &Path, progress: &dyn Progress) -> Result<EmbedReport> {
         let entries = self.collection.entries();
         let mut writer = self.create_writer(output)?;
@@ -86,6 +92,7 @@ impl EmbedRequest<'_> {
         Ok(report)
     }
 
+    /// Rows per image.
     fn copies(&self) -> usize {
         self.copies.map_or(1, |(copies, _)| copies)
     }
@@ -94,7 +101,8 @@ impl EmbedRequest<'_> {
         self.embedder.backbone()
     }
 
-    /// If the network fails, all images of the block are skipped: no more than it processes together.
+    /// Images per block of augmented images. If the network fails, all images of the block are skipped, so a block has
+    /// no more rows than the network processes together.
     fn images_per_block(&self) -> usize {
         self.backbone().batch_size().min(MAX_BLOCK_ROWS).div_ceil(self.copies()).max(1)
     }
@@ -107,7 +115,7 @@ impl EmbedRequest<'_> {
         }
     }
 
-    /// The rows of images that are not augmented.
+    /// Embeds images that are not augmented, and counts those from the cache in `report`.
     fn rows(
         &self,
         entries: &[ImageEntry],
@@ -123,6 +131,7 @@ impl EmbedRequest<'_> {
         Ok(self.embedder.embed_window(&given, window)?.into_iter().map(encode).collect())
     }
 
+    /// Embeds the augmented copies of images.
     fn augmented_rows(&self, entries: &[ImageEntry], window: Window<'_>) -> Result<Vec<EncodedRows>> {
         let blocks: Vec<Vec<EncodedRows>> = entries
             .par_chunks(self.images_per_block())
@@ -133,6 +142,7 @@ impl EmbedRequest<'_> {
         Ok(blocks.into_iter().flatten().collect())
     }
 
+    /// Creates the file, with notes on what its rows depend on.
     fn create_writer(&self, output: &Path) -> Result<Writer> {
         let mut notes = vec![("backbone", self.backbone().name().to_string())];
         if let Some(device) = self.backbone().device() {
@@ -147,6 +157,7 @@ impl EmbedRequest<'_> {
         Ok(Writer::create(output, self.backbone().dim(), self.precision, classes, &notes)?)
     }
 
+    /// Writes the rows of an image, or lists it as skipped. Copies are named `item#1`, `item#2`, and so on.
     fn write(
         &self,
         writer: &mut Writer,
@@ -173,6 +184,7 @@ impl EmbedRequest<'_> {
         Ok(())
     }
 
+    /// Returns an error if a class has too few readable images.
     fn check_classes(&self, report: &EmbedReport) -> Result<()> {
         let classes = self.collection.classes();
         let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
@@ -196,16 +208,19 @@ impl EmbedRequest<'_> {
     }
 }
 
-/// The key of an image's random augmentation, from its name.
+/// A number that identifies an image (or a class) by its name, from which what is random about it is drawn: it does not
+/// depend on the other images.
 pub(crate) fn item_seed(item: &str) -> u64 {
     let hash = blake3::hash(item.as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
-/// The longest side that is kept of an image that will be cropped, in sixteenths of the network's input size.
+/// The longest side that is kept of an image that will be cropped, in sixteenths of the network's input size: 1.25
+/// times that size, so a crop of 80 % of each side has the size of the input.
 const CROP_MARGIN_SIXTEENTHS: usize = 20;
 
-/// The image at the network's input size; if it will be cropped, a little larger, but never enlarged.
+/// The image at the network's input size; if it will be augmented, whose crops need more pixels, a little larger, but
+/// never enlarged.
 pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augmented: bool) -> DecodedImage {
     if !augmented {
         return to.fitted(image);
@@ -216,11 +231,13 @@ pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augme
     image.resized(width, height)
 }
 
-/// The working memory of one thread.
+/// The working memory of one thread that embeds augmented copies.
 struct AugmentWorker {
     augmenter: Augmenter,
     session: Box<dyn EmbeddingSession>,
+    /// The copies of a block: `[image, copy, row, column, channel]`, without images that cannot be read.
     inputs: Vec<f32>,
+    /// Their embeddings: `[image, copy, dim]`.
     features: Vec<f32>,
 }
 
@@ -231,6 +248,7 @@ impl AugmentWorker {
         AugmentWorker { augmenter, session: backbone.session(), inputs, features }
     }
 
+    /// Embeds a block of images with one call of the network. If the network fails, all readable images are skipped.
     fn embed(&mut self, request: &EmbedRequest<'_>, entries: &[ImageEntry]) -> Vec<EncodedRows> {
         let backbone = request.backbone();
         self.inputs.clear();
@@ -247,7 +265,7 @@ impl AugmentWorker {
         read.into_iter().map(encode).collect()
     }
 
-    /// Appends the network inputs made from one image.
+    /// Reads one image and appends the network inputs of all its copies.
     fn read(
         &mut self,
         request: &EmbedRequest<'_>,
@@ -271,7 +289,8 @@ impl AugmentWorker {
 }
 
 impl EmbedRequest<'_> {
-    /// The rows of an image as bytes of the file.
+    /// The rows of an image (`[copy, dim]`) as bytes of the file; an error if the file's number format cannot store a
+    /// value.
     fn encode(&self, features: &[f32]) -> EncodedRows {
         let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
         let Err(index) = self.precision.encode(features, &mut bytes) else { return Ok(bytes) };

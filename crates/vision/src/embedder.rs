@@ -1,8 +1,18 @@
-//! [`Embedder`]: embeds images in memory on all threads, with known embeddings taken from the cache.
+//! [`Embedder`]: embeds images in memory on all threads, with known embeddings taken from the cache. Start with
+//! [`Embedder::embed_images`] or [`Embedder::embed_collection`]; [`embed`](crate::embed::embed) writes to a file
+//! instead.
 //!
 //! Images are files, members of archives, or bytes. An image that cannot be read has an error as its result and does
-//! not affect the others. A row depends on its image alone: neither threads nor other images nor the cache change a
-//! bit. A network on a GPU takes the images of all threads through one [queue](crate::batch_queue).
+//! not affect the others. A row (the embedding of one image) depends on its image alone: neither threads nor other
+//! images nor the cache change a bit.
+//!
+//! Images are processed in *windows*, one after the other. Within a window there are two ways, depending on the
+//! network:
+//!
+//! - On the CPU, each thread takes *blocks* of the network's batch size: it reads the images of the block (cache, or
+//!   decode, measure and resize) and embeds them itself (`embed_block`).
+//! - On a GPU, threads read single images and submit them to one [queue](crate::batch_queue), which embeds them in
+//!   batches (`embed_queued`).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +34,7 @@ use crate::labelled::LabelledRows;
 use crate::network::EmbeddingSession;
 use crate::source::{self, Collection, ImageContents, ImageEntry};
 
-/// Blocks of images per thread between two reports of progress.
+/// Blocks per thread in a window, on the CPU. Progress is reported after every window.
 const BLOCKS_PER_THREAD: usize = 16;
 /// Images per thread in a window if they go through a queue, where threads report progress themselves: enough that
 /// threads rarely wait for the last images of others.
@@ -57,8 +67,10 @@ pub struct EmbeddedImages {
     pub measures: Vec<Option<ImageMeasures>>,
 }
 
+/// The result for one image.
 pub(crate) struct EmbeddedImage {
     pub row: EmbeddingResult,
+    /// Whether the row was in the cache.
     pub was_cached: bool,
     /// The BLAKE3 hash of its file.
     pub hash: Option<ContentHash>,
@@ -70,13 +82,14 @@ pub(crate) struct EmbeddedImage {
 pub struct EmbeddedCollection {
     /// Rows with classes, items and the name of the backbone.
     pub embeddings: Embeddings,
-    /// For every row the index of its image among the entries of the collection.
+    /// For every row the index of its image in [`Collection::entries`]; images without an embedding are left out.
     pub entries: Vec<u32>,
     /// Images that could not be read, and those skipped when the collection was listed.
     pub skipped: Vec<Skipped>,
     /// The number of rows that were in the cache.
     pub from_cache: usize,
-    /// For every entry of the collection the BLAKE3 hash of its file as it was embedded.
+    /// For every entry of the collection (not only for every row) the BLAKE3 hash of its file as it was embedded;
+    /// `None` for an image that is not a file or cannot be read.
     pub hashes: Vec<Option<ContentHash>>,
     /// For every row the measures of its image.
     pub measures: Vec<Option<ImageMeasures>>,
@@ -98,7 +111,9 @@ pub struct EmbeddedCollection {
 /// ```
 pub struct Embedder {
     backbone: Backbone,
+    /// Where the cache is, for the embedder that takes over from a GPU.
     location: CacheLocation,
+    /// `None`: embeddings are not cached.
     cache: Option<EmbeddingCache>,
     limits: DecodeLimits,
     /// Working memory that no thread is using.
@@ -115,7 +130,9 @@ type FailureNotice = Box<dyn Fn(&str) + Send + Sync>;
 /// The working memory of one thread.
 struct EmbedWorker {
     session: Box<dyn EmbeddingSession>,
+    /// The normalised images of a block: `[image, row, column, channel]`.
     inputs: Vec<f32>,
+    /// Their embeddings: `[image, dim]`.
     features: Vec<f32>,
 }
 
@@ -184,11 +201,16 @@ impl Embedder {
         embedder.cache.as_ref()
     }
 
-    /// Embeds images on all threads of the current pool. The progress counts the images.
+    /// Embeds images on all threads of the current rayon pool. The progress counts the images; pass `&()` for none.
+    ///
+    /// # Errors
+    /// If the network has failed, or the progress stops the work. An image that cannot be embedded is not an error of
+    /// the call, but of its row.
     pub fn embed_images(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
         self.with_fallback(|embedder| embedder.embed_windows(images, progress))
     }
 
+    /// Embeds images window by window, without fallback to the CPU.
     fn embed_windows(&self, images: &[ImageInput<'_>], progress: &dyn Progress) -> Result<EmbeddedImages> {
         let total = images.len() as u64;
         let mut embedded = EmbeddedImages {
@@ -212,13 +234,16 @@ impl Embedder {
         Ok(embedded)
     }
 
-    /// Embeds the contents of image files.
+    /// Embeds the contents of image files: one result per file, in order.
     pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<EmbeddingResult>> {
         let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
         Ok(self.embed_images(&given, &())?.rows)
     }
 
     /// Embeds all readable images of a collection.
+    ///
+    /// # Errors
+    /// Those of [`Embedder::embed_images`], and [`Error::NoImages`] if no image can be embedded.
     pub fn embed_collection(
         &self,
         collection: &Collection,
@@ -300,7 +325,8 @@ impl Embedder {
             window.progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, window.total)?;
             Ok(submitted)
         };
-        // Single images rather than blocks, so that no thread is left with a block when the others are done.
+        // Threads take single images rather than blocks, so that no thread is left with a block when the other threads
+        // have finished.
         let submitted: Vec<SubmittedImage> =
             images.par_iter().with_max_len(1).map(submit).collect::<Result<_>>()?;
         let finish = |SubmittedImage { source, hash, measures }: SubmittedImage| {
@@ -316,6 +342,7 @@ impl Embedder {
         Ok(submitted.into_iter().map(finish).collect())
     }
 
+    /// Reads an image and submits it to the queue, unless its row was in the cache.
     fn submit(&self, queue: &BatchQueue, given: &ImageInput<'_>) -> SubmittedImage {
         let ReadImage { source, hash, measures } = self.read(given);
         let source = match source {
@@ -328,6 +355,7 @@ impl Embedder {
 
     /// Looks up an image in the cache, or decodes, measures and resizes it.
     fn read(&self, given: &ImageInput<'_>) -> ReadImage {
+        // Set as soon as they are known, so that they are kept if a later step fails.
         let (mut hash, mut measures) = (None, None);
         let mut attempt = || {
             let contents = self.read_contents(given)?;
@@ -363,7 +391,7 @@ impl Embedder {
         rows
     }
 
-    /// The cache key of an image.
+    /// The cache key of an image: a hash of its file, or of its size and pixels if it is not a file.
     fn content_hash(contents: &ImageContents) -> ContentHash {
         match contents {
             ImageContents::File(bytes) => *blake3::hash(bytes).as_bytes(),
@@ -377,6 +405,7 @@ impl Embedder {
         }
     }
 
+    /// The bytes of an image file, or the pixels of an image that is stored as pixels.
     fn read_contents(&self, given: &ImageInput<'_>) -> std::result::Result<ImageContents, Unreadable> {
         match given {
             ImageInput::File(path) => Ok(ImageContents::File(source::file_bytes(path)?.into())),
@@ -403,7 +432,7 @@ impl Embedder {
     }
 }
 
-/// The position of a window of images in the whole work, for its progress.
+/// The position of a window among all images, from which progress is reported.
 #[derive(Clone, Copy)]
 pub(crate) struct Window<'a> {
     pub progress: &'a dyn Progress,
@@ -413,14 +442,18 @@ pub(crate) struct Window<'a> {
     pub total: u64,
 }
 
-/// Where the row of an image comes from; `T` is the input from which the network computes it.
+/// Where the row of an image comes from.
 enum RowSource<T> {
+    /// The row was in the cache.
     Cache(Vec<f32>),
+    /// The network computes the row, which is cached under this key. `T` is what it is computed from: the resized
+    /// image; a row that the queue is computing; or nothing, if the input has been appended to the inputs of a block.
     Network(ContentHash, T),
+    /// The image cannot be read.
     Unreadable(Unreadable),
 }
 
-/// An image or its row, with the hash of its file and its measures; `T` as in [`RowSource`].
+/// The state of one image after reading, with the hash of its file and its measures; `T` as in [`RowSource`].
 struct ReadImage<T = DecodedImage> {
     source: RowSource<T>,
     hash: Option<ContentHash>,
@@ -431,6 +464,8 @@ struct ReadImage<T = DecodedImage> {
 type SubmittedImage = ReadImage<PendingRow>;
 
 impl EmbedWorker {
+    /// Embeds a block: reads all images, embeds those that are not in the cache with one call of the network, and
+    /// returns one result per image. If the network fails, all of these images have its error.
     fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
@@ -470,7 +505,8 @@ impl EmbedWorker {
     }
 }
 
-/// Checks that the values of a row are finite, and stores it in the cache with the measures of its image.
+/// Checks that the values of a computed row are finite, stores it in the cache with the measures of its image, and
+/// returns it.
 fn check_and_cache(
     row: &[f32],
     key: ContentHash,

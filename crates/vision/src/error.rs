@@ -1,4 +1,5 @@
-//! The errors of this crate.
+//! The errors of this crate. Their texts, which users see, are in the `#[error]` attributes; [`Error::hint`] adds what
+//! to do.
 //!
 //! [`Unreadable`] is a problem of a single image: the image is listed and skipped, and the work fails only if too few
 //! images are left. [`Error`] is a problem of the whole operation.
@@ -272,7 +273,7 @@ impl Error {
             Error::BadPickle { problem: PickleError::Call(_), .. } => Some(
                 "do not open it with Python either, unless you trust its author".into(),
             ),
-            Error::BadPickle { problem: PickleError::CutOff(_), .. } => Some("download the file again".into()),
+            Error::BadPickle { problem: PickleError::Truncated(_), .. } => Some("download the file again".into()),
             Error::UnknownSource { path } if is_packed(path) => {
                 Some("unpack the archive first (tar xf), and give the folder".into())
             }
@@ -318,10 +319,12 @@ impl Error {
     }
 }
 
+/// The end of a message about the first of `count` classes.
 fn more(count: usize) -> String {
     if count > 1 { format!(", and so are {} more", count - 1) } else { String::new() }
 }
 
+/// Whether a file is compressed in a way that is not supported, by its extension.
 fn is_packed(path: &std::path::Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     matches!(extension.as_deref(), Some("xz" | "zst" | "bz2" | "7z" | "txz" | "tbz2"))
@@ -501,7 +504,7 @@ pub enum Unreadable {
     Network(String),
     /// The file is truncated.
     #[error("truncated")]
-    CutOff,
+    Truncated,
     /// The decoder reported an error.
     #[error("{0}")]
     Decoder(String),

@@ -1,8 +1,9 @@
-//! Export of a classifier with its backbone as one ONNX model ([`onnx_model`]), for programs that predict without trueshot.
+//! Export of a classifier with its backbone as one ONNX model ([`onnx_model`]), for programs that predict without
+//! trueshot, or of a backbone alone as a file for web pages ([`network_file`]). `trueshot export` calls them.
 //!
 //! The input of the model is decoded and resized pixels, as bytes: normalisation is part of the model. Conv4 and
-//! EfficientNet-Lite0 are written as their layers. An ONNX backbone is copied, and its input and output are connected to
-//! the normalisation and to the classifier.
+//! EfficientNet-Lite0 are written as their layers. An ONNX backbone is copied, and its input and output are connected
+//! to the normalisation and to the classifier.
 
 use serde_json::json;
 use trueshot::model;
@@ -29,6 +30,7 @@ const INPUT: &str = "image";
 pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGraph> {
     let preprocessing = backbone.preprocessing();
     let mut graph = match (backbone.parameters(), backbone.onnx()) {
+        // Conv4 or EfficientNet-Lite0.
         (Some(parameters), _) => {
             let mut graph = OnnxGraph::new();
             let image = graph.input(INPUT, ElementType::Byte, &input_shape(preprocessing, Axis::Batch));
@@ -47,6 +49,7 @@ pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGrap
             predictor.add_to_graph(&mut graph, &embedding, &OutputNames::default(), Axis::Batch);
             graph
         }
+        // An ONNX model. Names that it uses already get a prefix, and images are cast to the type of its input.
         (None, Some(network)) => {
             let model = network.export(backbone.name())?;
             let mut graph = OnnxGraph::for_model(&model.imported, &model.prefix);
@@ -81,8 +84,8 @@ pub fn onnx_model(predictor: &Predictor, backbone: &Backbone) -> Result<OnnxGrap
     Ok(graph)
 }
 
-/// The parameters and the preprocessing of a Conv4 or an EfficientNet-Lite0 as a safetensors file, which `trueshot-wasm`
-/// reads; `None` for other networks. A tensor whose values are 16-bit floats is stored as such.
+/// The parameters and the preprocessing of a Conv4 or an EfficientNet-Lite0 as a safetensors file, which
+/// `trueshot-wasm` reads; `None` for other networks. A tensor whose values are 16-bit floats is stored as such.
 pub fn network_file(backbone: &Backbone) -> Option<Vec<u8>> {
     let preprocessing = backbone.preprocessing();
     let (architecture, layout, values) = match backbone.parameters()? {
@@ -109,6 +112,7 @@ fn preprocessing_note(preprocessing: &Preprocessing) -> String {
     json!({ "size": size, "colours": colours, "fit": fit, "resampling": resampling }).to_string()
 }
 
+/// The shape of the input: `[batch, rows, columns, channels]`.
 fn input_shape(preprocessing: &Preprocessing, batch: Axis) -> [Axis; 4] {
     let side = Axis::Fixed(preprocessing.size);
     [batch, side, side, Axis::Fixed(preprocessing.channels.count())]
@@ -118,6 +122,7 @@ fn input_shape(preprocessing: &Preprocessing, batch: Axis) -> [Axis; 4] {
 fn add_normalisation(graph: &mut OnnxGraph, image: &GraphValue, preprocessing: &Preprocessing) -> GraphValue {
     let pairs = preprocessing.scale_and_shift(255.0);
     let count = preprocessing.channels.count();
+    // Of each channel the scale (0) or the shift (1).
     let column = |place: usize| pairs.iter().take(count).map(|pair| pair[place]).collect::<Vec<f32>>();
     let (scale, shift) = (graph.floats(&[count], &column(0)), graph.floats(&[count], &column(1)));
     let floats = graph.node("Cast", &[image], &[Attribute::Int("to", ElementType::Float as i64)]);
@@ -171,7 +176,8 @@ impl NamedTensors<'_> {
     }
 }
 
-/// Embeddings of a Conv4, `[batch, features]`.
+/// Adds the layers of a Conv4: four blocks of convolution, batch norm, ReLU and max pooling. `image` is `[batch,
+/// channels, rows, columns]`, normalised; returns the embeddings, `[batch, features]`.
 fn add_conv4(graph: &mut OnnxGraph, image: &GraphValue, tensors: &NamedTensors<'_>) -> GraphValue {
     let mut value = image.clone();
     for block in 1..=conv4::BLOCKS {
@@ -204,7 +210,9 @@ fn add_conv4(graph: &mut OnnxGraph, image: &GraphValue, tensors: &NamedTensors<'
     graph.node("Flatten", &[&value], &[Attribute::Int("axis", 1)])
 }
 
-/// Embeddings of an EfficientNet-Lite0, `[batch, 1280]`.
+/// Adds the layers of an EfficientNet-Lite0 for images of `size` x `size` pixels: a stem, bottlenecks (a pointwise
+/// convolution to more channels, a depthwise one, and a pointwise one to fewer), and a head whose features are
+/// averaged. ReLU6 limits activations to [0, 6]. Returns the embeddings, `[batch, 1280]`.
 fn add_efficientnet(
     graph: &mut OnnxGraph,
     image: &GraphValue,
@@ -245,8 +253,9 @@ fn add_efficientnet(
     graph.node("Flatten", &[&means], &[Attribute::Int("axis", 1)])
 }
 
-/// A convolution of an EfficientNet with `SAME` padding.
+/// A convolution of an EfficientNet with `SAME` padding: the output has `side / stride` pixels per side, rounded up.
 struct Convolution {
+    /// Height and width of the filters.
     kernel: usize,
     stride: usize,
     /// Input channels per filter.
@@ -256,6 +265,7 @@ struct Convolution {
 }
 
 impl Convolution {
+    /// A convolution of single pixels, with filters of 1 x 1.
     fn pointwise(inputs: usize, outputs: usize) -> Self {
         Convolution { kernel: 1, stride: 1, inputs, outputs, groups: 1 }
     }
@@ -275,6 +285,7 @@ impl Convolution {
         let Convolution { kernel, stride, inputs, outputs, groups } = *self;
         let weight = tensors.add(graph, &format!("{name}.weight"), &[outputs, inputs, kernel, kernel]);
         let bias = tensors.add(graph, &format!("{name}.bias"), &[outputs]);
+        // Output pixels per side, and the padding before and after the input.
         let (positions, before) = efficientnet::same_padding(side, kernel, stride);
         let after = ((positions - 1) * stride + kernel).saturating_sub(side + before);
         let [kernel, stride, before, after, groups] =

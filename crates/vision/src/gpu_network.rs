@@ -1,6 +1,7 @@
-//! Networks on a GPU: [`GpuNetwork`] implements [`EmbeddingNetwork`] for Conv4 and EfficientNet-Lite0.
+//! Networks on a GPU: [`GpuNetwork`] implements [`EmbeddingNetwork`] for Conv4 and EfficientNet-Lite0. A
+//! [`Backbone`](crate::Backbone) has one after [`Backbone::move_to_gpu`](crate::Backbone::move_to_gpu).
 //!
-//! Images are bytes, which all threads submit to one [`BatchQueue`].
+//! Images are bytes, `[row][column][channel]`, which all threads submit to one [`BatchQueue`]; the GPU normalises them.
 
 use std::sync::Arc;
 
@@ -22,8 +23,9 @@ const BATCH: usize = 64;
 /// A network on a GPU, which all threads share.
 pub(crate) struct GpuNetwork {
     queue: Arc<BatchQueue>,
-    /// `byte * scale + shift` is a normalised value, per channel.
+    /// Scale and shift of each channel: `byte * scale + shift` is a normalised value.
     normalisation: [[f32; 2]; 3],
+    /// Channels of an image, 1 or 3; only the first of `normalisation` are used.
     channels: usize,
     is_costly: bool,
 }
@@ -53,6 +55,7 @@ impl GpuNetwork {
         Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(pixels))))
     }
 
+    /// Starts the queue; `open` runs on its thread and returns the function that embeds a batch.
     fn with_queue(
         parameters: &Parameters,
         preprocessing: &Preprocessing,
@@ -76,6 +79,7 @@ fn conv4_shape(preprocessing: &Preprocessing) -> Shape {
     Shape { size: preprocessing.size, channels: preprocessing.channels.count() }
 }
 
+/// The failure for an error of the GPU, with a hint for the user.
 fn failure(error: GpuError) -> DeviceFailure {
     let message = error.to_string();
     let hint = match error {
@@ -108,7 +112,8 @@ impl Uploaded {
         }
     }
 
-    /// A function that embeds any number of images of `pixels` bytes.
+    /// A function that embeds any number of images of `pixels` bytes each, in batches that fit into the memory of the
+    /// GPU.
     fn into_closure(mut self, pixels: usize) -> EmbedBatch {
         Box::new(move |images| {
             let mut rows = Vec::new();
@@ -183,7 +188,8 @@ impl EmbeddingNetwork for GpuNetwork {
     }
 }
 
-/// The session of one thread, which submits images to the queue and waits for the rows.
+/// The session of one thread, which submits images to the queue and waits for the rows. It takes normalised images as
+/// all sessions do and turns them back into bytes; callers with bytes use the queue directly.
 struct GpuSession {
     queue: Arc<BatchQueue>,
     normalisation: [[f32; 2]; 3],
@@ -193,6 +199,7 @@ struct GpuSession {
 impl EmbeddingSession for GpuSession {
     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
         let BatchShape { image_len, dim, .. } = self.queue.shape();
+        // Reverses the normalisation.
         let byte = |(&value, [scale, shift]): (&f32, &[f32; 2])| ((value - shift) / scale).round() as u8;
         let submit = |image: &[f32]| {
             let channels = self.normalisation.iter().take(self.channels).cycle();

@@ -1,5 +1,5 @@
-//! Measures of decoded images: size, sharpness, brightness and a thumbnail, from which an audit finds copies of images and
-//! images that are too poor to be used.
+//! Measures of decoded images: size, sharpness, brightness and a thumbnail, from which an audit finds copies of images
+//! and images that are too poor to be used.
 //!
 //! They are computed when an image is decoded for the network, so that no image is decoded twice, and stored with its
 //! embedding in the [cache](crate::cache).
@@ -12,6 +12,8 @@ use crate::decoded_image::{Channels, DecodedImage};
 /// comparable, at about the input size of a network.
 const MEASURED_SIDE: usize = 256;
 
+/// Measures an image: averages blocks of pixels, resizes the result to [`MEASURED_SIDE`], converts it to grey, and
+/// measures the grey levels. Brightness is also measured in each colour channel.
 pub(crate) fn measure(image: &DecodedImage) -> ImageMeasures {
     let reduced = reduced(image);
     let longest = reduced.width.max(reduced.height);
@@ -38,6 +40,7 @@ fn reduced(image: &DecodedImage) -> DecodedImage {
     let (columns, rows) = (n.min(image.width), n.min(image.height));
     let (width, height) = (image.width / columns, image.height / rows);
     let count = image.channels.count();
+    // For one row of blocks, the sum of each channel of each block: `[block][channel]`.
     let mut sums = vec![0u32; width * count];
     let mut pixels = Vec::with_capacity(width * height * count);
     for lines in image.pixels.chunks_exact(image.width * count * rows).take(height) {
@@ -56,7 +59,8 @@ fn reduced(image: &DecodedImage) -> DecodedImage {
     DecodedImage::new(width, height, image.channels, pixels)
 }
 
-/// The luminance of every pixel by Rec. 601, as Pillow computes it.
+/// The luminance of every pixel, 0 to 255, by Rec. 601: 0.299 red + 0.587 green + 0.114 blue. Computed in fixed point
+/// with 16 fractional bits and rounded, as Pillow does.
 pub(crate) fn shades(image: &DecodedImage) -> Vec<u8> {
     let luminance = |&[red, green, blue]: &[u8; 3]| {
         let sum = u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471;

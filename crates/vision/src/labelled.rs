@@ -1,5 +1,7 @@
-//! [`LabelledRows`]: embeddings with labels, the start of audits and classifiers on the command line and in the server.
-//! Includes confirmed labels, skipped items, and the images behind the rows.
+//! [`LabelledRows`]: embeddings with labels, from which the command line and the server make audits (which labels are
+//! wrong?) and classifiers. A row is the embedding of one item. Includes confirmed labels, skipped items, and the
+//! images behind the rows. Start with [`LabelledRows::from_collection`] for images, or `LabelledRows::from` for
+//! embeddings.
 
 use trueshot::Embeddings;
 use trueshot::audit::{Audit, AuditBuilder, ImageMeasures};

@@ -1,7 +1,7 @@
 //! Images for trueshot: reading data sets, embedding images, and training the networks that embed them.
 //!
-//! Start with [`Collection`], which lists the labelled images of a folder, an archive, a list or a published data set, and
-//! [`Embedder`], which embeds them:
+//! Start with [`Collection`], which lists the labelled images of a folder, an archive, a list or a published data set,
+//! and [`Embedder`], which embeds them:
 //!
 //! ```
 //! use trueshot_vision::backbone::BackboneOptions;

@@ -1,17 +1,19 @@
-//! [`Loader`]: prepares the batches of the next training steps on its own threads while a step runs.
+//! [`Loader`]: prepares the batches of the next training steps on its own threads while a step runs. A trainee calls
+//! [`Loader::take`] before and [`Loader::give_back`] after each step; a [`BatchSource`] makes the batches.
 //!
-//! Batch `n` is a function of `n` alone, so the result does not depend on timing. With `w` threads, each makes every
-//! `w`-th batch and holds a few ready in a bounded channel; used batches are returned to it, so that their memory is
-//! reused. A few threads suffice: making a batch takes a twentieth of the work of a step.
+//! The batch of a step is a function of the step alone, so the result does not depend on timing. With `w` threads, each
+//! makes the batches of every `w`-th step and holds a few ready in a bounded channel; used batches are returned to the
+//! thread, so that their memory is reused. A few threads suffice: making a batch takes a twentieth of the work of a
+//! step.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-/// Makes batch `n`; may reuse the memory of an earlier batch.
+/// Makes the batches of training steps.
 pub trait BatchSource: Send + Sync + 'static {
     /// The input of a step.
     type Batch: Send + 'static;
-    /// Working memory of one thread.
+    /// The working memory of one thread, which it keeps from batch to batch.
     type Scratch;
 
     /// Fresh working memory.
@@ -27,13 +29,19 @@ pub struct Loader<M: BatchSource> {
     threads: usize,
     /// The number of batches that each thread holds ready.
     ready: usize,
+    /// Empty until the first batch is taken.
     threads_running: Vec<LoaderThread<M::Batch>>,
+    /// The step with which the threads started.
     first: u64,
+    /// The step whose batch is expected to be taken next.
     next: u64,
 }
 
+/// The channels from and to one thread.
 struct LoaderThread<B> {
+    /// Finished batches, in the order of their steps.
     batches: Receiver<B>,
+    /// Used batches, whose memory can be reused.
     used: Sender<B>,
 }
 
@@ -68,10 +76,12 @@ impl<M: BatchSource> Loader<M> {
         let _ = self.threads_running[worker].used.send(batch);
     }
 
+    /// The index of the thread that makes the batch of a step.
     fn thread_of(&self, step: u64) -> usize {
         (step.wrapping_sub(self.first) % self.threads as u64) as usize
     }
 
+    /// Starts all threads, the first of which begins with the batch of this step.
     fn start(&mut self, step: u64) {
         self.first = step;
         // Dropping the old channels ends the old threads.
@@ -91,7 +101,7 @@ impl<M: BatchSource> Loader<M> {
     }
 }
 
-/// Makes batches until the channel is closed.
+/// Makes the batches of every `stride`-th step from `first` on, until the channel `ready` is closed.
 fn produce_batches<M: BatchSource>(
     source: &M,
     first: u64,

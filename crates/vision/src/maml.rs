@@ -1,7 +1,9 @@
-//! MAML as a method: a network that is adapted to every support set by gradient descent.
+//! MAML (Finn et al., ICML 2017) as a method ([`Maml`]): a network that is adapted to every support set, the labelled
+//! items of an episode, by gradient descent. [`training::maml`](crate::training::maml) trains it.
 //!
 //! Its rows are images, not embeddings: pixels from [`Dataset::rows`](crate::Dataset::rows). [`register`] adds the
-//! method to the registry of the core, which does not know images. [`move_to_gpu`] adapts on a GPU instead of the CPU.
+//! method to the registry of the core, which does not know images. `move_to_gpu` (feature `cuda`) adapts on a GPU
+//! instead of the CPU.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -30,7 +32,7 @@ use crate::preprocess::Preprocessing;
 
 /// The kind in model files.
 pub const KIND: &str = "maml";
-/// The most classes of a model: limits what an untrusted file can make us allocate.
+/// The most classes of a model: limits the memory that an untrusted file can make this program allocate.
 pub const MAX_WAYS: usize = 1000;
 
 const INFO: MethodInfo = MethodInfo {
@@ -84,15 +86,20 @@ pub struct MamlConfig {
 #[derive(Clone)]
 pub struct Maml {
     network: Arc<MamlNetwork>,
+    /// The rate and number of the steps of gradient descent.
     adaptation: Adaptation,
 }
 
 /// The network, with working memory for its threads.
 struct MamlNetwork {
+    /// The shape of the images and the number of classes.
     size: ModelSize,
     preprocessing: Preprocessing,
+    /// The trained parameters, from which every adaptation starts.
     parameters: Vec<f32>,
+    /// Working memory that no thread is using.
     learners: Mutex<Vec<MamlLearner>>,
+    /// The model file, for errors.
     path: PathBuf,
 }
 
@@ -119,7 +126,7 @@ impl Maml {
         Ok(Self::new(preprocessing, config, parameters, path.into()))
     }
 
-    /// Makes a method of parameters in memory, for instance during training.
+    /// Makes a method of parameters in memory, for instance during training. Errors name the model `path`.
     pub fn new(
         preprocessing: Preprocessing,
         config: MamlConfig,
@@ -177,6 +184,7 @@ impl Method for Maml {
 }
 
 impl MamlNetwork {
+    /// Checks that the network fits rows of length `dim` and episodes of this number of classes.
     fn check(&self, dim: usize, classes: usize) -> trueshot::Result<()> {
         let ModelSize { shape, ways } = self.size;
         if dim != shape.pixels() {
@@ -193,7 +201,7 @@ impl MamlNetwork {
         }
     }
 
-    /// Bytes as normalised inputs of the network.
+    /// Rows of pixels with values from 0 to 255 as normalised inputs of the network: `[row][column][channel]` of each.
     fn normalise_rows(&self, rows: &[&[f32]]) -> Vec<f32> {
         let pairs = self.preprocessing.scale_and_shift(255.0);
         let count = self.size.shape.channels;
@@ -227,6 +235,7 @@ impl std::fmt::Debug for Adapted {
 }
 
 impl Scorer for Adapted {
+    /// `[class][query]`, from logits of shape `[query][class]`.
     fn scores(&self, queries: &Queries<'_>) -> Vec<Vec<f32>> {
         let images = self.network.normalise_rows(queries.rows());
         let logits = self.network.with_learner(|learner| learner.logits(&self.parameters, &images));

@@ -35,7 +35,9 @@ pub struct Budget {
 
 #[derive(Debug)]
 struct BudgetState {
+    /// Bytes.
     limit: u64,
+    /// Bytes of all shares.
     taken: u64,
     /// The number that the next caller of [`Budget::take`] gets.
     next: u64,

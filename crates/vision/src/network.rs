@@ -19,7 +19,8 @@ pub trait EmbeddingNetwork: Send + Sync {
     /// Values of one input image: height x width x channels.
     fn input_len(&self) -> usize;
 
-    /// The best number of images per call of [`EmbeddingSession::embed`]; more would not be faster.
+    /// The best number of images per call of [`EmbeddingSession::embed`]; more would not be faster. The session takes
+    /// any number.
     fn batch_size(&self) -> usize;
 
     /// Whether embedding an image takes longer than reading it, so that caching embeddings saves time.
@@ -43,8 +44,8 @@ pub trait EmbeddingNetwork: Send + Sync {
 
 /// The network and the working memory of one thread.
 pub trait EmbeddingSession: Send {
-    /// Embeds a batch: `images` is `[image, row, column, channel]`, normalised, and `out` is `[image, dim]`. An embedding
-    /// depends on its own image only, not on the other images of the batch.
+    /// Embeds a batch: `images` is `[image, row, column, channel]`, normalised, and `out` is `[image, dim]`. An
+    /// embedding depends on its own image only, not on the other images of the batch.
     ///
     /// # Errors
     /// If the network fails on one of the images. Conv4 and EfficientNet-Lite0 do not fail.

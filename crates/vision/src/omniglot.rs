@@ -1,8 +1,9 @@
 //! Omniglot, the built-in data set: 1,623 handwritten characters of 50 alphabets, each drawn by 20 people. Start with
 //! [`Omniglot::embedded`].
 //!
-//! Lake, Salakhutdinov and Tenenbaum published it under the MIT licence; `docs/built-in.md` says how the file was made
-//! from it.
+//! Lake, Salakhutdinov and Tenenbaum published it under the MIT licence. Each drawing has one bit per pixel. All
+//! drawings of an alphabet are compressed together, as one *stream*. `crates/omniglot/assets/pack_omniglot.py` writes
+//! the file; `docs/built-in.md` has its sources and the reasons for the format.
 //!
 //! The file, integers little-endian:
 //!
@@ -10,12 +11,16 @@
 //! |---|---|
 //! | 8 | `OMNIGLT1` |
 //! | 2, 2, 2 | side of a drawing in pixels, drawings per character, number of alphabets |
-//! | per alphabet: 1, 2, 1, 4, then the name | split (0 background, 1 evaluation), number of characters, bytes of the name, bytes of the stream, the name in UTF-8 |
-//! | the streams, one per alphabet | zlib: the drawings, character by character, each in strips of eight columns |
+//! | per alphabet: 1, 2 | split (0 background, 1 evaluation), number of characters |
+//! | - 1, 4 | bytes of the name, bytes of the stream |
+//! | - the name | UTF-8 |
+//! | the streams, one per alphabet | zlib: the drawings, character by character |
 //!
-//! Opening reads only the table. An alphabet is unpacked when one of its drawings is first needed: a demo needs a few
-//! characters and not 45 MB. Unpacking everything takes about a tenth of a second. The file is treated as untrusted:
-//! every length is checked before it is used, sizes before anything is allocated.
+//! A drawing consists of strips of eight columns, from left to right; a strip has one byte per row, from top to bottom.
+//!
+//! Opening reads only the table of alphabets. An alphabet is unpacked when one of its drawings is first needed: a demo
+//! needs a few characters and not 45 MB. Unpacking everything takes about a tenth of a second. The file is treated as
+//! untrusted: every length is checked before it is used, sizes before anything is allocated.
 
 use std::io::Read;
 use std::ops::Range;
@@ -27,6 +32,7 @@ use thiserror::Error;
 use crate::drawing::Bitmap;
 
 const MAGIC: &[u8; 8] = b"OMNIGLT1";
+/// The largest side of a drawing that is allowed; Omniglot's is 105.
 const MAX_SIDE: usize = 512;
 /// The most bytes an alphabet may unpack to; the largest of Omniglot takes 1.7 MB.
 const MAX_UNPACKED: usize = 64 << 20;
@@ -77,7 +83,7 @@ pub enum OmniglotError {
     Magic,
     /// The file is truncated.
     #[error("the packed omniglot file is truncated: {what} needs {needed} bytes, {left} are left")]
-    CutOff {
+    Truncated {
         /// What was being read.
         what: &'static str,
         /// The length of that part in bytes.
@@ -153,16 +159,20 @@ pub struct Character<'a> {
     pub name: String,
     /// The half of the data that it belongs to.
     pub split: OmniglotHalf,
-    /// The index of the alphabet's stream; then the character's index in it.
+    /// The index of the alphabet's stream.
     stream: usize,
+    /// The index of the character in its alphabet.
     place: usize,
 }
 
 /// The packed drawings of one alphabet, unpacked on first use.
 #[derive(Debug)]
 struct PackedAlphabet<'a> {
+    /// The name, for errors.
     alphabet: &'a str,
+    /// The stream.
     packed: &'a [u8],
+    /// The bytes of all drawings of the alphabet.
     unpacked_length: usize,
     unpacked: OnceLock<Result<Vec<u8>, OmniglotError>>,
 }
@@ -197,6 +207,7 @@ impl<'a> Omniglot<'a> {
         let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
         let drawings_per_character = check_range("drawings per character", read_u16(&mut rest)?, 1..257)?;
         let alphabets = check_range("the number of alphabets", read_u16(&mut rest)?, 1..1025)?;
+        // Bytes of all drawings of a character: whole strips of eight columns with one byte per row.
         let character_length = side.div_ceil(8) * side * drawings_per_character;
         let table = (0..alphabets)
             .map(|alphabet| AlphabetEntry::read(&mut rest, alphabet))
@@ -233,7 +244,8 @@ impl<'a> Omniglot<'a> {
         numbered.filter(move |(_, character)| character.split == split).map(|(index, _)| index)
     }
 
-    /// Drawing `n` of a character, both counted from 0.
+    /// Drawing `n` of the character with index `character` in [`Omniglot::characters`], both from 0. Unpacks its
+    /// alphabet when that is needed for the first time.
     pub fn drawing(&self, character: usize, n: usize) -> Result<Bitmap, OmniglotError> {
         let found = self.characters.get(character);
         let no_character =
@@ -250,14 +262,19 @@ impl<'a> Omniglot<'a> {
     }
 }
 
+/// An entry of the table of alphabets.
 struct AlphabetEntry<'a> {
     split: OmniglotHalf,
+    /// Number of characters.
     characters: usize,
+    /// Bytes of the stream.
     stream_length: usize,
+    /// The name.
     alphabet: &'a str,
 }
 
 impl<'a> AlphabetEntry<'a> {
+    /// Reads an entry from the start of `rest`, and moves `rest` behind it. `alphabet` is its index, for errors.
     fn read(rest: &mut &'a [u8], alphabet: usize) -> Result<Self, OmniglotError> {
         let [split] = read_array(rest)?;
         let split = match check_range("the split of an alphabet", split.into(), 0..2)? {
@@ -272,6 +289,8 @@ impl<'a> AlphabetEntry<'a> {
         Ok(Self { split, characters, stream_length, alphabet: name })
     }
 
+    /// Takes the stream of this alphabet from the start of `rest`. `character_length`: bytes of all drawings of a
+    /// character.
     fn stream(
         &self,
         rest: &mut &'a [u8],
@@ -284,7 +303,8 @@ impl<'a> AlphabetEntry<'a> {
         Ok(PackedAlphabet { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
     }
 
-    /// Characters are numbered from 1 without gaps, so the file does not contain their names.
+    /// The characters of the alphabet, whose stream has the index `stream`. Characters are numbered from 1 without
+    /// gaps, so the file does not contain their names.
     fn characters(&self, stream: usize) -> impl Iterator<Item = Character<'a>> {
         let (alphabet, split) = (self.alphabet, self.split);
         let name = |place| format!("character{:02}", place + 1);
@@ -293,6 +313,7 @@ impl<'a> AlphabetEntry<'a> {
 }
 
 impl PackedAlphabet<'_> {
+    /// The unpacked drawings; unpacks them in the first call.
     fn drawings(&self) -> Result<&[u8], OmniglotError> {
         let unpacked = self.unpacked.get_or_init(|| self.unpack());
         unpacked.as_deref().map_err(Clone::clone)
@@ -316,8 +337,9 @@ impl PackedAlphabet<'_> {
     }
 }
 
+/// Takes `needed` bytes from the start of `rest`; `what` they are, for errors.
 fn take_bytes<'a>(rest: &mut &'a [u8], needed: usize, what: &'static str) -> Result<&'a [u8], OmniglotError> {
-    let cut_off = OmniglotError::CutOff { what, needed, left: rest.len() };
+    let cut_off = OmniglotError::Truncated { what, needed, left: rest.len() };
     let (taken, left) = rest.split_at_checked(needed).ok_or(cut_off)?;
     *rest = left;
     Ok(taken)
@@ -332,6 +354,7 @@ fn read_u16(rest: &mut &[u8]) -> Result<usize, OmniglotError> {
     Ok(u16::from_le_bytes(read_array(rest)?).into())
 }
 
+/// Returns a number of the file if it is in the allowed range; `what` it counts, for errors.
 fn check_range(what: &'static str, given: usize, allowed: Range<usize>) -> Result<usize, OmniglotError> {
     if allowed.contains(&given) {
         return Ok(given);

@@ -1,5 +1,6 @@
 //! Writes folders of outliers: images of the validation classes of a data set ([`write_validation_classes`]), or of
-//! ImageNet classes that are in no split, as in the paper ([`write_outliers`]).
+//! ImageNet classes that are in no split, as in the paper ([`plan`], then [`write_outliers`]). *Outliers* are images of
+//! classes that no episode has; outlier noise puts them into support sets under the label of a class.
 //!
 //! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for meta-test.
 //! Classes are sorted by name and assigned to the halves alternately. The images of a class are chosen by the seed and
@@ -27,7 +28,7 @@ use crate::split::{Split, imagenet_outliers};
 
 /// The file in the output folder that describes the set.
 const PLAN_FILE: &str = "outliers.json";
-/// Subfolders in which ImageNet's class folders may be.
+/// Subfolders in which ImageNet's class folders may be; the last one that exists is used.
 const IMAGENET_FOLDERS: [&str; 4] = ["", "train", "ILSVRC/Data/CLS-LOC/train", "Data/CLS-LOC/train"];
 
 /// The classes to choose from.
@@ -111,6 +112,7 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     }
     let mut rng = Rng::new(request.seed, Purpose::Items, 0);
     let drawn = IndexSampler::default().draw(&mut rng, chosen.len(), request.classes);
+    // Sorted by name, and then alternately for meta-training and meta-test.
     let drawn: BTreeSet<&String> = drawn.into_iter().map(|place| &chosen[place as usize]).collect();
     let half = |odd: usize| drawn.iter().skip(odd).step_by(2).map(|class| class.to_string()).collect();
     let OutlierRequest { seed, per_class, size, fit, .. } = *request;
@@ -118,6 +120,7 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     Ok(OutlierPlan { seed, per_class, size, fit, train: half(0), test: half(1) })
 }
 
+/// The names of the classes to choose from; `folders` are those of all class folders.
 fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Vec<String> {
     let named = match &request.candidates {
         Candidates::Paper => imagenet_outliers().map(str::to_owned).collect(),
@@ -131,6 +134,7 @@ fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Vec<S
     BTreeSet::from_iter(named).into_iter().collect()
 }
 
+/// Returns an error if a candidate is in one of the excluded splits.
 fn refuse_overlap(request: &OutlierRequest<'_>, classes: &[String]) -> Result<()> {
     for (origin, split) in request.exclude {
         let mut shared = classes.iter().filter(|class| split.contains(class));
@@ -149,6 +153,7 @@ fn imagenet_root(request: &OutlierRequest<'_>) -> PathBuf {
     folders.into_iter().rev().find(|folder| folder.is_dir()).unwrap_or_else(|| request.source.into())
 }
 
+/// The names of all class folders.
 fn class_folders(request: &OutlierRequest<'_>) -> Result<BTreeSet<String>> {
     let root = imagenet_root(request);
     let failed = |source| trueshot::Error::Read { path: root.clone(), source };
@@ -173,6 +178,7 @@ pub fn write_outliers(
     let fitted = |image: DecodedImage| image.fitted(request.size, request.fit);
     write_set(request.output, plan, progress, |class| {
         let (files, refused) = class_images(&root.join(class))?;
+        // Images keep their names without extension, or get a number in front if two would have the same.
         let stem = |file: &PathBuf| file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let are_unique = files.iter().map(stem).collect::<BTreeSet<_>>().len() == files.len();
         let images = files.into_iter().enumerate().map(|(number, file)| {
@@ -234,8 +240,8 @@ struct ClassImage<'a> {
     read: Box<dyn Fn() -> Option<DecodedImage> + 'a>,
 }
 
-/// Writes the classes that do not exist yet. `images` lists the images of a class, and counts the files and folders
-/// whose names are not UTF-8 or that cannot be read.
+/// Writes the classes of a plan that do not exist yet, in `train/` and `test/` of the folder `output`. `images` lists
+/// the images of a class, and counts the files and folders whose names are not UTF-8 or that cannot be read.
 fn write_set<'a>(
     output: &Path,
     plan: &OutlierPlan,
@@ -293,12 +299,17 @@ fn write_or_compare_plan(output: &Path, plan: &OutlierPlan) -> Result<()> {
     Ok(())
 }
 
+/// What was written of one class.
 struct WrittenClass {
+    /// Images in the folder.
     images: usize,
+    /// Images that could not be read.
     unreadable: usize,
+    /// Whether the folder existed already.
     existed: bool,
 }
 
+/// Writes a class to a folder in `half`, unless it exists.
 fn write_class<'a>(
     plan: &OutlierPlan,
     half: &Path,
@@ -318,6 +329,7 @@ fn write_class<'a>(
     let (images, refused) = images()?;
     let mut rng = Rng::for_item(plan.seed, Purpose::Items, item_seed(class), 1);
     let order = IndexSampler::default().draw(&mut rng, images.len(), images.len());
+    // In random order, up to the wanted number of readable images.
     let (mut written, mut unreadable) = (0, refused);
     for image in order.into_iter().map(|index| &images[index as usize]) {
         if plan.per_class == Some(written) {

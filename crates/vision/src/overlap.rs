@@ -1,9 +1,10 @@
 //! Finds classes and images that training and validation data share ([`Overlap::between`]), which would make the
-//! validation worthless.
+//! validation worthless. `trueshot train` calls it before it trains on images, and prints [`Overlap::warnings`].
 //!
-//! Two images are the same if their pixels are. They look the same if, in a grid of 9 x 8 cells, the brightness of the
-//! cells and the order of neighbouring cells nearly agree; this survives resizing and recompression. Nearly uniform
-//! images all look alike and are not compared this way.
+//! Two images are the same if their pixels are. They look the same if two things nearly agree in a grid of 9 x 8 cells
+//! (the image resized to 9 columns and 8 rows of grey levels): the brightness of the cells, and the *pattern* of 64
+//! bits that says for each pair of horizontal neighbours whether the left one is brighter (a "difference hash"). This
+//! survives resizing and recompression. Nearly uniform images all look alike and are not compared this way.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,7 +27,8 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// Compares two sets.
+    /// Compares the training data (`first`) with the validation data (`second`). Each image of `second` is in at most
+    /// one pair.
     pub fn between(first: &Dataset, second: &Dataset) -> Self {
         let names: HashSet<&String> = first.labels().classes().iter().collect();
         let classes = second.labels().classes().iter().filter(|class| names.contains(class)).cloned();
@@ -62,10 +64,12 @@ impl Overlap {
 
 /// An index of images by their pixels and by what they look like.
 struct ImageIndex {
+    /// One per image, in the order of the data set.
     signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
-    /// Images by each quarter of their pattern. Patterns that differ in at most three bits share a quarter; most
-    /// similar images do.
+    /// Images by each quarter (16 bits) of their pattern: the key is the number of the quarter and its bits. Only
+    /// images that share a quarter are compared. Patterns that differ in at most three bits always
+    /// share one, and most patterns of similar images do.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
 
@@ -93,13 +97,15 @@ impl ImageIndex {
     }
 }
 
+/// Columns of the grid of cells: 9 cells in a row have 8 pairs of neighbours.
 const COLUMNS: usize = 9;
+/// Rows of the grid of cells.
 const ROWS: usize = 8;
 /// The largest difference in brightness of two cells that count as equal, of 255.
 const BRIGHTNESS_TOLERANCE: u8 = 12;
-/// The most bits in which the patterns of similar images differ.
+/// The most bits, of 64, in which the patterns of similar images differ.
 const MAX_DIFFERENT_BITS: u32 = 6;
-/// An image is uniform if the brightness of its cells differs by less than this.
+/// An image is uniform if the brightness of its cells differs by less than this, of 255.
 const FLAT_SPREAD: u8 = 6;
 
 /// A hash of the pixels, and a coarse description of an image.
@@ -107,7 +113,9 @@ struct ImageSignature {
     pixels: blake3::Hash,
     /// For each of 8 x 8 pairs of neighbouring cells, whether the left one is brighter.
     pattern: u64,
+    /// The brightness of the cells, row by row.
     cells: Vec<u8>,
+    /// Whether the image is nearly uniform.
     is_flat: bool,
 }
 
@@ -125,8 +133,8 @@ impl ImageSignature {
         ImageSignature { pixels: blake3::hash(&image.pixels), pattern, is_flat: spread < FLAT_SPREAD, cells }
     }
 
-    /// The quarters of the pattern under which it is indexed. Uniform images and quarters without a bit are left out:
-    /// too many images share them.
+    /// The quarters of the pattern under which it is indexed, each with its number. Uniform images and quarters without
+    /// a bit are left out: too many images share them.
     fn quarters(&self) -> impl Iterator<Item = (usize, u16)> {
         let (pattern, is_flat) = (self.pattern, self.is_flat);
         let quarters = (0..4).map(move |place| (place, (pattern >> (16 * place)) as u16));

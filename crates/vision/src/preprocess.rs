@@ -7,7 +7,7 @@ use crate::resize::{Fit, Resampling};
 /// How a decoded image becomes the input of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Preprocessing {
-    /// Height and width.
+    /// Height and width in pixels.
     pub size: usize,
     /// Grey or colour.
     pub channels: Channels,
@@ -62,7 +62,8 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// The differences from `usual` in anything but the size, as part of the name of a backbone: `, crop, mean 0,0,0`.
+    /// The differences from `usual` in anything but the size, as text that is appended to the name of a backbone, such
+    /// as `, crop, mean 0,0,0`; empty if there are none.
     pub(crate) fn differences(&self, usual: &Preprocessing) -> String {
         let differences = [
             (self.fit != usual.fit).then(|| format!(", {:?}", self.fit).to_lowercase()),
@@ -83,7 +84,8 @@ impl Preprocessing {
         self.size * self.size * self.channels.count()
     }
 
-    /// Per channel the scale and shift of `scale * value + shift`, which normalises values from 0 to `unit`.
+    /// The pair `[scale, shift]` of each channel, so that `scale * value + shift` normalises values from 0 to `unit`
+    /// (255 for bytes, 1 for fractions). Grey images use the first pair only; the other two are 0.
     pub(crate) fn scale_and_shift(&self, unit: f32) -> [[f32; 2]; 3] {
         let mut pairs = [[0.0; 2]; 3];
         for (pair, (mean, std)) in pairs.iter_mut().zip(self.mean.iter().zip(&self.std)) {
@@ -92,7 +94,7 @@ impl Preprocessing {
         pairs
     }
 
-    /// Normalises an image that has the right size and channels.
+    /// Normalises an image that has the right size and channels. Writes `[row][column][channel]` to `out`.
     ///
     /// # Panics
     /// If the size or the channels differ.

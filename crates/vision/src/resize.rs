@@ -1,4 +1,5 @@
-//! Resizes decoded images; the arithmetic is in [`trueshot::resample`].
+//! Resizes decoded images ([`DecodedImage::fitted`], [`DecodedImage::resized`]). The arithmetic is in
+//! [`trueshot::resample`], because exported web pages resize with the same code.
 
 pub(crate) use trueshot::resample::Taps;
 use trueshot::resample::{self, PixelShape};
@@ -7,7 +8,8 @@ pub use trueshot::resample::{Fit, Resampling};
 use crate::decoded_image::DecodedImage;
 
 impl DecodedImage {
-    /// The image as a square of `size` x `size` pixels.
+    /// The image as a square of `size` x `size` pixels, by bilinear interpolation. `fit` says how a square is made of
+    /// an image that is not square.
     pub fn fitted(self, size: usize, fit: Fit) -> DecodedImage {
         self.fitted_by(size, fit, Resampling::Bilinear)
     }
@@ -17,7 +19,7 @@ impl DecodedImage {
         self.cropped_for(fit).resized_by(size, size, resampling)
     }
 
-    /// The part of the image that is used, not resized.
+    /// The part of the image that `fit` uses, not resized: all of it, or the central square.
     pub(crate) fn cropped_for(self, fit: Fit) -> DecodedImage {
         match fit {
             Fit::Squash => self,
@@ -25,7 +27,7 @@ impl DecodedImage {
         }
     }
 
-    /// The image resized to `width` x `height` pixels.
+    /// The image resized to `width` x `height` pixels, by bilinear interpolation.
     pub fn resized(self, width: usize, height: usize) -> DecodedImage {
         self.resized_by(width, height, Resampling::Bilinear)
     }

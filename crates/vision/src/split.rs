@@ -3,7 +3,8 @@
 //! A split file is a JSON object whose members are splits. A split is a list of class names, or nested objects of lists
 //! (Omniglot's halves and alphabets) whose keys become part of the name: `Latin/character01`. A name also stands for
 //! the classes below it, so that superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's
-//! data sets are built in.
+//! data sets are built in. Start with [`Split::open`]; [`Collection::keep_split`](crate::Collection::keep_split)
+//! applies a split to a data set.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -43,12 +44,12 @@ pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
 pub struct Split {
     /// The name, usually `train`, `val` or `test`.
     pub name: String,
-    /// Its classes.
+    /// Its names: of classes, or of folders or superclasses above classes.
     pub classes: BTreeSet<String>,
 }
 
 impl Split {
-    /// Reads one split of a file or of a built-in split file.
+    /// Reads the split `name` of a file. `path` is a file or the name of a built-in split file, such as `mini`.
     pub fn open(path: &Path, name: &str) -> Result<Self> {
         let splits = read_splits(path)?;
         Self::from_json(path, &splits, name)
@@ -60,6 +61,7 @@ impl Split {
         splits.keys().map(|name| Self::from_json(path, &splits, name)).collect()
     }
 
+    /// The split `name` of a parsed split file.
     fn from_json(path: &Path, splits: &Map<String, Value>, name: &str) -> Result<Self> {
         let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
         let Some(found) = splits.get(name) else {
@@ -115,6 +117,7 @@ fn read_splits(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
+/// The text of a split file, or of a built-in one if `path` is its name.
 fn read_text(path: &Path) -> Result<Cow<'static, str>> {
     let given = path.to_string_lossy();
     let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
@@ -134,10 +137,13 @@ fn read_text(path: &Path) -> Result<Cow<'static, str>> {
     Ok(Cow::Owned(std::fs::read_to_string(path).map_err(failed)?))
 }
 
+/// The alphabets of Omniglot for validation.
 const VALIDATION_ALPHABETS: [&str; 5] =
     ["Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)"];
+/// The number of characters of Omniglot for training and validation, in the order of [`Omniglot::characters`].
 const TRAINING_CHARACTERS: usize = 1200;
 
+/// The split of the character with this index.
 fn omniglot_split(index: usize, character: &omniglot::Character<'_>) -> &'static str {
     match index {
         TRAINING_CHARACTERS.. => "test",
@@ -146,7 +152,8 @@ fn omniglot_split(index: usize, character: &omniglot::Character<'_>) -> &'static
     }
 }
 
-/// Collects the names in nested lists; `Err` is the path of a value that is neither a list nor an object.
+/// Collects the names in nested lists, each after `prefix` and the keys of the objects around it; `Err` is the path of
+/// a value that is neither a list of texts nor an object, such as `.Latin.character01`.
 fn collect_names(
     prefix: &str,
     value: &Value,

@@ -1,4 +1,5 @@
 //! Surveys of data sets: numbers of classes and images and the sizes of images, compared with the published numbers.
+//! The command `trueshot dataset check` prints them.
 //!
 //! [`Survey::count`] counts classes and images, and [`Survey::read`] also reads every image, since a file may be
 //! truncated. [`PublishedDataset::problems`] describes differences from the published numbers.
@@ -124,8 +125,8 @@ impl PublishedDataset {
         PUBLISHED_DATASETS.iter().find(|published| published.name == name)
     }
 
-    /// Differences of split `number` from the published numbers, as sentences. `split` has the expected class names, if
-    /// the data set has standard names.
+    /// Differences between a survey and the published numbers of split `number` (an index of [`SPLITS`]), one sentence
+    /// each. `split` has the expected class names; `None` if they are not known.
     pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
         let mut problems = Vec::new();
         let name = SPLITS[number];
@@ -135,6 +136,7 @@ impl PublishedDataset {
             add(format!("{have} classes instead of {want}"));
         }
         let present: Vec<String> = survey.classes.keys().cloned().collect();
+        // Class names are compared only if at least one is known; otherwise this copy of the data set uses other names.
         let known = split.filter(|split| present.iter().any(|class| split.contains(class)));
         if let Some(split) = known {
             let missing = split.missing(&present);
@@ -177,7 +179,8 @@ impl PublishedDataset {
     }
 }
 
-/// Classes that are in more than one split.
+/// Classes that are in more than one split, as one sentence per pair of splits; `parts` are the splits with their
+/// names.
 pub fn shared_classes(parts: &[(&str, &Survey)]) -> Vec<String> {
     let mut problems = Vec::new();
     for (place, (first, one)) in parts.iter().enumerate() {
@@ -197,6 +200,7 @@ fn class_count(count: usize) -> String {
     if count == 1 { "1 class".into() } else { format!("{count} classes") }
 }
 
+/// The first [`MAX_LISTED`] names, and how many more there are.
 fn list_names(names: &[String]) -> String {
     let shown = names.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join(", ");
     if names.len() > MAX_LISTED { format!("{shown} and {} more", names.len() - MAX_LISTED) } else { shown }

@@ -10,7 +10,7 @@ use crate::error::Unreadable;
 use crate::resize::Fit;
 use crate::source::{Collection, ImageEntry};
 
-/// Enough for a thumbnail, with a third of the bytes of a high quality.
+/// The JPEG quality (1 to 100) of thumbnails: enough for small images, with a third of the bytes of a high quality.
 const JPEG_QUALITY: u8 = 72;
 
 /// The central square of an image as a JPEG of `side` x `side` pixels in a data URI.

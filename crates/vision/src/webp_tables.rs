@@ -1,27 +1,43 @@
-//! Computes the memory that the prefix code tables of a lossless WebP file take ([`table_bytes`]).
+//! Computes how much memory the lookup tables of the prefix codes (Huffman codes) of a lossless WebP file take. Start
+//! with [`table_bytes`], which `decode_memory` adds to the other memory that decoding takes.
 //!
-//! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder builds
-//! the tables of all groups before it decodes a pixel, so a file of half a megabyte can make it allocate gigabytes, and
-//! the header does not give their size. So this module reads the bit stream up to the last table, as the decoder does,
-//! and counts the tables instead of building them. A truncated or invalid stream is counted up to that position,
-//! because the decoder gets no further.
+//! A lossless WebP may have up to 65,536 groups of five prefix codes, each described by a few bits. The decoder (crate
+//! `image-webp`) builds the tables of all groups before it decodes a pixel, so a file of half a megabyte can make it
+//! allocate gigabytes, and the header does not give their size. So this module reads the bit stream up to the last
+//! table, as the decoder does, and counts the tables instead of building them. A truncated or invalid stream is counted
+//! up to that position, because the decoder gets no further: functions that read the stream return `None` there.
+//!
+//! The bit stream of an image consists of:
+//!
+//! 1. up to four transformations, most of which have a small image of parameters (a *sub-image*) with its own codes;
+//! 2. the size of the colour cache, a hash table of recent colours;
+//! 3. optionally a sub-image that assigns a group of codes to every block of pixels;
+//! 4. the groups of codes, which this module counts;
+//! 5. the pixels, which it does not read.
 //!
 //! The format is described at <https://developers.google.com/speed/webp/docs/webp_lossless_bitstream_specification>.
 
-/// The order in which the lengths of the codes for code lengths are stored.
+/// The code lengths of a prefix code are themselves stored with a prefix code, the *inner code* of 19 symbols. Its own
+/// code lengths are stored in this order, which the format defines.
 const CODE_LENGTH_ORDER: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-/// Symbols of the five codes of a group: green and lengths, red, blue, alpha, distances.
+/// The number of symbols of the five codes of a group: green, red, blue and alpha with 256 levels each, and 40 for
+/// distances of copied pixels. The first code also has 24 symbols for the lengths of copies, and one per entry of the
+/// colour cache.
 const ALPHABET_SIZES: [usize; 5] = [256 + 24, 256, 256, 256, 40];
 /// Bits that the decoder looks up in a table; longer codes continue in a tree.
 const TABLE_BITS: usize = 10;
+/// Bytes of an entry of the decoder's tables.
 const TABLE_ENTRY_BYTES: u64 = 4;
+/// Bytes of a node of the decoder's trees.
 const TREE_NODE_BYTES: u64 = 16;
-/// Bytes of the five structures of a group, in a vector that grows by doubling.
+/// Allowance for the five structures of a group, in a vector that grows by doubling.
 const GROUP_BYTES: u64 = 1 << 10;
-/// Bytes of a code with two symbols.
+/// Allowance for a code with more than one symbol, besides its table and its tree; for one with two symbols it includes
+/// both.
 const PAIR_BYTES: u64 = 128;
 
-/// The pixels, as x and y, that short distance codes stand for.
+/// The pixels that the distance codes 1 to 120 stand for, relative to the current pixel: columns to the left (negative:
+/// to the right) and rows above.
 #[rustfmt::skip]
 const NEIGHBOURS: [(i64, i64); 120] = [
     (0, 1),  (1, 0),  (1, 1),  (-1, 1), (0, 2),  (2, 0),  (1, 2),  (-1, 2),
@@ -41,15 +57,19 @@ const NEIGHBOURS: [(i64, i64); 120] = [
     (-6, 7), (7, 6),  (-7, 6), (8, 5),  (7, 7),  (-7, 7), (8, 6),  (8, 7),
 ];
 
-/// The most bytes that the tables of a WebP file of `width` x `height` pixels take.
+/// The most bytes that the tables of a WebP file of `width` x `height` pixels take; 0 without lossless parts. `file` is
+/// the whole file: `RIFF`, a length and `WEBP` (12 bytes), then chunks.
 pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
     let size = (width as usize, height as usize);
     // The decoder uses the first chunk of each kind, and the first frame of an animation.
     let first =
         |kind: &[u8]| RiffChunks(file.get(12..).unwrap_or_default()).find(|(found, _)| *found == kind);
     let frame = first(b"ANMF").map_or(&[][..], |(_, data)| data);
+    // A frame starts with its x and y, its width and height minus 1 (three bytes each), a duration and flags: 16 bytes.
+    // Its chunks follow, at most one of transparency and one of colours.
     let frame_size = (three_bytes(frame, 6) + 1, three_bytes(frame, 9) + 1);
     let parts = RiffChunks(frame.get(16..).unwrap_or_default()).take(2).map(|part| (part, frame_size));
+    // The decoder refuses a frame that is larger than the image.
     let parts = parts.filter(|_| frame_size.0 <= size.0 && frame_size.1 <= size.1);
     let whole = [first(b"VP8L"), first(b"ALPH")].into_iter().flatten().map(|part| (part, size));
     let counted = whole.chain(parts).map(|((kind, data), size)| match kind {
@@ -57,14 +77,17 @@ pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
         b"ALPH" => alpha_table_bytes(data, size),
         _ => 0,
     });
+    // Not the sum: the file is a still image or an animation, and only a lossy image has a chunk `ALPH`.
     counted.max().unwrap_or(0)
 }
 
+/// The little-endian number in the three bytes from `at` on; 0 beyond the end.
 fn three_bytes(bytes: &[u8], at: usize) -> usize {
     bytes.get(at..at + 3).map_or(0, |three| u32::from_le_bytes([three[0], three[1], three[2], 0]) as usize)
 }
 
-/// Kinds and contents of the chunks of a file.
+/// The chunks of a file, each as its kind (four letters) and its contents. Contents of odd length are followed by a
+/// padding byte.
 struct RiffChunks<'a>(&'a [u8]);
 
 impl<'a> Iterator for RiffChunks<'a> {
@@ -80,7 +103,8 @@ impl<'a> Iterator for RiffChunks<'a> {
     }
 }
 
-/// Bytes of the tables of an image, which begins with its size. The decoder refuses a size other than the expected one.
+/// Bytes of the tables in a chunk `VP8L`: a signature of 8 bits, width and height minus 1 in 14 bits each, 4 bits for
+/// transparency and version, then the stream. The decoder refuses a size other than the expected one.
 fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     let mut bits = BitReader { bytes: data, at: 8 };
     let found = bits.read(14).zip(bits.read(14));
@@ -91,7 +115,8 @@ fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     }
 }
 
-/// Bytes of the tables of the transparency of a lossy image, which has the size of the image.
+/// Bytes of the tables in a chunk `ALPH`, the transparency of a lossy image. The lowest two bits of its first byte are
+/// 1 if it is compressed like a lossless image; a stream without a header follows, of the size of the image.
 fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     match data.split_first() {
         Some((kind, data)) if kind & 3 == 1 => {
@@ -101,13 +126,15 @@ fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     }
 }
 
+/// Bytes of the tables in a stream, up to its end or its first error.
 fn stream_table_bytes(bits: &mut BitReader<'_>, width: usize, height: usize) -> u64 {
     let mut bytes = 0;
-    // The decoder stops where the stream ends.
+    // `None` means that the decoder stops there; what was counted until then stays counted.
     let _ = add_stream_tables(bits, width, height, &mut bytes);
     bytes
 }
 
+/// Reads a stream of `width` x `height` pixels up to its last table, and adds the bytes of the tables to `bytes`.
 fn add_stream_tables(
     bits: &mut BitReader<'_>,
     mut width: usize,
@@ -120,11 +147,14 @@ fn add_stream_tables(
             break;
         }
         match bits.read(2)? {
+            // Prediction and colour transformation: a sub-image with one pixel per block.
             0 | 1 => {
                 let block = bits.read(3)? + 2;
                 drop(decode_subimage(bits, block_count(width, block), block_count(height, block))?);
             }
+            // Subtraction of green has no parameters.
             2 => {}
+            // A palette is a sub-image of one row. Up to 2, 4 or 16 colours: 8, 4 or 2 pixels are packed into one.
             _ => {
                 let colours = bits.read(8)? + 1;
                 drop(decode_subimage(bits, colours, 1)?);
@@ -139,6 +169,7 @@ fn add_stream_tables(
     let mut groups = 1;
     if bits.read(1)? == 1 {
         let block = bits.read(3)? + 2;
+        // The group of a block is in the red and green bytes of its pixel; every group up to the largest is stored.
         let numbers = decode_subimage(bits, block_count(width, block), block_count(height, block))?;
         groups = numbers.iter().map(|pixel| (pixel >> 8 & 0xffff) as usize).max().unwrap_or(0) + 1;
     }
@@ -151,12 +182,12 @@ fn add_stream_tables(
     Some(())
 }
 
-/// Number of blocks of `1 << bits` pixels that cover a side.
+/// Number of blocks of `1 << bits` pixels that cover a side of `side` pixels.
 fn block_count(side: usize, bits: usize) -> usize {
     side.div_ceil(1 << bits)
 }
 
-/// Bits of the colour cache; 0 without a cache.
+/// Reads the size of the colour cache, as the number of bits of its indices (1 to 11); 0 without a cache.
 fn cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
     match bits.read(1)? {
         0 => Some(0),
@@ -164,19 +195,23 @@ fn cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
     }
 }
 
+/// The number of symbols of the five codes of a group, for a colour cache with indices of `cache` bits.
 fn alphabet_sizes(cache: usize) -> [usize; 5] {
     let mut alphabets = ALPHABET_SIZES;
     alphabets[0] += if cache == 0 { 0 } else { 1 << cache };
     alphabets
 }
 
-/// Decodes a small image that the main one depends on, as ARGB.
+/// Decodes a sub-image, on which the number or size of the following tables depends. Pixels are ARGB, row by row.
+///
+/// Its own tables are not counted: the decoder frees them before it builds those of the image.
 fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Option<Vec<u32>> {
     let cache = cache_bits(bits)?;
     let mut codes = Vec::with_capacity(5);
     for alphabet in alphabet_sizes(cache) {
         codes.push(read_prefix_code(bits, alphabet)?);
     }
+    // The colour cache: each pixel is stored at the index that the format's hash function gives.
     let mut recent = vec![0_u32; 1 << cache];
     let slot = |pixel: u32| {
         if cache == 0 { 0 } else { (0x1e35_a7bd_u32.wrapping_mul(pixel) >> (32 - cache)) as usize }
@@ -186,15 +221,17 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
     while pixels.len() < count {
         let symbol = codes[0].read(bits)?;
         match symbol {
+            // A pixel: the symbol is its green level, and the other three follow.
             0..256 => {
                 let (red, blue, alpha) = (codes[1].read(bits)?, codes[2].read(bits)?, codes[3].read(bits)?);
                 let pixel = (alpha << 24 | red << 16 | symbol << 8 | blue) as u32;
-                // An image of one colour takes no bits.
+                // If each of the four codes has one symbol, all pixels are equal and take no bits.
                 let repeat =
                     if codes[..4].iter().all(PrefixCode::is_single) { count - pixels.len() } else { 1 };
                 pixels.resize(pixels.len() + repeat, pixel);
                 recent[slot(pixel)] = pixel;
             }
+            // A copy of `length` earlier pixels, which start `distance` pixels before this one.
             256..280 => {
                 let length = read_length(bits, symbol - 256)?;
                 let symbol = codes[4].read(bits)?;
@@ -208,13 +245,14 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
                     recent[slot(pixel)] = pixel;
                 }
             }
+            // A colour of the cache.
             _ => pixels.push(*recent.get(symbol - 280).filter(|_| cache > 0)?),
         }
     }
     Some(pixels)
 }
 
-/// Decodes a length or a distance.
+/// Decodes a length or a distance, 1 or more: the symbol gives its highest bits, and extra bits follow.
 fn read_length(bits: &mut BitReader<'_>, symbol: usize) -> Option<usize> {
     if symbol < 4 {
         return Some(symbol + 1);
@@ -223,6 +261,7 @@ fn read_length(bits: &mut BitReader<'_>, symbol: usize) -> Option<usize> {
     Some(((2 + (symbol & 1)) << extra) + bits.read(extra)? + 1)
 }
 
+/// The distance, in pixels of an image of this width, that a distance code (1 or more) stands for.
 fn pixel_distance(code: usize, width: usize) -> usize {
     match NEIGHBOURS.get(code - 1) {
         Some((x, y)) => (x + y * width as i64).max(1) as usize,
@@ -230,16 +269,19 @@ fn pixel_distance(code: usize, width: usize) -> usize {
     }
 }
 
+/// A canonical prefix code: the codes of one length are consecutive numbers, in the order of their symbols.
 struct PrefixCode {
-    /// Number of codes of each length.
+    /// Number of codes of each length in bits.
     counts: [u16; 16],
-    /// Sorted by code. A code with one symbol takes no bits.
+    /// The symbols in the order of their codes. A code with one symbol takes no bits.
     symbols: Vec<u16>,
-    /// Bytes of the decoder's tables.
+    /// Bytes of the tables that the decoder builds for this code.
     bytes: u64,
 }
 
 impl PrefixCode {
+    /// Makes a code from the length of the code of each symbol in bits; 0: the symbol does not occur. `None` if the
+    /// decoder refuses it.
     fn new(lengths: &[u8]) -> Option<Self> {
         let mut counts = [0_u16; 16];
         lengths.iter().for_each(|&length| counts[usize::from(length)] += 1);
@@ -252,13 +294,14 @@ impl PrefixCode {
             1 => return Some(PrefixCode { counts: [0; 16], symbols: by_length, bytes: 0 }),
             _ => {}
         }
-        // The code must be complete.
+        // The code must be complete: every sequence of 15 bits starts with exactly one code.
         let used: u32 =
             counts.iter().enumerate().skip(1).map(|(length, &count)| u32::from(count) << (15 - length)).sum();
         if used != 1 << 15 {
             return None;
         }
         let longest = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+        // Codes longer than the table's index are leaves of trees, for which the decoder allocates two nodes per leaf.
         let beyond: u64 = counts.iter().skip(TABLE_BITS + 1).map(|&count| u64::from(count)).sum();
         let bytes =
             PAIR_BYTES + (TABLE_ENTRY_BYTES << longest.min(TABLE_BITS)) + 2 * beyond * TREE_NODE_BYTES;
@@ -279,6 +322,8 @@ impl PrefixCode {
         self.symbols.len() == 1
     }
 
+    /// Reads one symbol, bit by bit. For each length, `first` is the smallest code of that length and `index` the
+    /// position of its symbol.
     fn read(&self, bits: &mut BitReader<'_>) -> Option<usize> {
         if self.is_single() {
             return Some(usize::from(self.symbols[0]));
@@ -298,7 +343,9 @@ impl PrefixCode {
     }
 }
 
+/// Reads the description of a code of `alphabet` symbols.
 fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixCode> {
+    // The short form lists one or two symbols.
     if bits.read(1)? == 1 {
         let is_pair = bits.read(1)? == 1;
         let width = if bits.read(1)? == 1 { 8 } else { 1 };
@@ -311,17 +358,20 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
             PrefixCode::pair(first as u16, second as u16)
         }));
     }
+    // The long form describes an inner code, with which the lengths of the codes of all symbols are stored.
     let mut lengths = [0_u8; 19];
     let count = 4 + bits.read(4)?;
     for place in &CODE_LENGTH_ORDER[..count] {
         lengths[*place] = bits.read(3)? as u8;
     }
     let code = PrefixCode::new(&lengths)?;
+    // The number of symbols of the inner code that follow; the remaining lengths are 0.
     let mut left = alphabet;
     if bits.read(1)? == 1 {
         let width = 2 + 2 * bits.read(3)?;
         left = bits.read(width).map(|left| left + 2).filter(|left| *left <= alphabet)?;
     }
+    // Symbols 0 to 15 are lengths, 16 repeats the last length that is not 0 (at first 8), 17 and 18 repeat 0.
     let (mut lengths, mut previous) = (Vec::with_capacity(alphabet), 8);
     while lengths.len() < alphabet && left > 0 {
         left -= 1;
@@ -346,6 +396,7 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
 /// Reads bits, starting with the lowest bit of the first byte.
 struct BitReader<'a> {
     bytes: &'a [u8],
+    /// The position of the next bit.
     at: usize,
 }
 

@@ -1,4 +1,8 @@
-//! [`Engine`]: a backbone and a classifier.
+//! [`Engine`]: a backbone (the network that turns an image into a row of numbers, its embedding) and a classifier of
+//! these rows. `interface` calls [`Engine::read`] once and [`Engine::classify`] for each image.
+//!
+//! Every step of the preprocessing is done as in the crate `trueshot-vision`, so that the page and `trueshot predict`
+//! answer alike.
 
 use trueshot::model;
 use trueshot::predictor::{Prediction, Predictor};
@@ -16,24 +20,29 @@ enum Session {
 /// A backbone with its preprocessing, and a classifier of its embeddings.
 pub struct Engine {
     session: Session,
+    /// The side of the square input image, in pixels.
     size: usize,
-    /// Subtracted from a value in [0, 1], for each channel.
+    /// Subtracted from a value in [0, 1], for each channel: one value for grey images, three for colour images.
     mean: Vec<f32>,
     /// Divisor after the mean is subtracted, for each channel.
     std: Vec<f32>,
+    /// How an image becomes a square: cropped or squashed.
     fit: Fit,
     resampling: Resampling,
     predictor: Predictor,
 }
 
 impl Engine {
-    /// Reads the two files that `trueshot export` embeds into a page.
+    /// Reads the two safetensors files that `trueshot export` embeds into a page. `backbone` contains the parameters of
+    /// the network, and the notes `architecture`, `input_size`, `mean`, `std`, `fit` and `resampling`; `classifier` is
+    /// a classifier file ([`Predictor::to_anonymous_bytes`]).
     ///
     /// # Errors
     /// A message about the invalid file.
     pub fn read(backbone: Vec<u8>, classifier: Vec<u8>) -> Result<Self, String> {
         let tensors = Tensors::read_bytes(backbone, "backbone").map_err(|error| error.to_string())?;
         let predictor = Predictor::read_bytes(classifier, "classifier").map_err(|error| error.to_string())?;
+        // The preprocessing.
         let note = |key: &str| tensors.note(key).ok_or_else(|| format!("the backbone has no note '{key}'"));
         let numbers = |key: &str| -> Result<Vec<f32>, String> {
             let numbers = note(key)?.split(',').map(|number| number.trim().parse::<f32>());
@@ -47,6 +56,7 @@ impl Engine {
         if std.len() != mean.len() || !shape.is_possible() {
             return Err(format!("images of {size} pixels and {} channels are not supported", mean.len()));
         }
+        // The network: all parameters in one list, in the order of its layout.
         let flat = |layout| model::flat(&layout, &tensors).map_err(|error| error.to_string());
         let session = match (note("architecture")?, mean.len()) {
             ("conv4", channels) => {
@@ -80,6 +90,7 @@ impl Engine {
         if rgba.is_empty() || expected != Some(rgba.len()) {
             return Err(format!("{} bytes for an image of {width} x {height} pixels", rgba.len()));
         }
+        // The channels that the network takes, then a square of its size, then normalised values, then the embedding.
         let channels = self.mean.len();
         let mut pixels = match channels {
             1 => grey(rgba),
@@ -103,8 +114,10 @@ impl Engine {
         found.into_iter().next().ok_or_else(|| "no prediction".into())
     }
 
-    /// The network's input. The order of operations is that of `Preprocessing::normalise` in trueshot-vision.
+    /// The network's input `(value / 255 - mean) / std`, as `value * scale + shift`. The order of operations is that of
+    /// `Preprocessing::normalise` in trueshot-vision, so that the inputs of the network are the same.
     fn normalised(&self, pixels: &[u8]) -> Vec<f32> {
+        // Scale and shift of each channel.
         let pairs: Vec<[f32; 2]> =
             self.mean.iter().zip(&self.std).map(|(mean, std)| [1.0 / (255.0 * std), -mean / std]).collect();
         let scaled = |pixel: &[u8]| -> Vec<f32> {
@@ -118,13 +131,13 @@ impl Engine {
     }
 }
 
-/// The colours with transparent pixels blended with white.
+/// RGB from RGBA, with transparent pixels blended with white.
 fn colour(rgba: &[u8]) -> Vec<u8> {
     let pixels = rgba.as_chunks::<4>().0.iter();
     pixels.flat_map(|&[r, g, b, a]| [r, g, b].map(|value| on_white(value, a))).collect()
 }
 
-/// Luminance (Rec. 709, as the `image` crate computes it), with transparent pixels blended with white.
+/// Luminance from RGBA (Rec. 709, as the `image` crate computes it), with transparent pixels blended with white.
 fn grey(rgba: &[u8]) -> Vec<u8> {
     let luminance = |colours: [u8; 3]| {
         let shares = colours.map(|value| f32::from(value) * (1.0 / 255.0));
@@ -134,6 +147,7 @@ fn grey(rgba: &[u8]) -> Vec<u8> {
     rgba.as_chunks::<4>().0.iter().map(|&[r, g, b, a]| on_white(luminance([r, g, b]), a)).collect()
 }
 
+/// A value on a white background, rounded; `alpha` is from 0 (transparent) to 255.
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8

@@ -1,9 +1,18 @@
 //! The WebAssembly functions that the script of an exported page calls: [`load`] once, then [`classify`] for each
-//! image. Both take buffers that [`allocate`] returned. `usize` has 32 bits. An instance of the module has one engine.
+//! image. WebAssembly functions take and return numbers only, so the script passes data through the memory of the
+//! module: it asks [`allocate`] for a buffer, fills it and passes its address. `usize` has 32 bits. An instance of the
+//! module has one engine.
 //!
-//! Both return the address of an answer in 32-bit words, valid until the next call: status (0 success, 1 failure),
-//! length n, contents. The contents are a message of n bytes after a failure, nothing (n = 0) from `load`, and n `f32`
-//! from `classify`: the probability that the image shows none of the classes, then one probability per class.
+//! `load` and `classify` return the address of an answer, valid until the next call. An answer is a list of 32-bit
+//! words:
+//!
+//! | word | contents |
+//! |---|---|
+//! | 0 | status: 0 success, 1 failure |
+//! | 1 | length n |
+//! | 2 and following | after a failure, a message of n bytes (UTF-8) |
+//! | | from `load`, nothing (n is 0) |
+//! | | from `classify`, n `f32`: the probability that the image shows none of the classes, then one per class |
 
 #![allow(unsafe_code, reason = "memory is shared with the page through addresses")]
 
@@ -12,7 +21,9 @@ use std::cell::RefCell;
 use crate::engine::Engine;
 
 thread_local! {
+    /// The engine, `None` before `load`.
     static ENGINE: RefCell<Option<Engine>> = const { RefCell::new(None) };
+    /// The latest answer.
     static ANSWER: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -66,7 +77,7 @@ unsafe fn taken(buffer: *mut u8, length: usize) -> Vec<u8> {
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer, length)) }.into_vec()
 }
 
-/// Encodes an answer into `ANSWER`, in the form that the module documentation describes, and returns its address.
+/// Encodes an answer into `ANSWER`, in the form that the head of this file describes, and returns its address.
 fn answer(result: Result<Vec<f32>, String>) -> *const u32 {
     ANSWER.with_borrow_mut(|answer| {
         answer.clear();
@@ -77,6 +88,7 @@ fn answer(result: Result<Vec<f32>, String>) -> *const u32 {
             }
             Err(message) => {
                 answer.extend([1, message.len() as u32]);
+                // Four bytes per word, in the order of the bytes; the last word is filled up with zeros.
                 let words = message.as_bytes().chunks(4).map(|bytes| {
                     let mut word = [0; 4];
                     word[..bytes.len()].copy_from_slice(bytes);

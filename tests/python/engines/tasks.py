@@ -16,12 +16,13 @@ import trueshot as ts
 
 TASKS = 120
 DIM = 32
+# Tasks that cannot be audited, by number, with a part of their error.
 BROKEN = {17: "feature in row 1, column 3 is NaN", 58: "rows of features but", 99: "the labels are null"}
 NAMES = np.array(["ant", "bee", "cow", "dog", "eel"])
 
 
 def task(number: int) -> tuple[list, list | None]:
-    """Features and labels of one task; the second label is wrong."""
+    """Features and labels of one task of 2 to 5 classes with 2 to 6 rows each; the second label is wrong."""
     random = np.random.default_rng(number)
     ways, shots = 2 + number % 4, 2 + number % 5
     truth = np.repeat(np.arange(ways), shots)
@@ -35,6 +36,7 @@ def task(number: int) -> tuple[list, list | None]:
 
 
 def table() -> pa.Table:
+    """All tasks as one table, one per row."""
     made = [task(number) for number in range(TASKS)]
     return pa.table(
         {
@@ -64,6 +66,7 @@ def check(found: pa.Table, wanted: pa.Table | None = None, by: str = "task") -> 
 
 
 def check_errors(found: pa.Table) -> None:
+    """Checks that the broken tasks have their errors, and no other task has one."""
     errors = {row["task"]: row["error"] for row in found.to_pylist() if row["error"] is not None}
     assert sorted(errors) == [f"task {number:03}" for number in BROKEN]
     for number, said in BROKEN.items():

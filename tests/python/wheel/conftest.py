@@ -8,7 +8,10 @@ import pytest
 
 
 def support_set(ways=5, shots=5, dim=64, wrong=(3,), seed=0, spread=3.0):
-    """Rows around class centres and labels as numbers; the rows in ``wrong`` have the label of the next class."""
+    """Rows around class centres `[ways * shots, dim]`, sorted by class, with their given labels and their true classes.
+
+    The rows in ``wrong`` have the label of the next class. A larger ``spread`` moves the classes further apart.
+    """
     random = np.random.default_rng(seed)
     truth = np.repeat(np.arange(ways), shots)
     centres = random.normal(size=(ways, dim))
@@ -26,7 +29,7 @@ def rows():
 
 @pytest.fixture
 def command():
-    """The command line that was built with the wheel."""
+    """Runs the program TRUESHOT_BIN, which was built with the wheel, and returns what it prints."""
     program = os.environ.get("TRUESHOT_BIN")
     if not program:
         pytest.skip("TRUESHOT_BIN is not set")

@@ -1,4 +1,5 @@
-//! The workloads that run on a GPU, set up with the sessions that training and embedding use.
+//! The workloads that run on a GPU, set up with the sessions that training and embedding use. `bench.rs` calls the four
+//! public functions, each of which uploads the data and returns a workload that is ready to be timed.
 //!
 //! A call runs [`STEP_SLOTS`] training steps, as the training loop does; the reported time is per step. Images and rows
 //! are on the GPU, and a step includes the augmentation of its images.
@@ -24,13 +25,16 @@ const NORMALISATION: [[f32; 2]; 3] = [[4.0, -2.0]; 3];
 /// Episodes that share a dropout seed.
 const PARTS: usize = 4;
 
+/// Prepares a workload on a GPU, which is not timed.
 pub type GpuSetUp = fn(&Device) -> anyhow::Result<Workload>;
 
+/// The pixels of [`IMAGES`] random images, one byte per value.
 fn random_bytes(shape: Shape) -> Vec<u8> {
     let mut rng = Rng::new(0, Purpose::Items, 1);
     (0..IMAGES * shape.pixels()).map(|_| rng.below(256) as u8).collect()
 }
 
+/// The embedding of [`IMAGES`] images of 84 px with a Conv4.
 pub fn embedding(device: &Device) -> anyhow::Result<Workload> {
     let shape = Shape { size: 84, channels: 3 };
     let bytes = random_bytes(shape);
@@ -42,6 +46,7 @@ pub fn embedding(device: &Device) -> anyhow::Result<Workload> {
     Ok(Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) })
 }
 
+/// Training steps of a Conv4 on an episode of [`IMAGES`] images of `size` px.
 pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
     let shape = Shape { size, channels: 3 };
     let options = Conv4Options {
@@ -57,6 +62,8 @@ pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
     let images = bytes.chunks_exact(shape.pixels()).map(|pixels| (pixels, size, size));
     let images = DeviceImages::upload(device, images, NORMALISATION)?;
     let mut training = Conv4Training::new(device, options, &fresh_backbone(shape), Some(images))?;
+    // The whole image, every second one mirrored, with colour changes that change nothing: the factors are 1, and the
+    // hue is shifted by 0. Each pair of bits in `jitters` is the kind of one of the four changes.
     let request = |image: u32| ImageRequest {
         image,
         crop: [0, 0, size as u16, size as u16],
@@ -78,11 +85,13 @@ pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
     })
 }
 
-/// The index of a row of the data, as on the CPU.
+/// The row of the data for the support item or query `index` of an episode: consecutive rows, as on the CPU
+/// (`episode_rows`), from the first row again after the last.
 fn row(episode: usize, index: usize) -> u32 {
     ((episode * ITEMS_AND_QUERIES + index) % (CLASSES * ITEMS_PER_CLASS)) as u32
 }
 
+/// Training steps of TraNFS on [`TRANFS_EPISODES`] episodes each.
 pub fn tranfs_step(device: &Device) -> anyhow::Result<Workload> {
     let (network, parameters) = super::tranfs()?;
     let features = random_embeddings()?;
@@ -119,6 +128,7 @@ pub fn tranfs_step(device: &Device) -> anyhow::Result<Workload> {
     Ok(Workload { work: Box::new(work), per_call: STEP_SLOTS, operations: None })
 }
 
+/// Training steps of Relabel on [`RELABEL_EPISODES`] episodes each.
 pub fn relabel_step(device: &Device) -> anyhow::Result<Workload> {
     let (network, parameters) = super::relabel();
     let data = random_embeddings()?;

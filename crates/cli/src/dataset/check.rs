@@ -1,4 +1,5 @@
 //! `trueshot dataset check`: counts the classes and images of a data set and compares them with the published numbers.
+//! Start with [`run`]. A survey ([`Survey`]) holds the counts of one split.
 
 use std::path::PathBuf;
 
@@ -42,6 +43,7 @@ pub struct Arguments {
     threads: Threads,
 }
 
+/// Runs `trueshot dataset check`. With `--expect`, problems are an error ([`ProblemsFound`], exit status 3).
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let expected = arguments.expect.as_deref().and_then(PublishedDataset::find);
     let parts = arguments.threads.run(|| arguments.survey(expected))?;
@@ -65,7 +67,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The splits, each with its survey.
+    /// The splits that the data set defines, each with its survey; without any, those of the split file of the
+    /// `expected` data set; otherwise all images as one part named `all`.
     fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
         let own_splits: Vec<&str> =
             SPLITS.into_iter().filter(|split| !self.pool && has_split(&self.path, split)).collect();
@@ -94,6 +97,7 @@ impl Arguments {
         Ok(parts)
     }
 
+    /// Counts the images of a collection and, without `--quick`, reads their sizes.
     fn survey_collection(&self, collection: &Collection) -> anyhow::Result<Survey> {
         if self.quick {
             return Ok(Survey::count(collection));
@@ -105,10 +109,12 @@ impl Arguments {
     }
 }
 
+/// Whether a split could not be opened because the data set has none of its classes.
 fn is_empty_split(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<Error>(), Some(Error::NoClassOfSplit { .. }))
 }
 
+/// The differences between the surveys and the published numbers, as messages.
 fn compare(expected: &PublishedDataset, parts: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
     let mut problems = Vec::new();
     for (number, name) in SPLITS.into_iter().enumerate() {
@@ -140,6 +146,7 @@ fn table(parts: &[(String, Survey)]) -> String {
     text
 }
 
+/// The sizes of the images in words: the only one, or their number and the most frequent one.
 fn sizes(survey: &Survey) -> String {
     let mut sizes: Vec<(&(usize, usize), &usize)> = survey.sizes.iter().collect();
     sizes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

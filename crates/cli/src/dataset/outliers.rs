@@ -88,6 +88,7 @@ pub struct Arguments {
     threads: Threads,
 }
 
+/// Runs `trueshot dataset outliers`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let start = Instant::now();
     let report = match arguments.imagenet {
@@ -118,6 +119,8 @@ impl Arguments {
         written
     }
 
+    /// Chooses classes of ImageNet and writes their images. The defaults (350 classes, 600 images each, 84 px) are
+    /// those of the paper.
     fn write_imagenet(&self) -> anyhow::Result<OutlierReport> {
         let exclude = self.exclude()?;
         let request = OutlierRequest {
@@ -162,6 +165,7 @@ impl Arguments {
         Ok(splits)
     }
 
+    /// Prints what was written, and warnings about classes with too few images.
     fn print(&self, report: &OutlierReport, start: Instant) {
         if let Some((class, fewest)) = report.short.iter().min_by_key(|(_, images)| images) {
             say!(

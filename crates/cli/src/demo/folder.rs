@@ -1,4 +1,8 @@
-//! The first part of the demo: drawings in class folders, some of them in the wrong one, are audited and repaired.
+//! The first part of the demo: drawings in class folders, some of them in the wrong one, are audited and repaired. The
+//! demo calls [`DemoFolder::draw`], then [`DemoFolder::audit`], whose result writes the page and the summary.
+//!
+//! The folders exist in memory only, unless the user asks for them ([`DemoFolder::write`]); the repair is planned and
+//! counted, not carried out.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +11,7 @@ use anyhow::Context;
 use trueshot::audit::{self, Action, Audit};
 use trueshot::episode::{EpisodeSpec, Episodes, Sampler, Shots};
 use trueshot::noise::{Noise, NoiseKind};
-use trueshot::repair::{self, Kind, Listed, RepairPlan};
+use trueshot::repair::{self, CollectionKind, ListedItem, RepairPlan};
 use trueshot::report::{AuditPage, AuditTable};
 use trueshot::rng::IndexSampler;
 use trueshot_vision::cache::CacheLocation;
@@ -36,6 +40,7 @@ struct SortedDrawing {
 }
 
 impl SortedDrawing {
+    /// The name of the item in the audit: `FOLDER/FILE`.
     fn item(&self) -> String {
         format!("{}/{}", self.folder, self.file)
     }
@@ -46,6 +51,7 @@ pub(super) struct DemoFolder {
     drawings: Vec<SortedDrawing>,
 }
 
+/// The drawings with their embeddings and the result of the audit, in the same order.
 pub(super) struct AuditedFolder {
     drawings: Vec<SortedDrawing>,
     rows: LabelledRows,
@@ -67,7 +73,9 @@ pub(super) fn check_absent(folder: &Path) -> anyhow::Result<()> {
 }
 
 impl DemoFolder {
-    /// Draws the drawings in the folders at random.
+    /// Chooses the drawings and sorts them into folders. The sampler of few-shot episodes does both: its support set
+    /// has [`DRAWINGS`] items per class, and symmetric noise gives a share [`WRONG`] of them the label of another
+    /// class.
     pub(super) fn draw(backbone: &Backbone, seed: u64) -> anyhow::Result<Self> {
         let chosen = (0..Omniglot::sample().characters().len())
             .filter(|character| CLASSES.contains(&class_name(*character).as_str()));
@@ -76,6 +84,7 @@ impl DemoFolder {
         let noise = Noise { kind: NoiseKind::Symmetric, level: WRONG };
         let drawn =
             Sampler::new(characters, None, spec, vec![noise])?.draw(0, &mut IndexSampler::default())?;
+        // The index among all classes of a class of the episode.
         let class = |class: u32| drawn.episode.classes[class as usize].class as usize;
         let sorted = drawn.supports[0].iter().map(|item| {
             let name = characters.item(item.row as usize).unwrap_or_default();
@@ -173,25 +182,28 @@ impl AuditedFolder {
         text
     }
 
+    /// The plan of the repair, as `trueshot audit --plan` writes it.
     fn plan(&self) -> RepairPlan {
-        let listed = self.drawings.iter().map(|drawing| Listed {
+        let listed = self.drawings.iter().map(|drawing| ListedItem {
             item: drawing.item(),
             class: Some(drawing.folder.clone()),
-            ..Listed::default()
+            ..ListedItem::default()
         });
         RepairPlan::new(
             &self.found,
             &self.rows.embeddings,
-            Kind::Folder,
+            CollectionKind::Folder,
             Path::new("drawings"),
             listed.collect(),
         )
     }
 
+    /// The number of drawings in the right folder before the repair.
     fn right_before(&self) -> usize {
         self.drawings.iter().filter(|drawing| drawing.folder == drawing.truth).count()
     }
 
+    /// The number of drawings in the right folder after the repair. A drawing in quarantine counts as wrong.
     fn right_after(&self) -> usize {
         let repaired = self.drawings.iter().zip(&self.found.items).filter(|(drawing, item)| {
             let folder = match item.action {

@@ -1,6 +1,7 @@
 "use strict";
-// Classifies images with the engine (crates/wasm) inside this page. Nothing is loaded from elsewhere, so the page also
-// works as a file.
+// Classifies images with the engine inside this page, a WebAssembly module (crates/wasm). Nothing is loaded from
+// elsewhere, so the page also works as a file. Elements of the page contain the engine, the backbone (the network that
+// turns images into embeddings) and the classifier in base64, and the names of the classes as JSON.
 
 const element = (id) => document.getElementById(id);
 const { classes, refusedFrom, listed } = JSON.parse(element("config").textContent);
@@ -8,13 +9,16 @@ const canvas = document.createElement("canvas");
 const context = canvas.getContext("2d", { willReadFrequently: true });
 /** Milliseconds between two images of the camera. */
 const CAMERA_PAUSE = 150;
+/** The functions and the memory that the engine exports. */
 let engine;
+/** The stream of the camera; undefined while it is off. */
 let stream;
 /** The number of the latest image: results of earlier ones are discarded. */
 let latest = 0;
+/** The URL of the shown image file. */
 let shownUrl;
 
-/** Decodes the base64 contents of an element. */
+/** Decodes the base64 contents of an element, and removes them from the page to free memory. */
 function embedded(id) {
   const text = atob(element(id).textContent);
   element(id).textContent = "";
@@ -23,20 +27,22 @@ function embedded(id) {
   return bytes;
 }
 
-/** Copies bytes into the memory of the engine and returns their address. */
+/** Copies bytes into the memory of the engine and returns their address. The engine frees them. */
 function handed(bytes) {
   const address = engine.allocate(bytes.length);
   new Uint8Array(engine.memory.buffer, address, bytes.length).set(bytes);
   return address;
 }
 
-/** The numbers in a reply of the engine; throws if the reply is an error message. */
+/** The numbers in the reply of the engine at an address; throws if the reply is an error message. A reply is two 32-bit
+ * words, whether it is an error (1) and its length, followed by 32-bit floats or by the bytes of the message. */
 function answer(address) {
   const [failed, length] = new Uint32Array(engine.memory.buffer, address, 2);
   if (failed) throw new Error(new TextDecoder().decode(new Uint8Array(engine.memory.buffer, address + 8, length)));
   return Array.from(new Float32Array(engine.memory.buffer, address + 8, length));
 }
 
+/** Starts the engine and loads backbone and classifier into it. */
 async function start() {
   const { instance } = await WebAssembly.instantiate(embedded("engine"), {});
   engine = instance.exports;
@@ -54,6 +60,7 @@ function classify(source, width, height) {
   canvas.height = height;
   context.clearRect(0, 0, width, height);
   context.drawImage(source, 0, 0);
+  // RGBA, one byte each. The engine resizes the image.
   const { data } = context.getImageData(0, 0, width, height);
   const [unknown, ...probabilities] = answer(engine.classify(handed(data), width, height));
   show(unknown, probabilities);
@@ -67,6 +74,7 @@ function percent(probability) {
   return `${Math.round(share)} %`;
 }
 
+/** Shows the answer: the probability of "none of these", and one probability per class, in the order of `classes`. */
 function show(unknown, probabilities) {
   const order = classes.map((_, number) => number).sort((a, b) => probabilities[b] - probabilities[a]);
   const best = order[0];
@@ -83,6 +91,7 @@ function show(unknown, probabilities) {
   element("problem").hidden = true;
 }
 
+/** A line of the list of classes, with a bar; `kind` is its CSS class. */
 function row(name, probability, kind) {
   const item = document.createElement("li");
   item.className = kind;
@@ -97,6 +106,7 @@ function row(name, probability, kind) {
   return item;
 }
 
+/** Shows an error instead of an answer. */
 function fail(message) {
   element("answer").textContent = "No answer";
   element("detail").textContent = "";
@@ -129,6 +139,7 @@ async function open(file) {
   bitmap.close();
 }
 
+/** Runs the classification of an image, and shows its error. */
 function attempt(work) {
   try {
     work();
@@ -137,6 +148,7 @@ function attempt(work) {
   }
 }
 
+/** Classifies what the camera sees until it is stopped or another image is given. */
 async function startCamera() {
   const number = ++latest;
   try {
@@ -168,6 +180,7 @@ function stopCamera() {
   element("camera").textContent = "Use the camera";
 }
 
+/** The first image of dropped or pasted files, or else the first file, for which an error is shown. */
 const images = (list) => Array.from(list ?? []).find((file) => file.type.startsWith("image/")) ?? list?.[0];
 
 start().then(

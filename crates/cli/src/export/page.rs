@@ -23,7 +23,8 @@ static SCRIPT: &str = include_str!("page.js");
 /// The number of classes that are listed with their probabilities.
 const LISTED: usize = 10;
 
-/// The HTML of the page. `output` is the file it will be written to, whose name is the title.
+/// The HTML of the page. `output` is the file it will be written to, whose name is the title. Fails without a backbone,
+/// and for a backbone that the engine cannot run.
 pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -> anyhow::Result<String> {
     let Some(backbone) = backbone else {
         return Err(hinted(
@@ -39,6 +40,7 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
     };
     let title = output.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let classes = predictor.classes();
+    // Read by page.js.
     let config = json!({ "classes": classes, "refusedFrom": REFUSED_FROM, "listed": LISTED }).to_string();
     let parts = [
         ("title", escaped_xml(&title)),
@@ -63,7 +65,7 @@ fn summary(classes: &[String]) -> String {
     }
 }
 
-/// The template with every `{{name}}` replaced.
+/// The template with every `{{name}}` replaced by the part with that name. `parts` are pairs of name and text.
 ///
 /// # Panics
 /// If the template names a part that does not exist.

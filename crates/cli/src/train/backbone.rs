@@ -1,4 +1,4 @@
-//! `trueshot train backbone`: trains a Conv4 on images.
+//! `trueshot train backbone`: trains a Conv4 on images. Start with [`train`]; `image_training` has the rest.
 
 use clap::Args;
 use serde::Serialize;
@@ -61,6 +61,7 @@ struct EpisodeFlags {
     aggregate: Option<String>,
 }
 
+/// Runs `trueshot train backbone`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (drawings, photographs) = (BackboneConfiguration::drawings(), BackboneConfiguration::photographs());

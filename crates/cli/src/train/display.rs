@@ -1,5 +1,5 @@
 //! The display of a training run: on a terminal a progress bar, the losses and the last validation; elsewhere one line
-//! per validation.
+//! per validation. Start with the implementation of [`Observer`], which the training loop calls.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -16,22 +16,29 @@ const LOSS_SMOOTHING: f64 = 0.03;
 /// The shortest time between two updates of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Shows the progress of a training run, and stops the run after Ctrl-C or at the deadline.
 pub struct TrainingDisplay {
+    /// The three lines below, from top to bottom.
     all: MultiProgress,
     bar: ProgressBar,
     losses: ProgressBar,
     validation: ProgressBar,
+    /// The names of the loss terms, such as `queries`.
     terms: Vec<String>,
+    /// The running mean of each loss term; empty before the first step.
     means: Vec<f64>,
+    /// The total number of steps.
     steps: u64,
     /// The number of finished steps when this process started, and the time.
     started: (u64, Instant),
+    /// When the screen was last updated.
     drawn: Instant,
     /// When the run stops.
     deadline: Option<Instant>,
 }
 
 impl TrainingDisplay {
+    /// A display for a run that stops at `deadline`, if there is one.
     pub fn new(deadline: Option<Instant>) -> Self {
         let all = MultiProgress::new();
         let bar = all.add(ProgressBar::new(0));
@@ -63,6 +70,7 @@ impl TrainingDisplay {
         [&self.bar, &self.losses, &self.validation].into_iter().for_each(ProgressBar::finish_and_clear);
     }
 
+    /// Prepares the display for a run of `steps` steps, of which `done` were finished earlier.
     fn start(&mut self, done: u64, steps: u64, terms: &[String]) {
         (self.steps, self.terms, self.started) = (steps, terms.to_vec(), (done, Instant::now()));
         self.bar.set_length(steps);
@@ -72,6 +80,7 @@ impl TrainingDisplay {
         }
     }
 
+    /// Adds the loss terms of a step to the running means, and redraws if the last time is long enough ago.
     fn step(&mut self, done: u64, terms: &[f64]) {
         if self.means.is_empty() {
             self.means = terms.to_vec();
@@ -94,6 +103,7 @@ impl TrainingDisplay {
         format!("{} steps/s  {} left", format_number(rate), format_duration(left))
     }
 
+    /// Prints a line for a validation, and for the last step.
     fn record(&mut self, record: &Record, is_best: bool) {
         if record.score.is_none() && record.step < self.steps {
             return;
@@ -144,6 +154,7 @@ impl Progress for TrainingDisplay {
     }
 }
 
+/// The total loss and, if there are several, its terms: `loss 1.50 (queries 1.00, clean 0.500)`.
 fn format_losses(terms: &[String], means: &[f64]) -> String {
     let total: f64 = means.iter().sum();
     let each: Vec<String> =
@@ -154,6 +165,7 @@ fn format_losses(terms: &[String], means: &[f64]) -> String {
     }
 }
 
+/// The validation score and, if there are several, the figures behind it; empty without a validation.
 fn format_validation(record: &Record) -> String {
     let Some(score) = record.score else { return String::new() };
     let figures: Vec<String> =
@@ -174,6 +186,7 @@ fn format_number(value: f64) -> String {
     }
 }
 
+/// Formats seconds: `12 s`, `1 min 01 s`, `2 h 01 min`.
 fn format_duration(seconds: f64) -> String {
     let seconds = seconds.round().min(1e9) as u64;
     match seconds {

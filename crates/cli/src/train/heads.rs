@@ -1,6 +1,8 @@
-//! `trueshot train tranfs` and `trueshot train relabel`: train heads on embeddings.
+//! `trueshot train tranfs` and `trueshot train relabel`: train heads, networks that classify with noisy support sets of
+//! embeddings. Both commands end in [`train`].
 //!
-//! The flags have the same sections as the configuration file, which they override.
+//! The structs of flags have the same sections and names as the configuration file, because they are serialised to TOML
+//! and override it. So a flag without a default is an `Option`: the default is that of the configuration.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,7 @@ pub struct TranfsArguments {
     model: TranfsFlags,
 }
 
+/// Runs `trueshot train tranfs`.
 pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
@@ -69,6 +72,7 @@ pub struct RelabelArguments {
     model: RelabelFlags,
 }
 
+/// Runs `trueshot train relabel`.
 pub fn train_relabel(arguments: &RelabelArguments) -> anyhow::Result<()> {
     let mut flags = configuration::table(&arguments.options);
     flags.insert("model".into(), configuration::table(&arguments.model).into());
@@ -286,7 +290,8 @@ struct RelabelFlags {
     queries_weight: Option<f64>,
 }
 
-/// Reads the configuration and the data, and trains the head.
+/// Reads the configuration and the data, and trains the head. `M` are the options of the kind of head, `flags` those
+/// that the user gave.
 fn train<M: HeadOptions + Send + Sync>(
     run: &RunArguments,
     defaults: Configuration<M>,
@@ -294,6 +299,7 @@ fn train<M: HeadOptions + Send + Sync>(
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
     configuration.settle();
+    // A TraNFS has a fixed maximum of classes, by default that of the training episodes.
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -304,6 +310,7 @@ fn train<M: HeadOptions + Send + Sync>(
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
+        // Pairs every file of `data` with the file of outliers in the same place, if there is one.
         let banks = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<EpisodeData<'_>> {
             let bank = |(place, path): (usize, &PathBuf)| EpisodeData {
                 embeddings: &files[path.as_path()],
@@ -336,7 +343,7 @@ fn train<M: HeadOptions + Send + Sync>(
     Ok(())
 }
 
-/// Opens every file once, even if it is named several times.
+/// Opens the files of the configuration, each once even if it is named several times. Returns them by path.
 fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Path, Embeddings>> {
     let data = &configuration.data;
     let all = [&data.train, &data.outliers, &data.validation, &data.validation_outliers];
@@ -357,6 +364,7 @@ fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Pat
     Ok(files)
 }
 
+/// A number with commas between thousands: 1,234,567.
 pub(super) fn with_separators(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits

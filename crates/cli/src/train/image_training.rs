@@ -1,4 +1,8 @@
-//! What all training on images has in common: the options, the loading of images and outliers, and the run itself.
+//! What all training on images has in common: the options ([`ImageTrainingFlags`]), and the loading of images and the
+//! run itself ([`ImageTraining::train_on_device`]). `backbone`, `maml`, `joint` and `negmargin` call both.
+//!
+//! The structs of flags have the same sections and names as the configuration file, because they are serialised to TOML
+//! and override it. So a flag without a default is an `Option`: the default is that of the configuration.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -154,7 +158,8 @@ struct ValidationFlags {
 }
 
 impl ImageTrainingFlags {
-    /// The configuration from a file and the flags, including those of this kind of network.
+    /// The configuration from the file of `--config` and the flags. `own` are the flags of this kind of network;
+    /// `drawings` and `photographs` are the defaults for the built-in drawings and for all other images.
     pub fn read<C: Serialize + DeserializeOwned>(
         &self,
         run: &RunArguments,
@@ -183,7 +188,7 @@ impl DataFlags {
     }
 }
 
-/// A network to train on images.
+/// A network to train on images: the parts of its configuration that do not depend on its kind.
 pub struct ImageTraining<'a> {
     pub title: String,
     pub seed: u64,
@@ -198,7 +203,8 @@ pub struct ImageTraining<'a> {
 }
 
 impl ImageTraining<'_> {
-    /// Loads the images and trains a network on the GPU or the CPU. `count` is the number of parameters.
+    /// Loads the images and trains a network on the GPU or the CPU. `on_gpu` and `on_cpu` make the network (the
+    /// trainee) from its configuration and the images, and `count` returns its number of parameters.
     pub fn train_on_device<C: Clone + Serialize + Sync, T: Trainee>(
         self,
         run: &RunArguments,
@@ -225,6 +231,7 @@ impl ImageTraining<'_> {
                 |device| on_gpu(configuration.clone(), datasets.clone(), device),
                 || on_cpu(configuration.clone(), datasets.clone()),
             )?;
+            // Release the images that the trainee does not keep.
             drop(datasets);
             say!("{} {}, seed {seed}", with_separators(count(&trainee)?), self.parameters);
             run.train(claim, &mut trainee, training_run)
@@ -233,7 +240,7 @@ impl ImageTraining<'_> {
         Ok(())
     }
 
-    /// Loads the images to train and validate on, and outliers for both.
+    /// Loads the images to train and validate on, and outliers for both, as far as the configuration needs them.
     fn load_datasets(&self) -> anyhow::Result<Datasets> {
         let (data, pictures) = (self.data, self.pictures);
         anyhow::ensure!(
@@ -278,13 +285,15 @@ impl ImageTraining<'_> {
     }
 }
 
-/// The most outliers in validation: its episodes are few, and all outliers are embedded.
+/// The most outliers in validation, which uses few episodes: unlike in training, all outliers are embedded.
 const VALIDATION_OUTLIERS: usize = 5000;
 
+/// Whether the noise replaces images by outliers.
 fn is_outlier(levels: &NoiseLevels) -> bool {
     levels.0.iter().any(|noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0)
 }
 
+/// Whether a path of the configuration is set: an empty path stands for none.
 fn is_given(path: &Path) -> bool {
     !path.as_os_str().is_empty()
 }
@@ -295,6 +304,8 @@ fn has_validation(data: &training::DataSettings) -> bool {
     is_given(&data.validation) || (has_split && !data.validation_split.is_empty())
 }
 
+/// Lists the images of a split of the source at `path`, or all of them if neither a split file nor the source defines
+/// splits.
 fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow::Result<Collection> {
     let is_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(path);
     let part = ImageSelection {
@@ -318,6 +329,7 @@ fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<C
     part.open(path)
 }
 
+/// What images are loaded for.
 #[derive(Clone, Copy, PartialEq)]
 enum ImageUse {
     Training,
@@ -326,6 +338,8 @@ enum ImageUse {
     ValidationOutliers,
 }
 
+/// Loads the images of a collection into memory. Images that cannot be read are skipped with a warning, but every class
+/// must have a readable one.
 fn load_images(
     pictures: &training::ImageSettings,
     collection: &Collection,

@@ -1,4 +1,5 @@
-//! `trueshot train joint`: trains a backbone and a head together.
+//! `trueshot train joint`: trains a backbone (images to embeddings) and a head (a network on embeddings) together.
+//! Start with [`train`]; `image_training` has the rest.
 
 use std::path::PathBuf;
 
@@ -74,6 +75,7 @@ struct EpisodeFlags {
     noise: Option<Vec<NoiseLevels>>,
 }
 
+/// Runs `trueshot train joint`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());

@@ -1,4 +1,5 @@
-//! `trueshot train maml`: trains MAML, a network that adapts to a support set.
+//! `trueshot train maml`: trains MAML, a network that adapts to a support set. Start with [`train`]; `image_training`
+//! has the rest.
 
 use clap::Args;
 use serde::Serialize;
@@ -74,6 +75,7 @@ struct AdaptationFlags {
     order: Option<String>,
 }
 
+/// Runs `trueshot train maml`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());

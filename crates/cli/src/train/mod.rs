@@ -1,4 +1,8 @@
-//! `trueshot train`: the commands that train models, and the options and display they share.
+//! `trueshot train`: the commands that train models, one file per command, and the options and display they share.
+//!
+//! Heads are networks on embeddings (TraNFS and Relabel, in `heads`); the other commands train on images and share
+//! `image_training`. All of them prepare a [`Trainee`], the model with its data, and pass it to
+//! [`RunArguments::train`].
 
 mod backbone;
 mod display;
@@ -42,6 +46,7 @@ enum TrainCommand {
     Negmargin(Box<negmargin::Arguments>),
 }
 
+/// Runs `trueshot train`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.what {
         TrainCommand::Backbone(arguments) => backbone::train(arguments),
@@ -84,12 +89,16 @@ pub struct RunArguments {
     pub threads: Threads,
 }
 
-/// The parameters of the training loop.
+/// The options of a run that come from the configuration of the model.
 pub struct TrainingRun {
+    /// The title of the learning curves.
     pub title: String,
     pub steps: u64,
+    /// Steps between two validations.
     pub validate_every: u64,
+    /// The complete configuration as TOML, which is saved with the model.
     pub configuration: String,
+    /// Everything that the result depends on. A run is resumed only if its identity is equal.
     pub identity: toml::Table,
 }
 
@@ -99,6 +108,7 @@ impl RunArguments {
         Ok(Files::of(&self.output).claim(self.start())?)
     }
 
+    /// What to do with the files of an earlier run.
     fn start(&self) -> Start {
         match (self.resume, self.overwrite) {
             (true, _) => Start::Resume,
@@ -107,14 +117,15 @@ impl RunArguments {
         }
     }
 
-    /// Trains with a progress display.
+    /// Trains with a progress display, until the last step, Ctrl-C or the end of `--minutes`. `claim` is the lock on
+    /// the files of the run ([`RunArguments::claim`]).
     pub fn train(
         &self,
         claim: Claim,
         trainee: &mut dyn Trainee,
         training_run: TrainingRun,
     ) -> anyhow::Result<Outcome> {
-        let plan = RunOptions {
+        let options = RunOptions {
             output: self.output.clone(),
             title: training_run.title,
             steps: training_run.steps,
@@ -124,12 +135,12 @@ impl RunArguments {
             configuration: training_run.configuration,
             identity: training_run.identity,
         };
-        if self.resume && !plan.output.exists() && !Files::of(&plan.output).checkpoint.exists() {
-            say!("no checkpoint next to {}: starting from step 0", plan.output.display());
+        if self.resume && !options.output.exists() && !Files::of(&options.output).checkpoint.exists() {
+            say!("no checkpoint next to {}: starting from step 0", options.output.display());
         }
         handle_interrupts();
         let mut display = TrainingDisplay::new(self.minutes.map(|limit| Instant::now() + limit));
-        let outcome = claim.train(trainee, &plan, &mut display);
+        let outcome = claim.train(trainee, &options, &mut display);
         display.finish();
         Ok(outcome?)
     }

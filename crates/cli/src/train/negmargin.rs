@@ -1,4 +1,5 @@
-//! `trueshot train negmargin`: trains a Conv4 with a cosine softmax with a negative margin.
+//! `trueshot train negmargin`: trains a Conv4 with a cosine softmax with a negative margin. Start with [`train`];
+//! `image_training` has the rest.
 
 use clap::Args;
 use serde::Serialize;
@@ -49,6 +50,7 @@ struct LossFlags {
     margin: Option<f64>,
 }
 
+/// Runs `trueshot train negmargin`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());

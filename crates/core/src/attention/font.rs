@@ -4,11 +4,11 @@
 
 /// Width of a character in pixels, including the gap to the next one.
 pub(super) const ADVANCE: usize = 6;
-/// Height of a character in pixels, including descenders.
+/// Height of a character in pixels: 7, and one for descenders.
 pub(super) const HEIGHT: usize = 8;
 
-/// The five pixel columns of a character from left to right, with the top pixel in the lowest bit. Characters other than
-/// printable ASCII are drawn as `?`.
+/// The five pixel columns of a character from left to right, with the top pixel in the lowest bit. Characters other
+/// than printable ASCII are drawn as `?`.
 pub(super) fn columns(character: char) -> [u8; 5] {
     let index = (character as usize).wrapping_sub(0x20);
     GLYPHS.get(index).copied().unwrap_or(GLYPHS['?' as usize - 0x20])

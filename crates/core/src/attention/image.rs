@@ -1,9 +1,11 @@
-//! Attention maps as images ([`AttentionImage`]): one cell per pair of tokens, darker for more attention, with the labels
-//! of wrongly labelled items in red.
+//! Attention maps as images ([`AttentionImage`]): one cell per pair of tokens, darker for more attention, with the
+//! labels of wrongly labelled items in red. A token stands for a class or for a labelled item; a row of cells is the
+//! attention that one token gives to all tokens. `AttentionMaps::picture` makes the images.
 
 use super::{Token, font};
 
-/// An RGB image of an attention map, which [`AttentionImage::to_png`] encodes.
+/// An RGB image of an attention map. [`AttentionImage::to_png`] encodes it, [`AttentionImage::beside`] combines
+/// several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionImage {
     width: usize,
@@ -12,6 +14,7 @@ pub struct AttentionImage {
     pixels: Vec<u8>,
 }
 
+/// Red, green and blue, 0 to 255.
 type Colour = [u8; 3];
 
 const BACKGROUND: Colour = [255, 255, 255];
@@ -25,18 +28,21 @@ const DARKEST: Colour = [9, 60, 140];
 
 /// Side of a cell in pixels.
 const CELL: usize = 18;
-/// Margins around the cells in pixels: left, top, and the others.
+/// Margin in pixels left of the cells, for the labels of the rows.
 const LEFT: usize = 62;
+/// Margin in pixels above the cells, for the title and the labels of the columns.
 const TOP: usize = 62;
+/// Margin in pixels at the right and at the bottom, and between the edge of the image and the title.
 const EDGE: usize = 12;
-/// Size of one font pixel in image pixels.
+/// Size in image pixels of one pixel of the font; the title is twice as large.
 const DOT: usize = 1;
 
 impl AttentionImage {
-    /// Draws the attention map `[tokens][tokens]`. With `truths`, the true class of every item is written in the cells of
-    /// the class tokens' rows.
+    /// Draws the attention map `[tokens][tokens]`. With `truths`, the true class of every item is written in the cells
+    /// of the class tokens' rows.
     pub(super) fn draw(title: &str, tokens: &[Token], map: &[Vec<f32>], truths: bool) -> Self {
         let side = tokens.len() * CELL;
+        // Below the cells there is a line of text.
         let (width, height) = (LEFT + side + EDGE, TOP + side + EDGE + 2 * font::HEIGHT);
         let mut image = AttentionImage { width, height, pixels: BACKGROUND.repeat(width * height) };
         image.text(EDGE, 10, title, TEXT, 2 * DOT);
@@ -124,8 +130,10 @@ impl AttentionImage {
         };
         let width = name.len() * font::ADVANCE * DOT;
         let (x, y) = (LEFT + index * CELL, TOP + index * CELL);
+        // The label centred above its column, and right-aligned beside its row.
         self.text(x + CELL.saturating_sub(width) / 2, TOP - 12, &name, colour, DOT);
         self.text(LEFT - width - 4, y + (CELL - font::HEIGHT) / 2, &name, colour, DOT);
+        // A wrong label also has a red bar beyond it.
         if matches!(token, Token::Item { wrong: true, .. }) {
             self.fill(x + 3, TOP - 18, CELL - 6, 3, WRONG_LABEL);
             self.fill(EDGE, y + 3, 3, CELL - 6, WRONG_LABEL);
@@ -134,6 +142,7 @@ impl AttentionImage {
 
     /// Writes the true class of every item into the cells of the class tokens' rows; `-` for an outlier.
     fn true_classes(&mut self, tokens: &[Token], map: &[Vec<f32>], scale: ColourScale) {
+        // The class tokens come first, so theirs are the first rows.
         let classes = tokens.iter().filter(|token| matches!(token, Token::Class { .. })).count();
         for (row, weights) in map.iter().enumerate().take(classes) {
             for (column, token) in tokens.iter().enumerate() {
@@ -177,7 +186,9 @@ impl AttentionImage {
 /// The colour scale of one map: its smallest attention weight is white, its largest the darkest blue.
 #[derive(Clone, Copy)]
 struct ColourScale {
+    /// The smallest attention weight, drawn white.
     low: f32,
+    /// The largest attention weight, drawn in [`DARKEST`].
     high: f32,
 }
 

@@ -1,8 +1,11 @@
 //! Attention maps of a trained TraNFS: [`AttentionMaps`] holds the attention weights of every layer and head for one
-//! support set, which become images ([`AttentionImage`]) and JSON.
+//! support set (the labelled items of a few-shot problem), which become images ([`AttentionImage`]) and JSON.
 //!
-//! A row holds the attention that one token (the query of the attention) gives to all tokens (the columns). Tokens are
-//! ordered: class tokens first, then the items by their given class. In the images, items under a wrong label are marked
+//! TraNFS is a transformer that computes one prototype vector per class from a support set whose labels may be wrong.
+//! Its tokens are one token per class and one per support item.
+//!
+//! A row of a map holds the attention that one token (the query of the attention) gives to all tokens (the columns).
+//! Class tokens come first, then the items by their given class. In the images, items under a wrong label are marked
 //! red, and in the last layer, whose class tokens become the prototypes, the true class of every item is written in the
 //! rows of the class tokens: a good model is dark there only on items that are really of the class.
 
@@ -19,7 +22,8 @@ use crate::method::TrainedTranfs;
 
 pub use image::AttentionImage;
 
-/// A token of the transformer: what a row or a column of an attention map stands for.
+/// A token of the transformer: what a row or a column of an attention map stands for. "In the episode" means in the
+/// list of the few classes of the problem.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum Token {
@@ -68,7 +72,11 @@ pub struct AttentionMaps {
 }
 
 impl AttentionMaps {
-    /// The attention of a model on the support set of a drawn episode under the noise setting with index `setting`.
+    /// The attention of a model on the support set of a drawn episode under the noise setting (type and level of wrong
+    /// labels) with index `setting`.
+    ///
+    /// # Errors
+    /// If the episode does not fit the model: another dimension of the features, or too many classes.
     pub fn new(
         model: &TrainedTranfs,
         data: EpisodeData<'_>,
@@ -129,7 +137,8 @@ impl AttentionMaps {
         (0..fractions.len()).rev().max_by(|&a, &b| fractions[a].total_cmp(&fractions[b])).unwrap_or(0)
     }
 
-    /// The image of one head of a layer, or of the mean of its heads if `head` is `None`.
+    /// The image of one head of a layer, or of the mean of its heads if `head` is `None`. Layers and heads are counted
+    /// from 0 here and from 1 in the title of the image.
     pub fn picture(&self, layer: usize, head: Option<usize>) -> AttentionImage {
         let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());
         let which = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
@@ -153,6 +162,7 @@ fn source<'a>(data: EpisodeData<'a>, item: &Item) -> &'a Embeddings {
     if item.truth.is_none() { data.outlier_rows() } else { data.embeddings }
 }
 
+/// The feature vector of an item.
 fn features(data: EpisodeData<'_>, item: &Item) -> Vec<f32> {
     source(data, item).row(item.row as usize).into_owned()
 }

@@ -25,6 +25,8 @@ impl Action {
     /// All actions, in the order in which reports list them.
     pub const ALL: [Action; 4] = [Action::Relabel, Action::Quarantine, Action::Review, Action::Keep];
 
+    /// The action that follows from a verdict. Relabel and outlier need the certainty for an action anyway;
+    /// [`Verdict::Wrong`] may need less, so its probability `p_wrong` is compared here.
     pub(super) fn new(verdict: Verdict, p_wrong: f32, certainty: Certainty) -> Self {
         match verdict {
             Verdict::Keep => Action::Keep,
@@ -68,6 +70,7 @@ pub struct AuditCounts {
 }
 
 impl AuditCounts {
+    /// Counts the items of an audit.
     pub(super) fn new(items: &[AuditedItem]) -> Self {
         let mut counts = AuditCounts { items: items.len(), ..AuditCounts::default() };
         let mut classes: Vec<&str> = items.iter().map(|item| item.given.as_str()).collect();
@@ -103,7 +106,8 @@ impl AuditCounts {
 }
 
 impl Audit {
-    /// The indices of the items with one of some actions, in descending order of the probability that the label is wrong.
+    /// The indices of the items whose action is one of `actions`, in descending order of the probability that the label
+    /// is wrong.
     pub fn with_actions(&self, actions: &[Action]) -> Vec<usize> {
         self.ranking().into_iter().filter(|row| actions.contains(&self.items[*row].action)).collect()
     }

@@ -14,7 +14,8 @@ pub const MAX_NEIGHBOURS: usize = 100;
 pub struct Options {
     /// The smallest probability of each verdict.
     pub certainty: Certainty,
-    /// The share of wrong labels, if it is known, from 0 to below 1. Otherwise it is estimated.
+    /// The share of wrong labels, if it is known, from 0 to below 1. The probabilities of wrong labels are shifted to
+    /// meet it. Otherwise the audit estimates it.
     pub expected_noise: Option<f64>,
     /// The number of similar items to report per item, up to [`MAX_NEIGHBOURS`].
     pub neighbours: usize,
@@ -52,6 +53,7 @@ pub struct AuditBuilder<'a> {
     options: Options,
     confirmed: &'a [bool],
     measures: &'a [Option<ImageMeasures>],
+    /// Names of images with their classes, if known.
     unreadable: Vec<(String, Option<String>)>,
     progress: &'a dyn Progress,
 }
@@ -68,20 +70,21 @@ impl<'a> AuditBuilder<'a> {
         }
     }
 
-    /// The smallest probability of an action, from 0.5 to 1. Below it, items are left to review; 0.75 is enough to keep a
-    /// label, and 0.9 for the verdict [`Wrong`](super::Verdict::Wrong).
+    /// The smallest probability of an action, from 0.5 to 1; 0.8 by default. Below it, items are left to review. At
+    /// most 0.75 is needed to keep a label, and at most 0.9 for the verdict [`Wrong`](super::Verdict::Wrong).
     pub fn certainty(mut self, probability: f32) -> Self {
         self.options.certainty = Certainty::of_actions(probability);
         self
     }
 
-    /// The share of wrong labels, from 0 to below 1. Without it, the share is estimated.
+    /// The share of wrong labels, from 0 to below 1. The probabilities of wrong labels are shifted so that their mean
+    /// is this share. Without it, the share is estimated.
     pub fn expected_noise(mut self, share: f64) -> Self {
         self.options.expected_noise = Some(share);
         self
     }
 
-    /// The number of similar items to report per item.
+    /// The number of similar items to report per item, up to [`MAX_NEIGHBOURS`]; 5 by default.
     pub fn neighbours(mut self, count: usize) -> Self {
         self.options.neighbours = count;
         self
@@ -106,15 +109,16 @@ impl<'a> AuditBuilder<'a> {
         self
     }
 
-    /// Names and classes of images that cannot be read, and have no rows: listed in [`Audit::image_problems`].
+    /// Names and classes (`None` if unknown) of images that cannot be read and so have no rows. They are listed in
+    /// [`Audit::image_problems`].
     pub fn unreadable_images(mut self, images: impl IntoIterator<Item = (String, Option<String>)>) -> Self {
         self.unreadable = images.into_iter().collect();
         self
     }
 
-    /// Sets the progress callback, which gets the number of scored items and can stop the audit. It is also called between
-    /// two items, with the same number and from any thread. During the matrix decompositions, which can take seconds
-    /// in large collections, it is not called.
+    /// Sets the progress callback, which gets the number of scored items and can stop the audit. It is also called
+    /// between two items, with the same number and from any thread. During the matrix decompositions, which can take
+    /// seconds in large collections, it is not called.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self

@@ -1,8 +1,12 @@
 //! Duplicates of an audit ([`find`]): items with equal features, and pairs that are nearly equal.
 //!
-//! Candidates for nearly equal items are the nearest neighbours that the audit has found anyway, so neither time nor memory
-//! is quadratic. If the images behind two rows are known, their thumbnails decide: photographs of one class are often
-//! as similar by their embeddings as a copy that was resized, cropped or compressed. Otherwise the cosine decides.
+//! Rows with equal features form a *group*. Candidates for nearly equal items are the nearest neighbours that the audit
+//! has found anyway, so neither time nor memory is quadratic. If the images behind two rows are known, their thumbnails
+//! decide: photographs of one class are often as similar by their embeddings as a copy that was resized, cropped or
+//! compressed. Otherwise the cosine decides, which finds fewer copies.
+//!
+//! The thresholds were chosen on photographs and drawings with added copies; `docs/results/duplicates.md` shows how
+//! many copies they find among other photographs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -48,9 +52,11 @@ pub enum DuplicateKind {
 
 /// The largest distance `1 - cosine` of near duplicates that are recognised by their embeddings alone.
 const NEAR_DISTANCE: f32 = 0.1;
-/// The largest distance of near duplicates as a share of the usual distance of similar items.
+/// The largest distance of near duplicates that are recognised by their embeddings alone, as a share of the usual
+/// distance of similar items ([`Distances`]).
 const NEAR_SHARE: f32 = 0.25;
-/// Images at a smaller distance, as a share of the usual distance of similar items, need less similar details to be copies.
+/// Images whose embeddings are at most this far apart, as a share of the usual distance of similar items, need less
+/// similar details to be copies.
 const SIMILAR_SHARE: f32 = 0.8;
 /// Nearest neighbours of an item that are compared with it.
 pub(super) const COMPARED_NEIGHBOURS: usize = 10;
@@ -61,25 +67,29 @@ const BLOCK: usize = 64;
 /// many pairs each.
 const MAX_PAIRS_PER_ITEM: usize = 4;
 
+/// The rows of two duplicates.
 type Pair = (u32, u32, DuplicateKind);
+/// Two rows with the cosine of their features.
+type Candidate = (u32, u32, f32);
 
 /// Duplicates, and warnings about whole classes.
 pub(super) struct DuplicateFindings {
-    /// Pairs across classes first.
+    /// Pairs of items with different labels first.
     pub duplicates: Vec<Duplicate>,
     /// Classes with the same items.
     pub warnings: Vec<String>,
 }
 
-/// What is known about the rows.
+/// What is known about the rows besides their features and labels.
 pub(super) struct DuplicateInput<'a> {
-    /// For each row its nearest neighbours with their cosines, in descending order.
+    /// For each row up to [`COMPARED_NEIGHBOURS`] nearest neighbours with their cosines, most similar first.
     pub neighbours: &'a [Vec<(u32, f32)>],
     /// For each row the measures of its image; empty if the rows were not made from images.
     pub measures: &'a [Option<ImageMeasures>],
 }
 
-/// Finds duplicates. Equal items form groups, which are reported by their first item.
+/// Finds duplicates. A group of n equal items is reported as n - 1 pairs ([`equal_pairs`]); a pair of nearly equal
+/// items is reported once for their groups, by the first item of each.
 pub(super) fn find(
     data: &Embeddings,
     input: &DuplicateInput<'_>,
@@ -111,7 +121,8 @@ pub(super) fn find(
     Ok(DuplicateFindings { duplicates, warnings: warnings(data, &groups) })
 }
 
-/// Groups of rows with equal features, each ordered by the names of its items; most groups have one row.
+/// Groups of rows with equal features, each ordered by the names of its items. Every row is in one group, and most
+/// groups have one row.
 fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
     let mut group_of = HashMap::new();
     let mut groups: Vec<Vec<u32>> = Vec::new();
@@ -150,11 +161,13 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
         return vec!["all items are identical: their labels cannot be checked".into()];
     }
     let mut contents: Vec<Vec<usize>> = vec![Vec::new(); data.classes().len()];
-    for (place, group) in groups.iter().enumerate() {
+    // The content of a class is the list of its groups, in ascending order.
+    for (number, group) in groups.iter().enumerate() {
         for &row in group {
-            contents[data.labels()[row as usize] as usize].push(place);
+            contents[data.labels()[row as usize] as usize].push(number);
         }
     }
+    // The first class with each content.
     let mut seen: HashMap<Vec<usize>, usize> = HashMap::new();
     let mut warnings = Vec::new();
     for (class, mut content) in contents.into_iter().enumerate().filter(|(_, content)| !content.is_empty()) {
@@ -175,16 +188,17 @@ fn warnings(data: &Embeddings, groups: &[Vec<u32>]) -> Vec<String> {
     warnings
 }
 
-/// Pairs of nearly equal rows among the nearest neighbours, each row with its group of equal rows represented by its first.
+/// Pairs of nearly equal rows among the nearest neighbours. The first row of a group stands for all of its rows.
 fn near_pairs(
     data: &Embeddings,
     groups: &[Vec<u32>],
     input: &DuplicateInput<'_>,
     poll: &Poll<'_>,
 ) -> Result<Vec<Pair>> {
+    // Candidates: every row with its neighbours in other groups, each pair once with its largest cosine.
     let mut first_of = vec![0; data.len()];
     groups.iter().for_each(|group| group.iter().for_each(|&row| first_of[row as usize] = group[0]));
-    let mut candidates: Vec<(u32, u32, f32)> = Vec::new();
+    let mut candidates: Vec<Candidate> = Vec::new();
     for (row, others) in input.neighbours.iter().enumerate() {
         let one = first_of[row];
         let others = others.iter().map(|&(other, cosine)| (first_of[other as usize], cosine));
@@ -193,26 +207,27 @@ fn near_pairs(
     }
     candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
     candidates.dedup_by_key(|&mut (one, other, _)| (one, other));
+    // Keep those whose thumbnails are alike or, without thumbnails that show enough, whose embeddings are.
     let distances = Distances::new(input.neighbours);
-    let is_near = |&(one, other, cosine): &(u32, u32, f32)| {
+    let is_near = |&(one, other, cosine): &Candidate| {
         let of_image = |row: u32| input.measures.get(row as usize).and_then(Option::as_ref);
         let is_similar = 1.0 - cosine <= SIMILAR_SHARE * distances.usual;
         let compare = |(one, other)| thumbnails::is_copy(one, other, is_similar);
         let by_pixels = of_image(one).zip(of_image(other)).and_then(compare);
         by_pixels.unwrap_or_else(|| distances.are_near(one, other, cosine))
     };
-    let near_of_block = |block: &[(u32, u32, f32)]| {
+    let near_of_block = |block: &[Candidate]| {
         poll.check()?;
         Ok(block.iter().filter(|pair| is_near(pair)).copied().collect())
     };
-    let near: Vec<Vec<(u32, u32, f32)>> =
-        candidates.par_chunks(BLOCK).map(near_of_block).collect::<Result<_>>()?;
+    let near: Vec<Vec<Candidate>> = candidates.par_chunks(BLOCK).map(near_of_block).collect::<Result<_>>()?;
     Ok(most_similar(data, near.into_iter().flatten().collect()))
 }
 
-/// How far similar items are from each other, by `1 - cosine`.
+/// How far similar items of the collection are from each other; distances are `1 - cosine`.
 struct Distances<'a> {
-    /// The median of the distances between the items and their second nearest neighbours.
+    /// The median of the distances between the items and their second nearest neighbours: the nearest neighbour of a
+    /// copied item is its copy. 0 if there are too few items.
     usual: f32,
     neighbours: &'a [Vec<(u32, f32)>],
 }
@@ -225,8 +240,8 @@ impl<'a> Distances<'a> {
         Distances { usual: distances.get(distances.len() / 2).copied().unwrap_or(0.0), neighbours }
     }
 
-    /// Whether two items are near duplicates by their embeddings alone: their distance is far smaller than is usual in the
-    /// collection, and far smaller than the distances to the last of their own neighbours. The latter rules out
+    /// Whether two items are near duplicates by their embeddings alone: their distance is far smaller than is usual in
+    /// the collection, and far smaller than the distances to the last of their own neighbours. The latter rules out
     /// items in dense regions, where many items are equally close.
     fn are_near(&self, one: u32, other: u32, cosine: f32) -> bool {
         let last = |row: u32| self.neighbours[row as usize].last().map_or(0.0, |&(_, cosine)| 1.0 - cosine);
@@ -235,13 +250,14 @@ impl<'a> Distances<'a> {
     }
 }
 
-/// The pairs that are among the [`MAX_PAIRS_PER_ITEM`] most similar ones of one of their items, within its class or across
-/// classes.
-fn most_similar(data: &Embeddings, mut near: Vec<(u32, u32, f32)>) -> Vec<Pair> {
+/// The pairs that are among the [`MAX_PAIRS_PER_ITEM`] most similar pairs of at least one of their two items. Pairs
+/// within a class and across classes are counted separately.
+fn most_similar(data: &Embeddings, mut near: Vec<Candidate>) -> Vec<Pair> {
     let key = |row: u32| (data.item(row as usize), row);
     near.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| (key(a.0), key(a.1)).cmp(&(key(b.0), key(b.1)))));
+    // Per item, the pairs so far within its class and across classes. All pairs count, also those that are not kept.
     let mut counts = vec![[0; 2]; data.len()];
-    let mut is_kept = |&(one, other, _): &(u32, u32, f32)| {
+    let mut is_kept = |&(one, other, _): &Candidate| {
         let across = usize::from(data.labels()[one as usize] != data.labels()[other as usize]);
         let mut count = |row: u32| {
             let count = &mut counts[row as usize][across];

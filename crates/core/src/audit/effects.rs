@@ -1,8 +1,9 @@
-//! The effect of label changes ([`effects`]): the leave-one-out accuracy of nearest prototypes before and after.
+//! The effect of label changes ([`effects`]): the leave-one-out accuracy of nearest prototypes before and after. A
+//! repair plan shows it for each planned change, and for all of them together.
 //!
-//! A prototype is the sum of the centred, normalised rows of its class, and an item is classified by the largest cosine.
-//! Leaving an item out, or moving one to another class, changes two sums by one row. So the products of rows and sums
-//! are computed once and corrected with the products of the row that moves.
+//! A prototype is the sum of the centred rows of its class at unit length, and an item is classified by the largest
+//! cosine with a prototype. To leave an item out, or to move one to another class, changes one or two sums by one row.
+//! So the products of rows and sums are computed once and corrected with the products of the row that moves.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -57,18 +58,22 @@ pub(crate) fn effects(data: &Embeddings, changes: &[Change]) -> Effects {
     Effects { before, after, alone }
 }
 
-/// The products of rows with the sums of the classes.
+/// A classification of every row by the sums of all other rows of each class.
 struct LeaveOneOut<'a> {
+    /// Centred rows of unit length, `[items][dim]`.
     rows: &'a [&'a [f32]],
+    /// The class of each row; `None` if the row has been removed.
     labels: Vec<Option<u32>>,
+    /// The number of classes.
     classes: usize,
-    /// Products of rows and sums: `[row][class]`.
+    /// Products of rows and sums, without leaving a row out: `[row][class]`.
     products: Vec<f32>,
-    /// Squared lengths of the sums.
-    lengths: Vec<f32>,
+    /// Squared lengths of the sums, one per class.
+    squared_lengths: Vec<f32>,
     /// Squared lengths of the rows: 1, or 0 for a row that equals the centre.
     own: Vec<f32>,
-    /// Per row the three nearest classes: a change affects two classes, so one of the three is unaffected.
+    /// Per row the three classes with the highest scores, best first: a change affects two classes, so at least one of
+    /// the three is unaffected.
     nearest: Vec<[(u32, f32); 3]>,
 }
 
@@ -98,10 +103,10 @@ impl<'a> LeaveOneOut<'a> {
         all.par_chunks_exact_mut(classes).zip(rows).for_each(|(out, row)| {
             products::products(&views, &[row], out);
         });
-        let lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
+        let squared_lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
         let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         let mut leave_one_out =
-            LeaveOneOut { rows, labels, classes, products: all, lengths, own, nearest: Vec::new() };
+            LeaveOneOut { rows, labels, classes, products: all, squared_lengths, own, nearest: Vec::new() };
         leave_one_out.nearest =
             (0..rows.len()).into_par_iter().map(|row| leave_one_out.nearest_to(row)).collect();
         leave_one_out
@@ -111,9 +116,10 @@ impl<'a> LeaveOneOut<'a> {
     fn score(&self, row: usize, class: u32) -> f32 {
         let product = self.products[row * self.classes + class as usize];
         let own = if self.labels[row] == Some(class) { self.own[row] } else { 0.0 };
-        score(product, self.lengths[class as usize], own)
+        score(product, self.squared_lengths[class as usize], own)
     }
 
+    /// The three classes with the highest scores, best first. Of equal scores, the first class comes first.
     fn nearest_to(&self, row: usize) -> [(u32, f32); 3] {
         let mut best = [(0, ABSENT); 3];
         for class in 0..self.classes as u32 {
@@ -127,6 +133,7 @@ impl<'a> LeaveOneOut<'a> {
         best
     }
 
+    /// The share of the rows with a label whose best class is their label.
     fn accuracy(&self) -> f64 {
         let known = self.labels.iter().filter(|label| label.is_some()).count();
         let right = (0..self.rows.len())
@@ -135,19 +142,23 @@ impl<'a> LeaveOneOut<'a> {
         right as f64 / known.max(1) as f64
     }
 
+    /// The accuracy if only this change is made. Its cost does not depend on the number of classes.
     fn accuracy_after(&self, change: &Change) -> f64 {
         let moved = change.row as usize;
         let from = self.labels[moved];
+        // The products of all rows with the row that moves, and the squared lengths of both sums after the move.
         let mut with_moved = vec![0.0; self.rows.len()];
         products::products(self.rows, &[self.rows[moved]], &mut with_moved);
         let product_with = |class: u32| self.products[moved * self.classes + class as usize];
         let own = with_moved[moved];
-        let length_without = |class: u32| self.lengths[class as usize] - 2.0 * product_with(class) + own;
-        let length_with = |class: u32| self.lengths[class as usize] + 2.0 * product_with(class) + own;
+        let length_without =
+            |class: u32| self.squared_lengths[class as usize] - 2.0 * product_with(class) + own;
+        let length_with = |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + own;
         let (mut right, mut known) = (0, 0);
         for (row, product) in with_moved.iter().enumerate() {
             let label = if row == moved { change.to } else { self.labels[row] };
             let Some(label) = label else { continue };
+            // The best class is one of the two that change, with new scores, or the best of those that do not.
             let unchanged = |class: u32| Some(class) != from && Some(class) != change.to;
             let changed_score = |class: u32, sign: f32, length: f32| {
                 let sum = self.products[row * self.classes + class as usize] + sign * product;
@@ -164,8 +175,8 @@ impl<'a> LeaveOneOut<'a> {
     }
 }
 
-/// The cosine of a row with a sum. If the row is part of the sum, `own` is its squared length and the row is left out;
-/// otherwise `own` is 0.
+/// The cosine of a row with a sum, from their product and the squared length of the sum. If the row is part of the sum,
+/// `own` is the squared length of the row, and the row is left out; otherwise `own` is 0.
 fn score(product: f32, squared_length: f32, own: f32) -> f32 {
     let (product, squared) = if own > 0.0 {
         (product - own, squared_length - 2.0 * product + own)
@@ -175,7 +186,7 @@ fn score(product: f32, squared_length: f32, own: f32) -> f32 {
     if squared > MIN_SQUARED_LENGTH { product / squared.sqrt() } else { ABSENT }
 }
 
-/// The class with the highest score, if any class has items.
+/// The class with the highest score among (class, score), the first of equal ones; `None` if no class has items.
 fn best_class(candidates: &[(u32, f32)]) -> Option<u32> {
     let best = candidates.iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))?;
     (best.1 > ABSENT).then_some(best.0)

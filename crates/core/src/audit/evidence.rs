@@ -1,14 +1,26 @@
 //! Evidence about the class of every item, and the class probabilities that follow from it ([`Evidence`]).
 //!
-//! Every item is compared with the classes as if it were not part of the collection: by three ridge regressions (two on the
-//! rows, one on their random Fourier features), by the cosine with the sum of the class and how typical that cosine is for
-//! items of the class, and by the labels of its nearest neighbours. [A model of these scores](super::score_model), fitted to
-//! the collection, combines those that predict its labels well. Further [features](FEATURES) are how often items of a class
-//! carry the given label, how many items the class has, how close the item is to any other, and how well the labels of the
-//! whole collection can be predicted. A small network turns all of them into probabilities.
+//! An audit calls [`Evidence::new`] once and [`Evidence::round`] once per built-in network. A round takes, for every
+//! item, its [shares](Shares): the probabilities of the classes, at first 1 for the given label. It returns
+//! better probabilities:
 //!
-//! The next round computes the evidence again with these probabilities in place of the given labels: an item that is
-//! probably wrong does not count for its class, and an item that belongs elsewhere counts there.
+//! 1. `scores` compares every item with every class as if the item were not part of the collection: by three ridge
+//!    regressions (two on the rows, one on their random Fourier features) and by the cosine with the sum of the rows
+//!    of the class. It keeps the given class and the classes with the best scores, the *candidates* of the item.
+//! 2. `votes` adds the labels of the nearest neighbours, and [`TypicalCosines`] how usual the cosine is for items of
+//!    the class. That makes seven scores per item and candidate.
+//! 3. A [logit model](super::score_model) with seven weights, fitted to the collection, combines the scores that
+//!    predict its labels well.
+//! 4. These scores, the model's answer and features of the item and the collection (`item_features`) are the inputs of
+//!    a small network, the [`Scorer`], whose outputs are the new shares.
+//!
+//! In the next round, an item that is probably wrong hardly counts for its class, and an item that belongs elsewhere
+//! counts there.
+//!
+//! Features are multiplied by constants such as 5 or 1/2, which brings nearly all of them into the range from -5 to 5.
+//! The networks were trained with these constants by a PyTorch program that computes the same numbers
+//! (`bench/peers/audit_evidence.py`). A constant that is changed here has to be changed there, and the networks trained
+//! again.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -27,78 +39,94 @@ use crate::error::Result;
 
 /// Classes that are considered for an item: its own and those with the best scores.
 pub(super) const CANDIDATES: usize = 8;
-/// Numbers of nearest neighbours that vote, one feature each.
+/// Numbers of nearest neighbours that vote: the votes of the nearest 3 are one feature, those of the nearest 10
+/// another.
 const VOTERS: [usize; 2] = [3, 10];
-/// Ridge penalties of the regressions on the rows, and of the one on random Fourier features.
+/// Ridge penalties of the two regressions on the rows: weak and strong.
 const PENALTIES: [f64; 2] = [1.0, 8.0];
+/// Ridge penalty of the regression on random Fourier features (`waves`).
 const WAVE_PENALTY: f64 = 1.0;
 const REGRESSIONS: usize = 3;
-/// Indices of the class features that are averaged over all items, each with its given class, to tell how well labels can be
-/// predicted.
+/// Indices of the class features whose means over all items, each with its given class, tell how well the labels of the
+/// collection can be predicted: all scores but the typicality of the cosine (4), and the log-probability of the logit
+/// model.
 const AVERAGED_FEATURES: [usize; 7] = [0, 1, 2, 3, 5, 6, 7];
-/// Log-probabilities below this one are not told apart.
+/// Smaller log-probabilities of the logit model are raised to this one.
 const LEAST_LOG_PROBABILITY: f32 = -8.0;
 /// The smallest mean squared cosine of two rows: that of random rows in 10,000 dimensions.
 const LEAST_SQUARED_COSINE: f64 = 1e-4;
 /// Pseudo-count: each class has this many more items, whose cosines have the mean and spread of all classes.
 const TYPICAL_PRIOR: f32 = 3.0;
-/// Pseudo-count of the labels of a class, and the share of them that are right.
+/// Pseudo-count of the labels of a class: each class has this many more items.
 const LABEL_PRIOR: f32 = 4.0;
+/// The part of these additional items whose label is right; the rest is divided equally among the other labels.
 const RIGHT_PRIOR: f32 = 0.8;
-/// Upper bound of the size of a class, relative to the number of items with the given label; the items of a larger class
-/// count less. Without it the network, which was trained on classes of more similar sizes, would trust a wrong label because
-/// nearly all items of the large class have the right one.
+/// Upper bound of the size of a class, relative to the number of items with the given label; the items of a larger
+/// class count less. Without it the network, which was trained on classes of more similar sizes, would trust a wrong
+/// label because nearly all items of the large class have the right one.
 const LARGEST_SIZE_RATIO: f32 = 6.0;
-/// Rows scored at a time.
+/// Rows that are scored by one task of the thread pool.
 const BLOCK: usize = 64;
 
-/// The classes of an item with their probabilities; the rest is the probability of none of the classes.
+/// The classes that an item may belong to, with their probabilities, each class at most once. The probabilities sum to
+/// at most 1; the rest is the probability of none of the classes.
 pub(super) type Shares = Vec<(u32, f32)>;
 
-/// A collection with everything that does not depend on the labels.
+/// A collection with everything that is the same in all rounds.
 pub(super) struct Evidence<'a> {
     collection: &'a OrderedRows,
+    /// The centred rows, of length 1, or 0 for a row that equals the centre. `[items][dim]`
     rows: Vec<&'a [f32]>,
-    /// `[items][WAVES]`
+    /// Random Fourier features of the rows, `[items][WAVES]`.
     waves: Vec<f32>,
-    /// The most similar items of each item, most similar first.
+    /// The most similar items of each item with their cosines, most similar first.
     pub neighbours: Vec<Vec<(u32, f32)>>,
+    /// Regressions on the rows with the weak and the strong penalty, and on the random Fourier features.
     ridges: [Ridge; REGRESSIONS],
     /// Squared lengths of the rows: 1, or 0 for a row that equals the centre.
     squares: Vec<f32>,
-    /// How close every item is to any other: the cosine with the nearest, and the mean of the nearest five.
+    /// How close every item is to any other: the cosine with the nearest item, and the mean cosine with the nearest
+    /// five.
     closeness: [Deviations; 2],
-    /// The logarithms of the leverages in the first and the last regression: how little the other items explain each item.
+    /// The logarithms of the leverages (see [`Ridge::leverage`]) in the first and the last regression. An item that is
+    /// unlike all others has a large leverage.
     leverages: [Deviations; 2],
     /// The logarithms of the distances from the centre of all items.
     lengths: Deviations,
-    /// The number of dimensions in which random rows would have the same mean squared cosine.
+    /// The number of dimensions in which random rows would have the same mean squared cosine as these rows.
     dimensions: f64,
 }
 
-/// The scores of an item with one class.
+/// The scores of an item with one class, as if the item were not part of the collection.
 #[derive(Clone, Copy)]
 struct ClassScore {
     class: u32,
     /// The probability of the class in the previous round.
     share: f32,
+    /// The leave-one-out predictions of the three regressions: large if the item belongs to the class.
     ridge: [f32; REGRESSIONS],
+    /// The cosine of the item with the sum of the rows of the class.
     cosine: f32,
 }
 
 /// The scores of an item with its candidate classes, and with the classes of the previous round.
 struct ItemScores {
-    /// The given class first, then the others by rank.
+    /// The given class first, then the other candidates, best first.
     candidates: Vec<ClassScore>,
-    /// The candidates to which the model of the scores is fitted: the best, whether or not the given class is among them.
+    /// The candidates to which the logit model is fitted. The given class is among them only if its scores are good
+    /// enough.
     best: Range<usize>,
+    /// The scores with the classes in which the item had a share in the previous round; only [`TypicalCosines`] needs
+    /// them.
     former: Vec<ClassScore>,
 }
 
 impl<'a> Evidence<'a> {
-    /// Prepares a collection. `neighbours` is the number of similar items to find.
+    /// Prepares a collection. `neighbours` is the number of similar items to report; at least 10 are found, for the
+    /// votes.
     pub fn new(collection: &'a OrderedRows, neighbours: usize, poll: &Poll<'_>) -> Result<Self> {
         let rows = collection.rows();
+        // The regressions, which need the rows and not the labels.
         let waves = waves(&rows);
         let gram = Gram::new(&rows, poll)?;
         let [weak, strong] = Ridge::all(&rows, &gram, PENALTIES, poll)?;
@@ -107,6 +135,7 @@ impl<'a> Evidence<'a> {
         let ridges = [weak, strong, of_waves];
         let neighbours = similar::neighbours(&rows, neighbours.max(VOTERS[1]), poll)?;
         let squares: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).round()).collect();
+        // How unusual every item is: far from its neighbours, hard to predict, or far from the centre.
         let mean_cosine = |others: &Vec<(u32, f32)>, count: usize| {
             let nearest = &others[..count.min(others.len())];
             nearest.iter().map(|&(_, cosine)| cosine).sum::<f32>() / nearest.len().max(1) as f32
@@ -119,9 +148,11 @@ impl<'a> Evidence<'a> {
         let lengths = Deviations::new(
             collection.lengths.iter().map(|length| length.max(f32::MIN_POSITIVE).ln()).collect(),
         );
+        // The mean squared cosine of random rows in d dimensions is 1 / d. Pairs of an item with itself do not count.
         let pairs = (rows.len() * (rows.len() - 1)).max(1) as f64;
-        let of_pairs = gram.sum_of_squares() - squares.iter().map(|&square| f64::from(square)).sum::<f64>();
-        let dimensions = (of_pairs / pairs).max(LEAST_SQUARED_COSINE).recip();
+        let squared_cosines =
+            gram.sum_of_squares() - squares.iter().map(|&square| f64::from(square)).sum::<f64>();
+        let dimensions = (squared_cosines / pairs).max(LEAST_SQUARED_COSINE).recip();
         Ok(Evidence {
             collection,
             rows,
@@ -141,18 +172,22 @@ impl<'a> Evidence<'a> {
         self.collection.given.iter().map(|&class| vec![(class, 1.0)]).collect()
     }
 
-    /// The class probabilities of every item after one more round; `before` are those of the previous round.
+    /// The class probabilities of every item after one more round; `before` are those of the previous round, one entry
+    /// per item. `scorer` is the network of this round.
     pub fn round(&self, scorer: &Scorer, before: &[Shares], poll: &Poll<'_>) -> Result<Vec<Shares>> {
+        // What the classes look like with the shares of the previous round.
         let members = Members::new(before, self.collection.classes.len());
         let scores = self.scores(before, &members, poll)?;
         let typical = TypicalCosines::new(&scores, members.counts.len());
         let labels = LabelCounts::new(&self.collection.given, before);
         poll.check()?;
         let items = 0..before.len();
+        // The seven scores of every item with its candidates, and the logit model's log-probabilities from them.
         let to_scores = |item: usize| {
             let votes = VOTERS.map(|count| self.votes(item, count, before));
             let of_class = |score: &ClassScore| -> [f32; SCORES] {
                 [
+                    // The factors are those of the training (see the head of the file).
                     5.0 * score.ridge[0],
                     5.0 * score.ridge[1],
                     5.0 * score.ridge[2],
@@ -171,9 +206,11 @@ impl<'a> Evidence<'a> {
         };
         let scored: Vec<CandidateScores> = items.clone().into_par_iter().map(to_scores).collect();
         let logs = score_model::log_probabilities(&scored);
+        // The features of every item with each of its candidates: `[item][candidate][feature]`.
         let of_classes = |item: usize| {
             let given = self.collection.given[item];
             let of_class = |(number, score): (usize, &ClassScore)| {
+                // The expected number of other items of the class.
                 let others = members.counts[score.class as usize] - score.share;
                 let mut features = [0.0; CLASS_FEATURES];
                 features[..SCORES].copy_from_slice(&scored[item].scores[number]);
@@ -189,17 +226,19 @@ impl<'a> Evidence<'a> {
         };
         let of_classes: Vec<Vec<[f32; CLASS_FEATURES]>> =
             items.clone().into_par_iter().map(of_classes).collect();
+        // Features of the whole collection, which are the same for all items. Candidate 0 is the given class.
         let mean = |value: &dyn Fn(usize) -> f32| {
             (items.clone().map(|item| f64::from(value(item))).sum::<f64>() / items.len() as f64) as f32
         };
         let wrong = mean(&|item| 1.0 - share(&before[item], self.collection.given[item]));
         let averages = AVERAGED_FEATURES.map(|n| mean(&|item| of_classes[item][0][n]));
+        // The network turns the features of an item with its candidates into the new shares.
         let of_item = |item: usize| {
             if self.collection.confirmed[item] {
                 return vec![(self.collection.given[item], 1.0)];
             }
-            let known = self.votes(item, VOTERS[1], before).iter().map(|(_, votes)| votes).sum::<f32>();
-            let of_item = self.item_features(item, wrong, 1.0 - known, averages);
+            let votes = self.votes(item, VOTERS[1], before).iter().map(|(_, votes)| votes).sum::<f32>();
+            let of_item = self.item_features(item, wrong, 1.0 - votes, averages);
             let to_features = |of_class: &[f32; CLASS_FEATURES]| {
                 let mut features = [0.0; FEATURES];
                 features[..CLASS_FEATURES].copy_from_slice(of_class);
@@ -214,8 +253,9 @@ impl<'a> Evidence<'a> {
         Ok(items.clone().into_par_iter().map(of_item).collect())
     }
 
-    /// The features of an item that are the same for all classes. `wrong` is the share of wrong labels in the previous
-    /// round, `none` the share of the item's neighbours that belong to none of the classes.
+    /// The features of an item that are the same for all classes. `wrong` is the expected share of wrong labels in the
+    /// collection by the previous round, `none` the share of the item's neighbours that belong to none of the classes,
+    /// and `averages` are the means of [`AVERAGED_FEATURES`].
     fn item_features(
         &self,
         item: usize,
@@ -227,17 +267,20 @@ impl<'a> Evidence<'a> {
         let [nearest, five] =
             self.closeness.each_ref().map(|closeness| [closeness.score(item), 2.0 * closeness.values[item]]);
         let leverages = self.leverages.each_ref().map(|leverages| leverages.score(item));
-        let others = [self.lengths.score(item), 3.0 * none];
+        let outlier = [self.lengths.score(item), 3.0 * none];
         let size = [self.rows.len() as f64, self.dimensions].map(|count| (count.ln() / 3.0) as f32);
-        let parts =
-            [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &others, &size, &averages].concat();
+        // The order is that of the training.
+        let parts = [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &outlier, &size, &averages]
+            .concat();
         parts.try_into().expect("as many as there are")
     }
 
-    /// Compares all items with all classes.
+    /// Compares all items with all classes, by matrix products of blocks of rows with one vector per class.
     fn scores(&self, before: &[Shares], members: &Members, poll: &Poll<'_>) -> Result<Vec<ItemScores>> {
         let dim = self.collection.dim();
         let count = members.counts.len();
+        // One vector per class for each of four comparisons: the sum of the class, and the coefficients of the
+        // regressions.
         let waves: Vec<&[f32]> = self.waves.chunks_exact(WAVES).collect();
         let sums = ClassSums::new(&self.rows, members);
         let sums_of_waves = ClassSums::new(&waves, members);
@@ -246,7 +289,7 @@ impl<'a> Evidence<'a> {
             self.ridges[1].coefficients(&self.rows, &sums),
             self.ridges[2].coefficients(&waves, &sums_of_waves),
         ];
-        // Matrices [classes][dim], each with the rows that it is multiplied with.
+        // Matrices `[classes][dim]`, each with the rows that it is multiplied with.
         let matrices = [
             (&sums.sums, dim, &self.rows),
             (&coefficients[0], dim, &self.rows),
@@ -255,11 +298,12 @@ impl<'a> Evidence<'a> {
         ];
         let matrices =
             matrices.map(|(matrix, dim, rows)| (matrix.chunks_exact(dim).collect::<Vec<&[f32]>>(), rows));
-        let lengths: Vec<f32> = matrices[0].0.iter().map(|sum| products::squared_norm(sum)).collect();
+        let squared_lengths: Vec<f32> = matrices[0].0.iter().map(|sum| products::squared_norm(sum)).collect();
         let blocks: Vec<usize> = (0..self.rows.len()).step_by(BLOCK).collect();
         let of_block = |&start: &usize| {
             poll.check()?;
             let block = start..(start + BLOCK).min(self.rows.len());
+            // Per matrix, the products `[items of the block][classes]`.
             let found = matrices.each_ref().map(|(matrix, rows)| {
                 let mut found = vec![0.0; count * block.len()];
                 products::products(matrix, &rows[block.clone()], &mut found);
@@ -267,17 +311,24 @@ impl<'a> Evidence<'a> {
             });
             let of_item = |place: usize| {
                 let item = start + place;
-                let at = |matrix: usize, class: u32| found[matrix][place * count + class as usize];
+                let product = |matrix: usize, class: u32| found[matrix][place * count + class as usize];
                 let score = |class: u32| {
                     let share = share(&before[item], class);
+                    // Each prediction, corrected for the item's own part in the regression.
                     let target = share - members.central_share();
-                    let ridge = [0, 1, 2].map(|n| self.ridges[n].without(item, at(n + 1, class), target));
-                    let (product, square) = (at(0, class), self.squares[item]);
-                    let length = lengths[class as usize] - 2.0 * share * product + share * share * square;
+                    let ridge =
+                        [0, 1, 2].map(|n| self.ridges[n].without(item, product(n + 1, class), target));
+                    // The cosine with the sum of the class without the item: with the row x, its share s in the class
+                    // and the sum c, the product is c.x - s x.x, and the squared length |c|^2 - 2 s c.x + s^2 x.x.
+                    let (with_sum, square) = (product(0, class), self.squares[item]);
+                    let squared_length =
+                        squared_lengths[class as usize] - 2.0 * share * with_sum + share * share * square;
+                    let cosine = (with_sum - share * square) / squared_length.max(1e-6).sqrt();
+                    // A class with next to no other items has no direction.
                     let has_others = members.counts[class as usize] - share > 0.05;
-                    let cosine = (product - share * square) / length.max(1e-6).sqrt();
                     ClassScore { class, share, ridge, cosine: if has_others { cosine } else { 0.0 } }
                 };
+                // The candidates: the given class first, then the best of the other classes, best first.
                 let given = self.collection.given[item];
                 let mut candidates: Vec<ClassScore> =
                     (0..count as u32).filter(|&class| class != given).map(score).collect();
@@ -290,8 +341,11 @@ impl<'a> Evidence<'a> {
                 }
                 candidates.sort_by(order);
                 candidates.insert(0, score(given));
-                // The others are not needed any more: with many classes they would take most of the memory.
+                // Frees the memory of the other classes: with many classes it would be most of the memory.
                 candidates.shrink_to_fit();
+                // The logit model is fitted to the best `CANDIDATES - 1` classes, chosen as if the given one were
+                // unknown. The given class is one of them if it ranks above the last of the candidates, which it then
+                // replaces. If all classes are candidates, the model is fitted to all.
                 let last = candidates.len() - 1;
                 let given_is_among_best = rank(&candidates[0]) > rank(&candidates[last]);
                 let best = match count > CANDIDATES {
@@ -308,9 +362,11 @@ impl<'a> Evidence<'a> {
         Ok(scores.into_iter().flatten().collect())
     }
 
-    /// The shares of the classes among the nearest items; more similar items count more.
+    /// The shares of the classes among the nearest `count` items. The weight of a neighbour is `exp(8 cosine)`, so that
+    /// more similar items count more. The votes sum to less than 1 if neighbours may belong to none of the classes.
     fn votes(&self, item: usize, count: usize, shares: &[Shares]) -> Shares {
         let nearest = &self.neighbours[item][..count.min(self.neighbours[item].len())];
+        // Relative to the nearest item, which leaves the ratios unchanged.
         let weight = |cosine: f32| (8.0 * (cosine - nearest[0].1)).exp();
         let total: f32 = nearest.iter().map(|&(_, cosine)| weight(cosine)).sum();
         let mut votes = Shares::new();
@@ -332,7 +388,8 @@ pub(super) fn share(shares: &[(u32, f32)], class: u32) -> f32 {
     shares.iter().find(|(other, _)| *other == class).map_or(0.0, |(_, share)| *share)
 }
 
-/// Fills in the relative features: the difference of a feature to that of the best other candidate.
+/// Fills in the last [`RELATIVE_FEATURES`] of every candidate: for each of its first features, the difference to the
+/// largest value among the other candidates of the item. `features` has one entry per candidate.
 fn compare_candidates(features: &mut [[f32; FEATURES]]) {
     for n in 0..RELATIVE_FEATURES {
         let best_other = |own: usize, features: &[[f32; FEATURES]]| {
@@ -347,10 +404,11 @@ fn compare_candidates(features: &mut [[f32; FEATURES]]) {
     }
 }
 
-/// The items of every class with their shares.
+/// The items of every class with their shares: the transpose of a list of [`Shares`].
 struct Members {
+    /// Per class, its items with their shares in the class.
     items: Vec<Vec<(u32, f32)>>,
-    /// Sums of the shares.
+    /// Per class, the sum of these shares: the expected number of its items.
     counts: Vec<f32>,
 }
 
@@ -368,13 +426,14 @@ impl Members {
         Members { items: members, counts }
     }
 
-    /// The expected share of each class at the centre of the rows, which is the mean of the class means.
+    /// The expected share of each class at the centre of the rows: `1 / classes`, because the centre is the mean of the
+    /// class means.
     fn central_share(&self) -> f32 {
         1.0 / self.counts.len() as f32
     }
 }
 
-/// The sums of the rows of every class, weighted by their shares.
+/// The sums of the rows of every class, weighted by their shares, and the targets of the regressions on these rows.
 struct ClassSums<'a> {
     rows: &'a [&'a [f32]],
     members: &'a Members,
@@ -399,8 +458,8 @@ impl<'a> ClassSums<'a> {
     }
 }
 
-/// The target of a class is the share of each item in it, minus the share at the centre of the rows, where a regression
-/// without an intercept predicts zero.
+/// The target of an item for a class is its share in the class minus [`Members::central_share`]: the rows are centred
+/// and the regression has no intercept, so it predicts 0 at the centre.
 impl Targets for ClassSums<'_> {
     fn count(&self) -> usize {
         self.members.counts.len()
@@ -422,15 +481,17 @@ impl Targets for ClassSums<'_> {
     }
 }
 
-/// Mean and spread of the cosines between the items of a class and its sum.
+/// Per class, the mean and the standard deviation of the cosines of its items with its sum: in a class whose items
+/// vary, a smaller cosine is usual.
 struct TypicalCosines {
-    /// Per class.
+    /// Per class, mean and standard deviation.
     mean_and_spread: Vec<(f32, f32)>,
 }
 
 impl TypicalCosines {
     fn new(scores: &[ItemScores], classes: usize) -> Self {
         let former = || scores.iter().flat_map(|item| &item.former);
+        // The means, weighted by shares and drawn towards the mean of all classes.
         let mut counts = vec![0.0; classes];
         let mut sums = vec![0.0; classes];
         for score in former() {
@@ -444,6 +505,7 @@ impl TypicalCosines {
             .zip(&counts)
             .map(|(sum, count)| (sum + TYPICAL_PRIOR * mean) / (count + TYPICAL_PRIOR))
             .collect();
+        // The variances, likewise drawn towards that of all classes.
         let mut squares = vec![0.0; classes];
         for score in former() {
             let class = score.class as usize;
@@ -457,17 +519,19 @@ impl TypicalCosines {
         TypicalCosines { mean_and_spread: means.iter().copied().zip(spreads).collect() }
     }
 
+    /// Half the z-score of a cosine among those of a class, from -4 to 4.
     fn score(&self, class: usize, cosine: f32) -> f32 {
         let (mean, spread) = self.mean_and_spread[class];
         ((cosine - mean) / spread).clamp(-8.0, 8.0) / 2.0
     }
 }
 
-/// How many items carry each label, and how many of them belong to each class.
+/// How many items carry each label, and how many of them belong to each class. It shows which labels are confused: if
+/// half of the items that belong to class A carry label B, another such item is likely.
 struct LabelCounts {
-    /// By label.
+    /// By label, the number of items that carry it.
     items: HashMap<u32, f32>,
-    /// By class and label.
+    /// By class and label, the expected number of items of the class that carry the label.
     members: HashMap<(u32, u32), f32>,
 }
 
@@ -483,14 +547,17 @@ impl LabelCounts {
         LabelCounts { items, members }
     }
 
-    /// The number of other items of a class that count for an item with this label.
+    /// The number of other items of a class that count for an item with this label: `others`, but at most
+    /// [`LARGEST_SIZE_RATIO`] times the number of items with the label.
     fn counted(&self, given: u32, others: f32) -> f32 {
         others.min(LARGEST_SIZE_RATIO * self.items[&given])
     }
 
-    /// Half the logarithm of the probability that an item of the class carries this label, estimated from the `others`
-    /// items.
+    /// Half the logarithm of the probability that an item of the class `score.class` carries the label `given`. It is
+    /// estimated from the other items of the class, of which `others` are expected. `classes` is the number of all
+    /// classes.
     fn log_probability(&self, score: &ClassScore, given: u32, others: f32, classes: usize) -> f32 {
+        // The other items of the class that carry the label, reduced in proportion if not all of the class count.
         let same = self.members.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
         let counted = self.counted(given, others);
         let same = if counted < others { same * counted / others } else { same };
@@ -502,7 +569,7 @@ impl LabelCounts {
     }
 }
 
-/// One value per item, with the mean and the standard deviation of all.
+/// One value per item, with the mean and the standard deviation of all values.
 struct Deviations {
     values: Vec<f32>,
     mean: f32,
@@ -517,7 +584,7 @@ impl Deviations {
         Deviations { values, mean: mean as f32, spread: (square.sqrt() as f32).max(1e-3) }
     }
 
-    /// Half the z-score of an item, clamped to -3 to 3.
+    /// Half the z-score of an item, from -3 to 3.
     fn score(&self, item: usize) -> f32 {
         ((self.values[item] - self.mean) / self.spread).clamp(-6.0, 6.0) / 2.0
     }

@@ -1,17 +1,25 @@
 //! Measures of the images behind the rows ([`ImageMeasures`]), and the image problems that follow from them ([`find`]).
+//!
+//! The crate `trueshot-vision` measures every image when it decodes it for the network ([`ImageMeasures::of_grey`],
+//! then [`ImageMeasures::add_channel`] per colour channel) and passes the measures to the audit. An audit reports
+//! blurred, dark, blank and tiny images, and `duplicates` compares the thumbnails. The thresholds were chosen on
+//! photographs and drawings; `docs/results/duplicates.md` shows how many poor images they find.
 
 use serde::Serialize;
 
 use super::item_name;
 use crate::embeddings::Embeddings;
 
-/// Distance in pixels over which the contrast of an edge is measured, wide enough for a blurred edge.
+/// Distance in pixels over which the contrast of an edge is measured, wide enough for a blurred edge. The image is
+/// reduced first, so that its longer side has at most 256 pixels.
 const EDGE_WIDTH: usize = 8;
 /// One in this many pixels counts as brightest, and one as darkest.
 const RARE_LEVEL: usize = 200;
-/// One in this many edges counts as strongest, so that the paper around a drawing does not matter.
+/// One in this many edges counts as strongest. Edges are counted, not pixels, so that the paper around a drawing does
+/// not matter.
 const RARE_EDGE: usize = 100;
-/// An image is blurred if neighbouring pixels at its strongest edges differ by less than this percentage of the contrast.
+/// An image is blurred if neighbouring pixels at its strongest edges differ by less than this percentage of the
+/// contrast.
 const BLURRED_PERCENT: u32 = 22;
 /// Differences that are smaller than this, in grey levels, are not edges.
 const MIN_EDGE_CONTRAST: u8 = 12;
@@ -24,17 +32,18 @@ const TINY_SIDE: u32 = 32;
 
 /// What an audit needs to know about the image behind a row: its size, sharpness, brightness and a thumbnail.
 ///
-/// Levels are from 0 (black) to 255. The brightest and darkest pixels are 0.5 % of all pixels each; the strongest edges are
-/// 1 % of the edges.
+/// Levels are from 0 (black) to 255. The brightest and darkest pixels are 0.5 % of all pixels each; the strongest edges
+/// are 1 % of the edges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMeasures {
     /// The width of the image in pixels.
     pub width: u32,
     /// The height of the image in pixels.
     pub height: u32,
-    /// The difference of neighbouring pixels at the strongest edges, at a reduced size.
+    /// The difference of neighbouring pixels at the strongest edges of the reduced image. A blurred edge has small
+    /// steps.
     pub edge_step: u8,
-    /// The difference of pixels that are 8 apart at the strongest edges, at a reduced size; 0 without edges.
+    /// The difference of pixels that are 8 apart at the strongest edges of the reduced image; 0 without edges.
     pub edge_contrast: u8,
     /// The level of the brightest pixels, in the channel where it is highest.
     pub brightest: u8,
@@ -91,14 +100,17 @@ impl ImageMeasures {
     /// The number of bytes of [`Self::to_bytes`].
     pub const BYTES: usize = 12 + Self::THUMBNAIL_LEN;
 
-    /// Measures a grey image of `width` x `height` pixels. Callers reduce large images first, so that sharpness is
-    /// comparable, and then set `width` and `height` to those of the original.
+    /// Measures a grey image of `width` x `height` pixels, in rows from the top. `thumbnail` is the same image,
+    /// stretched to [`Self::THUMBNAIL_LEN`] pixels. Callers reduce large images first, so that sharpness is comparable,
+    /// and then set `width` and `height` to those of the original.
     ///
     /// # Panics
     /// If `pixels` or `thumbnail` has a wrong length.
     pub fn of_grey(width: usize, height: usize, pixels: &[u8], thumbnail: &[u8]) -> Self {
         assert_eq!(pixels.len(), width * height, "pixels of a grey image");
         assert_eq!(thumbnail.len(), Self::THUMBNAIL_LEN, "pixels of a thumbnail");
+        // Pixels that are `EDGE_WIDTH` apart and differ enough are an edge. Of the steps between neighbouring pixels,
+        // as many count as strongest.
         let [steps, contrasts] = [1, EDGE_WIDTH].map(|distance| differences(width, pixels, distance));
         let edges: usize = contrasts[usize::from(MIN_EDGE_CONTRAST)..].iter().sum();
         let rare_edge = edges.div_ceil(RARE_EDGE);
@@ -115,8 +127,8 @@ impl ImageMeasures {
         measures
     }
 
-    /// Takes the levels of a colour channel into account: pure blue is dark in shades of grey, and red and green can have
-    /// the same shade.
+    /// Takes the levels of a colour channel into account: pure blue is dark in shades of grey, and red and green can
+    /// have the same shade.
     pub fn add_channel(&mut self, levels: impl Iterator<Item = u8>) {
         let mut counts = [0; 256];
         levels.for_each(|level| counts[usize::from(level)] += 1);
@@ -133,7 +145,8 @@ impl ImageMeasures {
         &self.thumbnail
     }
 
-    /// The measures as bytes: sizes (u32, little-endian), edges, levels, thumbnail.
+    /// The measures as bytes: width and height (u32, little-endian), edge step and contrast, brightest level and range
+    /// (one byte each), thumbnail.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::BYTES);
         bytes.extend(self.width.to_le_bytes());
@@ -169,7 +182,7 @@ impl ImageMeasures {
         self.range < BLANK_RANGE
     }
 
-    /// What is wrong with the image, in a collection with this median of the shorter sides.
+    /// What is wrong with the image. `usual_side` is the median of the shorter sides of all images of the collection.
     pub(super) fn problems(&self, usual_side: u32) -> Vec<ImageProblemKind> {
         let is_dark = self.brightest < DARK_LEVEL;
         let has_edges = self.edge_contrast >= MIN_EDGE_CONTRAST && !self.is_blank();
@@ -185,7 +198,8 @@ impl ImageMeasures {
     }
 }
 
-/// Histogram of the absolute differences between pixels that are `distance` apart in a row or a column.
+/// Histogram of the absolute differences between pixels that are `distance` apart in a row or a column: `counts[d]`
+/// pairs of pixels differ by `d`.
 fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
     let mut counts = [0; 256];
     let mut count = |a: &[u8], b: &[u8]| {
@@ -200,7 +214,7 @@ fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
     counts
 }
 
-/// The largest value that at least `rare` of the counted values reach; 0 if there are none.
+/// The largest value that at least `rare` of the values counted in a histogram reach; 0 if there are no values.
 fn reached(counts: &[usize; 256], rare: usize) -> u8 {
     let mut larger = 0;
     for (value, count) in (0..=255).zip(counts).rev() {
@@ -213,6 +227,7 @@ fn reached(counts: &[usize; 256], rare: usize) -> u8 {
 }
 
 /// The problems of the images behind the rows, in the order of the rows, then the images that cannot be read, by name.
+/// `measures` has one entry per row or is empty; `unreadable` are names with the classes, if known.
 pub(super) fn find(
     data: &Embeddings,
     measures: &[Option<ImageMeasures>],

@@ -1,5 +1,9 @@
 //! Cases in which labels cannot be judged: classes of one item, classes with the same items, and rows that do not
-//! distinguish the classes. Start with [`apply`].
+//! distinguish the classes.
+//!
+//! An audit merges classes with the same items before the scoring ([`Merged::new`]) and divides them afterwards
+//! ([`Merged::divide`]), then [`apply`] makes probabilities less certain where nothing supports them. [`warnings`] and
+//! [`undistinguished`] tell the user.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,17 +17,20 @@ const MIN_P_WRONG_OF_SINGLE: f32 = 0.05;
 /// The largest number of classes that a warning names.
 const MAX_NAMED: usize = 5;
 
-/// A collection in which classes with the same items are one class: their labels cannot be told apart, and each would make
-/// the other look wrong.
+/// A collection in which classes with the same items are one class: their labels cannot be told apart, and each would
+/// make the other look wrong.
 pub(super) struct Merged {
+    /// The rows of the original collection, in the same order, with the merged classes as labels.
     pub data: Embeddings,
-    /// The classes of the original collection that each class stands for.
+    /// For each class of `data`, the classes of the original collection that it stands for.
     originals: Vec<Vec<u32>>,
 }
 
 impl Merged {
     /// `None` if no two classes have the same items, or if fewer than two classes would be left.
     pub fn new(data: &Embeddings) -> Option<Self> {
+        // The features of a class, without repetitions. `first_of` is, for each class, the first one with the same
+        // content.
         let content = |class: usize| -> BTreeSet<&[u8]> {
             data.rows_of(class)
                 .iter()
@@ -48,8 +55,9 @@ impl Merged {
         Some(Merged { data: merged, originals })
     }
 
-    /// Divides the probability of a class among the original classes that it stands for. The given class gets half of it,
-    /// whatever the number of copies of the class: that number says nothing about which name is right.
+    /// Divides the probability of a merged class among the original classes that it stands for. If the given class is
+    /// one of them, it gets half of the probability, however many other names the class has: their number says nothing
+    /// about which name is right. The other classes get equal parts.
     pub fn divide(&self, data: &Embeddings, scored: &mut [ScoredItem]) {
         for (item, &given) in scored.iter_mut().zip(data.labels()) {
             let shares = item.posterior.shares().iter().flat_map(|&(class, share)| {
@@ -93,6 +101,10 @@ const DOUBTFUL_SHARE: f64 = 0.25;
 const MIN_DOUBTED_ITEMS: usize = 20;
 
 /// A warning if many labels are expected to be wrong and the nearest prototype is no better than guessing.
+/// `expected_wrong` is the expected number of wrong labels.
+///
+/// The accuracy is that of left-out items ([`effects::accuracy`]). Guessing means to predict the largest class for
+/// every item; up to three standard errors above its accuracy count as no better.
 pub(super) fn undistinguished(data: &Embeddings, expected_wrong: f64) -> Option<String> {
     let items = data.len() as f64;
     if data.len() < MIN_DOUBTED_ITEMS || expected_wrong < DOUBTFUL_SHARE * items {

@@ -1,8 +1,8 @@
 //! The map of an audit ([`map`]): positions of items in the plane, with similar items close to each other.
 //!
-//! Collections of up to 1,000 items use exact t-SNE, initialised with the first two principal components. t-SNE compares
-//! all pairs, so larger collections use the principal components alone. The order of all computations is fixed by the
-//! data: the same items give the same map.
+//! Collections of up to 1,000 items use exact t-SNE, initialised with the first two principal components. t-SNE
+//! compares all pairs, so larger collections use the principal components alone. The order of all computations is fixed
+//! by the data: the same items give the same map.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -13,28 +13,31 @@ use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::progress::Progress;
 
-/// A position in the plane.
+/// A position in the plane: x and y.
 pub type Point = [f32; 2];
 
 /// The largest collection for t-SNE.
 const MAX_TSNE_ITEMS: usize = 1000;
-/// Iterations of the power method.
+/// Iterations of the power method, which finds the principal components.
 const POWER_ITERATIONS: usize = 30;
 
-/// The position of every item, in arbitrary units. `progress` is called after every round, so that the work can be stopped.
+/// The position of every item, in arbitrary units. `progress` is called after every round, so that the work can be
+/// stopped.
 pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
     let poll = Poll::at_end(data, progress);
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let components = components(&rows, &poll)?;
     match rows.len() {
+        // Too few for the perplexity of t-SNE.
         0..=5 => Ok(components),
         6..=MAX_TSNE_ITEMS => tsne(&rows, components, &poll),
         _ => Ok(components),
     }
 }
 
-/// The first two principal components of every row.
+/// The projections of every row on the first two principal components, by power iterations from two fixed vectors.
+/// `rows` are centred.
 fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     let dim = rows[0].len();
     // Any start works that is not orthogonal to the components.
@@ -60,6 +63,7 @@ fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     Ok(project(rows, &axes))
 }
 
+/// The inner products of every row with both axes.
 fn project(rows: &[&[f32]], axes: &[Vec<f32>; 2]) -> Vec<Point> {
     let views = [axes[0].as_slice(), axes[1].as_slice()];
     let place = |row: &&[f32]| {
@@ -82,6 +86,7 @@ fn power_iteration(rows: &[&[f32]], placed: &[Point]) -> [Vec<f32>; 2] {
     [first, second]
 }
 
+/// Scales both axes to unit length, and makes the second one orthogonal to the first.
 fn orthonormal(axes: &mut [Vec<f32>; 2]) {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
     let unit = |axis: &mut Vec<f32>| {
@@ -96,20 +101,25 @@ fn orthonormal(axes: &mut [Vec<f32>; 2]) {
     unit(second);
 }
 
-/// Iterations of t-SNE; the first ones exaggerate the affinities.
+/// Iterations of t-SNE.
 const ITERATIONS: usize = 400;
+/// In the first iterations, the affinities are multiplied by [`EXAGGERATION`], so that clusters form before the points
+/// are spread out (the "early exaggeration" of t-SNE).
 const EXAGGERATED_ITERATIONS: usize = 120;
 const EXAGGERATION: f32 = 12.0;
 
-/// Exact t-SNE with momentum and adaptive gains (van der Maaten and Hinton, 2008).
+/// Exact t-SNE with momentum and adaptive gains (van der Maaten and Hinton, "Visualizing Data using t-SNE", 2008), from
+/// the given points. The momenta 0.5 and 0.8 and the gains are those of that paper and of its program.
 fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
     let items = rows.len();
     let affinities = affinities(rows);
+    // Start with a standard deviation of 0.01 along x: small compared with the result.
     let spread = (start.iter().map(|point| point[0] * point[0]).sum::<f32>() / items as f32).sqrt();
     let scale = if spread > 0.0 { 1e-2 / spread } else { 0.0 };
     let mut points: Vec<Point> = start.iter().map(|point| point.map(|value| value * scale)).collect();
     let mut velocities = vec![[0.0f32; 2]; items];
     let mut gains = vec![[1.0f32; 2]; items];
+    // The learning rate is the default of scikit-learn, with a smaller minimum.
     let rate = (items as f32 / EXAGGERATION / 4.0).max(12.0);
     for iteration in 0..ITERATIONS {
         poll.check()?;
@@ -120,6 +130,7 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
             for axis in 0..2 {
                 let (gradient, velocity) = (gradients[item][axis], &mut velocities[item][axis]);
                 let gain = &mut gains[item][axis];
+                // Longer steps while the direction stays the same, shorter ones after it has changed.
                 *gain =
                     if (gradient > 0.0) == (*velocity > 0.0) { (*gain * 0.8).max(0.01) } else { *gain + 0.2 };
                 *velocity = momentum * *velocity - rate * *gain * gradient;
@@ -130,24 +141,29 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
     Ok(points)
 }
 
-/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1.
+/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. Perplexity is the
+/// effective number of neighbours of an item.
 fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let items = rows.len();
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
-    let mut wanted = vec![0.0; items * items];
-    wanted.par_chunks_exact_mut(items).enumerate().for_each(|(item, out)| {
+    // Row by row, the affinities of all items to one item, which sum to 1 per row.
+    let mut conditional = vec![0.0; items * items];
+    conditional.par_chunks_exact_mut(items).enumerate().for_each(|(item, out)| {
         products::products(rows, &[rows[item]], out);
+        // Squared distances of rows of unit length.
         let distances: Vec<f32> = out.iter().map(|cosine| (2.0 - 2.0 * cosine).max(0.0)).collect();
         conditional_affinities(&distances, item, perplexity.ln(), out);
     });
     let symmetric = |(index, one): (usize, &f32)| {
         let (row, column) = (index / items, index % items);
-        (one + wanted[column * items + row]) / (2.0 * items as f32)
+        (one + conditional[column * items + row]) / (2.0 * items as f32)
     };
-    wanted.iter().enumerate().map(symmetric).collect()
+    conditional.iter().enumerate().map(symmetric).collect()
 }
 
-/// Gaussian weights of the distances from one item, with the precision that gives the wanted entropy.
+/// Writes to `out` the Gaussian weights `exp(-precision * distance)` of all items, seen from `item`, scaled to sum 1.
+/// `distances` are the squared distances of all items from `item`. The precision is found by bisection, so that the
+/// weights have the given entropy.
 fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
     let nearest = distances
         .iter()
@@ -164,6 +180,7 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
             mean += *out * (distance - nearest);
         }
         out.iter_mut().for_each(|value| *value /= total);
+        // The entropy of the weights, whose sum before scaling is `total`.
         let found = total.ln() + precision * mean / total;
         if (found - entropy).abs() < 1e-4 {
             break;
@@ -177,13 +194,15 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
     }
 }
 
-/// The gradient of the t-SNE objective at every point.
+/// The gradient of the t-SNE objective at every point. Similarities in the plane are `1 / (1 + d^2)` for the distance
+/// `d`.
 fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Point> {
     let items = points.len();
     let near = |a: Point, b: Point| {
         let (x, y) = (a[0] - b[0], a[1] - b[1]);
         1.0 / (1.0 + x * x + y * y)
     };
+    // The sum over all pairs, without those of a point with itself, whose similarity is 1.
     let sums: Vec<f32> =
         points.par_iter().map(|a| points.iter().map(|b| near(*a, *b)).sum::<f32>() - 1.0).collect();
     let total: f32 = sums.iter().sum::<f32>().max(1e-12);

@@ -17,10 +17,30 @@
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 //! Every item is compared with all classes and with all other items, as if it were not part of the collection itself. A
-//! small network, trained on simulated label noise, computes from that the probability of every class, and of none; then the
-//! comparison is made again with these probabilities instead of the labels, twice. The result does not depend on the order
-//! of the rows or on names. The probabilities become a [`Verdict`] and the nearest items are reported as evidence.
-//! [`map`] places the items in the plane.
+//! small network, trained on simulated label noise, computes from that the probability of every class, and of "none of
+//! the classes"; then the comparison is made again with these probabilities instead of the labels, twice. The result
+//! does not depend on the order of the rows or on names. The probabilities become a [`Verdict`], and the nearest items
+//! are reported as evidence. [`map`] places the items in the plane.
+//!
+//! In the code, start with `run` below. It uses the other files in this order:
+//!
+//! | file | task |
+//! |---|---|
+//! | `builder` | options and their checks |
+//! | `limits` | cases in which labels cannot be judged, such as classes with the same items |
+//! | `ordered_rows`, `rows` | sort and centre the rows (the embeddings of the items) |
+//! | `evidence` | compares items with classes, by `ridge`, `waves`, `similar` and `score_model` |
+//! | `scorer` | the network that turns this evidence into probabilities |
+//! | `verdict`, `action` | probabilities to verdicts, verdicts to actions and counts |
+//! | `duplicates`, `thumbnails` | copies of items |
+//! | `image_measures` | poor images |
+//!
+//! `effects` computes how much a change of labels improves the leave-one-out accuracy, for repair plans; one of the
+//! warnings of `limits` uses it, too.
+//!
+//! Two terms are used in all files. The *given* class of an item is that of its label in the data. A *share* is the
+//! probability that an item belongs to a class; the item counts for the class with this weight. An item has one share
+//! per class that it may belong to. They sum to at most 1; the rest is the probability of "none of the classes".
 
 mod action;
 mod builder;
@@ -64,7 +84,7 @@ use crate::progress::Progress;
 /// Made by [`Audit::of`]. Serialises to the JSON that `trueshot audit --format json` writes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Audit {
-    /// The name of the method that scored the items.
+    /// The name of the method that scored the items: always "evidence".
     pub method: String,
     /// All items, in the order of the rows.
     pub items: Vec<AuditedItem>,
@@ -78,8 +98,8 @@ pub struct Audit {
     pub duplicates: Vec<Duplicate>,
     /// Images that are blurred, dark, blank, tiny or unreadable; empty if the rows were not made from images.
     pub image_problems: Vec<ImageProblem>,
-    /// Problems with classes or the whole collection: classes of a single item, classes with the same items, one repeated
-    /// item, or embeddings that hardly distinguish the classes.
+    /// Problems with classes or the whole collection: classes of a single item, classes with the same items, one
+    /// repeated item, or embeddings that hardly distinguish the classes.
     pub warnings: Vec<String>,
     /// Per item, the classes it may belong to with their probabilities, most probable first. The class number
     /// `classes.len()` stands for "none of the classes".
@@ -102,7 +122,8 @@ pub struct AuditedItem {
     pub action: Action,
     /// The label that the item should have, if the verdict is [`Verdict::Relabel`].
     pub suggested: Option<String>,
-    /// The probability that the label is right, relative to the mean of its class (1).
+    /// The probability that the label is right, divided by its mean over all items with this label: 1 is usual, and a
+    /// suspect item has less.
     pub weight: f32,
     /// The probability that the item belongs to none of the classes.
     pub p_outlier: f32,
@@ -150,23 +171,24 @@ pub struct AuditedClass {
     pub items: usize,
     /// The expected number of wrong labels among them.
     pub expected_wrong: f64,
-    /// The number of items with other labels that belong to this class.
+    /// The number of items with other labels for which the audit suggests this class.
     pub found_elsewhere: usize,
 }
 
 /// The scores of one item, before they become a verdict.
 struct ScoredItem {
     posterior: Posterior,
+    /// As [`AuditedItem::weight`].
     weight: f32,
-    /// Rows and similarities, in descending order of similarity: at least as many as are reported.
+    /// Rows of the most similar items with their cosines, most similar first: at least as many as are reported.
     neighbours: Vec<(u32, f32)>,
 }
 
 /// What is known about the rows besides their features and labels.
 struct RowFacts<'a> {
-    /// Which labels the user has confirmed; empty if none.
+    /// Per row, whether the user has confirmed its label; empty if no label is confirmed.
     confirmed: &'a [bool],
-    /// The measures of the images; empty if there are none.
+    /// Per row, the measures of its image, `None` if they are not known; empty if the rows were not made from images.
     measures: &'a [Option<ImageMeasures>],
     /// Names and classes of the images that cannot be read.
     unreadable: &'a [(String, Option<String>)],
@@ -175,12 +197,14 @@ struct RowFacts<'a> {
 /// Scores all items and turns the probabilities into verdicts: what [`AuditBuilder::run`] does after its checks.
 fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dyn Progress) -> Result<Audit> {
     let is_confirmed = |row: usize| facts.confirmed.get(row).copied().unwrap_or(false);
+    // Score the items. Classes with the same items are scored as one class, and divided again afterwards.
     let merged = limits::Merged::new(data);
     let scored_data = merged.as_ref().map_or(data, |merged| &merged.data);
     let mut scored = score_items(scored_data, options.neighbours, is_confirmed, progress)?;
     if let Some(merged) = &merged {
         merged.divide(data, &mut scored);
     }
+    // Correct the probabilities by what is known apart from the rows.
     limits::apply(data, &mut scored);
     for (row, item) in scored.iter_mut().enumerate().filter(|(row, _)| is_confirmed(*row)) {
         item.posterior.confirm(data.labels()[row]);
@@ -189,12 +213,14 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
         let mut posteriors: Vec<&mut Posterior> = scored.iter_mut().map(|item| &mut item.posterior).collect();
         verdict::match_expected_noise(&mut posteriors, share);
     }
+    // Look for duplicates among the nearest neighbours, then keep only the neighbours that are reported.
     let compared = |item: &ScoredItem| item.neighbours.iter().take(COMPARED_NEIGHBOURS).copied().collect();
     let neighbours: Vec<Vec<(u32, f32)>> = scored.iter().map(compared).collect();
     let input = duplicates::DuplicateInput { neighbours: &neighbours, measures: facts.measures };
     let mut duplicates = duplicates::find(data, &input, &Poll::at_end(data, progress))?;
     duplicates.warnings.splice(..0, limits::warnings(data));
     scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
+    // Turn the probabilities into verdicts.
     let mut audit = Audit::new(data, scored, options.certainty, is_confirmed, duplicates);
     if options.expected_noise.is_none() {
         audit.warnings.extend(limits::undistinguished(data, audit.expected_wrong));
@@ -202,10 +228,11 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     Ok(Audit { image_problems: image_measures::find(data, facts.measures, facts.unreadable), ..audit })
 }
 
-/// Checks for cancellation in phases during which the number of finished items stays the same. Loops over the items call
-/// [`Poll::check`], on whatever thread they run; matrix decompositions do not.
+/// Checks for cancellation in phases during which the number of finished items stays the same. Loops over the items
+/// call [`Poll::check`], on whatever thread they run; matrix decompositions do not.
 struct Poll<'a> {
     progress: &'a dyn Progress,
+    /// Items that have finished, and the number of all items: the arguments of [`Progress::check`].
     done: u64,
     total: u64,
 }
@@ -221,7 +248,8 @@ impl<'a> Poll<'a> {
     }
 }
 
-/// Weighs the evidence in several rounds. The result is in the order of the rows.
+/// Computes the class probabilities of all items in several rounds, one per built-in network. The result has one entry
+/// per row, in the order of `data`. `neighbours` is the number of similar items to report.
 fn score_items(
     data: &Embeddings,
     neighbours: usize,
@@ -231,25 +259,27 @@ fn score_items(
     let total = data.len() as u64;
     let scorers = Scorer::built_in()?;
     let collection = OrderedRows::new(data, is_confirmed);
-    // Preparing the evidence takes about half of the time.
+    // Preparing the evidence takes about half of the time, so with R rounds, round r starts at (R + r) / 2R of the
+    // work.
     let evidence = Evidence::new(&collection, neighbours, &Poll { progress, done: 0, total })?;
     let mut shares = evidence.given();
     for (round, scorer) in scorers.iter().enumerate() {
-        let rounds = scorers.len() + round;
-        let done = total * rounds as u64 / (2 * scorers.len()) as u64;
+        let finished_parts = scorers.len() + round;
+        let done = total * finished_parts as u64 / (2 * scorers.len()) as u64;
         progress.check(done, total)?;
         shares = evidence.round(scorer, &shares, &Poll { progress, done, total })?;
     }
     progress.check(total, total)?;
     let (weights, classes) = (weights(&collection, &shares), &collection.classes);
+    // Translate positions and class numbers of the ordered collection back to rows and classes of `data`.
     let mut scored: Vec<Option<ScoredItem>> = (0..data.len()).map(|_| None).collect();
     for (position, shares) in shares.iter().enumerate() {
-        let known: f32 = shares.iter().map(|(_, share)| share).sum();
+        let sum: f32 = shares.iter().map(|(_, share)| share).sum();
         let shares = shares.iter().map(|&(class, share)| (classes[class as usize], share)).collect();
         let given = classes[collection.given[position] as usize];
         let nearest = evidence.neighbours[position].iter();
         scored[collection.order[position] as usize] = Some(ScoredItem {
-            posterior: Posterior::new(given, shares, (1.0 - known).max(0.0), classes.len()),
+            posterior: Posterior::new(given, shares, (1.0 - sum).max(0.0), classes.len()),
             weight: weights[position],
             neighbours: nearest.map(|&(other, cosine)| (collection.order[other as usize], cosine)).collect(),
         });
@@ -257,18 +287,20 @@ fn score_items(
     Ok(scored.into_iter().map(|item| item.expect("every row has a position")).collect())
 }
 
-/// The probability that the label of each item is right, relative to the mean of its class.
+/// [`AuditedItem::weight`] of each item, in the order of `collection`; 1 for the items of a class in which all labels
+/// are wrong for certain.
 fn weights(collection: &OrderedRows, shares: &[evidence::Shares]) -> Vec<f32> {
     let right: Vec<f32> =
         shares.iter().zip(&collection.given).map(|(shares, &given)| evidence::share(shares, given)).collect();
-    let mut means = vec![(0.0, 0.0); collection.classes.len()];
+    // Per class, the sum of these probabilities and the number of items.
+    let mut sums = vec![(0.0, 0.0); collection.classes.len()];
     for (right, &given) in right.iter().zip(&collection.given) {
-        let (sum, count) = &mut means[given as usize];
+        let (sum, count) = &mut sums[given as usize];
         *sum += right;
         *count += 1.0;
     }
     let weight = |(right, &given): (&f32, &u32)| {
-        let (sum, count) = means[given as usize];
+        let (sum, count) = sums[given as usize];
         if sum > 0.0 { right * count / sum } else { 1.0 }
     };
     right.iter().zip(&collection.given).map(weight).collect()
@@ -280,6 +312,7 @@ impl Audit {
         AuditBuilder::new(data)
     }
 
+    /// The report of scored items, `scored[row]` for each row of `data`: names instead of indices, verdicts and counts.
     fn new(
         data: &Embeddings,
         scored: Vec<ScoredItem>,
@@ -355,7 +388,8 @@ impl Audit {
 }
 
 impl AuditedItem {
-    /// Whether the label is suspect: more likely wrong than right.
+    /// Whether the label is suspect: more likely wrong than right. At a probability of exactly 0.5, the verdict
+    /// decides.
     pub fn is_suspect(&self) -> bool {
         self.verdict != Verdict::Keep && self.p_wrong >= 0.5
     }

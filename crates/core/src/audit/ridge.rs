@@ -1,7 +1,14 @@
 //! Ridge regression of the class shares on the rows ([`Ridge`]), with leave-one-out predictions.
 //!
-//! The regression has one coefficient per class and dimension. Leaving a row out changes the prediction for it from `p` to
-//! `(p - h t) / (1 - h)` with its target `t` and its leverage `h`, so nothing is fitted again.
+//! `evidence` uses it to predict the class of every item from all other items: [`Gram::new`] and [`Ridge::all`] prepare
+//! what depends on the rows only, [`Ridge::coefficients`] fits one vector per class to the current shares, and
+//! [`Ridge::without`] turns the prediction for a row into the one that a regression without this row would give.
+//! Leaving a row out changes the prediction for it from `p` to `(p - h t) / (1 - h)`, with its target `t` and its
+//! leverage `h` (the diagonal element of the hat matrix), so nothing is fitted again.
+//!
+//! With rows `X`, targets `t` and the penalty `c`, the coefficients are `X' (X X' + c I)^-1 t`, which needs the inverse
+//! of a matrix `[rows, rows]`, or `(X' X + c I)^-1 X' t`, which needs one of `[dim, dim]`. Both are equal; the smaller
+//! matrix is used (`by_rows` says which).
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -10,14 +17,16 @@ use super::Poll;
 use crate::cholesky::{self, Cholesky};
 use crate::error::Result;
 
-/// Rows per partial sum.
+/// Rows per partial sum of [`gram_of_columns`]. Fixed, so that the sums do not depend on the number of threads.
 const BLOCK: usize = 1024;
 
-/// The inner products of all rows, or of all dimensions if there are fewer of them.
+/// The Gram matrix `X X'` of all pairs of rows, or `X' X` of all pairs of columns if there are fewer columns than rows.
 pub(super) struct Gram {
     /// `[size, size]`
     products: Vec<f64>,
+    /// The number of rows or columns, whichever is smaller.
     size: usize,
+    /// Whether the products are those of the rows.
     by_rows: bool,
 }
 
@@ -29,7 +38,8 @@ impl Gram {
         Ok(Gram { products, size: rows.len().min(dim), by_rows })
     }
 
-    /// The sum of the squared inner products of all pairs of rows, `(i, j)` as well as `(j, i)` and `(i, i)`.
+    /// The sum of the squared inner products of all pairs of rows, `(i, j)` as well as `(j, i)` and `(i, i)`. It is the
+    /// same for `X X'` and `X' X`.
     pub fn sum_of_squares(&self) -> f64 {
         self.products.iter().map(|product| product * product).sum()
     }
@@ -37,15 +47,17 @@ impl Gram {
 
 /// A ridge regression on rows, for any targets.
 pub(super) struct Ridge {
-    /// The inverse of the Gram matrix plus the penalty: `[rows, rows]` if `by_rows`, otherwise `[dim, dim]`.
+    /// The inverse of the Gram matrix plus the penalty times the identity: `[rows, rows]` if `by_rows`, otherwise
+    /// `[dim, dim]`.
     inverse: Vec<f32>,
     by_rows: bool,
-    /// The leverage of each row, between 0 and 1.
+    /// The leverage of each row, between 0 and 1: how much the prediction for the row depends on its own target. It is
+    /// near 1 for a row that is unlike all others.
     pub leverage: Vec<f32>,
 }
 
 impl Ridge {
-    /// One regression per penalty.
+    /// One regression per penalty. `gram` is the Gram matrix of the same rows.
     pub fn all<const N: usize>(
         rows: &[&[f32]],
         gram: &Gram,
@@ -58,17 +70,20 @@ impl Ridge {
             poll.check()?;
             let inverse = Cholesky::new(gram.products.clone(), size, penalty).inverse();
             let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
+            // The hat matrix `X X' (X X' + c I)^-1` is `I - c (X X' + c I)^-1`.
             let mut leverage: Vec<f32> = match by_rows {
                 true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
                 false => leverages(rows, &single),
             };
+            // Below 1, because `without` divides by one minus the leverage, and above 0 for its logarithm.
             leverage.iter_mut().for_each(|leverage| *leverage = leverage.clamp(1e-6, 0.999));
             all.push(Ridge { inverse: single, by_rows, leverage });
         }
         Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
     }
 
-    /// The coefficients `[targets][dim]`.
+    /// The coefficients `[targets][dim]` for the rows of [`Ridge::all`]; the prediction for a row is its inner product
+    /// with the coefficients.
     pub fn coefficients(&self, rows: &[&[f32]], targets: &dyn Targets) -> Vec<f32> {
         let (dim, size) = (rows[0].len(), rows.len().min(rows[0].len()));
         let inverse: Vec<&[f32]> = self.inverse.chunks_exact(size).collect();
@@ -84,23 +99,28 @@ impl Ridge {
         coefficients
     }
 
-    /// The prediction for a row without the row itself, from the prediction with it.
+    /// The prediction for the row with index `row` of a regression without this row, from the `prediction` of the
+    /// regression with it and the row's own `target`.
     pub fn without(&self, row: usize, prediction: f32, target: f32) -> f32 {
         let leverage = self.leverage[row];
         (prediction - leverage * target) / (1.0 - leverage)
     }
 }
 
-/// Targets of a regression.
+/// Several targets of a regression on the same rows, numbered from 0: for an audit, one per class.
 pub(super) trait Targets: Sync {
+    /// The number of targets.
     fn count(&self) -> usize;
-    /// The target value of every row.
+    /// The values of one target, one per row: `t` above.
     fn values(&self, target: usize) -> Vec<f32>;
-    /// The sum of the rows, weighted by their target values.
+    /// The sum of the rows, weighted by the values of one target, `[dim]`: `X' t` above.
     fn sum(&self, target: usize) -> Vec<f32>;
 }
 
+/// The inner products of all pairs of columns, `[dim, dim]`: the sum, in f64, of the products of blocks of rows. Each
+/// block is transposed, because the matrix product takes rows.
 fn gram_of_columns(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<f64>> {
+    /// Columns per task of the thread pool.
     const COLUMNS: usize = 32;
     let dim = rows[0].len();
     let mut gram = vec![0.0; dim * dim];
@@ -121,8 +141,9 @@ fn gram_of_columns(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<f64>> {
     Ok(gram)
 }
 
-/// `x' M x` for each row `x`.
+/// `x' M x` for each row `x` and the matrix `M`, `[dim, dim]`: the leverages, if `M` is the inverse of `X' X + c I`.
 fn leverages(rows: &[&[f32]], matrix: &[f32]) -> Vec<f32> {
+    /// Rows per task of the thread pool.
     const ROWS: usize = 64;
     let dim = rows[0].len();
     let matrix: Vec<&[f32]> = matrix.chunks_exact(dim).collect();

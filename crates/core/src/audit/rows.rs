@@ -1,7 +1,9 @@
-//! Rows prepared for cosines ([`centred`]): their centre is subtracted, then they are scaled to unit length.
+//! Rows prepared for cosines ([`centred`]): their centre is subtracted, then they are scaled to unit length, so that
+//! the cosine of two rows is their inner product.
 //!
-//! The centre is the mean of the means of the classes. The mean of all rows would be near the items of a class that is much
-//! larger than the others, and what is left of them would have no common direction.
+//! The centre is the mean of the means of the classes. The mean of all rows would be close to the items of a class that
+//! is much larger than the others. After its subtraction, the items of that class would point in all directions, and
+//! their cosines would no longer show that they belong together.
 
 use rayon::prelude::*;
 
@@ -10,7 +12,7 @@ use crate::embeddings::Embeddings;
 /// Rows per partial sum. Fixed, so that the sums do not depend on the number of threads.
 const CHUNK: usize = 256;
 
-/// All rows, centred and normalised, one after the other.
+/// All rows, centred and scaled to unit length, `[items][dim]` in the order of the data.
 pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     let dim = data.dim();
     let mut values = data.all_rows().into_owned();
@@ -18,8 +20,9 @@ pub(super) fn centred(data: &Embeddings) -> Vec<f32> {
     values
 }
 
-/// Subtracts the centre from rows with these labels and scales them to unit length. A row that equals the centre becomes
-/// zero. Returns the lengths before scaling.
+/// Subtracts the centre from the rows `values`, `[items][dim]`, and scales them to unit length. A row that equals the
+/// centre becomes zero. `labels` are the classes of the rows, from which the centre is computed. Returns the length of
+/// each row before scaling: its distance from the centre.
 pub(super) fn centre(values: &mut [f32], dim: usize, labels: &[u32]) -> Vec<f32> {
     let centre = mean_of_classes(values, dim, labels);
     let centre_row = |row: &mut [f32]| {
@@ -39,6 +42,8 @@ fn length(row: &[f32]) -> f64 {
     row.iter().map(|value| f64::from(*value) * f64::from(*value)).sum::<f64>().sqrt()
 }
 
+/// The mean of the means of all classes that have rows, `[dim]`: the sum of all rows, each weighted by
+/// `1 / (number of classes * number of rows of its class)`.
 fn mean_of_classes(values: &[f32], dim: usize, labels: &[u32]) -> Vec<f32> {
     let mut counts = vec![0.0; labels.iter().max().map_or(0, |label| *label as usize + 1)];
     labels.iter().for_each(|label| counts[*label as usize] += 1.0);

@@ -1,13 +1,16 @@
-//! How well each kind of evidence predicts the labels of a collection ([`log_probabilities`]).
+//! A model that learns from a collection which kinds of evidence predict its labels ([`log_probabilities`]).
 //!
-//! A conditional logit model: the probability of a candidate class is proportional to the exponential of a weighted sum of
-//! the item's scores with it. The weights are fitted to the classes of the previous round. The scores of an item do not
-//! depend on its own label and there are only a few weights, so the model does not overfit: where nearest neighbours predict
+//! `evidence` computes seven scores of every item with each of its candidate classes (three regressions, a cosine and
+//! how typical it is for the class, two votes of neighbours). This file combines them by a conditional logit model: the
+//! probability of a candidate class is proportional to the exponential of a weighted sum of the item's scores with it.
+//! The seven weights are fitted to the class probabilities of the previous round. The scores of an item do not depend
+//! on its own label and there are only a few weights, so the model does not overfit: where nearest neighbours predict
 //! better than planes, they count more, and where nothing predicts well, the probabilities say so.
 //!
-//! The given class of an item is always a candidate, the others are candidates because of their scores. In a fit to all
-//! candidates, large scores would therefore speak against a class. The model is fitted to the best candidates alone, and an
-//! item whose given class is not among them does not take part in the first round.
+//! The given class of an item is always a candidate, while other classes are candidates because their scores are large.
+//! In a fit to all candidates, large scores would therefore speak against a class. So the model is fitted to the
+//! classes with the best scores ([`CandidateScores::fitted`]), whether or not the given class is among them. If it is
+//! not, the item has no share in any of them in the first round, and does not take part in the fit.
 
 use std::ops::Range;
 
@@ -15,37 +18,42 @@ use rayon::prelude::*;
 
 use crate::cholesky::Cholesky;
 
-/// Scores of an item with a class.
+/// Number of scores of an item with a class.
 pub(super) const SCORES: usize = 7;
-/// The weights that fit many collections best; those of a small collection stay close to them.
+/// The weights that fit many collections best; those of a small collection stay close to them. In the order of the
+/// scores: three regressions, the cosine with the class, how typical it is, the votes of 3 and of 10 neighbours.
 const TYPICAL_WEIGHTS: Vector = [0.5, -0.2, 0.05, 0.1, 0.9, 0.07, 0.6];
 /// Factor of half the squared distance to these weights in the loss, which is a sum over the items.
 const PENALTY: f64 = 2.0;
-/// Newton's method converges quadratically, and halves a step that does not lower the loss.
+/// Steps of Newton's method. Few are enough, because it converges quadratically.
 const STEPS: usize = 8;
+/// Attempts per step: a step that would raise the loss is halved and tried again. If all attempts would, the fit ends.
 const HALVINGS: usize = 5;
-/// Items per partial sum. Partial sums are added in order, so the result does not depend on the number of threads.
+/// Items per partial sum of the loss and its derivatives. Partial sums are added in order, so the result does not
+/// depend on the number of threads.
 const BLOCK: usize = 1024;
 
+/// One number per score: weights, or derivatives of the loss by the weights.
 type Vector = [f64; SCORES];
 
-/// The candidate classes of an item.
+/// The candidate classes of an item with its scores.
 pub(super) struct CandidateScores {
     /// `[candidates]`
     pub scores: Vec<[f32; SCORES]>,
     /// The probabilities of the candidates in the previous round.
     pub shares: Vec<f32>,
-    /// The candidates to which the model is fitted; they must not depend on the given class.
+    /// The indices of the candidates to which the model is fitted; they must not depend on the given class.
     pub fitted: Range<usize>,
 }
 
 impl CandidateScores {
+    /// The scores and the shares of the candidates to which the model is fitted.
     fn fitted(&self) -> (&[[f32; SCORES]], &[f32]) {
         (&self.scores[self.fitted.clone()], &self.shares[self.fitted.clone()])
     }
 }
 
-/// The logarithms of the probabilities of all candidates of all items.
+/// Fits the model to the items and returns the logarithms of its probabilities of all candidates, `[item][candidate]`.
 pub(super) fn log_probabilities(items: &[CandidateScores]) -> Vec<Vec<f32>> {
     let weights = fit(items);
     let of_item = |item: &CandidateScores| {
@@ -55,6 +63,7 @@ pub(super) fn log_probabilities(items: &[CandidateScores]) -> Vec<Vec<f32>> {
     items.par_iter().map(of_item).collect()
 }
 
+/// The weights with the smallest loss, by Newton's method from the typical weights.
 fn fit(items: &[CandidateScores]) -> Vector {
     let mut weights = TYPICAL_WEIGHTS;
     let mut loss = loss_of(items, &weights);
@@ -76,7 +85,8 @@ fn fit(items: &[CandidateScores]) -> Vector {
     weights
 }
 
-/// The weighted sums of the scores of all candidates, and the logarithm of the sum of their exponentials.
+/// The weighted sums of the scores of all candidates (logits), and the logarithm of the sum of their exponentials, so
+/// that `logit - normaliser` is the logarithm of a probability.
 fn logits(scores: &[[f32; SCORES]], weights: &Vector) -> (Vec<f64>, f64) {
     let weighted = |scores: &[f32; SCORES]| {
         scores.iter().zip(weights).map(|(&score, weight)| f64::from(score) * weight).sum()
@@ -87,6 +97,7 @@ fn logits(scores: &[[f32; SCORES]], weights: &Vector) -> (Vec<f64>, f64) {
     (logits, normaliser)
 }
 
+/// The cross-entropy of the fitted candidates, weighted by their shares and summed over the items, plus the penalty.
 fn loss_of(items: &[CandidateScores], weights: &Vector) -> f64 {
     let of_item = |item: &CandidateScores| {
         let (scores, shares) = item.fitted();
@@ -98,7 +109,8 @@ fn loss_of(items: &[CandidateScores], weights: &Vector) -> f64 {
     sums.iter().sum::<f64>() + PENALTY / 2.0 * distance.sum::<f64>()
 }
 
-/// The gradient of the loss, and its second derivatives `[SCORES, SCORES]` without those of the penalty.
+/// The gradient of the loss, and its second derivatives `[SCORES, SCORES]` without those of the penalty, which are
+/// [`PENALTY`] times the identity.
 fn derivatives(items: &[CandidateScores], weights: &Vector) -> (Vector, Vec<f64>) {
     let of_block = |block: &[CandidateScores]| {
         let (mut gradient, mut hessian) = ([0.0; SCORES], vec![0.0; SCORES * SCORES]);
@@ -107,12 +119,15 @@ fn derivatives(items: &[CandidateScores], weights: &Vector) -> (Vector, Vec<f64>
             let (logits, normaliser) = logits(scores, weights);
             let total: f64 = shares.iter().map(|&share| f64::from(share)).sum();
             let probabilities: Vec<f64> = logits.iter().map(|logit| (logit - normaliser).exp()).collect();
+            // The mean of the scores under the probabilities of the model.
             let mut mean = [0.0; SCORES];
             for (scores, probability) in scores.iter().zip(&probabilities) {
                 mean.iter_mut()
                     .zip(scores)
                     .for_each(|(mean, &score)| *mean += probability * f64::from(score));
             }
+            // With deviations d from the mean, probabilities p and shares s (sum S): the gradient is the sum of `-s d`,
+            // and the second derivatives are the sum of `S p d d'`.
             for ((scores, &share), probability) in scores.iter().zip(shares).zip(&probabilities) {
                 let deviation: Vector = std::array::from_fn(|n| f64::from(scores[n]) - mean[n]);
                 for (n, row) in hessian.chunks_exact_mut(SCORES).enumerate() {

@@ -1,26 +1,38 @@
-//! The networks that turn evidence into class probabilities, one per round ([`Scorer`]).
+//! The networks that turn evidence into class probabilities, one per round of an audit ([`Scorer`]).
+//!
+//! `evidence` computes the features of an item with each of its candidate classes (its given class and up to seven
+//! others), and [`Scorer::probabilities`] turns them into the probabilities of these classes and of "none of the
+//! classes". The same weights score every candidate, so any number of classes is possible.
 
 use crate::error::Result;
 use crate::tensors::Tensors;
 
-/// Numbers per item and class: those of the class, those of the item, and differences to the best other class.
+/// Features of an item with a candidate class, in this order: those of the candidate, those of the item, and
+/// differences to the other candidates.
 pub(super) const FEATURES: usize = CLASS_FEATURES + ITEM_FEATURES + RELATIVE_FEATURES;
+/// Seven scores, the log-probability of the logit model, and three features of the class and the given label.
 pub(super) const CLASS_FEATURES: usize = 11;
+/// Features that are the same for all candidates of an item, most of them for the whole collection.
 pub(super) const ITEM_FEATURES: usize = 19;
+/// The first of the class features (the scores and the log-probability), minus the best value among the other
+/// candidates.
 pub(super) const RELATIVE_FEATURES: usize = 8;
 /// Hidden units per layer.
 const WIDTH: usize = 32;
 
-/// Trained by bench/measure/train_audit.py on simulated label noise.
+/// Trained by `bench/measure/train_audit.py` on simulated label noise. The number of rounds of an audit is the number
+/// of networks in this file: three.
 const BUILT_IN: &[u8] = include_bytes!("../../assets/audit.safetensors");
 
-/// A network with two hidden layers and one output.
+/// A network with two hidden layers (ReLU) and one output.
 struct Network {
     inputs: usize,
+    /// Per layer, the weights `[outputs][inputs]` and the biases `[outputs]`.
     layers: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
 impl Network {
+    /// Reads the tensors `NAME.0.weight`, `NAME.0.bias` and so on, up to layer 2.
     fn new(tensors: &Tensors, name: &str, inputs: usize) -> Result<Self> {
         let layer = |(number, (inputs, outputs)): (usize, (usize, usize))| {
             let values = |kind: &str, count: usize| -> Result<Vec<f32>> {
@@ -48,9 +60,11 @@ impl Network {
     }
 }
 
-/// The scores of classes, and of none of them.
+/// The two networks of one round.
 pub(super) struct Scorer {
+    /// The logit of a candidate class, from its features.
     class: Network,
+    /// The logit of "none of the classes", from the pooled features of all candidates.
     none: Network,
 }
 
@@ -68,9 +82,11 @@ impl Scorer {
         rounds.map(scorer).collect()
     }
 
-    /// The probabilities of the candidates; the rest is that of none of them. The first candidate is the given class.
+    /// The probabilities of the candidates, in their order: the softmax over their logits and that of "none of the
+    /// classes", whose probability is the rest. The first candidate must be the given class.
     pub fn probabilities(&self, candidates: &[[f32; FEATURES]]) -> Vec<f32> {
         let mut scores: Vec<f32> = candidates.iter().map(|features| self.class.output(features)).collect();
+        // Maximum and mean of every feature over the candidates, and the features of the given class.
         let mut pooled = Vec::with_capacity(3 * FEATURES);
         let of_feature = |n: usize| candidates.iter().map(move |features| features[n]);
         pooled.extend((0..FEATURES).map(|n| of_feature(n).fold(f32::NEG_INFINITY, f32::max)));

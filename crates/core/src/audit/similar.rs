@@ -1,4 +1,5 @@
-//! The nearest neighbours of every item by cosine ([`neighbours`]).
+//! The nearest neighbours of every item by cosine ([`neighbours`]): they vote for classes (`evidence`), are reported to
+//! the user, and are the candidates for duplicates (`duplicates`).
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -7,18 +8,20 @@ use super::Poll;
 use crate::error::Result;
 use crate::rng::{Purpose, Rng};
 
-/// Items compared at a time: their products fit into the second-level cache.
+/// One matrix product compares this many items with [`OTHERS`] others: the products fit into the second-level cache.
 const BLOCK: usize = 64;
 const OTHERS: usize = 2048;
 
-/// In larger collections neighbours are searched in a random projection, and the best of them compared exactly: comparing
-/// all pairs of 100,000 items in 1280 dimensions takes minutes.
+/// In larger collections neighbours are searched in a random projection, and the best of them compared exactly:
+/// comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
 const MOST_EXACT_ITEMS: usize = 20_000;
+/// Dimensions of the projection. Rows of fewer dimensions are always compared exactly.
 const PROJECTED_DIM: usize = 256;
 /// Candidates found in the projection per wanted neighbour.
 const COMPARED: usize = 4;
 
-/// For each row up to `count` other rows with their cosines, in descending order.
+/// For each row up to `count` other rows with their cosines, in descending order. Rows must have unit length; in large
+/// collections (see [`MOST_EXACT_ITEMS`]) a neighbour may be missed.
 pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32, f32)>>> {
     let dim = rows.first().map_or(0, |row| row.len());
     if rows.len() <= MOST_EXACT_ITEMS || dim <= PROJECTED_DIM {
@@ -27,6 +30,7 @@ pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Resu
     let projected = project(rows, dim);
     let projected: Vec<&[f32]> = projected.chunks_exact(PROJECTED_DIM).collect();
     let mut found = search(&projected, COMPARED * count, poll)?;
+    // Replace the cosines in the projection by the exact ones, and keep the best.
     found.par_iter_mut().enumerate().for_each(|(row, others)| {
         let compared: Vec<&[f32]> = others.iter().map(|&(other, _)| rows[other as usize]).collect();
         let mut cosines = vec![0.0; compared.len()];
@@ -39,6 +43,8 @@ pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Resu
     Ok(found)
 }
 
+/// The neighbours as in [`neighbours`], by comparing all pairs: for each block of items, the best so far are kept while
+/// the products with all other rows are computed.
 fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32, f32)>>> {
     let count = count.min(rows.len().saturating_sub(1));
     let blocks: Vec<_> = rows.chunks(BLOCK).enumerate().collect();
@@ -52,6 +58,7 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
             for (item, (best, cosines)) in best.iter_mut().zip(cosines.chunks_exact(others.len())).enumerate()
             {
                 let own = block * BLOCK + item;
+                // `best` is sorted. Of equal cosines, the first row comes first and is kept.
                 for (other, &cosine) in cosines.iter().enumerate() {
                     let other = part * OTHERS + other;
                     let is_better = best.len() < count || best.last().is_some_and(|last| cosine > last.1);
@@ -69,7 +76,8 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Rows in a space of [`PROJECTED_DIM`] random directions, which keeps cosines approximately.
+/// The projections of all rows on [`PROJECTED_DIM`] random directions, scaled to unit length, `[rows][PROJECTED_DIM]`.
+/// Cosines stay approximately the same. The directions are the same for all collections.
 fn project(rows: &[&[f32]], dim: usize) -> Vec<f32> {
     let mut rng = Rng::for_item(0, Purpose::Projection, 0, 0);
     let directions: Vec<f32> = (0..PROJECTED_DIM * dim).map(|_| rng.uniform() - 0.5).collect();

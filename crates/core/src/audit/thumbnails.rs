@@ -1,34 +1,42 @@
-//! Comparison of thumbnails ([`is_copy`]): whether two images show the same picture, one of them possibly cropped, resized
-//! or compressed.
+//! Comparison of thumbnails ([`is_copy`]): whether two images show the same picture, one of them possibly cropped,
+//! resized or compressed. `duplicates` asks this for images whose embeddings are similar.
 //!
-//! A crop moves every pixel of a thumbnail, so thumbnails are aligned first: Gauss-Newton steps find the scale and shift of
-//! both axes, and the gain and offset of the grey levels, that make one thumbnail most like the other (Lucas and Kanade,
-//! "An iterative image registration technique", 1981), from a thumbnail of 8 x 8 pixels to the full one. Then the
-//! correlation of the details is computed: the differences between each pixel and the mean of the pixels around it.
-//! Photographs of similar scenes have similar large areas, but not the same details.
+//! A thumbnail ([`ImageMeasures::thumbnail`]) is the whole image in grey, stretched to a square of 32 x 32 pixels. A
+//! crop moves every pixel of it, so thumbnails are aligned first: Gauss-Newton steps find the scale and shift of both
+//! axes, and the gain and offset of the grey levels, that make one thumbnail most like the other (Lucas and Kanade, "An
+//! iterative image registration technique", 1981). They start with thumbnails reduced to 8 x 8 pixels, in which a shift
+//! is small, and end with the full ones. Then the correlation of the details is computed: the differences between each
+//! pixel and the mean of the pixels around it. Photographs of similar scenes have similar large areas, but not the same
+//! details.
+//!
+//! Images are slices of grey levels in rows from the top, `side` x `side` pixels. The thresholds were chosen on
+//! photographs and drawings (`docs/results/duplicates.md`).
 
 use super::image_measures::ImageMeasures;
 
 const SIDE: usize = ImageMeasures::THUMBNAIL_SIDE;
-/// Sides of the thumbnails that are aligned one after the other, with the number of steps.
+/// Sides of the reduced thumbnails that are aligned one after the other, each with the number of Gauss-Newton steps.
 const LEVELS: [(usize, usize); 3] = [(SIDE / 4, 6), (SIDE / 2, 4), (SIDE, 4)];
-/// After the first level, thumbnails with a smaller correlation are given up.
+/// Thumbnails that correlate less than this after the first level are not copies; the other levels are skipped.
 const MIN_COARSE: f32 = 0.7;
-/// The smallest correlation of copies.
+/// The smallest correlation of the aligned thumbnails of copies.
 const MIN_CORRELATION: f32 = 0.85;
 /// The smallest correlation of the details of copies.
 const MIN_DETAIL: f32 = 0.75;
-/// The same for images whose embeddings are unusually similar. Drawings on white paper often have similar outlines.
+/// The same for images whose embeddings are unusually similar. For others it is larger, because drawings on white paper
+/// often have similar outlines.
 const MIN_DETAIL_IF_SIMILAR: f32 = 0.65;
-/// The smallest share of a thumbnail that the other one covers: that of a copy from which 10 % was cropped on every side.
+/// The smallest share of one thumbnail that the other one covers. If 10 % of a copy was cropped on every side, it
+/// covers 0.8 * 0.8 = 0.64 of the original.
 const MIN_OVERLAP: f32 = 0.6;
-/// The largest change of scale, and the largest shift as a share of half a side.
+/// The largest change of scale, and the largest shift as a share of half a side. If 10 % was cropped on every side, the
+/// scale changes by -0.2 (to 0.8) in one direction and by 0.25 (to 1 / 0.8) in the other.
 const MAX_CHANGE: f64 = 0.35;
 /// Thumbnails with a smaller standard deviation, in grey levels, show nothing that could be compared.
 const MIN_DEVIATION: f32 = 4.0;
 
-/// Whether one of two images is a copy of the other; `None` if they show too little to tell. `is_similar` says whether their
-/// embeddings are more similar than those of other images usually are.
+/// Whether one of two images is a copy of the other; `None` if they show too little to tell. `is_similar` says whether
+/// their embeddings are more similar than those of other images usually are.
 pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures, is_similar: bool) -> Option<bool> {
     let min_detail = if is_similar { MIN_DETAIL_IF_SIMILAR } else { MIN_DETAIL };
     let [one, other] = [one, other].map(|measures| Pyramid::new(measures.thumbnail()));
@@ -38,16 +46,17 @@ pub(super) fn is_copy(one: &ImageMeasures, other: &ImageMeasures, is_similar: bo
     Some(contains(&one, &other, min_detail) || contains(&other, &one, min_detail))
 }
 
-/// A thumbnail in the sizes of [`LEVELS`].
+/// A thumbnail in the sizes of [`LEVELS`], smallest first.
 struct Pyramid([Vec<f32>; 3]);
 
 impl Pyramid {
-    fn new(levels: &[u8]) -> Self {
-        let full: Vec<f32> = levels.iter().map(|&level| f32::from(level)).collect();
+    fn new(grey_levels: &[u8]) -> Self {
+        let full: Vec<f32> = grey_levels.iter().map(|&level| f32::from(level)).collect();
         let half = halved(&full, SIDE);
         Pyramid([halved(&half, SIDE / 2), half, full])
     }
 
+    /// The standard deviation of the grey levels.
     fn deviation(&self) -> f32 {
         let [.., full] = &self.0;
         let count = full.len() as f32;
@@ -56,7 +65,7 @@ impl Pyramid {
     }
 }
 
-/// The means of 2 x 2 pixels.
+/// An image with half of the side: the means of 2 x 2 pixels.
 fn halved(image: &[f32], side: usize) -> Vec<f32> {
     let half = side / 2;
     let mean = |place: usize| {
@@ -66,10 +75,10 @@ fn halved(image: &[f32], side: usize) -> Vec<f32> {
     (0..half * half).map(mean).collect()
 }
 
-/// Where the pixels of one image are in another. Coordinates are from -1 to 1 along both axes.
+/// Where the pixels of one image (`to`) are in another one (`from`). Coordinates are from -1 to 1 along both axes.
 #[derive(Clone, Copy, Default)]
 struct Alignment {
-    /// Per axis the change of scale and the shift: `u` becomes `u * (1 + change) + shift`.
+    /// For the axes x and y, the change of scale and the shift: `u` becomes `u * (1 + change) + shift`.
     axes: [(f64, f64); 2],
 }
 
@@ -89,6 +98,7 @@ fn contains(larger: &Pyramid, smaller: &Pyramid, min_detail: f32) -> bool {
             return false;
         }
         if level + 1 == LEVELS.len() {
+            // The larger image must cover the smaller one, be like it, and be like it in its details.
             return aligned.covered() >= MIN_OVERLAP
                 && aligned.correlation(&aligned.values, to) >= MIN_CORRELATION
                 && aligned.correlation(&details(&aligned.values, side), &details(to, side)) >= min_detail;
@@ -104,7 +114,7 @@ struct Sample {
 }
 
 impl Alignment {
-    /// The position in pixels that belongs to each pixel along an axis.
+    /// For each pixel of `to` along an axis, its position in `from`, in pixels; 0 is the middle of the first pixel.
     fn positions(&self, axis: usize, side: usize) -> Vec<f64> {
         let (change, shift) = self.axes[axis];
         let position = |u: f64| (u * (1.0 + change) + shift + 1.0) / 2.0 * side as f64 - 0.5;
@@ -113,8 +123,13 @@ impl Alignment {
 
     /// One Gauss-Newton step towards the alignment with the least squared difference; `None` if the equations have no
     /// solution.
+    ///
+    /// To first order, `to = gain * (from + slopes * changes of the alignment) + offset` at every pixel. That is linear
+    /// in six unknowns: the changes of scale and shift of x and of y, each times the gain, then the gain and the
+    /// offset. Their least-squares equations are `normal * unknowns = right`.
     fn improved(self, from: &[f32], to: &[f32], side: usize) -> Option<Self> {
         let (columns, rows) = (self.positions(0, side), self.positions(1, side));
+        // Pixels per unit of the coordinates.
         let half = side as f64 / 2.0;
         let mut normal = [[0.0; 6]; 6];
         let mut right = [0.0; 6];
@@ -131,12 +146,15 @@ impl Alignment {
                 }
             }
         }
+        // The matrix is symmetric, and only its lower triangle has been summed.
         let lower = normal;
         for (i, row) in normal.iter_mut().enumerate() {
             (i + 1..6).for_each(|j| row[j] = lower[j][i]);
         }
+        // Damping (Levenberg-Marquardt) keeps the steps small where the image has no slopes.
         (0..6).for_each(|i| normal[i][i] += normal[i][i] * if i < 4 { 1e-3 } else { 1e-6 } + 1e-3);
         let [dx_scale, dx_shift, dy_scale, dy_shift, gain, _] = solve(normal, right)?;
+        // The steps are divided by the gain, which may be near 0 before the images are aligned; long steps are cut.
         let gain = gain.max(0.2);
         let moved =
             |value: f64, step: f64| (value + (step / gain).clamp(-0.2, 0.2)).clamp(-MAX_CHANGE, MAX_CHANGE);
@@ -154,12 +172,14 @@ fn coordinate(pixel: usize, side: usize) -> f64 {
     (pixel as f64 + 0.5) / side as f64 * 2.0 - 1.0
 }
 
+/// Whether a position in pixels is within the image; the first pixel is from -0.5 to 0.5.
 fn is_inside(position: f64, side: usize) -> bool {
     (-0.5..=side as f64 - 0.5).contains(&position)
 }
 
-/// Interpolates an image at a position in pixels.
+/// Interpolates an image between the four pixels around a position in pixels (bilinear).
 fn sample(image: &[f32], side: usize, x: f64, y: f64) -> Sample {
+    // The pixel before a position and the distance from it; below `side - 1`, so that a next pixel exists.
     let split = |position: f64| {
         let position = position.clamp(0.0, side as f64 - 1.001);
         (position as usize, position.fract())
@@ -173,7 +193,8 @@ fn sample(image: &[f32], side: usize, x: f64, y: f64) -> Sample {
     }
 }
 
-/// Solves six linear equations by elimination; `None` if they have no unique finite solution.
+/// Solves six linear equations `matrix * solution = right` by Gaussian elimination; `None` if they have no unique
+/// finite solution.
 fn solve(mut matrix: [[f64; 6]; 6], mut right: [f64; 6]) -> Option<[f64; 6]> {
     for column in 0..6 {
         let size = |row: &usize| matrix[*row][column].abs();
@@ -198,14 +219,16 @@ fn solve(mut matrix: [[f64; 6]; 6], mut right: [f64; 6]) -> Option<[f64; 6]> {
     solution.iter().all(|value| value.is_finite()).then_some(solution)
 }
 
-/// An image aligned with another one.
+/// An image resampled so that its pixels match those of another one.
 struct Aligned {
+    /// `side` x `side` grey levels. Pixels outside the image repeat its border.
     values: Vec<f32>,
-    /// Whether each pixel lies within the image.
+    /// Whether each pixel is within the image.
     inside: Vec<bool>,
 }
 
 impl Aligned {
+    /// The image `from` of the alignment, resampled at the pixels of `to`.
     fn new(image: &[f32], alignment: Alignment, side: usize) -> Self {
         let (columns, rows) = (alignment.positions(0, side), alignment.positions(1, side));
         let places = || rows.iter().flat_map(|&row| columns.iter().map(move |&column| (column, row)));
@@ -220,13 +243,14 @@ impl Aligned {
         self.inside.iter().filter(|inside| **inside).count() as f32 / self.inside.len() as f32
     }
 
-    /// The correlation of two images over the pixels within the image; 0 if one of them has a single grey level.
+    /// The correlation of two images over the pixels that are `inside`; 0 if one of them has a single grey level.
     fn correlation(&self, one: &[f32], other: &[f32]) -> f32 {
         let pairs =
             || one.iter().zip(other).zip(&self.inside).filter(|(_, inside)| **inside).map(|(pair, _)| pair);
         let count = pairs().count().max(1) as f32;
         let (sum_one, sum_other) = pairs().fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
         let (mean_one, mean_other) = (sum_one / count, sum_other / count);
+        // The covariance and both variances, times the number of pixels.
         let mut products = [0.0f32; 3];
         for (x, y) in pairs() {
             let (x, y) = (x - mean_one, y - mean_other);

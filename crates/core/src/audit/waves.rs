@@ -1,20 +1,26 @@
-//! Random Fourier features ([`waves`]): a regression on them can follow boundaries between classes that are not planes.
+//! Random Fourier features ([`waves`]): a linear regression on them approximates a kernel regression, so it can follow
+//! boundaries between classes that are not planes (Rahimi and Recht, "Random Features for Large-Scale Kernel Machines",
+//! 2007).
 //!
-//! For rows of unit length, the inner products of the features approximate the kernel `exp(-SCALE (1 - cosine))`. The
-//! frequencies are the same for all collections, so one item more or less does not change the features of the others.
+//! A row `x` becomes `cos(w x)` and `sin(w x)` for random vectors `w` from a normal distribution. For rows of unit
+//! length, the inner products of the features approximate the kernel `exp(-SCALE (1 - cosine))`. The vectors are the
+//! same for all collections, so one item more or less does not change the features of the others, and
+//! `bench/peers/audit_evidence.py`, with which the network of the audit was trained, computes the same ones.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
 
-/// Frequencies; each gives a cosine and a sine.
+/// Number of random vectors `w`, here called frequencies; each gives a cosine and a sine.
 const FREQUENCIES: usize = 256;
 /// Features per row.
 pub(super) const WAVES: usize = 2 * FREQUENCIES;
+/// The sharpness of the kernel (see above), which is also the variance of the frequencies.
 const SCALE: f32 = 1.5;
-/// Rows at a time.
+/// Rows per task of the thread pool.
 const BLOCK: usize = 64;
 
-/// The features of all rows, `[rows][WAVES]`.
+/// The features of all rows, `[rows][WAVES]`: first the cosines of a row, then its sines. The features of a row have
+/// unit length.
 pub(super) fn waves(rows: &[&[f32]]) -> Vec<f32> {
     let dim = rows[0].len();
     let frequencies: Vec<f32> =
@@ -35,13 +41,13 @@ pub(super) fn waves(rows: &[&[f32]]) -> Vec<f32> {
     features
 }
 
-/// The `n`-th number of a normal distribution.
+/// The `n`-th of a fixed sequence of numbers from the standard normal distribution (Box-Muller transform).
 fn normal(n: u64) -> f32 {
     let radius = (-2.0 * uniform(2 * n).ln()).sqrt();
     (radius * (std::f64::consts::TAU * uniform(2 * n + 1)).cos()) as f32
 }
 
-/// The `n`-th number between 0 and 1, by the generator SplitMix64.
+/// The `n`-th of a fixed sequence of uniform numbers between 0 and 1, by the generator SplitMix64.
 fn uniform(n: u64) -> f64 {
     let mut mixed = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

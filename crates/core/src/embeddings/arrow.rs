@@ -1,9 +1,12 @@
 //! Reader of Arrow IPC: files with a footer (also Feather version 2) and streams of messages.
 //!
-//! Start with [`read`]. Both forms are checked first ([`BlockIndex`]): every message and every buffer must be inside the file,
-//! compressed buffers must not claim more than the file size justifies, and a footer must not list the same batch until
-//! memory is exhausted. The decoder of the `arrow` crates then sees only checked blocks and the needed columns. Uncompressed
-//! features of a single batch stay in the memory map.
+//! An Arrow file is a list of blocks: dictionaries and record batches (groups of rows), each with metadata (a message
+//! in FlatBuffers) and a body (the buffers of its columns).
+//!
+//! Start with [`read`]. Both forms are checked first ([`BlockIndex`]): every message and every buffer must be inside
+//! the file, compressed buffers must not claim more than the file size justifies, and a footer must not list the same
+//! batch until memory is exhausted. The decoder of the `arrow` crates then sees only checked blocks and the needed
+//! columns. Uncompressed features of a single batch stay in the memory map.
 
 use std::sync::Arc;
 
@@ -23,7 +26,9 @@ use super::table::{Columns, Table};
 use crate::error::Result;
 
 const FORMAT: &str = "Arrow";
+/// The first and the last bytes of a file with a footer.
 const MAGIC: &[u8] = b"ARROW1";
+/// Precedes the length of a message.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
 /// Reads columns of features, labels and, if there are any, item names.
@@ -45,7 +50,7 @@ fn read_columns(source: &Source, choose: fn(&Schema) -> Result<Columns, String>)
     guarded(source, FORMAT, || decode(source, index, columns))
 }
 
-/// The positions of all dictionaries and record batches, in the order in which they must be read.
+/// The schema, and the positions of all dictionaries and record batches in the order in which they must be read.
 struct BlockIndex {
     schema: Arc<Schema>,
     version: MetadataVersion,
@@ -53,6 +58,7 @@ struct BlockIndex {
 }
 
 impl BlockIndex {
+    /// Finds the blocks of a file or stream. The blocks themselves are not checked.
     fn new(source: &Source) -> Result<Self> {
         let bytes = &source.bytes[..];
         let index = match bytes {
@@ -67,6 +73,7 @@ impl BlockIndex {
 
     /// The blocks of a file, which its footer lists: dictionaries first.
     fn from_file(bytes: &[u8]) -> Result<Self, String> {
+        // A file ends with the footer, the length of the footer in four bytes, and the magic bytes.
         let body = bytes.strip_suffix(MAGIC).ok_or("it does not end with ARROW1: it may be truncated")?;
         let (body, length) = body.split_last_chunk::<4>().ok_or("it ends within its footer")?;
         let length = u32::from_le_bytes(*length) as usize;
@@ -106,6 +113,7 @@ impl BlockIndex {
     }
 }
 
+/// The schema of the columns; `Err` if it is damaged or has big-endian numbers.
 fn schema_of(schema: arrow_ipc::Schema<'_>) -> Result<Arc<Schema>, String> {
     if schema.endianness() != Endianness::Little {
         return Err("its numbers are big-endian; only little-endian numbers are supported".into());
@@ -113,7 +121,10 @@ fn schema_of(schema: arrow_ipc::Schema<'_>) -> Result<Arc<Schema>, String> {
     try_fb_to_schema(schema).map(Arc::new).map_err(|problem| format!("its schema is damaged: {problem}"))
 }
 
-/// The message of a stream at `position`: its block, its metadata and the position of the next message. `None` at the end.
+/// The message of a stream at `position`, as (its block, its metadata, the position of the next message). `None` at the
+/// end.
+///
+/// A message is the continuation marker, the length of the metadata in four bytes, the metadata and the body.
 fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<'_>, usize)>, String> {
     const TRUNCATED: &str = "it ends within a message: it may be truncated";
     let rest = bytes.get(position..).unwrap_or_default();
@@ -121,11 +132,12 @@ fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<
         // A stream may end without an end marker, but not inside one.
         return if rest.is_empty() { Ok(None) } else { Err(TRUNCATED.into()) };
     };
-    // Older writers omit the continuation marker.
+    // Older writers omit the continuation marker. `prefix` is the number of bytes before the metadata.
     let (word, prefix) = match *word == CONTINUATION {
         true => (next.first_chunk::<4>().ok_or(TRUNCATED)?, 8),
         false => (word, 4),
     };
+    // A length of 0 marks the end of the stream.
     let length = i32::from_le_bytes(*word);
     if length == 0 {
         return Ok(None);
@@ -140,7 +152,7 @@ fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<
     Ok(Some((Block::new(position as i64, metadata, body as i64), message, end)))
 }
 
-/// The metadata and the body of a block; `None` if it is outside the file.
+/// (The metadata, with the marker and length in front of it; the body) of a block. `None` if it is outside the file.
 fn bytes_of<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
     let start = usize::try_from(block.offset()).ok()?;
     let metadata = usize::try_from(block.metaDataLength()).ok().filter(|&length| length >= 8)?;
@@ -161,20 +173,22 @@ fn check_block(bytes: &[u8], block: &Block) -> Result<u64, String> {
     check_buffers(batch.ok_or("it has no data")?, body)
 }
 
+/// Parses the metadata of a block, which the continuation marker (not in older files) and a length of four bytes
+/// precede.
 fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
     let flat = metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is truncated")?;
     root_as_message(flat).map_err(|problem| problem.to_string())
 }
 
-/// Checks that every buffer is inside the body, and returns the number of bytes after decompression, which compressed
-/// buffers start with.
+/// Checks that every buffer is inside the body, and returns the number of bytes after decompression. A compressed
+/// buffer starts with its decompressed length in eight bytes, where -1 marks a buffer that is stored as it is.
 fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
     let is_valid = |node: &FieldNode| (0..=node.length()).contains(&node.null_count());
     if !batch.nodes().into_iter().flatten().all(is_valid) {
         return Err("a column has more nulls than rows".into());
     }
     let compressed = batch.compression().is_some();
-    // A batch without a body counts too, so that a footer cannot list one without end.
+    // A batch without a body counts as 64 bytes, so that the limit of the source also bounds the number of batches.
     let mut unpacked = 64u64;
     for buffer in batch.buffers().into_iter().flatten() {
         let range = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
@@ -187,7 +201,7 @@ fn check_buffers(batch: RecordBatch<'_>, body: &[u8]) -> Result<u64, String> {
             }
             _ => -1,
         };
-        // -1 marks a buffer that is not compressed.
+        // A negative size: the buffer is not compressed.
         unpacked = unpacked.saturating_add(u64::try_from(size).unwrap_or(stored.len() as u64));
     }
     Ok(unpacked)

@@ -1,7 +1,7 @@
 //! The feature matrix: [`Features`], rows of numbers in the precision in which they are stored ([`Precision`]).
 //!
-//! The bytes stay where they are, in a memory map or in a buffer that a reader filled, and rows are converted to `f32` only
-//! when they are used. So files larger than the main memory can be used.
+//! The bytes stay where they are, in a memory map or in a buffer that a reader filled, and rows are converted to `f32`
+//! only when they are used. So files larger than the main memory can be used.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -47,6 +47,7 @@ impl Precision {
     /// # Errors
     /// The index of the first value that is not finite in this precision; then `out` is unchanged.
     pub fn encode(self, values: &[f32], out: &mut Vec<u8>) -> std::result::Result<(), usize> {
+        // The value after conversion to this precision and back.
         let narrowed = |value: f32| match self {
             Precision::F32 => value,
             Precision::F16 => f16::from_f32(value).to_f32(),
@@ -64,7 +65,8 @@ impl Precision {
                 out.extend(values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()))
             }
         }
-        // Only values above 6e4 can overflow in 16 bits, so the conversion is rarely repeated here.
+        // Only values above 6e4 can overflow in 16 bits (the largest f16 is 65504), so the conversion is rarely
+        // repeated.
         match values
             .iter()
             .position(|&value| value.abs() > 6e4 && !narrowed(value).is_finite() || value.is_nan())
@@ -165,8 +167,8 @@ impl Features {
         self.decoded(rows.len(), |index| rows.start + index)
     }
 
-    /// The given rows as `f32`, one after the other, in the given order. Borrowed if the matrix is stored as `f32` and the
-    /// rows are consecutive.
+    /// The given rows as `f32`, one after the other, in the given order. Borrowed if the matrix is stored as `f32` and
+    /// the rows are consecutive.
     ///
     /// # Panics
     /// If a row is out of range.
@@ -180,7 +182,7 @@ impl Features {
         self.decoded(rows.len(), |index| rows[index] as usize)
     }
 
-    /// Decodes `count` rows, one after the other; `row` returns the row for each index.
+    /// Decodes `count` rows, one after the other, with `row(0)`, `row(1)` and so on being their numbers.
     fn decoded(&self, count: usize, row: impl Fn(usize) -> usize + Sync) -> Cow<'_, [f32]> {
         /// The number of values up to which one thread decodes faster than several.
         const SERIAL_VALUES: usize = 1 << 18;
@@ -201,9 +203,11 @@ impl Features {
     }
 }
 
-/// A copy of the values as bytes that start on a cache line.
+/// A copy of the values as bytes that start on a cache line: behind as many zeros as are needed to get to one.
 fn cache_aligned_bytes(values: &[f32]) -> Bytes {
+    /// Bytes per cache line.
     const LINE: usize = 64;
+    /// The largest number of values before the next cache line.
     const MARGIN: usize = LINE / size_of::<f32>();
     /// Owns the values whose bytes are returned.
     struct Numbers(Vec<f32>);
@@ -221,6 +225,7 @@ fn cache_aligned_bytes(values: &[f32]) -> Bytes {
 
 /// Decodes stored little-endian numbers to `f32`, one for each element of `out`.
 pub fn decode(bytes: &[u8], precision: Precision, out: &mut [f32]) {
+    // The bytes as 16-bit numbers, for fast conversion; `None` if they are not aligned or the processor is big-endian.
     let halves = bytemuck::try_cast_slice::<u8, u16>(bytes).ok().filter(|_| cfg!(target_endian = "little"));
     match (precision, halves) {
         (Precision::F32, _) => {

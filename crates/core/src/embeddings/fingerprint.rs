@@ -1,4 +1,5 @@
-//! Fingerprints of embeddings ([`Fingerprint`]), and the check that all values are finite and not too large.
+//! Fingerprints of embeddings ([`Fingerprint`]), hashes by which results name the data they were computed from, and the
+//! check that all values are finite and not too large.
 //!
 //! Both need every byte of the features, so they share one pass: a chunk that fits into the cache is checked and hashed
 //! before the next is read, and a file larger than memory is streamed once. The check compares bit patterns and decodes
@@ -14,10 +15,11 @@ use super::Embeddings;
 use super::features::{Features, Precision, decode};
 use crate::error::{Error, Result};
 
-/// The number of bytes that are checked and hashed at a time: enough for several threads, few enough for the cache.
+/// The number of bytes that are checked and then hashed at a time, 2 MiB: enough for several threads, few enough for
+/// the cache.
 const CHUNK_BYTES: usize = 2 << 20;
 
-/// The number of bytes that one thread checks at a time; a multiple of the size of every number.
+/// The number of bytes that one thread checks at a time, 64 KiB; a multiple of the size of every number.
 const THREAD_BYTES: usize = 64 << 10;
 
 /// A hash (BLAKE3) of precision, shape, features, labels and class names, which does not depend on the file format.
@@ -89,7 +91,8 @@ impl Features {
     }
 }
 
-/// The largest magnitude of a feature. Distances are sums of squares over a row, which must stay finite.
+/// The largest magnitude of a feature. Distances are sums of squares over a row, which must stay finite: 1e8 times the
+/// square of this number, 1e30, is below the largest `f32` (3.4e38).
 const MAX_ABS: f32 = 1e15;
 
 /// Computes the fingerprint and checks the values in the same pass; the errors are those of [`Features::check`].
@@ -133,8 +136,8 @@ fn all_usable(bytes: &[u8], precision: Precision) -> bool {
 
 /// Whether a number is not finite or too large.
 ///
-/// Without the sign bit, the bit patterns are in the order of the magnitudes, and infinity and NaN come after all finite
-/// numbers; so one comparison of integers is enough. The loops have no early exit, so that they are vectorised.
+/// Without the sign bit, the bit patterns are in the order of the magnitudes, and infinity and NaN come after all
+/// finite numbers; so one comparison of integers is enough. The loops have no early exit, so that they are vectorised.
 pub(super) fn contains_unusable(bytes: &[u8], precision: Precision) -> bool {
     match precision {
         Precision::F32 => {
@@ -154,6 +157,7 @@ fn any_above(bytes: &[u8], max_bits: u16) -> bool {
 
 /// The error about the first value, from row `start` on, that is not finite or too large. There must be one.
 fn first_unusable(features: &Features, start: usize) -> Error {
+    // The same limit as in `contains_unusable`: for bf16, 1e15 rounded to a bf16 number.
     let largest = match features.precision() {
         Precision::Bf16 => bf16::from_f32(MAX_ABS).to_f32(),
         Precision::F32 | Precision::F16 => MAX_ABS,

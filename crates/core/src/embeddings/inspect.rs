@@ -1,7 +1,8 @@
-//! Inspection of embeddings: [`inspect`] examines every value of a file and counts what is unusual, without refusing it.
+//! Inspection of embeddings: [`inspect`] examines every value of a file and counts what is unusual, without refusing
+//! it.
 //!
-//! It is used on files that were refused, so it accepts values that are not finite. Per row it keeps only a norm and a hash,
-//! so a million rows take tens of megabytes instead of gigabytes.
+//! It is used on files that were refused, so it accepts values that are not finite. Per row it keeps only a norm and a
+//! hash (20 bytes), so a million rows take tens of megabytes instead of gigabytes.
 
 use rayon::prelude::*;
 
@@ -16,8 +17,8 @@ const CHUNK_ROWS: usize = 1024;
 /// The maximum number of groups of duplicates in [`Duplicates::examples`], and of rows per group.
 const MAX_EXAMPLES: usize = 5;
 
-/// Inspects embeddings that were opened with [`Embeddings::read`] or [`Embeddings::open`]: sizes, norms, duplicates, values
-/// that are not finite, and warnings about them. [`Inspection`] has an example.
+/// Inspects embeddings that were opened with [`Embeddings::read`] or [`Embeddings::open`]: sizes, norms, duplicates,
+/// values that are not finite, and warnings about them. [`Inspection`] has an example.
 pub fn inspect(embeddings: &Embeddings) -> Inspection {
     let features = embeddings.features();
     let findings = Findings::new(features);
@@ -50,6 +51,7 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     inspection
 }
 
+/// Every class with its number of rows, in the order of the classes.
 fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
     let class_count = |(class, name): (usize, &String)| ClassCount {
         name: name.clone(),
@@ -58,7 +60,8 @@ fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
     embeddings.classes().iter().enumerate().map(class_count).collect()
 }
 
-/// The maximum number of shots of an episode: a class needs the shots, the same number of rows for noise, and the queries.
+/// The maximum number of shots (labelled items per class) of an episode (a small classification problem drawn from the
+/// data): a class needs the shots, the same number of rows for noise, and the queries. `None` if it has too few rows.
 fn max_shots(smallest: &ClassCount) -> Option<usize> {
     smallest.count.checked_sub(QUERIES).map(|left| left / 2).filter(|&shots| shots > 0)
 }
@@ -93,6 +96,7 @@ impl Findings {
         parts.into_iter().fold(Findings::empty(features.dim()), Findings::join)
     }
 
+    /// Findings about no rows.
     fn empty(dim: usize) -> Self {
         let non_finite = NonFinite::default();
         Findings { norms: Vec::new(), hashes: Vec::new(), non_finite, varies: vec![false; dim] }
@@ -114,6 +118,8 @@ impl Findings {
         }
     }
 
+    /// Counts the values of a row that are not finite, and keeps the position of the first. `contains_unusable` also
+    /// reports finite values that are too large; these are not counted.
     fn count_non_finite(&mut self, row: usize, values: &[f32]) {
         let non_finite = || values.iter().enumerate().filter(|(_, value)| !value.is_finite());
         self.non_finite.count += non_finite().count();

@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::features::Precision;
 use super::fingerprint::Fingerprint;
 
-/// The number of queries per class in the episodes for which [`Inspection::largest_shots`] is computed; most papers use
-/// 15.
+/// The number of queries (items to classify) per class in the episodes (small classification problems drawn from the
+/// data) for which [`Inspection::largest_shots`] is computed; most papers use 15.
 pub(super) const QUERIES: usize = 15;
 
 /// A description of an embeddings file and of everything unusual in it, as [`inspect`](super::inspect()) returns it.
@@ -46,8 +46,8 @@ pub struct Inspection {
     pub smallest_class: Option<ClassCount>,
     /// The class with the most rows, the first of several; `None` without classes.
     pub largest_class: Option<ClassCount>,
-    /// The largest number of shots for which every class has enough rows: the shots, the same number of rows for noise,
-    /// and 15 queries. `None` if not even one shot is possible.
+    /// The largest number of shots (labelled items per class of an episode) for which every class has enough rows: the
+    /// shots, the same number of rows for noise, and 15 queries. `None` if not even one shot is possible.
     pub largest_shots: Option<usize>,
     /// The Euclidean norms of the rows without NaN or infinite values; `None` if there is no such row.
     pub norms: Option<Norms>,

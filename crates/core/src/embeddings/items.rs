@@ -14,6 +14,7 @@ use bytes::Bytes;
 /// ```
 #[derive(Clone)]
 pub struct Items {
+    /// All names one after the other, in UTF-8.
     text: Bytes,
     /// `len + 1` ascending byte offsets, from 0 to the length of the text, each on a character boundary.
     offsets: Vec<u64>,

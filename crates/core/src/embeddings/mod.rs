@@ -1,15 +1,17 @@
-//! Embeddings: labelled feature vectors, which a backbone computed from images, and the readers of their file formats.
+//! Embeddings: labelled feature vectors, which a network (the backbone) computed from images, and the readers of their
+//! file formats.
 //!
-//! Start with [`Embeddings::open`] for a file or [`Embeddings::from_rows`] for rows in memory. [`Features`] is the matrix of
-//! values, [`inspect()`] describes a file that may be damaged, and [`Writer`] writes rows one by one.
+//! Start with [`Embeddings::open`] for a file or [`Embeddings::from_rows`] for rows in memory. [`Features`] is the
+//! matrix of values, [`inspect()`] describes a file that may be damaged, and [`Writer`] writes rows one by one.
 //!
-//! A file is opened in two steps. [`Embeddings::read`] parses its structure: every size is checked against the real length of
-//! the file before memory is allocated, and features stay in the memory map if the format allows it. [`Embeddings::check`]
-//! then streams over the values once, refuses those that are not finite and computes the fingerprint.
-//! [`Embeddings::open`] does both; only [`inspect()`] needs them apart.
+//! A file is opened in two steps. [`Embeddings::read`] parses its structure: every size is checked against the real
+//! length of the file before memory is allocated, and features stay in the memory map if the format allows it.
+//! [`Embeddings::check`] then streams over the values once, refuses those that are not finite and computes the
+//! fingerprint. [`Embeddings::open`] does both. Callers of [`inspect()`] only read, because it describes invalid values
+//! instead of refusing them.
 //!
-//! Each format has one file in this folder, which contains all checks of its untrusted bytes: `safetensors`, `npy`, `npz`,
-//! `parquet` (with `thrift`) and `arrow` (both with `table`).
+//! Each format has one file in this folder, which contains all checks of its untrusted bytes: `safetensors`, `npy`,
+//! `npz`, `parquet` (with `thrift`) and `arrow` (both with `table`).
 
 #[cfg(feature = "arrow")]
 mod arrow;
@@ -79,7 +81,9 @@ pub struct Embeddings {
     classes: Vec<String>,
     items: Option<Items>,
     backbone: Option<String>,
+    /// For every class its rows, ascending.
     rows_by_class: Vec<Vec<u32>>,
+    /// Computed on first use, or by [`Embeddings::check`].
     fingerprint: OnceLock<Fingerprint>,
     path: Option<PathBuf>,
 }
@@ -141,7 +145,8 @@ impl Embeddings {
         Self::from_parts(parts, Some(&features.path))
     }
 
-    /// Reads the bytes of a file with the given extension, for tests and fuzzers. Values are not checked.
+    /// Reads the bytes of a file with the given extension, for tests and fuzzers. Values are not checked. For `npy`,
+    /// the same array is read as features and as labels.
     pub fn read_bytes(bytes: Vec<u8>, extension: &str) -> Result<Self> {
         let source = Source::in_memory(bytes, extension);
         let parts = match extension {
@@ -172,7 +177,7 @@ impl Embeddings {
         )?)
     }
 
-    /// Embeddings whose values are checked.
+    /// Makes embeddings from what a reader returned, and checks the values.
     #[cfg(feature = "arrow")]
     fn from_checked_parts(parts: Parts) -> Result<Self> {
         let mut embeddings = Self::from_parts(parts, None)?;
@@ -180,8 +185,8 @@ impl Embeddings {
         Ok(embeddings)
     }
 
-    /// Makes embeddings from rows in memory: `values` are the rows one after the other, `dim` numbers each, and `labels`
-    /// the class names of the rows. The classes are the distinct names, sorted.
+    /// Makes embeddings from rows in memory: `values` are the rows one after the other, `dim` numbers each, and
+    /// `labels` the class names of the rows. The classes are the distinct names, sorted.
     ///
     /// # Errors
     /// If the number of values or labels does not fit, or a value is not finite.
@@ -381,8 +386,9 @@ fn unknown_format(extension: Option<&str>, path: &Path) -> Error {
     Error::FeatureNotBuilt { path: path.into(), feature }
 }
 
-/// Converts labels to indices into a list of class names.
+/// Converts labels to (the class index of every row, the class names).
 fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
+    // The distinct labels, sorted, become the classes.
     fn sorted_classes<T: Ord + Clone + ToString>(labels: &[T]) -> (Vec<u32>, Vec<String>) {
         let mut indices: BTreeMap<&T, u32> = labels.iter().map(|label| (label, 0)).collect();
         indices.values_mut().zip(0..).for_each(|(index, n)| *index = n);

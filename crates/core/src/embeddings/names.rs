@@ -1,7 +1,7 @@
 //! Class names of rows: [`Names`] collects one name per row while a file is read and numbers them.
 //!
-//! A file can repeat one long name a million times in a few bytes (by a dictionary or views). Only distinct names are kept,
-//! so memory use stays within the size of the file.
+//! A file can repeat one long name a million times in a few bytes (by a dictionary or views). Only distinct names are
+//! kept, so memory use stays within the size of the file.
 
 use std::collections::HashMap;
 
@@ -42,6 +42,7 @@ impl Names {
     pub fn into_labels(self) -> Labels {
         let mut sorted: Vec<(String, i64)> = self.numbers.into_iter().collect();
         sorted.sort_unstable();
+        // The class of every number.
         let mut renumbered = vec![0; sorted.len()];
         for (rank, (_, number)) in sorted.iter().enumerate() {
             renumbered[*number as usize] = rank as i64;

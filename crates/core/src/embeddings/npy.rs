@@ -1,9 +1,9 @@
 //! Reader of NumPy's `.npy` format: one array per file, so features and labels are a pair of files.
 //!
-//! Start with [`read_pair`]. The header is the text of a Python dictionary with three known keys. It is parsed here without
-//! recursion, because a general parser of Python literals can be led into a stack overflow. Rows of little-endian `f16` or
-//! `f32` stay in the memory map; `f64` is converted to `f32`, and big-endian or column-major arrays are reordered. Object
-//! arrays are pickles, which can execute code: they are refused.
+//! Start with [`read_pair`]. The header is the text of a Python dictionary with three known keys. It is parsed here
+//! without recursion, because a general parser of Python literals can be led into a stack overflow. Rows of
+//! little-endian `f16` or `f32` stay in the memory map; `f64` is converted to `f32`, and big-endian or column-major
+//! arrays are reordered. Object arrays are pickles, which can execute code: they are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -49,6 +49,7 @@ fn label_names(stem: &str) -> Vec<String> {
         ("X", ["y", "labels"]),
         ("x", ["y", "labels"]),
     ];
+    // `X_train` starts with `X`, so `y_train.npy` and `labels_train.npy` are possible labels.
     for (features, labels) in conventions {
         if let Some(suffix) = stem.strip_prefix(features) {
             names.extend(labels.map(|labels| format!("{labels}{suffix}.npy")));
@@ -83,6 +84,7 @@ impl LabelArray {
 
 /// An array with a parsed header, whose shape fits the size of its data.
 pub(crate) struct Array<'a> {
+    /// The file of the array, for error messages; a `.npz` file contains several arrays.
     source: &'a Source,
     header: Header,
     data: Bytes,
@@ -136,10 +138,11 @@ impl<'a> Array<'a> {
         Ok(Features::new(bytes, precision, rows, dim))
     }
 
-    /// The stored bytes of each element, row by row, for both memory orders.
+    /// The stored bytes of each element of a two-dimensional array, row by row, for both memory orders.
     fn elements(&self) -> impl Iterator<Item = &[u8]> {
         let (rows, dim) = (self.header.shape[0], self.header.shape[1]);
         let width = self.header.width;
+        // Element [row][column] is stored at the index `row * row_stride + column * column_stride`.
         let (row_stride, column_stride) = if self.header.fortran_order { (1, rows) } else { (dim, 1) };
         let indices = (0..rows)
             .flat_map(move |row| (0..dim).map(move |column| row * row_stride + column * column_stride));
@@ -203,7 +206,7 @@ impl<'a> Array<'a> {
         Ok(strings)
     }
 
-    /// The length of a one-dimensional array.
+    /// The length of a one-dimensional array; an error for any other shape. `what` names the array in messages.
     fn only_dimension(&self, what: &str) -> Result<usize> {
         match self.header.shape.as_slice() {
             &[rows] => Ok(rows),
@@ -211,7 +214,7 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// Decodes each string and passes it to `take`.
+    /// Decodes each string and passes it to `take`, whose `Err` is a problem with the string.
     fn for_each_string(&self, mut take: impl FnMut(String) -> Result<(), String>) -> Result<()> {
         for (row, stored) in self.data.chunks_exact(self.header.width).enumerate() {
             let string = match self.header.kind {
@@ -245,6 +248,7 @@ fn decode_utf8(stored: &[u8]) -> Option<String> {
     String::from_utf8(stored[..length].to_vec()).ok()
 }
 
+/// The contents of the header of a `.npy` file.
 struct Header {
     /// The type as it is written in the file, such as `<f4`, for messages.
     descr: String,
@@ -261,6 +265,7 @@ impl Header {
     /// Parses the header and returns it with the position of the data.
     fn parse(bytes: &[u8]) -> Result<(Self, usize), String> {
         let rest = bytes.strip_prefix(MAGIC).ok_or("it does not begin with the magic bytes of NumPy")?;
+        // Major and minor version, then the length of the header: two bytes in version 1, four in versions 2 and 3.
         let (length, start) = match *rest {
             [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 10usize),
             [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
@@ -274,6 +279,8 @@ impl Header {
         Ok((DictParser { rest: text }.header()?, start + length))
     }
 
+    /// A header from the three values of the dictionary. `descr` is a byte order (`<`, `>`, `|` or `=`), a letter for
+    /// the kind of type, and a size: in characters of four bytes for `U`, in bytes otherwise.
     fn new(descr: String, fortran_order: bool, shape: Vec<usize>) -> Result<Self, String> {
         let unknown = || format!("its type '{descr}' is unknown");
         let mut characters = descr.chars();
@@ -297,12 +304,15 @@ impl Header {
     }
 }
 
-/// A parser of the Python dictionary in a header.
+/// A parser of the Python dictionary in a header, such as
+/// `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 2), }`.
 struct DictParser<'a> {
+    /// The text that is not parsed yet.
     rest: &'a str,
 }
 
 impl DictParser<'_> {
+    /// Parses the whole dictionary.
     fn header(mut self) -> Result<Header, String> {
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
         self.expect('{')?;
@@ -334,6 +344,7 @@ impl DictParser<'_> {
         rest.is_some()
     }
 
+    /// Skips spaces and `token`, which must be next.
     fn expect(&mut self, token: char) -> Result<(), String> {
         match self.accept(token) {
             true => Ok(()),
@@ -341,6 +352,7 @@ impl DictParser<'_> {
         }
     }
 
+    /// A string in single or double quotes. Escapes are not needed for the strings that occur.
     fn string(&mut self) -> Result<String, String> {
         let quote = if self.accept('"') { '"' } else { '\'' };
         if quote == '\'' {
@@ -369,6 +381,7 @@ impl DictParser<'_> {
         Err("'fortran_order' in its header is neither True nor False".into())
     }
 
+    /// A tuple of integers.
     fn shape(&mut self) -> Result<Vec<usize>, String> {
         let mut shape = Vec::new();
         self.expect('(')?;

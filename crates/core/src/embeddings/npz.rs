@@ -2,11 +2,11 @@
 //! names under the usual names of their arrays.
 //!
 //! Start with [`read`]. The arrays of `np.savez` are stored: they are slices of the mapped file. Those of
-//! `np.savez_compressed` are deflated: the total size that they claim to decompress to must be plausible for the size of the
-//! file, and no more than claimed is decompressed.
+//! `np.savez_compressed` are deflated: the total size that they claim to decompress to must be plausible for the size
+//! of the file, and no more than claimed is decompressed.
 //!
-//! The CRC-32 of an array is checked when it is read. It covers the array but not the central directory of the archive, so
-//! the names in the central directory must match those in the local headers.
+//! The CRC-32 of an array is checked when it is read. It covers the array but not the central directory of the archive,
+//! so the names in the central directory must match those in the local headers.
 
 use std::io::{Cursor, Read};
 
@@ -26,10 +26,12 @@ const FEATURES: [&str; 4] = ["x", "X", "features", "embeddings"];
 /// Names of the array of labels, by preference.
 const LABELS: [&str; 3] = ["y", "labels", "Y"];
 
-/// The largest compression factor of deflate.
+/// The largest compression factor of deflate (about 1032 : 1 by the format), which bounds the memory that is reserved
+/// in advance.
 const MAX_DEFLATE_FACTOR: u64 = 1032;
 
-/// Reads the arrays of features and labels, and those of classes and item names if there are any. Values are not checked.
+/// Reads the arrays of features and labels, and those of classes and item names if there are any. Values are not
+/// checked.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
     let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
     let features = archive.first_of(&FEATURES)?;
@@ -76,8 +78,8 @@ impl<'a> Archive<'a> {
         Ok(archive)
     }
 
-    /// Compares the names in the central directory with those in the local headers, so that an optional array whose name is
-    /// damaged in the directory is not taken for a missing one.
+    /// Compares the names in the central directory with those in the local headers, so that an optional array whose
+    /// name is damaged in the directory is not taken for a missing one.
     fn check_names(&mut self) -> Result<()> {
         for index in 0..self.zip.len() {
             let member =
@@ -117,6 +119,7 @@ impl<'a> Archive<'a> {
         let member = self.zip.by_index(index).map_err(|problem| malformed(&problem))?;
         let (claimed, packed) = (member.size(), member.compressed_size());
         match member.compression() {
+            // A slice of the file: its checksum is compared here.
             CompressionMethod::Stored => {
                 let bytes = stored(source, member.data_start(), packed)?;
                 match crc32fast::hash(&bytes) == member.crc32() {
@@ -124,6 +127,7 @@ impl<'a> Archive<'a> {
                     false => Err(source.damaged(format!("array '{}'", printable_name(member.name_raw())))),
                 }
             }
+            // Read through the zip crate, which compares the checksum at the end.
             CompressionMethod::Deflated => {
                 self.unpacked = self.unpacked.saturating_add(claimed);
                 source.allow(self.unpacked)?;
@@ -141,14 +145,15 @@ fn printable_name(name: &[u8]) -> String {
     crate::visible::visible(&String::from_utf8_lossy(name))
 }
 
-/// The name in the local header in front of a member.
+/// The name in the local header in front of a member; `None` if the header is outside the file. The header has 30 fixed
+/// bytes, of which bytes 26 and 27 are the length of the name that follows.
 fn local_name(bytes: &[u8], header_start: u64) -> Option<&[u8]> {
     let header = bytes.get(usize::try_from(header_start).ok()?..)?;
     let (fixed, rest) = header.split_first_chunk::<30>()?;
     rest.get(..usize::from(u16::from_le_bytes([fixed[26], fixed[27]])))
 }
 
-/// The bytes of a member that is not compressed, as a slice of the file.
+/// The bytes of a member that is not compressed, as a slice of the file; an error if it is not inside the file.
 fn stored(source: &Source, start: Option<u64>, length: u64) -> Result<Bytes> {
     let range = start.and_then(|start| Some(start as usize..start.checked_add(length)? as usize));
     range

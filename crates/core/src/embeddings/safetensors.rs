@@ -1,9 +1,9 @@
 //! Reader and writer of embeddings in safetensors files, the only format that trueshot writes.
 //!
-//! Start with [`read`] and [`write`]. A file has the tensors `features` `[rows, dim]` and `labels` `[rows]`, and metadata
-//! `format`, `classes` (a JSON list) and `backbone`. Item names are a U8 tensor `items`, divided into names by the I64 tensor
-//! `item_offsets` `[rows + 1]`, because metadata has a size limit (a JSON list in the metadata `items` is read too). Features
-//! are a slice of the mapped file and not copied.
+//! Start with [`read`] and [`write`]. A file has the tensors `features` `[rows, dim]` and `labels` `[rows]`, and
+//! metadata `format`, `classes` (a JSON list) and `backbone`. Item names are a U8 tensor `items`, divided into names by
+//! the I64 tensor `item_offsets` `[rows + 1]`, because metadata has a size limit (a JSON list in the metadata `items`
+//! is read too). Features are a slice of the mapped file and not copied.
 
 use std::io::Write;
 use std::path::Path;
@@ -46,11 +46,13 @@ struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
+    /// Parses the header. Positions of tensors are checked by [`Tensors::tensor`].
     fn open(source: &'a Source) -> Result<Self> {
         // The safetensors crate does not check offsets for overflow, which panics in debug builds.
         let (length, header) = guarded(source, FORMAT, || {
             SafeTensors::read_metadata(&source.bytes).map_err(|problem| source.malformed(FORMAT, problem))
         })?;
+        // The file starts with the length of the header in eight bytes and the header.
         let start = length.saturating_add(8).min(source.bytes.len());
         Ok(Tensors { source, header, data: source.bytes.slice(start..) })
     }
@@ -60,8 +62,8 @@ impl<'a> Tensors<'a> {
         self.header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
-    /// A tensor, if there is one with this name. The crate has compared its size with its shape, but not its position with
-    /// the length of the file, which is checked here.
+    /// A tensor, if there is one with this name. The crate has compared its size with its shape, but not its position
+    /// with the length of the file, which is checked here.
     fn tensor(&self, name: &str) -> Result<Option<(&TensorInfo, Bytes)>> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let (start, end) = info.data_offsets;
@@ -76,6 +78,7 @@ impl<'a> Tensors<'a> {
         self.tensor(name)?.ok_or_else(|| self.malformed(format!("it has no tensor '{name}'")))
     }
 
+    /// Checks the metadata key `format`, which files of other programs do not have.
     fn check_version(&self) -> Result<()> {
         match self.note("format") {
             None | Some(VERSION) => Ok(()),
@@ -109,6 +112,7 @@ impl<'a> Tensors<'a> {
         Ok(Features::new(bytes, precision, rows, dim))
     }
 
+    /// The labels: indices into the metadata `classes`, or numbers without names if there are no `classes`.
     fn labels(&self) -> Result<Labels> {
         let labels = self.integers("labels")?;
         let Some(classes) = self.note("classes") else { return Ok(Labels::Numbered(labels)) };
@@ -175,6 +179,7 @@ impl<'a> Tensors<'a> {
 /// Decodes integers of `width` bytes (1 to 8); `None` if one does not fit into an `i64`.
 pub(crate) fn whole_numbers(bytes: &[u8], width: usize, signed: bool, big_endian: bool) -> Option<Vec<i64>> {
     let number = |stored: &[u8]| {
+        // The position of the byte with significance i, counted from the lowest.
         let position = |i: usize| if big_endian { width - 1 - i } else { i };
         let raw = (0..width).fold(0u64, |raw, i| raw | u64::from(stored[position(i)]) << (8 * i));
         let unused = 64 - 8 * width as u32;
@@ -195,6 +200,7 @@ fn f64_to_f32(bytes: &[u8]) -> Vec<f32> {
 /// Writes embeddings atomically. The same data gives the same bytes; features are not copied in memory.
 pub(crate) fn write(embeddings: &Embeddings, path: &Path) -> Result<()> {
     let header = header(embeddings);
+    // The tensors are written in the order of their offsets in the header: labels, item offsets, features, items.
     write_atomically(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
@@ -207,6 +213,7 @@ pub(crate) fn write(embeddings: &Embeddings, path: &Path) -> Result<()> {
     })
 }
 
+/// Writes numbers as little-endian integers of eight bytes.
 fn write_numbers(out: &mut dyn Write, numbers: impl Iterator<Item = u64>) -> std::io::Result<()> {
     for number in numbers {
         out.write_all(&number.to_le_bytes())?;
@@ -220,6 +227,7 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
     let (rows, dim) = (features.rows(), features.dim());
     let mut header = Map::new();
     header.insert("__metadata__".into(), notes(embeddings));
+    // Adds a tensor behind the previous one.
     let mut end = 0;
     let mut tensor = |name: &str, dtype: Dtype, shape: Value, bytes: usize| {
         let offsets = [end, end + bytes];
@@ -235,6 +243,7 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
         Precision::F16 => Dtype::F16,
         Precision::Bf16 => Dtype::BF16,
     };
+    // Labels and item offsets, of eight bytes each, come before the features.
     let features_start = 8 * (rows + embeddings.items().map_or(0, |items| items.packed().1.len()));
     tensor("features", dtype, json!([rows, dim]), rows * dim * features.precision().size());
     if let Some((text, _)) = embeddings.items().map(Items::packed) {

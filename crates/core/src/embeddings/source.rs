@@ -1,5 +1,5 @@
-//! The bytes of an untrusted file: [`Source`], mapped into memory, with its path for messages and a limit on how much it may
-//! decompress to.
+//! The bytes of an untrusted file: [`Source`], mapped into memory, with its path for messages and a limit on how much
+//! it may decompress to.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 pub(crate) struct Source {
     pub path: PathBuf,
     pub bytes: Bytes,
-    /// The maximum number of bytes it may decompress to, whatever its size.
+    /// The maximum number of bytes the file may decompress to, in addition to the limit of [`Source::allow`] that
+    /// depends on the size of the file.
     max_unpacked: u64,
 }
 
@@ -59,8 +60,8 @@ impl Source {
 
     /// Checks that the file may decompress to `claimed` bytes.
     ///
-    /// Features compress by a factor of 2 to 4, sparse ones of 20; labels compress better, but they are small. So a limit
-    /// of 64 times the file size plus 64 MiB accepts every real file and refuses decompression bombs.
+    /// Features compress by a factor of 2 to 4, sparse ones of 20; labels compress better, but they are small. So a
+    /// limit of 64 times the file size plus 64 MiB accepts every real file and refuses decompression bombs.
     ///
     /// # Errors
     /// [`Error::TooLarge`].

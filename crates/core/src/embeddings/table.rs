@@ -1,8 +1,9 @@
-//! Conversion of Arrow record batches, from Arrow and Parquet files, to features, labels and item names.
+//! Conversion of Arrow record batches (groups of rows, stored by column), from Arrow and Parquet files, to features,
+//! labels and item names.
 //!
-//! [`Columns`] finds the needed columns by the names that people use; [`Table`] collects the batches. Views and dictionaries
-//! can refer to the same bytes many times and so expand to more than the file holds: names are kept once, and rows that must
-//! be copied count towards the same limit as compressed contents.
+//! [`Columns`] finds the needed columns by the names that people use; [`Table`] collects the batches. Views and
+//! dictionaries can refer to the same bytes many times and so expand to more than the file holds: names are kept once,
+//! and rows that must be copied count towards the same limit as compressed contents.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -132,17 +133,21 @@ fn is_labels(data_type: &DataType) -> bool {
     }
 }
 
-/// A table that is collected batch by batch.
+/// A table that is collected batch by batch: [`Table::push`] adds a batch, [`Table::finish`] returns the result.
 pub(crate) struct Table<'a> {
+    /// The file and its format, for error messages and the limit on the unpacked size.
     source: &'a Source,
     format: &'static str,
     columns: Columns,
+    /// The number of rows so far.
     rows: usize,
+    /// The features; `None` before the first batch with rows.
     matrix: Option<Matrix>,
     /// The labels, if they are numbers.
     numbers: Vec<i64>,
     /// The labels, if they are strings.
     names: Option<Names>,
+    /// The item names.
     items: Vec<String>,
     /// The total length of the item names in bytes.
     items_length: u64,
@@ -162,6 +167,7 @@ enum RowBytes {
 }
 
 impl<'a> Table<'a> {
+    /// An empty table for the chosen columns of a file.
     pub fn new(source: &'a Source, format: &'static str, columns: Columns) -> Self {
         Table {
             source,
@@ -208,6 +214,7 @@ impl<'a> Table<'a> {
         };
         let labels = match self.names {
             Some(names) => names.into_labels(),
+            // Rows without labels all get the same class.
             None if self.columns.labels.is_none() => Labels::Numbered(vec![0; self.rows]),
             None => Labels::Numbered(self.numbers),
         };
@@ -225,11 +232,13 @@ impl<'a> Table<'a> {
             return Err(self.malformed(format!("the features of row {} are null", self.rows + row)));
         }
         let lists = Lists::new(column).ok_or_else(|| self.malformed("the features are not lists"))?;
+        // The first row of the table decides about the dimension.
         let dim = self.matrix.as_ref().map_or(lists.span(0).1, |matrix| matrix.dim);
         self.check_lists(&lists, dim)?;
         let (precision, stored) = stored_numbers(&lists.values).ok_or_else(|| {
             self.malformed("the features are not floating-point numbers of 16, 32 or 64 bits")
         })?;
+        // The index of the first value, and the bytes per row.
         let (first, width) = (lists.span(0).0, dim * precision.size());
         let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first + row * dim);
         let matrix =
@@ -270,6 +279,7 @@ impl<'a> Table<'a> {
         self.source.allow(bytes)
     }
 
+    /// Adds the labels of a batch: strings, integers or booleans.
     fn push_labels(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the label of row {} is null", self.rows + row)));
@@ -287,6 +297,7 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
+    /// Adds the item names of a batch.
     fn push_items(&mut self, column: &ArrayRef) -> Result<()> {
         if let Some(row) = first_null(column) {
             return Err(self.malformed(format!("the item name of row {} is null", self.rows + row)));
@@ -361,6 +372,7 @@ enum Spans {
 }
 
 impl Lists {
+    /// The lists of a column; `None` if it has another type.
     fn new(column: &ArrayRef) -> Option<Self> {
         let (values, spans) = match column.data_type() {
             DataType::FixedSizeList(_, length) => {
@@ -456,6 +468,7 @@ struct Strings {
 }
 
 impl Strings {
+    /// The strings of a column; `None` if it has another type, or is a dictionary without values.
     fn new(column: &ArrayRef) -> Option<Self> {
         if !is_text(column.data_type()) {
             return None;
@@ -468,6 +481,7 @@ impl Strings {
             .then(|| Strings { values: dictionary.values().clone(), keys: Some(keys) })
     }
 
+    /// The string of a row.
     fn get(&self, row: usize) -> &str {
         let index = self.keys.as_ref().map_or(row, |keys| keys[row]);
         match self.values.data_type() {

@@ -1,5 +1,5 @@
-//! A reader of Thrift's compact protocol ([`CompactReader`]), as far as needed to check the headers of Parquet files before
-//! the decoder of the `parquet` crate sees them.
+//! A reader of Thrift's compact protocol ([`CompactReader`]), as far as needed to check the headers of Parquet files
+//! before the decoder of the `parquet` crate sees them.
 //!
 //! It builds nothing and allocates nothing: it moves over the bytes field by field and stops where they end. Nesting is
 //! bounded, so that a file cannot exhaust the stack.
@@ -79,8 +79,9 @@ impl<'a> CompactReader<'a> {
         self.zigzag()?.try_into().ok()
     }
 
-    /// Reads the fields of a structure. `visit` gets the id and the wire type of each field, and returns whether it has
-    /// read the field; otherwise the field is skipped.
+    /// Reads the fields of a structure at nesting depth `depth` (0 for the outermost one). `visit` gets the id and the
+    /// wire type of each field; it returns `Some(true)` if it has read the value, `Some(false)` if the value shall be
+    /// skipped, and `None` if the structure is invalid.
     pub fn fields(
         &mut self,
         depth: usize,
@@ -96,6 +97,7 @@ impl<'a> CompactReader<'a> {
             if kind == 0 {
                 return Some(());
             }
+            // The upper four bits are the difference from the previous id; 0 if the id follows as a number.
             last = match head >> 4 {
                 0 => self.zigzag()?.try_into().ok()?,
                 step => last.checked_add(i16::from(step))?,
@@ -109,6 +111,7 @@ impl<'a> CompactReader<'a> {
     /// Reads the wire type and length of a list; `None` if it is longer than the remaining bytes, because every element
     /// takes at least one byte.
     pub fn list(&mut self) -> Option<(u8, usize)> {
+        // The upper four bits are the length; 15 if the length follows as a number.
         let head = self.byte()?;
         let length = match head >> 4 {
             15 => self.varint()?.try_into().ok()?,
@@ -139,6 +142,7 @@ impl<'a> CompactReader<'a> {
         }
     }
 
+    /// Skips a map: its length, one byte with the wire types of keys and values, then keys and values in turn.
     fn skip_map(&mut self, depth: usize) -> Option<()> {
         let length: usize = self.varint()?.try_into().ok()?;
         if length == 0 {

@@ -3,7 +3,7 @@
 use super::inspection::{Inspection, QUERIES};
 use crate::visible::counted;
 
-/// The number of classes of an episode in most papers.
+/// The number of classes (ways) of an episode, a small classification problem drawn from the data, in most papers.
 const WAYS: usize = 5;
 /// The ratio of the sizes of the largest and the smallest class from which on there is a warning.
 const IMBALANCE: usize = 20;
@@ -86,6 +86,7 @@ fn few_classes(inspection: &Inspection) -> Option<String> {
     (classes < WAYS).then(|| format!("{too_few} too few for {WAYS}-way episodes"))
 }
 
+/// A warning if episodes of 5 shots (labelled items per class), the usual number, are not possible.
 fn few_shots(inspection: &Inspection) -> Option<String> {
     let smallest = inspection.smallest_class.as_ref()?;
     let limit = format!("'{}' has {}", smallest.name, counted(smallest.count, "row", "rows"));

@@ -1,9 +1,9 @@
 //! Streaming of embeddings to a file: [`Writer`] writes rows one by one, for data larger than memory.
 //!
-//! The number of rows is only known at the end, because images may turn out to be unreadable, but the safetensors header is
-//! at the start of the file. So space is reserved for the longest possible header, rows are written as they come, labels and
-//! item names follow, and the header is written last. All this happens in a temporary file in the same folder, which is
-//! renamed when it is complete. If the writer is dropped before, nothing is left.
+//! The number of rows is only known at the end, because images may turn out to be unreadable, but the safetensors
+//! header is at the start of the file. So space is reserved for the longest possible header, rows are written as they
+//! come, labels and item names follow, and the header is written last. All this happens in a temporary file in the same
+//! folder, which is renamed when it is complete. If the writer is dropped before, nothing is left.
 
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -43,6 +43,7 @@ pub struct Writer {
     file: BufWriter<NamedTempFile>,
     dim: usize,
     precision: Precision,
+    /// The metadata of the file.
     notes: Map<String, Value>,
     /// The number of bytes that are reserved for the header.
     header_len: usize,
@@ -55,7 +56,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a file of rows with `dim` numbers each. `notes` are key and value of further metadata, such as `backbone`.
+    /// Creates a file of rows with `dim` numbers each. `notes` are key and value of further metadata, such as
+    /// `backbone`.
     ///
     /// # Errors
     /// [`Error::Write`] if the file cannot be written.
@@ -76,6 +78,7 @@ impl Writer {
             notes.iter().map(|(key, text)| (key.to_string(), text.clone().into())).collect();
         metadata.insert("format".into(), VERSION.into());
         metadata.insert("classes".into(), json!(classes).to_string().into());
+        // Lengths with more digits than any that can occur: rows are counted in 32 bits.
         let max_header_len = header(&metadata, precision, dim, u32::MAX as usize, usize::MAX >> 16).len();
         let header_len = (8 + max_header_len).next_multiple_of(CACHE_LINE) - 8;
         let failed = |source| Error::Write { path: path.clone(), source };
@@ -147,7 +150,8 @@ impl Writer {
     }
 }
 
-/// The header of a file with `rows` rows and `text` bytes of item names.
+/// The JSON header of a file with `rows` rows and `text` bytes of item names. The tensors come in the order in which
+/// they are written.
 fn header(notes: &Map<String, Value>, precision: Precision, dim: usize, rows: usize, text: usize) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), Value::Object(notes.clone()));

@@ -1,8 +1,9 @@
-//! Groups of rows that are augmented copies of the same image ([`AugmentedCopies`]). The item names of copies end in `#1`,
-//! `#2` and so on.
+//! Groups of rows that are augmented copies of the same image ([`AugmentedCopies`]): embeddings may contain rows of an
+//! image and of randomly changed copies of it. The item names of copies end in `#1`, `#2` and so on.
 //!
+//! An episode (a small classification problem drawn from the rows) has labelled support items and queries to classify.
 //! Two copies of one image in one episode would leak labels: a query could have a copy in the support set. So if there
-//! are copies, an episode draws images instead of rows, and then one of the copies of each image.
+//! are copies, the sampler draws images instead of rows, and then one of the copies of each image.
 
 use std::collections::HashMap;
 
@@ -58,7 +59,9 @@ impl AugmentedCopies {
 }
 
 impl ClassImages {
+    /// Groups the rows of one class by image. Images are in the order of their first rows.
     fn new(embeddings: &Embeddings, rows: &[u32]) -> Self {
+        // The index in `images` of every image name, and the rows of every image.
         let mut indices: HashMap<&str, usize> = HashMap::new();
         let mut images: Vec<Vec<u32>> = Vec::new();
         for &row in rows {

@@ -1,22 +1,28 @@
-//! Label noise in support sets: [`symmetric`], [`paired`], [`similar`] and [`outlier`] choose the items that replace clean
-//! ones, and [`support_set`] applies the replacements. [`relabelled`] applies a custom noise type.
+//! Label noise in support sets (the labelled items of an episode): [`symmetric`], [`paired`], [`similar`] and
+//! [`outlier`] choose the items that replace clean ones, and [`support_set`] applies the replacements. [`relabelled`]
+//! applies a custom noise type.
 //!
-//! The sampler has already checked that the level is possible for the shape of the episodes.
+//! The sampler calls them for one noise setting of one episode, and has already checked that the level is possible for
+//! the shape of the episodes. An episode has drawn more items of each class than its support set contains: its pool
+//! ([`ClassDraw::pool`](super::ClassDraw::pool)). A wrong item under one label comes from the pool of another class, so
+//! that no item is used twice. Classes are numbered by their position in the episode.
+//!
+//! A noise level is a share of the items of a class; [`Noise::noisy_items`] is the number of items to replace.
 
 use super::{Episode, EpisodeData, Item};
 use crate::embeddings::Features;
 use crate::noise::{Noise, NoisyLabels};
 use crate::rng::{IndexSampler, Rng};
 
-/// Number of times that a failed draw of symmetric or paired noise is repeated. If all fail, classes of unequal size
-/// leave no valid draw.
+/// Number of times that a failed draw of symmetric or paired noise is repeated. If all fail, classes of
+/// unequal size leave no valid draw, and the noise is reported as impossible.
 const ATTEMPTS: usize = 10_000;
 
-/// For every class the items that replace its noisy ones, as (row, true class), in the order of
-/// [`ClassDraw::noise_order`](super::ClassDraw::noise_order).
+/// For every class the items that replace its noisy ones, as (row, true class); the true class is `None` for an
+/// outlier. The first replaces the first item in [`ClassDraw::noise_order`](super::ClassDraw::noise_order), and so on.
 pub(super) type Replacements = Vec<Vec<(u32, Option<u32>)>>;
 
-/// The support set of an episode with the replacements applied.
+/// The support set of an episode with the replacements applied, class after class.
 pub(super) fn support_set(episode: &Episode, replacements: &Replacements) -> Vec<Item> {
     let mut items = Vec::with_capacity(episode.classes.iter().map(|c| c.support.len()).sum());
     for (given, (draw, replacements)) in (0..).zip(episode.classes.iter().zip(replacements)) {
@@ -40,6 +46,7 @@ pub(super) fn symmetric(episode: &Episode, noise: Noise, rng: &mut Rng) -> Optio
     (0..ATTEMPTS).find_map(|_| symmetric_attempt(episode, noise, rng))
 }
 
+/// One draw of symmetric noise; `None` if a class finds no item that it may take.
 fn symmetric_attempt(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<Replacements> {
     let classes = &episode.classes;
     let order = class_order(classes.len(), rng);
@@ -48,11 +55,12 @@ fn symmetric_attempt(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<R
     let mut replacements = vec![Vec::new(); classes.len()];
     for class in order {
         let noisy = noise.noisy_items(classes[class].support.len());
-        // How many more items may come from each source class: all clean items but one, so that no wrong class is as
-        // frequent as the right one.
+        // How many more items may come from each source class: one fewer than the clean items of this class, so that no
+        // wrong class is as frequent as the right one.
         let mut allowed = vec![classes[class].support.len().saturating_sub(noisy + 1); classes.len()];
         allowed[class] = 0;
         for _ in 0..noisy {
+            // Every pool item that may still be taken is equally likely.
             let available = |source: usize| match allowed[source] {
                 0 => 0,
                 _ => classes[source].pool.len() - used[source],
@@ -74,11 +82,11 @@ fn class_order(classes: usize, rng: &mut Rng) -> Vec<usize> {
     order
 }
 
-/// How many orders of the classes similar noise tries before it draws like symmetric noise.
+/// How many random orders of the classes similar noise tries before it falls back to symmetric noise.
 const SIMILAR_ATTEMPTS: usize = 100;
 
-/// Similar noise: the classes, in random order, take in turns the unused pool item of another class that is nearest to the
-/// mean of their clean items. As under symmetric noise, no wrong class may become as frequent as the right one.
+/// Similar noise: the classes, in random order, take in turns the unused pool item of another class that is nearest to
+/// the mean of their clean items. As under symmetric noise, no wrong class may become as frequent as the right one.
 ///
 /// If no order leaves every class enough items, which only happens close to the largest possible level, the items are
 /// those of symmetric noise.
@@ -94,6 +102,8 @@ pub(super) fn similar(
         .or_else(|| symmetric(episode, noise, rng))
 }
 
+/// One draw of similar noise with the classes in a random order; `None` if a class finds no item that it may take.
+/// `candidates` are the result of [`nearest_pool_items`].
 fn similar_attempt(
     episode: &Episode,
     noise: Noise,
@@ -105,6 +115,7 @@ fn similar_attempt(
     let noisy: Vec<usize> = classes.iter().map(|draw| noise.noisy_items(draw.support.len())).collect();
     let mut used = std::collections::HashSet::new();
     let mut replacements: Vec<Vec<(u32, Option<u32>)>> = vec![Vec::new(); classes.len()];
+    // In each round, every class that needs more than `round` items takes one.
     for round in 0..noisy.iter().copied().max().unwrap_or(0) {
         for &class in order.iter().filter(|&&class| noisy[class] > round) {
             let allowed = classes[class].support.len().saturating_sub(noisy[class] + 1);
@@ -121,8 +132,8 @@ fn similar_attempt(
     Some(replacements)
 }
 
-/// For every class the pool items of all other classes as (class, row), from the nearest to the mean of its support items to
-/// the farthest.
+/// For every class the pool items of all other classes as (source class, row), ordered by their distance from the mean
+/// of the clean support items of the class, the nearest first.
 fn nearest_pool_items(episode: &Episode, features: &Features) -> Vec<Vec<(usize, u32)>> {
     let classes = &episode.classes;
     let pools: Vec<(usize, u32)> = classes
@@ -132,6 +143,7 @@ fn nearest_pool_items(episode: &Episode, features: &Features) -> Vec<Vec<(usize,
         .collect();
     let rows: Vec<_> = pools.iter().map(|&(_, row)| features.row(row as usize)).collect();
     let nearest_to = |class: usize| {
+        // The mean of the clean support items.
         let mut mean = vec![0.0; features.dim()];
         for &row in &classes[class].support {
             let row = features.row(row as usize);
@@ -139,6 +151,8 @@ fn nearest_pool_items(episode: &Episode, features: &Features) -> Vec<Vec<(usize,
         }
         let scale = 1.0 / classes[class].support.len() as f32;
         mean.iter_mut().for_each(|value| *value *= scale);
+        // The pool items of other classes by distance; equally distant ones by class and row, so that the order is
+        // unique.
         let others = pools.iter().zip(&rows).filter(|((source, _), _)| *source != class);
         let mut others: Vec<(f32, (usize, u32))> =
             others.map(|(&item, row)| (squared_distance(&mean, row), item)).collect();
@@ -160,8 +174,9 @@ fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The support set under a custom noise type, grouped by given label; `Err` says what is wrong with labels that are not
-/// allowed.
+/// The support set under a custom noise type, grouped by given label. `labels` is what the noise type returned for the
+/// clean support set, and `Err` says what is not allowed in it: labels that are not classes of the episode, outliers of
+/// classes of the episode, or a class without items.
 pub(super) fn relabelled(
     episode: &Episode,
     labels: &NoisyLabels,
@@ -178,8 +193,11 @@ pub(super) fn relabelled(
             ways - 1
         ));
     }
+    // Other labels. The items are still in the order of the clean support set, to which the outliers below refer.
     let is_changed = items.iter().zip(&labels.given).any(|(item, &given)| item.given != given);
     items.iter_mut().zip(&labels.given).for_each(|(item, &given)| item.given = given);
+    // Outliers, each an item index and the row that replaces it. If they are rows of the data itself, their class must
+    // not be in the episode.
     let pool = data.outlier_rows();
     let is_separate = data.outliers.is_some_and(|pool| !std::ptr::eq(pool, data.embeddings));
     let mut used = std::collections::HashSet::new();
@@ -208,8 +226,8 @@ pub(super) fn relabelled(
     Ok(items)
 }
 
-/// Groups items whose labels were changed by their given label. The order within a group depends on the rows only and says
-/// nothing about the true class.
+/// Groups items whose labels were changed by their given label. The order within a group depends on the rows only and
+/// says nothing about the true class.
 pub(super) fn group_by_given(items: &mut [Item]) {
     items.sort_by_key(|item| (item.given, scrambled(item.row), item.row));
 }
@@ -225,6 +243,7 @@ fn scrambled(row: u32) -> u32 {
 /// A random index below `n` with probability proportional to its weight; `None` if all weights are 0.
 fn weighted_choice(rng: &mut Rng, n: usize, weight: impl Fn(usize) -> usize) -> Option<usize> {
     let total: usize = (0..n).map(&weight).sum();
+    // A random number below the total, less the weights of the indices before the chosen one.
     let mut remaining = (total > 0).then(|| rng.below(total))?;
     (0..n).find(|&i| {
         let is_chosen = remaining < weight(i);
@@ -233,11 +252,13 @@ fn weighted_choice(rng: &mut Rng, n: usize, weight: impl Fn(usize) -> usize) -> 
     })
 }
 
-/// Paired noise: every class gets the first pool items of one other class, chosen by a random derangement. `None` if no
-/// attempt finds source classes with enough items.
+/// Paired noise: every class gets the first pool items of one other class, chosen by a random derangement (a
+/// permutation that maps no class to itself), so every class is the source of exactly one other. `None` if no attempt
+/// finds source classes with enough items.
 pub(super) fn paired(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<Replacements> {
     let classes = &episode.classes;
     let noisy: Vec<usize> = classes.iter().map(|c| noise.noisy_items(c.support.len())).collect();
+    // The source class of every class.
     let source = (0..ATTEMPTS).find_map(|_| {
         let source = rng.derangement(classes.len());
         source.iter().zip(&noisy).all(|(&s, &n)| classes[s].pool.len() >= n).then_some(source)
@@ -248,10 +269,11 @@ pub(super) fn paired(episode: &Episode, noise: Noise, rng: &mut Rng) -> Option<R
     Some(source.iter().zip(&noisy).map(take).collect())
 }
 
-/// Outlier noise: the wrong items are distinct random rows of an outlier pool of `pool_rows` rows.
+/// Outlier noise: the wrong items are distinct random numbers below `pool_rows`, the number of rows that outliers may
+/// be drawn from; the caller knows which rows they stand for.
 ///
-/// One random sequence is dealt to the classes in turns, first one item per class, then a second one and so on, so that a
-/// higher level keeps the items of a lower one.
+/// One random sequence is dealt to the classes in turns, first one item per class, then a second one and so on, so that
+/// a higher level keeps the items of a lower one.
 pub(super) fn outlier(
     episode: &Episode,
     noise: Noise,

@@ -1,9 +1,13 @@
-//! Manifests, files that list episodes: [`write_manifest`] writes one line of JSON per episode with its rows and its wrong
-//! labels, and [`Manifest`] reads them back as a source of episodes.
+//! Manifests, files that list episodes (few-shot classification problems): [`write_manifest`] writes one line of JSON
+//! per episode with its rows and its wrong labels, and [`Manifest`] reads them back as a source of episodes.
 //!
-//! A manifest makes an experiment independent of this crate's sampler: other programs can run the same episodes, and this
-//! one can run theirs. The first line describes the data, and the SHA-256 of the file identifies it in results. Every
-//! line is checked against the data before it is used.
+//! A noise setting is a type and amount of wrong labels; an episode has one support set (its labelled items) per
+//! setting. A line holds the clean support set once, and for every setting only the changes to it ([`Line`]).
+//!
+//! A manifest makes an experiment independent of this crate's sampler: other programs can run the same episodes, and
+//! this one can run theirs. The first line ([`Header`]) describes the data, and the SHA-256 of the file identifies it
+//! in results. Every line is checked against the data before it is used, because manifests may come from other
+//! programs.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -20,9 +24,10 @@ use crate::error::{Error, Result};
 use crate::noise::{Noise, NoiseKind};
 use crate::rng::IndexSampler;
 
+/// The name and version of the file format, in the first line.
 const FORMAT: &str = "trueshot-manifest/1";
 
-/// The first line of a manifest.
+/// The first line of a manifest, in JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
@@ -35,7 +40,8 @@ struct Header {
     outliers: Option<String>,
 }
 
-/// One episode of a manifest.
+/// One episode of a manifest, a line of JSON. Rows are row numbers of the embeddings or, for outliers, of the outlier
+/// pool.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -46,17 +52,18 @@ struct Line {
     support: Vec<Vec<u32>>,
     /// For every class the rows of its queries.
     queries: Vec<Vec<u32>>,
-    /// For every noise setting the replaced support items: class of the episode, index in `support`, new row, and the true
-    /// class of that row (a class of the episode, or -1 for an outlier).
+    /// For every noise setting the replaced support items: class of the episode, index in `support`, new row, and the
+    /// true class of that row (a class of the episode, or -1 for an outlier).
     replaced: Vec<Vec<(u32, u32, u32, i64)>>,
-    /// For every noise setting the support items with another given label: class of the episode, index in `support`, and the
-    /// given class. Left out if there are none.
+    /// For every noise setting the support items with another given label: class of the episode, index in `support`,
+    /// and the given class. Left out if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     relabelled: Vec<Vec<(u32, u32, u32)>>,
 }
 
-/// Writes a manifest of the first `count` episodes and returns its SHA-256 in hexadecimal. `progress` is called before
-/// every episode; if it asks to stop, no file is written and an error is returned.
+/// Writes a manifest of the first `count` episodes and returns its SHA-256 in hexadecimal. `embeddings` and `outliers`
+/// must be the data that `episodes` are drawn from. `progress` is called before every episode; if it asks to stop, no
+/// file is written and an error is returned.
 pub fn write_manifest(
     path: &Path,
     episodes: &dyn Episodes,
@@ -115,16 +122,18 @@ impl From<&DrawnEpisode> for Line {
     }
 }
 
-/// The differences between a support set and the clean one of its episode.
+/// The differences between a support set under one noise setting and the clean one of its episode, as in [`Line`].
 struct Changes {
     replaced: Vec<(u32, u32, u32, i64)>,
     relabelled: Vec<(u32, u32, u32)>,
 }
 
 impl Changes {
+    /// The changes that turn the clean support set of an episode into `support`.
     fn of(episode: &Episode, support: &[Item]) -> Self {
         let sizes: Vec<usize> = episode.classes.iter().map(|draw| draw.support.len()).collect();
-        // Built-in noise keeps the class sizes and the places of clean items; what replaced an item is in its place.
+        // Built-in noise keeps the class sizes and the positions of clean items, and a replacement has the position of
+        // the item that it replaces. Custom noise gives items other labels, so its support set has another order.
         let is_in_place = |class: usize, items: &[Item]| {
             let clean = &episode.classes[class].support;
             items.len() == clean.len()
@@ -133,6 +142,8 @@ impl Changes {
         let by_class: Vec<Vec<Item>> = (0..sizes.len() as u32)
             .map(|class| support.iter().copied().filter(|item| item.given == class).collect())
             .collect();
+        // A new item is one that the clean support set does not contain. An outlier is always new: its row may be a row
+        // of another file.
         let drawn: HashSet<u32> =
             episode.classes.iter().flat_map(|draw| draw.support.iter().copied()).collect();
         let is_new = |item: &Item| item.truth.is_none() || !drawn.contains(&item.row);
@@ -145,8 +156,8 @@ impl Changes {
         }
     }
 
-    /// The changes of a noise type that gives items other labels. Items that are new take the places of those that are
-    /// missing.
+    /// The changes of a noise type that gives items other labels. Nothing says which new item replaced which clean one,
+    /// so the new items are assigned to the missing clean ones in order.
     fn of_relabelled(episode: &Episode, support: &[Item], is_new: impl Fn(&Item) -> bool) -> Self {
         let mut new = support.iter().filter(|item| is_new(item));
         let mut changes = Changes { replaced: Vec::new(), relabelled: Vec::new() };
@@ -166,7 +177,7 @@ impl Changes {
     }
 }
 
-/// The wrong items of every class with their places.
+/// The wrong items of every class, as entries of [`Line::replaced`]; `by_class` are the items under each given label.
 fn replacements(by_class: &[Vec<Item>]) -> Vec<(u32, u32, u32, i64)> {
     let wrong_of = |items: &Vec<Item>| {
         let wrong = (0..).zip(items.clone()).filter(|(_, item)| item.is_wrong());
@@ -200,13 +211,14 @@ impl Manifest {
     /// Reads a manifest and checks every line against the data.
     ///
     /// # Errors
-    /// [`Error::OtherData`] if it was written for other data, [`Error::BadManifest`] with the number of the line if a line
-    /// is not valid.
+    /// [`Error::ManifestOfOtherData`] if it was written for other data, [`Error::BadManifest`] with the number of the line if a
+    /// line is not valid.
     pub fn open(path: &Path, embeddings: &Embeddings, outliers: Option<&Embeddings>) -> Result<Self> {
         let read_error = |source| Error::Read { path: path.into(), source };
         let mut file = BufReader::new(std::fs::File::open(path).map_err(read_error)?);
         let mut hash = Sha256::new();
         let mut text = String::new();
+        // Reads the next line into `text`; false at the end of the file.
         let mut next_line = |text: &mut String| -> Result<bool> {
             text.clear();
             let more = file.read_line(text).map_err(read_error)? > 0;
@@ -219,6 +231,7 @@ impl Manifest {
         header.check(embeddings, outliers, |problem| bad(1, problem))?;
         let mut episodes = Vec::new();
         while next_line(&mut text)? {
+            // Lines are counted from 1, and the first is the header.
             let number = episodes.len() + 2;
             let line: Line = serde_json::from_str(&text).map_err(|error| bad(number, error.to_string()))?;
             let checker = LineChecker { header: &header, embeddings, outliers };
@@ -254,6 +267,7 @@ impl Episodes for Manifest {
 }
 
 impl Header {
+    /// Checks the format, the numbers, and that the data is that of the manifest; `bad` makes an error from a problem.
     fn check(
         &self,
         embeddings: &Embeddings,
@@ -269,9 +283,10 @@ impl Header {
         }
         let same = |what, expected: &str, data: &Embeddings| match data.fingerprint().to_string() {
             found if found == expected => Ok(()),
-            found => Err(Error::OtherData { what, expected: expected.into(), found }),
+            found => Err(Error::ManifestOfOtherData { what, expected: expected.into(), found }),
         };
         same("embeddings", &self.embeddings, embeddings)?;
+        // The outlier pool matters only if a noise setting can draw from it.
         let may_have_outliers = |noise: &Noise| match noise.kind {
             NoiseKind::Outlier => noise.level > 0.0,
             NoiseKind::Named(_) => true,
@@ -300,6 +315,7 @@ impl LineChecker<'_> {
     /// The episode of a line, if all its rows exist and have the stated classes; otherwise what is wrong with it.
     fn episode(&self, line: Line, index: u64) -> Result<DrawnEpisode, String> {
         let EpisodeSpec { ways, shots, queries, .. } = self.header.spec;
+        // The support and query rows of the episode so far.
         let mut seen = HashSet::new();
         require(line.episode == index, || format!("episode {} where {index} was expected", line.episode))?;
         require(line.classes.iter().collect::<HashSet<_>>().len() == ways, || {
@@ -329,6 +345,7 @@ impl LineChecker<'_> {
         }
         let supports = (0..settings).map(|setting| self.support(&line, setting, &seen));
         let supports = supports.collect::<Result<_, String>>()?;
+        // The pool and the noise order are needed only to draw noise, which a manifest has already done.
         let draws = line.classes.iter().zip(line.support.into_iter().zip(line.queries));
         let draws = draws.map(|(&class, (support, queries))| ClassDraw {
             class,
@@ -340,8 +357,8 @@ impl LineChecker<'_> {
         Ok(DrawnEpisode { episode: Episode { index, classes: draws.collect() }, supports })
     }
 
-    /// The support set of a line under one noise setting, with the replacements and other labels applied. `drawn` are the
-    /// support and query rows of the episode, which must not be used as replacements.
+    /// The support set of a line under one noise setting, with the replacements and other labels applied. `drawn` are
+    /// the support and query rows of the episode, which must not be used as replacements. `Err` says what is wrong.
     fn support(&self, line: &Line, setting: usize, drawn: &HashSet<u32>) -> Result<Vec<Item>, String> {
         let kind = self.header.noises[setting].kind;
         let clean = |(given, rows): (u32, &Vec<u32>)| -> Vec<Item> {
@@ -376,10 +393,11 @@ impl LineChecker<'_> {
         Ok(items)
     }
 
-    /// The true class of a replacement, if it agrees with the data.
+    /// The true class of a replacement, if it agrees with the data; `None` for an outlier. `truth` is the class that
+    /// the line states, with -1 for an outlier.
     fn truth(&self, line: &Line, row: u32, truth: i64, kind: NoiseKind) -> Result<Option<u32>, String> {
-        let is_own = matches!(kind, NoiseKind::Named(_));
-        if kind == NoiseKind::Outlier || (is_own && truth == -1) {
+        let is_custom = matches!(kind, NoiseKind::Named(_));
+        if kind == NoiseKind::Outlier || (is_custom && truth == -1) {
             let label = self.outliers.unwrap_or(self.embeddings).labels().get(row as usize);
             require(label.is_some() && truth == -1, || format!("row {row} is not in the outlier pool"))?;
             let is_same_source = self.outliers.is_none_or(|pool| std::ptr::eq(pool, self.embeddings));
@@ -456,13 +474,16 @@ mod tests {
         let refused = |data: &Embeddings, pool: Option<&Embeddings>| Manifest::open(&path, data, pool).err();
         assert!(matches!(
             refused(&embeddings(9.0), Some(&pool)),
-            Some(Error::OtherData { what: "embeddings", .. })
+            Some(Error::ManifestOfOtherData { what: "embeddings", .. })
         ));
         assert!(matches!(
             refused(&data, Some(&data)),
-            Some(Error::OtherData { what: "an outlier pool", .. })
+            Some(Error::ManifestOfOtherData { what: "an outlier pool", .. })
         ));
-        assert!(matches!(refused(&data, None), Some(Error::OtherData { what: "an outlier pool", .. })));
+        assert!(matches!(
+            refused(&data, None),
+            Some(Error::ManifestOfOtherData { what: "an outlier pool", .. })
+        ));
     }
 
     #[test]

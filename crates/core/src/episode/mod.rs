@@ -1,4 +1,6 @@
-//! Episodes: few-shot classification problems drawn from embeddings, with label noise in their support sets.
+//! Episodes: few-shot classification problems drawn from embeddings (labelled feature vectors), with label noise in
+//! their support sets. An episode has a few classes ("ways"); each has a few labelled items ("shots"), which together
+//! are the support set, and queries, the items to classify.
 //!
 //! Start with [`Sampler`], which draws episodes from a seed, and [`DrawnEpisode`], its result. [`Manifest`] replays the
 //! episodes that a file lists. An [`Episode`] holds the classes and rows without noise; a support set under a noise
@@ -106,7 +108,8 @@ pub struct ClassDraw {
     pub class: u32,
     /// Rows of the clean support set.
     pub support: Vec<u32>,
-    /// Rows that symmetric, paired and similar noise move into other classes; the same number as `support`.
+    /// Rows that symmetric, paired and similar noise put under the labels of other classes; the same number as
+    /// `support`.
     pub pool: Vec<u32>,
     /// Query rows.
     pub queries: Vec<u32>,
@@ -142,7 +145,7 @@ impl Item {
     }
 }
 
-/// An episode with one support set per noise setting.
+/// An episode with one support set per noise setting (a noise type and level).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrawnEpisode {
     /// The classes, clean support rows and queries.
@@ -156,8 +159,8 @@ pub struct DrawnEpisode {
 pub struct EpisodeData<'a> {
     /// The labelled rows.
     pub embeddings: &'a Embeddings,
-    /// Rows of other classes, for outlier noise. `None`, or the embeddings themselves: outliers are items of classes that
-    /// are not in the episode.
+    /// Rows of other classes, for outlier noise. `None`, or the embeddings themselves: outliers are items of classes
+    /// that are not in the episode.
     pub outliers: Option<&'a Embeddings>,
 }
 
@@ -174,8 +177,8 @@ pub trait Episodes: Sync {
     fn spec(&self) -> &EpisodeSpec;
     /// The noise settings; every episode has one support set for each.
     fn noises(&self) -> &[Noise];
-    /// Draws the episode with a number. `index_sampler` is scratch memory that a caller reuses between episodes; it does
-    /// not influence the result.
+    /// Draws the episode with a number. `index_sampler` is scratch memory that a caller reuses between episodes; it
+    /// does not influence the result.
     fn draw(&self, index: u64, index_sampler: &mut IndexSampler) -> Result<DrawnEpisode>;
     /// Whether episodes must be drawn one after the other, in the order of their numbers.
     fn is_sequential(&self) -> bool {

@@ -1,4 +1,6 @@
-//! The episode sampler: [`Sampler`] draws the classes, support items and queries of an episode and applies label noise.
+//! The episode sampler: [`Sampler`] draws the classes, support items (the labelled items) and queries (the items to
+//! classify) of an episode and applies label noise, once for every noise setting, that is for every type and level.
+//! [`Sampler::draw`] does both; [`DefaultNoise`] has the noise settings of evaluations that choose none.
 //!
 //! Every random decision uses a generator keyed by its purpose and the number of the episode, so an episode does not
 //! depend on other episodes nor on the other noise settings. All settings are checked when the sampler is made.
@@ -29,6 +31,7 @@ use crate::rng::{IndexSampler, Purpose, Rng};
 /// ```
 pub struct Sampler<'a> {
     embeddings: &'a Embeddings,
+    /// The rows grouped by image, if some rows are augmented copies of the same image; `None` if every row is an image.
     images: Option<Arc<AugmentedCopies>>,
     spec: EpisodeSpec,
     noises: Vec<Noise>,
@@ -101,7 +104,7 @@ impl<'a> Sampler<'a> {
         Ok(self)
     }
 
-    /// The support set of an episode under the custom noise type at `position`.
+    /// The support set of an episode under the custom noise type at `position` in `label_noises`.
     fn relabel(&self, episode: &Episode, position: usize) -> Result<Vec<Item>> {
         let noise = &self.label_noises[position];
         let outliers = match self.outliers {
@@ -109,6 +112,7 @@ impl<'a> Sampler<'a> {
             OutlierPool::OtherClasses => None,
         };
         let data = EpisodeData { embeddings: self.embeddings, outliers };
+        // The classes with their numbers in the episode.
         let classes = || (0..).zip(&episode.classes);
         let support = CleanSupport {
             episode,
@@ -132,6 +136,8 @@ impl<'a> Sampler<'a> {
         let mut sizes = Rng::new(seed, Purpose::Shots, index);
         let mut noise_orders = Rng::new(seed, Purpose::NoiseOrder, index);
         let mut copies = Rng::new(seed, Purpose::Copies, index);
+        // Every class draws enough items for the largest support set, a noise pool of the same size and the queries, so
+        // that its number of shots does not influence what other classes draw.
         let classes = index_sampler.draw(&mut items, self.embeddings.classes().len(), ways);
         let draw_class = |class: u32| {
             let count = shots.min + sizes.below(shots.max - shots.min + 1);
@@ -157,7 +163,7 @@ impl<'a> Sampler<'a> {
         impossible(noise, &self.spec)
     }
 
-    /// One row per image of a class: replaces image indices by rows, choosing one of the copies of each image at random.
+    /// Turns indices of images within a class into rows, choosing one of the copies of each image at random.
     fn rows(&self, class: usize, mut images: Vec<u32>, copies: &mut Rng) -> Vec<u32> {
         let all = self.embeddings.rows_of(class);
         images.iter_mut().for_each(|image| {
@@ -223,6 +229,7 @@ impl<'a> Sampler<'a> {
     ) -> corrupt::Replacements {
         let is_in_episode = |class: usize| episode.classes.iter().any(|draw| draw.class as usize == class);
         let others = || (0..self.embeddings.classes().len()).filter(|&class| !is_in_episode(class));
+        // The number of rows to draw from.
         let rows = others().map(|class| self.embeddings.rows_of(class).len()).sum();
         let mut replacements = corrupt::outlier(episode, noise, rng, rows, index_sampler);
         // Indices into the concatenated rows of the other classes become rows of the embeddings.
@@ -254,8 +261,8 @@ impl Episodes for Sampler<'_> {
         let episode = self.episode(index, index_sampler);
         let built_in = &self.noises[..self.noises.len() - self.label_noises.len()];
         let supports = built_in.iter().map(|&noise| self.corrupt(&episode, noise, index_sampler));
-        let own = (0..self.label_noises.len()).map(|position| self.relabel(&episode, position));
-        let supports = supports.chain(own).collect::<Result<_>>()?;
+        let custom = (0..self.label_noises.len()).map(|position| self.relabel(&episode, position));
+        let supports = supports.chain(custom).collect::<Result<_>>()?;
         Ok(DrawnEpisode { episode, supports })
     }
 
@@ -269,7 +276,8 @@ fn count_images(embeddings: &Embeddings, images: Option<&AugmentedCopies>, class
     images.map_or_else(|| embeddings.rows_of(class).len(), |images| images.count(class))
 }
 
-/// Checks that there are enough classes, and enough items for the support set, the noise pool and the queries of each.
+/// Checks that there are enough classes, and enough items in each for the support set, the noise pool (as many items as
+/// the support set) and the queries.
 fn check_items(embeddings: &Embeddings, images: Option<&AugmentedCopies>, spec: &EpisodeSpec) -> Result<()> {
     let classes = embeddings.classes();
     if spec.ways > classes.len() {
@@ -302,9 +310,11 @@ fn is_possible(noise: Noise, spec: &EpisodeSpec) -> bool {
     let with_equal_sizes = sizes.all(|shots| noise.kind.is_possible(ways, shots, noise.noisy_items(shots)));
     let noisy = noise.noisy_items(shots.max);
     let with_smallest_others = match noise.kind {
+        // Each other class contributes at most its pool (`shots.min` items) and fewer items than remain clean.
         NoiseKind::Symmetric | NoiseKind::Similar => {
             (ways - 1) * shots.min.min((shots.max - noisy).saturating_sub(1)) >= noisy
         }
+        // One other class contributes all wrong items from its pool.
         NoiseKind::Paired => shots.min >= noisy,
         NoiseKind::Outlier | NoiseKind::Named(_) => true,
     };
@@ -331,7 +341,8 @@ pub struct DefaultNoise {
     pub left_out: Vec<Noise>,
 }
 
-/// More shots than any class has items.
+/// A number of shots above that of any data. [`DefaultNoise`] does not check noise for larger ranges of shots, because
+/// the check tries every number in the range.
 const MAX_SHOTS: usize = 1 << 24;
 
 impl DefaultNoise {
@@ -365,6 +376,7 @@ impl DefaultNoise {
 /// The error for an impossible noise setting, with the levels that are possible.
 fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     let shots = spec.shots.max;
+    // The levels that correspond to 0, 1, 2, .. wrong items in the largest class.
     let level = |noisy: usize| Noise { level: noisy as f64 / shots as f64, ..noise };
     let valid = (0..shots).map(level).filter(|&noise| is_possible(noise, spec));
     let valid: Vec<String> = valid.map(|noise| ((noise.level * 1e4).round() / 1e2).to_string()).collect();

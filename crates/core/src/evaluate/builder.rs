@@ -1,4 +1,6 @@
-//! [`EvaluationBuilder`] sets the options of an evaluation and runs it.
+//! [`EvaluationBuilder`] sets the options of an evaluation and runs it. An evaluation measures the accuracy of few-shot
+//! methods on episodes: small classification problems drawn from the data, with a number of classes ("ways"), a few
+//! labelled items per class ("shots"), some of them with wrong labels, and queries to classify.
 
 use super::{Details, Evaluation, Experiment, check_baseline, evaluate};
 use crate::embeddings::Embeddings;
@@ -13,9 +15,9 @@ pub const DEFAULT_BASELINE: &str = "protonet";
 
 /// Options of an evaluation: created by [`Evaluation::of`], run by [`EvaluationBuilder::run`].
 ///
-/// By default: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5
-/// shots and 15 queries per class, with symmetric noise of 0, 20, 40 and 60 %. Of these levels, those that are impossible
-/// with the shape of the episodes are left out ([`DefaultNoise`]).
+/// By default: all methods that need no model file and are not transductive, 10,000 episodes of 5 ways, 5 shots and 15
+/// queries per class, with symmetric noise of 0, 20, 40 and 60 %. Of these levels, those that are impossible with the
+/// shape of the episodes are left out ([`DefaultNoise`]).
 #[must_use = "an evaluation does nothing until `run` is called"]
 pub struct EvaluationBuilder<'a> {
     data: &'a Embeddings,
@@ -81,8 +83,8 @@ impl<'a> EvaluationBuilder<'a> {
         Ok(self)
     }
 
-    /// Embeddings of other classes, from which outlier noise is drawn. By default, outliers are drawn from classes that are not
-    /// in the episode.
+    /// Embeddings of other classes, from which outlier noise is drawn. By default, outliers are drawn from classes that
+    /// are not in the episode.
     pub fn outliers(mut self, outliers: &'a Embeddings) -> Self {
         self.outliers = Some(outliers);
         self
@@ -118,8 +120,8 @@ impl<'a> EvaluationBuilder<'a> {
         self
     }
 
-    /// The label of the method to which the others are compared, [`DEFAULT_BASELINE`] by default. If the default is not among
-    /// the methods, no differences are reported.
+    /// The label of the method to which the others are compared, [`DEFAULT_BASELINE`] by default. If the default is not
+    /// among the methods, no differences are reported.
     pub fn baseline(mut self, label: impl Into<String>) -> Self {
         self.baseline = Some(label.into());
         self
@@ -131,8 +133,8 @@ impl<'a> EvaluationBuilder<'a> {
         self
     }
 
-    /// Sets the progress callback, which gets the number of finished episodes. A stopped evaluation returns the results so
-    /// far.
+    /// Sets the progress callback, which gets the number of finished episodes. A stopped evaluation returns the results
+    /// so far.
     pub fn progress(mut self, progress: &'a dyn Progress) -> Self {
         self.progress = progress;
         self
@@ -141,8 +143,8 @@ impl<'a> EvaluationBuilder<'a> {
     /// Runs the evaluation on the threads of the current rayon pool.
     ///
     /// # Errors
-    /// If the chosen baseline is not among the methods, the number of episodes is 0, the data has too few classes or items
-    /// for the episodes, the noise is impossible with their shape, or a method fails.
+    /// If the chosen baseline is not among the methods, the number of episodes is 0, the data has too few classes or
+    /// items for the episodes, the noise is impossible with their shape, or a method fails.
     pub fn run(self) -> Result<Evaluation> {
         let methods = self.methods.map_or_else(|| Registry::default().parse_all::<&str>(&[]), Ok)?;
         if let Some(baseline) = &self.baseline {

@@ -1,7 +1,8 @@
 //! Detection of wrong labels: [`Detection`] measures how well suspicion scores separate wrong labels from right ones.
 //!
-//! The items of all support sets are pooled into one ranking, because a user who reviews the most suspicious items first
-//! works through exactly this order.
+//! Some methods give every labelled item of an episode a suspicion score, higher for labels that are more likely wrong.
+//! An evaluation pools the items of all episodes into one ranking, because a user who reviews the most suspicious items
+//! first works through exactly this order.
 
 use serde::Serialize;
 
@@ -15,11 +16,13 @@ use serde::Serialize;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Detection {
-    /// The area under the ROC curve, 0 to 1: the probability that a wrong label ranks above a right one. Ties count half.
+    /// The area under the ROC curve, 0 to 1: the probability that a wrong label ranks above a right one. Ties count
+    /// half.
     pub auroc: f64,
     /// The average precision, 0 to 1: the area under the curve of precision against recall, as a sum over recall steps.
     pub average_precision: f64,
-    /// The expected calibration error, 0 to 1, over 15 bins of equal width, for methods whose scores are probabilities.
+    /// The expected calibration error, 0 to 1: the mean difference of predicted probability and observed frequency over
+    /// 15 bins of equal width. `None` for methods whose scores are not probabilities.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration_error: Option<f64>,
     /// The number of items.
@@ -29,7 +32,8 @@ pub struct Detection {
 }
 
 impl Detection {
-    /// Compares the suspicion score of each item with whether its label is wrong. `None` unless there are both wrong and
+    /// Compares the suspicion score of each item with whether its label is wrong. With `are_probabilities`, the scores
+    /// are probabilities of a wrong label, and their calibration is measured. `None` unless there are both wrong and
     /// right labels.
     ///
     /// # Panics
@@ -52,35 +56,39 @@ impl Detection {
     }
 }
 
-/// AUROC and average precision, computed in one pass down the ranking; items with equal scores are one step.
+/// (AUROC, average precision), computed in one pass down the ranking; items with equal scores are one step.
 fn ranking(suspicion: &[f32], wrong: &[bool], total_wrong: usize, total_right: usize) -> (f64, f64) {
     let mut order: Vec<(f32, bool)> = suspicion.iter().copied().zip(wrong.iter().copied()).collect();
     order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
+    // The wrong and the right labels in the ranking so far.
     let (mut found, mut false_alarms) = (0usize, 0usize);
     let (mut area, mut precision_sum) = (0.0, 0.0);
     for tied in order.chunk_by(|a, b| a.0 == b.0) {
         let hits = tied.iter().filter(|&&(_, wrong)| wrong).count();
         let misses = tied.len() - hits;
+        // For each right label of this step, the wrong labels that rank above it; those of the same step count half.
         area += misses as f64 * (found as f64 + hits as f64 / 2.0);
         found += hits;
         false_alarms += misses;
+        // The precision at the end of this step, once for each wrong label in it.
         precision_sum += hits as f64 * found as f64 / (found + false_alarms) as f64;
     }
     (area / (total_wrong as f64 * total_right as f64), precision_sum / total_wrong as f64)
 }
 
-/// The expected calibration error: the mean distance between predicted probability and observed frequency over 15 bins of
-/// equal width, weighted by the number of items.
+/// The expected calibration error: the mean distance between predicted probability and observed frequency over 15 bins
+/// of equal width, weighted by the number of items.
 fn calibration_error(probability: &[f32], wrong: &[bool]) -> f64 {
     const BINS: usize = 15;
-    let mut bins = [(0usize, 0.0f64, 0usize); BINS];
+    // For every bin the sum of the predicted probabilities and the number of wrong labels. The difference of these sums
+    // is the distance of their means times the number of items in the bin, which is the weight of the bin.
+    let mut bins = [(0.0f64, 0usize); BINS];
     for (&p, &wrong) in probability.iter().zip(wrong) {
-        let (count, predicted, observed) = &mut bins[((p * BINS as f32) as usize).min(BINS - 1)];
-        *count += 1;
+        let (predicted, observed) = &mut bins[((p * BINS as f32) as usize).min(BINS - 1)];
         *predicted += f64::from(p);
         *observed += usize::from(wrong);
     }
-    let gaps = bins.iter().map(|&(_, predicted, observed)| (predicted - observed as f64).abs());
+    let gaps = bins.iter().map(|&(predicted, observed)| (predicted - observed as f64).abs());
     gaps.sum::<f64>() / probability.len() as f64
 }
 

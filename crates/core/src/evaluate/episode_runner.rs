@@ -1,10 +1,13 @@
-//! Runs one episode of an evaluation: all methods on all noise settings ([`EpisodeRunner`]).
+//! Runs one episode of an evaluation: all methods on all noise settings ([`EpisodeRunner::run`], called by
+//! [`evaluate`](super::evaluate) on every thread).
 //!
-//! The support sets of an episode under different noise settings share most of their items and all of their queries. So
-//! rows are fetched once and inner products computed once for the union of all support sets, and the task of a setting takes
-//! its part of them.
+//! An episode is a small classification problem. It has one support set (labelled items, some of them wrong) per noise
+//! setting (type and level), and the same queries (items to classify) for all of them. The support sets share most of
+//! their items. So rows are fetched once and inner products computed once for the union of all support sets, and the
+//! task of a setting takes its part of them.
 //!
-//! Methods that hold the data themselves classify the episodes of a round together, from row numbers ([`classify_rows`]).
+//! Methods that hold the data themselves, for instance on a GPU, have a row classifier. They classify the episodes of a
+//! round (up to 256 consecutive episodes) together, from row numbers ([`classify_rows`]).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,18 +22,19 @@ use crate::method::{Fitted, Method, NamedMethod, RowPrediction, RowTask};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
-/// The maximum number of items in the union for which all inner products are computed in advance. Above, methods compute
-/// the few that they need, because all of them would not fit into memory.
+/// The maximum number of items in the union for which all inner products are computed in advance: 64 MiB per thread.
+/// For more items, the tasks compute those that their methods need.
 const MAX_SHARED_ITEMS: usize = 4096;
 
-/// The distance, in rows, at which rows are prefetched from memory.
+/// While a row is decoded, the row this many places later is prefetched into the processor's cache.
 const PREFETCH_ROWS: usize = 4;
 
 /// Runs episodes on one thread and keeps the buffers between them.
 #[derive(Default)]
 pub(super) struct EpisodeRunner {
+    /// Scratch memory for drawing episodes.
     pub index_sampler: IndexSampler,
-    /// Rows of the current episode that are not stored as `f32`.
+    /// The rows of the current episode, decoded, if the data is not stored as `f32`.
     decoded: Vec<f32>,
 }
 
@@ -38,9 +42,10 @@ pub(super) struct EpisodeRunner {
 pub(super) struct Outcome {
     /// The number of queries that were classified correctly.
     pub correct: u32,
-    /// The suspicion score of each support item, if the method assesses labels.
+    /// The suspicion score of each support item, if the method assesses labels: higher if the label is more likely
+    /// wrong.
     pub suspicion: Option<Vec<f32>>,
-    /// Whether the scores are probabilities.
+    /// Whether the suspicion scores are probabilities that the label is wrong.
     pub are_probabilities: bool,
     /// The predicted class of each query, as an index into the classes of the episode.
     pub predictions: Vec<u32>,
@@ -70,14 +75,15 @@ fn correct(predictions: &[u32], answers: &[u32]) -> u32 {
     predictions.iter().zip(answers).filter(|(a, b)| a == b).count() as u32
 }
 
-/// The true class of every query of an episode.
+/// The true class of every query of an episode, as an index into the classes of the episode. Queries are ordered class
+/// after class.
 fn answers(drawn: &DrawnEpisode) -> Vec<u32> {
-    (0..).zip(&drawn.episode.classes).flat_map(|(c, d)| vec![c; d.queries.len()]).collect()
+    (0..).zip(&drawn.episode.classes).flat_map(|(class, draw)| vec![class; draw.queries.len()]).collect()
 }
 
 /// The union of the support sets of all noise settings.
 struct Union {
-    /// The distinct items: row, and whether it is a row of the outliers.
+    /// The distinct items, in the order of their first use: row, and whether it is a row of the outlier pool.
     rows: Vec<(u32, bool)>,
     /// For every setting, the indices of its items in `rows`.
     settings: Vec<Vec<u32>>,
@@ -100,7 +106,8 @@ impl Union {
 }
 
 impl EpisodeRunner {
-    /// Runs methods under all noise settings of an episode, except those that have a row classifier.
+    /// Runs all methods under all noise settings of an episode, except methods that have a row classifier. `seed` is
+    /// that of the experiment; a method gets the same random numbers under every noise setting.
     pub fn run(
         &mut self,
         data: &EpisodeData<'_>,
@@ -114,6 +121,7 @@ impl EpisodeRunner {
         if methods.is_empty() {
             return Ok(EpisodeOutcome { outcomes });
         }
+        // Fetch the rows of all support sets, then those of the queries.
         let union = Union::new(&drawn.supports);
         let query_rows =
             drawn.episode.classes.iter().flat_map(|class| class.queries.iter().map(|&row| (row, false)));
@@ -125,6 +133,7 @@ impl EpisodeRunner {
         let answers = answers(drawn);
         let truths: Vec<Vec<Option<u32>>> =
             drawn.supports.iter().map(|items| items.iter().map(|item| item.truth).collect()).collect();
+        // One task per noise setting, with its part of the shared products.
         let settings = drawn.supports.iter().zip(&union.settings).zip(&truths);
         let prepared: Vec<_> = settings
             .map(|((items, indices), truth)| {
@@ -143,8 +152,9 @@ impl EpisodeRunner {
     }
 }
 
-/// Adds the outcomes of the methods that have a row classifier to those of the other methods, for all episodes of a round.
-/// Methods that fail are added to `failed`; the methods in it are not called.
+/// Adds the outcomes of the methods that have a row classifier to those of the other methods, for all episodes of a
+/// round: each is inserted at the position of its method in `methods`. Methods that fail are added to `failed` and not
+/// called again.
 ///
 /// Each call of a classifier gets one noise setting, so its results do not depend on the other settings.
 pub(super) fn classify_rows(
@@ -162,6 +172,7 @@ pub(super) fn classify_rows(
                 true => None,
                 false => classify_or_fail(classifier.classify(&tasks), &method.label, failed)?,
             };
+            // One answer per episode; a failed method gets an empty outcome.
             let mut found = found.map(Vec::into_iter);
             for (drawn, outcome) in round.iter_mut() {
                 let found = found.as_mut().and_then(Iterator::next);
@@ -193,7 +204,8 @@ fn classify_or_fail(
 /// A task, and the inner products of its items with the queries, `[items, queries]`, if they were computed in advance.
 type Prepared<'a> = (Task<'a>, Option<Cow<'a, [f32]>>);
 
-/// Fits one method to all noise settings of an episode and classifies the queries.
+/// Fits one method to all noise settings of an episode and classifies the queries; returns one outcome per setting.
+/// `answers` are the true classes of the queries, the last parameter the seed and the number of the episode.
 fn run_method(
     method: &dyn Method,
     prepared: &[Prepared<'_>],
@@ -213,16 +225,16 @@ fn run_method(
         let are_probabilities = fitted
             .assessments
             .as_ref()
-            .is_some_and(|v| v.iter().all(|assessment| assessment.p_wrong.is_some()));
+            .is_some_and(|items| items.iter().all(|assessment| assessment.p_wrong.is_some()));
         let suspicion =
-            fitted.assessments.map(|v| v.iter().map(|assessment| assessment.suspicion()).collect());
+            fitted.assessments.map(|items| items.iter().map(|assessment| assessment.suspicion()).collect());
         Outcome { correct, suspicion, are_probabilities, predictions }
     };
     Ok(fitted.into_iter().zip(prepared).zip(&mut rngs).map(outcome).collect())
 }
 
-/// The `wanted` rows (row, and whether it is a row of the outliers), in their order: borrowed from the data if it is
-/// stored as `f32`, otherwise decoded into `buffer`.
+/// The `wanted` rows (row, and whether it is a row of the outlier pool), in their order: borrowed from the data if it
+/// is stored as `f32`, otherwise decoded into `buffer`. The outlier pool and the data may be stored differently.
 pub(crate) fn fetch<'a>(
     data: &EpisodeData<'a>,
     wanted: &[(u32, bool)],
@@ -235,6 +247,7 @@ pub(crate) fn fetch<'a>(
             false => data.embeddings.features(),
         }
     };
+    // A row that can be borrowed.
     let direct = |&(row, outlier): &(u32, bool)| {
         features(outlier).as_f32().map(|all| &all[row as usize * dim..(row as usize + 1) * dim])
     };
@@ -251,7 +264,7 @@ pub(crate) fn fetch<'a>(
     wanted.iter().filter_map(|wanted| direct(wanted).or_else(|| decoded.next())).collect()
 }
 
-/// A part of `buffer` with `count` numbers that starts on a cache line; the buffer grows if necessary.
+/// A part of `buffer` with `count` numbers that starts on a cache line (64 bytes); the buffer grows if necessary.
 fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
     const LINE: usize = 64;
     let margin = LINE / size_of::<f32>();
@@ -262,9 +275,12 @@ fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
     &mut buffer[start..start + count]
 }
 
-/// Inner products that all noise settings of an episode share.
+/// Inner products of the union of the support sets, which all noise settings of an episode share. Products that are
+/// `None` are not computed in advance.
 struct Shared {
+    /// Items in the union.
     items: usize,
+    /// The number of queries.
     queries: usize,
     /// Inner products of the items with each other, `[items, items]`.
     gram: Option<Vec<f32>>,
@@ -273,6 +289,8 @@ struct Shared {
 }
 
 impl Shared {
+    /// Computes the products worth computing in advance; `rows` are the items of the union, `settings` and `methods`
+    /// the numbers of noise settings and methods.
     fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize, methods: usize) -> Self {
         // With a single setting, the task computes only the products its methods need; with a single method on a single
         // setting, the classifier needs products with a few prototypes rather than with all items.
@@ -285,7 +303,8 @@ impl Shared {
         Shared { items: rows.len(), queries: queries.len(), gram, products }
     }
 
-    /// Passes a task its part of the products; `indices` are the indices of its items in the union.
+    /// The task with its part of the Gram matrix, and its part of the products with the queries, `[its items,
+    /// queries]`; `indices` are the indices of its items in the union.
     fn fill<'a>(&self, task: Task<'a>, indices: &[u32]) -> (Task<'a>, Option<Cow<'_, [f32]>>) {
         let task = match &self.gram {
             Some(gram) => {
@@ -295,6 +314,7 @@ impl Shared {
             }
             None => task,
         };
+        // A task whose items are the whole union in the same order borrows the products instead of copying them.
         let is_whole = indices.len() == self.items && indices.iter().zip(0..).all(|(&index, i)| index == i);
         let products = self.products.as_deref().map(|products| match is_whole {
             true => Cow::Borrowed(products),

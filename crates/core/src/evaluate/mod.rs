@@ -1,4 +1,6 @@
-//! Evaluations: the accuracy of methods on noisy episodes drawn from embeddings.
+//! Evaluations: the accuracy of few-shot methods on episodes drawn from embeddings (labelled feature vectors). An
+//! episode is a small classification problem: a few classes, a support set of a few labelled items per class, and
+//! queries to classify. A noise setting is a type and level of wrong labels in the support set.
 //!
 //! Start with [`Evaluation::of`]:
 //!
@@ -10,19 +12,20 @@
 //! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
 //! let rows = Embeddings::from_rows((0..150 * 8).map(value).collect(), 8, labels)?;
 //!
-//! let evaluation = Evaluation::of(&rows).noise("symmetric=40")?.methods("protonet,median:eps=0.1")?.episodes(100).run()?;
+//! let evaluation = Evaluation::of(&rows).noise("symmetric=40")?.methods("protonet,median:eps=0.1")?;
+//! let evaluation = evaluation.episodes(100).run()?;
 //! let [protonet, median] = &evaluation.settings[0].methods[..] else { unreachable!() };
 //! assert!(median.accuracy > protonet.accuracy);
 //! # Ok::<(), trueshot::Error>(())
 //! ```
 //!
-//! The result is an [`Evaluation`]: a [`SettingResult`] per noise setting, with a [`MethodResult`] per method. Callers that
-//! draw episodes in their own way describe them by an [`Experiment`] and call [`evaluate`].
+//! The result is an [`Evaluation`]: a [`SettingResult`] per noise setting, with a [`MethodResult`] per method. Callers
+//! that draw episodes in their own way describe them by an [`Experiment`] and call [`evaluate`].
 //!
-//! All methods, noise types and levels of one evaluation use the same episodes, so differences between methods are paired.
-//! Episodes run in parallel and their outcomes are added in the order of their indices, so the result does not depend on
-//! the number of threads. They run in rounds; after each round the progress is reported, and an evaluation that is stopped
-//! there is valid and has fewer episodes.
+//! All methods, noise types and levels of one evaluation use the same episodes, so differences between methods are
+//! paired. Episodes run in parallel and their outcomes are added in the order of their indices, so the result does not
+//! depend on the number of threads. They run in rounds; after each round the progress is reported, and an evaluation
+//! that is stopped there is valid and has fewer episodes.
 
 mod builder;
 mod detection;
@@ -117,7 +120,8 @@ pub struct Details {
     pub confusion: bool,
 }
 
-/// The largest number of episodes between two progress updates, which row classifiers get at once.
+/// The largest number of episodes in a round, that is between two progress updates. Row classifiers (methods that hold
+/// the data themselves, for instance on a GPU) get the episodes of a round in one call.
 const MAX_ROUND: u64 = 256;
 
 impl Evaluation {
@@ -170,6 +174,7 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
         if !experiment.episodes.is_sequential() {
             return round.into_par_iter().map_init(EpisodeRunner::default, draw_and_run).collect();
         }
+        // Noise with a state draws its episodes in order; only the methods run in parallel.
         let mut index_sampler = IndexSampler::default();
         let drawn = round.map(|index| experiment.episodes.draw(index, &mut index_sampler));
         let drawn = drawn.collect::<Result<Vec<_>>>()?;
@@ -188,6 +193,7 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
             Ok(outcomes)
         });
         match outcomes {
+            // A round that was interrupted does not count; the rounds before it are a valid, shorter evaluation.
             Err(Error::Interrupted) if done > 0 => break,
             outcomes => outcomes?.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome)),
         }

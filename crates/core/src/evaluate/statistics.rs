@@ -1,5 +1,6 @@
 //! Statistics of evaluations: [`Estimate`], a mean with its 95 % confidence interval and p-value, and [`holm`], the
-//! correction of p-values for multiple comparisons.
+//! correction of p-values for multiple comparisons. The values are the accuracies of a method in each episode, or the
+//! differences of two methods on the same episodes.
 
 use serde::Serialize;
 
@@ -36,11 +37,14 @@ impl Estimate {
         Some(Estimate { mean, ci95 })
     }
 
-    /// The two-sided p-value: the probability of a mean at least this far from zero if the true mean were zero.
+    /// The two-sided p-value: the probability of a mean at least this far from zero if the true mean were zero. It is 1
+    /// for a single value.
     pub fn p_value(&self) -> f64 {
         match self.ci95 {
             _ if self.mean == 0.0 => 1.0,
             Some(0.0) => 0.0,
+            // erfc(z / sqrt 2) is the two-sided tail of the normal distribution; half_width / Z95 is the standard
+            // error.
             Some(half_width) => libm::erfc(self.mean.abs() / (half_width / Z95) / std::f64::consts::SQRT_2),
             None => 1.0,
         }
@@ -57,6 +61,7 @@ pub fn holm(p_values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p_values.len()).collect();
     order.sort_by(|&a, &b| p_values[a].total_cmp(&p_values[b]));
     let mut corrected = vec![0.0; p_values.len()];
+    // The k-th smallest of n values is multiplied by n - k + 1, and never becomes smaller than the one before it.
     let mut largest = 0.0f64;
     for (rank, &index) in order.iter().enumerate() {
         largest = largest.max(p_values[index] * (p_values.len() - rank) as f64).min(1.0);

@@ -1,7 +1,10 @@
-//! Results of evaluations: [`Evaluation`] with its parts, and the accumulator that turns episode outcomes into them.
+//! Results of evaluations: [`Evaluation`] with its parts, and the accumulator that turns the outcomes of episodes into
+//! them.
 //!
-//! Start with [`Evaluation`]. Its fields are the keys of the JSON report. `Tally` collects the outcomes of all episodes, and
-//! `Tally::finish` computes means, confidence intervals, paired differences and detection figures.
+//! Start with [`Evaluation`]. Its fields are the keys of the JSON report. An evaluation runs methods on many episodes
+//! (small classification problems with labelled items, the support set, and queries) under several noise settings
+//! (types and levels of wrong labels). [`evaluate`](super::evaluate) passes the outcome of each episode to
+//! `Tally::add`, and `Tally::finish` computes means, confidence intervals, paired differences and detection figures.
 
 use serde::Serialize;
 
@@ -58,8 +61,8 @@ pub struct FailedMethod {
 }
 
 impl Evaluation {
-    /// Sentences about what a reader of the results must know: noise that is not what its type and level say, noise that
-    /// changed no label, and methods that failed.
+    /// Sentences about what a reader of the results must know: noise that is not what its type and level say, noise
+    /// that changed no label, and methods that failed.
     pub fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.settings.iter().flat_map(SettingResult::notes).collect();
         notes.extend(self.failed.iter().map(|failed| {
@@ -98,7 +101,8 @@ pub struct SettingResult {
     pub level: f64,
     /// The measured share of wrong labels in the support sets, 0 to 1.
     pub wrong_share: f64,
-    /// The number of episodes of a manifest that declare paired noise but have other noise; serialised only if there are any.
+    /// The number of episodes of a manifest that declare paired noise but have other noise; serialised only if there
+    /// are any.
     #[serde(skip_serializing_if = "is_zero")]
     pub unpaired_episodes: usize,
     /// The number of classes per episode.
@@ -116,7 +120,8 @@ pub struct SettingResult {
     pub significance: Vec<Comparison>,
 }
 
-/// The smallest difference between the declared and the measured share of wrong labels that is worth a note.
+/// The difference between the declared and the measured share of wrong labels above which a note tells it: half a
+/// percent.
 const SHARE_TOLERANCE: f64 = 0.005;
 
 impl SettingResult {
@@ -183,8 +188,8 @@ pub struct MethodResult {
     /// The difference from the baseline on the same episodes; `None` for the baseline itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub difference: Option<Difference>,
-    /// How much of the gap between `protonet` (0) and `oracle` (1) the method closes. `None` if either is not evaluated or
-    /// the gap is not significant.
+    /// How much of the gap between `protonet` (0) and `oracle` (1) the method closes. `None` if either is not evaluated
+    /// or the gap is not significant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_closed: Option<f64>,
     /// How well the method finds wrong labels, if it assesses labels.
@@ -193,8 +198,8 @@ pub struct MethodResult {
     /// The accuracy on every class of the data, if [`Details::per_class`] is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_class: Option<Vec<ClassAccuracy>>,
-    /// `confusion[a][b]` is the number of queries of class a that were predicted as class b, if [`Details::confusion`] is
-    /// set. Classes are indices into the class names of the data.
+    /// `confusion[a][b]` is the number of queries of class a that were predicted as class b, if [`Details::confusion`]
+    /// is set. Classes are indices into the class names of the data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
 }
@@ -250,20 +255,25 @@ struct Cell {
 
 /// Collects the outcomes of all episodes of an evaluation.
 pub(super) struct Tally {
-    /// Indexed by noise setting, then method.
+    /// One cell per noise setting and method, indexed by noise setting, then method.
     cells: Vec<Vec<Cell>>,
     /// For every noise setting, whether the label of each support item was wrong, in the order of [`Cell::suspicion`].
     wrong: Vec<Vec<bool>>,
     /// For every noise setting, [`SettingResult::unpaired_episodes`].
     unpaired: Vec<usize>,
+    /// The noise settings.
     noises: Vec<Noise>,
+    /// The number of classes of the data.
     classes: usize,
+    /// Methods that failed; their outcomes are placeholders and left out of the result.
     pub failed: Vec<FailedMethod>,
 }
 
 impl Tally {
+    /// An empty tally with a cell for every noise setting and method.
     pub fn new(experiment: &Experiment<'_>) -> Self {
         let classes = experiment.embeddings.classes().len();
+        // The accuracies per class are computed from the confusion counts as well.
         let Details { per_class, confusion } = experiment.details;
         let pairs = if per_class || confusion { classes * classes } else { 0 };
         let cell = || Cell { confusion: vec![0; pairs], ..Cell::default() };
@@ -302,6 +312,7 @@ impl Tally {
     /// Computes the result; `planned` is the number of episodes there would be without an interruption.
     pub fn finish(mut self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
         let done = self.cells.first().and_then(|cells| cells.first()).map_or(0, |cell| cell.correct.len());
+        // Keep the methods that did not fail, and their cells.
         let has_failed =
             |method: &NamedMethod| self.failed.iter().any(|failed| failed.method == method.label);
         let methods: Vec<(usize, &NamedMethod)> =
@@ -319,6 +330,7 @@ impl Tally {
                 ..setting_result(experiment, &methods, noise, cells, wrong)
             })
             .collect();
+        // Without a separate outlier pool, outliers were rows of the data itself.
         let is_outlier = |noise: &Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let own_outliers =
             experiment.episodes.noises().iter().any(is_outlier).then_some(experiment.embeddings);
@@ -339,9 +351,11 @@ impl Tally {
     }
 }
 
-/// Whether the wrong items of every class belong to one other class, which is that of no other class.
+/// Whether the wrong labels are those of paired noise: all wrong items under one label belong to one other class, and
+/// no other label has wrong items of that class. `ways` is the number of classes.
 fn is_paired(support: &[Item], ways: usize) -> bool {
-    // For every given class its true class, and for every true class its given one.
+    // For every given class the true class of its wrong items, and for every true class the given class of its wrong
+    // items, as far as they are known.
     let (mut truths, mut givens) = (vec![None; ways], vec![None; ways]);
     support.iter().filter(|item| item.is_wrong()).all(|item| {
         item.truth.is_some_and(|truth| {
@@ -351,7 +365,8 @@ fn is_paired(support: &[Item], ways: usize) -> bool {
     })
 }
 
-/// Adds the queries of one episode to the confusion counts.
+/// Adds the queries of one episode to the confusion counts `[classes, classes]` of true and predicted classes of the
+/// data.
 fn count_confusion(confusion: &mut [u64], classes: usize, drawn: &DrawnEpisode, outcome: &Outcome) {
     let draws = &drawn.episode.classes;
     let truth = draws.iter().flat_map(|draw| std::iter::repeat_n(draw.class, draw.queries.len()));
@@ -360,6 +375,7 @@ fn count_confusion(confusion: &mut [u64], classes: usize, drawn: &DrawnEpisode, 
     }
 }
 
+/// The description of embeddings in a result.
 fn source(embeddings: &Embeddings) -> Source {
     Source {
         path: embeddings.path().map(|path| path.display().to_string()),
@@ -371,6 +387,8 @@ fn source(embeddings: &Embeddings) -> Source {
     }
 }
 
+/// The result under one noise setting, from one cell per method. `wrong` says for every support item of all episodes
+/// whether its label was wrong. The caller fills in `unpaired_episodes`.
 fn setting_result(
     experiment: &Experiment<'_>,
     methods: &[&NamedMethod],
@@ -435,23 +453,27 @@ impl Scores<'_> {
         self.cells[method].correct.iter().map(move |&correct| 100.0 * f64::from(correct) / queries)
     }
 
+    /// The mean accuracy in percent; `None` if episodes have no queries.
     fn accuracy(&self, method: usize) -> Option<Estimate> {
         if self.queries > 0 { Estimate::of(self.percent(method)) } else { None }
     }
 
+    /// The mean over episodes of the accuracy of one method minus that of another, in percentage points; `None` if
+    /// episodes have no queries.
     fn difference(&self, method: usize, against: usize) -> Option<Estimate> {
         let pairs = self.percent(method).zip(self.percent(against));
         if self.queries > 0 { Estimate::of(pairs.map(|(a, b)| a - b)) } else { None }
     }
 
-    /// The share of the gap between `protonet` and `oracle` that a method closes; `None` unless the gap is significant.
+    /// The share of the gap between `protonet` (which trusts all labels) and `oracle` (which knows the wrong ones) that
+    /// a method closes; `None` unless the gap is significant: larger than the half-width of its 95 % interval.
     fn gap_closed(&self, method: usize, protonet: usize, oracle: usize) -> Option<f64> {
         let gap = self.difference(oracle, protonet)?;
         let is_significant = gap.mean > gap.ci95.unwrap_or(f64::INFINITY);
         is_significant.then_some(self.difference(method, protonet)?.mean / gap.mean)
     }
 
-    /// All pairs of methods, compared on the same episodes.
+    /// All pairs of methods, compared on the same episodes, with p-values corrected for the number of pairs.
     fn comparisons(&self, labels: &[&str]) -> Vec<Comparison> {
         let pairs = (0..labels.len()).flat_map(|a| (a + 1..labels.len()).map(move |b| (a, b)));
         let estimates: Vec<_> = pairs.filter_map(|(a, b)| Some((a, b, self.difference(a, b)?))).collect();
@@ -468,7 +490,7 @@ impl Scores<'_> {
     }
 }
 
-/// The accuracy on every class, from the confusion counts.
+/// The accuracy on every class of the data, from the confusion counts; 0 for a class without queries.
 fn per_class(embeddings: &Embeddings, cell: &Cell) -> Vec<ClassAccuracy> {
     let rows = cell.confusion.chunks(embeddings.classes().len()).zip(embeddings.classes());
     let accuracy = |(index, (row, class)): (usize, (&[u64], &String))| {

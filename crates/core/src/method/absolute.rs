@@ -1,6 +1,7 @@
-//! The method `absolute`: class means weighted by similarity, where similarity is minus the L1 distance.
+//! The method `absolute`: a query gets the class of the nearest prototype, and a prototype is the mean of the support
+//! items of its class, weighted by similarity. The similarity of two items is minus the L1 distance.
 //!
-//! An item far from the other items of its class gets little weight. The weighting is in `similarity`.
+//! An item far from the other items of its class gets little weight. The module `similarity` computes the weights.
 
 use trueshot_nn::products;
 
@@ -24,6 +25,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct Absolute {
+    /// Divides the similarities before the softmax over the items of a class.
     temperature: f32,
 }
 

@@ -1,8 +1,11 @@
-//! The method `baseline++` (Chen et al., 2019): a cosine classifier `s cos(w_c, h)` trained on the given labels by SGD.
+//! The method `baseline++` (Chen et al., 2019): a cosine classifier with logits `s cos(w_c, h)` for class c and
+//! features h, trained on the support items and their given labels by SGD. It is a baseline without any protection
+//! against wrong labels.
 //!
 //! The weight vector `w_c` of a class starts as a linear combination of the unit-length items (or as a random vector),
-//! and every SGD step adds multiples of items to it. So training runs on the coefficients of that combination and on the
-//! cosines between items, and a step costs the same whatever the dimension of the features.
+//! and every SGD step adds multiples of items to it. So training runs on the coefficients of that combination
+//! ([`Combination`]) and on the cosines between items, and a step costs the same whatever the dimension of the
+//! features.
 
 use trueshot_nn::products;
 
@@ -49,20 +52,30 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     },
 };
 
+/// The weight vectors before training.
 #[derive(Clone, Copy, PartialEq)]
 enum Init {
+    /// The class means.
     Means,
+    /// Random vectors, uniform in `±1/sqrt(dim)`.
     Random,
 }
 
 struct BaselinePlusPlus {
     init: Init,
+    /// s: the factor from cosines to logits.
     scale: f32,
+    /// Passes over the support set.
     epochs: usize,
+    /// Items per step.
     batch: usize,
+    /// Learning rate.
     rate: f32,
+    /// The momentum of PyTorch's SGD: the velocity is multiplied by it in every step.
     momentum: f32,
+    /// The dampening of PyTorch's SGD: the velocity grows by `1 - dampening` times the gradient.
     dampening: f32,
+    /// Weight decay: this times the weight vector is added to the gradient.
     decay: f32,
 }
 
@@ -73,7 +86,8 @@ struct Combination {
     items: Vec<f32>,
     /// Coefficient of the random initial vector; 0 with `init=means`.
     start: f32,
-    /// Inner products of this vector with the unit-length items.
+    /// Inner products of this vector with the unit-length items. They follow from the coefficients, and are updated
+    /// along with them.
     products: Vec<f32>,
 }
 
@@ -89,9 +103,11 @@ impl Combination {
     }
 }
 
-/// The training state of one class: its weight vector `w_c`, the momentum buffer and the initial vector's products.
+/// The training state of one class.
 struct ClassState {
+    /// The weight vector `w_c`.
     weight: Combination,
+    /// The momentum buffer of SGD.
     velocity: Combination,
     /// Inner products of the random initial vector with the unit-length items.
     start_products: Vec<f32>,
@@ -103,6 +119,8 @@ impl ClassState {
     /// The length of the weight vector, `|w_c|`.
     fn length(&self) -> f32 {
         let w = &self.weight;
+        // With a = sum of coefficients times items, r the random vector and k = w.start, w_c = a + k r and
+        // |w_c|^2 = <a, w_c> + k (<a, r> + k <r, r>). 1e-12 keeps the length above 0.
         let among_items = products::short_dot(&w.items, &w.products);
         let with_start =
             if w.start == 0.0 { 0.0 } else { products::short_dot(&w.items, &self.start_products) };
@@ -131,6 +149,7 @@ impl BaselinePlusPlus {
         (0..classes).map(|_| (0..dim).map(|_| bound * (2.0 * rng.uniform() - 1.0)).collect()).collect()
     }
 
+    /// Trains the weight vectors in place; `given` are the labels of the items and `cosines` is `[items, items]`.
     fn train(&self, given: &[u32], cosines: &[f32], states: &mut [ClassState], rng: &mut Rng) {
         let mut order: Vec<usize> = (0..given.len()).collect();
         let mut first = true;
@@ -143,7 +162,8 @@ impl BaselinePlusPlus {
         }
     }
 
-    /// One step of SGD on a batch of item indices; `cosines` is `[items, items]`.
+    /// One step of SGD on a batch of item indices; `cosines` is `[items, items]`, and `first` says whether it is the
+    /// first step of the training.
     fn step(&self, batch: &[usize], given: &[u32], cosines: &[f32], states: &mut [ClassState], first: bool) {
         let lengths: Vec<f32> = states.iter().map(ClassState::length).collect();
         let d_logits = self.logit_gradients(batch, given, states, &lengths);
@@ -153,14 +173,15 @@ impl BaselinePlusPlus {
         for ((state, length), d_logits) in
             states.iter_mut().zip(lengths).zip(d_logits.chunks_exact(batch.len()))
         {
-            // The gradient of s cos(w, u) is s (u - cos(w, u) w / |w|) / |w|: a part along each item of the
-            // batch, and a part along w, to which weight decay is added.
+            // The gradient of the logit s cos(w, u) of item u is s (u - cos(w, u) w / |w|) / |w|: a part along each
+            // item of the batch, and a part along w, to which weight decay is added.
             let ClassState { weight, velocity, .. } = state;
             let along_items = d_logits.iter().map(|d_logit| self.scale * d_logit / length);
             let along_weight: f32 =
                 along_items.clone().zip(batch).map(|(d_item, &item)| d_item * weight.products[item]).sum();
             let decayed = self.decay - along_weight / (length * length);
             velocity.scale_and_add(momentum, undamped * decayed, weight);
+            // Adding a multiple of an item changes its coefficient, and the products by multiples of its cosines.
             for (d_item, &item) in along_items.zip(batch) {
                 velocity.items[item] += undamped * d_item;
                 let row = &cosines[item * n..(item + 1) * n];
@@ -184,6 +205,7 @@ impl BaselinePlusPlus {
         lengths: &[f32],
     ) -> Vec<f32> {
         let mut gradients = vec![0.0; states.len() * batch.len()];
+        // `position` is the place of the item in the batch.
         for (position, &item) in batch.iter().enumerate() {
             // Logits are at most the scale, so the exponential is safe without subtracting the maximum.
             let exp = |(state, length): (&ClassState, &f32)| {
@@ -210,6 +232,7 @@ fn cosines(task: &Task<'_>) -> (Vec<f32>, Vec<f32>) {
 }
 
 /// The state of a class before training: its weight vector is the mean of its items, or the given random vector.
+/// `cosines` is `[items, items]`, and `lengths` has the length of each item.
 fn initial_state(
     task: &Task<'_>,
     class: usize,
@@ -230,6 +253,7 @@ fn initial_state(
     } else {
         let members = &task.support.members()[class];
         for &item in members {
+            // An item is its length times the item of unit length.
             let coefficient = lengths[item as usize] / members.len() as f32;
             weight.items[item as usize] = coefficient;
             let row = &cosines[item as usize * n..][..n];
@@ -243,8 +267,8 @@ fn initial_state(
     ClassState { weight, velocity: zero, start_products, start_squared }
 }
 
-/// The trained classifier: coefficients of unit-length items become coefficients of the items, or explicit vectors if
-/// training started from random ones.
+/// The trained classifier. Coefficients of unit-length items become coefficients of the items themselves. Random
+/// initial vectors are no combinations of items, so in that case the classifier has explicit vectors `[classes][dim]`.
 fn classifier(task: &Task<'_>, states: &[ClassState], lengths: &[f32], random: &[Vec<f32>]) -> Classifier {
     let item_weights = |state: &ClassState| {
         state.weight.items.iter().zip(lengths).map(|(coefficient, length)| coefficient / length).collect()
@@ -254,6 +278,7 @@ fn classifier(task: &Task<'_>, states: &[ClassState], lengths: &[f32], random: &
     if random.is_empty() {
         return Classifier::Cosine(mixture);
     }
+    // The combinations of items, plus each class's remaining part of its initial vector.
     let mut vectors = mixture.vectors(task);
     for ((vector, start), state) in vectors.iter_mut().zip(random).zip(states) {
         vector.iter_mut().zip(start).for_each(|(value, start)| *value += state.weight.start * start);

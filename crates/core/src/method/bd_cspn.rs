@@ -1,4 +1,6 @@
-//! The method `bd-cspn` (Liu et al., 2020): prototypes rectified with the queries. Transductive.
+//! The method `bd-cspn` (Liu et al., 2020): a query gets the class of the prototype with the largest cosine, after the
+//! prototypes (class means) have been rectified with the queries. It is transductive: it uses all queries of a task
+//! together.
 //!
 //! 1. Queries are shifted by the difference between the mean of the items and the mean of the queries.
 //! 2. Every shifted query gets the class of the prototype (the class mean) with the largest cosine as its pseudo-label.
@@ -44,11 +46,16 @@ impl TransductiveScorer for BdCspn {
     fn scores(&self, task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let classes = PresentClasses::new(task);
         let gram = self.preparation.gram(task, queries, products);
-        let lengths: Vec<f64> = query_rows(&gram).map(|row| inverse_length(gram.at(row, row), 0.0)).collect();
+        // One over the length of every query, then the cosines `[queries]` of one prototype with all queries.
+        let inverse_lengths: Vec<f64> =
+            query_rows(&gram).map(|row| inverse_length(gram.at(row, row), 0.0)).collect();
         let cosines = |prototype: Vec<f64>| {
             let with_rows = gram.times(&prototype);
             let length = inverse_length(dot(&with_rows, &prototype), 0.0);
-            query_rows(&gram).zip(&lengths).map(|(row, scale)| with_rows[row] * scale * length).collect()
+            query_rows(&gram)
+                .zip(&inverse_lengths)
+                .map(|(row, scale)| with_rows[row] * scale * length)
+                .collect()
         };
         let scores: Vec<Vec<f64>> =
             rectified_prototypes(&gram, &classes, self.scale).into_iter().map(cosines).collect();
@@ -56,43 +63,48 @@ impl TransductiveScorer for BdCspn {
     }
 }
 
-/// The rows of a joint Gram matrix that are queries.
+/// The row numbers of a joint Gram matrix that are queries: they follow the items.
 pub(super) fn query_rows(gram: &JointGram) -> std::ops::Range<usize> {
     gram.items()..gram.rows()
 }
 
-/// Coefficients `[classes][rows]` of the rectified prototypes.
+/// The rectified prototypes (steps 1 to 3 above) as coefficients `[classes][rows]` of the items and queries.
 pub(super) fn rectified_prototypes(gram: &JointGram, classes: &PresentClasses, scale: f64) -> Vec<Vec<f64>> {
     let shift = shift(gram);
     let cosines = shifted_cosines(gram, &classes.means(gram.rows()), &shift);
+    // The pseudo-label of every query.
     let labels: Vec<usize> = query_rows(gram).map(|row| argmax(&cosines, row)).collect();
     let prototype = |(class, items): (usize, &[usize])| {
         let mut coefficients = vec![0.0; gram.rows()];
         for &item in items {
             coefficients[item] = (scale * cosines[class][item]).exp();
         }
+        // The queries with this pseudo-label, and the sum of their weights.
         let mut of_queries = 0.0;
         for (row, _) in query_rows(gram).zip(&labels).filter(|&(_, &label)| label == class) {
             coefficients[row] = (scale * cosines[class][row]).exp();
             of_queries += coefficients[row];
         }
         let total: f64 = coefficients.iter().sum();
+        // Every query enters the mean with the shift added, so the shift enters once per unit of query weight.
         let shifted = coefficients.iter().zip(&shift).map(|(weight, shift)| weight + of_queries * shift);
         shifted.map(|weight| weight / total).collect()
     };
     classes.members().enumerate().map(prototype).collect()
 }
 
-/// Coefficients of the mean of the items minus the mean of the queries.
+/// The mean of the items minus the mean of the queries, as coefficients `[rows]`.
 fn shift(gram: &JointGram) -> Vec<f64> {
     let (of_item, of_query) = (1.0 / gram.items() as f64, -1.0 / gram.queries() as f64);
     (0..gram.rows()).map(|row| if row < gram.items() { of_item } else { of_query }).collect()
 }
 
-/// Cosines `[classes][rows]` of prototypes with the items and with the shifted queries.
+/// Cosines `[classes][rows]` of prototypes with the items and with the shifted queries; `prototypes` and `shift` are
+/// coefficients `[classes][rows]` and `[rows]`.
 fn shifted_cosines(gram: &JointGram, prototypes: &[Vec<f64>], shift: &[f64]) -> Vec<Vec<f64>> {
     let with_shift = gram.times(shift);
     let shift_square = dot(&with_shift, shift);
+    // One over the length of item x or shifted query q: |q + shift|^2 = |q|^2 + 2 <q, shift> + |shift|^2.
     let inverse_length_of = |row: usize| {
         let square = gram.at(row, row);
         match row < gram.items() {
@@ -104,6 +116,7 @@ fn shifted_cosines(gram: &JointGram, prototypes: &[Vec<f64>], shift: &[f64]) -> 
     let cosines = |prototype: &Vec<f64>| {
         let with_rows = gram.times(prototype);
         let length = inverse_length(dot(&with_rows, prototype), 0.0);
+        // <p, q + shift> = <p, q> + <p, shift>
         let of_shift = dot(&with_rows, shift);
         let product = |row: usize| with_rows[row] + if row < gram.items() { 0.0 } else { of_shift };
         (0..gram.rows()).map(|row| product(row) * scales[row] * length).collect()

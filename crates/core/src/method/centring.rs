@@ -1,6 +1,11 @@
-//! What `simpleshot` and the transductive methods share: centring and scaling of rows ([`Centre`], [`Preparation`]), the
-//! inner products of items and queries ([`JointGram`]), the classes that have items ([`PresentClasses`]), and the adapter
-//! from a scorer to a method ([`Transductive`]).
+//! What `simpleshot` and the transductive methods share. Transductive methods (`laplacianshot`, `tim`, `bd-cspn`,
+//! `pt-map`) classify all queries of a task together.
+//!
+//! - [`Centre`] and [`Preparation`]: centring and scaling of rows, as chosen with the parameters `centre` and
+//!   `normalise`;
+//! - [`JointGram`]: the inner products of support items and queries;
+//! - [`PresentClasses`]: the classes that have support items;
+//! - [`Transductive`]: the [`Method`] of a [`TransductiveScorer`], which computes the scores of all queries of a task.
 //!
 //! The parameter `centre` selects the vector that is subtracted from every row: the mean of an embeddings file of
 //! training classes, the mean of the support set, or none.
@@ -28,12 +33,13 @@ pub(super) enum Centre {
     None,
     /// The mean of the support items.
     Support,
-    /// The mean of the rows of a file, usually of the classes that the backbone was trained on.
+    /// The mean `[dim]` of all rows of an embeddings file, usually of the classes that the backbone was trained on. The
+    /// path is for error messages.
     File { path: PathBuf, mean: Vec<f32> },
 }
 
 impl Centre {
-    /// The description of the parameter `centre`.
+    /// The description of the parameter `centre` of a method, with the method's default.
     pub const fn parameter(default: &'static str) -> Parameter {
         Parameter {
             name: "centre",
@@ -105,6 +111,7 @@ pub(super) struct Transductive<S> {
 }
 
 impl<S: TransductiveScorer + 'static> Transductive<S> {
+    /// The method of a scorer, in the form that [`MethodInfo::build`](super::MethodInfo::build) returns.
     pub fn boxed(scorer: S, preparation: fn(&S) -> &Preparation) -> Box<dyn Method> {
         Box::new(Transductive { scorer: Arc::new(scorer), preparation })
     }
@@ -156,8 +163,8 @@ impl Preparation {
         task.support.rows().iter().chain(queries.rows()).map(prepare).collect()
     }
 
-    /// The inner products of the transformed items and queries, from those of the original rows, `[items, queries]` for
-    /// items with queries.
+    /// The inner products of the transformed items and queries. They follow from the products of the original rows:
+    /// `item_query_products` is `[items, queries]`, and `task` and `queries` have the products within each group.
     pub fn gram(&self, task: &Task<'_>, queries: &Queries<'_>, item_query_products: &[f32]) -> JointGram {
         let mut gram = JointGram::new(task, queries, item_query_products);
         match &self.centre {
@@ -167,6 +174,7 @@ impl Preparation {
                 let rows: Vec<&[f32]> = task.support.rows().iter().chain(queries.rows()).copied().collect();
                 let mut with_centre = vec![0.0; rows.len()];
                 products::products(&rows, &[mean], &mut with_centre);
+                // The products of all rows with the centre.
                 let with_centre: Vec<f64> = with_centre.into_iter().map(f64::from).collect();
                 gram.centre(&with_centre, f64::from(products::squared_norm(mean)));
             }
@@ -178,12 +186,12 @@ impl Preparation {
     }
 }
 
-/// Squared lengths are computed as differences. One that is below this fraction of the subtracted terms is considered
-/// rounding error, and counts as 0.
+/// The squared length of a centred row is a difference of inner products. If it is below this fraction of the terms it
+/// is the difference of, it is considered a rounding error and counts as 0.
 const ROUNDING: f64 = 1e-6;
 
-/// 1 / length, or 0 if `squared` is at most the rounding error of a difference of `terms`; pass 0 for `terms` if it is not a
-/// difference.
+/// One over the length whose square is `squared`, or 0 if `squared` is at most the rounding error ([`ROUNDING`]) of a
+/// difference of terms that add up to `terms`. Pass 0 for `terms` if `squared` is not a difference.
 pub(super) fn inverse_length(squared: f64, terms: f64) -> f64 {
     if squared > ROUNDING * terms { squared.sqrt().recip() } else { 0.0 }
 }
@@ -193,12 +201,16 @@ pub(super) fn inverse_length(squared: f64, terms: f64) -> f64 {
 /// Vectors that are linear combinations of these rows are stored as coefficients `[rows]`; all their inner products
 /// follow from this matrix, so the cost does not depend on the dimension.
 pub(super) struct JointGram {
+    /// Number of support items.
     items: usize,
+    /// Number of items and queries.
     rows: usize,
+    /// The products, row by row. In f64, because centring and distances subtract products from each other.
     values: Vec<f64>,
 }
 
 impl JointGram {
+    /// The inner products of the original rows; `products` are those of items with queries, `[items, queries]`.
     fn new(task: &Task<'_>, queries: &Queries<'_>, products: &[f32]) -> Self {
         let (items, query_count) = (task.support.len(), queries.len());
         let rows = items + query_count;
@@ -235,10 +247,12 @@ impl JointGram {
         self.rows
     }
 
+    /// Number of support items.
     pub fn items(&self) -> usize {
         self.items
     }
 
+    /// Number of queries.
     pub fn queries(&self) -> usize {
         self.rows - self.items
     }
@@ -258,6 +272,7 @@ impl JointGram {
         self.values.chunks_exact(self.rows).map(|row| dot(row, coefficients)).collect()
     }
 
+    /// Subtracts the mean of the support items from all rows.
     fn centre_on_items(&mut self) {
         if self.items == 0 {
             return;
@@ -269,8 +284,8 @@ impl JointGram {
         self.centre(&with_centre, squared);
     }
 
-    /// Subtracts a vector c from all rows, given its inner products with them and its squared length:
-    /// ⟨xᵢ - c, xⱼ - c⟩ = ⟨xᵢ, xⱼ⟩ - ⟨xᵢ, c⟩ - ⟨xⱼ, c⟩ + |c|².
+    /// Subtracts a vector c from all rows, given its inner products with them (`with_centre`, `[rows]`) and its squared
+    /// length: ⟨xᵢ - c, xⱼ - c⟩ = ⟨xᵢ, xⱼ⟩ - ⟨xᵢ, c⟩ - ⟨xⱼ, c⟩ + |c|².
     fn centre(&mut self, with_centre: &[f64], squared: f64) {
         let rows = self.rows;
         for i in 0..rows {
@@ -278,28 +293,30 @@ impl JointGram {
             for j in 0..rows {
                 self.values[i * rows + j] += squared - with_centre[i] - with_centre[j];
             }
-            let length = &mut self.values[i * rows + i];
-            *length = if *length > ROUNDING * terms { *length } else { 0.0 };
+            let squared_length = &mut self.values[i * rows + i];
+            *squared_length = if *squared_length > ROUNDING * terms { *squared_length } else { 0.0 };
         }
     }
 
     /// Scales all rows to unit length; rows of length 0 stay.
     fn scale_to_unit_length(&mut self) {
         let scales: Vec<f64> = (0..self.rows).map(|row| inverse_length(self.at(row, row), 0.0)).collect();
+        // ⟨xᵢ / |xᵢ|, xⱼ / |xⱼ|⟩ = ⟨xᵢ, xⱼ⟩ / |xᵢ| / |xⱼ|
         for (row, scale) in self.values.chunks_exact_mut(self.rows.max(1)).zip(&scales) {
             row.iter_mut().zip(&scales).for_each(|(product, other)| *product *= scale * other);
         }
     }
 }
 
+/// The inner product of two vectors of the same length.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The classes of a task that have items. Transductive methods work with these only: a class without items has no
-/// prototype and is never predicted.
+/// The classes of a task that have support items, numbered from 0. Transductive methods work with these only: a class
+/// without items has no prototype and is never predicted.
 pub(super) struct PresentClasses {
-    /// For every class with items its index in the task and its items.
+    /// For every class with items its index in the task, and the indices of its items.
     classes: Vec<(usize, Vec<usize>)>,
     /// Number of classes of the task.
     total: usize,
@@ -318,12 +335,12 @@ impl PresentClasses {
         self.classes.len()
     }
 
-    /// The items of every class with items.
+    /// The indices of the items of every class with items.
     pub fn members(&self) -> impl Iterator<Item = &[usize]> {
         self.classes.iter().map(|(_, items)| items.as_slice())
     }
 
-    /// Coefficients `[classes][rows]` of the class means.
+    /// The class means as coefficients `[classes][rows]` of items and queries; those of queries are 0.
     pub fn means(&self, rows: usize) -> Vec<Vec<f64>> {
         let mean = |items: &[usize]| {
             let mut coefficients = vec![0.0; rows];

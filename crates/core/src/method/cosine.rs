@@ -1,6 +1,8 @@
-//! The method `cosine`: class means weighted by similarity, where similarity is the cosine of two items.
+//! The method `cosine`: a query gets the class of the nearest prototype, and a prototype is the mean of the support
+//! items of its class, weighted by similarity. The similarity of two items is their cosine.
 //!
-//! An item that points away from the other items of its class gets little weight. The weighting is in `similarity`.
+//! An item that points away from the other items of its class gets little weight. The module `similarity` computes the
+//! weights. The distance of a query to a prototype is Euclidean.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::similarity::{self, Similarities};
@@ -22,6 +24,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct Cosine {
+    /// Divides the cosines before the softmax over the items of a class.
     temperature: f32,
 }
 

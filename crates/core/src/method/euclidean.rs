@@ -1,6 +1,7 @@
-//! The method `euclidean`: class means weighted by similarity, where similarity is minus the squared distance.
+//! The method `euclidean`: a query gets the class of the nearest prototype, and a prototype is the mean of the support
+//! items of its class, weighted by similarity. The similarity of two items is minus the squared distance.
 //!
-//! An item far from the other items of its class gets little weight. The weighting is in `similarity`.
+//! An item far from the other items of its class gets little weight. The module `similarity` computes the weights.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::similarity::{self, Similarities};
@@ -22,6 +23,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct Euclidean {
+    /// Divides the similarities before the softmax over the items of a class.
     temperature: f32,
 }
 

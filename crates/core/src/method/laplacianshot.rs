@@ -1,9 +1,10 @@
-//! The method `laplacianshot` (Ziko et al., 2020): near queries are encouraged to get the same class. Transductive.
+//! The method `laplacianshot` (Ziko et al., 2020): a query tends to get the class of its nearest prototype and of the
+//! queries near it. It is transductive: it classifies all queries of a task together.
 //!
-//! Prototypes are those of `bd-cspn`. With `a` the squared distances of queries and prototypes `[queries, classes]` and
-//! `W` the matrix with `W[q][r] = 1` if r is one of the nearest neighbours of q, soft assignments `Y` start at
-//! `softmax(-a)` and are updated to `softmax(-a + lambda W Y)` until the objective of the paper (its equation 7) no
-//! longer changes.
+//! Prototypes (one point per class) are those of `bd-cspn`. With `a` the squared distances of queries and prototypes
+//! `[queries, classes]` and `W` the matrix with `W[q][r] = 1` if r is one of the nearest neighbours of q, soft
+//! assignments `Y` start at `softmax(-a)` and are updated to `softmax(-a + lambda W Y)` until the objective of the
+//! paper (its equation 7) no longer changes.
 //!
 //! Defaults are those of easyfsl; the paper tunes `lambda` on validation classes.
 
@@ -72,13 +73,14 @@ impl TransductiveScorer for LaplacianShot {
 }
 
 impl LaplacianShot {
-    /// Soft assignments `[queries][classes]` from squared distances `[queries][classes]` and the neighbours of every
-    /// query.
+    /// Soft assignments `[queries][classes]`, whose rows sum to 1, from squared distances `[queries][classes]` and the
+    /// neighbours of every query (`neighbours[query]` are indices of queries).
     fn assign(&self, distances: &[Vec<f64>], neighbours: &[Vec<usize>]) -> Vec<Vec<f64>> {
         let plain = |distances: &Vec<f64>| softmax(distances.iter().map(|distance| -distance));
         let mut assignments: Vec<Vec<f64>> = distances.iter().map(plain).collect();
         let mut objective = f64::INFINITY;
         for step in 0..self.steps {
+            // Row q of W Y, where Y are the current assignments.
             let sums = neighbour_sums(&assignments, neighbours);
             let update = |(distances, sums): (&Vec<f64>, &Vec<f64>)| {
                 softmax(distances.iter().zip(sums).map(|(distance, sum)| self.lambda * sum - distance))
@@ -88,6 +90,7 @@ impl LaplacianShot {
                 &mut objective,
                 self.objective(&assignments, distances, &neighbour_sums(&assignments, neighbours)),
             );
+            // The first two updates are always followed by another.
             if step > 1 && (objective - previous).abs() <= TOLERANCE * previous.abs() {
                 break;
             }
@@ -95,7 +98,8 @@ impl LaplacianShot {
         assignments
     }
 
-    /// `sum of Y log Y + a Y - lambda (W Y) Y` over all queries and classes.
+    /// The objective of the paper (its equation 7): the sum of `Y log Y + a Y - lambda (W Y) Y` over all queries and
+    /// classes, with `sums` = `W Y`. 1e-12 keeps the logarithm finite where `Y` is 0.
     fn objective(&self, assignments: &[Vec<f64>], distances: &[Vec<f64>], sums: &[Vec<f64>]) -> f64 {
         let rows = assignments.iter().zip(distances).zip(sums);
         rows.flat_map(|((shares, distances), sums)| shares.iter().zip(distances).zip(sums))
@@ -104,8 +108,10 @@ impl LaplacianShot {
     }
 }
 
-/// Squared distances `[queries][classes]` of the queries and prototypes `[classes][rows]`.
+/// Squared distances `[queries][classes]` of the queries and prototypes. Prototypes are given as coefficients
+/// `[classes][rows]` of the rows of `gram`.
 pub(super) fn squared_distances(gram: &JointGram, prototypes: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    // |q - p|^2 = |q|^2 - 2 <q, p> + |p|^2; `products` are the <row, p>, `[classes][rows]`, and `squares` the |p|^2.
     let products: Vec<Vec<f64>> = prototypes.iter().map(|prototype| gram.times(prototype)).collect();
     let squares: Vec<f64> = products.iter().zip(prototypes).map(|(a, b)| dot(a, b)).collect();
     let of_query = |row: usize| {
@@ -117,7 +123,8 @@ pub(super) fn squared_distances(gram: &JointGram, prototypes: &[Vec<f64>]) -> Ve
     query_rows(gram).map(of_query).collect()
 }
 
-/// The `count` nearest other queries of every query; of several at the same distance, the first.
+/// The `count` nearest other queries of every query, `[queries][count]`, as indices of queries; of several at the same
+/// distance, the first.
 fn nearest_queries(gram: &JointGram, count: usize) -> Vec<Vec<usize>> {
     let nearest = |row: usize| {
         let others = query_rows(gram).filter(|&other| other != row);
@@ -141,6 +148,7 @@ fn neighbour_sums(assignments: &[Vec<f64>], neighbours: &[Vec<usize>]) -> Vec<Ve
     neighbours.iter().map(sum).collect()
 }
 
+/// `exp(logit)`, divided by the sum over all logits.
 pub(super) fn softmax(logits: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
     let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.map(|logit| (logit - max).exp()).collect();

@@ -1,7 +1,8 @@
 //! The method `linear`: softmax regression (one linear layer) trained on the given labels of each support set.
 //!
-//! It is a baseline without any protection against wrong labels. The training loop is `trueshot_nn::softmax_regression`;
-//! weights start uniform in `±1/sqrt(dim)`, as in PyTorch's `nn.Linear`.
+//! It is a baseline without any protection against wrong labels. The training loop is
+//! `trueshot_nn::softmax_regression`; weights `[classes, dim]` and biases `[classes]` start uniform in `±1/sqrt(dim)`,
+//! as in PyTorch's `nn.Linear`.
 
 use trueshot_nn::softmax_regression::{self, SoftmaxRegressionConfig};
 
@@ -35,8 +36,11 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct Linear {
+    /// Steps of AdamW, each on the whole support set.
     steps: usize,
+    /// Learning rate.
     rate: f32,
+    /// Decoupled weight decay.
     decay: f32,
 }
 

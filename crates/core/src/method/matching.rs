@@ -1,7 +1,8 @@
 //! The method `matching`: matching networks (Vinyals et al., 2016) without full context embeddings.
 //!
-//! A query attends to all support items with a softmax over cosines, and the score of a class is the attention on its
-//! items. There is nothing to fit; the scores are computed in [`Classifier::Matching`].
+//! A query attends to all support items with a softmax over the cosines with them, and the score of a class is the sum
+//! of the attention weights of the items with its label. There is nothing to fit; [`Classifier::Matching`] computes the
+//! scores.
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};

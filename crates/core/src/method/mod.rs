@@ -1,16 +1,21 @@
 //! Few-shot methods: each fits one support set and returns a classifier and, if it can, an assessment of every item.
 //!
+//! A support set consists of a few items (rows of features) per class, each under a given label that may be wrong.
+//! Queries are the rows to classify. A [`Task`] holds a support set together with its inner products.
+//!
 //! Start with [`Registry`], which makes a method from text such as `cosine:T=0.5` or
 //! `median:steps=converge:hessian=full`, and with the trait [`Method`]. There is one file per method; `registry` parses
 //! names and parameters, `similarity` is shared by `euclidean`, `absolute` and `cosine`, `centring` by `simpleshot` and
 //! the transductive methods, and `tranfs` and `relabel` run the trained networks of the crate `trueshot-nn`.
 //!
-//! Most methods represent their prototypes as weighted sums of support items instead of vectors, so they compute with
-//! the task's inner products (the Gram matrix) and cost the same whatever the dimension of the features.
+//! Most methods classify a query by the nearest prototype, one point per class. They represent prototypes as weighted
+//! sums of support items instead of vectors, so they compute with the task's inner products (the Gram matrix) and cost
+//! the same whatever the dimension of the features.
 //!
 //! Transductive methods (`laplacianshot`, `tim`, `bd-cspn`, `pt-map`) classify all queries of a task together and learn
 //! from the queries as well. Their accuracies cannot be compared with those of methods that see one query at a time, so
-//! they are marked everywhere ([`MethodInfo::transductive`]), and they have no classifier that could be saved.
+//! they are marked in every list and report ([`MethodInfo::transductive`]), and they have no classifier that could be
+//! saved.
 
 mod absolute;
 mod baseline_plus_plus;
@@ -77,7 +82,8 @@ pub trait Method: Any + Send + Sync {
         tasks.iter().zip(rngs).map(|(task, rng)| self.fit(task, rng)).collect()
     }
 
-    /// Whether the method classifies all queries of a task together, so that the class of a query depends on the others.
+    /// Whether the method classifies all queries of a task together, so that the class of a query depends on the other
+    /// queries.
     fn is_transductive(&self) -> bool {
         false
     }
@@ -87,8 +93,8 @@ pub trait Method: Any + Send + Sync {
         None
     }
 
-    /// The classifier of whole episodes, if this method holds the data of the evaluation itself. An evaluation then calls it
-    /// instead of [`Method::fit`].
+    /// The classifier of whole episodes, if this method holds the data of the evaluation itself, for example in GPU
+    /// memory. An evaluation then calls that classifier instead of [`Method::fit`]. `None` for all other methods.
     fn row_classifier(&self) -> Option<&dyn RowClassifier> {
         None
     }
@@ -122,15 +128,17 @@ pub struct ImageRows {
 pub struct Fitted {
     /// The classifier for queries.
     pub classifier: Classifier,
-    /// One assessment per support item, in the order of the support set; `None` from methods that treat all items alike.
+    /// One assessment per support item, in the order of the support set; `None` from methods that treat all items
+    /// alike.
     pub assessments: Option<Vec<ItemAssessment>>,
 }
 
 /// A method's assessment of one support item: its weight and, from some methods, how likely its label is wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItemAssessment {
-    /// The item's weight in the prototype of its given class, times the size of that class: 1 is average, 0 ignored.
-    /// It is not a probability.
+    /// The item's weight in the prototype of its given class, times the number of items with that label: 1 means an
+    /// average item, 0 an ignored one. It is not a probability. TraNFS, whose prototypes are not weighted sums,
+    /// reports `1 - p_wrong` instead.
     pub weight: f32,
     /// The probability that the given label is wrong, from methods that estimate it.
     pub p_wrong: Option<f32>,
@@ -159,13 +167,16 @@ impl ItemAssessment {
     }
 }
 
-/// A nearest-prototype classifier from weights within each class (`weights[class]` sums to 1), with one assessment per
-/// item that reports its weight.
+/// A nearest-prototype classifier from weights within each class, with one assessment per item that reports its weight.
+///
+/// `weights[class]` has one weight per member of the class, in the order of
+/// [`SupportSet::members`](crate::task::SupportSet::members), and sums to 1.
 fn weighted_prototypes(task: &Task<'_>, weights: &[Vec<f32>]) -> Fitted {
     let mut assessments =
         vec![ItemAssessment { weight: 0.0, p_wrong: None, decision: None }; task.support.len()];
     for (members, weights) in task.support.members().iter().zip(weights) {
         for (&item, weight) in members.iter().zip(weights) {
+            // Times the size of the class, so that the average weight is 1 in classes of any size.
             assessments[item as usize].weight = weight * members.len() as f32;
         }
     }

@@ -19,6 +19,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct Nearest {
+    /// Number of neighbours that vote.
     k: usize,
 }
 

@@ -1,7 +1,8 @@
-//! The method `oracle`: the mean of the items whose given label is right, which it reads from the true labels.
+//! The method `oracle`: nearest class mean over the support items whose given label is right. Which labels are right it
+//! reads from the true labels, which only experiments have.
 //!
-//! It is an upper bound for methods that only remove wrong items. It returns no assessments: they would repeat the true
-//! labels, so measuring how well they detect errors would be meaningless.
+//! It is an upper bound for methods that only remove items under wrong labels. It returns no assessments: they would
+//! repeat the true labels, so measuring how well they detect errors would be meaningless.
 
 use super::registry::{MethodInfo, Parameters};
 use super::{Fitted, Method};
@@ -23,6 +24,7 @@ struct Oracle;
 impl Method for Oracle {
     fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
         let truth = task.truth.ok_or(Error::NeedsTruth { method: INFO.name })?;
+        // The weights of a class's items: 1 / n for each of the n items whose given label is right, 0 for the rest.
         let clean_mean = |(class, members): (u32, &Vec<u32>)| {
             let clean: Vec<bool> = members.iter().map(|&item| truth[item as usize] == Some(class)).collect();
             let count = clean.iter().filter(|&&clean| clean).count();

@@ -1,4 +1,5 @@
-//! The method `protonet`: nearest class mean, as in prototypical networks (Snell et al., 2017).
+//! The method `protonet`: a query gets the class whose mean over the support items is nearest, as in prototypical
+//! networks (Snell et al., 2017).
 //!
 //! Every item counts the same, including those under a wrong label. It is the baseline for the other methods.
 

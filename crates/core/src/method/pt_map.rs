@@ -1,4 +1,5 @@
-//! The method `pt-map` (Hu et al., 2021): power transform, then prototypes by optimal transport. Transductive.
+//! The method `pt-map` (Hu et al., 2021): a power transform of the features, then prototypes (one point per class)
+//! moved by optimal transport of the queries. It is transductive: it classifies all queries of a task together.
 //!
 //! Every feature x becomes `(max(x, 0) + 1e-6)^power`. Prototypes start at the class means. In every step, the Sinkhorn
 //! algorithm assigns the queries softly to the prototypes, such that every query has a total of 1 and every class the
@@ -55,20 +56,23 @@ pub(super) const INFO: MethodInfo = MethodInfo {
     },
 };
 
-/// Added to every feature before the power transform.
+/// Added to every feature before the power transform, so that its argument is above 0.
 const EPSILON: f32 = 1e-6;
 
-/// Maximum number of iterations of the Sinkhorn algorithm.
+/// Maximum number of iterations of the Sinkhorn algorithm, each of which scales all rows and then all columns.
 const MAX_ITERATIONS: usize = 1000;
 
-/// Change of the row sums below which the Sinkhorn algorithm stops.
+/// The Sinkhorn algorithm stops when an iteration changes every row sum by less than this.
 const TOLERANCE: f64 = 1e-6;
 
 /// When rows are scaled to unit length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Normalise {
+    /// Before the power transform.
     Before,
+    /// After the power transform.
     After,
+    /// Never.
     None,
 }
 
@@ -121,8 +125,8 @@ impl PtMap {
         rows
     }
 
-    /// Moves the coefficients `[rows]` of a prototype towards the mean of the items of its class and of the queries,
-    /// weighted by their shares in it.
+    /// Moves a prototype, given as coefficients `[rows]` of items and queries, by the share `rate` of the way to the
+    /// mean of the items of its class (weight 1 each) and of all queries (weighted by their shares in the class).
     fn move_prototype(
         &self,
         prototype: &mut [f64],
@@ -132,14 +136,14 @@ impl PtMap {
         let total = items.len() as f64 + query_shares.clone().sum::<f64>();
         prototype.iter_mut().for_each(|coefficient| *coefficient *= 1.0 - self.rate);
         items.iter().for_each(|&item| prototype[item] += self.rate / total);
-        let queries = prototype.len() - query_shares.len();
-        for (coefficient, share) in prototype[queries..].iter_mut().zip(query_shares) {
+        let first_query = prototype.len() - query_shares.len();
+        for (coefficient, share) in prototype[first_query..].iter_mut().zip(query_shares) {
             *coefficient += self.rate * share / total;
         }
     }
 
-    /// The transport plan `[queries][classes]` for costs `[queries][classes]`: rows sum to 1, columns to the number of
-    /// queries per class.
+    /// The transport plan `[queries][classes]` for the costs `[queries][classes]` by the Sinkhorn algorithm, which
+    /// scales `exp(-lambda cost)` until rows sum to 1 and columns to the number of queries per class.
     fn transport(&self, costs: &[Vec<f64>]) -> Vec<Vec<f64>> {
         // The first iteration scales every row, so the smallest cost of a row can be subtracted; without that, all
         // shares of a query far from every prototype would be 0.
@@ -151,6 +155,7 @@ impl PtMap {
         let classes = plan.first().map_or(0, Vec::len);
         let per_class = plan.len() as f64 / classes as f64;
         for _ in 0..MAX_ITERATIONS {
+            // 1e-10 avoids a division by 0 in rows or columns of zeros.
             let sums: Vec<f64> = plan.iter().map(|row| row.iter().sum()).collect();
             for (row, sum) in plan.iter_mut().zip(&sums) {
                 row.iter_mut().for_each(|share| *share /= sum + 1e-10);

@@ -1,12 +1,14 @@
-//! The method `relabel`: a trained network estimates the true class of every item, and prototypes are built from all
-//! items, weighted by these estimates.
+//! The method `relabel`: a trained network estimates the true class of every support item, and the prototype of a class
+//! is a mean of all items, weighted by these estimates. A query gets the class of the nearest prototype.
 //!
-//! [`RelabelOptions`] are the hyperparameters, as in a training configuration or a model file; [`TrainedRelabel`] is a
-//! network with its parameters, which implements [`Method`]. The network itself is `trueshot_nn::relabel`.
+//! Start with [`TrainedRelabel`], a network with its parameters, which implements [`Method`]. [`RelabelOptions`] are
+//! the hyperparameters, as in a training configuration or a model file. The network itself is `trueshot_nn::relabel`:
+//! for every support item it computes the probability of each class and of "none of the classes".
 //!
 //! An item under a wrong label is often a correct example of another class of the same support set, so reassigning it
 //! keeps more information than dropping it. The network's inputs are relations between items (inner products), so one
-//! trained network works on features of any dimension, unless it has an item view or a training centre.
+//! trained network works on features of any dimension. There are two exceptions, which tie a network to one backbone:
+//! an item view ([`RelabelOptions::item_width`]) and a training centre ([`RelabelOptions::training_centre`]).
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +51,8 @@ static BUILT_IN_MODEL: &[u8] = include_bytes!("../../assets/relabel.safetensors"
 /// Minimum probability of the likeliest class for a decision other than [`Decision::Unsure`].
 const DECISION_THRESHOLD: f32 = 0.5;
 
-/// The part of the network that the item view feeds: `states` or `none` in configurations.
+/// The part of the network that the item view (a projection of the features themselves) feeds: `states` or `none` in
+/// configurations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ItemReach {
@@ -74,22 +77,23 @@ pub enum ItemReach {
 pub struct RelabelOptions {
     /// Number of layers, 1 to 64.
     pub layers: usize,
-    /// Width of the state of an (item, class) pair, 1 to 4096.
+    /// Width of a state, the hidden vector that the network keeps for every (item, class) pair, 1 to 4096.
     pub width: usize,
     /// Number of attention heads, a divisor of `width`.
     pub heads: usize,
     /// Hidden units of the mixing block of a layer, 1 to 65536.
     pub hidden: usize,
-    /// Hidden units of the network over pairs of items, 1 to 65536.
+    /// Hidden units of the edge network, which computes attention logits from the relations of two items, 1 to 65536.
     pub edge_hidden: usize,
-    /// Whether the mean of the support items is subtracted from items and queries, which are then scaled to unit length.
+    /// Whether the mean of the support items is subtracted from items and queries, which are then scaled to unit
+    /// length.
     pub centred: bool,
-    /// Whether the mean of the training features is subtracted from items and queries, which are then scaled to unit length,
-    /// before anything else. It ties the network to one backbone.
+    /// Whether the mean of the training features is subtracted from items and queries, which are then scaled to unit
+    /// length, before anything else. It ties the network to one backbone.
     #[serde(default)]
     pub training_centre: bool,
-    /// Width of the item view, a projection of the features themselves, up to 4096. It ties the network to one backbone;
-    /// 0 means no item view, only relations between items.
+    /// Width of the item view, a projection of the features themselves, up to 4096. It ties the network to one
+    /// backbone; 0 means no item view, only relations between items.
     pub item_width: usize,
     /// Dropout probability on the features that enter the item view in training, 0 to below 1.
     pub item_dropout: f64,
@@ -161,7 +165,8 @@ impl RelabelOptions {
         self.item_width == 0 && !self.training_centre
     }
 
-    /// The network, without parameters. The dimension `dim` of the features matters only if it does not take any dimension.
+    /// The network, without parameters. The dimension `dim` of the features matters only if it does not take any
+    /// dimension.
     pub fn network(&self, dim: usize) -> Result<Relabel> {
         self.check()?;
         let target = match self.item_reach {
@@ -211,8 +216,9 @@ pub struct RelabelConfig {
 /// ```
 pub struct TrainedRelabel {
     network: Relabel,
+    /// The parameters of the network, in the order of its layout.
     parameters: Vec<f32>,
-    /// The model file, for error messages.
+    /// The model file, for error messages; "the program" for parameters that were not read from a file.
     path: PathBuf,
 }
 
@@ -240,6 +246,7 @@ impl TrainedRelabel {
     pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: RelabelConfig = model.config()?;
+        // A network for features of any dimension ignores this number.
         let dim = config.dim.unwrap_or(1);
         let fits =
             (1..=1 << 20).contains(&dim) && config.dim.is_none() == config.options.takes_any_dimension();
@@ -249,6 +256,7 @@ impl TrainedRelabel {
         Ok(TrainedRelabel { network, parameters, path: model.tensors().path().into() })
     }
 
+    /// Checks that the network takes features of `features` dimensions.
     fn check(&self, features: usize) -> Result<()> {
         match self.network.config().dim().filter(|&dim| dim != features) {
             None => Ok(()),
@@ -256,7 +264,7 @@ impl TrainedRelabel {
         }
     }
 
-    /// The mean of the training features, if items and queries are centred on it.
+    /// The mean `[dim]` of the training features, if items and queries are centred on it.
     pub(super) fn training_centre(&self) -> Option<&[f32]> {
         self.network.training_centre().map(|range| &self.parameters[range])
     }
@@ -290,12 +298,15 @@ impl Method for TrainedRelabel {
     }
 }
 
-/// Turns the network's output for one support set into a classifier and assessments. `training_centre` is the mean of the
-/// training features if the network subtracts it.
+/// Turns the network's output for one support set into a classifier and assessments. `training_centre` is the mean of
+/// the training features if the network subtracts it.
 fn fitted(task: &Task<'_>, output: RelabelOutput, training_centre: Option<&[f32]>) -> Fitted {
     let RelabelOutput { probabilities, weights, space } = output;
+    // `[classes][items]`
     let weights: Vec<Vec<f32>> = weights.chunks_exact(task.support.len()).map(<[f32]>::to_vec).collect();
     let assessments = assessments(task, &probabilities, &weights);
+    // Queries must be transformed as the network transformed the items: centred on the training features, on the
+    // support set, or not at all.
     let classifier = match training_centre {
         Some(mean) => centred_vectors(task, mean, &weights),
         None if space.is_centred() => Classifier::Centred(CentredMixture::new(space, weights)),
@@ -330,7 +341,8 @@ fn assessments(task: &Task<'_>, probabilities: &[f32], weights: &[Vec<f32>]) -> 
     given.zip(rows).map(assessment).collect()
 }
 
-/// The decision for one item from its class probabilities, the last of which is "none of the classes".
+/// The decision for one item with the given class `given`, from its class probabilities, the last of which is "none of
+/// the classes".
 fn decision(given: usize, probabilities: &[f32]) -> Decision {
     let by_probability = |&a: &usize, &b: &usize| probabilities[a].total_cmp(&probabilities[b]);
     let argmax = (0..probabilities.len()).max_by(by_probability).unwrap_or(given);

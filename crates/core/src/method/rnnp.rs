@@ -1,7 +1,10 @@
-//! The method `rnnp` (Mazumder et al., 2021): class means refined by k-means over the items and their hybrids.
+//! The method `rnnp` (Mazumder et al., 2021): a query gets the class of the nearest centre. Centres start at the class
+//! means of the support items and are refined by k-means over the items and their hybrids.
 //!
-//! A hybrid is a mixture of two items of the same given class. Items, hybrids and centres are all linear combinations of
-//! the support items, so k-means runs on their coefficients and the Gram matrix instead of on vectors.
+//! A hybrid is a mixture of two items with the same given label. During k-means, items and hybrids are assigned to the
+//! nearest centre whatever their labels, so an item under a wrong label can move to the class it resembles. Items,
+//! hybrids and centres are all linear combinations of the support items, so k-means runs on their coefficients and the
+//! Gram matrix (the inner products of the items) instead of on vectors.
 
 use trueshot_nn::products::short_dot;
 
@@ -32,8 +35,8 @@ struct Rnnp {
     rounds: usize,
 }
 
-/// A point of k-means, the hybrid `share * first + (1 - share) * second` of two support items; if both are the same item,
-/// the point is that item.
+/// A point of k-means: the hybrid `share * first + (1 - share) * second` of two support items, given by their indices.
+/// If both are the same item, the point is that item.
 struct Point {
     first: usize,
     second: usize,
@@ -44,6 +47,7 @@ impl Method for Rnnp {
         let points = points(task);
         let products = self.point_products(task, &points);
         let mut centres = class_means(task);
+        // The index of the centre of every point. K-means ends when it no longer changes.
         let mut assignment = Vec::new();
         for _ in 0..self.rounds {
             let next = assign(task, &products, &centres);
@@ -63,6 +67,7 @@ impl Rnnp {
     /// Inner products `[items][points]` of every item with every point.
     fn point_products(&self, task: &Task<'_>, points: &[Point]) -> Vec<Vec<f32>> {
         let (gram, n) = (task.gram(), task.support.len());
+        // The products of one item with all points, from its products `row` with all items.
         let mix = |row: &[f32]| {
             let product = |p: &Point| self.share * row[p.first] + (1.0 - self.share) * row[p.second];
             points.iter().map(product).collect()
@@ -70,7 +75,8 @@ impl Rnnp {
         gram.chunks_exact(n).map(mix).collect()
     }
 
-    /// Moves every centre to the mean of the points assigned to it; a centre without points keeps its position.
+    /// Moves every centre (coefficients `[items]`) to the mean of the points assigned to it; a centre without points
+    /// keeps its position.
     fn move_centres(&self, points: &[Point], assignment: &[usize], centres: &mut [Vec<f32>]) {
         for (class, centre) in centres.iter_mut().enumerate() {
             let count = assignment.iter().filter(|&&assigned| assigned == class).count();
@@ -106,11 +112,14 @@ fn class_means(task: &Task<'_>) -> Vec<Vec<f32>> {
     task.support.members().iter().map(mean).collect()
 }
 
-/// The index of the nearest centre for every point; of several at the same distance, the first.
+/// The index of the nearest centre for every point; of several at the same distance, the first. `products` are the
+/// inner products `[items][points]`, `centres` the coefficients `[classes][items]`.
 fn assign(task: &Task<'_>, products: &[Vec<f32>], centres: &[Vec<f32>]) -> Vec<usize> {
     let points = products[0].len();
+    // Distance and index of the nearest centre so far.
     let mut nearest = vec![(f32::INFINITY, 0); points];
     for (class, centre) in centres.iter().enumerate() {
+        // |centre|^2 - 2 <centre, point>: the squared distance without |point|^2, which is the same for all centres.
         let mut distances = vec![squared_norm(task, centre); points];
         for (&weight, products) in centre.iter().zip(products).filter(|&(&weight, _)| weight != 0.0) {
             distances.iter_mut().zip(products).for_each(|(distance, p)| *distance -= 2.0 * weight * p);
@@ -131,7 +140,8 @@ fn squared_norm(task: &Task<'_>, centre: &[f32]) -> f32 {
         .sum()
 }
 
-/// Assessments that report, for every item, its coefficient in the centre of its given class.
+/// Assessments that report, for every item, its coefficient in the centre of its given class times the size of that
+/// class, so that 1 is the coefficient of an item in the class mean.
 fn assessments(task: &Task<'_>, centres: &[Vec<f32>]) -> Vec<ItemAssessment> {
     let weight = |(item, &class): (usize, &u32)| {
         let members = task.support.members()[class as usize].len() as f32;

@@ -1,6 +1,8 @@
-//! Similarity weighting, shared by the methods `euclidean`, `absolute` and `cosine`: [`fit`] weights the items of a class by
-//! a softmax over the class, in which the score of an item is its mean similarity to the others. An item unlike the others
-//! gets little weight.
+//! Similarity weighting, shared by the methods `euclidean`, `absolute` and `cosine`: [`fit`] builds the prototype of a
+//! class as a weighted mean of its support items. The weights are a softmax over the items of the class, in which the
+//! score of an item is its mean similarity to the other items of the class.
+//!
+//! An item under a wrong label is usually unlike the other items of its class, so it gets little weight.
 
 use super::{Fitted, weighted_prototypes};
 use crate::task::Task;
@@ -44,6 +46,7 @@ fn mean_of_others(similarities: &Similarities) -> Vec<f32> {
     (0..n).map(|i| similarities.values[i * n..(i + 1) * n].iter().sum::<f32>() / others).collect()
 }
 
+/// `exp(score / temperature)`, divided by the sum over all scores.
 fn softmax(scores: &[f32], temperature: f32) -> Vec<f32> {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exps: Vec<f32> = scores.iter().map(|score| ((score - max) / temperature).exp()).collect();

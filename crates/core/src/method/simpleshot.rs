@@ -2,8 +2,8 @@
 //!
 //! A vector is subtracted from every row and the row is scaled to unit length (CL2N in the paper); a query gets the
 //! class whose mean has the largest cosine with it, as in easyfsl, or the nearest mean, as in the paper
-//! (`metric=euclidean`). The paper subtracts the mean of the training classes; users who do not have their embeddings
-//! subtract the mean of the support set, which is the default.
+//! (`metric=euclidean`). The paper subtracts the mean over the classes that the backbone was trained on. Users who do
+//! not have the embeddings of these classes subtract the mean of the support set, which is the default.
 
 use trueshot_nn::products;
 
@@ -31,6 +31,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 };
 
 struct SimpleShot {
+    /// The vector that is subtracted from every row.
     centre: Centre,
     /// Whether the largest cosine wins instead of the smallest distance.
     by_cosine: bool,
@@ -48,8 +49,9 @@ impl Method for SimpleShot {
 }
 
 impl SimpleShot {
-    /// The mean of the transformed rows of one class. For cosines it is scaled to unit length: the nearest of such
-    /// vectors to a query of unit length is the one with the largest cosine.
+    /// The mean `[dim]` of the transformed rows of one class, whose indices are `items`. With `metric=cosine` the mean
+    /// is scaled to unit length, because [`Classifier::CentredVectors`] looks for the nearest vector: among vectors of
+    /// unit length, the one nearest to a query of unit length is the one with the largest cosine.
     fn prototype(&self, rows: &[Vec<f32>], items: &[u32], dim: usize) -> Vec<f32> {
         let members: Vec<&[f32]> = items.iter().map(|&item| rows[item as usize].as_slice()).collect();
         let mut mean = vec![0.0; dim];

@@ -1,5 +1,6 @@
-//! The method `tim` (Boudiaf et al., 2020, the gradient variant TIM-GD): prototypes trained to maximise the mutual
-//! information of the queries and their predicted classes. Transductive.
+//! The method `tim` (Boudiaf et al., 2020, the gradient variant TIM-GD): a query gets the class of the prototype with
+//! the largest cosine, after the prototypes have been trained to maximise the mutual information of the queries and
+//! their predicted classes. It is transductive: it classifies all queries of a task together.
 //!
 //! Prototypes start at the class means. With `p` the softmax over the classes of `T` times the cosine of a row and the
 //! prototypes, Adam minimises
@@ -8,9 +9,10 @@
 //! support * cross-entropy of the items - marginal * H(mean of p over the queries) + conditional * mean of H(p)
 //! ```
 //!
-//! where H is the entropy. Defaults are those of easyfsl; the paper has `support=0.1`, `T=15` and `steps=1000`, and
-//! squared distances instead of cosines. Adam divides every coordinate of the gradient by its own running length, so
-//! prototypes are not combinations of rows and this method works on vectors.
+//! where H is the entropy and `support`, `marginal` and `conditional` are parameters of the method. Defaults are those
+//! of easyfsl; the paper has `support=0.1`, `T=15` and `steps=1000`, and squared distances instead of cosines. Adam
+//! divides every coordinate of the gradient by its own running length, so prototypes are not combinations of rows and
+//! this method works on vectors.
 
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
 use trueshot_nn::parameters::{ParameterLayout, Role};
@@ -83,21 +85,25 @@ impl TransductiveScorer for Tim {
         let mut prototypes = problem.class_means(&rows);
         self.train(&problem, &mut prototypes);
         let cosines = problem.cosines(&problem.directions(&prototypes).0);
+        // The cosines of one class with the queries, which follow the items.
         let of_queries = |cosines: &[f32]| cosines[problem.items..].iter().copied().map(f64::from).collect();
         let scores: Vec<Vec<f64>> = cosines.chunks_exact(rows.len().max(1)).map(of_queries).collect();
         classes.all_scores(&scores, queries.len())
     }
 }
 
-/// The rows of a task, scaled to unit length, and the classes of its items.
+/// The rows of a task, scaled to unit length, and the classes of its items. Classes are indices into
+/// [`PresentClasses`].
 struct TimProblem {
     /// Rows of unit length `[items + queries][dim]`, items first.
     units: Vec<Vec<f32>>,
+    /// Number of support items.
     items: usize,
+    /// Length of a row.
     dim: usize,
-    /// The items of every class.
+    /// The indices of the items of every class.
     members: Vec<Vec<usize>>,
-    /// The class of every item.
+    /// The given class of every item.
     labels: Vec<usize>,
 }
 
@@ -113,7 +119,7 @@ impl TimProblem {
         TimProblem { units, items, dim, members, labels }
     }
 
-    /// The means `[classes, dim]` of the items of every class.
+    /// The means `[classes, dim]` of the items of every class; `rows` are not scaled to unit length.
     fn class_means(&self, rows: &[Vec<f32>]) -> Vec<f32> {
         let mut means = vec![0.0; self.members.len() * self.dim];
         for (members, mean) in self.members.iter().zip(means.chunks_exact_mut(self.dim.max(1))) {
@@ -123,7 +129,8 @@ impl TimProblem {
         means
     }
 
-    /// The prototypes scaled to unit length, and one over the length of each.
+    /// The prototypes `[classes, dim]` scaled to unit length, `[classes][dim]`, and one over the length of each, 0 for
+    /// a prototype of length 0.
     fn directions(&self, prototypes: &[f32]) -> (Vec<Vec<f32>>, Vec<f32>) {
         let inverse = |prototype: &[f32]| {
             let length = products::squared_norm(prototype).sqrt();
@@ -160,12 +167,13 @@ impl Tim {
     /// The gradient `[classes, dim]` of the loss with respect to the prototypes.
     fn gradient(&self, problem: &TimProblem, prototypes: &[f32]) -> Vec<f32> {
         let (directions, scales) = problem.directions(prototypes);
-        let of_logits = self.logit_gradient(problem, &problem.cosines(&directions));
+        let of_cosines = self.cosine_gradient(problem, &problem.cosines(&directions));
         let rows: Vec<&[f32]> = problem.units.iter().map(Vec::as_slice).collect();
         let mut gradient = vec![0.0; prototypes.len()];
         for (class, out) in gradient.chunks_exact_mut(problem.dim.max(1)).enumerate() {
-            products::weighted_sum(&rows, &of_logits[class], out);
-            // The gradient of p / |p| is (g - <g, d> d) / |p|, where d is the direction of p.
+            // The cosine of a row u of unit length with d = p / |p| is <u, d>, so the gradient g with respect to d is a
+            // weighted sum of the rows. That with respect to the prototype p is (g - <g, d> d) / |p|.
+            products::weighted_sum(&rows, &of_cosines[class], out);
             let (direction, scale) = (&directions[class], scales[class]);
             let mut along = [0.0];
             products::products(&[direction], &[&*out], &mut along);
@@ -175,13 +183,15 @@ impl Tim {
     }
 
     /// The gradient `[classes][rows]` of the loss with respect to the cosines `[classes, rows]`.
-    fn logit_gradient(&self, problem: &TimProblem, cosines: &[f32]) -> Vec<Vec<f32>> {
+    fn cosine_gradient(&self, problem: &TimProblem, cosines: &[f32]) -> Vec<Vec<f32>> {
         let (classes, rows) = (problem.members.len(), problem.units.len());
         let predict = |row: usize| {
             softmax((0..classes).map(move |class| self.temperature * f64::from(cosines[class * rows + row])))
         };
         let predictions: Vec<Vec<f64>> = (0..rows).map(predict).collect();
         let (of_items, of_queries) = predictions.split_at(problem.items);
+        // Items: the gradient of their mean cross-entropy, softmax minus one-hot label. The temperature is the factor
+        // from cosines to logits.
         let mut gradient = vec![vec![0.0; rows]; classes];
         let item_weight = self.support / problem.items as f64;
         for (item, (shares, &label)) in of_items.iter().zip(&problem.labels).enumerate() {
@@ -190,12 +200,14 @@ impl Tim {
                 gradient[class][item] = (self.temperature * item_weight * (share - target)) as f32;
             }
         }
+        // Queries: the gradient of both entropy terms.
         let count = of_queries.len() as f64;
         let marginal = |class: usize| of_queries.iter().map(|shares| shares[class]).sum::<f64>() / count;
         let marginal_logs: Vec<f64> = (0..classes).map(|class| log(marginal(class))).collect();
         for (query, shares) in of_queries.iter().enumerate() {
-            // With respect to logit j, an entropy term with derivative f with respect to the shares has the gradient
-            // p_j (f_j - sum over c of p_c f_c).
+            // A term with derivative f_c with respect to share p_c of a softmax has the gradient
+            // p_j (f_j - sum over c of p_c f_c) with respect to logit j. Constants in f cancel, so the derivative of
+            // p log p counts as log p.
             let derivative = |(share, marginal_log): (&f64, &f64)| {
                 self.marginal * marginal_log - self.conditional * log(*share)
             };

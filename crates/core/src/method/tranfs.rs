@@ -1,10 +1,14 @@
-//! The method `tranfs` (TraNFS; Liang et al., CVPR 2022): a trained transformer turns a support set into prototypes.
+//! The method `tranfs` (TraNFS; Liang et al., CVPR 2022): a trained transformer turns a support set into one prototype
+//! per class, and a query gets the class of the nearest prototype.
 //!
-//! [`TranfsOptions`] are the hyperparameters, as in a training configuration or a model file; [`TrainedTranfs`] is a
-//! network with its parameters, which implements [`Method`]. The network itself is `trueshot_nn::tranfs`.
+//! Start with [`TrainedTranfs`], a network with its parameters, which implements [`Method`]. [`TranfsOptions`] are the
+//! hyperparameters, as in a training configuration or a model file. The network itself is `trueshot_nn::tranfs`: its
+//! input sequence has one class token per class, followed by one token per support item (its features, projected to the
+//! width of the transformer). The output at a class token, projected back, is the prototype of the class.
 //!
-//! Every class has a position embedding of its own, so the prototypes depend slightly on the order of the classes.
-//! Averaging over several random orders (`orders=8`) removes most of that effect.
+//! A position embedding, one vector per class index, is added to all tokens of a class and tells the transformer which
+//! items belong together. So the prototypes depend slightly on the order of the classes. Averaging over several random
+//! orders (`orders=8`) removes most of that effect.
 
 use std::path::{Path, PathBuf};
 
@@ -57,7 +61,7 @@ pub struct TranfsOptions {
     pub classes: usize,
     /// Number of encoder layers, 1 to 64.
     pub layers: usize,
-    /// Width of a token, 1 to 4096.
+    /// Width of a token (the vectors of the transformer), 1 to 4096.
     pub width: usize,
     /// Number of attention heads, a divisor of `width`.
     pub heads: usize,
@@ -205,8 +209,9 @@ pub struct TranfsConfig {
 /// A trained TraNFS network, usable as a [`Method`] on features of its dimension.
 pub struct TrainedTranfs {
     network: Tranfs,
+    /// The parameters of the network, in the order of its layout.
     parameters: Vec<f32>,
-    /// The model file, for error messages.
+    /// The model file, for error messages; "the program" for parameters that were not read from a file.
     path: PathBuf,
     /// Number of class orders to average over.
     orders: usize,
@@ -246,13 +251,15 @@ impl TrainedTranfs {
         self
     }
 
-    /// The attention weights of every layer and head for one support set, with the classes in their given order.
+    /// The attention weights of every layer and head for one support set, with the classes in their given order. `rows`
+    /// are the items `[items][dim]`, `given` their labels, below `classes`.
     pub fn attention(&self, rows: &[&[f32]], given: &[u32], classes: usize) -> Result<TranfsAttention> {
         self.check(rows.first().map_or(0, |row| row.len()), classes)?;
         let input = TranfsInput { classes, items: rows, given, order: None };
         Ok(self.network.attention(&self.parameters, input))
     }
 
+    /// Checks that the network takes `classes` classes and features of `features` dimensions.
     fn check(&self, features: usize, classes: usize) -> Result<()> {
         let (path, config) = (|| self.path.clone(), self.network.config());
         if features != config.dim {
@@ -264,8 +271,9 @@ impl TrainedTranfs {
         Ok(())
     }
 
-    /// The position of every class in each of `self.orders` orders; the first order is the given one, the others are
-    /// random.
+    /// The position of every class in each of `self.orders` orders, `[orders][classes]`. The first order is the given
+    /// one, the remaining ones are random. They draw from all position embeddings of the network, also if the task has
+    /// fewer classes.
     fn draw_orders(&self, classes: usize, rng: &mut Rng) -> Vec<Vec<u32>> {
         let mut positions: Vec<u32> = (0..self.network.config().classes as u32).collect();
         let mut orders = vec![positions[..classes].to_vec()];
@@ -286,7 +294,9 @@ impl Method for TrainedTranfs {
     fn fit_batch(&self, tasks: &[&Task<'_>], rngs: &mut [Rng]) -> Result<Vec<Fitted>> {
         tasks.iter().try_for_each(|task| self.check(task.support.dim(), task.support.classes()))?;
         let draw = |(task, rng): (&&Task<'_>, &mut Rng)| self.draw_orders(task.support.classes(), rng);
+        // `[tasks][orders][classes]`
         let orders: Vec<Vec<Vec<u32>>> = tasks.iter().zip(rngs).map(draw).collect();
+        // One input per task and order, so that all of them share the matrix products of one call.
         let mut inputs = Vec::with_capacity(tasks.len() * self.orders);
         for (task, orders) in tasks.iter().zip(&orders) {
             inputs.extend(orders.iter().map(|order| TranfsInput {
@@ -314,6 +324,9 @@ fn mean(outputs: &[TranfsOutput]) -> TranfsOutput {
     sum
 }
 
+/// A nearest-prototype classifier with the prototypes `[classes, dim]` of the output, and assessments from its
+/// probabilities that labels are wrong. The prototypes are not weighted sums of items, so the weight of an item is 1
+/// minus this probability.
 fn fitted(output: &TranfsOutput, dim: usize) -> Fitted {
     let prototypes = output.prototypes.chunks_exact(dim).map(<[f32]>::to_vec).collect();
     let assessment =

@@ -1,4 +1,5 @@
-//! Class-dependent label noise from a confusion matrix ([`ConfusionNoise`]).
+//! Class-dependent label noise from a confusion matrix ([`ConfusionNoise`]): a custom noise type ([`LabelNoise`]) that
+//! an evaluation adds to its built-in ones.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,14 +9,15 @@ use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::rng::Rng;
 
-/// How often the labels of a class are drawn before the class counts as one that keeps no label.
+/// How often the labels of a class are drawn until at least one item keeps its label; after this number of draws the
+/// episode fails with an error.
 const ATTEMPTS: usize = 10_000;
 
 /// Class-dependent label noise: entry `[i][j]` of a matrix is the probability that an item of class i gets the label j.
 ///
-/// In an episode, an item of class i keeps its label with the probability `[i][i]`. Otherwise it gets the label of another
-/// class j of the episode, with a probability proportional to `[i][j]`; if all of these are 0, it keeps its label. The
-/// labels of a class are drawn again if none of its items would keep the right one.
+/// In an episode, an item of class i keeps its label with the probability `[i][i]`. Otherwise it gets the label of
+/// another class j of the episode, with a probability proportional to `[i][j]`; if all of these are 0, it keeps its
+/// label. The labels of a class are drawn again if none of its items would keep the right one.
 ///
 /// ```
 /// use trueshot::noise::ConfusionNoise;
@@ -33,7 +35,7 @@ const ATTEMPTS: usize = 10_000;
 /// ```
 pub struct ConfusionNoise {
     name: String,
-    /// Probabilities `[true class][given class]`, in the order of the classes of the data.
+    /// Probabilities `[true class][given class]`, in the order of the classes of the data; every row sums to 1.
     probabilities: Vec<Vec<f64>>,
 }
 
@@ -76,8 +78,9 @@ impl ConfusionNoise {
         Ok(ConfusionNoise { name, probabilities })
     }
 
-    /// Reads a matrix from a CSV file. Its first line has a cell that is ignored and the names of the given classes, every
-    /// other line the name of a true class and its numbers. Classes that the data does not have are ignored.
+    /// Reads a matrix from a CSV file; `name` is the name of the noise in results, `classes` are those of the data. The
+    /// first line of the file has a cell that is ignored and the names of the given classes, every other line the name
+    /// of a true class and its numbers. Classes that the data does not have are ignored.
     ///
     /// # Errors
     /// If the file cannot be read, a class of the data is missing in it, or the matrix is not allowed (see
@@ -91,11 +94,13 @@ impl ConfusionNoise {
     }
 }
 
-/// The part of a CSV matrix that belongs to `classes`, in their order.
+/// The rows and columns of a CSV matrix that belong to `classes`, in their order; `Err` is the problem with the text.
 fn parse_csv(text: &str, classes: &[String]) -> Result<Vec<Vec<f64>>, String> {
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let (_, header) = lines.next().ok_or("the file is empty")?;
+    // The index of every given class among the numbers of a row.
     let columns = positions(cells(header).into_iter().skip(1), "column")?;
+    // The numbers of every true class, as text.
     let mut rows: HashMap<String, Vec<String>> = HashMap::new();
     for (number, line) in lines {
         let mut cells = cells(line);
@@ -127,6 +132,7 @@ fn parse_csv(text: &str, classes: &[String]) -> Result<Vec<Vec<f64>>, String> {
     classes.iter().map(row).collect()
 }
 
+/// The position of every name; an error if a name occurs twice. `what` is the word for a position in the message.
 fn positions(names: impl Iterator<Item = String>, what: &str) -> Result<HashMap<String, usize>, String> {
     let mut found = HashMap::new();
     for (position, name) in names.enumerate() {
@@ -172,12 +178,15 @@ impl LabelNoise for ConfusionNoise {
         }
     }
 
+    /// The mean over all classes of the probability that an item gets a wrong label.
     fn expected_share(&self) -> f64 {
         let wrong = self.probabilities.iter().enumerate().map(|(class, row)| 1.0 - row[class]).sum::<f64>();
         wrong / self.probabilities.len().max(1) as f64
     }
 
     fn relabel(&self, support: &CleanSupport<'_>, rng: &mut Rng) -> Result<NoisyLabels> {
+        // The classes of the episode, as indices into the matrix. A position is an index into the classes of the
+        // episode.
         let classes: Vec<usize> = support.episode.classes.iter().map(|draw| draw.class as usize).collect();
         let mut given = Vec::with_capacity(support.labels.len());
         for (position, draw) in support.episode.classes.iter().enumerate() {
@@ -205,9 +214,10 @@ impl LabelNoise for ConfusionNoise {
     }
 }
 
-/// The label of one item of the class at `position`: kept with probability `keep`, otherwise one of `others`, which are
-/// weights by position.
+/// The label of one item of the class at `position`: kept with probability `keep`, otherwise another position, drawn
+/// with the weights `others`; kept as well if all weights are 0.
 fn draw_label(position: usize, keep: f64, others: &[f64], rng: &mut Rng) -> u32 {
+    // Both numbers are always drawn, so that the labels of later items do not depend on whether this one is kept.
     let (is_kept, mut rest) = (rng.fraction() < keep, rng.fraction() * others.iter().sum::<f64>());
     if is_kept {
         return position as u32;

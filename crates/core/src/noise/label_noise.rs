@@ -1,4 +1,5 @@
-//! Custom noise types: the trait [`LabelNoise`], and [`NoiseName`], the name that results report them under.
+//! Custom noise types: the trait [`LabelNoise`], which gives the items of an episode's support set (its labelled items)
+//! other labels, and [`NoiseName`], the name that results report it under. Start with [`LabelNoise`].
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -10,12 +11,14 @@ use crate::rng::Rng;
 
 use super::NoiseKind;
 
-/// The name of a noise type that is not built in: 1 to 40 characters without commas, equals signs and control characters.
+/// The name of a noise type that is not built in: 1 to 40 characters without commas, equals signs and control
+/// characters.
 ///
 /// Names are kept until the program ends, so that noise settings are `Copy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NoiseName(&'static str);
 
+/// The largest number of characters of a name.
 const MAX_NAME: usize = 40;
 
 impl NoiseName {
@@ -135,7 +138,8 @@ pub trait LabelNoise: Send + Sync {
         0.0
     }
 
-    /// Whether episodes must be drawn one after the other, in the order of their numbers, because the noise has a state.
+    /// Whether episodes must be drawn one after the other, in the order of their numbers, because the noise has a
+    /// state.
     fn is_sequential(&self) -> bool {
         false
     }

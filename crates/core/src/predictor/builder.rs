@@ -14,6 +14,7 @@ pub const DEFAULT_METHOD: &str = "relabel";
 #[must_use = "a classifier does nothing until `fit` is called"]
 pub struct PredictorBuilder<'a> {
     data: Embeddings,
+    /// `None` stands for [`DEFAULT_METHOD`].
     method: Option<NamedMethod>,
     progress: &'a dyn Progress,
 }
@@ -42,8 +43,8 @@ impl<'a> PredictorBuilder<'a> {
     /// count less in the calibration.
     ///
     /// # Errors
-    /// [`Error::Transductive`](crate::Error::Transductive) and [`Error::NotKept`](crate::Error::NotKept) if classifiers of
-    /// the method cannot be saved, [`Error::OneClass`](crate::Error::OneClass) if fewer than two classes have items,
+    /// [`Error::Transductive`](crate::Error::Transductive) and [`Error::CannotBeSaved`](crate::Error::CannotBeSaved) if classifiers
+    /// of the method cannot be saved, [`Error::OneClass`](crate::Error::OneClass) if fewer than two classes have items,
     /// [`Error::Interrupted`](crate::Error::Interrupted) if the progress stopped it, and errors of the method.
     pub fn fit(self) -> Result<Predictor> {
         let method = self.method.map_or_else(|| Registry::default().parse(DEFAULT_METHOD), Ok)?;

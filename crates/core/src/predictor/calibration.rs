@@ -1,8 +1,9 @@
-//! Calibration of probabilities: [`sharpness`] finds the factor for the scores before the softmax (an inverse
-//! temperature) under which held-out labels are most likely.
+//! Calibration of the probabilities of the classes: [`sharpness`] finds the factor for the scores before the softmax
+//! (an inverse temperature) under which held-out labels are most likely. The probability of "none of the classes" is
+//! calibrated separately, in `novelty`.
 //!
-//! Labels may be wrong, so an item counts for every class with its probability in [`LabelPosterior`], which comes from an
-//! audit. There are few items, so the estimate is regularised towards a typical value.
+//! Labels may be wrong, so an item counts for every class with its probability in [`LabelPosterior`], which comes from
+//! an audit. There are few items, so the estimate is regularised towards a typical value.
 
 use crate::audit::{Audit, compare_rows};
 use crate::embeddings::Embeddings;
@@ -13,7 +14,7 @@ use crate::task::{SupportSet, Task};
 
 use super::scoring_rule::ScoringRule;
 
-/// The posterior probabilities of the true class of every item.
+/// The posterior probabilities of the true class of every item of a support set.
 pub(super) struct LabelPosterior {
     /// For every item the possible classes with their probabilities, likeliest first. The class index `classes` means
     /// "none of the classes".
@@ -22,12 +23,14 @@ pub(super) struct LabelPosterior {
 }
 
 impl LabelPosterior {
-    /// The probabilities of an audit; without one, every given label has probability 1. The audit may have more classes than
-    /// the data, which have no items.
+    /// The probabilities that an audit found; without an audit, every given label has probability 1. The audit may have
+    /// additional classes without items, which `without_empty_classes` has removed from the data.
     pub fn new(data: &Embeddings, audit: Option<&Audit>) -> Self {
         let classes = data.classes().len();
         let shares = match audit {
             Some(audit) => {
+                // `number` maps the class numbers of the audit to those of the data, and "none of the classes", the
+                // number after the last class, likewise. `None` is a class without items, whose shares are left out.
                 let has_items = audit.classes.iter().map(|class| class.items > 0);
                 let mut numbers = 0..classes as u32;
                 let mut number: Vec<Option<u32>> =
@@ -69,9 +72,10 @@ impl LabelPosterior {
         totals
     }
 
-    /// For every class up to `max_per_class` rows whose likeliest class it is, those with the highest probability. A class
-    /// that is the likeliest of no row gets the row with its highest probability. Of equal probabilities, of which there are
-    /// many near 1, the values of the rows decide, and not their order. Returns (row, class) in the order of the rows.
+    /// For every class up to `max_per_class` rows whose likeliest class it is, those with the highest probability. A
+    /// class that is the likeliest of no row gets the row with the highest probability of this class. Of equal
+    /// probabilities, of which there are many near 1, the values of the rows decide, so that their order in the data
+    /// does not matter. Returns (row, class) in the order of the rows.
     pub fn most_typical(&self, data: &Embeddings, max_per_class: usize) -> Vec<(u32, u32)> {
         let order = |a: &(u32, f32), b: &(u32, f32)| {
             let by_values = || compare_rows(&data.row(a.0 as usize), &data.row(b.0 as usize));
@@ -95,7 +99,7 @@ impl LabelPosterior {
         chosen
     }
 
-    /// The rows for which a class is possible, with its probabilities.
+    /// The rows for which a class is possible, each with its probability of the class.
     fn rows_with(&self, class: u32) -> impl Iterator<Item = (u32, f32)> {
         let of_row = move |(row, shares): (u32, &Vec<(u32, f32)>)| {
             shares.iter().find(|(other, _)| *other == class).map(|&(_, probability)| (row, probability))
@@ -104,26 +108,32 @@ impl LabelPosterior {
     }
 }
 
-/// A held-out item: its scores under a model fitted without it, and its class probabilities.
+/// A held-out item.
 struct HeldOut {
+    /// The scores of all classes under a classifier that was fitted without the item.
     scores: Vec<f32>,
+    /// The classes of the item with their posterior probabilities, without "none of the classes".
     shares: Vec<(u32, f32)>,
 }
 
 const FOLDS: usize = 5;
-/// Cross-validation is skipped above this number of items, and the spread of scores is measured on the first ones only.
+/// Cross-validation is skipped above this number of items, so that the typical sharpness is used; the spread of scores
+/// is measured on the first items only.
 const MAX_ITEMS: usize = 500;
-/// The typical sharpness of scores with a spread of 1.
+/// The typical sharpness of scores with a spread of 1 (see [`spread`]): methods and embedders scale their scores
+/// differently.
 const TYPICAL_SHARPNESS: f32 = 5.7;
 /// Lower bound of the spread of scores, so that the sharpness stays finite (infinity times a difference of 0 is NaN).
 const MIN_SPREAD: f32 = 1e-20;
-/// Correction for the final model, which is fitted to more items than the models of the cross-validation and may thus be
-/// more confident. Measured on validation classes, for 3 to 10 items per class and all kinds of noise.
+/// Correction for the final model, which is fitted to more items than the models of the cross-validation and may thus
+/// be more confident. Measured on validation classes, for 3 to 10 items per class and all kinds of noise.
 const FULL_FIT_FACTOR: f32 = 1.5;
-/// Strength of the regularisation: the penalty is this times the squared log ratio to the typical sharpness.
+/// Strength of the regularisation: the penalty is this times the squared logarithm of the ratio to the typical
+/// sharpness. It is added to a sum over the items, so it matters less the more items there are.
 const REGULARISATION: f32 = 4.0;
 
-/// The factor that scores are multiplied by before the softmax.
+/// The factor that scores are multiplied by before the softmax. `rows` are the rows of the support set `data`, and
+/// `rule` is the `method` fitted to all of them.
 pub(super) fn sharpness(
     rows: &[&[f32]],
     data: &Embeddings,
@@ -139,8 +149,9 @@ pub(super) fn sharpness(
     Ok(FULL_FIT_FACTOR * most_likely_sharpness(&held_out, typical))
 }
 
-/// Fits the method without each fold and scores the items of the fold. Folds are assigned within each class, so that no fold
-/// contains all items of a class, and by the `order` of the rows, which does not depend on that of the data.
+/// Fits the method without each fold and scores the items of the fold. Folds are assigned within each class, so that no
+/// fold contains all items of a class. They follow `order` (row numbers from [`value_order`]), so that the order of the
+/// data does not matter. The only item of a class is never held out. Empty for large sets (see [`MAX_ITEMS`]).
 fn cross_validate(
     rows: &[&[f32]],
     order: &[u32],
@@ -154,6 +165,7 @@ fn cross_validate(
         return Ok(held_out);
     }
     let mut seen = vec![0; classes];
+    // Every row with its fold, `None` if it is never held out.
     let with_fold = |&row: &u32| {
         let class = data.labels()[row as usize] as usize;
         seen[class] += 1;
@@ -200,7 +212,7 @@ fn spread(scores: &[Vec<f32>]) -> f32 {
     scores.iter().map(row_spread).sum::<f32>() / scores.len().max(1) as f32
 }
 
-/// The sharpness that minimises the regularised cross-entropy of the held-out items.
+/// The sharpness that minimises the regularised cross-entropy of the held-out items; without any, `typical`.
 fn most_likely_sharpness(held_out: &[HeldOut], typical: f32) -> f32 {
     let cost = |sharpness: f32| -> f64 {
         let cross_entropy: f64 = held_out
@@ -215,7 +227,8 @@ fn most_likely_sharpness(held_out: &[HeldOut], typical: f32) -> f32 {
             .sum();
         cross_entropy + f64::from(REGULARISATION * (sharpness / typical).ln().powi(2))
     };
-    // Ternary search over the log ratio to the typical sharpness, from 1/1000 to 1000; the cost has a single minimum.
+    // Ternary search over the log ratio to the typical sharpness, from 1/1000 to 1000 (e^6.9); the cost has a single
+    // minimum.
     let (mut low, mut high) = (-6.9f32, 6.9f32);
     for _ in 0..60 {
         let (a, b) = (low + (high - low) / 3.0, high - (high - low) / 3.0);

@@ -1,8 +1,8 @@
 //! The classifier file: reading and writing a [`Predictor`] as a safetensors file.
 //!
-//! Tensors hold the support set, the prototypes and the novelty vectors; notes hold the classes, labels, item names, the
-//! method, the scoring rule, the embedder and the audit. The names of tensors and notes are part of the file format, so
-//! some differ from the names in the code (`placed` is a centred prototype, `unknown` is novelty).
+//! Tensors hold the support set, the prototypes and the novelty vectors; notes hold the classes, labels, item names,
+//! the method, the scoring rule, the embedder and the audit. The names of tensors and notes are part of the file
+//! format, so some differ from the names in the code (`placed` is a centred prototype, `unknown` is novelty).
 //!
 //! Files of version 1 are read too. They have another novelty score, so the probability of "none of the classes" is
 //! calibrated from their support set when they are opened.
@@ -24,15 +24,15 @@ use crate::tensors::Tensors;
 
 /// The version of the file format, in the note `format`.
 const VERSION: &str = "trueshot-classifier/2";
-/// The version without discriminants and calibration by left-out classes.
+/// The version whose novelty score had no discriminants and no calibration by left-out classes.
 const VERSION_1: &str = "trueshot-classifier/1";
 /// Length of the tensor `numbers`: the sharpness, the threshold, and the middle and width of every similarity.
 const NUMBERS: usize = 2 + 2 * MEASURES;
 
 /// Maximum number of classes of a file, which limits the memory that an untrusted file makes us allocate.
 const MAX_CLASSES: usize = 100_000;
-/// Maximum number of classes times dimension of a file of version 1, whose class vectors are computed. Files of version 2
-/// contain them.
+/// Maximum number of classes times dimension of a file of version 1, whose class vectors are computed. Files of version
+/// 2 contain them.
 const MAX_VECTOR_VALUES: usize = 1 << 26;
 
 impl Predictor {
@@ -66,6 +66,7 @@ impl Predictor {
         file.to_bytes()
     }
 
+    /// All notes and tensors of the file; `from_tensors` reads them.
     fn to_tensors(&self) -> Tensors {
         let mut file = Tensors::default();
         file.set_note("format", VERSION);
@@ -105,7 +106,8 @@ impl Predictor {
         file
     }
 
-    /// Writes the scoring rule: its name as the note `rule`, its vectors as tensors.
+    /// Writes the scoring rule: its name as the note `rule`, its vectors as the tensor `vectors` and, for some rules,
+    /// one more tensor.
     fn write_rule(&self, file: &mut Tensors) {
         let (name, vectors) = match &self.uncalibrated.rule {
             ScoringRule::Vectors(Classifier::Vectors(vectors)) => ("nearest".into(), Some(vectors)),
@@ -127,7 +129,9 @@ impl Predictor {
         }
     }
 
+    /// Reads what `to_tensors` wrote, and checks all lengths and numbers that predictions rely on.
     fn from_tensors(file: &Tensors) -> Result<Self> {
+        // Classes and support set.
         let classes: Vec<String> = note(file, "classes")?;
         if classes.len() < 2 || classes.len() > MAX_CLASSES {
             return Err(file.malformed(format!("it has {} classes", classes.len())));
@@ -137,6 +141,7 @@ impl Predictor {
         let vectors = |name: &str| -> Result<Vec<Vec<f32>>> {
             Ok(file.values(name, classes.len() * dim)?.chunks_exact(dim).map(<[f32]>::to_vec).collect())
         };
+        // The scoring rule, such as "nearest" or "neighbours 5".
         let rule_note = file.note("rule").unwrap_or_default();
         let rule = match rule_note.split_once(' ').unwrap_or((rule_note, "")) {
             ("nearest", _) => ScoringRule::Vectors(Classifier::Vectors(vectors("vectors")?)),
@@ -156,6 +161,8 @@ impl Predictor {
             ("matching", _) => ScoringRule::Items(Classifier::Matching),
             (other, _) => return Err(file.malformed(format!("its rule is '{other}', which is unknown"))),
         };
+        // The sharpness and the model of "none of the classes". Version 1 has three numbers, of which only the
+        // sharpness is used.
         let is_version_1 = file.note("format") == Some(VERSION_1);
         let numbers = file.values("numbers", if is_version_1 { 3 } else { NUMBERS })?;
         let is_positive = |number: &f32| *number > 0.0;
@@ -195,6 +202,7 @@ impl Predictor {
     }
 }
 
+/// Checks that this is a classifier file of a version that can be read.
 fn check_version(file: &Tensors) -> Result<()> {
     match file.note("format") {
         Some(VERSION | VERSION_1) => Ok(()),

@@ -1,7 +1,10 @@
 //! A classifier as a part of an ONNX graph ([`Predictor::add_to_graph`]), for programs that predict without trueshot.
+//! `trueshot export` appends it to the nodes of a backbone.
 //!
-//! Every step of [`Predictor::predict`] has a node here, in the same order of operations: the scoring rule, the softmax, the
-//! four similarities and the probability of "none of the classes". Results agree up to rounding.
+//! Every step of [`Predictor::predict`] has nodes here, in the same order of operations: the scoring rule, the softmax,
+//! the four similarities and the probability of "none of the classes". Results agree up to rounding. Each `add_…`
+//! function appends nodes and returns the name of their result (a [`GraphValue`]); comments give its shape, where
+//! `batch` is the number of rows.
 
 use serde_json::json;
 use trueshot_nn::products;
@@ -42,8 +45,9 @@ impl Predictor {
         graph
     }
 
-    /// Adds the classifier to a graph: from embeddings `[batch, dim]` to two outputs. The metadata of the model gets the
-    /// names of the classes (`classes`, a JSON list), the `method` and the `embedder`.
+    /// Adds the classifier to a graph: from embeddings `[batch, dim]` to two outputs called `names`. `batch` is the
+    /// axis of the batch: fixed or not. The metadata of the model gets the names of the classes (`classes`, a JSON
+    /// list), the `method` and the `embedder`.
     pub fn add_to_graph(
         &self,
         graph: &mut OnnxGraph,
@@ -52,11 +56,13 @@ impl Predictor {
         batch: Axis,
     ) {
         let scores = self.uncalibrated.rule.add_to_graph(graph, embedding, self.support());
+        // Probabilities given that the row belongs to one of the classes, times the probability that it does.
         let if_known = add_softmax(graph, &scores, self.sharpness);
         let unknown = self.add_unknown(graph, embedding);
         let one = graph.floats(&[], &[1.0]);
         let known = graph.node("Sub", &[&one, &unknown], &[]);
         let probabilities = graph.node("Mul", &[&if_known, &known], &[]);
+        // From `[batch, 1]` to `[batch]`.
         let rows = graph.integers(&[-1]);
         let unknown = graph.node("Reshape", &[&unknown, &rows], &[]);
         graph.output(&names.probabilities, &probabilities, &[batch, Axis::Fixed(self.classes().len())]);
@@ -68,9 +74,10 @@ impl Predictor {
         }
     }
 
-    /// The probability of "none of the classes", `[batch, 1]`.
+    /// The probability of "none of the classes", `[batch, 1]`: `Novelty::probabilities` as nodes.
     fn add_unknown(&self, graph: &mut OnnxGraph, embedding: &GraphValue) -> GraphValue {
         let (similarity, calibration) = (&self.novelty.similarity, &self.novelty.calibration);
+        // The four similarities, `[batch, 4]`, each the largest of a row's products with the vectors of one kind.
         let unit = add_unit(graph, embedding);
         let mean = graph.floats(&[self.dim()], &similarity.mean);
         let centred = graph.node("Sub", &[embedding, &mean], &[]);
@@ -84,6 +91,7 @@ impl Predictor {
         let largest = [plain, from_mean, items, discriminants]
             .map(|products| graph.reduce("ReduceMax", &products, 1, true));
         let similarities = graph.node("Concat", &largest.each_ref(), &[Attribute::Int("axis", 1)]);
+        // Standardise them, and sum them with their weights.
         let middle = graph.floats(&[MEASURES], &calibration.middle);
         let width = graph.floats(&[MEASURES], &calibration.width);
         let distance = graph.node("Sub", &[&similarities, &middle], &[]);
@@ -120,6 +128,7 @@ impl ScoringRule {
             }
             ScoringRule::Vectors(Classifier::Vectors(vectors)) => add_nearest(graph, rows, vectors),
             ScoringRule::Items(Classifier::Neighbours(k)) => add_vote_shares(graph, rows, support, *k),
+            // Matching: the sum of `exp(cosine)` over the items of each class.
             ScoringRule::Items(_) => {
                 let unit = add_unit(graph, rows);
                 let cosines = add_products(graph, &unit, &unit_rows(support));
@@ -132,7 +141,7 @@ impl ScoringRule {
     }
 }
 
-/// `x / |x|` of every row; a row of zeros stays one.
+/// `x / |x|` of every row; a row of zeros stays a row of zeros.
 fn add_unit(graph: &mut OnnxGraph, rows: &GraphValue) -> GraphValue {
     let squared = graph.reduce("ReduceSumSquare", rows, 1, true);
     let length = graph.node("Sqrt", &[&squared], &[]);
@@ -161,7 +170,8 @@ fn add_nearest(graph: &mut OnnxGraph, rows: &GraphValue, prototypes: &[Vec<f32>]
     graph.node("Sub", &[&doubled, &norms], &[])
 }
 
-/// The share of votes for every class among the k nearest support items. Of equally near items the first one votes.
+/// The share of votes for every class among the k nearest support items, `[batch, classes]`. Of equally near items the
+/// first one votes.
 fn add_vote_shares(graph: &mut OnnxGraph, rows: &GraphValue, support: &Embeddings, k: usize) -> GraphValue {
     let values = support.all_rows();
     let items: Vec<Vec<f32>> = values.chunks_exact(support.dim()).map(<[f32]>::to_vec).collect();

@@ -1,42 +1,47 @@
-//! Similarities of left-out items ([`LeftOut`]), from which a classifier is calibrated for items of unknown classes.
+//! Similarities of left-out items ([`LeftOut`]), from which `novelty` is calibrated. Start with [`LeftOut::measure`].
 //!
-//! In each of several rounds, some classes are left out entirely, and so are some items of the others. The class vectors
-//! are fitted to the rest and compared with what was left out. Over all rounds, every class is left out once, and so is
-//! every item of a class with more than one. With two classes, no class is left out.
+//! In each of several rounds, some classes are left out entirely, and so are some items of the remaining classes. The
+//! class vectors ([`ClassSimilarity`]) are fitted to the items that are kept and compared with those that were left
+//! out. Over all rounds, every class is left out once, and so is every item with a probable class, unless it is the
+//! only one of its class. With two classes, no class is left out.
 
 use super::calibration::LabelPosterior;
 use super::similarity::{ClassSimilarity, Similarity};
 
-/// Rounds for support sets of up to [`SMALL`] items, and for larger ones.
+/// Rounds for support sets of up to [`SMALL`] items, and for larger ones: each leaves out a tenth or a fifth of the
+/// items.
 const ROUNDS: (usize, usize) = (10, 5);
 /// Items up to which a set is small.
 const SMALL: usize = 500;
-/// Maximum number of left-out items that are compared, of the classes and of left-out classes each.
+/// Maximum number of items that are compared, over all rounds: of larger support sets, only every n-th item is compared
+/// when it is left out.
 const MAX_COMPARED: usize = 1000;
 /// Fewest classes that must remain when others are left out. With one, nothing distinguishes classes.
 const MIN_REMAINING: usize = 2;
 
 /// The similarities of left-out items.
 pub(super) struct LeftOut {
-    /// Items left out one part at a time, compared with classes that include their own.
+    /// Of items that were left out while their class remained.
     pub known: Vec<Similarity>,
-    /// Items of left-out classes, compared with the other classes.
+    /// Of items whose class was left out: how similar they are to other classes.
     pub unknown: Vec<Similarity>,
-    /// Number of classes that were left out.
+    /// Number of classes that were left out, over all rounds.
     pub classes: usize,
 }
 
+/// An item of the support set.
 struct Item<'a> {
     row: &'a [f32],
     /// The possible classes with their probabilities, without "none of the classes".
     shares: Vec<(u32, f32)>,
-    /// The class, if it is more probable than all others together, and the item's number within the class.
+    /// The class of which the item is a member, one with a probability of at least 0.5, and the item's number within
+    /// that class. `None` if no class is that probable; such an item is never left out.
     member: Option<(u32, usize)>,
 }
 
 impl LeftOut {
-    /// The similarity to all classes, fitted to all rows, and the similarities of left-out items. `order` contains the
-    /// indices of the rows in an order that does not depend on that of the data.
+    /// The class vectors fitted to all rows, and the similarities of left-out items. `order` contains the indices of
+    /// the rows in an order that does not depend on that of the data, and `posterior` has one entry per row.
     pub fn measure(rows: &[&[f32]], order: &[u32], posterior: &LabelPosterior) -> (ClassSimilarity, Self) {
         let classes = posterior.classes();
         let mut found = LeftOut { known: Vec::new(), unknown: Vec::new(), classes: 0 };
@@ -44,8 +49,10 @@ impl LeftOut {
         let rounds = if items.len() > SMALL { ROUNDS.1 } else { ROUNDS.0 };
         let mut sizes = vec![0; classes];
         items.iter().filter_map(|item| item.member).for_each(|(class, _)| sizes[class as usize] += 1);
+        // The number of classes with members.
         let members = class_rank.iter().filter(|rank| rank.is_some()).count();
         for round in 0..rounds {
+            // The classes to leave out in this round, unless too few would remain.
             let mut is_out: Vec<bool> =
                 class_rank.iter().map(|rank| rank.is_some_and(|rank| rank % rounds == round)).collect();
             let out_classes = is_out.iter().filter(|&&out| out).count();
@@ -65,6 +72,8 @@ impl LeftOut {
         (fit(&all, &vec![false; classes]), found)
     }
 
+    /// One round: fits the class vectors to the items that are kept, and adds the similarities of the left-out items.
+    /// `role` says what to do with an item, and `is_out` which classes are left out.
     fn add_round(&mut self, items: &[Item<'_>], role: impl Fn(&Item<'_>) -> Role, is_out: &[bool]) {
         let stride = items.len().div_ceil(MAX_COMPARED);
         let (mut kept, mut known, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
@@ -88,8 +97,11 @@ impl LeftOut {
 
 /// What a round does with an item.
 enum Role {
+    /// The class vectors are fitted to it.
     Kept,
+    /// It is left out while its class remains.
     Known,
+    /// Its class is left out.
     Unknown,
 }
 
@@ -103,7 +115,8 @@ fn fit(items: &[&Item<'_>], is_out: &[bool]) -> ClassSimilarity {
     ClassSimilarity::new(&rows, &shares, is_out.len())
 }
 
-/// The items in order, and for every class its number among the classes with members, in the order of their first items.
+/// The items in the given order, and for every class its number among the classes with members, which are numbered in
+/// the order of their first members; `None` for a class without members.
 fn ordered_items<'a>(
     rows: &[&'a [f32]],
     order: &[u32],

@@ -1,11 +1,22 @@
-//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities of its classes and of
-//! none. `trueshot fit` writes it to a file and `trueshot predict` reads it.
+//! Classifiers that can be saved: a [`Predictor`] is a fitted method with calibrated probabilities of its classes and
+//! of "none of the classes". `trueshot fit` writes it to a file and `trueshot predict` reads it.
 //!
-//! `uncalibrated` fits the method, `scoring_rule` keeps what is needed to score rows without the support set, `calibration`
-//! finds the sharpness of the softmax by cross-validation, `novelty` computes the probability that a row belongs to none of
-//! the classes (from `similarity`, calibrated by `leave_out`), `file` reads and writes the file, and `graph` makes the
-//! classifier a part of an ONNX model. The file contains the support set, so that items can be added later
-//! ([`Predictor::support`]), and the name of the embedder that rows must come from.
+//! The *support set* is the labelled items that a classifier is fitted to; a *row* is the embedding of an item. Start
+//! with [`Predictor::of`] to make a classifier and [`Predictor::predict`] to use it. In the code:
+//!
+//! | file | task |
+//! |---|---|
+//! | `builder` | chooses the method, audits the support set, fits |
+//! | `uncalibrated` | fits the method: classes without probabilities |
+//! | `scoring_rule` | the fitted method, in a form that can be saved |
+//! | `calibration` | the sharpness of the softmax over the classes, by cross-validation |
+//! | `novelty` | the probability that a row belongs to none of the classes |
+//! | `similarity`, `leave_out` | the similarities that `novelty` uses, and those of left-out items that calibrate it |
+//! | `file` | reads and writes the classifier file |
+//! | `graph` | the classifier as a part of an ONNX model |
+//!
+//! The file contains the support set, so that items can be added later ([`Predictor::support`]), and the name of the
+//! embedder (the network that computed the rows), because rows to predict must come from the same one.
 
 mod builder;
 mod calibration;
@@ -31,7 +42,8 @@ use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::{Error, Result};
 use crate::method::NamedMethod;
 
-/// Support sets with more items than this are reduced to [`KEPT_PER_CLASS`] items per class.
+/// Support sets with more items than this are reduced to the [`KEPT_PER_CLASS`] most typical items per class. This
+/// bounds the size of the file, which contains all kept items, and the time of the fit.
 const LARGE: usize = 500;
 /// Number of items per class that are kept of a large support set.
 const KEPT_PER_CLASS: usize = 50;
@@ -54,6 +66,7 @@ pub struct Predictor {
     uncalibrated: Arc<UncalibratedPredictor>,
     /// The factor that scores are multiplied by before the softmax (an inverse temperature).
     sharpness: f32,
+    /// The model of "none of the classes".
     novelty: Novelty,
     /// The audit of the support set, as JSON.
     audit: Option<String>,
@@ -113,8 +126,8 @@ impl Predictor {
 
     /// Fits a method to a support set and calibrates its probabilities.
     ///
-    /// With an audit, calibration weights the labels by the probabilities that the audit gives them, and the audit is
-    /// saved in the file.
+    /// `audit` is an audit of `data`. With it, calibration weights the labels by the probabilities that the audit gives
+    /// them, and the audit is saved in the file.
     pub fn fit(data: Embeddings, method: &NamedMethod, audit: Option<&Audit>) -> Result<Self> {
         Arc::new(UncalibratedPredictor::fit(data, method, audit)?).calibrated(method, audit)
     }
@@ -172,11 +185,13 @@ impl Predictor {
     }
 }
 
-/// Whether a support set of this many items is reduced to its most typical items, which an audit helps to choose.
+/// Whether a support set of this many items is reduced to the most typical items of each class, which an audit helps to
+/// choose.
 pub fn is_large(items: usize) -> bool {
     items > LARGE
 }
 
+/// Checks that all rows have the dimension of the classifier.
 fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
     match rows.iter().find(|row| row.len() != dim) {
         None => Ok(()),
@@ -184,12 +199,14 @@ fn check_rows(rows: &[&[f32]], dim: usize) -> Result<()> {
     }
 }
 
-/// The data without the classes that have no items, whose prototypes would be zero vectors; `None` if there are none.
+/// The data without the classes that have no items, whose prototypes would be zero vectors; `None` if all classes have
+/// items.
 fn without_empty_classes(data: &Embeddings) -> Result<Option<Embeddings>> {
     let used: Vec<usize> = data.used_classes().collect();
     if used.len() == data.classes().len() {
         return Ok(None);
     }
+    // The new number of a class: its position among the used ones, which are in ascending order.
     let number = |class: &u32| used.partition_point(|other| other < &(*class as usize)) as i64;
     let parts = Parts {
         features: Features::from_f32(data.all_rows().into_owned(), data.dim()),
@@ -204,7 +221,7 @@ fn without_empty_classes(data: &Embeddings) -> Result<Option<Embeddings>> {
 }
 
 /// Reduces a support set to at most `max_per_class` items per class: those with the highest probability of the class,
-/// labelled with it. Also returns the posterior of the reduced set.
+/// labelled with it. Also returns the posterior of the reduced set, in which every label is certain.
 fn most_typical_items(
     data: &Embeddings,
     posterior: &LabelPosterior,

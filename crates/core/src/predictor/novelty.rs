@@ -1,46 +1,54 @@
 //! The probability that a row belongs to none of the classes ([`Novelty`]), calibrated for each classifier by leaving
 //! classes out.
 //!
-//! A row has four similarities to the classes ([`ClassSimilarity`]). How large they are for items of the classes and for
-//! items of other classes depends on the data, and is measured on the support set itself (`leave_out`): some items are left
-//! out and compared with the rest, which contains their class, and whole classes are left out and their items compared with
-//! the other classes. Each similarity is standardised by these two distributions, and a weighted sum of the four is the
-//! log odds of "none of the classes". Few classes say little about items of other classes, so their distribution is combined
-//! with a typical one. With two classes, where only one would remain, it is the typical one.
+//! A row has four similarities to the classes ([`ClassSimilarity`]). How large they are for items of the classes
+//! (*known* below) and for items of other classes (*unknown*) depends on the data, and is measured on the support set
+//! itself (`leave_out`): some items are left out and compared with the rest, which contains their class, and whole
+//! classes are left out and their items compared with the other classes. Each similarity `s` is standardised by these
+//! two distributions: `z = (s - middle) / width`, where `middle` is halfway between their means and `width` the root
+//! mean square of their standard deviations. The log odds of "none of the classes" are
 //!
-//! The weights and the typical distribution were fitted on simulated tasks with classes of miniImageNet, Tiny-ImageNet,
-//! CIFAR-FS and fruits by `bench/measure/fit_unknown.py` (`docs/results/unknown.md`).
+//! ```text
+//! INTERCEPT - sum of WEIGHTS * z - threshold
+//! ```
+//!
+//! with a threshold that refuses about 5 % of new items of the classes. Few classes say little about items of other
+//! classes, so the distribution of the unknown is combined with a typical one. With two classes, where only one would
+//! remain, it is the typical one.
+//!
+//! The weights, the intercept and the typical distribution were fitted by `bench/measure/fit_unknown.py` on simulated
+//! tasks with classes of miniImageNet, Tiny-ImageNet, CIFAR-FS and fruits (`docs/results/unknown.md`).
 
 use super::calibration::{LabelPosterior, value_order};
 use super::leave_out::LeftOut;
 use super::similarity::{ClassSimilarity, MEASURES, Similarity};
 use crate::embeddings::Embeddings;
 
-/// Weights of the standardised similarities in the log odds.
+/// Weights of the standardised similarities in the log odds, in the order of [`Similarity`].
 pub(super) const WEIGHTS: [f32; MEASURES] = [0.33, 0.44, 0.27, 0.38];
 /// The log odds of a row halfway between items of the classes and items of other classes.
 pub(super) const INTERCEPT: f32 = 0.14;
-/// Typical distance between the mean similarities of items of the classes and of other classes, in standard deviations of
-/// the former.
+/// Typical distance between the mean similarities of known and unknown items, in standard deviations of the known ones.
 const TYPICAL_DISTANCE: [f32; MEASURES] = [1.40, 1.27, 1.24, 1.13];
-/// Typical ratio of the standard deviation of items of other classes to that of items of the classes.
+/// Typical ratio of the standard deviation of unknown items to that of known ones.
 const TYPICAL_RATIO: [f32; MEASURES] = [1.01, 0.70, 0.96, 0.64];
-/// Weight of the typical distribution, in left-out classes.
+/// Weight of the typical distribution: as if this many more classes had been left out.
 const TYPICAL_CLASSES: f32 = 2.0;
 /// A row is refused (probability 0.5) at this many standard deviations above the mean log odds of left-out items of the
 /// classes; about 5 % of new items of the classes are beyond it.
 const REFUSED_FROM: f32 = 1.5;
-/// [`REFUSED_FROM`] is larger by this over the number of left-out items, because few items show too little of the spread.
+/// This, divided by the number of left-out items, is added to [`REFUSED_FROM`], because few items show too little of
+/// the spread.
 const FEW_ITEMS_MARGIN: f32 = 4.5;
-/// Limit of a standardised similarity.
+/// Limit of the absolute value of a standardised similarity.
 pub(super) const MAX_STANDARDISED: f32 = 8.0;
-/// Limit of the log odds, which keeps all probabilities above 0.
+/// Limit of the absolute value of the log odds. It keeps all probabilities between 1e-6 and 1 - 1e-6.
 pub(super) const MAX_LOG_ODDS: f32 = 13.8;
 /// With fewer left-out items than this, the classifier uses [`FEW_ITEMS`].
 const MIN_LEFT_OUT: usize = 4;
 
-/// The calibration of a classifier with too few items to leave some out: typical values for photos with a good embedder.
-/// The width of the discriminant, whose scale is not known, makes its weight zero.
+/// The calibration of a classifier with too few items to leave some out: typical values for photos with a good
+/// embedder. The width of the discriminant, whose scale is not known, makes its weight zero.
 const FEW_ITEMS: Calibration =
     Calibration { middle: [0.57, 0.26, 0.53, 0.0], width: [0.1, 0.15, 0.1, 1e30], threshold: 1.4 };
 
@@ -51,11 +59,11 @@ pub(super) struct Calibration {
     pub middle: Similarity,
     /// The root mean square of the standard deviations of the two distributions.
     pub width: Similarity,
-    /// The log odds (at equal numbers of both) from which a row is refused.
+    /// The log odds ([`Calibration::equal_log_odds`]) from which a row is refused.
     pub threshold: f32,
 }
 
-/// The class vectors and the calibration from which the probability of "none of the classes" is computed.
+/// The model of "none of the classes": the vectors that rows are compared with, and the calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Novelty {
     pub similarity: ClassSimilarity,
@@ -63,7 +71,7 @@ pub(super) struct Novelty {
 }
 
 impl Novelty {
-    /// Fits and calibrates to support rows whose class probabilities are `posterior`.
+    /// Fits the model to the rows of a support set whose class probabilities are `posterior`, one entry per row.
     pub fn new(rows: &[&[f32]], posterior: &LabelPosterior) -> Self {
         let order = value_order(rows);
         let (similarity, left_out) = LeftOut::measure(rows, &order, posterior);
@@ -78,10 +86,12 @@ impl Novelty {
 }
 
 impl Calibration {
+    /// The calibration that follows from the similarities of left-out items.
     fn new(left_out: &LeftOut) -> Self {
         if left_out.known.len() < MIN_LEFT_OUT {
             return FEW_ITEMS;
         }
+        // The two distributions; that of unknown items is combined with the typical one.
         let (known_mean, known_deviation) = mean_and_deviation(&left_out.known);
         let (unknown_mean, unknown_deviation) = mean_and_deviation(&left_out.unknown);
         let share = left_out.classes as f32 / (left_out.classes as f32 + TYPICAL_CLASSES);
@@ -99,6 +109,7 @@ impl Calibration {
             calibration.width[measure] =
                 ((deviation * deviation + other_deviation * other_deviation) / 2.0).sqrt();
         }
+        // The threshold follows from the log odds of the left-out known items.
         let log_odds: Vec<[f32; 1]> =
             left_out.known.iter().map(|similarity| [calibration.equal_log_odds(similarity)]).collect();
         let ([mean], [deviation]) = mean_and_deviation(&log_odds);
@@ -108,7 +119,7 @@ impl Calibration {
         calibration
     }
 
-    /// The log odds of "none of the classes" if items of the classes and of others were equally frequent.
+    /// The log odds of "none of the classes" if known and unknown items were equally frequent: without the threshold.
     fn equal_log_odds(&self, similarity: &Similarity) -> f32 {
         let term = |measure: usize| {
             let standardised = (similarity[measure] - self.middle[measure]) / self.width[measure];
@@ -117,6 +128,7 @@ impl Calibration {
         INTERCEPT - (0..MEASURES).map(term).sum::<f32>()
     }
 
+    /// The probability of "none of the classes".
     fn probability(&self, similarity: &Similarity) -> f32 {
         let log_odds = self.equal_log_odds(similarity) - self.threshold;
         1.0 / (1.0 + (-log_odds.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)).exp())

@@ -1,5 +1,9 @@
-//! The scoring rule of a saved classifier: [`ScoringRule`] is a [`Classifier`] whose prototypes have been turned into
-//! vectors, so that it can score rows without the task it was fitted to.
+//! The scoring rule of a saved classifier: [`ScoringRule`] is a [`Classifier`] that can score rows without the task it
+//! was fitted to.
+//!
+//! A [`Classifier`] stores a prototype as weights of the support items of its [`Task`] (support set, queries and their
+//! inner products). Here these prototypes are turned into vectors. Rules that compare rows with the support items
+//! themselves take them from the classifier file.
 
 use super::calibration::LabelPosterior;
 use crate::classifier::Classifier;
@@ -12,16 +16,16 @@ pub(super) enum ScoringRule {
     /// One vector per class: [`Classifier::Vectors`], [`Classifier::CentredVectors`], [`Classifier::CosineVectors`] or
     /// [`Classifier::Linear`].
     Vectors(Classifier),
-    /// A classifier that needs the support items: [`Classifier::Neighbours`] or [`Classifier::Matching`].
+    /// A classifier that compares rows with the support items: [`Classifier::Neighbours`] or [`Classifier::Matching`].
     Items(Classifier),
 }
 
 impl ScoringRule {
-    /// The rule of a classifier that was fitted to a task.
+    /// The rule of a classifier that was fitted to a task by `method`, which errors name.
     ///
     /// # Errors
-    /// [`Error::NotKept`] for [`Classifier::Scored`] and [`Error::Transductive`] for [`Classifier::Transductive`], which
-    /// cannot be saved.
+    /// [`Error::CannotBeSaved`] for [`Classifier::Scored`] and [`Error::Transductive`] for [`Classifier::Transductive`],
+    /// which cannot be saved.
     pub fn new(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
         Ok(match classifier {
             Classifier::Prototypes(mixture) => {
@@ -39,12 +43,12 @@ impl ScoringRule {
             | Classifier::CentredVectors { .. }
             | Classifier::CosineVectors(_)
             | Classifier::Linear { .. } => ScoringRule::Vectors(classifier),
-            Classifier::Scored(_) => return Err(Error::NotKept { method: method.into() }),
+            Classifier::Scored(_) => return Err(Error::CannotBeSaved { method: method.into() }),
             Classifier::Transductive(_) => return Err(Error::Transductive { method: method.into() }),
         })
     }
 
-    /// Nearest class mean, where each item is weighted by its posterior probability of the class.
+    /// The rule of the nearest class mean, where each item is weighted by its posterior probability of the class.
     pub fn from_posterior(data: &Embeddings, posterior: &LabelPosterior) -> Self {
         let totals = posterior.totals();
         let mut vectors = vec![vec![0.0f32; data.dim()]; data.classes().len()];
@@ -63,6 +67,7 @@ impl ScoringRule {
 
     /// Scores `[rows][classes]`. `support` is the support set of the predictor.
     pub fn scores(&self, rows: &[&[f32]], support: &Embeddings) -> Vec<Vec<f32>> {
+        // Rules of vectors do not look at the task.
         let empty_task = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
         let by_class = match self {
             ScoringRule::Vectors(classifier) => {
@@ -76,6 +81,7 @@ impl ScoringRule {
                 return classifier.row_scores(&task, rows);
             }
         };
+        // From `[classes][rows]` to `[rows][classes]`.
         (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
     }
 }

@@ -1,9 +1,12 @@
-//! The similarity of rows to a set of classes ([`ClassSimilarity`]): four values per row from which the novelty score is
-//! computed.
+//! The similarity of rows to a set of classes ([`ClassSimilarity`]): four values per row, from which `novelty` computes
+//! the probability that the row belongs to none of the classes.
 //!
-//! Three of them are cosines. They measure what the classes have in common as well as what distinguishes them, so rows of
-//! another kind have small values. The fourth is a linear discriminant with a shrunk covariance: it measures only what
-//! distinguishes the classes, and recognises rows of other classes of the same kind, such as another species of birds.
+//! Three of them are cosines. They measure what the classes have in common as well as what distinguishes them, so rows
+//! of another kind have small values. The fourth is a linear discriminant with a shrunk covariance: it measures only
+//! what distinguishes the classes, and recognises rows of other classes of the same kind, such as another species of
+//! birds.
+//!
+//! *Shares* are the probabilities of the classes of an item, (class, probability), by which it counts for them.
 
 use rayon::prelude::*;
 use trueshot_nn::products;
@@ -14,16 +17,17 @@ use crate::classifier::centred_unit;
 /// Number of values that describe how similar a row is to the classes.
 pub(super) const MEASURES: usize = 4;
 
-/// The similarity of a row to its most similar class, larger is more similar: the cosine with the nearest prototype, the
-/// same after the mean of the support set is subtracted, the cosine with the nearest support item, and the largest linear
-/// discriminant.
+/// The similarity of a row to the classes; larger is more similar. In this order: the cosine with the nearest
+/// prototype, the same after the mean of the support set is subtracted, the cosine with the nearest support item, and
+/// the largest linear discriminant.
 pub(super) type Similarity = [f32; MEASURES];
 
-/// Weight of the identity in the shrunk covariance `(1 - SHRINKAGE) C + SHRINKAGE trace(C) / dim I`.
+/// Weight of the identity in the shrunk covariance `(1 - SHRINKAGE) C + SHRINKAGE trace(C) / dim I`. With fewer
+/// items than dimensions, the covariance `C` itself has no inverse.
 const SHRINKAGE: f64 = 0.6;
 /// Maximum number of rows from which the covariance is estimated; its cost grows with the cube of this.
 const MAX_COVARIANCE_ROWS: usize = 1000;
-/// Lower bound of the variance of unit-length rows within their classes, over all dimensions.
+/// Lower bound of the variance of unit-length rows within their classes, summed over all dimensions.
 const MIN_VARIANCE: f64 = 1e-4;
 /// The bias of a class without items, whose discriminant is never the largest one.
 const NEVER: f32 = -1e30;
@@ -41,14 +45,15 @@ pub(super) struct ClassSimilarity {
     pub centred: Vec<Vec<f32>>,
     /// The support items, scaled to unit length, `[items][dim]`.
     pub items: Vec<Vec<f32>>,
-    /// The linear discriminants of centred unit-length rows, `[classes][dim]`.
+    /// The weights of the linear discriminants of centred unit-length rows, `[classes][dim]`.
     pub discriminants: Vec<Vec<f32>>,
-    /// The bias of each discriminant.
+    /// The bias of each discriminant, `[classes]`.
     pub biases: Vec<f32>,
 }
 
 impl ClassSimilarity {
-    /// Fits the vectors to rows. `shares` has, for every row, its classes below `classes` with their probabilities.
+    /// Fits the vectors to rows. `shares` has one entry per row: its classes, numbers below `classes`, with their
+    /// probabilities.
     pub fn new(rows: &[&[f32]], shares: &[Vec<(u32, f32)>], classes: usize) -> Self {
         let dim = rows.first().map_or(0, |row| row.len());
         let zero = vec![0.0; dim];
@@ -71,6 +76,7 @@ impl ClassSimilarity {
         rows.par_chunks(CHUNK).flat_map_iter(|rows| self.of_chunk(rows, &tables)).collect()
     }
 
+    /// The similarities of some rows. `tables` are the vectors of the four measures.
     fn of_chunk(&self, rows: &[&[f32]], tables: &[Vec<&[f32]>; MEASURES]) -> Vec<Similarity> {
         let zero = vec![0.0; self.mean.len()];
         let units: Vec<Vec<f32>> = rows.iter().map(|row| centred_unit(row, &zero)).collect();
@@ -78,6 +84,7 @@ impl ClassSimilarity {
         let no_biases = vec![0.0; self.items.len().max(self.biases.len())];
         let mut similarities = vec![[0.0; MEASURES]; rows.len()];
         for (measure, vectors) in tables.iter().enumerate() {
+            // Measures 0 and 2 compare the rows themselves, 1 and 3 the centred rows, all at unit length.
             let compared = as_slices(if measure % 2 == 0 { &units } else { &centred });
             let biases = if measure == 3 { &self.biases } else { &no_biases };
             let mut found = vec![0.0; vectors.len() * rows.len()];
@@ -95,7 +102,7 @@ fn as_slices(rows: &[Vec<f32>]) -> Vec<&[f32]> {
     rows.iter().map(Vec::as_slice).collect()
 }
 
-/// For every class the sum of the rows, weighted by their shares, and the sum of the shares.
+/// For every class the sum of the rows, weighted by their shares (`[classes][dim]`), and the sum of the shares.
 fn class_sums(
     rows: &[Vec<f32>],
     shares: &[Vec<(u32, f32)>],
@@ -112,11 +119,14 @@ fn class_sums(
     (sums, totals)
 }
 
-/// The linear discriminants `A⁻¹ (p - m)` of all classes and their biases `-(p + m)ᵀ A⁻¹ (p - m) / 2`, with the mean `p` of
-/// the class, the mean `m` of all rows and the shrunk covariance `A` within classes.
+/// The linear discriminants `A⁻¹ (p - m)` of all classes and their biases `-(p + m)ᵀ A⁻¹ (p - m) / 2`, with the mean
+/// `p` of the class, the mean `m` of all rows and the shrunk covariance `A` within classes.
 ///
-/// `A` is the sum of a multiple of the identity and of `RᵀR` with the residuals `R` of the rows, so its inverse is computed
-/// from the Gram matrix of the residuals (Woodbury), which is small.
+/// With the residuals `R` of `f` degrees of freedom, `A = (1 - S) RᵀR / f + S v I` with `S` = [`SHRINKAGE`] and the
+/// mean variance `v` of a dimension. So its inverse is computed from the Gram matrix of the residuals, which is small
+/// (Woodbury): `A⁻¹ d = (d - Rᵀ (R Rᵀ + f S v / (1 - S) I)⁻¹ R d) / (S v)`.
+///
+/// `sums` and `totals` are those of [`class_sums`] for these rows.
 fn discriminants(
     rows: &[Vec<f32>],
     shares: &[Vec<(u32, f32)>],
@@ -129,6 +139,8 @@ fn discriminants(
     let class_means: Vec<Vec<f32>> = (sums.iter().zip(totals))
         .map(|(sum, total)| sum.iter().map(|value| value / total.max(f32::MIN_POSITIVE)).collect())
         .collect();
+    // The residuals of a sample of the rows from the mean of their likeliest class. `weight` is the number of these
+    // rows, each counted by the probability of its class.
     let stride = rows.len().div_ceil(MAX_COVARIANCE_ROWS).max(1);
     let (mut residuals, mut weight): (Vec<Vec<f32>>, f64) = (Vec::new(), 0.0);
     for (row, shares) in rows.iter().zip(shares).step_by(stride) {
@@ -138,6 +150,7 @@ fn discriminants(
             weight += f64::from(share);
         }
     }
+    // Degrees of freedom: the number of items minus that of classes, in proportion if only a part of the rows is used.
     let total: f64 = totals.iter().map(|&total| f64::from(total)).sum();
     let used = totals.iter().filter(|&&total| total > 0.0).count() as f64;
     let freedom = (weight * (1.0 - used / total.max(1.0))).max(1.0);
@@ -155,6 +168,7 @@ fn discriminants(
             if total <= 0.0 {
                 return (vec![0.0; dim], NEVER);
             }
+            // The formulas above: d is `difference`, and `explained` is what is subtracted from it.
             let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(own, all)| own - all).collect();
             let mut explained = vec![0.0; dim];
             let mut with_residuals = vec![0.0; residual_rows.len()];

@@ -16,7 +16,7 @@ use crate::method::{NamedMethod, RELABEL};
 use crate::rng::{Purpose, Rng};
 use crate::task::{SupportSet, Task};
 
-/// A fitted classifier that names the class of a row, with its support set.
+/// A fitted classifier that finds the class of a row but no probabilities, with its support set.
 ///
 /// ```
 /// use trueshot::method::Registry;
@@ -30,11 +30,12 @@ use crate::task::{SupportSet, Task};
 /// # Ok::<(), trueshot::Error>(())
 /// ```
 pub struct UncalibratedPredictor {
+    /// The label of the method, such as `median:eps=0.1`.
     pub(super) method: String,
     pub(super) classes: Vec<String>,
     pub(super) rule: ScoringRule,
     pub(super) support: Arc<Embeddings>,
-    /// The label posterior of the kept items, if the support set was large and reduced.
+    /// The label posterior of the kept items, if the support set was large and has been reduced.
     pub(super) reduced_posterior: Option<LabelPosterior>,
 }
 
@@ -42,17 +43,17 @@ pub struct UncalibratedPredictor {
 pub struct Prototypes<'a> {
     /// The vectors `[classes][dim]`.
     pub vectors: &'a [Vec<f32>],
-    /// The mean `[dim]` that is subtracted from a row, which is then scaled to unit length, before it is compared. `None`
-    /// if rows are compared unchanged.
+    /// The mean `[dim]` that is subtracted from a row, which is then scaled to unit length, before it is compared.
+    /// `None` if rows are compared unchanged.
     pub centre: Option<&'a [f32]>,
     /// Whether the prototype with the largest cosine wins instead of the nearest one.
     pub by_cosine: bool,
 }
 
 impl UncalibratedPredictor {
-    /// Fits a method, which must not be transductive, to a support set of at least two classes with items; classes without
-    /// items are left out. Of a large set (see [`is_large`]) only the most typical items are kept, by the class probabilities
-    /// of the audit.
+    /// Fits a method, which must not be transductive, to a support set of at least two classes with items; classes
+    /// without items are left out. Of a large set (see [`is_large`]) only the most typical items are kept, by the class
+    /// probabilities of the audit.
     pub fn fit(
         data: impl Into<Arc<Embeddings>>,
         method: &NamedMethod,
@@ -76,7 +77,8 @@ impl UncalibratedPredictor {
             });
         }
         let posterior = LabelPosterior::new(&data, audit);
-        // The Relabel network is for small sets; its probabilities for a large one are those of the audit.
+        // The Relabel network is for small sets: it estimates the probabilities of the labels and weights the items by
+        // them. For a large set, those of the audit are used instead, on all items before the set is reduced.
         let relabel_rule = is_relabel(&method.label).then(|| ScoringRule::from_posterior(&data, &posterior));
         let (support, posterior) = most_typical_items(&data, &posterior, KEPT_PER_CLASS)?;
         let support = Arc::new(support);
@@ -133,6 +135,7 @@ impl UncalibratedPredictor {
     /// The predictor with calibrated probabilities of the classes and of none. `method` and `audit` must be those of
     /// [`UncalibratedPredictor::fit`].
     pub fn calibrated(self: Arc<Self>, method: &NamedMethod, audit: Option<&Audit>) -> Result<Predictor> {
+        // A reduced support set has the posterior of the kept items; the audit is about all items.
         let full = self.reduced_posterior.is_none().then(|| LabelPosterior::new(&self.support, audit));
         let posterior = full.as_ref().or(self.reduced_posterior.as_ref()).expect("one of them exists");
         let values = self.support.all_rows();

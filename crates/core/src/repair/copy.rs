@@ -1,10 +1,10 @@
-//! Repaired copies: [`copy`] copies all files of a folder, with some of them moved, and [`copy_items`] the items of a list
-//! or an archive, into a new folder or a ZIP archive.
+//! Repaired copies: [`copy`] copies all files of a folder, with some of them moved, and [`copy_items`] the items of a
+//! list or an archive, into a new folder or a ZIP archive.
 //!
-//! The copy is built in a hidden folder (an archive: in a temporary file) next to the destination and renamed when it is
-//! complete, so the destination never contains half a copy. If copying fails or is stopped, what was built is removed; what
-//! a killed process left is removed by the next copy to the same destination. The destination is locked against other
-//! copies, and the source against repairs in place.
+//! The copy is built in a hidden folder (an archive: in a temporary file) next to the destination and renamed when it
+//! is complete, so the destination never contains half a copy. If copying fails or is stopped, what was built is
+//! removed; what a killed process left is removed by the next copy to the same destination. The destination is locked
+//! against other copies, and the source against repairs in place.
 
 use crate::progress::Progress;
 use std::collections::{HashMap, HashSet};
@@ -30,20 +30,20 @@ pub struct Copied {
     pub left_out: Vec<String>,
 }
 
-/// Copies the folder `root` to `into` with files moved: to a new folder, or to a new ZIP archive if `into` ends in `.zip`
-/// (with the feature `zip`).
-/// `progress` counts the copied files.
+/// Copies the folder `root` to `into` with files moved: to a new folder, or to a new ZIP archive if `into` ends in
+/// `.zip` (with the feature `zip`). `progress` counts the copied files.
 ///
 /// # Errors
-/// [`Error::Locked`] if another process copies to the same destination or repairs the source; [`Error::CollectionChanged`]
-/// if a file to be moved does not exist; [`Error::Write`] if the destination exists, is inside the source or cannot be
-/// written, or if a path leads out of the copy; [`Error::Read`] if a file of the source cannot be read;
-/// [`Error::Interrupted`] if `progress` stopped it.
+/// [`Error::Locked`] if another process copies to the same destination or repairs the source;
+/// [`Error::CollectionChanged`] if a file to be moved does not exist; [`Error::Write`] if the destination exists, is
+/// inside the source or cannot be written, or if a path leads out of the copy; [`Error::Read`] if a file of the source
+/// cannot be read; [`Error::Interrupted`] if `progress` stopped it.
 pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -> Result<Copied> {
     check_outside(root, into)?;
     check_inside(moves, into)?;
     let _destination = Lock::beside(into)?;
     let _source = Lock::for_reading(root)?;
+    // The new path of every moved file, by its old one.
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
     let mut found = FolderContents::read(root)?;
     // The log of an earlier repair is replaced.
@@ -72,9 +72,9 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
 /// The contents of a file that [`copy_items`] copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileContents {
-    /// Those of another file, whose modification time is kept, too.
+    /// The contents of another file, whose modification time is kept, too.
     Path(PathBuf),
-    /// These bytes.
+    /// The given bytes.
     Bytes(Vec<u8>),
 }
 
@@ -93,9 +93,9 @@ pub(super) fn open(path: &Path) -> Result<fs::File> {
     fs::File::open(path).map_err(|source| Error::Read { path: path.into(), source })
 }
 
-/// Copies items to a new folder, or to a new ZIP archive if `into` ends in `.zip` (with the feature `zip`), each from its
-/// name in the collection to a path in the copy ([`copies`](super::copies)). `contents` reads the item with the given index.
-/// `progress` counts the copied items. Returns the number of files.
+/// Copies items to a new folder, or to a new ZIP archive if `into` ends in `.zip` (with the feature `zip`), each from
+/// its name in the collection to a path in the copy ([`copies`](super::copies)). `contents` reads the item with the
+/// given index. `progress` counts the copied items. Returns the number of files.
 ///
 /// # Errors
 /// As [`copy`], and [`Error::Read`] if an item cannot be read.
@@ -119,10 +119,11 @@ pub fn copy_items(
 pub(super) struct NewCopy<'a> {
     /// Relative paths of folders, which are created even if they stay empty: they are classes without images yet.
     pub folders: Vec<String>,
-    /// The relative path of every file.
+    /// The relative path of every file in the copy.
     pub targets: Vec<PathBuf>,
     /// Reads the file with the given index in `targets`.
     pub contents: &'a dyn Fn(usize) -> Result<FileContents>,
+    /// The contents of the log file [`LOG`].
     pub log: String,
 }
 
@@ -142,6 +143,7 @@ impl NewCopy<'_> {
         self.write_folder(into, progress)
     }
 
+    /// Writes the folder `into`; see [`UnfinishedCopy`] for what happens if that is interrupted.
     fn write_folder(&self, into: &Path, progress: &dyn Progress) -> Result<usize> {
         let unfinished = UnfinishedCopy::create(into)?;
         let written = self.write_below(&unfinished.part, into, progress);
@@ -155,8 +157,8 @@ impl NewCopy<'_> {
         written.map(|()| self.targets.len())
     }
 
-    /// Writes all files to the hidden folder `part` and renames it to `into`. Errors name the place in the finished copy: the
-    /// hidden folder is unknown to the user.
+    /// Writes all files to the hidden folder `part` and renames it to `into`. Errors name the place in the finished
+    /// copy: the hidden folder is unknown to the user.
     fn write_below(&self, part: &Path, into: &Path, progress: &dyn Progress) -> Result<()> {
         let failed = |path: PathBuf| move |source| Error::Write { path, source };
         for folder in &self.folders {
@@ -180,7 +182,8 @@ pub fn is_zip(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"))
 }
 
-/// The relative paths of all files below a folder, following links.
+/// The relative paths of everything below a folder but folders, following links: files, and what [`Copied::left_out`]
+/// would name.
 pub fn files_below(root: &Path) -> Result<Vec<String>> {
     let found = FolderContents::read(root)?;
     Ok(found.files.into_iter().map(|(item, _)| item).chain(found.left_out).collect())
@@ -197,8 +200,8 @@ struct UnfinishedCopy {
 }
 
 impl UnfinishedCopy {
-    /// Removes the remains of an interrupted copy to `into`, checks that the destination is free, and creates the mark and
-    /// the hidden folder.
+    /// Removes the remains of an interrupted copy to `into`, checks that the destination is free, and creates the mark
+    /// and the hidden folder.
     fn create(into: &Path) -> Result<Self> {
         let refused = |problem: &str| {
             let source = std::io::Error::other(problem.to_owned());
@@ -284,6 +287,7 @@ fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The log of a copy: one line of JSON per move.
 fn log(moves: &[Move]) -> String {
     let line = |one: &Move| serde_json::to_string(one).expect("a move is plain data") + "\n";
     moves.iter().map(line).collect()
@@ -300,6 +304,7 @@ struct FolderContents {
 }
 
 impl FolderContents {
+    /// Lists everything below the folder `root` but its lock file.
     fn read(root: &Path) -> Result<Self> {
         let mut found = Self::default();
         found.add_folder(root, "", &mut Vec::new())?;
@@ -307,7 +312,8 @@ impl FolderContents {
         Ok(found)
     }
 
-    /// Adds the contents of a folder. `parents` are the real paths of the folders above it, to detect link cycles.
+    /// Adds the contents of a folder. `prefix` is its name below the root with a `/` at the end, empty for the root.
+    /// `parents` are the real paths of the folders above it, to detect link cycles.
     fn add_folder(&mut self, folder: &Path, prefix: &str, parents: &mut Vec<PathBuf>) -> Result<()> {
         let failed = |source| Error::Read { path: folder.into(), source };
         let real_path = fs::canonicalize(folder).map_err(failed)?;

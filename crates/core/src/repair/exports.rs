@@ -1,5 +1,6 @@
 //! Exports of repaired labels for other programs: CSV ([`labels_csv`]), Label Studio ([`label_studio`]) and FiftyOne
-//! ([`fiftyone`]).
+//! ([`fiftyone`]). All three take the items of a collection with their labels after a repair ([`Labelled`]) and return
+//! the text of a file.
 
 use serde_json::{Value, json};
 
@@ -30,7 +31,8 @@ pub struct Labelled {
     pub was: String,
 }
 
-/// The labels as CSV with the columns `path,label,was`, which `trueshot` itself reads. Items in quarantine are left out.
+/// The labels as CSV with the columns `path,label,was`, which `trueshot` itself reads. Items in quarantine are left
+/// out.
 pub fn labels_csv(labelled: &[Labelled]) -> String {
     let line = |one: &Labelled| {
         let fields = [&one.path, one.label.as_ref()?, &one.was].map(|field| csv_field(field));

@@ -1,9 +1,10 @@
 //! The folder of a repair in place ([`LockedFolder`]): locked against other processes, with file operations that cannot
-//! leave it.
+//! leave it. [`Journal`](super::Journal) moves files with it.
 //!
-//! Every path is resolved part by part from the directory handle of the folder, and a symbolic link among the parts is
-//! refused. So no file outside the folder is ever touched, even if a class folder is replaced by a link while a repair
-//! runs. Systems other than Unix lack such calls; there, names are resolved as paths.
+//! Names are paths relative to the folder, with parts separated by `/`. Every name is resolved part by part from the
+//! directory handle of the folder, and a symbolic link among the parts is refused. So no file outside the folder is
+//! ever touched, even if a class folder is replaced by a link while a repair runs. Systems other than Unix lack such
+//! calls; there, names are resolved as paths. The private module `system` has one version for each.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,15 +23,15 @@ pub struct LockedFolder {
 /// The metadata of an existing directory entry.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
-    /// Whether it is a regular file, not a link or a folder.
+    /// Whether the entry is a regular file, not a link or a folder.
     pub is_file: bool,
-    /// Device and inode number, equal for two names of one file; `None` if the system does not tell.
+    /// Device and inode number, equal for two names of one file; `None` on systems other than Unix.
     pub id: Option<(u64, u64)>,
     /// The number of hard links to the file.
     pub links: u64,
 }
 
-/// The relation of two existing names.
+/// The relation of the old and the new name of a move, if both exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pair {
     /// Two hard links to one file: a move that was interrupted between adding the new name and removing the old one.
@@ -39,6 +40,7 @@ pub(super) enum Pair {
     OneName,
     /// A file and its complete copy on another file system: a move that was interrupted before the source was removed.
     Copy,
+    /// Two different files.
     Different,
 }
 
@@ -77,6 +79,7 @@ impl LockedFolder {
 
     /// The relation of two existing files, given by name and metadata.
     pub(super) fn compare(&self, one: (&str, Found), other: (&str, Found)) -> io::Result<Pair> {
+        // Without inode numbers, only the contents can be compared.
         let (Some(a), Some(b)) = (one.1.id, other.1.id) else {
             let equal = self.root.contents_are_equal(one.0, other.0)?;
             return Ok(if equal { Pair::Copy } else { Pair::Different });
@@ -99,11 +102,13 @@ impl LockedFolder {
         self.root.remove_file(name)
     }
 
+    /// Removes a folder; fails if it is not empty.
     pub(super) fn remove_empty_folder(&self, name: &str) -> io::Result<()> {
         self.root.remove_folder(name)
     }
 
-    /// The reason why a move would fail, as far as that is known without making it; `None` if it would probably succeed.
+    /// The reason why a move would fail, as far as that is known without making it; `None` if it would probably
+    /// succeed.
     pub(super) fn obstacle(&self, from: &str, to: &str) -> Option<String> {
         let shown = crate::visible::visible(from);
         match self.find(from) {
@@ -154,8 +159,8 @@ mod system {
             Ok(Root(sys::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::RDONLY, Mode::empty())?))
         }
 
-        /// Opens the folder of a path and returns it with the last part of the path. Missing folders are created if
-        /// `create_folders` is set.
+        /// Opens the folder above a name, one part after the other, and returns it with the last part of the name.
+        /// Missing folders are created if `create_folders` is set.
         fn parent<'a>(&self, name: &'a str, create_folders: bool) -> io::Result<(OwnedFd, &'a str)> {
             let (folders, leaf) = name.rsplit_once('/').unwrap_or(("", name));
             let mut folder = self.0.try_clone()?;
@@ -195,6 +200,8 @@ mod system {
             super::readers_are_equal(open(one)?, open(other)?)
         }
 
+        /// Adds the new name with a hard link, then removes the old one. Across file systems the file is copied
+        /// instead, and without hard links it is renamed.
         pub fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
             let (source, old) = self.parent(from, false)?;
             let (target, new) = self.parent(to, true)?;
@@ -220,7 +227,8 @@ mod system {
             Ok(sys::unlinkat(&folder, leaf, AtFlags::REMOVEDIR)?)
         }
 
-        /// Checks that entries can be added to and removed from the folder of a path, or the nearest existing one above.
+        /// Checks that entries can be added to and removed from the folder above a name or, if it does not exist, the
+        /// nearest existing one above that.
         pub fn check_writable(&self, name: &str) -> io::Result<()> {
             let mut name = name;
             loop {
@@ -241,7 +249,8 @@ mod system {
         }
     }
 
-    /// Explains the error for a folder of a path. The system reports a symbolic link there as "not a directory".
+    /// Explains the error for the folder `part` of a name. The system reports a symbolic link there as "not a
+    /// directory".
     fn explain(part: &str, error: Errno) -> io::Error {
         match error {
             Errno::NOTDIR | Errno::LOOP => {

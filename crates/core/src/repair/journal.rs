@@ -1,10 +1,11 @@
-//! The undo file of a repair in place ([`Journal`]): the list of all moves, written to disk before the first one is made.
+//! The undo file of a repair in place ([`Journal`]): the list of all moves, written to disk before the first one is
+//! made. Start with [`Journal::new`], then [`Journal::write`], then [`Journal::apply`].
 //!
-//! A move links the file under its new name and then removes the old name, so a file always has a name and nothing is
-//! overwritten. Across file systems it is copied instead, and where there are no hard links it is renamed. Which of the two
-//! names exist tells whether a move has been made; if both do, it was interrupted and is completed. So an interrupted repair
-//! can be finished ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of times. A move that fails does not stop
-//! the others.
+//! The first line of the file is a header, followed by one line of JSON per [`Move`]. A move links the file under its
+//! new name and then removes the old name, so a file always has a name and nothing is overwritten. Across file systems
+//! it is copied instead, and where there are no hard links it is renamed. Which of the two names exist tells whether a
+//! move has been made; if both do, it was interrupted and is completed. So an interrupted repair can be finished
+//! ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of times. A move that fails does not stop the others.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -19,6 +20,7 @@ use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
 use crate::visible::visible;
 
+/// The version of the file format, in the header.
 const FORMAT: &str = "trueshot-undo/1";
 
 /// The moves of a repair in place, which can be applied and undone.
@@ -45,8 +47,9 @@ pub struct Journal {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Header {
     format: String,
+    /// The folder that is repaired.
     root: PathBuf,
-    /// The BLAKE3 hash of the plan's text.
+    /// The BLAKE3 hash of the plan's text, in hexadecimal.
     plan: String,
     /// Folders that the moves create, outer ones first; undo removes them again.
     folders: Vec<String>,
@@ -67,6 +70,7 @@ impl Journal {
     /// A journal of moves below the folder `root`; `plan` is the text of the plan they come from.
     pub fn new(root: &Path, plan: &str, moves: Vec<Move>) -> Self {
         let mut folders: Vec<String> = Vec::new();
+        // Folders that do not exist yet: `undo` removes them again.
         for one in &moves {
             for folder in folders_above(&one.to) {
                 if !root.join(folder).exists() && !folders.iter().any(|known| known == folder) {
@@ -81,8 +85,8 @@ impl Journal {
     /// Reads an undo file.
     ///
     /// # Errors
-    /// [`Error::Read`] if the file cannot be read. [`Error::BadPlan`] if it is not an undo file, if a path leaves the folder
-    /// or appears twice, or if the header lists a folder that no move needs.
+    /// [`Error::Read`] if the file cannot be read. [`Error::BadPlan`] if it is not an undo file, if a path leaves the
+    /// folder or appears twice, or if the header lists a folder that no move needs.
     pub fn open(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.into(), source })?;
         let bad =
@@ -130,7 +134,7 @@ impl Journal {
         &self.header.root
     }
 
-    /// The journal for a folder that has been moved to another path.
+    /// The same journal for a folder that has been moved to the path `root`.
     pub fn with_root(mut self, root: PathBuf) -> Self {
         self.header.root = root;
         self
@@ -182,7 +186,7 @@ fn folders_above(name: &str) -> impl Iterator<Item = &str> {
     name.match_indices('/').map(|(end, _)| &name[..end])
 }
 
-/// Moves all files, given as (from, to); failures are collected.
+/// Moves all files, given as (from, to). Failures are collected and do not stop the remaining moves.
 fn move_all<'a>(
     folder: &LockedFolder,
     moves: impl ExactSizeIterator<Item = (&'a str, &'a str)>,
@@ -204,6 +208,7 @@ fn move_all<'a>(
 /// Moves one file; `false` if an earlier call has already done so. The error is a message for the user.
 fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", visible(from));
+    // Which of the two names exist tells how far an earlier attempt got.
     let remove_source = || folder.remove_file(from).map(|()| true).map_err(failed);
     match (folder.find(from).map_err(failed)?, folder.find(to).map_err(failed)?) {
         (Some(source), None) if source.is_file => folder.move_file(from, to).map(|()| true).map_err(failed),

@@ -1,18 +1,20 @@
-//! File moves ([`Move`]) that carry out a plan: [`moves`] finds the new path of every changed file, and [`copies`] the path
-//! of every item in a repaired copy.
+//! File moves ([`Move`]) that carry out a plan: [`moves`] finds the new path of every changed file, and [`copies`] the
+//! path of every item in a repaired copy.
 //!
-//! A name that is taken gets a number. A name counts as taken if any file has it now, even one that will be moved away, so
-//! that the moves can be made in any order without one file overwriting another.
+//! A name that is taken gets a number. A name counts as taken if any file has it now, even one that will be moved away,
+//! so that the moves can be made in any order without one file overwriting another. Nothing is moved here; `journal`
+//! and `copy` do that.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Listed, RepairPlan, is_class_name};
+use super::plan::{ListedItem, RepairPlan, is_class_name};
 use crate::error::{Error, Result};
 use crate::visible::visible;
 
-/// The folder, below the root, for items that belong to no class.
+/// The folder, below the root, for items in quarantine: their label is wrong, and they belong to no class or to an
+/// uncertain one.
 pub const QUARANTINE: &str = "_quarantine";
 
 /// The move of one file. Both paths are relative to the root, with parts separated by `/`.
@@ -24,8 +26,9 @@ pub struct Move {
     pub to: String,
 }
 
-/// The moves that carry out a plan for a folder. `taken` are the paths of other files in the folder, which new paths must
-/// not collide with.
+/// The moves that carry out a plan for a folder, in the order of its changes. `taken` are the paths of other files in
+/// the folder, which new paths must not collide with. An item in quarantine goes to `_quarantine/` followed by its old
+/// path.
 pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<Move> {
     let folders = ClassFolders::new(&plan.listing);
     // Names are compared in lower case, because some file systems ignore case.
@@ -34,6 +37,7 @@ pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<
     let mut moves = Vec::new();
     for change in plan.changes.iter().filter(|change| change.to.as_ref() != Some(&change.from)) {
         let (folder, name) = change.item.rsplit_once('/').unwrap_or(("", &change.item));
+        // The new folder; `None` stands for quarantine.
         let folder = match &change.to {
             Some(class) => folders.folder(class),
             None => format!("{QUARANTINE}/{folder}"),
@@ -54,7 +58,8 @@ pub enum CopyLayout {
     ByLabel,
 }
 
-/// The path in a repaired copy of every labelled item of a plan, in the order of the listing.
+/// The path in a repaired copy of every item of a plan that has a class, in the order of the listing. For unchanged
+/// items of [`CopyLayout::ClassFolders`], both paths of a [`Move`] are equal.
 ///
 /// # Errors
 /// [`Error::BadPlan`] if a label in the listing cannot be the name of a folder.
@@ -72,17 +77,19 @@ pub fn copies(plan: &RepairPlan, layout: CopyLayout) -> Result<Vec<Move>> {
     Ok(labelled.iter().map(copy).collect())
 }
 
-/// The copies of items, given with their classes, in folders of their labels.
+/// The copies for [`CopyLayout::ByLabel`]. `labelled` are the items with their given classes, in the order of the
+/// result.
 fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result<Vec<Move>> {
     if let Some((_, class)) = labelled.iter().find(|(_, class)| !is_class_name(class)) {
         let problem = format!("the label '{}' cannot be the name of a folder; rename it", visible(class));
         return Err(Error::BadPlan { path: plan.header.root.clone(), line: 0, problem });
     }
+    // The class of every item after the repair; `None` stands for quarantine.
     let changes: HashMap<(&String, &String), Option<&String>> =
         plan.changes.iter().map(|one| ((&one.item, &one.from), one.to.as_ref())).collect();
     let new_class = |one: &(&String, &String)| changes.get(one).map_or(Some(one.1), |to| *to).cloned();
     let new_classes: Vec<Option<String>> = labelled.iter().map(new_class).collect();
-    // Unchanged items take their names first.
+    // Unchanged items choose their names first, so that moved ones get the numbers.
     let mut order: Vec<usize> = (0..labelled.len()).collect();
     order.sort_by_key(|index| new_classes[*index].as_ref() != Some(labelled[*index].1));
     let mut names = HashSet::new();
@@ -101,8 +108,8 @@ fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result
 /// Maximum length of a file name in bytes on common file systems.
 pub(super) const MAX_NAME_BYTES: usize = 255;
 
-/// The first of `owl.jpg`, `owl-2.jpg`, `owl-3.jpg` and so on that is not in `names`. A long stem is truncated so that the
-/// number fits.
+/// The first of `folder/owl.jpg`, `folder/owl-2.jpg`, `folder/owl-3.jpg` and so on that is not in `names`, which are in
+/// lower case. A long stem is truncated so that the number fits.
 fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),
@@ -117,15 +124,17 @@ fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     candidates.find(|name| !names.contains(&name.to_lowercase())).expect("some number is free")
 }
 
+/// The folders of the classes of a collection.
 struct ClassFolders<'a> {
-    /// The folder of every class that has items.
+    /// For every class that has items, the folder of the first of them.
     known: HashMap<&'a str, &'a str>,
-    /// The prefix before the class name in these folders, such as `all/`.
+    /// What precedes the class name in these folders, such as `all/`; empty if the class folders are in the root.
     parent: String,
 }
 
 impl<'a> ClassFolders<'a> {
-    fn new(listing: &'a [Listed]) -> Self {
+    /// Finds the folders from the paths of all items.
+    fn new(listing: &'a [ListedItem]) -> Self {
         let mut known = HashMap::new();
         let mut parent = String::new();
         for listed in listing {
@@ -138,7 +147,7 @@ impl<'a> ClassFolders<'a> {
         ClassFolders { known, parent }
     }
 
-    /// The folder of a class; that of a new class is next to the others.
+    /// The folder of a class. That of a new class is next to the known ones.
     fn folder(&self, class: &str) -> String {
         self.known.get(class).map_or_else(|| format!("{}{class}", self.parent), |folder| folder.to_string())
     }

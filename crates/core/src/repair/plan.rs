@@ -1,10 +1,13 @@
 //! Repair plans ([`RepairPlan`]): the changes of labels that an audit suggests, as a text file that a user can edit.
 //!
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
-//! change ([`PlannedChange`]), and the last line lists all items of the collection ([`Listed`]), so that a collection that
-//! has changed since the audit is not repaired by accident. Only images are items, so the report or the plan may be written
-//! into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are ignored. Items
-//! to review are commented-out changes: a user who agrees removes the `#`.
+//! change ([`PlannedChange`]), and the last line lists all items of the collection ([`ListedItem`]), so that a collection
+//! that has changed since the audit is not repaired by accident. Only images are items, so the report or the plan may
+//! be written into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are
+//! ignored. Items to review are commented-out changes: a user who agrees removes the `#`.
+//!
+//! [`RepairPlan::new`] makes a plan from an audit, [`RepairPlan::to_text`] and [`RepairPlan::parse`] write and read it,
+//! and [`RepairPlan::check`] compares it with the collection before a repair.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -19,25 +22,27 @@ use crate::error::{Error, Result};
 use crate::method::nearest_name;
 use crate::visible::visible;
 
+/// The version of the file format, in the first line.
 const FORMAT: &str = "trueshot-plan/1";
-/// Maximum number of items that a message or a reason names.
+/// Maximum number of items that an error message or the reason for a change names.
 const MAX_NAMED: usize = 3;
 
 /// The kind of an audited collection, which decides how it can be repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CollectionKind {
     /// A folder of class folders, whose files can be moved.
     Folder,
     /// Images of a list or an archive, whose files cannot be moved.
-    Pictures,
+    #[serde(rename = "pictures")]
+    ImageList,
     /// Rows of an embeddings file.
     Embeddings,
 }
 
 /// One item of a collection at the time of the audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ListedItem {
     /// The name of the item within the collection.
     pub item: String,
     /// The given class of the item. `None` marks a file that is not an image, in plans of earlier versions; it is not
@@ -55,10 +60,11 @@ pub struct Listed {
     pub hash: Option<String>,
 }
 
-impl Listed {
-    /// Whether the size of the file has changed. Items in an archive have no sizes, so the plan for a folder is compared
-    /// with an archive of the folder by hash only, and vice versa.
-    fn has_other_size(&self, now: &Listed) -> bool {
+impl ListedItem {
+    /// Whether the size of the file has changed; `self` is the item at the time of the audit, `now` the item today.
+    /// Items in an archive have no sizes, so the plan for a folder is compared with an archive of the folder by hash
+    /// only, and vice versa.
+    fn has_other_size(&self, now: &ListedItem) -> bool {
         match (self.size, now.size) {
             (Some(then), Some(now)) => then != now,
             // The file is missing, unless a hash shows otherwise.
@@ -68,7 +74,7 @@ impl Listed {
     }
 
     /// Whether size and modification time are known and equal.
-    fn looks_unchanged(&self, now: &Listed) -> bool {
+    fn looks_unchanged(&self, now: &ListedItem) -> bool {
         self.modified.is_some() && (self.size, self.modified) == (now.size, now.modified)
     }
 }
@@ -78,7 +84,7 @@ impl Listed {
 pub struct PlanHeader {
     format: String,
     /// The kind of the collection.
-    pub kind: Kind,
+    pub kind: CollectionKind,
     /// The path of the folder, list, archive or embeddings file.
     pub root: PathBuf,
     /// Number of audited items.
@@ -95,8 +101,8 @@ pub struct PlanHeader {
     /// The leave-one-out accuracy after all changes that the audit planned.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub accuracy_after: Option<f64>,
-    /// The BLAKE3 hash of the changes that the audit planned, in hexadecimal: `accuracy_after` and the effects of changes
-    /// are those of these changes only.
+    /// The BLAKE3 hash of the changes that the audit planned, in hexadecimal. After an edit the hash differs, which
+    /// shows that `accuracy_after` and the effects of changes no longer apply.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub digest: Option<String>,
 }
@@ -121,7 +127,7 @@ pub struct PlannedChange {
     /// The reason for the change, as text for the user.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// The difference that this change alone makes to the leave-one-out accuracy.
+    /// The difference that this change alone makes to the leave-one-out accuracy, from -1 to 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub effect: Option<f64>,
 }
@@ -140,7 +146,7 @@ pub struct NewClass {
 /// The last line of a plan.
 #[derive(Serialize, Deserialize)]
 struct Listing {
-    listing: Vec<Listed>,
+    listing: Vec<ListedItem>,
 }
 
 /// A plan of label changes in a collection.
@@ -164,13 +170,20 @@ pub struct RepairPlan {
     /// The items to review, each with its most probable change. They are comments in the file, which no repair makes.
     pub review: Vec<PlannedChange>,
     /// All items of the collection at the time of the audit.
-    pub listing: Vec<Listed>,
+    pub listing: Vec<ListedItem>,
 }
 
 impl RepairPlan {
     /// The plan that an audit of `data` suggests, with the most probable errors first. `listing` are the items of the
     /// collection with their files, if it has files.
-    pub fn new(audit: &Audit, data: &Embeddings, kind: Kind, root: &Path, listing: Vec<Listed>) -> Self {
+    pub fn new(
+        audit: &Audit,
+        data: &Embeddings,
+        kind: CollectionKind,
+        root: &Path,
+        listing: Vec<ListedItem>,
+    ) -> Self {
+        // The changes, and their effects on the leave-one-out accuracy.
         let rows = audit.with_actions(&[Action::Relabel, Action::Quarantine]);
         let class_index =
             |name: &String| data.classes().iter().position(|class| class == name).map(|n| n as u32);
@@ -187,7 +200,7 @@ impl RepairPlan {
             kind,
             root: root.into(),
             items: data.len(),
-            fingerprint: (kind == Kind::Embeddings).then(|| data.fingerprint().to_string()),
+            fingerprint: (kind == CollectionKind::Embeddings).then(|| data.fingerprint().to_string()),
             changes: Some(changes.len()),
             accuracy: Some(rounded(before)),
             accuracy_after: Some(rounded(after)),
@@ -212,9 +225,9 @@ impl RepairPlan {
         text + &line(serde_json::to_string(&Listing { listing: self.listing.clone() }))
     }
 
-    /// What the plan does, such as "1 to relabel, 2 to quarantine, 3 to review". The numbers are those of
-    /// [`AuditCounts`](crate::audit::AuditCounts), unless the plan was edited. If it was not, the leave-one-out accuracy
-    /// follows.
+    /// The text that tells the user what the plan does, such as "1 to relabel, 2 to quarantine, 3 to review". The
+    /// numbers are those of [`AuditCounts`](crate::audit::AuditCounts), unless the plan was edited. If it was not, the
+    /// leave-one-out accuracy follows.
     pub fn summary(&self) -> String {
         let quarantine = self.changes.iter().filter(|change| change.quarantine).count();
         let (relabel, review) = (self.changes.len() - quarantine, self.review.len());
@@ -229,8 +242,8 @@ impl RepairPlan {
         }
     }
 
-    /// Whether the changes may not be those that the audit planned. If so, the accuracies in the header and the effects of
-    /// changes do not apply.
+    /// Whether the changes may differ from those that the audit planned. If so, the accuracies in the header and the
+    /// effects of changes do not apply.
     pub fn is_edited(&self) -> bool {
         self.header.digest.as_deref() != Some(digest(&self.changes).as_str())
     }
@@ -238,9 +251,10 @@ impl RepairPlan {
     /// Parses the text of a plan file; error messages call it `path`.
     ///
     /// # Errors
-    /// [`Error::BadPlan`] with the number of the first line that is not valid, or if the last line, which lists the images
-    /// of the collection, is missing.
+    /// [`Error::BadPlan`] with the number of the first line that is not valid, or if the last line, which lists the
+    /// images of the collection, is missing.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        // Line 0 stands for the whole file.
         let bad = |line: usize, problem: String| Error::BadPlan { path: path.into(), line, problem };
         let is_comment = |line: &str| line.trim_start().starts_with('#');
         let is_content = |(_, line): &(usize, &str)| !line.trim().is_empty() && !is_comment(line);
@@ -250,8 +264,10 @@ impl RepairPlan {
             .ok()
             .filter(|header: &PlanHeader| header.format == FORMAT)
             .ok_or_else(|| bad(number, "not a plan that `trueshot audit --plan` wrote".into()))?;
+        // Comments that contain a change are items to review; all other comments are ignored.
         let commented = |line: &str| serde_json::from_str(line.trim_start().strip_prefix('#')?).ok();
         let review = text.lines().filter_map(commented).collect();
+        // All other lines are changes or the listing. `numbers` are the line numbers of the changes.
         let mut plan = RepairPlan { header, changes: Vec::new(), review, listing: Vec::new() };
         let (mut numbers, mut has_listing) = (Vec::new(), false);
         for (number, line) in lines {
@@ -266,7 +282,7 @@ impl RepairPlan {
             plan.changes.push(change);
             numbers.push(number);
         }
-        if !has_listing && plan.header.kind != Kind::Embeddings {
+        if !has_listing && plan.header.kind != CollectionKind::Embeddings {
             let problem = "the last line, which lists all images, is missing: the plan is truncated";
             return Err(bad(0, problem.into()));
         }
@@ -280,11 +296,11 @@ impl RepairPlan {
         }
     }
 
-    /// The index of the first change to a class to which no item can move. A new class needs a name that is valid on every
-    /// system, and a class of the collection one that stays below the root folder. Classes of embeddings have no folders,
-    /// so their names are arbitrary.
+    /// The index of the first change to a class to which no item can move. A new class needs a name that is valid on
+    /// every system, and a class of the collection one that stays below the root folder. Classes of embeddings have no
+    /// folders, so their names are arbitrary.
     fn first_refused(&self) -> Option<usize> {
-        if self.header.kind == Kind::Embeddings {
+        if self.header.kind == CollectionKind::Embeddings {
             return None;
         }
         let known: HashSet<&str> = self.listing.iter().filter_map(|listed| listed.class.as_deref()).collect();
@@ -306,17 +322,21 @@ impl RepairPlan {
 
     /// Checks that a collection has not changed since the audit; `now` are its items today.
     ///
-    /// Names, classes and, where both are known, sizes are compared for all items with a class. Contents are compared, by
-    /// `hash_now`, for every item that the plan changes and for every other item whose modification time is not the recorded
-    /// one.
+    /// Names, classes and, where both are known, sizes are compared for all items with a class. Contents are compared,
+    /// by their hash, for every item that the plan changes and for every other item whose modification time is not the
+    /// recorded one. `hash_now` reads an item and returns its hash in hexadecimal, `None` if it cannot be read.
     ///
     /// # Errors
     /// [`Error::CollectionChanged`] with the first few items that are missing, new or edited.
-    pub fn check(&self, now: &[Listed], hash_now: &(dyn Fn(&Listed) -> Option<String> + Sync)) -> Result<()> {
+    pub fn check(
+        &self,
+        now: &[ListedItem],
+        hash_now: &(dyn Fn(&ListedItem) -> Option<String> + Sync),
+    ) -> Result<()> {
         let changed = |problem| Error::CollectionChanged { root: self.header.root.clone(), problem };
         let (then, now) = (by_name(&self.listing), by_name(now));
         let (gone, new) = (missing(&then, &now), missing(&now, &then));
-        let pairs: Vec<(&Listed, &Listed)> =
+        let pairs: Vec<(&ListedItem, &ListedItem)> =
             then.iter().filter_map(|(key, then)| Some((*then, *now.get(key)?))).collect();
         let (other_size, same_size): (Vec<_>, Vec<_>) =
             pairs.into_iter().partition(|(then, now)| then.has_other_size(now));
@@ -328,15 +348,16 @@ impl RepairPlan {
         if problems.is_empty() { self.check_items() } else { Err(changed(problems.join(", "))) }
     }
 
-    /// The items whose contents differ from the audited ones.
+    /// The names of the items whose contents differ from the audited ones. `pairs` are items at the time of the audit
+    /// and today.
     fn edited<'a>(
         &self,
-        pairs: &[(&'a Listed, &Listed)],
-        hash_now: &(dyn Fn(&Listed) -> Option<String> + Sync),
+        pairs: &[(&'a ListedItem, &ListedItem)],
+        hash_now: &(dyn Fn(&ListedItem) -> Option<String> + Sync),
     ) -> Vec<&'a str> {
         use rayon::prelude::*;
         let planned: HashSet<&str> = self.changes.iter().map(|change| change.item.as_str()).collect();
-        let is_edited = |(then, now): &&(&'a Listed, &Listed)| {
+        let is_edited = |(then, now): &&(&'a ListedItem, &ListedItem)| {
             let must_be_read = planned.contains(then.item.as_str()) || !then.looks_unchanged(now);
             then.hash.is_some() && must_be_read && hash_now(now) != then.hash
         };
@@ -379,11 +400,11 @@ impl RepairPlan {
     }
 }
 
-/// Items by class and name.
-type ByName<'a> = BTreeMap<(&'a str, &'a str), &'a Listed>;
+/// Items by class and name: a list may contain one image under two labels.
+type ByName<'a> = BTreeMap<(&'a str, &'a str), &'a ListedItem>;
 
 /// The items of a listing that have a class.
-fn by_name(listing: &[Listed]) -> ByName<'_> {
+fn by_name(listing: &[ListedItem]) -> ByName<'_> {
     listing
         .iter()
         .filter_map(|listed| Some(((listed.class.as_deref()?, listed.item.as_str()), listed)))
@@ -399,7 +420,7 @@ fn missing<'a>(listing: &ByName<'a>, other: &ByName<'_>) -> Vec<&'a str> {
         .collect()
 }
 
-/// A message such as "2 gone (a.jpg, b.jpg)"; `None` if there are no names.
+/// A message such as "2 gone (a.jpg, b.jpg)", where `what` is "gone"; `None` if there are no names.
 pub(super) fn names_in_words(names: &[&str], what: &str) -> Option<String> {
     let shown: Vec<String> = names.iter().take(MAX_NAMED).map(|item| visible(item)).collect();
     let more = if names.len() > MAX_NAMED { ", .." } else { "" };
@@ -407,6 +428,8 @@ pub(super) fn names_in_words(names: &[&str], what: &str) -> Option<String> {
 }
 
 impl PlannedChange {
+    /// The change that an audit suggests for an item: to its suggested class or, without one, into quarantine. `effect`
+    /// is the difference to the leave-one-out accuracy.
     fn new(item: &AuditedItem, effect: f64) -> Self {
         let neighbours: Vec<String> = item
             .neighbours
@@ -425,7 +448,8 @@ impl PlannedChange {
         }
     }
 
-    /// The change that an item with an uncertain label would need: to its most probable other class, or into quarantine.
+    /// The change that an item with an uncertain label would need: to its most probable other class, or into
+    /// quarantine.
     fn to_review(item: &AuditedItem) -> Self {
         let other = item.probable.iter().find(|probable| probable.class.as_ref() != Some(&item.given));
         let to = other.and_then(|probable| probable.class.clone());
@@ -442,7 +466,8 @@ impl PlannedChange {
     }
 }
 
-/// Whether a class name, whose parts between `/` become folders, stays below the root folder and outside the quarantine.
+/// Whether a class name, whose parts between `/` become folders, stays below the root folder and outside the
+/// quarantine.
 pub(super) fn is_class_name(name: &str) -> bool {
     let is_part = |part: &str| {
         !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']) && part.len() <= MAX_NAME_BYTES

@@ -27,13 +27,13 @@ fn folder() -> tempfile::TempDir {
     root
 }
 
-fn listing() -> Vec<Listed> {
-    let listed = |(name, content): (&str, &str)| Listed {
+fn listing() -> Vec<ListedItem> {
+    let listed = |(name, content): (&str, &str)| ListedItem {
         item: name.into(),
         class: name.ends_with("jpg").then(|| name[4..7].into()),
         size: Some(content.len() as u64),
         hash: Some(hash(content)),
-        ..Listed::default()
+        ..ListedItem::default()
     };
     FILES.into_iter().map(listed).collect()
 }
@@ -43,7 +43,7 @@ fn hash(content: &str) -> String {
 }
 
 /// The hash of an item as `folder` wrote it.
-fn unchanged(listed: &Listed) -> Option<String> {
+fn unchanged(listed: &ListedItem) -> Option<String> {
     let content = FILES.into_iter().find(|(name, _)| *name == listed.item)?.1;
     Some(hash(content))
 }
@@ -306,11 +306,11 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
     let mut now = listing();
     now.remove(0);
     now[0].size = Some(99);
-    now.push(Listed {
+    now.push(ListedItem {
         item: "all/dog/new.jpg".into(),
         class: Some("dog".into()),
         size: Some(1),
-        ..Listed::default()
+        ..ListedItem::default()
     });
     let refused = plan.check(&now, &unchanged).unwrap_err().to_string();
     assert_eq!(
@@ -322,8 +322,9 @@ fn a_folder_that_changed_is_refused_with_what_changed() {
 #[test]
 fn files_without_a_class_are_not_compared() {
     let plan = plan(Path::new("photos"));
-    let other = |item: &str, size| Listed { item: item.into(), size: Some(size), ..Listed::default() };
-    let with = |others: Vec<Listed>| [listing(), others].concat();
+    let other =
+        |item: &str, size| ListedItem { item: item.into(), size: Some(size), ..ListedItem::default() };
+    let with = |others: Vec<ListedItem>| [listing(), others].concat();
     let earlier = RepairPlan { listing: with(vec![other("notes.txt", 1), other("gone.txt", 1)]), ..plan };
     earlier.check(&with(vec![other("notes.txt", 2), other("new.html", 1)]), &unchanged).unwrap();
     // A file that is not an image any more counts as missing.
@@ -383,7 +384,7 @@ fn exported_labels_contain_the_paths_of_the_files() {
 fn an_edit_that_keeps_the_size_is_noticed() {
     let plan = plan(Path::new("photos"));
     let edited = |item: &'static str| {
-        move |listed: &Listed| match listed.item == item {
+        move |listed: &ListedItem| match listed.item == item {
             true => Some(hash("edited")),
             false => unchanged(listed),
         }
@@ -391,8 +392,8 @@ fn an_edit_that_keeps_the_size_is_noticed() {
     let refused = plan.check(&listing(), &edited("all/cat/2.jpg")).unwrap_err().to_string();
     assert_eq!(refused, "photos has changed since the audit: 1 edited (all/cat/2.jpg)");
     // A file that stays where it is and was not touched since is not read again; one that was touched is.
-    let with_time = |time| -> Vec<Listed> {
-        listing().into_iter().map(|listed| Listed { modified: Some(time), ..listed }).collect()
+    let with_time = |time| -> Vec<ListedItem> {
+        listing().into_iter().map(|listed| ListedItem { modified: Some(time), ..listed }).collect()
     };
     let timed = RepairPlan { listing: with_time(1), ..plan };
     timed.check(&with_time(1), &edited("all/dog/1.jpg")).unwrap();
@@ -403,18 +404,19 @@ fn an_edit_that_keeps_the_size_is_noticed() {
 
 #[test]
 fn sizes_that_are_not_known_are_not_compared() {
-    let unknown =
-        || -> Vec<Listed> { listing().into_iter().map(|listed| Listed { size: None, ..listed }).collect() };
+    let unknown = || -> Vec<ListedItem> {
+        listing().into_iter().map(|listed| ListedItem { size: None, ..listed }).collect()
+    };
     let sized = plan(Path::new("photos"));
     let unsized_plan = RepairPlan { listing: unknown(), ..sized.clone() };
     unsized_plan.check(&listing(), &unchanged).unwrap();
     sized.check(&unknown(), &unchanged).unwrap();
     // Hashes are compared instead; a file that is gone has none.
-    let edited = |_: &Listed| Some(hash("edited"));
+    let edited = |_: &ListedItem| Some(hash("edited"));
     assert!(unsized_plan.check(&listing(), &edited).is_err());
     assert!(sized.check(&unknown(), &|_| None).is_err());
     // Without a hash, the file of an item has to have its size.
-    let without_hash = |listed| Listed { hash: None, ..listed };
+    let without_hash = |listed| ListedItem { hash: None, ..listed };
     let old = RepairPlan { listing: listing().into_iter().map(without_hash).collect(), ..sized };
     assert!(old.check(&unknown(), &unchanged).unwrap_err().to_string().contains("of another size"));
 }
@@ -438,7 +440,7 @@ fn items_are_copied_by_label_without_a_name_twice_and_never_out_of_the_copy() {
     let mut plan = plan(Path::new("list.csv"));
     plan.listing.retain(|listed| listed.class.is_some());
     // An item with two labels is copied twice.
-    let twice = Listed { class: Some("cat".into()), ..plan.listing[2].clone() };
+    let twice = ListedItem { class: Some("cat".into()), ..plan.listing[2].clone() };
     plan.listing.push(twice);
     let items = copies(&plan, CopyLayout::ByLabel).unwrap();
     let to: Vec<&str> = items.iter().map(|item| item.to.as_str()).collect();
@@ -588,10 +590,10 @@ fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
 fn a_long_name_that_is_taken_is_truncated_to_make_room_for_its_number() {
     let name = format!("{}.jpg", "ü".repeat(125));
     let long = format!("all/cat/{name}");
-    let listed = |item: &str, class: &str| Listed {
+    let listed = |item: &str, class: &str| ListedItem {
         item: item.into(),
         class: Some(class.into()),
-        ..Listed::default()
+        ..ListedItem::default()
     };
     let change = |item: &str| PlannedChange {
         item: item.into(),

@@ -1,9 +1,9 @@
-//! Repaired copies as a ZIP archive.
+//! Repaired copies as a ZIP archive ([`write()`]), which `copy` calls instead of writing a folder.
 //!
-//! The archive is written to a temporary file next to the destination and renamed when it is complete; the next write to
-//! that folder removes the temporary file of a killed process. Its bytes depend on the names and contents of the files and
-//! on nothing else: files are sorted by name, have a fixed time and fixed permissions, and are stored without compression,
-//! because images are compressed already.
+//! The archive is written to a temporary file next to the destination and renamed when it is complete; the next write
+//! to that folder removes the temporary file of a killed process. Its bytes depend on the names and contents of the
+//! files and on nothing else: files are sorted by name, have a fixed time and fixed permissions, and are stored without
+//! compression, because images are compressed already.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, Write};
@@ -66,6 +66,7 @@ fn members<'a>(copy: &'a NewCopy<'_>) -> std::io::Result<Vec<(&'a str, usize)>> 
     Ok(members)
 }
 
+/// The same options for every file, so that the bytes of the archive do not depend on the time or the system.
 fn options() -> SimpleFileOptions {
     SimpleFileOptions::default()
         .compression_method(CompressionMethod::Stored)
@@ -74,6 +75,7 @@ fn options() -> SimpleFileOptions {
         .unix_permissions(0o644)
 }
 
+/// The options for a file of `length` bytes; a file of 4 GiB or more needs the ZIP64 format.
 fn with_length(length: u64) -> SimpleFileOptions {
     options().large_file(length >= ZIP64_BYTES_THR)
 }

@@ -1,9 +1,12 @@
-//! Charts of accuracy against noise level as SVG, with one line per method ([`accuracy_against_noise`]).
+//! Charts of accuracy against noise level (the share of wrong labels) as SVG, with one line per method. The pages of
+//! evaluations start with [`accuracy_against_noise`]; reports of reproductions make [`Line`]s themselves and call
+//! [`figure`] (HTML with several charts) or [`standalone`] (an SVG file). Both draw with [`plot`].
 //!
-//! A chart shows at most [`MAX_LINES`] lines: the references and the best methods. A page also contains the chart of all
-//! lines, behind a toggle that needs no script, and both in two sizes, for screens and for phones; the style sheet shows one
-//! of them. Lines have CSS classes instead of colours, so that the style sheet chooses colours for light mode, dark mode and
-//! print. The first six colours of the style sheet can be told apart with every kind of colour blindness.
+//! A chart shows at most [`MAX_LINES`] lines: the references and the best methods. A page also contains the chart of
+//! all lines, behind a toggle that needs no script, and both in two sizes, for screens and for phones; the style sheet
+//! shows one of them. Lines have CSS classes instead of colours, so that the style sheet chooses colours for light
+//! mode, dark mode and print. The first six colours of the style sheet can be told apart with every kind of colour
+//! blindness.
 
 use super::grids;
 use crate::evaluate::{Evaluation, SettingResult};
@@ -11,14 +14,18 @@ use crate::label_layout::spread_labels;
 use crate::noise::{Noise, NoiseKind};
 use crate::visible::escaped_xml;
 
-/// Margins in SVG units; the right one depends on the names at the ends of the lines.
+/// Margin in SVG units left of the plot, for the labels of accuracies. The right one depends on the names at the ends
+/// of the lines ([`Scale::right`]).
 const LEFT: f64 = 46.0;
+/// Margin in SVG units above the plot.
 const TOP: f64 = 14.0;
+/// Margin in SVG units below the plot, for the labels of levels and the title of the axis.
 const BOTTOM: f64 = 44.0;
 /// Minimum vertical distance between the names at the ends of the lines.
 const LABEL_GAP: f64 = 13.5;
-/// Distance from the end of a line to its name, and the mean width of a character.
+/// Distance from the end of a line to its name.
 const LABEL_OFFSET: f64 = 20.0;
+/// The mean width of a character, to estimate the width of names.
 const CHARACTER_WIDTH: f64 = 6.5;
 /// Minimum horizontal distance between the labels of levels.
 const TICK_GAP: f64 = 34.0;
@@ -27,7 +34,8 @@ pub(super) const COLOURS: usize = 12;
 /// Maximum number of lines with a colour, and so of lines in a chart that does not show all.
 pub(super) const MAX_LINES: usize = 6;
 
-/// The marks of points as SVG paths, one per colour.
+/// The marks of points as SVG paths around 0, one per colour: circle, square, triangle, diamond, triangle that points
+/// down, cross.
 const MARKS: [&str; MAX_LINES] = [
     "M-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
     "M-3 -3h6v6h-6z",
@@ -61,15 +69,18 @@ pub(super) struct Line {
 /// How important a line is: whether it is a reference, whether it was chosen for charts, and its mean accuracy.
 pub(super) type Importance = (bool, bool, f64);
 
-/// Gives the most important lines a colour. The oracle, if it is `dashed`, gets the first one, which is grey.
+/// Gives the [`MAX_LINES`] most important lines a colour; `importance` has one entry per line. The line that is dashed
+/// (the oracle, a method that knows the wrong labels) gets colour 0, which is grey.
 pub(super) fn assign_colours(lines: &mut [Line], importance: &[Importance]) {
+    // The most important lines first: references, then chosen lines, then by mean accuracy.
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let key = |line: usize| importance[line];
     order.sort_by(|&a, &b| {
-        let ((ra, ca, ma), (rb, cb, mb)) = (key(a), key(b));
-        (rb, cb).cmp(&(ra, ca)).then(mb.total_cmp(&ma))
+        let ((reference_a, chosen_a, mean_a), (reference_b, chosen_b, mean_b)) = (key(a), key(b));
+        (reference_b, chosen_b).cmp(&(reference_a, chosen_a)).then(mean_b.total_cmp(&mean_a))
     });
     order.truncate(MAX_LINES);
+    // Colours are given in the order of the lines. Grey comes last for lines that are not dashed.
     order.sort_unstable();
     let mut colours = (1..MAX_LINES).chain([0]);
     for line in order {
@@ -110,6 +121,7 @@ pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
 pub(super) struct Axis {
     /// The tick label of every level.
     pub names: Vec<String>,
+    /// The text below the axis.
     pub title: String,
 }
 
@@ -132,8 +144,8 @@ impl Axis {
     }
 }
 
-/// The charts of a page as HTML: that of the lines with colours, and behind a toggle that of all lines, if there are more;
-/// `None` if there are fewer than two levels or no points.
+/// The charts of a page as HTML: that of the lines with colours, and behind a toggle that of all lines, if there are
+/// more; `None` if there are fewer than two levels or no points.
 pub(super) fn figure(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
     let featured = || lines.iter().filter(|line| line.colour.is_some());
     let both =
@@ -168,6 +180,7 @@ fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<Str
         escaped_xml(&axis.title)
     );
     svg.push_str(&scale.axes(levels, axis));
+    // The name of a line is at the height of its last point, unless it would overlap another name.
     let ideal = lines.iter().filter_map(|line| Some(scale.y(line.points.last()?.1))).collect();
     let ends = spread_labels(ideal, LABEL_GAP, scale.height - BOTTOM);
     for (line, label_y) in lines.into_iter().zip(ends) {
@@ -182,6 +195,7 @@ fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<Str
 pub(super) fn standalone(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
     let featured: Vec<&Line> = lines.iter().filter(|line| line.colour.is_some()).collect();
     let chart = plot(axis, levels, &featured, &WIDE)?;
+    // The start tag of the chart gets a namespace and a size, and a style sheet and a background follow it.
     let inner = chart.trim_start().trim_start_matches("<svg ");
     let (attributes, contents) = inner.split_once('>').unwrap_or((inner, ""));
     let Size { width, height, .. } = WIDE;
@@ -202,6 +216,7 @@ const STANDALONE_STYLE: &str = "svg{--paper:#fff;--soft:#59636e;--rule:#d8dee4;-
 .c4{--c:var(--c4)}.c5{--c:var(--c5)}.series polyline,.series .lead{stroke:var(--c)}\
 .series .point,.series text{fill:var(--c)}";
 
+/// One line per method, without a colour; `settings` are the noise levels in ascending order.
 fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     let methods = settings.first().map_or(0, |setting| setting.methods.len());
     let line = |m: usize| {
@@ -216,7 +231,7 @@ fn lines(settings: &[&SettingResult]) -> Vec<Line> {
     (0..methods).map(line).collect()
 }
 
-/// The coordinate system of a chart.
+/// The coordinate system of a chart. Lengths are in SVG units, in which y grows downwards.
 struct Scale {
     width: f64,
     height: f64,
@@ -231,13 +246,15 @@ struct Scale {
 }
 
 impl Scale {
-    /// The scale for levels and accuracies from a lowest to a highest value. The margin is as wide as the names need, up to
-    /// a third of the chart, and the chart is higher if it has many lines.
+    /// The scale for levels and accuracies from a lowest to a highest value. The margin is as wide as the names need,
+    /// up to a third of the chart, and the chart is higher if it has many lines.
     fn new(levels: (f64, f64), (low, high): (f64, f64), lines: &[&Line], size: &Size) -> Self {
+        // The smallest step with at most about seven grid lines.
         let step = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
             .into_iter()
             .find(|step| (high - low) / step <= 7.0)
             .unwrap_or(25.0);
+        // The axis begins and ends at multiples of the step, and spans at least one.
         let accuracies = (
             (low / step).floor() * step,
             ((high / step).ceil() * step).max((low / step).floor() * step + step),
@@ -248,11 +265,13 @@ impl Scale {
         Scale { width: size.width, height, right, levels, accuracies, step }
     }
 
+    /// The x coordinate of a noise level.
     fn x(&self, level: f64) -> f64 {
         LEFT + (level - self.levels.0) / (self.levels.1 - self.levels.0).max(1e-9)
             * (self.width - LEFT - self.right)
     }
 
+    /// The y coordinate of an accuracy in percent.
     fn y(&self, accuracy: f64) -> f64 {
         let fraction = (accuracy - self.accuracies.0) / (self.accuracies.1 - self.accuracies.0);
         self.height - BOTTOM - fraction * (self.height - TOP - BOTTOM)
@@ -262,6 +281,7 @@ impl Scale {
     fn axes(&self, levels: &[f64], axis: &Axis) -> String {
         let mut svg = String::from("<g class=\"axis\">\n");
         let (right, bottom) = (self.width - self.right, self.height - BOTTOM);
+        // 1e-9 makes up for rounding errors of the sum, so that the last line is drawn.
         let mut accuracy = self.accuracies.0;
         while accuracy <= self.accuracies.1 + 1e-9 {
             let (y, text_y) = (self.y(accuracy), self.y(accuracy) + 4.0);
@@ -273,6 +293,7 @@ impl Scale {
             ));
             accuracy += self.step;
         }
+        // Labels of levels that would overlap the previous one are left out; `free` is where the next may be.
         let mut free = f64::NEG_INFINITY;
         for (&level, name) in levels.iter().zip(&axis.names) {
             let (x, y) = (self.x(level), bottom + 17.0);
@@ -316,6 +337,7 @@ impl Scale {
                 self.y(point.1),
             ));
         }
+        // The name, and a thin line that leads from the last point to it.
         if let Some(end) = line.points.last() {
             let (x, y) = (self.x(end.0), self.y(end.1));
             let (bend, text_x, text_y) = (x + 14.0, x + LABEL_OFFSET, label_y + 4.0);

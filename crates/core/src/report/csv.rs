@@ -3,6 +3,7 @@
 use crate::csv_field::csv_field;
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 
+/// The names of the fields; [`line`] writes them in the same order.
 const HEADER: &str = "noise,level,ways,shots,queries,episodes,method,accuracy,ci95,difference,difference_ci95,\
                       gap_closed,auroc,average_precision,calibration_error,transductive,wrong_share";
 
@@ -18,6 +19,8 @@ pub(super) fn evaluation(evaluation: &Evaluation) -> String {
     text
 }
 
+/// The line of one method under one noise setting. Values that do not exist are empty fields; accuracies are in
+/// percent, differences in percentage points, `level` and `wrong_share` from 0 to 1.
 fn line(setting: &SettingResult, method: &MethodResult) -> String {
     let number = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
     let detection = method.detection.as_ref();

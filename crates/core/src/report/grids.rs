@@ -1,15 +1,17 @@
-//! The tables of an evaluation, independent of the output format: [`all`] and [`significance`] make [`Grid`]s of text cells
-//! that the text, Markdown, LaTeX and HTML reports format.
+//! The tables of an evaluation, independent of the output format: [`all`] and [`significance`] make [`Grid`]s of text
+//! cells that the text, Markdown, LaTeX and HTML reports format.
 //!
-//! There is one table per quantity and noise kind, as in the paper, with one row per method and one column per level. That
-//! keeps tables within 80 columns, and users compare levels of one kind.
+//! An evaluation has results for every method under every noise setting, which is a kind of wrong labels and its level.
+//! There is one table per quantity and noise kind, as in the paper, with one row per method and one column per level.
+//! That keeps tables within 80 columns, and users compare levels of one kind.
 
 use crate::evaluate::{Evaluation, MethodResult, SettingResult};
 use crate::noise::NoiseKind;
 
 /// A table of text cells.
 pub(super) struct Grid {
-    /// The quantity and the noise setting of the table.
+    /// The quantity and the noise setting of the table. The HTML page finds the tables of a noise kind by the end of
+    /// the title, `, KIND noise`.
     pub title: String,
     /// Headers of the columns, including the column of row names.
     pub columns: Vec<String>,
@@ -38,7 +40,8 @@ pub(super) fn footnotes(evaluation: &Evaluation) -> Vec<String> {
     mark.into_iter().chain(evaluation.notes()).collect()
 }
 
-/// The noise kinds of an evaluation: built-in ones first, then custom ones in their order.
+/// The noise kinds of an evaluation: built-in ones first, in the order of [`NoiseKind::ALL`], then custom ones in the
+/// order of the evaluation.
 pub(super) fn kinds(evaluation: &Evaluation) -> Vec<NoiseKind> {
     let evaluated = |kind: &NoiseKind| evaluation.settings.iter().any(|setting| setting.noise == *kind);
     let mut kinds: Vec<NoiseKind> = NoiseKind::ALL.into_iter().filter(evaluated).collect();
@@ -82,7 +85,8 @@ pub(super) fn accuracy(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid>
     )
 }
 
-/// Paired differences of accuracy to the baseline, with the confidence intervals of the differences.
+/// Paired differences of accuracy to the baseline, with the confidence intervals of the differences; `None` if there
+/// are none.
 fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Points above {} on the same episodes, {kind} noise", evaluation.baseline);
     let mut grid = grid(
@@ -99,7 +103,8 @@ fn difference(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     Some(grid).filter(|grid| !grid.rows.is_empty())
 }
 
-/// The fraction of the gap between ProtoNet and the oracle that a method closes.
+/// The fraction of the gap in accuracy between ProtoNet (which trusts all labels) and the oracle (which knows the wrong
+/// ones) that a method closes; `None` if no result has it.
 fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Share of the gap from ProtoNet to Oracle closed, {kind} noise");
     let mut grid = grid(
@@ -118,6 +123,7 @@ fn gap(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
 }
 
 /// How well methods detect wrong labels: AUROC, average precision and, if known, the expected calibration error.
+/// Methods without suspicion scores have no row.
 fn detection(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     let title = format!("Finding wrong labels: AUROC / average precision, {kind} noise");
     let auroc = |m: &MethodResult| m.detection.as_ref().map(|d| d.auroc);
@@ -131,8 +137,9 @@ fn detection(evaluation: &Evaluation, kind: NoiseKind) -> Option<Grid> {
     Some(grid)
 }
 
-/// A grid with one row per method and one column per level of a noise kind. `value` ranks the cells of a column and `show`
-/// formats them. Levels without any value are dropped; `None` if no level is left.
+/// A grid with one row per method and one column per level of a noise kind. `value` is the number by which the best
+/// cell of a column is found, and `None` leaves a cell empty; `show` formats a cell. Levels without any value are
+/// dropped; `None` if no level is left.
 fn grid(
     evaluation: &Evaluation,
     kind: NoiseKind,
@@ -157,7 +164,7 @@ fn grid(
     Some(Grid { title, columns, rows: (0..first.methods.len()).map(row).collect() })
 }
 
-/// The index of the method with the highest value; the oracle does not take part.
+/// The index of the method with the highest value under one noise setting; the oracle does not take part.
 fn best(setting: &SettingResult, value: impl Fn(&MethodResult) -> Option<f64>) -> Option<usize> {
     let compared = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
     let valued = compared.filter_map(|(index, method)| Some((index, value(method)?)));
@@ -204,8 +211,8 @@ pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
     compared.map(setting_grid).collect()
 }
 
-/// The cell that compares two methods; a difference in brackets is not significant at 5 % after the correction for the
-/// number of pairs.
+/// The cell that compares two methods: the accuracy of `name` minus that of `other`, in points. A difference in
+/// brackets is not significant at 5 % after the correction for the number of pairs, or rounds to 0.00.
 fn compared(setting: &SettingResult, name: &str, other: &str) -> Cell {
     let found = setting.significance.iter().find_map(|pair| {
         let (method, against) = (pair.method.as_str(), pair.against.as_str());

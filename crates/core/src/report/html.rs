@@ -1,7 +1,7 @@
 //! The HTML report of an evaluation ([`Page`]): one self-contained page with tables and plots.
 //!
-//! The page has no scripts and loads nothing, so it can be archived and sent by mail. Its style sheet supports light and
-//! dark mode and printing. The template is `templates/evaluation.html`.
+//! The page has no scripts and loads nothing, so it can be archived and sent by mail. Its style sheet supports light
+//! and dark mode and printing. The template is `templates/evaluation.html`.
 
 use askama::Template;
 
@@ -40,6 +40,7 @@ impl<'a> Page<'a> {
     /// The HTML text of the page.
     pub fn render(&self) -> String {
         let evaluation = self.evaluation;
+        // Tables belong to the section of the noise kind at the end of their title.
         let section = |kind: NoiseKind| Section {
             kind,
             chart: chart::accuracy_against_noise(evaluation, kind),
@@ -67,6 +68,7 @@ impl<'a> Page<'a> {
 /// The plot and the tables of one noise kind.
 struct Section {
     kind: NoiseKind,
+    /// The chart as HTML; `None` if there are fewer than two levels.
     chart: Option<String>,
     grids: Vec<Grid>,
 }
@@ -101,10 +103,14 @@ fn confusion(setting: &SettingResult) -> Vec<Confusion> {
 #[template(path = "evaluation.html")]
 struct View<'a> {
     page: &'a Page<'a>,
+    /// Ways, shots, queries, episodes and seed.
     caption: String,
     footnotes: Vec<String>,
+    /// One per noise kind.
     sections: Vec<Section>,
+    /// The accuracies by class, one table per noise setting.
     classes: Vec<Grid>,
+    /// The comparisons of all pairs of methods, one table per noise setting.
     significance: Vec<Grid>,
     confusion: Vec<Confusion>,
 }

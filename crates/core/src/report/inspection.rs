@@ -1,4 +1,5 @@
-//! The text report of an inspection ([`inspection_text`]), as `trueshot inspect` prints it.
+//! The text report of an inspection ([`inspection_text`]), as `trueshot inspect` prints it: facts about a file of
+//! embeddings, one per line, a list of its classes, and warnings.
 
 use super::{Column, TextTable, thousands};
 use crate::embeddings::Inspection;
@@ -7,14 +8,15 @@ use crate::visible::{counted, visible, wrapped};
 /// Maximum number of classes that are listed; the others are counted.
 const MAX_CLASSES: usize = 12;
 
-/// Width of the names of facts.
+/// Width in columns of the names of facts, such as "fingerprint", with the spaces behind them.
 const FACT_NAME: usize = 15;
 
-/// Formats an inspection as plain text. In a terminal of `width` columns, texts are wrapped and long names of classes are
-/// shortened.
+/// Formats an inspection as plain text. In a terminal of `width` columns, texts are wrapped and long names of classes
+/// are shortened.
 pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     let mut lines = Vec::new();
     let fact_width = width.map(|width| width.saturating_sub(FACT_NAME));
+    // Adds a fact: its name, and its value beside it, on several lines if it is long.
     let mut fact = |name: &str, value: String| {
         // A single word, such as the fingerprint, is never shortened.
         let width = fact_width.filter(|_| value.contains(' '));

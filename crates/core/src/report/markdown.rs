@@ -23,8 +23,8 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
     text
 }
 
-/// A text with a backslash before every character that could end the table cell or start emphasis, code, a link, a tag or
-/// an entity.
+/// A text with a backslash before every character that could end the table cell or start emphasis, code, a link, a tag
+/// or an entity.
 pub(super) fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for character in text.chars() {

@@ -1,8 +1,9 @@
-//! Reports: evaluations, audits and inspections as terminal tables, JSON, CSV, Markdown, LaTeX and HTML pages.
+//! Reports: the results of evaluations (accuracy of methods), audits (wrong labels of a collection) and inspections
+//! (facts about a file of embeddings) as terminal tables, JSON, CSV, Markdown, LaTeX and HTML pages.
 //!
-//! Start with [`evaluation`] and [`Format`] for evaluations, and with `audit` ([`AuditTable`], [`AuditPage`]) for audits.
-//! There is one file per format; `grids` decides once, for all formats, which tables an evaluation has. [`reproduction`]
-//! compares measured results with those of the paper.
+//! Start with [`evaluation`] and [`Format`] for evaluations, and with `audit` ([`AuditTable`], [`AuditPage`]) for
+//! audits. There is one file per format; `grids` decides once, for all formats, which tables an evaluation has.
+//! [`reproduction`] compares measured results with those of the paper.
 
 mod audit;
 mod chart;
@@ -49,7 +50,8 @@ pub enum Format {
 /// The tables of a text, Markdown or LaTeX report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tables {
-    /// Accuracies, differences to the baseline, gap closed, detection of wrong labels, and the details of the evaluation.
+    /// Accuracies, differences to the baseline, gap closed, detection of wrong labels, and the details of the
+    /// evaluation.
     Usual,
     /// Also the differences between all pairs of methods. JSON and HTML always contain them.
     WithSignificance,
@@ -66,7 +68,10 @@ pub enum Tables {
 /// # let noise = vec![trueshot::noise::Noise::new(trueshot::noise::NoiseKind::Symmetric, 0.4)?];
 /// # let episodes = Sampler::new(&data, None, EpisodeSpec::default(), noise)?;
 /// # let methods = [trueshot::method::Registry::default().parse("protonet")?];
-/// # let experiment = Experiment { embeddings: &data, outliers: None, episodes: &episodes, count: 2, methods: &methods, baseline: "protonet", details: Details::default() };
+/// # let experiment = Experiment {
+/// #     embeddings: &data, outliers: None, episodes: &episodes, count: 2, methods: &methods, baseline: "protonet",
+/// #     details: Details::default(),
+/// # };
 ///
 /// let results = evaluate(&experiment, &())?;
 /// let text = report::evaluation(&results, Format::Table, Tables::Usual);
@@ -93,6 +98,7 @@ pub fn evaluation_text(evaluation: &Evaluation, tables: Tables, width: usize) ->
     text::tables(evaluation, &shown_grids(evaluation, tables), width)
 }
 
+/// The tables that a text, Markdown or LaTeX report has.
 fn shown_grids(evaluation: &Evaluation, tables: Tables) -> Vec<grids::Grid> {
     let mut shown = grids::all(evaluation);
     if tables == Tables::WithSignificance {

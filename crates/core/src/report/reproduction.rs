@@ -1,9 +1,13 @@
-//! Comparisons of measured results with the published tables of the paper ([`Reproduction`]), as an HTML page, Markdown,
-//! LaTeX and JSON.
+//! Comparisons of measured results with the published tables of the paper ([`Reproduction`]), as an HTML page,
+//! Markdown, LaTeX and JSON.
 //!
-//! A [`Cell`] holds the measured and the published accuracy, or the reason why nothing was measured. [`Cell::agreement`]
-//! compares the accuracies themselves and their differences to ProtoNet; the latter depend less on the quality of the
-//! backbone.
+//! The paper (Liang et al. 2022) measures the accuracy of few-shot methods under several levels of wrong labels. The
+//! command `reproduce` runs the same experiments, fills a [`Reproduction`] with the results and calls
+//! [`Reproduction::html`] and the functions beside it.
+//!
+//! A [`Cell`] holds the measured and the published accuracy, or the reason why nothing was measured.
+//! [`Cell::agreement`] compares the accuracies themselves and their differences to ProtoNet (the baseline, which treats
+//! all labels as right); the latter depend less on the quality of the backbone, the network that computes the features.
 
 use askama::Template;
 use serde::Serialize;
@@ -31,7 +35,7 @@ pub struct Reproduction {
     pub tables: Vec<Table>,
     /// The figures that are images, in the order of the report. Charts are part of the tables.
     pub figures: Vec<Figure>,
-    /// The rows of the chart that stands at the beginning for each data set.
+    /// The names of the rows of the chart at the beginning of the report, of which there is one for each data set.
     #[serde(skip)]
     pub plotted_rows: Vec<String>,
 }
@@ -66,6 +70,7 @@ pub struct Panel {
 }
 
 impl Figure {
+    /// The title with the data set.
     fn heading(&self) -> String {
         format!("{}, {}", self.title, self.dataset)
     }
@@ -145,8 +150,8 @@ pub struct Cell {
     pub measured: Option<Measured>,
     /// The published accuracy.
     pub published: Option<Published>,
-    /// The published difference to ProtoNet on the data set that this one stands for: it is shown, but does not count as a
-    /// result of the paper on this data set.
+    /// The published difference to ProtoNet on another data set of the paper, which this one replaces: it is shown, but
+    /// does not count as a result of the paper on this data set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paper_difference: Option<f64>,
     /// The reason why nothing was measured.
@@ -165,8 +170,8 @@ pub struct Order {
     /// The rank of the published accuracy.
     #[serde(rename = "published")]
     pub published_rank: usize,
-    /// The names of rows whose order relative to this one is reversed between the measured and the published accuracies,
-    /// in both cases by more than the confidence intervals.
+    /// The names of rows whose order relative to this one is reversed between the measured and the published
+    /// accuracies, in both cases by more than the confidence intervals.
     pub reversed: Vec<String>,
 }
 
@@ -242,7 +247,7 @@ impl Cell {
         format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
     }
 
-    /// The published accuracy as text, or both differences to ProtoNet on a data set that stands for another.
+    /// The published accuracy as text, or both differences to ProtoNet on a data set that replaces another.
     fn published(&self) -> String {
         match (self.published, self.differences()) {
             (Some(published), _) => format!("{:.2}", published.accuracy),
@@ -250,7 +255,7 @@ impl Cell {
         }
     }
 
-    /// The difference to ProtoNet here and in the paper, on a data set that stands for another.
+    /// The difference to ProtoNet here and in the paper, on a data set that replaces another.
     fn differences(&self) -> Option<String> {
         let here = self.measured?.difference?;
         Some(format!("{here:+.1}, paper {:+.1}", self.paper_difference?))
@@ -307,6 +312,7 @@ impl Table {
     /// Computes the rank of every cell among the rows of its column (see [`Order`]).
     pub fn rank_cells(&mut self) {
         for column in 0..self.levels.len() {
+            // The name of a row and its two accuracies in this column; `None` for references and incomplete cells.
             let accuracies = |row: &Row| {
                 let cell = row.cells.get(column).filter(|_| row.reference.is_none())?;
                 Some((row.name.clone(), cell.measured?, cell.published?))
@@ -318,6 +324,7 @@ impl Table {
                     |other: &&(String, Measured, Published)| other.1.accuracy > measured.accuracy;
                 let is_better_published =
                     |other: &&(String, Measured, Published)| other.2.accuracy > published.accuracy;
+                // Both differences to the other row are significant, and have opposite signs.
                 let is_reversed = |(_, m, p): &&(String, Measured, Published)| {
                     let here =
                         significant_difference((measured.accuracy, measured.ci95), (m.accuracy, m.ci95));
@@ -345,15 +352,17 @@ impl Table {
         }
     }
 
+    /// Whether the paper has results on this data set.
     fn has_published(&self) -> bool {
         self.rows.iter().flat_map(|row| &row.cells).any(|cell| cell.published.is_some())
     }
 
+    /// The title with the data set.
     fn heading(&self) -> String {
         format!("{}, {}", self.title, self.dataset)
     }
 
-    /// The number of cells with an agreement.
+    /// The number of cells whose agreement with the paper is `agreement`.
     fn count_agreeing(&self, agreement: Agreement) -> usize {
         let cells = self.rows.iter().flat_map(|row| &row.cells);
         cells.filter(|cell| cell.agreement() == Some(agreement)).count()
@@ -380,6 +389,7 @@ impl Table {
         }
         let orders: Vec<&Order> = cells().filter_map(|cell| cell.order.as_ref()).collect();
         if !orders.is_empty() {
+            // A reversed pair is noted in both of its rows.
             let same = orders.iter().filter(|order| order.measured_rank == order.published_rank).count();
             let reversed = orders.iter().map(|order| order.reversed.len()).sum::<usize>() / 2;
             parts.push(format!("{same} of {} with the same rank as in the paper", orders.len()));
@@ -391,17 +401,19 @@ impl Table {
         parts.join(", ")
     }
 
-    /// The chart of the measured accuracies as HTML; `None` if there are too few. The rows in `plotted` come before others.
+    /// The chart of the measured accuracies as HTML; `None` if there are too few. After the references, the rows named
+    /// in `plotted` are the first to get a colour.
     fn chart(&self, plotted: &[String]) -> Option<String> {
         chart::figure(&self.axis(), &self.levels, &self.lines(plotted, |_| true))
     }
 
-    /// The chart of some rows as an SVG file.
+    /// The chart of the rows named in `plotted` as an SVG file.
     fn plot(&self, plotted: &[String]) -> Option<String> {
         let lines = self.lines(plotted, |row| plotted.contains(&row.name));
         chart::standalone(&self.axis(), &self.levels, &lines)
     }
 
+    /// The horizontal axis of the charts.
     fn axis(&self) -> Axis {
         match self.samples {
             None => Axis::in_percent(self.noise, &self.levels),
@@ -409,7 +421,7 @@ impl Table {
         }
     }
 
-    /// The lines of the rows with more than one measured accuracy.
+    /// The lines of the rows that `is_shown` selects and that have more than one measured accuracy.
     fn lines(&self, plotted: &[String], is_shown: impl Fn(&Row) -> bool) -> Vec<Line> {
         let line = |row: &Row| Line {
             name: row.name.clone(),
@@ -445,7 +457,9 @@ impl Table {
     }
 }
 
-/// The first accuracy minus the second, each given with its confidence interval; 0 if the difference is not significant.
+/// The first accuracy minus the second, each given with the half-width of its 95 % confidence interval; 0 if the
+/// difference is not significant, that is not above the half-width of its own interval (the root of the sum of
+/// squares).
 fn significant_difference(first: (f64, Option<f64>), second: (f64, Option<f64>)) -> f64 {
     let difference = first.0 - second.0;
     let interval = first.1.unwrap_or(0.0).hypot(second.1.unwrap_or(0.0));
@@ -528,9 +542,11 @@ impl Reproduction {
         text
     }
 
-    /// How many cells of each table agree with the paper, as a Markdown table; empty if the paper has none of the tables.
+    /// How many cells of each table agree with the paper, as a Markdown table; empty if the paper has none of the
+    /// tables.
     fn summary(&self) -> String {
         let mut text = String::new();
+        // Cells that agree, agree partly, disagree and are not measured, over all tables.
         let mut total = [0; 4];
         for table in self.tables.iter().filter(|table| table.has_published()) {
             let published =
@@ -609,6 +625,8 @@ fn plot_name(dataset: &str) -> String {
     format!("report-{}.svg", dataset.chars().map(plain).collect::<String>())
 }
 
+/// A line of the summary: the numbers of cells that agree (with their share of all), agree partly, disagree and are not
+/// measured.
 fn summary_line(name: &str, counts: [usize; 4]) -> String {
     let all: usize = counts.iter().sum();
     let share = |count: usize| format!("{count} ({:.0} %)", 100.0 * count as f64 / all.max(1) as f64);

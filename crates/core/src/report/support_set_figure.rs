@@ -1,8 +1,9 @@
-//! A figure of a support set ([`SupportSetFigure`]): one row of images per class, with a green frame around items whose
-//! label is right and a dashed red frame, with the true class below, around those whose label is wrong.
+//! A figure of a support set, the few labelled items that a method learns from ([`SupportSetFigure`]): one row of
+//! images per class, with a green frame around items whose label is right and a dashed red frame, with the true class
+//! below, around those whose label is wrong.
 //!
-//! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that it
-//! fits light and dark mode, with defaults for use on its own.
+//! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that
+//! it fits light and dark mode, with defaults for use on its own.
 
 use crate::visible::{escaped_xml, shortened};
 
@@ -58,11 +59,11 @@ impl FigureItem {
 const LEFT: usize = 172;
 /// Side of an image within its frame.
 const SIDE: usize = 64;
-/// Distance from one image to the next in a row.
+/// Distance from the left edge of one image to that of the next in a row, in SVG units like all lengths here.
 const ACROSS: usize = 104;
-/// Distance from one row to the next.
+/// Distance from the top of one row to that of the next.
 const DOWN: usize = 98;
-/// Margin around the figure.
+/// Margin above, below and right of the images.
 const EDGE: usize = 8;
 /// Maximum number of columns of text of a class name beside a row.
 const MAX_NAME: usize = 22;
@@ -106,6 +107,7 @@ impl SupportSetFigure {
 }
 
 impl FigureClass {
+    /// The row of the class, from the y coordinate `top` on.
     fn svg(&self, top: usize) -> String {
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
@@ -120,7 +122,9 @@ impl FigureClass {
 }
 
 impl FigureItem {
+    /// The image with its frame and, if the label is wrong, the true class below.
     fn svg(&self, left: usize, top: usize) -> String {
+        // The sides of the frame and of the background, and the top left corner of the image.
         let (frame, background, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };

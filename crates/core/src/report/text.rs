@@ -4,7 +4,8 @@ use super::grids::{self, Grid};
 use crate::evaluate::Evaluation;
 use crate::visible::{display_width, padded, visible};
 
-/// All grids as text tables, one below the other; the best cell of a column has a star.
+/// All grids as text tables for a terminal of `width` columns, one below the other; the best cell of a column has a
+/// star.
 pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid], width: usize) -> String {
     let mut text = super::caption(evaluation) + "\n";
     text.push_str("* best in its column (oracle excluded)\n");
@@ -16,8 +17,8 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid], width: usize) -> S
     text
 }
 
-/// One table, with row names aligned left and cells aligned right. Columns that do not fit into `max_width` columns of a
-/// terminal follow below, with the row names repeated.
+/// One table, with row names aligned left and cells aligned right. Columns that do not fit into `max_width` columns of
+/// a terminal follow below, with the row names repeated.
 fn table(grid: &Grid, max_width: usize) -> String {
     // Headers end in a space, because cells below them may end in a star.
     let mut lines: Vec<Vec<String>> =
@@ -26,6 +27,7 @@ fn table(grid: &Grid, max_width: usize) -> String {
         let cell = |cell: &grids::Cell| format!("{}{}", cell.text, if cell.best { "*" } else { " " });
         lines.push(std::iter::once(visible(name)).chain(cells.iter().map(cell)).collect());
     }
+    // Column 0 has the row names. Other columns have at least 6 characters, and two spaces in front.
     let width = |column: usize| lines.iter().map(|line| display_width(&line[column])).max().unwrap_or(0);
     let names = width(0);
     let widths: Vec<usize> = (1..grid.columns.len()).map(|column| width(column).max(6)).collect();
@@ -45,7 +47,8 @@ fn table(grid: &Grid, max_width: usize) -> String {
     text
 }
 
-/// Splits columns into ranges that fit into `max_width` characters; every range has at least one column.
+/// Splits columns of the given widths, each with two spaces in front, into ranges that fit into `max_width` characters;
+/// every range has at least one column.
 fn column_ranges(widths: &[usize], max_width: usize) -> Vec<std::ops::Range<usize>> {
     let (mut ranges, mut start, mut used) = (Vec::new(), 0, 0);
     for (column, width) in widths.iter().enumerate() {

@@ -2,9 +2,10 @@
 
 use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
 
-/// How a table is narrowed: in this order, all columns of the kind, from left to right, are shortened to this width until the
-/// table fits. For items, it is the width of the file name. Names of classes come last; 15 is the width of "class uncertain".
-/// The label is left of the suggested class and is shortened first, because it is usually the folder of the item, too.
+/// How a table is narrowed: in this order, all columns of the kind, from left to right, are shortened to this width
+/// until the table fits. For items, it is the width of the file name. Names of classes come last; 15 is the width of
+/// "class uncertain". The label is left of the suggested class and is shortened first, because it is usually the folder
+/// of the item, too.
 const NARROWED: [(Column, usize); 3] =
     [(Column::Item, MIN_FILE_NAME), (Column::Name, 15), (Column::Name, 10)];
 /// The smallest width to which notes are wrapped, even if the terminal is narrower.
@@ -41,6 +42,7 @@ pub struct TextTable {
     lines: Vec<Line>,
 }
 
+/// A line of a table with the notes below it.
 #[derive(Debug, Clone)]
 struct Line {
     /// One per column.
@@ -92,6 +94,7 @@ impl TextTable {
         text
     }
 
+    /// The width of every column: that of its longest cell, or less if the table would be wider than `max_width`.
     fn widths(&self, max_width: usize) -> Vec<usize> {
         let cells = |column: usize| self.lines.iter().map(move |line| line.cells[column].as_str());
         let largest = |column: usize| cells(column).map(display_width).max().unwrap_or(0);

@@ -1,8 +1,10 @@
 //! Checkpoints: the file from which an interrupted training run is resumed as if it had never stopped.
 //!
-//! Start with [`RunState`], which [`RunState::write`] saves and [`RunState::read`] loads. One file holds the state of the
-//! trainee, the best model so far and the metrics so far. It is written atomically, so its parts always belong together.
-//! Floating-point numbers that must be restored exactly are stored as their bits.
+//! Start with [`RunState`], which [`RunState::write`] saves and [`RunState::read`] loads. One file holds the state of
+//! the trainee, the best model so far and the metrics so far. It is written atomically, so its parts always belong
+//! together. A checkpoint is a safetensors file ([`Tensors`]): numbers of the trainee and the best model are tensors
+//! with the prefixes `state.` and `best.`, everything else is text in the metadata ("notes"). Floating-point numbers in
+//! the metadata that must be restored exactly are stored as their bits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,13 +26,15 @@ pub(super) struct Best {
     pub model: Tensors,
 }
 
-/// How far a run is: everything that a resumed run needs except the state of the trainee.
+/// How far a run is: everything that a resumed run needs, except the state of the trainee (its parameters and
+/// optimiser).
 #[derive(Debug, Clone, Default)]
 pub(super) struct RunState {
     /// The number of finished steps.
     pub done: u64,
     /// Seconds of training so far.
     pub seconds: f64,
+    /// `None` before the first step after which a validation is due.
     pub best: Option<Best>,
     /// The lines of the metrics file so far, without line ends.
     pub lines: Vec<String>,
@@ -39,7 +43,8 @@ pub(super) struct RunState {
 }
 
 impl RunState {
-    /// Writes a checkpoint with `state`, the state of the trainee, and `identity`, which a resumed run must share.
+    /// Writes a checkpoint with `state`, the state of the trainee, and `identity`, everything that the result of the
+    /// run depends on. Only a run of the same identity can be resumed from it.
     pub fn write(&self, path: &Path, state: &Tensors, identity: &Table) -> Result<()> {
         let mut file = Tensors::default();
         file.insert_all("state.", state);

@@ -1,7 +1,7 @@
 //! Reading of training configurations: defaults, overridden by a TOML file, overridden by command-line options.
 //!
-//! Start with [`read`]. All three sources are TOML tables, so an option has the same name everywhere. The defaults contain
-//! every key, so an unknown key can be recognised, and the error suggests the nearest known one.
+//! Start with [`read`]. All three sources are TOML tables, so an option has the same name everywhere. The defaults
+//! contain every key, so an unknown key can be recognised, and the error suggests the nearest known one.
 
 use std::path::Path;
 
@@ -72,12 +72,13 @@ pub fn text(configuration: &impl Serialize) -> String {
     toml::to_string(configuration).expect("a configuration is plain data")
 }
 
-/// The first key, in alphabetical order, whose value differs: its full name (`section.key`), the value in `then` and the
-/// value in `now`.
+/// The first key, in alphabetical order, whose value differs: its full name (`section.key`), the value in `then` and
+/// the value in `now`.
 pub fn difference(then: &Table, now: &Table) -> Option<(String, String, String)> {
     difference_in_section(then, now, "")
 }
 
+/// [`difference`] for the tables of one section, whose full name is `section`.
 fn difference_in_section(then: &Table, now: &Table, section: &str) -> Option<(String, String, String)> {
     let shown = |value: Option<&Value>| value.map_or("nothing".to_string(), Value::to_string);
     let mut keys: Vec<&String> = then.keys().chain(now.keys()).collect();
@@ -111,6 +112,7 @@ fn check_keys(known: &Table, given: &Table, section: &str) -> Result<()> {
     Ok(())
 }
 
+/// The error for a key of `section` that is not among `known`, with the nearest known key as a hint.
 fn unknown(known: &Table, key: &str, section: &str) -> Error {
     let names: Vec<&str> = known.keys().map(String::as_str).collect();
     Error::UnknownKey {

@@ -1,7 +1,8 @@
 //! Learning curves as an SVG image: loss terms in the upper panel, validation in the lower one, over the same steps.
 //!
-//! Start with [`draw`]. The image contains its own colours, for light and for dark mode, because people open it on its own.
-//! Positive losses that span a wide range are on a logarithmic scale: otherwise the first steps would flatten all others.
+//! Start with [`draw`], which the training loop calls whenever it writes its files. The image contains its own colours,
+//! for light and for dark mode, because people open it outside the pages of this project. Positive losses that span a
+//! wide range are on a logarithmic scale: otherwise the first steps would flatten all others.
 
 use super::Record;
 use crate::label_layout::spread_labels;
@@ -23,11 +24,14 @@ const MARGIN_TOP: f64 = 30.0;
 const MARGIN_BOTTOM: f64 = 34.0;
 /// The smallest vertical distance of two names at the ends of lines.
 const LABEL_GAP: f64 = 14.0;
-/// The maximum number of points per line; more are averaged, because they could not be told apart.
+/// The maximum number of points of a loss line; more are averaged, because they could not be told apart.
 const MAX_POINTS: usize = 400;
-/// The number of line colours in [`STYLE`].
+/// The number of line colours in [`STYLE`], `--c0` to `--c11`.
 const COLOURS: usize = 12;
+/// A panel whose values are positive and span more than this factor is on a logarithmic scale.
+const LOGARITHMIC_FROM: f64 = 8.0;
 
+/// The style sheet of the image.
 const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee4;--c0:#0969da;--c1:#bc4c00;\
 --c2:#1a7f37;--c3:#bf3989;--c4:#8250df;--c5:#9a6700;--c6:#116a7b;--c7:#a40e26;--c8:#4d7c0f;--c9:#6e40c9;\
 --c10:#b35900;--c11:#57606a;font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}\
@@ -39,10 +43,13 @@ const STYLE: &str = "svg{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--rule:#d8dee
 .line polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}.line .lead{fill:none;opacity:.5}\
 .bold polyline{stroke-width:3}";
 
+/// One curve of a panel.
 struct Line {
+    /// The name at the right end of the curve.
     name: String,
     /// Step and value.
     points: Vec<(f64, f64)>,
+    /// Whether it is drawn as a thicker line: the total loss and the validation score.
     bold: bool,
 }
 
@@ -50,8 +57,9 @@ struct Line {
 pub(super) fn draw(title: &str, records: &[Record]) -> String {
     let losses = loss_lines(records);
     let scores = validation_lines(records);
-    let last = records.last().map_or(1.0, |record| record.step as f64);
+    let last_step = records.last().map_or(1.0, |record| record.step as f64);
     let best = best_step(records);
+    // Panels without data, such as the validation of a run that has none, are left out.
     let panels = [("loss (mean since the last point)", losses), ("validation", scores)];
     let shown: Vec<_> = panels.into_iter().filter(|(_, lines)| !lines.is_empty()).collect();
     let height = TITLE_HEIGHT + PANEL_HEIGHT * shown.len().max(1) as f64;
@@ -62,7 +70,7 @@ pub(super) fn draw(title: &str, records: &[Record]) -> String {
         escaped_xml(title)
     );
     for (index, (name, lines)) in shown.iter().enumerate() {
-        let panel = Panel::new(TITLE_HEIGHT + PANEL_HEIGHT * index as f64, last, lines);
+        let panel = Panel::new(TITLE_HEIGHT + PANEL_HEIGHT * index as f64, last_step, lines);
         svg.push_str(&panel.axes(name));
         if let Some(best) = best.filter(|_| *name == "validation") {
             svg.push_str(&panel.best_marker(best));
@@ -92,7 +100,8 @@ fn loss_lines(records: &[Record]) -> Vec<Line> {
     lines
 }
 
-/// The lines of the validation score and of the values behind it.
+/// The lines of the validation score and of the values behind it, such as the accuracy under each noise setting. If
+/// there is only one such value, it is the score, which then gets no line of its own.
 fn validation_lines(records: &[Record]) -> Vec<Line> {
     let validated: Vec<&Record> = records.iter().filter(|record| record.score.is_some()).collect();
     let Some(first) = validated.first() else { return Vec::new() };
@@ -116,7 +125,7 @@ fn best_step(records: &[Record]) -> Option<f64> {
     Some(best.1 as f64)
 }
 
-/// Averages neighbouring points so that a line has at most [`MAX_POINTS`].
+/// Averages neighbouring points so that a line has at most [`MAX_POINTS`]. An average is at the step of its last point.
 fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let chunk_size = points.len().div_ceil(MAX_POINTS).max(1);
     let mean = |chunk: &[(f64, f64)]| {
@@ -131,28 +140,32 @@ struct Panel {
     /// The y coordinate of its upper edge.
     top: f64,
     /// The last step, at the right end of the x axis.
-    last: f64,
-    /// The values at the lower and upper end of the y axis.
+    last_step: f64,
+    /// The value at the lower end of the y axis.
     low: f64,
+    /// The value at the upper end of the y axis.
     high: f64,
+    /// The values with a grid line and a label.
     ticks: Vec<f64>,
+    /// Whether the y axis is logarithmic.
     logarithmic: bool,
 }
 
 impl Panel {
-    fn new(top: f64, last: f64, lines: &[Line]) -> Self {
+    /// A panel whose axes fit the points of `lines`.
+    fn new(top: f64, last_step: f64, lines: &[Line]) -> Self {
         let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
         let low = values().fold(f64::INFINITY, f64::min);
         let high = values().fold(f64::NEG_INFINITY, f64::max);
-        let logarithmic = low > 0.0 && high / low > 8.0;
+        let logarithmic = low > 0.0 && high / low > LOGARITHMIC_FROM;
         let ticks = if logarithmic { log_ticks(low, high) } else { linear_ticks(low, high) };
         let (low, high) = (ticks[0].min(low), ticks[ticks.len() - 1].max(high));
-        Panel { top, last, low, high, ticks, logarithmic }
+        Panel { top, last_step, low, high, ticks, logarithmic }
     }
 
     /// The x coordinate of a step.
     fn x(&self, step: f64) -> f64 {
-        MARGIN_LEFT + step / self.last.max(1.0) * (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
+        MARGIN_LEFT + step / self.last_step.max(1.0) * (WIDTH - MARGIN_LEFT - MARGIN_RIGHT)
     }
 
     /// The y coordinate of a value.
@@ -180,7 +193,7 @@ impl Panel {
                 tick_number(tick)
             ));
         }
-        for step in linear_ticks(0.0, self.last).into_iter().filter(|&step| step <= self.last) {
+        for step in linear_ticks(0.0, self.last_step).into_iter().filter(|&step| step <= self.last_step) {
             svg.push_str(&format!(
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
                 self.x(step),
@@ -202,7 +215,8 @@ impl Panel {
         )
     }
 
-    /// The curves, with name and last value at the right end.
+    /// The curves, with name and last value at the right end. Names that would overlap are moved apart, and a thin line
+    /// leads from the end of each curve to its name.
     fn lines(&self, lines: &[Line]) -> String {
         let ends = lines.iter().map(|line| line.points.last().map_or(0.0, |point| self.y(point.1))).collect();
         let ends = spread_labels(ends, LABEL_GAP, self.top + PANEL_HEIGHT - MARGIN_BOTTOM);
@@ -228,8 +242,9 @@ impl Panel {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten that span `low` to `high`.
+/// A few multiples of a round step (1, 2 or 5 times a power of ten) that span `low` to `high`.
 fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
+    // At least 1e-9 of the values, so that equal values have a step, too.
     let span = (high - low).max(1e-9 * high.abs().max(1.0));
     let rough = span / 5.0;
     let power = 10f64.powf(rough.log10().floor());

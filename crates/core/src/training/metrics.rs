@@ -1,4 +1,5 @@
-//! Training metrics: [`Record`], one line of JSON in `NAME.metrics.jsonl`, and the averages that go into it.
+//! Training metrics: [`Record`], one line of JSON in `NAME.metrics.jsonl` (`NAME` is that of the model file), and
+//! [`Window`], the averages of the loss terms that go into it.
 
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +77,9 @@ mod pairs {
 /// Sums of the loss terms over the steps since the last line of metrics.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Window {
+    /// The number of steps.
     pub count: u64,
+    /// One sum per loss term; empty before the first step.
     pub sums: Vec<f64>,
 }
 

@@ -1,11 +1,13 @@
-//! Training: a resumable training loop for any model, and the trainees TraNFS and Relabel.
+//! Training: a resumable training loop for any model ("trainee"), and the trainees TraNFS and Relabel.
 //!
 //! Start with [`train`], which runs the loop, and [`Trainee`], the trait of what is trained. The loop counts steps,
-//! validates, keeps the best parameters, records metrics and saves checkpoints. [`heads`] trains the heads TraNFS and
-//! Relabel on embeddings; the crate `trueshot-vision` trains backbones with the same loop.
+//! validates, keeps the best parameters, records metrics and saves checkpoints. [`heads`] trains TraNFS and Relabel:
+//! networks ("heads") that turn the embeddings of a support set into a classifier. The crate `trueshot-vision` trains
+//! backbones, which compute embeddings from images, with the same loop.
 //!
-//! A run that was stopped or killed can be resumed and then ends with the same bytes as a run without a break. That works
-//! because the loop knows nothing about the model, and a [`Trainee`] derives every random number from the seed and the step.
+//! A run that was stopped or killed can be resumed and then ends with the same bytes as a run without a break. That
+//! works because the loop knows nothing about the model, and a [`Trainee`] derives every random number from the seed
+//! and the step.
 //!
 //! Next to a model `NAME.safetensors` the run writes `NAME.toml` (the complete configuration), `NAME.metrics.jsonl`,
 //! `NAME.curves.svg` and, until the run is finished, `NAME.checkpoint`. A [`Claim`] keeps other processes from writing
@@ -95,8 +97,8 @@ pub trait Trainee {
     /// a step must follow from the seed and the step number.
     fn step(&mut self, step: u64) -> Result<Vec<f64>>;
 
-    /// Runs steps from number `step` on, at least one and at most `limit`, and returns the loss terms of each. By default
-    /// it runs one step; a trainee on a GPU runs several, so that the GPU does not wait between them.
+    /// Runs steps from number `step` on, at least one and at most `limit`, and returns the loss terms of each. By
+    /// default it runs one step; a trainee on a GPU runs several, so that the GPU does not wait between them.
     fn steps(&mut self, step: u64, _limit: u64) -> Result<Vec<Vec<f64>>> {
         Ok(vec![self.step(step)?])
     }
@@ -107,7 +109,7 @@ pub trait Trainee {
     /// Validates the current parameters; `None` if there is no validation data.
     fn validate(&mut self) -> Result<Option<Validation>>;
 
-    /// The state that later steps depend on: parameters, moments of the optimiser, running statistics.
+    /// The state that later steps depend on, for checkpoints: parameters, moments of the optimiser, running statistics.
     fn state(&self) -> Result<Tensors>;
 
     /// Restores a state that [`Trainee::state`] returned.
@@ -132,7 +134,8 @@ pub trait Trainee {
 pub struct Validation {
     /// The number by which the best model is chosen; larger is better.
     pub score: f64,
-    /// Named values behind the score, for instance the accuracy in percent under each noise setting.
+    /// Named values behind the score, for instance the accuracy in percent under each noise setting (a type and level
+    /// of wrong labels).
     pub figures: Vec<(String, f64)>,
 }
 

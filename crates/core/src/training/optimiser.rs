@@ -1,4 +1,5 @@
-//! Options of the AdamW optimiser and of the learning-rate schedule, shared by heads, backbones, MAML and NegMargin.
+//! Options of the AdamW optimiser and of the learning-rate schedule: the section `[optimiser]` of every training
+//! configuration. The trainings of heads (TraNFS, Relabel), backbones, MAML and NegMargin share them.
 
 use serde::{Deserialize, Serialize};
 use trueshot_nn::schedule::{Decay, Schedule};
@@ -26,7 +27,7 @@ pub struct Optimiser {
     pub weight_decay: f64,
     /// The share of the run (0 to 1) in which the rate rises linearly to its highest value.
     pub warm_up: f64,
-    /// How the rate falls after the warm-up.
+    /// How the rate falls. Which of `floor`, `decay` and `decay_every` matter depends on it.
     pub schedule: ScheduleKind,
     /// The final rate of the cosine schedule, as a share of the highest.
     pub floor: f64,
@@ -44,7 +45,8 @@ pub struct Optimiser {
 pub enum ScheduleKind {
     /// It falls along a cosine to the floor.
     Cosine,
-    /// It is multiplied by a factor at regular intervals, which are counted from step 0 and not from the end of the warm-up.
+    /// It is multiplied by a factor at regular intervals, which are counted from step 0 and not from the end of the
+    /// warm-up.
     Steps,
     /// It stays at the highest rate.
     Constant,

@@ -1,11 +1,11 @@
-//! Training sessions: the interface between the training of a model and the device that computes it.
+//! Training sessions: the interface between the training of a model and the device (CPU or GPU) that computes it.
 //!
-//! Start with [`TrainingSession`], which owns the parameters, the state of the optimiser and the activations of one model,
-//! wherever they are: in the memory of this process or on a GPU. [`CpuWeights`] is the part that all sessions on the CPU
-//! have in common.
+//! Start with [`TrainingSession`], which owns the parameters, the state of the optimiser and the activations of one
+//! model, wherever they are: in the memory of this process or on a GPU. [`CpuWeights`] is the part that all sessions on
+//! the CPU have in common.
 //!
-//! The host draws what is random in a step (items, noise, augmentation) and passes it as a batch, so that a run sees the
-//! same episodes on every device.
+//! The host draws what is random in a step (items, noise, augmentation) and passes it as a batch, so that a run sees
+//! the same episodes on every device.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -64,21 +64,21 @@ pub trait TrainingSession {
     /// The input of one step, which the host draws.
     type Batch: ?Sized;
 
-    /// Runs step number `step`, counted from 0: computes the loss terms of the batch, updates the parameters and returns
-    /// the terms. If a term is not finite, the parameters stay as they are.
+    /// Runs step number `step`, counted from 0: computes the loss terms of the batch, updates the parameters and
+    /// returns the terms. If a term is not finite, the parameters stay as they are.
     ///
     /// # Errors
     /// [`Error::Diverged`] if a parameter is not finite after the update.
     fn step(&mut self, step: u64, batch: &Self::Batch) -> Result<Vec<f64>>;
 
-    /// The number of steps that are best passed to [`TrainingSession::steps`] at once: 1, or more for a device that would
-    /// otherwise wait for the host between steps.
+    /// The number of steps that are best passed to [`TrainingSession::steps`] at once: 1, or more for a device that
+    /// would otherwise wait for the host between steps.
     fn steps_at_once(&self) -> usize {
         1
     }
 
-    /// Runs several steps from number `first` on, and returns the loss terms of each. After a step with a term that is not
-    /// finite, no further step is run.
+    /// Runs several steps from number `first` on, and returns the loss terms of each. After a step with a term that is
+    /// not finite, no further step is run.
     ///
     /// # Errors
     /// Those of [`TrainingSession::step`].
@@ -167,15 +167,18 @@ pub struct CpuWeights {
     pub layout: ParameterLayout,
     /// All parameters in one list, in the order of the layout.
     pub parameters: Vec<f32>,
-    /// Partial gradients, each as long as the parameters. An update adds them in their order and sets them to zero.
+    /// Partial gradients, each as long as the parameters, so that threads can work on parts of a batch at the same
+    /// time. An update adds them in their order, whatever the number of threads, and sets them to zero.
     pub gradients: Vec<Vec<f32>>,
     optimiser: AdamW,
     schedule: Schedule,
+    /// The largest norm of the gradient; 0: no clipping.
     clip: f64,
 }
 
 impl CpuWeights {
-    /// Weights with initial `parameters`. Each step adds `gradients` partial gradients; the run has `steps` steps.
+    /// Weights with initial `parameters`, in the order of `layout`. Each step adds `gradients` partial gradients; the
+    /// run has `steps` steps. `config` has the hyperparameters of AdamW, `optimiser` the schedule and the clipping.
     pub fn new(
         layout: ParameterLayout,
         parameters: Vec<f32>,
@@ -199,7 +202,8 @@ impl CpuWeights {
         self.schedule.at(step)
     }
 
-    /// Updates the parameters with the sum of the gradients times `scale`, clipped to the largest allowed norm.
+    /// Updates the parameters in step number `step` with the sum of the gradients times `scale`, clipped to the largest
+    /// allowed norm. A caller whose gradients are sums over n episodes passes 1 / n.
     ///
     /// # Errors
     /// [`Error::Diverged`] with the name of a tensor that is not finite afterwards.
@@ -210,7 +214,8 @@ impl CpuWeights {
         self.check_finite(step)
     }
 
-    /// The factor from 0 to 1 by which clipping multiplies the scaled gradient.
+    /// The factor from 0 to 1 by which clipping multiplies the gradient. `scale` is the factor of the gradients in
+    /// [`CpuWeights::update`].
     fn clip_factor(&self, scale: f64) -> f64 {
         if self.clip == 0.0 {
             return 1.0;
@@ -218,6 +223,8 @@ impl CpuWeights {
         // The optimiser neither reads nor clears the gradients of constant tensors.
         let is_trained = |tensor: &&Tensor| tensor.role == Role::Trained;
         let trained: Vec<_> = self.layout.tensors().iter().filter(is_trained).map(|t| &t.range).collect();
+        // The sum of squares over the trained parameters from `start` to `start + CHUNK_LEN`. Chunks have a fixed
+        // length, so the sum has the same bits on any number of threads.
         let squares = |start: usize| -> f64 {
             let sum = |i: usize| self.gradients.iter().map(|part| part[i]).sum::<f32>();
             let of_chunk = |range: &&Range<usize>| range.start.max(start)..range.end.min(start + CHUNK_LEN);
@@ -313,7 +320,8 @@ impl SavedWeights {
 mod tests {
     use super::*;
 
-    /// Weights after two updates with a gradient of 3 and 4 for the trained tensors and `constant` for the constant one.
+    /// Weights after two updates with a gradient of 3 and 4 for the trained tensors and `constant` for the constant
+    /// one.
     fn updated(constant: f32) -> Vec<f32> {
         let mut layout = ParameterLayout::default();
         layout.add("first", &[1], Role::Trained);

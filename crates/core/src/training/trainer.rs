@@ -1,11 +1,13 @@
 //! The training loop: [`train`], the files of a run ([`Files`], [`Claim`]) and its options ([`RunOptions`]).
 //!
-//! A checkpoint is written after every validation, at regular times in between, and when the observer stops the run. The
-//! other files are derived from the checkpoint and written after it. So at whatever moment the process dies, there is a
-//! complete checkpoint to resume from, and the steps after it are repeated with the same results.
+//! [`train`] calls a [`Trainee`], which computes the steps, and tells an [`Observer`] about the progress.
 //!
-//! A run holds a [`Claim`] on its output files from before anything is read until everything is written, so two processes
-//! never write the files of one run.
+//! A checkpoint is written after every validation, at regular times in between, and when the observer stops the run.
+//! The other files are derived from the checkpoint and written after it. So at whatever moment the process dies, there
+//! is a complete checkpoint to resume from, and the steps after it are repeated with the same results.
+//!
+//! A run holds a [`Claim`] on its output files from before anything is read until everything is written, so two
+//! processes never write the files of one run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -38,7 +40,8 @@ pub struct RunOptions {
     pub save_every: Duration,
     /// The complete configuration as TOML, for the file [`Files::configuration`] and the metadata of the model.
     pub configuration: String,
-    /// Everything that the result depends on. A run is resumed only if its identity is equal.
+    /// Everything that the result depends on, such as the configuration and fingerprints of the data. A run is resumed
+    /// only if its identity is equal.
     pub identity: Table,
 }
 
@@ -166,7 +169,8 @@ pub fn train(
     Files::of(&options.output).claim(start)?.train(trainee, options, observer)
 }
 
-/// A training run: the trainee, the files and how far the run is.
+/// A training run: the trainee, the files and how far the run is. [`Run::start`] prepares it, [`Run::train`] is the
+/// loop.
 struct Run<'a> {
     trainee: &'a mut dyn Trainee,
     options: &'a RunOptions,
@@ -221,6 +225,7 @@ impl Run<'_> {
         if let Some((key, then, now)) = super::configuration::difference(&earlier, &self.options.identity) {
             return Err(Error::OtherConfiguration { path: self.files.model.clone(), key, then, now });
         }
+        // A number in the metadata of the model file, see [`Run::model`].
         let number = |key: &str| model.note(key).and_then(|text| text.parse().ok());
         Ok(Outcome {
             done: self.options.steps,
@@ -230,6 +235,8 @@ impl Run<'_> {
         })
     }
 
+    /// The loop: runs steps, and between them validates, records metrics and saves, until all steps are finished or the
+    /// observer stops the run.
     fn train(&mut self) -> Result<Outcome> {
         let (mut clock, mut last_save) = (Instant::now(), Instant::now());
         while self.state.done < self.options.steps {
@@ -258,6 +265,7 @@ impl Run<'_> {
     fn steps(&mut self) -> Result<()> {
         let RunOptions { steps, validate_every, record_every, .. } = *self.options;
         let done = self.state.done;
+        // Steps until the next multiple of `every`.
         let until = |every: u64| every - done % every;
         let limit = until(validate_every).min(until(record_every)).min(steps - done);
         for terms in self.trainee.steps(done, limit)? {
@@ -366,7 +374,7 @@ impl Run<'_> {
     }
 }
 
-/// An error of the GPU names the checkpoint that the run can be resumed from.
+/// The error, with the checkpoint that the run can be resumed from if it is an error of the GPU.
 fn with_checkpoint(error: Error, path: &Path) -> Error {
     match error {
         Error::Gpu { message, hint, .. } => Error::Gpu { message, hint, checkpoint: Some(path.into()) },

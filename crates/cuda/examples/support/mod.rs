@@ -1,6 +1,6 @@
-//! What the examples share.
+//! What the examples of this crate share: random numbers, and the timing of training steps.
 
-/// Pseudo-random numbers in [0, 1).
+/// Pseudo-random numbers in [0, 1) by xorshift, the same on every machine.
 pub fn random(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -22,7 +22,8 @@ pub struct StepTimes {
     pub pipelined: f64,
 }
 
-/// Times `repeats` steps, first with a wait after each, then without.
+/// Times `repeats` steps, first with a wait after each, then without. `launch` starts a step, `wait` waits for the
+/// device.
 #[allow(dead_code, reason = "not every example measures steps")]
 pub fn time_steps<E>(
     repeats: usize,

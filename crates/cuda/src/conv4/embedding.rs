@@ -1,6 +1,8 @@
 //! Embedding of images with a trained Conv4: [`Conv4Embedding`].
 //!
-//! Batch norm uses the running statistics. The images are bytes of the right size; one graph embeds a batch.
+//! Batch norm uses the running statistics, so an embedding does not depend on the other images of the batch. The images
+//! are bytes that already have the size of the network; one CUDA graph (recorded kernel launches) embeds a batch.
+//! Activations are planes, see `network`.
 
 use trueshot_nn::conv4::{BLOCKS, EPSILON, Shape, WIDTH, layout};
 
@@ -18,25 +20,31 @@ use crate::error::Result;
 /// A Conv4 that embeds batches of images on a GPU.
 pub struct Conv4Embedding {
     device: Device,
+    /// The shape of the images.
     shape: Shape,
+    /// The largest number of images of a batch, which the graph always computes.
     images: usize,
+    /// The input, `[image][row][column][channel]`.
     bytes: Buffer<u8>,
+    /// The output, `[image][64][side][side]`.
     features: Buffer<f32>,
     graph: Graph,
     /// The other buffers that the graph uses.
     _memory: Memory,
 }
 
+/// The buffers of the network. Those without a comment are as in `Conv4Network`.
 struct Memory {
     image: Buffer<[u32; 2]>,
     filters: Buffer<u16>,
     first_filters: Buffer<[u32; 2]>,
-    /// Scale and shift of block 1, then unused.
+    /// Scale and shift of block 1, `[2][64]`, then the same number of unused values.
     first_norm: Buffer<f32>,
     /// `[block][mean - bias, 1 / std, gamma, beta][64]` of blocks 2 to 4.
     norms: Buffer<f32>,
-    /// The input of each of blocks 2 to 4, and the features.
+    /// The outputs of blocks 1 to 4, planes; the last are the features.
     y: Vec<Buffer<Chunk>>,
+    /// The outputs of the convolutions of blocks 2 to 4, planes.
     z: Vec<Buffer<Chunk>>,
 }
 
@@ -156,8 +164,10 @@ fn record(
 }
 
 impl Memory {
+    /// Memory for batches of `images` images, with the filters and norms of `parameters`.
     fn new(device: &Device, shape: Shape, images: usize, parameters: &[f32]) -> Result<Self> {
         let (first_norm, norms) = folded_norms(shape, parameters);
+        // The margins are those of `Conv4Network`.
         let plane = |side: usize| {
             let margin = side + 2;
             device.zeros_with_margin::<Chunk>(plane_len(images, side) * 8, margin * 8, (2 * margin + 512) * 8)
@@ -194,8 +204,8 @@ impl Memory {
     }
 }
 
-/// Scale and shift of block 1, `[4][64]` with the last two unused, and `[mean - bias, 1 / std, gamma, beta][64]` of each of
-/// blocks 2 to 4.
+/// Scale and shift of block 1, `[4][64]` with the last two unused, and `[mean - bias, 1 / std, gamma, beta][64]` of
+/// each of blocks 2 to 4.
 fn folded_norms(shape: Shape, parameters: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let layout = layout(shape.channels);
     assert_eq!(parameters.len(), layout.len(), "parameters of this layout");

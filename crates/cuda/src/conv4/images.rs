@@ -1,5 +1,7 @@
-//! The images of training steps: [`DeviceImages`] stay on the device, and [`ImageFeed`] selects and augments those of a
-//! step.
+//! The images of training steps. Decoded images of a data set ([`DeviceImages`]) stay on the device; a step only names
+//! them, with a crop, a flip and colour changes ([`ImageRequest`]), and the kernels of an [`ImageFeed`]
+//! (`kernels/augment.cu`) crop, resize, change and normalise them. Alternatively, the host prepares the images of every
+//! step itself.
 
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use super::{STEP_SLOTS, TrainingState};
 use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
-/// Bytes of shared memory that every supported GPU has for one block.
+/// Bytes of shared memory that a thread block can have on every supported GPU.
 const SHARED_LEN: usize = 99 << 10;
 
 /// An image of an episode: its number in the data set and its augmentation (`ImageRequest` in `kernels/augment.cu`).
@@ -23,8 +25,8 @@ pub struct ImageRequest {
     pub crop: [u16; 4],
     /// 1 if the image is mirrored.
     pub flip: u32,
-    /// The kinds of the four colour jitters (0 brightness, 1 contrast, 2 saturation, 3 hue), 2 bits each, in the order of
-    /// application, the first in the lowest bits.
+    /// The kinds of the four colour jitters (0 brightness, 1 contrast, 2 saturation, 3 hue), 2 bits each, in the order
+    /// of application, the first in the lowest bits.
     pub jitters: u32,
     /// The values of the jitters, in the same order: factors, or the shift of the hue in sixths of the circle.
     pub values: [f32; 4],
@@ -40,6 +42,7 @@ pub enum StepImages {
 }
 
 impl StepImages {
+    /// The number of images of this shape.
     pub(crate) fn count(&self, shape: Shape) -> usize {
         match self {
             StepImages::Prepared(values) => values.len() / shape.pixels(),
@@ -51,23 +54,29 @@ impl StepImages {
 /// Decoded images that stay on the device. Clones share the memory.
 #[derive(Clone)]
 pub struct DeviceImages {
+    /// The bytes of all images, one after the other.
     pixels: Arc<Buffer<u8>>,
+    /// Where each image is in `pixels`.
     sources: Arc<Buffer<SourceImage>>,
+    /// The largest height or width of an image.
     largest: usize,
     /// `value * scale + shift` normalises a value in [0, 1], per channel.
     normalisation: [[f32; 2]; 3],
 }
 
+/// `SourceImage` in `kernels/augment.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct SourceImage {
+    /// The position of the first byte.
     offset: u64,
     width: u32,
     height: u32,
 }
 
 impl DeviceImages {
-    /// Copies images to the device: `[row][column][channel]` bytes with width and height.
+    /// Copies images to the device: `[row][column][channel]` bytes with width and height. `normalisation` is scale and
+    /// shift per channel: `value * scale + shift` normalises a value in [0, 1].
     pub fn upload<'a>(
         device: &Device,
         images: impl Iterator<Item = (&'a [u8], usize, usize)> + Clone,
@@ -81,6 +90,7 @@ impl DeviceImages {
             sources.push(SourceImage { offset, width: width as u32, height: height as u32 });
             largest = largest.max(width).max(height);
             staged.extend_from_slice(image);
+            // Copies of 64 MiB, so that the host does not hold a second copy of the whole data set.
             if staged.len() > 64 << 20 {
                 pixels.write(written, &staged)?;
                 written += staged.len();
@@ -98,21 +108,26 @@ impl DeviceImages {
     }
 }
 
+/// `AugmentShape` in `kernels/augment.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct AugmentShape {
+    /// Height and width of the prepared images.
     pub size: i32,
     pub channels: i32,
-    /// Weights of the resampling per output row or column.
+    /// The largest number of weights of the resampling per output row or column.
     pub taps: i32,
     /// Requests per slot.
     pub slot_len: i32,
+    /// `value * scale + shift` normalises a value in [0, 1], per channel.
     pub scale: [f32; 3],
     pub shift: [f32; 3],
 }
 
 impl AugmentShape {
+    /// The shape for images of a data set; `slot_len`: requests per slot.
     fn new(shape: Shape, slot_len: usize, images: &DeviceImages) -> Self {
+        // A bilinear filter reaches one source pixel to either side, or more where images shrink.
         let stretch = (images.largest as f64 / shape.size as f64).max(1.0);
         AugmentShape {
             size: shape.size as i32,
@@ -124,13 +139,14 @@ impl AugmentShape {
         }
     }
 
-    /// Bytes of shared memory for the weights of the resampling.
+    /// Bytes of shared memory for the resampling: for every output row and column its first source pixel and its
+    /// weights.
     fn shared_len(&self) -> usize {
         2 * self.size as usize * (1 + self.taps as usize) * 4
     }
 }
 
-/// Images of a group of tasks, each of which has its own memory (`kernels/tasks.cu`).
+/// Images of a group of MAML's tasks, each of which has its own memory (`kernels/tasks.cu`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TaskImages {
     /// The number of the group's first task in the step.
@@ -146,24 +162,30 @@ pub(crate) struct TaskImages {
 /// Fills the input plane of a network, in each step with at most `capacity` images.
 pub(crate) struct ImageFeed {
     device: Device,
+    /// The shape of the network's input.
     shape: Shape,
+    /// The largest number of images of a step.
     capacity: usize,
     source: Source,
 }
 
+/// Where the images of the steps come from.
 enum Source {
-    /// The images of the next step, as the host prepared them.
+    /// The images of the next step, as the host prepared them, `[image][row][column][channel]`.
     Prepared(Buffer<f32>),
+    /// Images on the device, selected by requests.
     DataSet {
         images: DeviceImages,
-        /// `[slot][capacity]`
+        /// The images of each step, `[slot][capacity]`.
         requests: Buffer<ImageRequest>,
-        /// Planes of the images that do not fit into shared memory.
+        /// Memory for images in preparation, `[capacity][channel][size²]`; `None` if they fit into shared memory.
         scratch: Option<Buffer<f32>>,
     },
 }
 
 impl ImageFeed {
+    /// A feed for steps of at most `capacity` images of this shape, from `images`, or prepared by the host if that is
+    /// `None`.
     pub fn new(device: &Device, shape: Shape, capacity: usize, images: Option<DeviceImages>) -> Result<Self> {
         let source = match images {
             None => Source::Prepared(device.zeros(capacity * shape.pixels())?),
@@ -182,6 +204,7 @@ impl ImageFeed {
     /// # Panics
     /// If the images are not of the feed's kind, or too many.
     pub fn write<'a>(&mut self, slot: usize, steps: impl Iterator<Item = &'a StepImages>) -> Result<()> {
+        // The requests of all steps, each filled up to the length of a slot.
         let mut adjacent = Vec::new();
         for (index, step) in steps.enumerate() {
             match (&mut self.source, step) {
@@ -210,7 +233,8 @@ impl ImageFeed {
         matches!(self.source, Source::DataSet { .. })
     }
 
-    /// Starts the kernel that fills the first `count` images of `plane`.
+    /// Starts the kernel that fills the first `count` images of `plane`, the input of a network, with those of the step
+    /// whose number is in `state`.
     pub fn record(
         &self,
         count: usize,
@@ -266,6 +290,7 @@ impl ImageFeed {
         }
     }
 
+    /// The argument of the kernels. The host normalises prepared images, so their scale is 1.
     fn augment_shape(&self) -> AugmentShape {
         let Shape { size, channels } = self.shape;
         match &self.source {

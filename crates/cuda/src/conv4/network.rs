@@ -1,6 +1,18 @@
-//! The memory and kernels of a Conv4. [`Conv4Network`] owns the parameters and the activations of up to `capacity` images,
-//! and a [`Pass`] starts the kernels for the images of one step. Between the forward and the backward pass, the loss turns
-//! [`Conv4Network::features`] into [`Conv4Network::feature_gradient`].
+//! The memory and kernels of a Conv4 in training: four blocks of 3x3 convolution with 64 channels, batch norm, ReLU and
+//! 2x2 max-pool.
+//!
+//! Start with [`Conv4Network`], which owns the parameters and the activations of up to `capacity` images. A [`Pass`]
+//! starts the kernels for the images of one step: [`Pass::forward`], then [`Pass::backward`], then
+//! [`Pass::collect_gradients`]. Between forward and backward, the caller's loss turns [`Conv4Network::features`] into
+//! [`Conv4Network::feature_gradient`].
+//!
+//! Activations are planes (`kernels/common.cuh`): 64 f16 channels per position. An image of side x side pixels has
+//! (side + 1)² positions, whose last row and column are zero. So every tap of a 3x3 filter is a constant shift of the
+//! position, and images need no special case at their edges. Block 1, whose input has 1 or 3 channels, has its own
+//! kernels (`kernels/first_block.cu`); lists of blocks such as `Conv4Network::blocks` start with block 2.
+//!
+//! The structures with `repr(C)` are arguments of kernels, with the fields of the structures of the same name in
+//! `kernels/`.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH, layout};
@@ -11,22 +23,30 @@ use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value, check_shared};
 use crate::error::Result;
 
-/// Bytes of a patch in shared memory.
+/// Bytes from one patch (the 48 f16 around a pixel that block 1 reads) to the next in shared memory: 96, padded against
+/// bank conflicts.
 pub(crate) const PATCH_PITCH: usize = 112;
-/// Rows of a tile of the filter gradient, and its threads.
+/// Positions that `filter_gradient` loads at a time (`GRADIENT_ROWS` in `kernels/filter_gradient.cu`).
 pub(crate) const GRADIENT_ROWS: usize = 128;
+/// Threads of a thread block of `filter_gradient`.
 pub(crate) const GRADIENT_THREADS: u32 = 384;
 
+/// The size of a convolution of blocks 2 to 4 (`kernels/convolution.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct ConvolutionShape {
+    /// Positions of all images.
     pub positions: i32,
+    /// Height and width of an image in pixels.
     pub side: i32,
+    /// Rows between two rows of the filter in shared memory; set by [`ConvolutionTiles`].
     pub stride: i32,
+    /// Divides by side + 1, the positions of a row.
     pub pitch: Divider,
 }
 
 impl PoolShape {
+    /// The size for `images` images of height and width `side`, with one thread per window and 8 channels.
     pub fn new(images: usize, side: usize, windows: usize) -> Self {
         PoolShape {
             side: side as i32,
@@ -38,6 +58,7 @@ impl PoolShape {
 }
 
 impl FirstShape {
+    /// The size for `images` images of height and width `side`.
     pub fn new(images: usize, side: usize, windows: usize) -> Self {
         FirstShape {
             images: images as i32,
@@ -49,39 +70,54 @@ impl FirstShape {
 }
 
 impl ConvolutionShape {
+    /// The size for `images` images of height and width `side`, without a stride.
     pub fn new(images: usize, side: usize) -> Self {
         let positions = plane_len(images, side) as i32;
         ConvolutionShape { positions, side: side as i32, stride: 0, pitch: Divider::new(side + 1) }
     }
 }
 
+/// The size of batch norm, ReLU and pooling of blocks 2 to 4 (`kernels/batch_norm.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct PoolShape {
+    /// Height and width before pooling.
     pub side: i32,
+    /// Windows per row and column that threads are started for: side / 2, rounded down forward and up backward.
     pub windows: i32,
+    /// Divides by `windows`.
     pub divider: Divider,
+    /// Pixels per channel that the statistics of batch norm are taken over.
     pub count: f32,
 }
 
+/// The size of block 1 (`kernels/first_block.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct FirstShape {
     pub images: i32,
+    /// Height and width of an image.
     pub side: i32,
+    /// Pooling windows per row and column.
     pub windows: i32,
+    /// Divides by `windows`.
     pub divider: Divider,
 }
 
+/// The partial gradients of the filters of blocks 2 to 4, one per thread block of `filter_gradient`, which
+/// `kernels/optimiser.cu` adds up.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct FilterPartials {
+    /// Address of the partials of block 2, followed by those of blocks 3 and 4.
     pub first: u64,
+    /// The number of partials of each block.
     pub counts: [i32; 3],
     pub padding: u32,
 }
 
-/// The sums of a step from which the optimiser computes the gradients and statistics of the norms.
+/// The sums of a step from which the optimiser computes the gradients and statistics of the norms: addresses of the
+/// buffers of the same names in [`Conv4Network`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct NormSums {
@@ -91,40 +127,51 @@ pub(crate) struct NormSums {
     pub d_patches: u64,
     pub norm: u64,
     pub weighted: u64,
+    /// [`Conv4Network::first_weights`].
     pub weights: u64,
+    /// Pixels per channel of blocks 1 to 4.
     pub counts: [f32; 4],
 }
 
-/// The 16-byte chunk of 8 channels that planes consist of.
+/// The 16-byte chunk of 8 channels that planes consist of: 8 f16.
 pub(crate) type Chunk = [u32; 4];
 
-/// Buffers of block 2, 3 or 4.
+/// Buffers of block 2, 3 or 4, all of them planes.
 struct Block {
+    /// Height and width of the input and of the output of the convolution.
     side: usize,
-    /// Output of the convolution, and its gradient.
+    /// Output of the convolution.
     z: Buffer<Chunk>,
+    /// The gradient of `z`.
     dz: Buffer<Chunk>,
-    /// Output of the block, its value before gamma and beta, and its gradient.
+    /// Output of the block, of height and width side / 2.
     y: Buffer<Chunk>,
+    /// `y` before gamma and beta of batch norm; NaN where the ReLU is inactive.
     normalised: Buffer<Chunk>,
+    /// The gradient of `y`.
     dy: Buffer<Chunk>,
 }
 
-/// The start of each part of [`Conv4Network::sums`].
+/// Where the sums of dy and dy x of blocks 2 to 4 start in [`Conv4Network::sums`].
 const D_SUMS: usize = 6 * WIDTH;
+/// Where the moments of the patches start in [`Conv4Network::sums`].
 const MOMENTS: usize = 12 * WIDTH;
+/// Where the gradient of block 1 starts in [`Conv4Network::sums`].
 const D_PATCHES: usize = MOMENTS + PATCH_LEN * PATCH_LEN;
+/// The length of [`Conv4Network::sums`].
 const SUMS_LEN: usize = D_PATCHES + WIDTH * PATCH_LEN;
-/// Threads of `collect_gradients`.
+/// Threads of `collect_gradients`: one per filter weight of blocks 2 to 4, 50 per channel of block 1 (its patch, gamma
+/// and beta), and one per gamma and beta of blocks 2 to 4.
 const GRADIENT_ELEMENTS: usize = 3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH;
 
-/// The positions of a plane of `images` images.
+/// The number of positions of a plane of `images` images of height and width `side`.
 pub(crate) fn plane_len(images: usize, side: usize) -> usize {
     images * (side + 1) * (side + 1)
 }
 
-/// The position of a block's gamma (block 0 to 3) in the parameters; beta follows.
+/// The position of a block's gamma (block 0 to 3) in the parameters; beta follows. `channels` are those of the images.
 pub(crate) fn gamma_start(channels: usize, block: usize) -> usize {
+    // Per block: filters, then bias, gamma, beta, running mean and running variance of 64 numbers each.
     let first = 9 * WIDTH * channels;
     if block == 0 {
         first + WIDTH
@@ -136,25 +183,41 @@ pub(crate) fn gamma_start(channels: usize, block: usize) -> usize {
 /// A Conv4 on the device, with the memory of its training passes.
 pub(crate) struct Conv4Network {
     device: Device,
+    /// The shape of the images.
     shape: Shape,
+    /// The largest number of images of a pass.
     capacity: usize,
-    /// The input plane.
+    /// The input plane, with four f16 per position: up to three channels, and the constant 1.
     pub image: Buffer<[u32; 2]>,
+    /// The parameters in f32, in the order of [`trueshot_nn::conv4::layout`].
     pub parameters: Buffer<f32>,
+    /// The gradient of the last step, in the order of `parameters` and not multiplied by the loss scale.
     pub gradients: Buffer<f32>,
-    /// Sums of squares of the gradients.
+    /// Sums of squares of the gradients, one per thread block of `collect_gradients`.
     pub squares: Buffer<f64>,
-    /// Sums of blocks 2 to 4 `[3][2][64]`, of their gradients `[3][2][64]`, moments `[48][48]`, d_patches `[64][48]`.
+    /// Fixed-point sums over the pixels of a step: for batch norm of blocks 2 to 4 the sums of z and z² `[3][2][64]`
+    /// and of dy and dy x `[3][2][64]`, the moments of block 1's patches `[48][48]`, and the gradient of block 1 as
+    /// sums over its patches `[64][48]`.
     sums: Buffer<i64>,
+    /// Scale, shift, mean and 1 / std of block 1, `[4][64]`.
     norm: Buffer<f32>,
+    /// Weights times patch moments of block 1, `[64][48]`.
     weighted: Buffer<f32>,
+    /// The filters of block 1 in f16, in the order of matrix instructions.
     pub(super) first_filters: Buffer<[u32; 2]>,
+    /// The filters of block 1, rounded to f16, `[64][48]`.
     pub(super) first_weights: Buffer<f32>,
+    /// The filters of blocks 2 to 4 in f16.
     pub(super) filters: Buffer<u16>,
+    /// The same filters transposed and flipped, for the gradient of the input.
     pub(super) transposed: Buffer<u16>,
+    /// Partial gradients of the filters of blocks 2 to 4, see [`FilterPartials`].
     partials: Buffer<f32>,
+    /// The output of block 1, a plane.
     y1: Buffer<Chunk>,
+    /// The gradient of `y1`.
     dy1: Buffer<Chunk>,
+    /// Blocks 2 to 4.
     blocks: Vec<Block>,
 }
 
@@ -163,6 +226,8 @@ impl Conv4Network {
     pub fn new(device: &Device, shape: Shape, capacity: usize) -> Result<Self> {
         assert!(shape.is_possible(), "{shape:?}");
         check_shared_memory(device, shape, true)?;
+        // The margin of a plane is a row and a position. It is wider after the last image, because kernels load whole
+        // tiles of up to 256 positions.
         let plane = |side: usize| {
             let margin = side + 2;
             device.zeros_with_margin::<Chunk>(
@@ -225,11 +290,12 @@ impl Conv4Network {
         self.device.launch(Queue::Main, "pack_filters", Grid::new(64, 256), &arguments)
     }
 
+    /// The shape of the images.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The features, a plane.
+    /// The output of block 4, a plane.
     pub fn features(&self) -> &Buffer<Chunk> {
         &self.blocks[2].y
     }
@@ -268,15 +334,18 @@ impl Pass<'_> {
         gamma_start(self.network.shape.channels, block)
     }
 
-    /// From the input plane to the features.
+    /// Starts the kernels from the input plane to the features.
     pub fn forward(&self) -> Result<()> {
         let network = self.network;
+        // `sms`: multiprocessors, the number of thread blocks of kernels that walk over their work in a loop.
         let (size, sms) = (network.shape.size, network.device.multiprocessors());
         network.device.clear(&network.sums)?;
         let pixels = (self.images * size * size) as f32;
         let gamma = |block: usize| network.parameters.at(self.gamma_start(block));
         let beta = |block: usize| network.parameters.at(self.gamma_start(block) + WIDTH);
         let moments = network.sums.at(MOMENTS);
+        // Block 1: its batch statistics follow from the second moments of the input patches, so that its output before
+        // pooling need not be stored. Shared memory: 32 patches for each of 8 warps.
         let grid = Grid::new(2 * sms, 256).shared(8 * 32 * PATCH_PITCH);
         self.launch(
             "patch_moments",
@@ -301,6 +370,7 @@ impl Pass<'_> {
             &Value(self.first_shape(size / 2)),
         ];
         self.launch("first_forward", Grid::new(sms, 256), &first)?;
+        // Blocks 2 to 4: the convolution also sums z and z² for the batch norm.
         for (index, block) in network.blocks.iter().enumerate() {
             let input = if index == 0 { &network.y1 } else { &network.blocks[index - 1].y };
             let sums = network.sums.at(index * 2 * WIDTH);
@@ -325,7 +395,8 @@ impl Pass<'_> {
         PoolShape::new(self.images, side, windows)
     }
 
-    /// From the gradient of the features to the sums that [`Pass::collect_gradients`] adds up.
+    /// Starts the kernels from the gradient of the features to the sums that [`Pass::collect_gradients`] adds up. The
+    /// gradients of the filters run on the side queue, beside the backward pass of the blocks below.
     pub fn backward(&self) -> Result<()> {
         let network = self.network;
         let (size, sms) = (network.shape.size, network.device.multiprocessors());
@@ -340,6 +411,7 @@ impl Pass<'_> {
             &Value(side as i32),
             &Value(Divider::new(side)),
         ];
+        // At least 128 pixels per thread block.
         let blocks = (images * side * side).div_ceil(128).min(sms);
         self.launch("sum_feature_gradients", Grid::new(blocks, 256), &arguments)?;
         for index in (0..3).rev() {
@@ -354,7 +426,8 @@ impl Pass<'_> {
                 [&block.z, &sums, &d_sums, &gamma, &beta, &block.dy, &block.dz, &Value(pool)];
             self.launch("batch_norm_backward", pool_grid(pool).rows(images), &arguments)?;
             if images < network.capacity {
-                // The filter gradient reads whole tiles, and a step with more images may have left values after the last one.
+                // The filter gradient reads whole tiles, and a step with more images may have left values after the
+                // last one.
                 let (end, len) = (plane_len(images, side) * 8, block.dz.len());
                 network.device.clear_part(&block.dz, end, (GRADIENT_ROWS * 8).min(len - end))?;
             }
@@ -377,6 +450,7 @@ impl Pass<'_> {
                 &[&block.dz, &filters, d_input, &previous_sums, normalised],
             )?;
         }
+        // Filters and norm, then 32 rows of gradients (64 f16) and 32 patches for each of 8 warps.
         let shared = 8192 + 8 * 32 * (128 + PATCH_PITCH);
         let arguments: [&dyn Argument; 6] = [
             &network.image,
@@ -390,13 +464,17 @@ impl Pass<'_> {
         network.device.join()
     }
 
-    /// Thread blocks of the filter gradient of a block, and the tiles of each.
+    /// The number of thread blocks of the filter gradient of block 2 (0) to 4 (2), and the tiles of each.
+    ///
+    /// There is at most one thread block per multiprocessor. A thread block has at least 6 tiles, or fewer if that
+    /// leaves fewer than 32 thread blocks: each of them writes a partial gradient that has to be added up.
     fn gradient_blocks(&self, block: usize) -> (usize, usize) {
         let tiles = plane_len(self.images, self.network.blocks[block].side).div_ceil(GRADIENT_ROWS);
         let of_each = tiles.div_ceil(self.network.device.multiprocessors()).max(tiles.div_ceil(32).min(6));
         (tiles.div_ceil(of_each), of_each)
     }
 
+    /// Starts the kernel of the partial gradients of the filters of block 2 (0) to 4 (2), on the side queue.
     fn filter_gradient(&self, index: usize, input: &Buffer<Chunk>) -> Result<()> {
         let (network, block) = (self.network, &self.network.blocks[index]);
         let stride = (block.side + 1).min(GRADIENT_ROWS + 2);
@@ -404,6 +482,7 @@ impl Pass<'_> {
             ConvolutionShape { stride: stride as i32, ..ConvolutionShape::new(self.images, block.side) };
         let shared = gradient_shared_len(block.side + 1);
         let (blocks, tiles) = self.gradient_blocks(index);
+        // The partials of earlier blocks come first.
         let first: usize = (0..index).map(|earlier| self.gradient_blocks(earlier).0).sum();
         let partials = network.partials.at(first * FILTER_LEN);
         let grid = Grid::new(blocks, GRADIENT_THREADS).shared(shared);
@@ -412,7 +491,7 @@ impl Pass<'_> {
         network.device.launch(Queue::Side, "filter_gradient", grid, &arguments)
     }
 
-    /// The sums for the optimiser.
+    /// The addresses of the sums for the optimiser.
     pub(super) fn norm_sums(&self) -> NormSums {
         let network = self.network;
         NormSums {
@@ -427,8 +506,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The gradients of the parameters, divided by the loss scale, and their sums of squares. Sets the overflow flag of
-    /// `state` if a gradient is not finite.
+    /// Starts the kernel that adds up the gradients of the parameters, divides them by the loss scale, and sums their
+    /// squares. It sets the overflow flag of `state` if a gradient is not finite.
     pub fn collect_gradients(&self, state: &Buffer<TrainingState>) -> Result<()> {
         let network = self.network;
         let counts = std::array::from_fn(|block| self.gradient_blocks(block).0 as i32);
@@ -455,7 +534,9 @@ impl Pass<'_> {
 /// The sums that a convolution computes besides its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sums {
+    /// Of z and z² over all pixels, for batch norm.
     Forward,
+    /// Of dy and dy x over all windows with an active ReLU, for the gradient of batch norm.
     Backward,
     None,
 }
@@ -466,11 +547,13 @@ pub(crate) struct ConvolutionTiles {
     pub rows: usize,
     /// The shape with the stride of the tiles.
     pub shape: ConvolutionShape,
+    /// The thread blocks of all tasks.
     pub grid: Grid,
 }
 
 impl ConvolutionTiles {
-    /// The tiles of each of `tasks` convolutions that run at the same time.
+    /// The tiles of each of `tasks` convolutions of this shape that run at the same time: several for the tasks of
+    /// MAML, 1 otherwise.
     pub fn new(device: &Device, shape: ConvolutionShape, tasks: usize) -> Self {
         let sms = device.multiprocessors();
         let positions = shape.positions as usize;
@@ -480,6 +563,8 @@ impl ConvolutionTiles {
         let rows = if !wgmma && fits && tasks * positions / 256 >= sms { 256 } else { 128 };
         let stride = pitch.min(rows + 2);
         let shared = convolution_shared_len(device, rows, pitch);
+        // Two thread blocks per multiprocessor if their shared memory, and 1 KiB that the driver reserves for each,
+        // fits into the 227 KiB of a Hopper GPU.
         let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
         let blocks = positions.div_ceil(rows).min((per_sm * sms / tasks).max(1));
         let grid = Grid::new(blocks, 256).tasks(tasks).shared(shared);
@@ -487,18 +572,21 @@ impl ConvolutionTiles {
     }
 }
 
-/// Bytes of shared memory of a convolution with tiles of `rows` positions: the filters, and one or two tiles of the input.
+/// Bytes of shared memory of a convolution with tiles of `rows` positions: the filters (2 bytes per weight), and one or
+/// two tiles of the input (128 bytes per position), which include the rows above and below that the filters reach.
 fn convolution_shared_len(device: &Device, rows: usize, pitch: usize) -> usize {
     let tiles = if device.has_wgmma() { 1 } else { 2 };
     FILTER_LEN * 2 + tiles * (rows + 2 + 2 * pitch.min(rows + 2)) * 128
 }
 
-/// Bytes of shared memory of the filter gradient: two tiles of the input and of the gradient.
+/// Bytes of shared memory of the filter gradient: two tiles of the input and of the gradient, 128 bytes per position.
+/// `pitch`: the positions of a row.
 fn gradient_shared_len(pitch: usize) -> usize {
     2 * (2 * GRADIENT_ROWS + 2 + 2 * pitch.min(GRADIENT_ROWS + 2)) * 128
 }
 
-/// Checks that the GPU has the shared memory that a Conv4 on images of this shape needs, in training or for embedding alone.
+/// Checks that the GPU has the shared memory that a Conv4 on images of this shape needs, in training or for embedding
+/// alone.
 pub(crate) fn check_shared_memory(device: &Device, shape: Shape, is_training: bool) -> Result<()> {
     let pitch = shape.side(1) + 1;
     let limit = device.shared_limit();
@@ -509,7 +597,8 @@ pub(crate) fn check_shared_memory(device: &Device, shape: Shape, is_training: bo
     }
 }
 
-/// Convolves with the fastest kernel for the shape and the device. The shape is the last argument of the kernel.
+/// Starts a convolution with the fastest kernel for the shape and the device. The arguments are input, filters, output,
+/// sums, and the plane that [`Sums::Backward`] reads; the shape is added as the last argument.
 pub(super) fn convolution(
     device: &Device,
     sums: Sums,
@@ -533,6 +622,7 @@ pub(super) fn convolution(
     device.launch(Queue::Main, kernel, grid, &arguments)
 }
 
+/// The grid for the windows of one image: 256 threads for 32 windows of 8 chunks of 8 channels each.
 pub(crate) fn pool_grid(shape: PoolShape) -> Grid {
     Grid::new((shape.windows as usize).pow(2).div_ceil(32), 256)
 }

@@ -1,4 +1,8 @@
 //! AdamW on the parameters of a network, with the loss scale ([`Conv4Optimiser`], `kernels/optimiser.cu`).
+//!
+//! The loss scale is a factor of the loss and all gradients, so that small gradients do not underflow in 16-bit floats.
+//! If a gradient overflows, the kernels of the optimiser update nothing, halve the scale, and do not count the step, so
+//! that the next launch repeats it.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::adamw::AdamWConfig;
@@ -12,13 +16,19 @@ use crate::error::Result;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct TrainingState {
+    /// Finished steps.
     pub step: u32,
+    /// Updates of the optimiser, including those of earlier runs.
     pub updates: u32,
+    /// The loss scale.
     pub scale: f32,
+    /// Steps since the loss scale changed.
     pub good_steps: u32,
+    /// Not 0 if the current step must not update anything.
     pub overflow: u32,
 }
 
+/// The hyperparameters as the kernels take them (`AdamW` in `kernels/optimiser.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct AdamWOptions {
@@ -26,11 +36,14 @@ pub(crate) struct AdamWOptions {
     beta2: f32,
     epsilon: f32,
     weight_decay: f32,
+    /// This times a parameter is added to its gradient.
     l2: f32,
+    /// The largest norm of the gradient; 0: no clipping.
     clip: f32,
 }
 
 impl AdamWOptions {
+    /// The options from those of the CPU, with the largest norm of the gradient.
     pub fn new(adamw: &AdamWConfig, clip: f64) -> Self {
         AdamWOptions {
             beta1: adamw.beta1 as f32,
@@ -45,11 +58,13 @@ impl AdamWOptions {
 
 /// Sums of squares of the gradients of other parameters that are clipped together with those of the network.
 pub(crate) struct OtherSquares {
+    /// The first of the sums.
     pub sums: Address<f64>,
+    /// The number of sums.
     pub count: usize,
 }
 
-/// The state of the optimiser.
+/// The state of the optimiser on the device, and the launches of its kernels.
 pub(crate) struct Conv4Optimiser {
     device: Device,
     pub options: AdamWOptions,
@@ -59,6 +74,7 @@ pub(crate) struct Conv4Optimiser {
     pub rates: Buffer<f32>,
     /// The mean loss of each slot.
     pub mean_losses: Buffer<f32>,
+    /// One element.
     pub state: Buffer<TrainingState>,
 }
 
@@ -81,7 +97,7 @@ impl Conv4Optimiser {
         self.state.at(0).offset(std::mem::offset_of!(TrainingState, overflow))
     }
 
-    /// Everything that later steps depend on.
+    /// Everything that later steps depend on; `parameters` are those that this optimiser updates.
     pub fn state(&self, parameters: &Buffer<f32>) -> Result<Conv4State> {
         let TrainingState { updates, scale, good_steps, .. } = self.state.read()?[0];
         Ok(Conv4State {
@@ -106,7 +122,8 @@ impl Conv4Optimiser {
             .write(0, &[TrainingState { step, updates: updates as u32, scale, good_steps, overflow: 0 }])
     }
 
-    /// Starts the update of the parameters, which does nothing after an overflow.
+    /// Starts the update of the parameters and of the running statistics, which does nothing after an overflow.
+    /// `others` are gradients that are clipped together with those of the network.
     pub fn record_update(
         &self,
         network: &Conv4Network,
@@ -137,8 +154,8 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "update_parameters", grid, &arguments)
     }
 
-    /// Starts the update of the parameters that the tasks of MAML share. `squares` are sums of squares of the gradient,
-    /// which is summed over the tasks.
+    /// Starts the update of the parameters that the tasks of MAML share. `gradients` are summed over the tasks,
+    /// `squares` are sums of squares of these gradients, and `shape` is the `MamlShape` of the kernels.
     pub fn record_shared_update(
         &self,
         parameters: &Buffer<f32>,
@@ -163,7 +180,8 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "update_shared", grid, &arguments)
     }
 
-    /// Starts the kernel that ends the step: the mean of `losses`, the loss scale, and the number of the step.
+    /// Starts the kernel that ends the step: it computes the mean of the first `count` of `losses` and updates the loss
+    /// scale, the number of the step, and the packed filters of block 1.
     pub fn record_end(&self, network: &Conv4Network, losses: &Buffer<f32>, count: usize) -> Result<()> {
         let arguments: [&dyn Argument; 8] = [
             losses,
@@ -178,8 +196,12 @@ impl Conv4Optimiser {
         self.device.launch(Queue::Main, "finish_step", Grid::new(1, 256), &arguments)
     }
 
-    /// Calls `launch` with the numbers of `count` steps after the first `done`; steps that overflow are repeated. Returns
-    /// the number of finished steps, which is smaller than `done + count` if a step overflows with the smallest loss scale.
+    /// Calls `launch`, which starts the graph of a step, with the numbers of `count` steps after the first `done`.
+    /// Returns the number of finished steps, which is smaller than `done + count` if a step overflows even with the
+    /// smallest loss scale.
+    ///
+    /// A launch after an overflow repeats the step that overflowed, so fewer steps are finished than were launched. The
+    /// missing ones are launched again.
     pub fn finish_steps(&self, done: u32, count: usize, launch: impl Fn(u32) -> Result<()>) -> Result<u32> {
         let (mut done, target) = (done, done + count as u32);
         while done < target {
@@ -195,7 +217,8 @@ impl Conv4Optimiser {
         Ok(done)
     }
 
-    /// The mean losses of the steps from `first` to `end`, and NaN for a step that failed if `end` is not `target`.
+    /// The mean losses of the steps from `first` to before `end`. If `end` is below `target`, the step after them
+    /// failed, and a NaN for it is added.
     pub fn losses(&self, first: u32, end: u32, target: u32) -> Result<Vec<f32>> {
         let losses = self.mean_losses.read()?;
         let finished = (first..end).map(|step| losses[step as usize % STEP_SLOTS]);

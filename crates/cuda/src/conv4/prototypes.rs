@@ -1,4 +1,6 @@
-//! The loss of nearest prototypes of one episode ([`PrototypeLoss`], `kernels/prototypes.cu`).
+//! The loss of nearest prototypes of one episode ([`PrototypeLoss`], `kernels/prototypes.cu`): the prototype of a class
+//! is the mean or the geometric median of its support items, and the loss is the cross-entropy of the queries over
+//! minus their squared distances to the prototypes.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape};
@@ -21,21 +23,26 @@ pub enum Prototypes {
     Median,
 }
 
+/// The sizes of an episode (`EpisodeShape` in `kernels/prototypes.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(crate) struct EpisodeShape {
     pub classes: i32,
+    /// Support items.
     pub support: i32,
     pub queries: i32,
     /// Chunks of 8 channels of an image's features.
     pub chunks: i32,
+    /// Height and width of the features.
     pub side: i32,
+    /// Divides by `side`.
     pub by_side: Divider,
+    /// Steps of Weiszfeld's algorithm for the median; 0 for means.
     pub iterations: i32,
 }
 
 impl EpisodeShape {
-    /// The shape of the features, without an episode.
+    /// The shape of the features of images of this shape, without an episode.
     pub fn of_features(shape: Shape) -> Self {
         let side = shape.side(BLOCKS);
         EpisodeShape {
@@ -61,6 +68,7 @@ impl EpisodeShape {
 }
 
 impl Prototypes {
+    /// Steps of Weiszfeld's algorithm.
     fn iterations(self) -> usize {
         match self {
             Prototypes::Mean => 0,
@@ -73,17 +81,25 @@ impl Prototypes {
 pub(super) struct PrototypeLoss {
     device: Device,
     shape: EpisodeShape,
+    /// The prototypes after every step of Weiszfeld's algorithm, the means first, `[iterations +
+    /// 1][classes][features]`.
     points: Buffer<f32>,
+    /// The gradient of the final prototypes, `[classes][features]`.
     d_points: Buffer<f32>,
+    /// The weights of the support items in the medians, `[iterations][support]`.
     weights: Buffer<f32>,
+    /// Scratch memory of the gradients of medians, `[support]`.
     d_weights: Buffer<f32>,
+    /// Scratch memory of the gradients of medians, `[support][features]`.
     d_items: Buffer<f32>,
+    /// `[queries][classes]`
     d_logits: Buffer<f32>,
     /// The loss of each query.
     pub losses: Buffer<f32>,
 }
 
 impl PrototypeLoss {
+    /// Memory for episodes of these sizes.
     pub fn new(device: &Device, options: &Conv4Options) -> Result<Self> {
         let Conv4Options { classes, support, queries, .. } = *options;
         let features = options.shape.features();
@@ -102,7 +118,8 @@ impl PrototypeLoss {
         })
     }
 
-    /// From the features of `network` and `labels`, `[slot][support + queries]`, to the losses and the gradient of the features.
+    /// Starts the kernels from the features of `network` and `labels`, `[slot][support + queries]`, to the losses and
+    /// the gradient of the features. `state` has the number of the step, which selects the slot, and the loss scale.
     pub fn record(
         &self,
         network: &Conv4Network,
@@ -123,6 +140,7 @@ impl PrototypeLoss {
             let grid = Grid::new(classes, 256);
             launch("prototype_medians", grid, &[features, labels, points, weights, state, &value])?;
         }
+        // Shared memory: partial distances of 8 warps, and the gradients of the logits, per class.
         let grid = Grid::new(queries, 256).shared(9 * classes * size_of::<f32>());
         let arguments: [&dyn Argument; 8] =
             [features, labels, points, d_logits, losses, d_features, state, &value];

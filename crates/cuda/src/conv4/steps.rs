@@ -1,4 +1,8 @@
-//! [`StepRunner`] runs training steps: their inputs are in ring buffers on the device, and one graph is launched per step.
+//! [`StepRunner`] runs the training steps of a Conv4, NegMargin or MAML: their inputs are in ring buffers on the
+//! device, and one CUDA graph is launched per step.
+//!
+//! A ring buffer has [`STEP_SLOTS`] slots; step n uses slot `n % STEP_SLOTS`. So the graph is the same for all steps:
+//! its kernels compute the slot from the number of the step, which the device counts itself.
 
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
@@ -10,25 +14,28 @@ use super::{Conv4State, STEP_SLOTS, StepInput};
 use crate::driver::{Buffer, Device, Graph};
 use crate::error::Result;
 
-/// The steps after the first `done`, in parts whose slots are adjacent, each with its first slot: two parts where the ring
-/// buffer wraps around.
+/// The steps after the first `done`, in parts whose slots are adjacent, each with its first slot: two parts where the
+/// ring buffer wraps around.
 pub(crate) fn adjacent_slots<T>(done: u32, steps: &[T]) -> impl Iterator<Item = (usize, &[T])> {
     let first = done as usize % STEP_SLOTS;
     let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
     [(first, before_end), (0, after_end)].into_iter().filter(|(_, steps)| !steps.is_empty())
 }
 
-/// Copies the inputs of steps to the device and launches the graph of a step until all steps are finished. The methods take
-/// the kernels of a step as `record`, which must be the same in every call.
+/// Copies the inputs of steps to the device and launches the graph of a step until all steps are finished. The methods
+/// take a function `record` that starts the kernels of a step. It is called once to record the graph, so it must be the
+/// same in every call.
 pub(crate) struct StepRunner {
     device: Device,
     shape: Shape,
     /// Images per step.
     images: usize,
+    /// The images of the steps.
     pub feed: ImageFeed,
-    /// `[slot][image]`
+    /// The class of each image, `[slot][image]`.
     pub labels: Buffer<u32>,
     pub optimiser: Conv4Optimiser,
+    /// The recorded kernels of a step; `None` before the first step.
     graph: Option<Graph>,
     /// Steps that the device has finished.
     done: u32,
@@ -68,7 +75,8 @@ impl StepRunner {
     /// Runs steps and returns their losses. A loss that is not finite is the last one.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the
+    /// run.
     pub fn run(&mut self, steps: &[StepInput], record: impl Fn(&Self) -> Result<()>) -> Result<Vec<f32>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
         // There is memory for the prepared images of one step only.
@@ -99,6 +107,7 @@ impl StepRunner {
         adjacent_slots(self.done, steps).try_for_each(|(slot, steps)| self.write_adjacent(slot, steps))
     }
 
+    /// Copies the inputs of steps to adjacent slots from number `slot` on.
     fn write_adjacent(&mut self, slot: usize, steps: &[StepInput]) -> Result<()> {
         let (mut labels, mut rates) = (Vec::new(), Vec::new());
         for step in steps {
@@ -121,6 +130,7 @@ impl StepRunner {
         self.optimiser.losses(first, self.done, target)
     }
 
+    /// The graph of a step, which is recorded first if necessary.
     fn graph(&mut self, record: impl Fn(&Self) -> Result<()>) -> Result<&Graph> {
         if self.graph.is_none() {
             self.graph = Some(self.device.clone().capture(|| record(self))?);

@@ -1,4 +1,5 @@
-//! The arguments of kernels ([`Argument`]) and the sizes of their launches ([`Grid`]).
+//! The arguments of kernels ([`Argument`]: buffers, [`Address`], [`Value`], [`Null`]) and the sizes of their launches
+//! ([`Grid`]).
 
 use std::marker::PhantomData;
 
@@ -21,13 +22,13 @@ impl Grid {
         Grid { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
     }
 
-    /// The same grid, `count` times in y.
+    /// The same grid, `count` times in y: for example once per image or episode.
     #[must_use]
     pub fn rows(self, count: usize) -> Self {
         Grid { blocks: (self.blocks.0, count as u32, self.blocks.2), ..self }
     }
 
-    /// The same grid, `count` times in z: once per task.
+    /// The same grid, `count` times in z: once per task of MAML.
     #[must_use]
     pub fn tasks(self, count: usize) -> Self {
         Grid { blocks: (self.blocks.0, self.blocks.1, count as u32), ..self }
@@ -53,7 +54,7 @@ impl<T> Address<T> {
         Address { address: self.address + bytes as u64, element: PhantomData }
     }
 
-    /// The address of memory inside a larger allocation, which must outlive its use.
+    /// An address inside a larger allocation, which must outlive its use.
     pub(crate) fn new(address: u64) -> Self {
         Address { address, element: PhantomData }
     }
@@ -90,7 +91,7 @@ impl Argument for Null {
     }
 }
 
-/// A plain value as an argument of a kernel.
+/// A plain value or structure as an argument of a kernel, which takes it by value.
 pub struct Value<T: Pod>(pub T);
 
 impl<T: Pod> Argument for Value<T> {

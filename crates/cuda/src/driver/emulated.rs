@@ -1,5 +1,8 @@
 //! The emulated device ([`Emulator`]): memory is the host's, and kernels are functions of a C++ library
-//! (`emulator/emulator.cpp`).
+//! (`emulator/emulator.cpp`), which is compiled from the sources of the kernels when it is first needed. Tests use it
+//! on machines without a GPU.
+//!
+//! Work runs when it is started, so there is nothing to wait for. While a graph is recorded, it is collected instead.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
@@ -11,6 +14,8 @@ use std::sync::{Mutex, OnceLock};
 
 use super::{Argument, Grid};
 
+/// `emulator_launch` of the library: name of the kernel, blocks in x, y and z, threads per block, bytes of shared
+/// memory, and pointers to the arguments. Returns 0 if the kernel exists.
 type LaunchFunction = unsafe extern "C" fn(
     *const c_char,
     c_uint,
@@ -21,24 +26,28 @@ type LaunchFunction = unsafe extern "C" fn(
     *const *const c_void,
 ) -> c_int;
 
-/// The alignment of allocations.
+/// The alignment of allocations in bytes, at least that of the widest loads of the kernels.
 const ALIGNMENT: usize = 1024;
 
 pub(super) struct Emulator {
     /// Whether inputs of TF32 products keep their f32 values.
     exact: bool,
     library: libloading::Library,
+    /// The bytes of each allocation, by address.
     sizes: Mutex<HashMap<u64, usize>>,
+    /// The operations of the graph that is being recorded, if there is one.
     recording: Mutex<Option<Vec<Task>>>,
 }
 
 /// The library runs one kernel at a time, whichever emulator starts it.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// One recorded operation.
+/// One operation, which runs at once or is recorded.
 #[derive(Clone)]
 pub(super) enum Task {
+    /// A launch of a kernel with copies of its arguments.
     Launch { kernel: &'static str, grid: Grid, arguments: Vec<Vec<u8>> },
+    /// Sets bytes to zero.
     Clear { address: u64, bytes: usize },
 }
 
@@ -98,6 +107,7 @@ impl Emulator {
         tasks.iter().for_each(|task| self.run(task));
     }
 
+    /// Records the operation if a graph is being recorded, otherwise runs it.
     fn submit(&self, task: Task) {
         match self.recording.lock().expect("no panics").as_mut() {
             Some(tasks) => tasks.push(task),
@@ -150,6 +160,7 @@ fn library() -> &'static Path {
     })
 }
 
+/// A hash of the compiler options and of all sources, which names the library.
 fn hash_of_sources(crate_folder: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     OPTIONS.hash(&mut hasher);

@@ -1,4 +1,9 @@
-//! The layers of EfficientNet-Lite0 on the device: weights in the order that the kernels read, and the launches.
+//! The layers of EfficientNet-Lite0 on the device: [`Stem`], [`Depthwise`], [`Pointwise`] and the mean
+//! ([`record_mean`]). `new` copies the weights of a layer to the device in the order in which the kernels read them,
+//! and `record` launches its kernel (`kernels/efficientnet.cu`, `kernels/efficientnet_pointwise.cu`).
+//!
+//! Activations are `[image][row][column][channel]` in f16. ReLU6 limits values to 0 to 6. Convolutions are padded as in
+//! TensorFlow: `margin` is the number of zeros at the top and left.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
@@ -13,11 +18,12 @@ pub(super) type Chunk = [u16; 8];
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Adjacent outputs of a row that one thread computes (`STRIP`).
+/// Adjacent outputs of a row that one thread of the stem or of a depthwise convolution computes (`STRIP` in the
+/// kernels).
 const STRIP: usize = 4;
-/// Rows of a tile of a pointwise convolution (`TILE_ROWS`).
+/// Positions that a thread block of a pointwise convolution computes at a time (`TILE_ROWS` in the kernels).
 const TILE_ROWS: usize = 128;
-/// Outputs of a pointwise convolution whose weights are permuted together.
+/// Outputs of a pointwise convolution whose weights are permuted together, see [`output_of_row`].
 const GROUP: usize = 32;
 
 /// Channels of an activation on the device: a multiple of 16, because a matrix instruction takes 16 inputs.
@@ -25,20 +31,25 @@ pub(super) fn padded(channels: usize) -> usize {
     channels.next_multiple_of(16)
 }
 
-/// The first convolution.
+/// The first convolution, 3x3 with stride 2, and ReLU6. It also normalises the bytes of the images.
 pub(super) struct Stem {
+    /// `[row, column, channel][output]`
     weights: Buffer<f32>,
     bias: Buffer<f32>,
+    /// Height and width of the images.
     size: usize,
     /// Height and width of the output.
     pub side: usize,
     margin: usize,
+    /// Scale and shift per channel.
     normalisation: [[f32; 2]; 3],
 }
 
+/// `StemShape` in `kernels/efficientnet.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct StemShape {
+    /// Threads with work: one per strip and 8 output channels.
     units: i32,
     size: i32,
     side: i32,
@@ -59,6 +70,7 @@ impl Stem {
         normalisation: [[f32; 2]; 3],
     ) -> Result<Self> {
         let (side, margin) = same_padding(size, 3, 2);
+        // 27 taps: 3 rows, 3 columns and 3 channels. The device has the channels last.
         let taps = (0..27).flat_map(|tap| (0..STEM).map(move |output| (output, tap % 3 * 9 + tap / 3)));
         let weights: Vec<f32> = taps.map(|(output, tap)| weights[output * 27 + tap]).collect();
         let (weights, bias) = (device.upload(&weights)?, device.upload(bias)?);
@@ -90,22 +102,26 @@ impl Stem {
     }
 }
 
-/// A depthwise convolution with ReLU6.
+/// A depthwise convolution (one filter per channel) with ReLU6.
 pub(super) struct Depthwise {
     /// `[tap][channel]`
     weights: Buffer<f32>,
     bias: Buffer<f32>,
+    /// The name of the CUDA kernel for the size and stride of the filter.
     kernel: &'static str,
     channels: usize,
+    /// Height and width of the input.
     side: usize,
     /// Height and width of the output.
     pub outputs: usize,
     margin: usize,
 }
 
+/// `DepthwiseShape` in `kernels/efficientnet.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct DepthwiseShape {
+    /// Threads with work: one per strip and 8 channels.
     units: i32,
     side: i32,
     outputs: i32,
@@ -142,6 +158,7 @@ impl Depthwise {
         Ok(Depthwise { weights, bias, kernel: name, channels, side, outputs, margin })
     }
 
+    /// Launches the kernel for the activations of `images` images.
     pub fn record(
         &self,
         device: &Device,
@@ -165,21 +182,24 @@ impl Depthwise {
     }
 }
 
-/// A pointwise convolution.
+/// A pointwise convolution: a matrix product of all positions with weights `[output][input]`.
 pub(super) struct Pointwise {
+    /// `[packed output][input]` in f16, in the order of [`output_of_row`], with zeros beyond the outputs.
     weights: Buffer<Chunk>,
     bias: Buffer<f32>,
-    /// Padded.
+    /// Channels of the input, rounded up by [`padded`].
     inputs: usize,
-    /// Padded.
+    /// Channels of the output, rounded up by [`padded`].
     pub outputs: usize,
     has_relu6: bool,
     tiles: ColumnTiles,
 }
 
+/// `PointwiseShape` in `kernels/efficientnet_pointwise.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct PointwiseShape {
+    /// Positions of all images.
     rows: i32,
     inputs: i32,
     outputs: i32,
@@ -190,14 +210,17 @@ struct PointwiseShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ColumnTiles {
     kernel: &'static str,
+    /// Outputs of a tile.
     columns: usize,
+    /// The number of tiles.
     count: usize,
     /// Thread blocks per multiprocessor, as in the launch bounds of the kernel.
     blocks: usize,
 }
 
 impl ColumnTiles {
-    /// The fewest tiles, since each reads all inputs, and of those the narrowest.
+    /// The tiles for this number of outputs: the kernel with the fewest tiles, since each tile reads all inputs, and of
+    /// several such kernels the one with the narrowest.
     fn new(outputs: usize) -> Self {
         let kernels = [
             ("efficientnet_pointwise_32", 32, 4),
@@ -219,7 +242,10 @@ impl ColumnTiles {
 }
 
 impl Pointwise {
-    /// `weights` is `[output][input]`, and `inputs` the number of inputs.
+    /// `weights` is `[output][input]`, and `inputs` the number of inputs, without padding.
+    ///
+    /// # Errors
+    /// [`Error::WeightRange`] if a weight does not fit into a 16-bit float.
     pub fn new(
         device: &Device,
         inputs: usize,
@@ -242,7 +268,7 @@ impl Pointwise {
         Ok(Pointwise { weights, bias, inputs: padded_inputs, outputs, has_relu6, tiles })
     }
 
-    /// `rows` is the number of positions of all images.
+    /// Launches the kernel. `rows` is the number of positions of all images; `residual` is added to the output.
     pub fn record(
         &self,
         device: &Device,
@@ -259,6 +285,7 @@ impl Pointwise {
             has_relu6: i32::from(self.has_relu6),
         };
         let blocks = (blocks * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
+        // Shared memory: two stages of 64 inputs (128 bytes) for the rows and the outputs of a tile.
         let grid = Grid::new(blocks, THREADS).rows(count).shared(2 * (TILE_ROWS + columns) * 128);
         let residual: &dyn Argument = residual.map_or(&Null, |residual| residual);
         let arguments: [&dyn Argument; 6] =
@@ -282,18 +309,24 @@ pub(super) fn record_mean(
     device.launch(Queue::Main, "efficientnet_mean", grid, &arguments)
 }
 
-/// The output whose weights are in a row of the packed weights of a pointwise convolution.
+/// The output whose weights are in a row of the packed weights of a pointwise convolution. In every group of 32
+/// outputs, row 8 f + 2 t + j is output 8 t + 2 f + j, so that each thread t of four ends up with 8 adjacent outputs,
+/// which it writes at once.
 fn output_of_row(row: usize) -> usize {
     let (group, row) = (row / GROUP, row % GROUP);
     let (fragment, thread, one) = (row / 8, row % 8 / 2, row % 2);
     group * GROUP + 8 * thread + 2 * fragment + one
 }
 
+/// A grid of one thread per unit.
 fn grid_of(units: usize) -> Grid {
     Grid::new(units.div_ceil(THREADS as usize), THREADS)
 }
 
 /// Copies numbers to the device as 16-bit floats. Their number is a multiple of 8.
+///
+/// # Errors
+/// [`Error::WeightRange`] if a number is beyond the range of 16-bit floats.
 fn upload_halves(device: &Device, values: &[f32]) -> Result<Buffer<Chunk>> {
     let is_beyond = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
     if let Some(value) = values.iter().find(is_beyond) {

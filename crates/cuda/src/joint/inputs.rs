@@ -1,4 +1,8 @@
-//! The input of a step of [`JointTraining`](super::JointTraining), and its form on the device (`kernels/joint.cu`).
+//! The input of a step of [`JointTraining`](super::JointTraining) ([`JointStep`], which the caller fills), its form on
+//! the device ([`SlotLayout::encode`], `kernels/joint.cu`), and its conversion to the input of each head.
+//!
+//! The rows of a step, one per image, are numbered in the order of the episodes: the support items of the first
+//! episode, its queries, the support items of the second, and so on.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -18,7 +22,7 @@ pub struct JointStep {
     pub images: StepImages,
 }
 
-/// Episodes that share a dropout seed.
+/// Episodes that share a dropout seed. The CPU computes each part separately, and the GPU uses the same dropout masks.
 #[derive(Debug, Clone)]
 pub struct JointPart {
     /// The seed of dropout.
@@ -46,13 +50,13 @@ impl JointEpisode {
         self.given.len() + self.query_classes.len()
     }
 
-    /// Whether every class has an item that truly belongs to it.
+    /// Whether every class has an item that truly belongs to it, so that the loss of nearest prototypes is defined.
     fn has_prototypes(&self) -> bool {
         (0..self.classes as u32).all(|class| self.truth.contains(&Some(class)))
     }
 }
 
-/// The sizes that a graph is recorded for.
+/// The sizes of a step that a CUDA graph is recorded for, over all episodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct StepSize {
     pub images: usize,
@@ -61,6 +65,7 @@ pub(super) struct StepSize {
 }
 
 impl JointStep {
+    /// The episodes of all parts.
     fn episodes(&self) -> impl Iterator<Item = &JointEpisode> {
         self.parts.iter().flat_map(|part| &part.episodes)
     }
@@ -74,6 +79,7 @@ impl JointStep {
     }
 }
 
+/// The first entry of a slot (`JointStep` in `kernels/joint.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct StepRecord {
@@ -83,34 +89,41 @@ struct StepRecord {
     keep: f32,
 }
 
+/// One episode (`JointEpisode` in `kernels/joint.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct EpisodeRecord {
+    /// The number of its first row in the step.
     first_row: u32,
+    /// Support items.
     items: u32,
     queries: u32,
+    /// The number of its first query among the queries of the step.
     first_query: u32,
     classes: u32,
+    /// The weight of a query in the loss of nearest prototypes: the weight of that loss over the number of episodes and
+    /// of this episode's queries; 0 if the episode does not count.
     factor: f32,
 }
 
-/// The class of an item that belongs to none.
+/// The class of an item that belongs to no class of its episode.
 const NO_CLASS: u32 = u32::MAX;
 
-/// The largest sizes of a step, for which a slot has space.
+/// The largest sizes of a step, for which a slot (the memory for the input of one step) has space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotLayout {
     pub episodes: usize,
+    /// Images.
     pub rows: usize,
 }
 
 impl SlotLayout {
-    /// Words per slot.
+    /// The length of a slot in words of 32 bits: the step, the episodes, and the true class of each row.
     pub fn len(self) -> usize {
         (size_of::<StepRecord>() + self.episodes * size_of::<EpisodeRecord>()) / 4 + self.rows
     }
 
-    /// The words of a step.
+    /// The words of a step. `prototype_weight` is the weight of the loss of nearest prototypes.
     ///
     /// # Panics
     /// If the step is larger than the layout, or lengths of an episode disagree.
@@ -129,23 +142,24 @@ impl SlotLayout {
         let (mut first_row, mut first_query) = (0, 0);
         for episode in step.episodes() {
             assert_eq!(episode.given.len(), episode.truth.len(), "one true class per item");
-            let own = episode.query_classes.len();
-            let factor = if episode.has_prototypes() && own > 0 {
-                prototype_weight / (episodes * own) as f64
+            let own_queries = episode.query_classes.len();
+            let factor = if episode.has_prototypes() && own_queries > 0 {
+                prototype_weight / (episodes * own_queries) as f64
             } else {
                 0.0
             };
             push(bytemuck::bytes_of(&EpisodeRecord {
                 first_row: first_row as u32,
                 items: episode.given.len() as u32,
-                queries: own as u32,
+                queries: own_queries as u32,
                 first_query: first_query as u32,
                 classes: episode.classes as u32,
                 factor: factor as f32,
             }));
             first_row += episode.rows();
-            first_query += own;
+            first_query += own_queries;
         }
+        // The lists have the same starts in every step.
         words.resize(self.len() - self.rows, 0);
         for episode in step.episodes() {
             words.extend(episode.truth.iter().map(|class| class.unwrap_or(NO_CLASS)));
@@ -156,7 +170,7 @@ impl SlotLayout {
     }
 }
 
-/// The dropout seed of each part, and its episodes with the numbers of their first rows.
+/// The dropout seed of each part, and its episodes, each with the number of its first row in the step.
 fn numbered(step: &JointStep) -> Vec<(u64, Vec<(&JointEpisode, u32)>)> {
     let (mut parts, mut first) = (Vec::new(), 0);
     for part in &step.parts {

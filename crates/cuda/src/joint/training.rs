@@ -1,4 +1,9 @@
-//! [`JointTraining`]: the steps of a backbone and a head on the device.
+//! [`JointTraining`]: the training steps of a backbone and a head on the device. The parent module says what a step
+//! does.
+//!
+//! The inputs of up to [`STEP_SLOTS`] steps are in ring buffers on the device. One CUDA graph (a recorded sequence of
+//! kernel launches) runs a step; there is one graph per [`StepSize`], because the sizes decide how many thread blocks
+//! are launched.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,9 +39,11 @@ pub struct JointOptions {
     pub optimiser: AdamWConfig,
     /// The largest norm of the gradient of backbone and head; 0: no clipping. The head must have the same.
     pub clip: f64,
-    /// The head's parameters that are the mean of all features.
+    /// The head's parameters that are the running mean of all features, which every step moves towards its own mean;
+    /// `None` if the head has none.
     pub feature_mean: Option<Range<usize>>,
-    /// Whether the mean is subtracted from the features, which are then scaled to unit length, before the head reads them.
+    /// Whether the mean is subtracted from the features, which are then scaled to unit length, before the head reads
+    /// them.
     pub subtracts_mean: bool,
 }
 
@@ -51,12 +58,17 @@ pub struct JointState {
     pub average: Vec<f32>,
 }
 
+/// `JointShape` in `kernels/joint.cu`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct JointShape {
+    /// Numbers per row of features.
     dim: i32,
+    /// The most episodes of a step.
     most_episodes: i32,
+    /// The most classes of an episode.
     most_classes: i32,
+    /// Words per slot.
     slot_len: i32,
 }
 
@@ -68,15 +80,23 @@ pub struct JointTraining<H> {
     backbone: Conv4Network,
     feed: ImageFeed,
     head: H,
+    /// The optimiser of the backbone, which also has the number of the step and the loss scale.
     optimiser: Conv4Optimiser,
+    /// The inputs of the steps, `[slot][slot_len]`.
     slots: Buffer<u32>,
+    /// The prototypes, `[episode][class][dim]`; empty if their loss has no weight.
     points: Buffer<f32>,
+    /// The gradients of the prototypes.
     d_points: Buffer<f32>,
+    /// `[query][class]`
     d_logits: Buffer<f32>,
+    /// The loss of nearest prototypes of each query.
     losses: Buffer<f32>,
     /// The features of the backbone, if the head reads centred ones.
     uncentred: Option<Uncentred>,
+    /// The running average of the parameters: those of the backbone, then those of the head.
     average: Buffer<f32>,
+    /// The recorded kernels of steps of each size so far.
     pub(super) graphs: HashMap<StepSize, Graph>,
     /// Steps that the device has finished.
     done: u32,
@@ -91,15 +111,15 @@ struct Uncentred {
 }
 
 impl<H: HeadTraining> JointTraining<H> {
-    /// A training run of a backbone that starts from `parameters`, in the layout of [`trueshot_nn::conv4::layout`], and of
-    /// `head` as it is. Steps take their images from `images`, or bring prepared ones.
+    /// A training run of a backbone that starts from `parameters`, in the layout of [`trueshot_nn::conv4::layout`], and
+    /// of `head` as it is. Steps take their images from `images`, or bring prepared ones.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if activations and images do not fit.
     ///
     /// # Panics
-    /// If the shape is not possible, `parameters` has another length, the head has fewer rows than a step can have images, or
-    /// features are centred without a mean.
+    /// If the shape is not possible, `parameters` has another length, the head has fewer rows than a step can have
+    /// images, or features are centred without a mean.
     pub fn new(
         device: &Device,
         options: JointOptions,
@@ -183,11 +203,12 @@ impl<H: HeadTraining> JointTraining<H> {
     /// weight.
     ///
     /// # Errors
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. Losses that are not finite are returned, and no later step is
-    /// run.
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. Losses that are not finite are returned, and no later
+    /// step is run.
     ///
     /// # Panics
-    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the run.
+    /// If there are more than [`STEP_SLOTS`] steps, or an input has the wrong length or is of another kind than the
+    /// run.
     pub fn run(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
         // There is memory for the prepared images of one step only.
@@ -202,6 +223,7 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(losses)
     }
 
+    /// Runs steps that fit into the slots together.
     fn run_adjacent(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
         self.prepare(steps)?;
         let sizes: Vec<StepSize> = steps.iter().map(JointStep::size).collect();
@@ -215,6 +237,7 @@ impl<H: HeadTraining> JointTraining<H> {
         // A step that failed is not finished for the head.
         of_head.resize(of_prototypes.len(), Vec::new());
         let terms = of_head.into_iter().zip(of_prototypes).map(|(mut terms, of_prototypes)| {
+            // A step that the head has not finished has only this term, which is NaN.
             if self.options.prototype_weight > 0.0 || terms.is_empty() {
                 terms.push(of_prototypes);
             }
@@ -223,10 +246,12 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(terms.collect())
     }
 
-    /// Allocates the memory and records the graphs for steps of these sizes, so that later steps do not run out of memory.
+    /// Allocates the memory and records the graphs for steps of these sizes, so that later steps do not run out of
+    /// memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too large.
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) or [`TooLarge`](crate::Error::TooLarge) if the episodes are too
+    /// large.
     pub fn reserve(&mut self, steps: &[JointStep]) -> Result<()> {
         let inputs: Vec<H::StepInput> = steps.iter().map(Into::into).collect();
         if self.head.prepare(&inputs)? {
@@ -241,6 +266,7 @@ impl<H: HeadTraining> JointTraining<H> {
         adjacent_slots(self.done, steps).try_for_each(|(slot, steps)| self.write_adjacent_slots(slot, steps))
     }
 
+    /// Copies the inputs of steps to adjacent slots from number `slot` on.
     fn write_adjacent_slots(&mut self, slot: usize, steps: &[JointStep]) -> Result<()> {
         let (mut words, mut rates) = (Vec::new(), Vec::new());
         for step in steps {
@@ -254,6 +280,7 @@ impl<H: HeadTraining> JointTraining<H> {
         self.feed.write(slot, steps.iter().map(|step| &step.images))
     }
 
+    /// Records the graph of steps of this size, unless there is one.
     fn record_graph(&mut self, size: StepSize) -> Result<()> {
         if !self.graphs.contains_key(&size) {
             let graph = self.device.clone().capture(|| self.record_step(size))?;
@@ -262,8 +289,8 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(())
     }
 
-    /// Launches the step that was run last again, on the inputs of the next slot, and does not wait. For measurements: after
-    /// [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
+    /// Launches the step that was run last again, on the inputs of the next slot, and does not wait. For measurements:
+    /// after [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
     pub fn launch_step(&self) -> Result<()> {
         self.graphs.values().next().expect("a step was run").launch()
     }
@@ -279,10 +306,12 @@ impl<H: HeadTraining> JointTraining<H> {
         self.device.synchronise()
     }
 
+    /// Launches a kernel on the main queue.
     fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
         self.device.launch(Queue::Main, kernel, grid, arguments)
     }
 
+    /// The sizes as the kernels take them.
     fn shape(&self) -> JointShape {
         JointShape {
             dim: self.options.shape.features() as i32,
@@ -296,6 +325,9 @@ impl<H: HeadTraining> JointTraining<H> {
     fn record_step(&self, size: StepSize) -> Result<()> {
         let state = &self.optimiser.state;
         let pass = self.backbone.pass(size.images);
+        // The first kernel checks that the step in the current slot has the sizes of this graph. After a step that
+        // overflowed, it does not: the device repeats that step, but the graphs of later steps have already been
+        // launched.
         let sizes = [size.images, size.episodes, size.queries].map(|size| Value(size as i32));
         let arguments: [&dyn Argument; 6] =
             [&self.slots, state, &Value(self.shape()), &sizes[0], &sizes[1], &sizes[2]];
@@ -327,7 +359,7 @@ impl<H: HeadTraining> JointTraining<H> {
         self.uncentred.as_ref().map_or(self.head.features(), |uncentred| &uncentred.features)
     }
 
-    /// Writes the centred features for the head.
+    /// Starts the kernel that centres the features and scales them to unit length for the head, if the options say so.
     fn record_centring(&self, size: StepSize) -> Result<()> {
         let (Some(uncentred), Some(range)) = (&self.uncentred, &self.options.feature_mean) else {
             return Ok(());
@@ -338,7 +370,7 @@ impl<H: HeadTraining> JointTraining<H> {
         self.launch("joint_centre", Grid::new(size.images, 256), &arguments)
     }
 
-    /// The gradient of the centred features becomes that of the features.
+    /// Starts the kernel that turns the gradient of the centred features into that of the features, in place.
     fn record_centring_backward(&self, size: StepSize) -> Result<()> {
         let Some(Uncentred { scales, .. }) = &self.uncentred else { return Ok(()) };
         let arguments: [&dyn Argument; 4] =
@@ -346,7 +378,8 @@ impl<H: HeadTraining> JointTraining<H> {
         self.launch("joint_centre_backward", Grid::new(size.images, 256), &arguments)
     }
 
-    /// The loss of nearest prototypes, and the gradient of the features for the backbone.
+    /// Starts the kernels of the loss of nearest prototypes, and of the gradient of both losses with respect to the
+    /// features, which the backbone reads.
     fn record_feature_gradient(&self, size: StepSize) -> Result<()> {
         let (features, state, slots, shape) =
             (self.features(), &self.optimiser.state, &self.slots, Value(self.shape()));
@@ -357,6 +390,7 @@ impl<H: HeadTraining> JointTraining<H> {
             let grid =
                 Grid::new(self.options.shape.features().div_ceil(128), 128).rows(size.episodes * classes);
             self.launch("joint_prototypes", grid, &[features, slots, points, state, &shape])?;
+            // Shared memory: partial distances of 8 warps, and the gradients of the logits, per class.
             let of_queries = Grid::new(size.images, 256).shared(9 * classes * size_of::<f32>());
             let arguments: [&dyn Argument; 7] = [features, slots, points, d_logits, losses, state, &shape];
             self.launch("joint_query_losses", of_queries, &arguments)?;
@@ -381,7 +415,7 @@ impl<H: HeadTraining> JointTraining<H> {
         self.launch("joint_feature_gradient", grid, &arguments)
     }
 
-    /// The mean of all features and the average of the parameters.
+    /// Starts the kernels that move the running mean of the features and the running average of the parameters.
     fn record_averages(&self, size: StepSize) -> Result<()> {
         let (state, shape) = (&self.optimiser.state, Value(self.shape()));
         let of_head = self.head.parameters();

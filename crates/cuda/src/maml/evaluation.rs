@@ -1,4 +1,5 @@
-//! Adaptation to tasks and classification of their queries, as in validation and at test ([`MamlEvaluation`]).
+//! Adaptation of a trained MAML to tasks, and classification of their queries, as in validation and at test
+//! ([`MamlEvaluation`]). The kernels are those of training, without gradients of the queries.
 
 use trueshot_nn::conv4::Shape;
 use trueshot_nn::maml::{Adaptation, GradientOrder, ModelSize, layout};
@@ -48,12 +49,17 @@ pub struct MamlEvaluation {
     feed: ImageFeed,
     /// `[slot][task][support + queries]`; those of queries are not used.
     labels: Buffer<u32>,
+    /// Losses of the queries with respect to meaningless labels, which nothing reads; the kernels need the memory.
     losses: Buffer<f32>,
+    /// Their means, `[slot]`.
     mean_losses: Buffer<f32>,
     /// `[task][queries][ways]`
     logits: Buffer<f32>,
+    /// The initial parameters that tasks adapt.
     parameters: Buffer<f32>,
+    /// The number of the step (one group of tasks) and the loss scale, one element.
     state: Buffer<TrainingState>,
+    /// The recorded kernels of a step; `None` before the first call.
     graph: Option<Graph>,
 }
 
@@ -103,9 +109,9 @@ impl MamlEvaluation {
         check_shared_memory(device, shape, true)
     }
 
-    /// The logits of the queries of every task, `[queries][ways]`, of a network with these initial parameters. They do not
-    /// depend on earlier calls. `None` stands for a task whose activations or gradients exceed the range of 16-bit floats, or
-    /// that ran together with such a task.
+    /// The logits of the queries of every task, `[queries][ways]`, of a network with these initial parameters. They do
+    /// not depend on earlier calls. `None` stands for a task whose activations or gradients exceed the range of 16-bit
+    /// floats, or that ran together with such a task.
     ///
     /// # Errors
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
@@ -151,8 +157,8 @@ impl MamlEvaluation {
         self.feed.write(slot, std::iter::once(&StepImages::Requests(requests)))
     }
 
-    /// Runs step number `step`, again with a smaller loss scale after an overflow. Returns whether there is a scale without
-    /// an overflow.
+    /// Runs step number `step`, again with a smaller loss scale after an overflow. Returns whether there is a scale
+    /// without an overflow.
     fn launch(&mut self, step: u32) -> Result<bool> {
         loop {
             self.graph.as_ref().expect("recorded before").launch()?;
@@ -169,6 +175,7 @@ impl MamlEvaluation {
         }
     }
 
+    /// Starts all kernels of one step: adaptation, then the logits of the queries.
     fn record(&self) -> Result<()> {
         let EvaluationOptions { size, queries, adaptation, .. } = self.options;
         let group = Group {

@@ -1,8 +1,8 @@
-//! The memory of a group of tasks on the device.
+//! The memory of a group of tasks of MAML on the device. Every task has its own parameters, activations and gradients.
 //!
-//! All memory of a task is one contiguous piece, and that of the next task follows at a fixed distance, so one stride moves
-//! all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the first task.
-//! [`Arena`] assigns them, and [`GroupMemory`] lists them.
+//! All memory of a task is one contiguous piece, and that of the next task follows at a fixed distance, so one stride
+//! moves all pointers of a kernel to another task (`of_task` in `kernels/common.cuh`). Addresses here are those of the
+//! first task. [`Arena`] assigns them, and [`GroupMemory`] lists them.
 
 use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
@@ -15,6 +15,7 @@ use crate::error::Result;
 
 /// Assigns addresses one after the other.
 struct Arena {
+    /// The first address that is not assigned.
     next: u64,
 }
 
@@ -30,25 +31,31 @@ impl Arena {
         Address::new(start)
     }
 
+    /// `len` values.
     fn take<T>(&mut self, len: usize) -> Address<T> {
         self.take_with_margin(len, 0, 0)
     }
 
-    /// A plane of activations (`kernels/common.cuh`).
+    /// A plane of activations (`kernels/common.cuh`): 64 f16 channels per position, with a zero margin between images.
+    /// The margin after the last image is wider, because kernels load whole tiles of up to 256 positions.
     fn plane(&mut self, images: usize, side: usize) -> Address<Chunk> {
         let margin = side + 2;
         self.take_with_margin(plane_len(images, side) * 8, margin * 8, (2 * margin + 512) * 8)
     }
 }
 
-/// The parameters of a task at one step of its adaptation, and copies of the filters as the kernels read them: the f16
-/// filters of blocks 2 to 4, the same transposed, and those of block 1 in f16 and f32.
+/// The parameters of a task at one step of its adaptation, and copies of the filters as the kernels read them.
 #[derive(Clone, Copy)]
 pub(super) struct Weights {
+    /// Those of a Conv4, then the classifier.
     pub parameters: Address<f32>,
+    /// The filters of blocks 2 to 4 in f16.
     pub filters: Address<u16>,
+    /// The same transposed and flipped, for the gradient of the input.
     pub transposed: Address<u16>,
+    /// The filters of block 1 in f16, in the order of matrix instructions.
     pub first_filters: Address<[u32; 2]>,
+    /// The filters of block 1 in f32, `[64][48]`.
     pub first_weights: Address<f32>,
 }
 
@@ -64,8 +71,8 @@ impl Weights {
     }
 }
 
-/// The planes of block 2, 3 or 4: `z` is the output of the convolution, `y` that of the block and `normalised` its value
-/// before gamma and beta; `dz` and `dy` are gradients.
+/// The planes of block 2, 3 or 4: `z` is the output of the convolution, `y` that of the block and `normalised` its
+/// value before gamma and beta; `dz` and `dy` are gradients.
 #[derive(Clone, Copy)]
 pub(super) struct BlockPlanes {
     pub z: Address<Chunk>,
@@ -92,12 +99,13 @@ impl BlockPlanes {
 pub(super) struct Sums {
     /// `[block][sum of z, sum of z²][channel]` of blocks 2 to 4.
     pub forward: Address<i64>,
-    /// The same with dy and dy x.
+    /// `[block][sum of dy, sum of dy x][channel]` of blocks 2 to 4, where x is the normalised value.
     pub backward: Address<i64>,
     /// `[64][48]`: the gradient of block 1, as sums over its patches.
     pub d_patches: Address<i64>,
 }
 
+/// The length of all sums of a pass.
 const SUMS_LEN: usize = 12 * WIDTH + WIDTH * PATCH_LEN;
 
 impl Sums {
@@ -110,8 +118,11 @@ impl Sums {
 /// Everything that a forward and a backward pass compute, except the sums.
 #[derive(Clone, Copy)]
 pub(super) struct Activations {
+    /// The output of block 1, a plane.
     pub y1: Address<Chunk>,
+    /// The gradient of `y1`.
     pub dy1: Address<Chunk>,
+    /// Blocks 2 to 4.
     pub blocks: [BlockPlanes; 3],
     /// `[4][64]`: scale, shift, mean and 1 / std of block 1.
     pub norm: Address<f32>,
@@ -138,11 +149,13 @@ impl Activations {
 /// Images that are passed through the network together: the support set or the queries of a task.
 #[derive(Clone, Copy)]
 pub(super) struct ImageSet {
+    /// The number of images.
     pub count: usize,
     /// The index of the first image of the set among those of the task.
     pub first: usize,
+    /// The images, a plane with four f16 per position.
     pub plane: Address<[u32; 2]>,
-    /// `[48][48]`: moments of the patches.
+    /// `[48][48]`: moments of the patches (the 48 values around a pixel that block 1 reads).
     pub moments: Address<i64>,
 }
 
@@ -159,14 +172,18 @@ pub(super) struct PassMemory {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GroupSize {
     pub model: ModelSize,
+    /// Support items per task.
     pub support: usize,
+    /// Queries per task.
     pub queries: usize,
+    /// Steps of the adaptation.
     pub steps: usize,
     pub order: GradientOrder,
     /// Tasks that run at once.
     pub tasks: usize,
 }
 
+/// The memory of a group of tasks that run at once. All addresses are those of the first task.
 pub(super) struct GroupMemory {
     /// The memory that all addresses point to.
     _buffer: Option<Buffer<u8>>,
@@ -178,24 +195,31 @@ pub(super) struct GroupMemory {
     pub images: Address<[u32; 2]>,
     /// The passes over the support set, one per step of the adaptation.
     pub steps: Vec<PassMemory>,
+    /// The pass over the queries with the adapted parameters.
     pub queries: PassMemory,
-    /// Tangents of the passes over the support set (`kernels/tangent.cu`). Their weights hold the direction. Empty for
-    /// first-order gradients. The steps share all memory but the sums.
+    /// Tangents (directional derivatives) of the passes over the support set (`kernels/tangent.cu`). Their weights hold
+    /// the direction. Empty for first-order gradients. The steps share all memory but the sums.
     pub tangents: Vec<PassMemory>,
     /// Partial gradients of filters of one pass.
     pub partials: Address<f32>,
-    /// The gradient of the queries' loss: after the query pass with respect to the adapted parameters, then with every step
-    /// back to those before it, and finally to the initial ones.
+    /// The gradient of the queries' loss: after the query pass with respect to the adapted parameters, then with every
+    /// step back to those before it, and finally to the initial ones.
     pub gradients: Address<f32>,
     /// The largest absolute value of the gradients: after the query pass, then after each step back.
     pub maxima: Address<u32>,
-    /// The 64-bit words that are set to zero at the start of a step.
+    /// The 64-bit words that are set to zero at the start of a step: the first one, and their number.
     pub cleared: (Address<u64>, usize),
 }
 
 impl GroupMemory {
+    /// Memory for `size.tasks` tasks, all zero.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if it does not fit, [`TooLarge`](crate::Error::TooLarge) if the
+    /// images need more shared memory than the GPU has.
     pub fn new(device: &Device, size: GroupSize) -> Result<Self> {
         check_shared_memory(device, size.model.shape, true)?;
+        // Assigns addresses twice: first to find the length of a task's memory, then in the allocated memory.
         let stride = Self::at(0, device, size).stride;
         // The stride is that of an aligned start.
         let buffer = device.zeros::<u8>(stride as usize * size.tasks + ALIGNMENT as usize)?;
@@ -216,6 +240,7 @@ impl GroupMemory {
         let tangent_sums: Vec<Sums> = (0..tangent_steps).map(|_| Sums::new(arena)).collect();
         let maxima = arena.take::<u32>(steps + 1);
         let cleared_len = (arena.next - cleared.address()) as usize / size_of::<u64>();
+        // The images of a task: support set, then queries, in one plane.
         let margin = 2 * (image_size + 2);
         let plane = arena.take_with_margin(plane_len(support + queries, image_size), margin, margin + 512);
         let supports = ImageSet { count: support, first: 0, plane, moments: moments[0] };
@@ -230,6 +255,7 @@ impl GroupMemory {
         let activations: Vec<Activations> =
             (0..kept).map(|_| Activations::new(arena, model, support)).collect();
         let weights: Vec<Weights> = (0..weight_sets).map(|_| Weights::new(arena, model)).collect();
+        // The pass of a step reads the weights that the step before it wrote; the queries read those of the last step.
         let step = |step: usize| PassMemory {
             images: supports,
             weights: weights[step % weight_sets],
@@ -251,6 +277,7 @@ impl GroupMemory {
                 tangent_sums.into_iter().map(tangent).collect()
             }
         };
+        // Partial gradients of a pass: one per thread block, of the filters of blocks 2 to 4.
         let blocks = |images: usize| -> usize {
             (0..BLOCKS - 1).map(|block| gradient_blocks(device, model.shape, images, block, tasks).0).sum()
         };

@@ -1,5 +1,12 @@
-//! Forward and backward passes of a [`Group`] of tasks, and the steps of their adaptation (`kernels/tasks.cu`,
-//! `kernels/maml.cu`).
+//! Forward and backward passes of MAML for a [`Group`] of tasks that run at once, and the steps of their adaptation
+//! (`kernels/tasks.cu`, `kernels/maml.cu`).
+//!
+//! Start with [`Group::adapt_all`], which adapts the parameters of all tasks to their support sets, and
+//! [`Group::query_gradients`]. All methods start kernels and do not wait for them. A kernel works on all tasks of the
+//! group: its arguments are addresses of the first task, and the stride, its last argument, leads to the next task.
+//!
+//! The kernels and their order within a pass are those of `conv4::network`, which documents planes, patches and sums;
+//! `z` is the output of a convolution, `y` that of a block, and `d` stands for a gradient.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH};
@@ -16,33 +23,47 @@ use crate::conv4::{FILTER_LEN, ImageFeed, PATCH_LEN, TaskImages};
 use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
-/// `MamlShape` of the kernels.
+/// The sizes of a pass (`MamlShape` in `kernels/maml.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct MamlShape {
+    /// Channels of the images.
     pub inputs: i32,
+    /// The number of parameters before the classifier.
     pub conv4_len: i32,
+    /// Classes of a task.
     pub ways: i32,
+    /// Chunks of 8 channels of an image's features.
     pub chunks: i32,
+    /// Height and width of the features.
     pub side: i32,
+    /// Divides by `side`.
     pub by_side: Divider,
+    /// Tasks of a step.
     pub tasks: i32,
+    /// The number of the group's first task in the step.
     pub first_task: i32,
+    /// Images of a task.
     pub images: i32,
+    /// The index of the pass's first image in the task: 0 for the support set, its size for the queries.
     pub first_image: i32,
+    /// Images of the pass.
     pub rows: i32,
 }
 
-/// `SumPlanes` of the kernels: addresses, 0 for none.
+/// The planes that a convolution reads for its sums (`SumPlanes` in `kernels/convolution.cu`): addresses, 0 for none.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 pub(super) struct SumPlanes {
+    /// The normalised values for backward sums, z for the forward sums of tangents.
     pub first: u64,
+    /// The tangent of the normalised values, for the backward sums of tangents.
     pub tangent: u64,
+    /// dy, for the backward sums of tangents.
     pub d: u64,
 }
 
-/// `PackedFilters` of the kernels.
+/// The addresses of the packed filters in [`Weights`] (`PackedFilters` in `kernels/maml.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct PackedFilters {
@@ -53,6 +74,7 @@ pub(super) struct PackedFilters {
 }
 
 impl PackedFilters {
+    /// The addresses in `weights`.
     pub fn new(weights: &Weights) -> Self {
         PackedFilters {
             forward: weights.filters.address(),
@@ -63,24 +85,33 @@ impl PackedFilters {
     }
 }
 
-/// `PassGradients` of the kernels.
+/// Everything from which the gradients of all parameters follow after a backward pass (`PassGradients` in
+/// `kernels/maml.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct PassGradients {
     pub partials: FilterPartials,
     pub sums: NormSums,
+    /// Address of the features, a plane.
     pub features: u64,
+    /// Address of the gradients of the logits.
     pub d_logits: u64,
 }
 
-/// The sums that a convolution computes besides its output. The `Added` kinds add to the existing output.
+/// The sums that a convolution computes besides its output, and whether it adds to the existing output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConvolutionKind {
+    /// With the sums of z and z² for batch norm.
     Forward,
+    /// With the sums of dy and dy x for the gradient of batch norm.
     Backward,
+    /// Without sums.
     Plain,
+    /// Without sums, adds to the output.
     Added,
+    /// Adds to the output; with the sums for the tangent of batch norm.
     AddedForward,
+    /// Adds to the output; with the sums for the tangent of the gradient of batch norm.
     AddedBackward,
 }
 
@@ -121,14 +152,20 @@ impl ConvolutionKind {
 /// The operands of a convolution.
 pub(super) struct Convolution {
     pub kind: ConvolutionKind,
+    /// A plane.
     pub input: Address<Chunk>,
     pub filters: Address<u16>,
+    /// A plane.
     pub output: Address<Chunk>,
+    /// Where the sums of the kind are added, `[2][64]`; `None` for kinds without sums.
     pub sums: Option<Address<i64>>,
     pub planes: SumPlanes,
 }
 
-/// Thread blocks of the filter gradient of block 2 (0) to 4 (2) of one task, and the tiles of each.
+/// The number of thread blocks of the filter gradient of block 2 (0) to 4 (2) of one task, and the tiles of each.
+///
+/// All tasks together have at most one thread block per multiprocessor. A thread block has at least 6 tiles, or fewer
+/// if that leaves fewer than 32 thread blocks: each of them writes a partial gradient that has to be added up.
 pub(super) fn gradient_blocks(
     device: &Device,
     shape: Shape,
@@ -142,7 +179,9 @@ pub(super) fn gradient_blocks(
     (tiles.div_ceil(of_each), of_each)
 }
 
-/// The number of parameters that have a gradient: the threads of the kernels that update parameters.
+/// The number of threads of the kernels that update parameters: one per filter weight of blocks 2 to 4, 50 per channel
+/// of block 1 (its patch, gamma and beta), one per gamma and beta of blocks 2 to 4, and one per weight and bias of the
+/// classifier.
 pub(super) fn element_count(size: ModelSize) -> usize {
     3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH + (size.shape.features() + 1) * size.ways
 }
@@ -184,6 +223,7 @@ impl Group<'_> {
         (blocks / self.tasks).max(1)
     }
 
+    /// The sizes of a pass of this group.
     pub fn shape(&self, pass: &PassMemory) -> MamlShape {
         let side = self.size.shape.side(BLOCKS);
         MamlShape {
@@ -201,6 +241,7 @@ impl Group<'_> {
         }
     }
 
+    /// The grid of the kernels that work on parameters, for one task.
     pub fn element_grid(&self) -> Grid {
         Grid::new(element_count(self.size).div_ceil(256), 256)
     }
@@ -250,6 +291,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "task_patch_moments", grid, &arguments)
     }
 
+    /// Starts a convolution over `images` images of height and width `side`, with the fastest kernel for its size and
+    /// the device.
     pub fn convolve(&self, queue: Queue, images: usize, side: usize, given: &Convolution) -> Result<()> {
         let shape = ConvolutionShape::new(images, side);
         let ConvolutionTiles { rows, shape, grid } = ConvolutionTiles::new(self.device, shape, self.tasks);
@@ -271,7 +314,7 @@ impl Group<'_> {
         (parameters.plus(start), parameters.plus(start + WIDTH))
     }
 
-    /// From the images to the features.
+    /// Starts the kernels from the images of a pass to its features.
     pub fn forward(&self, pass: &PassMemory) -> Result<()> {
         let PassMemory { images, weights, activations, sums } = pass;
         let (shape, count) = (self.size.shape, images.count);
@@ -314,7 +357,8 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// From the features to the losses and the gradients of logits and features.
+    /// Starts the classifier: from the features of a pass to the gradients of logits and features. The losses
+    /// `[images]` and logits `[images][ways]` of each task are written if buffers are given.
     pub fn classify(
         &self,
         pass: &PassMemory,
@@ -323,6 +367,7 @@ impl Group<'_> {
     ) -> Result<()> {
         let last = &pass.activations.blocks[2];
         let or_null = |buffer: Option<&Buffer<f32>>| buffer.map_or(Address::new(0), |buffer| buffer.at(0));
+        // Shared memory: partial logits of 8 warps, and the gradients of the logits, per class.
         let grid = Grid::new(pass.images.count, 256).shared(9 * self.size.ways * size_of::<f32>());
         let arguments: [&dyn Argument; 9] = [
             &last.y,
@@ -338,7 +383,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "classify", grid, &arguments)
     }
 
-    /// From the gradient of the features to the sums that [`Group::gradients`] points to.
+    /// Starts the kernels from the gradient of the features to the sums that [`Group::gradients`] points to. The
+    /// gradients of the filters run on the side queue, beside the backward pass of the blocks below.
     pub fn backward(&self, pass: &PassMemory) -> Result<()> {
         let PassMemory { images, weights, activations, sums } = pass;
         let (shape, count) = (self.size.shape, images.count);
@@ -390,13 +436,15 @@ impl Group<'_> {
         self.device.join()
     }
 
-    /// Thread blocks of the sums over the pixels of the features.
+    /// Thread blocks per task of the sums over the pixels of the features: one per 128 pixels, as far as there are
+    /// multiprocessors.
     pub fn feature_blocks(&self, images: usize) -> usize {
         let pixels = images * self.size.shape.side(BLOCKS).pow(2);
         pixels.div_ceil(128).min(self.blocks_per_task(self.device.multiprocessors()))
     }
 
-    /// Sums of the gradient of block 1's output times the patches.
+    /// Starts the backward pass of block 1: sums of the gradient of its output, `dy1`, times the patches, into
+    /// `d_patches`.
     pub fn first_backward(
         &self,
         pass: &PassMemory,
@@ -405,6 +453,7 @@ impl Group<'_> {
     ) -> Result<()> {
         let size = self.size.shape.size;
         let shape = FirstShape::new(pass.images.count, size, size / 2);
+        // Shared memory: filters and norm, then 32 rows of gradients (64 f16) and 32 patches for each of 8 warps.
         let grid = Grid::new(self.blocks_per_task(self.device.multiprocessors()), 256)
             .shared(8192 + 8 * 32 * (128 + PATCH_PITCH));
         let arguments: [&dyn Argument; 6] = [
@@ -418,8 +467,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "task_first_backward", grid, &arguments)
     }
 
-    /// Partial gradients of the filters of block 2 (0) to 4 (2), on the side queue: of one pair of input and gradient of the
-    /// output, or the sum of two.
+    /// Starts the partial gradients of the filters of block 2 (0) to 4 (2), on the side queue: those of one pair of
+    /// planes, the input of the convolution and the gradient of its output, or the sum of those of two pairs.
     pub fn filter_gradient(
         &self,
         images: usize,
@@ -453,7 +502,7 @@ impl Group<'_> {
         }
     }
 
-    /// The addresses of the gradients of a pass.
+    /// Where the results of the backward pass are.
     pub fn gradients(&self, pass: &PassMemory) -> PassGradients {
         let PassMemory { images, weights, activations, sums } = pass;
         let shape = self.size.shape;
@@ -480,7 +529,8 @@ impl Group<'_> {
         }
     }
 
-    /// Step `step` of the adaptation: `next - rate * gradient`.
+    /// Starts step number `step` of the adaptation of all tasks: the parameters of the next step (or of the query pass)
+    /// are those of this step minus `rate` times the gradient of the support set's loss.
     pub fn adapt(&self, step: usize, rate: f32) -> Result<()> {
         let pass = &self.memory.steps[step];
         self.forward(pass)?;
@@ -499,7 +549,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "adapt_parameters", self.element_grid(), &arguments)
     }
 
-    /// The gradient of the queries' loss at the adapted parameters.
+    /// Starts the pass over the queries: their losses, and the gradient of each task's loss at the adapted parameters,
+    /// in [`GroupMemory::gradients`].
     pub fn query_gradients(&self, losses: &Buffer<f32>) -> Result<()> {
         let pass = &self.memory.queries;
         self.forward(pass)?;

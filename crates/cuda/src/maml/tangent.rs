@@ -1,5 +1,14 @@
-//! The backward pass through the steps of the adaptation ([`Group::propagate`]): Hessian-vector products of the support
-//! sets' losses (`kernels/tangent.cu`).
+//! The backward pass of MAML through the steps of the adaptation ([`Group::propagate`]): Hessian-vector products of the
+//! support sets' losses (`kernels/tangent.cu`).
+//!
+//! A step of the adaptation is `θ' = θ - rate g(θ)`, with g the gradient of the support set's loss. A gradient v with
+//! respect to θ' becomes `v - rate H v` with respect to θ, where H is the derivative of g. H v is the tangent of the
+//! support set's forward and backward pass along the direction v: the derivative of everything that the pass computes,
+//! if the parameters move along v. The tangent of a convolution is a sum of two, because `(y * w)' = y' * w + y * w'`.
+//! In code, `t_` marks a tangent.
+//!
+//! The structures with `repr(C)` are arguments of kernels, with the fields of the structures of the same name in
+//! `kernels/tangent.cu`. They hold addresses; pairs are the value and its tangent.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, WIDTH};
@@ -12,7 +21,7 @@ use crate::conv4::network::{FirstShape, PoolShape, pool_grid};
 use crate::driver::{Argument, Grid, Queue, Value};
 use crate::error::Result;
 
-/// `FirstNorm` of the kernels.
+/// Statistics, norm and filters of block 1, or their tangents (`FirstNorm`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct FirstNorm {
@@ -33,7 +42,7 @@ impl FirstNorm {
     }
 }
 
-/// `NormTangentPlanes` of the kernels.
+/// The planes that the tangent of batch norm reads (`NormTangentPlanes`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct NormTangentPlanes {
@@ -41,17 +50,18 @@ struct NormTangentPlanes {
     dy: [u64; 2],
 }
 
-/// `NormTangentSums` of the kernels.
+/// The sums and parameters that the tangent of batch norm reads (`NormTangentSums`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct NormTangentSums {
     sums: [u64; 2],
     d_sums: [u64; 2],
     gamma_and_beta: [u64; 2],
+    /// The tangents of gamma and beta.
     tangents: [u64; 2],
 }
 
-/// `ClassifierPlanes` of the kernels.
+/// What the classifier reads and writes, or its tangents (`ClassifierPlanes`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct ClassifierPlanes {
@@ -73,14 +83,18 @@ impl ClassifierPlanes {
     }
 }
 
-/// Bytes of shared memory of `first_forward_tangent`.
+/// Bytes of shared memory of `first_forward_tangent`: the filters of block 1 and their tangents, and three numbers per
+/// channel.
 const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
 
 impl Group<'_> {
-    /// Replaces the gradient v with respect to the parameters after step `step` by v - rate * H v, the gradient with respect
-    /// to those before it.
+    /// Starts the kernels that replace the gradient v with respect to the parameters after step `step` by v - rate * H
+    /// v, the gradient with respect to those before it.
     pub fn propagate(&self, step: usize, rate: f32) -> Result<()> {
         let (pass, tangent) = (&self.memory.steps[step], &self.memory.tangents[step]);
+        // The direction is v times a factor that depends on its largest absolute value, so that the tangents, which are
+        // 16-bit floats, are about as large as the values they belong to. The kernel that writes the new v also finds
+        // the maximum for the next call.
         let back = self.memory.steps.len() - 1 - step;
         let (maximum, next) = (self.memory.maxima.plus(back), self.memory.maxima.plus(back + 1));
         let arguments: [&dyn Argument; 5] = [
@@ -116,8 +130,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "propagate_gradients", self.element_grid(), &arguments)
     }
 
-    /// The terms of the tangents that are convolutions with the filters of the direction. They depend on nothing else, so they
-    /// run on the side queue; the other terms are added later.
+    /// The terms of the tangents that are convolutions with the filters of the direction. They depend on nothing else,
+    /// so they run on the side queue; the other terms are added later.
     fn direction_convolutions(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
         let (activations, tangents) = (&pass.activations, &tangent.activations);
         self.device.fork()?;
@@ -146,6 +160,7 @@ impl Group<'_> {
         Ok(())
     }
 
+    /// The sums and parameters of the batch norm of block 1 to 3 (blocks 2 to 4 in text).
     fn norm_sums(&self, pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentSums {
         let at = (block - 1) * 2 * WIDTH;
         let both = |of: &dyn Fn(&PassMemory) -> u64| [of(pass), of(tangent)];
@@ -161,6 +176,7 @@ impl Group<'_> {
         }
     }
 
+    /// The planes of the batch norm of block 1 to 3 (blocks 2 to 4 in text).
     fn norm_planes(pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentPlanes {
         let (own, tangent) = (&pass.activations.blocks[block - 1], &tangent.activations.blocks[block - 1]);
         NormTangentPlanes {
@@ -169,6 +185,7 @@ impl Group<'_> {
         }
     }
 
+    /// Starts the tangent of the forward pass, which begins with the tangent of block 1.
     fn forward_tangent(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
         let (shape, count) = (self.size.shape, pass.images.count);
         let (gamma, _) = self.norm_parameters(pass.weights.parameters, 0);
@@ -184,6 +201,7 @@ impl Group<'_> {
         let arguments: [&dyn Argument; 5] =
             [&pass.images.plane, &first, &t_first, &tangent.activations.y1, &windows];
         self.launch(Queue::Main, "first_forward_tangent", grid, &arguments)?;
+        // From here on, convolutions add to the terms that the side queue has computed.
         self.device.join()?;
         let mut input = tangent.activations.y1;
         for (index, block) in tangent.activations.blocks.iter().enumerate() {
@@ -214,6 +232,7 @@ impl Group<'_> {
         Ok(())
     }
 
+    /// Starts the tangent of the backward pass, from the tangent of the gradient of the features.
     fn backward_tangent(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
         let (shape, count) = (self.size.shape, pass.images.count);
         let side = shape.side(BLOCKS);
@@ -237,7 +256,7 @@ impl Group<'_> {
         self.device.join()
     }
 
-    /// Backward pass of the tangents of block 2 (0) to 4 (2).
+    /// Starts the backward pass of the tangents of block 2 (0) to 4 (2).
     fn block_backward_tangent(&self, pass: &PassMemory, tangent: &PassMemory, index: usize) -> Result<()> {
         let (count, side) = (pass.images.count, self.size.shape.side(index + 1));
         let (activations, tangents) = (&pass.activations, &tangent.activations);
@@ -253,6 +272,8 @@ impl Group<'_> {
         self.launch(Queue::Main, "batch_norm_backward_tangent", grid, &arguments)?;
         self.device.fork()?;
         let previous = index.checked_sub(1);
+        // The input of the block's convolution and its tangent. The gradient of the filters is x * dz, so its tangent
+        // is x' * dz + x * dz'.
         let inputs = previous.map_or([activations.y1, tangents.y1], |previous| {
             [activations.blocks[previous].y, tangents.blocks[previous].y]
         });

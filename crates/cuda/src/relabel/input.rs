@@ -1,4 +1,9 @@
-//! The input of a training step, and its form on the device: one slot of 32-bit words (`kernels/relabel.cuh`).
+//! The input of a training step of Relabel ([`StepInput`], which the caller fills), and its form on the device
+//! ([`EncodedStep`]): one slot of 32-bit words (`kernels/relabel.cuh`).
+//!
+//! A slot begins with a [`Header`], followed by one list per kind of entry at the offsets of a [`StepLayout`]. The
+//! lists hold the entries of all episodes without gaps. Structures with `repr(C)` have the fields of the structures in
+//! the kernels.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::dropout_batches;
@@ -26,7 +31,7 @@ pub struct StepInput {
 pub struct PartInput {
     /// The episodes.
     pub episodes: Vec<EpisodeInput>,
-    /// The seed of [`Head::losses`](trueshot_nn::head::Head::losses).
+    /// The dropout seed, as of [`Head::losses`](trueshot_nn::head::Head::losses).
     pub seed: u64,
 }
 
@@ -89,11 +94,13 @@ impl StoredRow {
 }
 
 impl EpisodeInput {
-    /// The number of states, M C.
+    /// The number of states: one per item and class, M C.
     fn states(&self) -> usize {
         self.classes * self.given.len()
     }
 
+    /// Checks the episode.
+    ///
     /// # Panics
     /// If lengths disagree, a label is not below C, or there are no items or classes.
     fn check(&self) {
@@ -115,15 +122,21 @@ impl EpisodeInput {
     }
 }
 
-/// The sizes of a step, or the maximum of each size over several steps.
+/// The sizes of a step, or the maximum of each size over several steps. They decide how much memory a step needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StepSizes {
     pub episodes: usize,
+    /// Tiles of all episodes. A tile is the work of one thread block: a few items of one episode with all their states.
     pub tiles: usize,
+    /// Support items of all episodes.
     pub items: usize,
+    /// States of all episodes: the sum of M C.
     pub states: usize,
+    /// Pairs of items of all episodes: the sum of M M.
     pub pairs: usize,
+    /// Classes of all episodes: the sum of C.
     pub class_rows: usize,
+    /// Queries of all episodes.
     pub queries: usize,
     /// Inner products of items and queries.
     pub products: usize,
@@ -131,18 +144,24 @@ pub(super) struct StepSizes {
     pub row_weights: usize,
     /// Floats that the losses of all episodes need.
     pub scratch: usize,
-    /// Maxima over the episodes: M, C, floats for the losses, and thread blocks of `relabel_gram`.
+    /// The largest M of an episode.
     pub largest_items: usize,
+    /// The largest C of an episode.
     pub largest_classes: usize,
+    /// The most floats that the losses of an episode need.
     pub largest_scratch: usize,
+    /// The most thread blocks of `relabel_gram` for an episode: each computes 32 x 32 inner products.
     pub gram_tiles: usize,
-    /// Maxima over the tiles: items, states, and padded attention weights of a head.
+    /// The most items of a tile.
     pub tile_items: usize,
+    /// The most states of a tile.
     pub tile_states: usize,
+    /// The most attention weights of one head in a tile, rows padded for shared memory.
     pub tile_pairs: usize,
 }
 
 impl StepSizes {
+    /// Merges each size with that of `other`.
     fn zip(self, other: Self, larger: impl Fn(usize, usize) -> usize) -> Self {
         let merged = |field: fn(&Self) -> usize| larger(field(&self), field(&other));
         StepSizes {
@@ -176,7 +195,8 @@ impl StepSizes {
         self.max(other) == other
     }
 
-    /// The sizes increased by a quarter, so that buffers are seldom reallocated.
+    /// The sizes that are sums over the episodes, increased by a quarter, so that buffers are seldom reallocated. The
+    /// number of episodes and the maxima stay.
     pub fn with_room(self) -> Self {
         let more = |size: usize| size + size / 4;
         StepSizes {
@@ -194,7 +214,7 @@ impl StepSizes {
     }
 }
 
-/// `Header` in `kernels/relabel.cuh`.
+/// The first entry of a slot: the learning rate and sizes of the step (`Header` in `kernels/relabel.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Header {
@@ -207,7 +227,8 @@ struct Header {
     padding: [u32; 2],
 }
 
-/// `Episode` in `kernels/relabel.cuh`.
+/// One episode: its sizes, and where its entries start in the lists of the slot and in the buffers (`Episode` in
+/// `kernels/relabel.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceEpisode {
@@ -225,13 +246,14 @@ struct DeviceEpisode {
     first_tile: u32,
     tiles: u32,
     dim: u32,
+    /// The number of items before this episode in its dropout batch, the episodes that share a dropout mask.
     batch_item: u32,
     seed_low: u32,
     seed_high: u32,
     first_weight: u32,
 }
 
-/// `Tile` in `kernels/relabel.cuh`.
+/// The work of one thread block: `count` items of an episode, from number `first` on (`Tile` in `kernels/relabel.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Tile {
@@ -240,13 +262,17 @@ struct Tile {
     count: u32,
 }
 
-/// `Row` in `kernels/relabel.cuh`.
+/// The features of an item or query: `own + share (other - own)` (`Row` in `kernels/relabel.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceRow {
+    /// Address of a row on the device.
     own: u64,
+    /// Address of the row it is blended with.
     other: u64,
+    /// The weight of `other`; 0 for a row that is not blended.
     share: f32,
+    /// 0, or [`GIVEN`] until the address is known.
     padding: u32,
 }
 
@@ -254,19 +280,27 @@ struct DeviceRow {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct StepLayout {
+    /// The length of a slot in words.
     pub slot_len: u32,
     episodes: u32,
     tiles: u32,
+    /// The given label of each item.
     given: u32,
+    /// The true class of each item; the number of classes of its episode if it belongs to none of them.
     truths: u32,
+    /// The class of each query.
     query_classes: u32,
+    /// The number of items with each given label, per class row.
     counts: u32,
+    /// The features of the items of an episode, then of its queries.
     rows: u32,
 }
 
 impl StepLayout {
+    /// The layout for steps of up to these sizes.
     pub fn new(sizes: &StepSizes) -> Self {
         let mut end = 0;
+        // Appends a list of this length and returns its start in words. Lists start at multiples of 16 bytes.
         let mut add = |bytes: usize| {
             let start = end;
             end += (bytes / 4).next_multiple_of(4) as u32;
@@ -286,9 +320,10 @@ impl StepLayout {
     }
 }
 
-/// The features on the device: address, number of rows and dimension of each data set.
+/// The features of one data set on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StoredSet {
+    /// Of the first row.
     pub address: u64,
     pub rows: usize,
     pub dim: usize,
@@ -305,7 +340,7 @@ pub(super) struct EncodedStep {
     counts: Vec<u32>,
     rows: Vec<DeviceRow>,
     pub sizes: StepSizes,
-    /// The rows that are given directly.
+    /// The rows of [`EpisodeRows::Given`] of all episodes, which are copied to the device with the step.
     pub given_rows: Vec<f32>,
 }
 
@@ -314,13 +349,15 @@ fn loss_scratch_len(items: usize, classes: usize, queries: usize) -> usize {
     3 * items * (classes + 1) + 4 * items * classes + 2 * classes * queries + 2 * classes
 }
 
-/// Weights of `rows` rows in the gradient of the features, in whole tiles (`row_weight_position` in `kernels/relabel_joint.cu`).
+/// Weights of `rows` rows in the gradient of the features, in whole tiles (`row_weight_position` in
+/// `kernels/relabel_joint.cu`).
 fn row_weights_len(rows: usize) -> usize {
     rows.next_multiple_of(16) * rows.next_multiple_of(8)
 }
 
 impl EncodedStep {
-    /// `tile_states`: the number of states that a tile should not exceed, unless one item has more.
+    /// Encodes a step. `sets` are the data sets on the device; `tile_states` is the number of states that a tile should
+    /// not exceed, unless one item has more.
     ///
     /// # Panics
     /// If an episode is not consistent, or a row does not exist.
@@ -360,6 +397,8 @@ impl EncodedStep {
         step
     }
 
+    /// Appends an episode. `batch_item` is the number of items before it in its dropout batch, `seed` the seed of that
+    /// batch.
     fn add(
         &mut self,
         input: &EpisodeInput,
@@ -372,6 +411,7 @@ impl EncodedStep {
         let (items, classes, queries) = (input.given.len(), input.classes, input.query_classes.len());
         let first_row = self.rows.len();
         let dim = self.add_rows(&input.rows, items + queries, sets);
+        // The sizes so far are also the starts of this episode's entries.
         let sizes = &mut self.sizes;
         // As few tiles as possible, of about the same size.
         let per_tile = items.div_ceil(items.div_ceil((tile_states / classes).max(1)));
@@ -427,8 +467,8 @@ impl EncodedStep {
         self.query_classes.extend(&input.query_classes);
     }
 
-    /// Appends the `count` rows of an episode and returns their dimension. Rows that are given directly get their position
-    /// in `given_rows` as address, see [`EncodedStep::place_given_rows`].
+    /// Appends the `count` rows of an episode and returns their dimension. Rows that are given directly get their
+    /// position in `given_rows` as address, see [`EncodedStep::place_given_rows`].
     fn add_rows(&mut self, rows: &EpisodeRows, count: usize, sets: &[StoredSet]) -> usize {
         match rows {
             EpisodeRows::Stored(rows) => {
@@ -473,10 +513,13 @@ impl EncodedStep {
         }
     }
 
+    /// The length of the rows of each episode.
     pub fn dims(&self) -> impl Iterator<Item = usize> {
         self.episodes.iter().map(|episode| episode.dim as usize)
     }
 
+    /// Writes the step into a slot, `[slot_len]`. What an earlier step has left beyond the lists of this one is not
+    /// read.
     pub fn write(&self, layout: &StepLayout, slot: &mut [u32]) {
         fn put<T: Pod>(slot: &mut [u32], start: u32, values: &[T]) {
             let words: &[u32] = bytemuck::cast_slice(values);
@@ -493,5 +536,6 @@ impl EncodedStep {
     }
 }
 
-/// Marks a row whose address is relative to the rows that are given directly.
+/// Marks a row whose addresses are relative to the start of [`EncodedStep::given_rows`] on the device, which is not
+/// known yet.
 const GIVEN: u32 = 1;

@@ -1,8 +1,10 @@
-//! Relabel in training together with a backbone.
+//! Relabel in training together with a backbone, which computes the features of each step and receives their gradient:
+//! [`RelabelTraining::joint`] and the implementation of [`HeadTraining`], which [`joint`](crate::joint) uses.
 //!
-//! The layers run as in training on fixed features. The kernels for the gradient of the features run on the side queue as
-//! far as possible (`kernels/relabel_joint.cu`). Two of them follow the last layer (`kernels/relabel_feature_gradient.cu`)
-//! and run in parallel with the gradients of the weights.
+//! The layers run as in training on fixed features. The kernels for the gradient of the features run on the side queue,
+//! in parallel with the backward pass of the layers, as far as their inputs allow it (`kernels/relabel_joint.cu`). Two
+//! of them need all gradients of the layers (`kernels/relabel_feature_gradient.cu`), so they come last, in parallel
+//! with the gradients of the weights.
 
 use trueshot_nn::relabel::Relabel;
 
@@ -12,15 +14,18 @@ use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 use crate::joint::{BackboneArgument, BackboneUpdate, HeadTraining, HeadWeights};
 
-/// Threads of the kernels that are not launched per episode, and the columns of features of a block of `relabel_rows_backward`.
+/// Threads per block of `relabel_view_scales`.
 const VIEW_THREADS: u32 = 256;
+/// Threads per block of `relabel_edge_features_backward`.
 const EDGE_INPUT_THREADS: u32 = 512;
+/// Threads per block of `relabel_rows_backward`.
 const ROWS_THREADS: u32 = 256;
+/// Columns of features that a block of `relabel_rows_backward` computes.
 const ROWS_COLUMNS: usize = 64;
 
 impl RelabelTraining {
-    /// A training run of `network` together with a backbone, which starts from `parameters`. A step has up to `rows` rows of
-    /// `dim` numbers, which the backbone writes to [`HeadTraining::features`]. The rows of all episodes are
+    /// A training run of `network` together with a backbone, which starts from `parameters`. A step has up to `rows`
+    /// rows of `dim` numbers, which the backbone writes to [`HeadTraining::features`]. The rows of all episodes are
     /// [`EpisodeRows::InOrder`].
     ///
     /// # Errors
@@ -52,12 +57,13 @@ impl RelabelTraining {
         self.persistent.features[0].0.write(0, values)
     }
 
-    /// Starts the kernels that follow the losses on the side queue: scales of the item view, and gradients of the products
-    /// with queries.
+    /// Starts the kernels that need only the losses, on the side queue: scales of the item view (a projection of the
+    /// features themselves), and gradients of the inner products of items with queries.
     fn record_queries_backward(&self, memory: &StepMemory) -> Result<()> {
         let (relabel, joint) = (Value(memory.relabel), Value(memory.joint.expect("made by `joint`")));
         let side = |kernel, grid| self.device.launch(Queue::Side, kernel, grid, &[&relabel, &joint]);
         if self.plan.config.item_view.is_some() {
+            // One warp per item.
             let warps = VIEW_THREADS as usize / 32;
             let blocks = memory.sizes.largest_items.div_ceil(warps);
             let grid = Grid::new(blocks, VIEW_THREADS).rows(memory.sizes.episodes);
@@ -155,7 +161,8 @@ impl HeadTraining for RelabelTraining {
 
     fn finished_losses(&mut self) -> Result<Vec<StepLosses>> {
         let mut losses = self.read_losses()?;
-        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite either.
+        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite
+        // either.
         let slot = 2 * (self.done as usize % STEP_SLOTS);
         let mut of_next = [0.0; 2];
         self.persistent.results.read_into(slot, &mut of_next)?;

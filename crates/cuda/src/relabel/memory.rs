@@ -1,4 +1,15 @@
 //! The buffers of Relabel on the device ([`StepMemory`]), as `kernels/relabel.cuh` declares them.
+//!
+//! Start with [`StepMemory::new`], which allocates everything whose size depends on the episodes. What depends on the
+//! network alone is in `network_plan`, the tables for the gradients of the parameters in `gradient_plan`, and what
+//! training together with a backbone needs in addition in `joint_buffers`.
+//!
+//! A state is the vector of width W that the network has for one item and one class. An episode of M items and C
+//! classes has M C states and M M pairs of items. A class row is a row per class of an episode; a tile is the work of
+//! one thread block: a few items of one episode with all their states. Sizes are sums over the episodes of a step.
+//!
+//! The structures with `repr(C)` have the fields of the structures in `kernels/`, in the same order; shapes and
+//! meanings of the fields are documented there.
 
 mod gradient_plan;
 mod joint_buffers;
@@ -15,12 +26,15 @@ use joint_buffers::DeviceJoint;
 pub(super) use joint_buffers::JointAddresses;
 pub(super) use network_plan::{NetworkPlan, Positions};
 
-/// Features of a pair of items, of a state, and outputs of a state.
+/// Input features of a pair of items: five relations (such as cosines and distances), and whether the labels are the
+/// same.
 const PAIR_FEATURES: usize = 6;
+/// Input features of a state: four of the given labels, and three statistics of each of the five relations.
 const STATE_FEATURES: usize = 19;
+/// Outputs of a state: the logit of its class, the logarithm of its multiplier, and its vote for "none of the classes".
 const OUTPUTS: usize = 3;
 
-/// `PackedLayer` in `kernels/relabel.cuh`.
+/// `PackedLayer` in `kernels/relabel.cuh`: where the weights of a layer start in the packed weights.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 struct PackedLayer {
@@ -34,7 +48,7 @@ struct PackedLayer {
     mixed: i32,
 }
 
-/// `SharedLayout` in `kernels/relabel.cuh`.
+/// `SharedLayout` in `kernels/relabel.cuh`: where the parts of the shared memory of a tile start, in floats.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 pub(super) struct SharedLayout {
@@ -49,7 +63,8 @@ pub(super) struct SharedLayout {
     pub len: i32,
 }
 
-/// `Relabel` in `kernels/relabel.cuh`.
+/// `Relabel` in `kernels/relabel.cuh`, the argument of all kernels: sizes, offsets of parameters, and addresses of
+/// buffers (`u64`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct DeviceRelabel {
@@ -167,19 +182,29 @@ pub(super) struct DeviceRelabel {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct State {
+    /// Finished steps.
     pub step: u32,
+    /// Updates of the optimiser so far.
     pub updates: u32,
+    /// Thread blocks of the current update that have finished; the last one ends the step.
     pub finished_blocks: u64,
+    /// AdamW's corrections of both moments in the current step.
     pub corrections: [f32; 2],
 }
 
 /// The buffers and tables for steps up to some sizes.
 pub(super) struct StepMemory {
+    /// The largest sizes of a step.
     pub sizes: StepSizes,
+    /// The argument of the kernels.
     pub relabel: DeviceRelabel,
+    /// The inputs of the steps, `[slot][slot_len]` in words of 32 bits.
     pub slots: Buffer<u32>,
+    /// The matrix products that are the gradients of the weights.
     pub products: Buffer<Product>,
+    /// The results of `products`.
     pub product_sums: Buffer<f32>,
+    /// Where the gradient of each parameter comes from.
     pub sources: Buffer<Source>,
     /// The buffers for the gradient of the features, in training together with a backbone.
     pub joint: Option<DeviceJoint>,
@@ -198,11 +223,18 @@ pub(super) struct PersistentAddresses {
 }
 
 impl StepMemory {
-    /// Floats of shared memory that the features of an episode need.
+    /// Floats of shared memory of the kernel that computes the input features of an episode. It always has four numbers
+    /// per item: the product with the mean of the items, two scales, and the label.
     pub fn features_shared_len(&self) -> i32 {
         self.relabel.gram_len.max(4 * self.sizes.largest_items as i32)
     }
 
+    /// Memory for `slots` inputs, and for one step of up to `sizes`. `limit`: bytes of shared memory that a thread
+    /// block may use.
+    ///
+    /// # Errors
+    /// [`TooLarge`](crate::Error::TooLarge) if a tile does not fit into shared memory,
+    /// [`OutOfMemory`](crate::Error::OutOfMemory) if the buffers do not fit.
     pub fn new(
         device: &Device,
         plan: &NetworkPlan,
@@ -215,6 +247,9 @@ impl StepMemory {
         relabel.shared = plan.shared_layout(&sizes);
         relabel.layout = StepLayout::new(&sizes);
         check_shared("an episode", 4 * relabel.shared.len as usize, limit)?;
+        // Input features and losses of an episode are computed in shared memory if they fit, otherwise in global memory
+        // (length 0). The features need up to four vectors `[M]`, the inner products, the distances, and the pair
+        // features, each `[M, M]`.
         let gram_len = 4 * sizes.largest_items + (2 + PAIR_FEATURES) * sizes.largest_items.pow(2);
         relabel.gram_len = if 4 * gram_len <= limit { gram_len as i32 } else { 0 };
         relabel.scratch_len =
@@ -246,6 +281,7 @@ impl StepMemory {
         })
     }
 
+    /// Allocates the buffers of a step of up to `sizes`, adds them to `buffers` and sets their addresses in `r`.
     fn allocate(
         device: &Device,
         plan: &NetworkPlan,
@@ -262,10 +298,12 @@ impl StepMemory {
         r.max_states = states as i32;
         r.max_class_rows = class_rows as i32;
         r.max_class_sums = class_sums as i32;
+        // Allocates a buffer and returns its address.
         let mut floats = |len: usize| -> Result<u64> {
             buffers.push(device.zeros::<f32>(len)?);
             Ok(buffers[buffers.len() - 1].address())
         };
+        // The input features of pairs and states, and the attention weights.
         r.gram = floats(pairs)?;
         r.products = floats(products)?;
         r.squares = floats(queries)?;
@@ -273,9 +311,11 @@ impl StepMemory {
         r.state_features = floats(STATE_FEATURES * states)?;
         r.attention = floats(layers * heads * pairs)?;
         r.d_attention = floats(layers * heads * pairs)?;
+        // States before attention and before mixing of every layer, and after the last layer.
         for buffer in [&mut r.states, &mut r.normed, &mut r.d_states] {
             *buffer = floats((2 * layers + 1) * states * width)?;
         }
+        // Activations of the layers: per item, per state and per class row.
         for buffer in [&mut r.pooled, &mut r.pools] {
             *buffer = floats(layers * items * 2 * width)?;
         }
@@ -307,6 +347,7 @@ impl StepMemory {
                 *buffer = floats(items * width)?;
             }
         }
+        // Logits, losses, and partial sums of the gradients.
         r.outlier = floats(items)?;
         r.d_outlier = floats(items)?;
         r.logits = floats(states * OUTPUTS)?;

@@ -1,4 +1,6 @@
-//! TraNFS in training together with a backbone (`kernels/tranfs_joint.cu`).
+//! TraNFS in training together with a backbone, which computes the features of each step and receives their gradient
+//! (`kernels/tranfs_joint.cu`): [`TranfsTraining::joint`] and the implementation of [`HeadTraining`], which
+//! [`joint`](crate::joint) uses.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::tranfs::{Config, Tranfs};
@@ -11,23 +13,29 @@ use crate::driver::{Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 use crate::joint::{BackboneUpdate, HeadTraining, HeadWeights};
 
-/// Items that a thread block of `tranfs_item_gradients` handles: the first number if its shared memory suffices, else the
-/// second.
+/// Items that a thread block of `tranfs_item_gradients` handles: the first number if its shared memory suffices, else
+/// the second.
 const ITEM_ROWS: [usize; 2] = [16, 8];
 
-/// `struct TranfsJoint` in `kernels/tranfs.cu`
+/// What the kernels need in addition (`struct TranfsJoint` in `kernels/tranfs.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct JointArgument {
+    /// Address of [`JointBuffers::d_features`].
     d_features: u64,
+    /// Address of [`JointBuffers::mean_factors`].
     mean_factors: u64,
+    /// Position of the transposed down-projection in the packed weights.
     packed_down_t: i32,
+    /// Items of a thread block of `tranfs_item_gradients`, see [`ITEM_ROWS`].
     item_rows: i32,
 }
 
 /// The buffers that joint training needs in addition.
 pub(super) struct JointBuffers {
+    /// The gradient of the features, `[rows][dim]`.
     pub d_features: Buffer<f32>,
+    /// Two factors per class from which the kernels compute the gradients that the clean loss gives its items.
     #[allow(dead_code, reason = "kernels use it by address")]
     mean_factors: Buffer<f32>,
     argument: JointArgument,
@@ -46,6 +54,7 @@ impl JointBuffers {
     ) -> Result<Self> {
         let d_features = device.zeros(feature_len)?;
         let mean_factors = device.zeros(limits.episodes * config.classes * 2)?;
+        // Shared memory: per item 128 columns of the features and one row of a token's width.
         let words = |rows: usize| rows * (CHUNK + 4 + memory::pitch_of(config.width));
         let [most_rows, least_rows] = ITEM_ROWS;
         let item_rows = if words(most_rows) <= SHARED_WORDS { most_rows } else { least_rows };
@@ -60,8 +69,8 @@ impl JointBuffers {
 }
 
 impl TranfsTraining {
-    /// A training run together with a backbone, which starts from `parameters`, in the layout of `network`. A step has at
-    /// most `rows` rows; its episodes name rows of [`HeadTraining::features`], each row once.
+    /// A training run together with a backbone, which starts from `parameters`, in the layout of `network`. A step has
+    /// at most `rows` rows; its episodes name rows of [`HeadTraining::features`], each row once.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the activations do not fit.
@@ -79,7 +88,8 @@ impl TranfsTraining {
         Self::with_features(device, network, options, parameters, features, true)
     }
 
-    /// Writes the first rows of [`HeadTraining::features`] from the host, in place of a backbone. For measurements and tests.
+    /// Writes the first rows of [`HeadTraining::features`] from the host, in place of a backbone. For measurements and
+    /// tests.
     ///
     /// # Panics
     /// If there are more numbers than the buffer has.
@@ -87,6 +97,8 @@ impl TranfsTraining {
         self.features.write(0, rows)
     }
 
+    /// # Panics
+    /// If the run was not made by [`TranfsTraining::joint`].
     fn joint_buffers(&self) -> &JointBuffers {
         self.joint.as_ref().expect("only a run that TranfsTraining::joint made is a HeadTraining")
     }
@@ -161,7 +173,8 @@ impl HeadTraining for TranfsTraining {
     fn finished_losses(&mut self) -> Result<Vec<[f32; 3]>> {
         let state = self.state.read()?[0];
         let first = std::mem::replace(&mut self.done, state.step);
-        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite either.
+        // A step whose loss is not finite may be unfinished, because then the backbone's gradients are not finite
+        // either.
         let is_unfinished = state.failed != 0 && state.evaluated == state.step;
         self.read_losses(first, state.step + u32::from(is_unfinished))
     }

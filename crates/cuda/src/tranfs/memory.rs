@@ -1,5 +1,9 @@
-//! The buffers of a training run ([`Activations`]), and the argument of the kernels that points to them ([`TranfsArgument`],
-//! `struct Tranfs` in `kernels/tranfs.cu`).
+//! The buffers of a training run of TraNFS ([`Activations`]), the shared memory of its kernels ([`SharedMemory`]), and
+//! the argument of the kernels that points to the buffers ([`TranfsArgument`], `struct Tranfs` in `kernels/tranfs.cu`,
+//! which documents shapes and meanings).
+//!
+//! A token is a row of the transformer: one class token per class of an episode, and one token per support item. D is
+//! the dimension of the features (`dim`), `width` that of a token. Thread blocks work on chunks of the D columns.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::tranfs::{ClassTokens, CleanLoss, Config};
@@ -20,39 +24,56 @@ const PROTOTYPE_ROWS: usize = 8;
 const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
 /// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).
 const PROJECTED_COLUMNS: usize = 320;
-/// Words of `GradientMemory` in `kernels/tranfs_update.cu`.
+/// Words of `GradientMemory` in `kernels/tranfs_update.cu`: 3 stages of two tiles of 32 rows with a pitch of 72, two
+/// tables of 512 addresses of 2 words, 64 columns of a direction, 256 partial sums, and 256 sums of squares of 2 words.
 const GRADIENT_MEMORY: usize = 3 * 2 * 32 * 72 + 4 * 512 + 64 + 256 + 2 * 256;
-/// Words of shared memory that a thread block may have on every supported GPU.
+/// Words of shared memory that a thread block may have on every supported GPU: 99 KiB.
 pub(super) const SHARED_WORDS: usize = 99 * 256;
 
+/// The first fields of `struct Tranfs`: sizes of the network, and the largest sizes of a step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct Sizes {
     dim: i32,
     width: i32,
     heads: i32,
+    /// Hidden units of the feed-forward network.
     hidden: i32,
     layers: i32,
+    /// The most classes of an episode.
     classes: i32,
+    /// Chunks of [`CHUNK`] columns of D.
     pub chunks: i32,
+    /// Chunks of [`PROJECTED_COLUMNS`] columns of D.
     pub projections: i32,
+    /// 1 if class tokens are means of the projected items, otherwise 0.
     class_mean: i32,
+    /// 1 if the clean loss is minus the cosine, 0 if it is the squared distance.
     cosine: i32,
+    /// Words of the rows of a thread block of `tranfs_layer_large`.
     row_len: i32,
+    /// The most tokens of an episode.
     most_tokens: i32,
+    // From here to `queries`: the most of all episodes of a step.
     items: i32,
     pub class_capacity: i32,
     tokens: i32,
     queries: i32,
+    /// The most attention weights of a step in one layer.
     maps: i32,
+    /// Rows of the data set on the device.
     feature_rows: i32,
 }
 
+/// Factors of dropout, attention and the losses, as `struct Tranfs` has them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct Factors {
+    /// The probability of dropout times 2^31: random numbers of 31 bits below it drop.
     dropout_threshold: u32,
+    /// One over the probability of keeping a number.
     dropout_scale: f32,
+    /// One over the square root of the width of a head.
     attention_scale: f32,
     clean_weight: f32,
     mislabelled_weight: f32,
@@ -67,6 +88,7 @@ pub(super) struct TranfsArgument {
     pub factors: Factors,
     pub places: ParameterPlaces,
     pub packed: PackedPlaces,
+    // Addresses of buffers.
     pub inputs: u64,
     pub current: u64,
     pub features: u64,
@@ -77,15 +99,20 @@ pub(super) struct TranfsArgument {
     pub state: u64,
 }
 
+/// The number of buffers of [`Activations`].
 const ACTIVATIONS: usize = 39;
 
-/// What a run keeps on the device between steps.
+/// What a run keeps on the device between steps (`struct TranfsState` in `kernels/tranfs.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct TranfsState {
+    /// Finished steps.
     pub step: u32,
+    /// 1 after a loss that was not finite: nothing is updated until the host writes a new state.
     pub failed: u32,
+    /// Factors of the update and of the loss in the current step: `keep`, `rate`, `second_scale` and `scale`.
     pub factors: [f32; 4],
+    /// The number of the step whose losses were computed last, in training together with a backbone.
     pub evaluated: u32,
 }
 
@@ -122,7 +149,7 @@ pub(super) struct Activations {
     prototypes: Buffer<f32>,
     d_prototypes: Buffer<f32>,
     clean_means: Buffer<f32>,
-    /// The kernels store 32-bit integers here.
+    /// The numbers of correctly labelled items. The kernels store 32-bit integers here.
     clean_counts: Buffer<f32>,
     partial_products: Buffer<f32>,
     class_sums: Buffer<f32>,
@@ -137,11 +164,14 @@ pub(super) struct Activations {
 }
 
 impl Activations {
+    /// Buffers for steps of at most these sizes.
     pub fn new(device: &Device, config: &Config, limits: Limits, shared: &SharedMemory) -> Result<Self> {
         let Config { dim, width, feed_forward: hidden, layers, heads, classes, .. } = *config;
         let Limits { episodes, support, queries } = limits;
+        // Of all episodes of a step.
         let (items, all_classes, queries) = (episodes * support, episodes * classes, episodes * queries);
         let (tokens, chunks) = (items + all_classes, dim.div_ceil(CHUNK));
+        // Thread blocks of `tranfs_layer`.
         let blocks = episodes * (support + classes).div_ceil(ROWS);
         let zeros = |len: usize| device.zeros::<f32>(len);
         Ok(Activations {
@@ -235,7 +265,8 @@ impl Activations {
     }
 }
 
-/// The shared memory of each kernel. If it does not suffice, a variant of the kernel works in global memory.
+/// The shared memory that each kernel needs. If a thread block cannot have that much, a variant of the kernel works in
+/// global memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedMemory {
     /// Words of the rows of a thread block of `tranfs_layer` or `tranfs_layer_back`.
@@ -261,32 +292,42 @@ pub(super) struct SharedMemory {
 /// The shared memory of a kernel that has a variant for sizes that do not fit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KernelMemory {
+    /// Whether the usual kernel can be launched; otherwise its variant.
     pub fits: bool,
+    /// Bytes of shared memory of the kernel to launch.
     pub bytes: usize,
 }
 
 impl KernelMemory {
-    /// Memory for `words` words if they fit; otherwise for `least` words.
+    /// Memory for `words` words if they fit; otherwise for `least` words, which the variant needs.
     fn new(words: usize, least: usize) -> Self {
         let fits = words <= SHARED_WORDS;
         KernelMemory { fits, bytes: 4 * if fits { words } else { least } }
     }
 }
 
-/// Words from one row of `width` numbers to the next (`pitch_of` in `kernels/linear.cu`).
+/// Words from one row of `width` numbers to the next (`pitch_of` in `kernels/linear.cu`): rounded up to whole matrix
+/// instructions, and padded against bank conflicts.
 pub(super) fn pitch_of(width: usize) -> usize {
     width.next_multiple_of(16) + 4
 }
 
 impl SharedMemory {
+    /// The shared memory for a network and steps of at most these sizes. Every term is an array in the memory of the
+    /// kernel.
     pub fn new(config: &Config, limits: Limits) -> Self {
         let Config { width, heads, feed_forward: hidden, .. } = *config;
         let tokens = limits.support + config.classes;
         let [pitch, unit_pitch, qkv_pitch] = [width, hidden, 3 * width].map(pitch_of);
         let widest = pitch.max(unit_pitch);
+        // Rows of three arrays, and the biases and norms of a layer.
         let forward = ROWS * (pitch + 2 * widest) + 6 * width + hidden;
+        // Rows of seven arrays (`struct TokenRows` in `kernels/tranfs.cu`), and the scales of two norms.
         let backward = ROWS * (4 * pitch + qkv_pitch + widest + unit_pitch) + 2 * width;
+        // Queries, keys or values of one head, and its attention weights. Odd pitches (`| 1`) avoid bank conflicts.
+        // Forward: three copies of the head and one map; backward: five copies, two maps and one number per token.
         let (head, map) = (tokens * ((width / heads) | 1), tokens * (tokens | 1));
+        // What the losses keep per query and class of an episode.
         let queries = limits.queries * (config.classes + 2) + 4 * config.classes + 2;
         SharedMemory {
             row_len: forward.max(backward).next_multiple_of(4),
@@ -303,6 +344,7 @@ impl SharedMemory {
 }
 
 impl Sizes {
+    /// The sizes for a network, steps of at most `limits`, and a data set of `feature_rows` rows.
     pub fn new(config: &Config, limits: Limits, shared: &SharedMemory, feature_rows: usize) -> Self {
         let Limits { episodes, support, queries } = limits;
         let size = |value: usize| i32::try_from(value).expect("sizes are below 2^31");
@@ -331,6 +373,7 @@ impl Sizes {
 }
 
 impl Factors {
+    /// The factors of a network.
     pub fn new(config: &Config) -> Self {
         Factors {
             dropout_threshold: (config.dropout * (1u64 << 31) as f64) as u32,

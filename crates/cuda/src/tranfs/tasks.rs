@@ -1,5 +1,13 @@
-//! The task lists of the last two kernels of a step ([`gradient_tasks`], [`update_tasks`], `kernels/tranfs_update.cu`), and
-//! the positions of parameters and their packed copies.
+//! The task lists of the last two kernels of a step of TraNFS (`kernels/tranfs_update.cu`), and the positions of
+//! parameters ([`ParameterPlaces`]) and of their packed copies ([`PackedPlaces`]).
+//!
+//! A task is the work of one thread block. The host lists all tasks once, when a run starts: [`gradient_tasks`] compute
+//! the gradients of the parameters, [`update_tasks`] apply AdamW and write the packed copies, in which matrix
+//! instructions read the weights.
+//!
+//! There are three kinds of weights: the down-projection from features to tokens (`down`), the up-projection from
+//! tokens to prototypes (`up`, which can be tied to `down`, that is, share its tensor), and the weights of the
+//! layers. A linear layer that decides whether an item is mislabelled adds a weight per feature and a bias.
 
 use std::collections::HashMap;
 
@@ -10,25 +18,33 @@ use trueshot_nn::tranfs::{Config, Tranfs};
 
 use super::memory::Activations;
 
-/// Side of a tile of a product task, and columns of a sum task.
+/// Rows and columns of a weight's gradient that one product task computes.
 const TILE: usize = 64;
+/// Columns that one sum task adds up.
 const SUM_COLUMNS: usize = 32;
-/// Rows and columns of an update task.
+/// Rows of a weight that one update task updates.
 const UPDATE_ROWS: usize = 16;
+/// Columns of a weight that one update task updates.
 const UPDATE_COLUMNS: usize = 64;
 
-/// Positions of parameters, in the order of `struct Tranfs`; those within a layer are relative to its start.
+/// Positions of the first numbers of tensors in the parameters, in the order of `struct Tranfs`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct ParameterPlaces {
     pub down: i32,
+    /// That of `down` if the up-projection is tied to it.
     pub up: i32,
+    /// The table of position embeddings, `[classes][width]`.
     pub positions: i32,
+    /// The table of class tokens, `[classes][width]`; -1 if class tokens are means of items.
     pub class_tokens: i32,
     pub mislabelled: i32,
     pub mislabelled_bias: i32,
+    /// The start of layer 0.
     pub layer: i32,
+    /// The distance from one layer to the next.
     pub layer_len: i32,
+    // Relative to the start of a layer. A weight ends where its bias starts; a norm is scale, then shift.
     pub qkv_bias: i32,
     pub attended_bias: i32,
     pub norm1: i32,
@@ -38,6 +54,7 @@ pub(super) struct ParameterPlaces {
 }
 
 impl ParameterPlaces {
+    /// The positions in the layout of `network`.
     pub fn new(network: &Tranfs) -> Self {
         let starts: HashMap<&str, i32> = network
             .layout()
@@ -67,36 +84,42 @@ impl ParameterPlaces {
     }
 }
 
-/// Positions of packed weights in units of 16 bytes, in the order of `struct Tranfs`; those within a layer are relative to
-/// its start.
+/// Positions of packed weights in units of 16 bytes, in the order of `struct Tranfs`; those within a layer are relative
+/// to its start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct PackedPlaces {
     down: i32,
     up: i32,
+    /// The transposed up-projection.
     up_t: i32,
+    /// The start of layer 0.
     layer: i32,
+    /// The distance from one layer to the next.
     layer_len: i32,
-    /// qkv, attention's output, feed-forward input and output; then the same transposed.
+    /// The weights of a layer in the order of [`WEIGHTS`].
     weights: [i32; 4],
+    /// The same weights transposed, for the backward pass.
     transposed: [i32; 4],
 }
 
-/// The weights of a layer in the order of [`PackedPlaces`].
+/// The packed weights of a layer: queries, keys and values together, attention's output, feed-forward input and output.
 const WEIGHTS: [&str; 4] =
     ["attention.in.weight", "attention.out.weight", "feed_forward.in.weight", "feed_forward.out.weight"];
 
-/// The length of packed weights in units of 16 bytes.
+/// The length of a packed weight `[inputs, outputs]` in units of 16 bytes: 8 outputs and 16 inputs are 32 units, one
+/// for each thread of a warp (`kernels/linear.cu`).
 fn packed_len(inputs: usize, outputs: usize) -> usize {
     outputs.div_ceil(8) * inputs.div_ceil(16) * 32
 }
 
 impl PackedPlaces {
-    /// Returns the positions, the position of the transposed down-projection, and the length of all packed weights. There is
-    /// no transposed down-projection (-1) unless it is tied to the up-projection or `is_joint`.
+    /// Returns the positions, the position of the transposed down-projection, and the length of all packed weights.
+    /// There is no transposed down-projection (-1) unless it is tied to the up-projection or `is_joint`.
     pub fn new(config: &Config, is_joint: bool) -> (Self, i32, usize) {
         let Config { dim, width, feed_forward, layers, tied, .. } = *config;
         let mut end = 0;
+        // Appends a weight of this shape and returns its start.
         let mut add = |inputs: usize, outputs: usize| {
             let start = end;
             end += packed_len(inputs, outputs);
@@ -119,7 +142,8 @@ impl PackedPlaces {
         (PackedPlaces { down, up, up_t, layer, layer_len, weights, transposed }, down_t, len)
     }
 
-    /// The positions of a tensor's copies, as it is and transposed; -1 for a copy that does not exist.
+    /// The positions of a tensor's copies, as it is and transposed; -1 for a copy that does not exist. `down_t` is the
+    /// position of the transposed down-projection.
     fn of(&self, name: &str, down_t: i32) -> (i32, i32) {
         match name {
             "down.weight" => (self.down, down_t),
@@ -128,6 +152,8 @@ impl PackedPlaces {
         }
     }
 
+    /// The positions of the copies of a weight of a layer, such as `layer1.attention.out.weight`; `None` for other
+    /// tensors.
     fn of_layer(&self, name: &str) -> Option<(i32, i32)> {
         let (number, part) = name.strip_prefix("layer")?.split_once('.')?;
         let weight = WEIGHTS.iter().position(|weight| *weight == part)?;
@@ -136,20 +162,28 @@ impl PackedPlaces {
     }
 }
 
+/// The update of up to 16 x 64 elements of a tensor (`struct UpdateTask` in `kernels/tranfs_update.cu`). Tensors that
+/// are not packed are treated as matrices of 64 columns, whatever their shape.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct UpdateTask {
+    /// The position of the tensor in the parameters.
     start: i32,
+    /// The number of its elements.
     len: i32,
+    /// Rows of the matrix.
     inputs: i32,
+    /// Columns of the matrix.
     outputs: i32,
     first_input: i32,
     first_output: i32,
+    /// Positions of the packed copies, as it is and transposed; -1 for none.
     forward: i32,
     transposed: i32,
 }
 
-/// The updates of all trained tensors, in tiles. `down_t`: the position of the packed transposed down-projection, or -1.
+/// The updates of all trained tensors, in tiles. `down_t`: the position of the packed transposed down-projection, or
+/// -1.
 pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces, down_t: i32) -> Vec<UpdateTask> {
     let mut tasks = Vec::new();
     for tensor in network.layout().tensors().iter().filter(|tensor| tensor.role == Role::Trained) {
@@ -177,43 +211,58 @@ pub(super) fn update_tasks(network: &Tranfs, packed: &PackedPlaces, down_t: i32)
     tasks
 }
 
+/// A part of the gradient of one tensor (`struct GradientTask` in `kernels/tranfs_update.cu`): a tile of a product
+/// `leftᵀ right` over rows, or sums of columns of `left` (times those of `right`, if there are any) over rows.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 pub(super) struct GradientTask {
+    /// Address of `[rows][inputs]` numbers of a product, or of `[rows][outputs]` of a sum.
     left: u64,
+    /// Address of `[rows][outputs]` numbers; 0 for none.
     right: u64,
+    /// A [`Kind`].
     kind: i32,
     inputs: i32,
     outputs: i32,
     first_input: i32,
     first_output: i32,
+    /// The position of the tensor in the parameters.
     start: i32,
+    /// What counts, for projections ([`ITEMS`], [`PROTOTYPES`]) and tables ([`TOKENS_OF_CLASS`], [`CLASS_TOKEN`]).
     option: i32,
+    /// The class of a row of a table.
     label: i32,
 }
 
 /// The kinds of [`GradientTask`], in the order of `enum GradientKind`.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
+    /// A tile of the weight of a layer; rows are tokens.
     LayerProduct,
+    /// A tile of the down- or up-projection.
     Projection,
+    /// Sums over tokens, for biases, norms and tables.
     ColumnSums,
     MislabelledWeight,
     MislabelledBias,
 }
 
-/// `enum ProjectionParts`
+/// The gradient of a projection through the items (`enum ProjectionParts`): that of the down-projection.
 const ITEMS: i32 = 1;
+/// The gradient of a projection through the prototypes: that of the up-projection.
 const PROTOTYPES: i32 = 2;
-/// `enum TokenFilter`
+/// Sums over all tokens of one class (`enum TokenFilter`), for position embeddings.
 const TOKENS_OF_CLASS: i32 = 1;
+/// Sums over the class tokens of one class, for learned class tokens.
 const CLASS_TOKEN: i32 = 2;
 
-/// The gradients of all trained tensors, one task per thread block, in groups: one per layer from the last to layer 1, then
-/// all other tensors, with the longest tasks first.
+/// The gradients of all trained tensors, one task per thread block, in groups: one per layer from the last to layer 1,
+/// then all other tensors, with the longest tasks first. The groups of the upper layers can be computed beside the
+/// backward pass of the layers below.
 pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec<Vec<GradientTask>> {
     let config = network.config();
     let places = ParameterPlaces::new(network);
+    // The product tasks and the sum tasks of a layer.
     let of_layer = |layer| {
         let (mut tasks, mut sums) = (Vec::new(), Vec::new());
         layer_tasks(config, &places, activations, layer, &mut tasks, &mut sums);
@@ -227,6 +276,8 @@ pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec
             tasks
         })
         .collect();
+    // The last group: the projections, layer 0, the tables of position embeddings and class tokens if they are trained,
+    // and the classifier of "mislabelled".
     let mut tasks = projection_tasks(network);
     let (first_tasks, mut sums) = of_layer(0);
     tasks.extend(first_tasks);
@@ -266,6 +317,7 @@ pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec
     groups
 }
 
+/// The product tasks of the projections. If they are tied, one tensor gets the gradients of both.
 fn projection_tasks(network: &Tranfs) -> Vec<GradientTask> {
     let places = ParameterPlaces::new(network);
     let Config { dim, width, tied, .. } = *network.config();
@@ -296,7 +348,7 @@ fn add_tiles(task: GradientTask, inputs: usize, outputs: usize, tasks: &mut Vec<
     }
 }
 
-/// Adds one task per 32 columns.
+/// Adds one sum task per 32 of `outputs` columns.
 fn add_sums(task: GradientTask, outputs: usize, tasks: &mut Vec<GradientTask>) {
     for first in (0..outputs).step_by(SUM_COLUMNS) {
         tasks.push(GradientTask {
@@ -308,6 +360,7 @@ fn add_sums(task: GradientTask, outputs: usize, tasks: &mut Vec<GradientTask>) {
     }
 }
 
+/// Adds the tasks of a layer: those of its four weights to `tiles`, those of biases and norms to `sums`.
 fn layer_tasks(
     config: &Config,
     places: &ParameterPlaces,
@@ -320,6 +373,8 @@ fn layer_tasks(
     let a = activations;
     let tokens = a.tokens;
     let start = places.layer + layer as i32 * places.layer_len;
+    // The inputs of the four linear layers, the normalised values of the two norms, and the gradients of all their
+    // outputs.
     let states = a.states.at(layer * tokens * width).address();
     let middle = a.middle.at(layer * tokens * width).address();
     let attended = a.attended.at(layer * tokens * width).address();

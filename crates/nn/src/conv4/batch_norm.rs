@@ -1,9 +1,14 @@
-//! Batch norm in training, fused with the output transform, pooling and ReLU around it.
+//! Batch norm in training, fused with the output transform, pooling and ReLU around it, for blocks 2 to 4.
 //!
-//! With batch statistics, normalising is `scale y + shift` per channel. Its gradient at a pixel is
-//! `dy_factor dy + y_factor y + constant`, where dy is the gradient after pooling and ReLU and thus nonzero only at the
-//! maximum of a window. The coefficients follow from sums over all pixels ([`BatchNorm`], [`BatchNormBackward`]); the
-//! kernels compute those sums and apply the coefficients.
+//! Forward, the kernels run in this order: [`OutputTransform`] computes the outputs y of the convolution, their sums,
+//! and the maximum of each pooling window; [`BatchNorm::set`] computes the statistics; [`NormaliseRelu`] normalises the
+//! maxima. Backward: [`ReluBackward`] sums what [`BatchNormBackward::new`] needs; [`OutputTransformBackward`] computes
+//! the gradient of every output. `tangent::batch_norm` has the tangents of all of them.
+//!
+//! With batch statistics, normalising is `scale y + shift` per channel. The gradient of the loss with respect to y is
+//! `dy_factor dy + y_factor y + constant` at each pixel, where dy is the gradient of the normalised maximum, before the
+//! ReLU, and thus nonzero only at the maximum of a window. The terms in y and the constant are there because every
+//! output changes the mean and the variance. The three coefficients per channel follow from sums over all pixels.
 
 use pulp::{Simd, WithSimd};
 
@@ -12,12 +17,15 @@ use super::tiles::{self, TileBlock, TilePoints};
 use super::{BlockRanges, EPSILON, WIDTH};
 use crate::isa::{self, multiply_add};
 
-/// The batch norm of a block with the statistics of a batch. Channels with a negative gamma are negated throughout.
+/// The batch norm of a block with the statistics of a batch. y is the output of the convolution without its bias, which
+/// the norm would remove again, and times the sign of gamma (see [`super`]).
 #[derive(Clone)]
 pub(super) struct BatchNorm {
-    /// The sign of gamma.
+    /// The sign of gamma: 1 or -1.
     pub sign: Pixel,
+    /// Mean of y.
     pub mean: [f64; WIDTH],
+    /// Variance of y, divided by `count`.
     pub var: [f64; WIDTH],
     /// `1 / sqrt(var + epsilon)`
     pub inverse_std: [f64; WIDTH],
@@ -40,7 +48,8 @@ impl BatchNorm {
         count: 0.0,
     };
 
-    /// Sets the statistics from the sums of y and y² over `count` pixels.
+    /// Sets the statistics from the sums of y and of y² over `count` pixels. `sign` is set before the convolution
+    /// instead.
     pub fn set(&mut self, gamma: &[f32], beta: &[f32], sums: &[[f64; WIDTH]; 2], count: f64) {
         self.count = count;
         for c in 0..WIDTH {
@@ -54,7 +63,10 @@ impl BatchNorm {
     }
 }
 
-/// The gradient of a pixel before the norm: `dy_factor dy + y_factor y + constant`.
+/// The coefficients of the gradient of an output y of the convolution: `dy_factor dy + y_factor y + constant`.
+///
+/// With n pixels and the normalised output ŷ = (y - mean) / std, the gradient is
+/// `scale (dy - sum of dy / n - ŷ (sum of dy ŷ) / n)`; the coefficients are this, sorted by dy and y.
 #[derive(Clone)]
 pub(super) struct BatchNormBackward {
     pub dy_factor: Pixel,
@@ -75,7 +87,8 @@ impl BatchNormBackward {
         products: [0.0; WIDTH],
     };
 
-    /// From the sums of dy and of dy times the normalised output; adds to the gradients of gamma and beta.
+    /// From the sums of dy and of dy times the normalised output (`products`). Adds those of gamma and beta to
+    /// `gradient`, which has the layout of the parameters.
     pub fn new(
         block: &BlockRanges,
         norm: &BatchNorm,
@@ -97,8 +110,8 @@ impl BatchNormBackward {
     }
 }
 
-/// The output transform of a block of tiles. Stores the outputs y and the maxima of the pooling windows; returns the sums
-/// of y and y².
+/// The output transform of a block of tiles. Stores the outputs y and the maxima of the pooling windows; returns the
+/// sums of y and of y² over the pixels of these tiles.
 pub(super) struct OutputTransform<'a> {
     pub block: TileBlock,
     pub points: &'a TilePoints,
@@ -124,6 +137,7 @@ impl WithSimd for OutputTransform<'_> {
                 let start = (tile.image * side + tile.row) * side + tile.column;
                 for r in 0..TILE {
                     for c in 0..TILE {
+                        // The last tile of a row or column may reach beyond the image.
                         if tile.row + r < side && tile.column + c < side {
                             self.outputs[start + r * side + c].set::<S>(v, y[r][c]);
                             sum = simd.add_f32s(sum, y[r][c]);
@@ -150,14 +164,15 @@ impl WithSimd for OutputTransform<'_> {
     }
 }
 
-/// The gradient of every output of a block of tiles, and its transform to the Winograd points.
+/// The backward pass of batch norm, pooling and output transform for a block of tiles: the gradient of every output,
+/// transformed to the Winograd points (`points`, overwritten).
 pub(super) struct OutputTransformBackward<'a> {
     pub block: TileBlock,
     pub norm_backward: &'a BatchNormBackward,
     /// `[images, side, side]`
     pub outputs: &'a [Pixel],
     pub pooled: Plane,
-    /// The gradient of the maxima, in planes of `pooled`.
+    /// dy, the gradient of the normalised maxima, 0 where the ReLU is inactive; in planes of `pooled`.
     pub d_pooled: &'a [Pixel],
     pub points: &'a mut TilePoints,
 }
@@ -176,6 +191,7 @@ impl WithSimd for OutputTransformBackward<'_> {
             for slot in 0..count {
                 let tile = plane.tile(first + slot);
                 let start = (tile.image * side + tile.row) * side + tile.column;
+                // d is the gradient of y: first the terms of all outputs, then `dy_factor dy` at the maxima.
                 let mut y = [[simd.splat_f32s(0.0); TILE]; TILE];
                 let mut d = [[simd.splat_f32s(0.0); TILE]; TILE];
                 for r in 0..TILE {
@@ -212,10 +228,12 @@ impl WithSimd for OutputTransformBackward<'_> {
     }
 }
 
-/// Batch norm and ReLU of the maxima, into the planes of the next block.
+/// Batch norm and ReLU of the maxima, into the planes of the next block's input.
 pub(super) struct NormaliseRelu<'a> {
     pub norm: &'a BatchNorm,
+    /// The plane of the next block's input.
     pub plane: Plane,
+    /// `[images, side, side]`
     pub maxima: &'a [Pixel],
     pub to: &'a mut [Pixel],
 }
@@ -238,11 +256,14 @@ impl WithSimd for NormaliseRelu<'_> {
     }
 }
 
-/// Sets the gradient of one image to 0 where the ReLU is inactive; returns the sums of dy and of dy y.
+/// The backward pass of the ReLU of [`NormaliseRelu`], for one image: sets the gradient to 0 where the ReLU is
+/// inactive, which turns it into dy; returns the sums of dy and of dy y.
 pub(super) struct ReluBackward<'a> {
     pub norm: &'a BatchNorm,
     pub plane: Plane,
+    /// `[side, side]`
     pub maxima: &'a [Pixel],
+    /// The gradient of the ReLU's output, in `plane`; becomes that of its input.
     pub gradient: &'a mut [Pixel],
 }
 

@@ -1,4 +1,7 @@
 //! Inference: [`Conv4Embedder`] computes embeddings of images, with batch norm folded into the filters.
+//!
+//! Each image passes blocks 1 and 2 alone; four images together pass blocks
+//! 3 and 4, which have few tiles per image. `Conv4Session::embed_group` shows the order.
 
 use std::sync::Arc;
 
@@ -11,7 +14,7 @@ use super::winograd::{self, FilterTransform, Filters};
 use super::{BLOCKS, BlockRanges, EPSILON, Shape, TAPS, WIDTH, first_block, layout_and_ranges};
 use crate::isa;
 
-/// Images that pass blocks 3 and 4 together: enough tiles to fill whole tile blocks.
+/// Images that pass blocks 3 and 4 together: enough tiles to fill whole [`TileBlock`]s.
 const GROUP: usize = 4;
 
 /// A Conv4 for inference.
@@ -43,7 +46,7 @@ struct FoldedNetwork {
     first: Vec<Pixel>,
     /// Filters of blocks 2 to 4.
     winograd: Vec<Filters>,
-    /// Added after the convolution of each block.
+    /// Added after the convolution of each block, `[blocks, 64]`.
     bias: [Pixel; BLOCKS],
 }
 
@@ -74,6 +77,7 @@ impl Conv4Embedder {
         assert!(shape.is_possible(), "{shape:?}");
         let (layout, blocks) = layout_and_ranges(shape.channels);
         assert_eq!(parameters.len(), layout.len(), "number of parameters");
+        // (scale, shift) of each block.
         let folded: Vec<(Pixel, Pixel)> = blocks.iter().map(|block| fold(block, parameters)).collect();
         let mut first = vec![Pixel::ZERO; TAPS * shape.channels];
         first_block_taps(&parameters[blocks[0].weight.clone()], &folded[0].0, &mut first);
@@ -110,8 +114,8 @@ impl Conv4Embedder {
 }
 
 impl Conv4Session {
-    /// Embeds normalised images (`[images, rows, columns, channels]`) on the calling thread. An embedding is
-    /// `[64, rows, columns]`.
+    /// Embeds normalised images (`[images, rows, columns, channels]`) on the calling thread. Writes one embedding
+    /// (`[64, rows, columns]`, see [`Shape::features`]) per image to `out`.
     ///
     /// # Panics
     /// If the lengths are not those of a whole number of images.
@@ -124,7 +128,9 @@ impl Conv4Session {
         }
     }
 
+    /// [`Conv4Session::embed`] of at most [`GROUP`] images.
     fn embed_group(&mut self, images: &[f32], out: &mut [f32]) {
+        // `plane1` is the input of block 1 counted from 0, and so on.
         let Conv4Session { network, padded, planes: [plane1, plane2, plane3], scratch, pooled } = self;
         let shape = network.shape;
         let count = images.len() / shape.pixels();
@@ -146,6 +152,7 @@ impl Conv4Session {
         network.winograd_block(2, count, plane2, PoolTarget::Plane(plane(3), plane3), scratch);
         let side = shape.side(BLOCKS);
         network.winograd_block(3, count, plane3, PoolTarget::Flat(side, pooled), scratch);
+        // From pixels of 64 channels to the order of embeddings, channels first.
         for (pixels, out) in pooled.chunks_exact(side * side).zip(out.chunks_exact_mut(shape.features())) {
             for (position, pixel) in pixels.iter().enumerate() {
                 for (channel, value) in pixel.0.iter().enumerate() {
@@ -177,7 +184,8 @@ impl FoldedNetwork {
     }
 }
 
-/// Scale and shift that have the effect of batch norm with running statistics.
+/// Scale and shift of the convolution's output, without its bias, that have the effect of bias and batch norm with
+/// running statistics: `gamma (x + bias - mean) / sqrt(var + epsilon) + beta`.
 fn fold(block: &BlockRanges, parameters: &[f32]) -> (Pixel, Pixel) {
     let (mut scale, mut shift) = (Pixel::ZERO, Pixel::ZERO);
     for c in 0..WIDTH {
@@ -190,9 +198,9 @@ fn fold(block: &BlockRanges, parameters: &[f32]) -> (Pixel, Pixel) {
 
 /// Where the pooled output of a block is written.
 enum PoolTarget<'a> {
-    /// Into the plane of the next block.
+    /// Into the plane of the next block's input.
     Plane(Plane, &'a mut [Pixel]),
-    /// `[images, side, side]` without margins.
+    /// `[images, side, side]` without margins; the number is the side.
     Flat(usize, &'a mut [Pixel]),
 }
 
@@ -206,7 +214,8 @@ impl PoolTarget<'_> {
     }
 }
 
-/// Output transform, max-pool, bias and ReLU.
+/// Output transform, max-pool, bias and ReLU of a block of tiles. Bias and ReLU follow pooling, which gives the same
+/// result with a quarter of the work.
 struct Pool<'a, 'b> {
     block: TileBlock,
     points: &'a TilePoints,

@@ -1,8 +1,8 @@
 //! The 3x3 filters of a block, in the order in which the convolution kernels read them. Start with [`BlockFilters`].
 //!
 //! A tap is one of the 9 positions of a filter, `from` an input channel and `to` an output channel. The parameters
-//! store weights as `[to, from, tap]`, PyTorch's `[to, from, 3, 3]`. The kernels load vectors of output channels, so
-//! filters are `[tap, from, to]`; a [`Pixel`] holds the 64 output channels of one tap and input channel.
+//! store weights as `[to, from, tap]`, which is PyTorch's `[to, from, 3, 3]`. The kernels load vectors of output
+//! channels, so filters are `[tap, from, to]`; a [`Pixel`] holds the 64 output channels of one tap and input channel.
 //!
 //! All functions multiply the weights of each output channel by a factor, `[to]`: in inference the scale of the batch
 //! norm, which is folded into the weights; in training the sign of gamma (see [`super`]).
@@ -12,7 +12,7 @@ use super::winograd::{self, FilterTransform, Filters, Taps};
 use super::{TAPS, WIDTH};
 use crate::isa;
 
-/// The filters of a Winograd block (blocks 2 to 4, 64 input channels) at the Winograd points.
+/// The filters of a Winograd block (blocks 2 to 4, 64 input channels) at the Winograd points, see `winograd`.
 pub(super) struct BlockFilters {
     /// For the forward pass, `[point, from, to]`.
     pub filters: Filters,
@@ -50,6 +50,7 @@ pub(super) fn taps(weights: &[f32], factor: &Pixel) -> Taps {
 fn taps_transposed(weights: &[f32], factor: &Pixel) -> Taps {
     let mut taps = vec![[Pixel::ZERO; WIDTH]; TAPS];
     for (to, weights) in weights.chunks_exact(WIDTH * TAPS).enumerate() {
+        // `index` is `from * TAPS + tap`.
         for (index, weight) in weights.iter().enumerate() {
             taps[index % TAPS][to].0[index / TAPS] = weight * factor.0[to];
         }
@@ -62,6 +63,7 @@ fn taps_transposed(weights: &[f32], factor: &Pixel) -> Taps {
 pub(super) fn first_block_taps(weights: &[f32], factor: &Pixel, taps: &mut [Pixel]) {
     let channels = taps.len() / TAPS;
     for (to, weights) in weights.chunks_exact(taps.len()).enumerate() {
+        // `index` is `tap * channels + from`.
         for (index, tap) in taps.iter_mut().enumerate() {
             tap.0[to] = weights[index % channels * TAPS + index / channels] * factor.0[to];
         }

@@ -1,9 +1,16 @@
-//! The first block: a direct convolution, since patches of 1 or 3 input channels have only 9 or 27 values.
+//! The first block: a direct convolution, since patches of 1 or 3 input channels have only 9 or 27 values. The kernels
+//! are [`Forward`], [`PatchMoments`], [`Backward`], and [`ForwardTangent`] for Hessian-vector products; all take one
+//! padded image (see [`pad`]).
 //!
-//! Its output is the largest array of the network and is never stored. In the forward pass, the four outputs of a pooling
-//! window stay in registers. The statistics of batch norm follow from the second moments of the patches, extended by a
-//! constant 1: the mean of a channel is linear in its weights, its mean square is a quadratic form. The backward pass
-//! uses the same matrix, because the gradient of the norm at a pixel is linear in that pixel's output.
+//! The output of the convolution is the largest array of the network and is never stored. In the forward pass, the four
+//! outputs of a pooling window stay in registers. The statistics of batch norm follow from the second moments of the
+//! patches, extended by a constant 1: with patches x and weights w, the mean of `w . x` is linear in w, and its mean
+//! square is the quadratic form `w . M w` with M the mean of x xᵀ. The backward pass uses the same matrix, because the
+//! gradient of the norm at a pixel is linear in that pixel's output.
+//!
+//! A padded image is `[size + 2, size + 2, channels]`, and a *line* is the number of values in one of its rows. A
+//! pooling window covers 2x2 outputs, numbered 0 to 3 row by row; its input patch has 4 rows of 4 pixels. Taps are
+//! `[3, 3, channels, 64]`: a row of taps has 3 C values per output channel, with C input channels.
 
 use pulp::{Simd, WithSimd};
 
@@ -13,14 +20,16 @@ use super::plane::{Pixel, Plane, vectors};
 use super::{Shape, WIDTH};
 use crate::isa::{self, multiply_add};
 
-/// Values of a patch and the constant 1, padded to whole vectors.
+/// Values of a patch (9 or 27) and the constant 1, padded with zeros to whole vectors.
 pub(super) const PATCH_VALUES: usize = 32;
-/// Second moments of patches, `[values, values]`.
+/// Sums of products of two values of a patch over all patches, `[values, values]`. The row of the constant 1 holds the
+/// sums of the values.
 pub(super) type Moments = [[f32; PATCH_VALUES]; PATCH_VALUES];
 /// The position of the maximum in a pooling window, 0 to 3 row by row, for each channel.
 pub(super) type WindowArgmax = [u8; WIDTH];
 
-/// Copies an image to `out`, which has a margin of one zero pixel.
+/// Copies an image (`[size, size, channels]`) to `out`, which has a margin of one zero pixel and is [`padded_len`]
+/// long.
 pub(super) fn pad(shape: Shape, image: &[f32], out: &mut [f32]) {
     let (line, padded) = (shape.size * shape.channels, padded_line(shape));
     for (row, image) in image.chunks_exact(line).enumerate() {
@@ -39,17 +48,17 @@ pub(super) fn padded_len(shape: Shape) -> usize {
     padded_line(shape) * (shape.size + 2)
 }
 
-/// Convolution, max-pool and ReLU of one image. Batch norm and bias are folded into `taps` (`[3, 3, channels, 64]`) and
-/// `bias`.
+/// Convolution, max-pool and ReLU of one image. Batch norm is folded into `taps` (`[3, 3, channels, 64]`) and `bias`.
 pub(super) struct Forward<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub taps: &'a [Pixel],
     pub bias: &'a Pixel,
+    /// The plane of the next block's input; its side is the number of windows in a row.
     pub plane: Plane,
-    /// The input of the next block.
+    /// The input of the next block, in `plane`.
     pub out: &'a mut [Pixel],
-    /// The positions of the maxima, if they are needed.
+    /// The positions of the maxima, `[windows, windows]`, if they are needed for a backward pass.
     pub argmax: Option<&'a mut [WindowArgmax]>,
 }
 
@@ -58,6 +67,7 @@ impl WithSimd for Forward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        // Four outputs of V vectors each are accumulated in 4 V registers.
         match (self.shape.channels, S::REGISTER_COUNT >= 32) {
             (1, true) => self.windows::<S, 1, 4>(simd),
             (1, false) => self.windows::<S, 1, 2>(simd),
@@ -100,16 +110,20 @@ impl Forward<'_> {
     }
 }
 
-/// The tangent of [`Forward`]: a convolution with the tangents of taps and bias, at the maxima where the ReLU is active.
+/// The tangent of [`Forward`], its derivative along a direction of the parameters: a convolution with the tangents of
+/// taps and bias, at the maxima where the ReLU is active. The images are constant.
 pub(super) struct ForwardTangent<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
+    /// The tangents of the taps.
     pub taps: &'a [Pixel],
+    /// The tangent of the bias.
     pub bias: &'a Pixel,
     pub plane: Plane,
     /// The output of [`Forward`]; 0 where the ReLU is inactive.
     pub out: &'a [Pixel],
     pub argmax: &'a [WindowArgmax],
+    /// The tangent of `out`, in the same plane.
     pub tangent: &'a mut [Pixel],
 }
 
@@ -128,6 +142,7 @@ impl WithSimd for ForwardTangent<'_> {
 }
 
 impl ForwardTangent<'_> {
+    /// All windows: computes the tangents of all four outputs of a window and selects that at the maximum.
     #[inline(always)]
     fn windows<S: Simd, const C: usize, const V: usize>(self, simd: S) {
         let (line, side, zero) = (padded_line(self.shape), self.plane.side, simd.splat_f32s(0.0));
@@ -158,7 +173,7 @@ impl ForwardTangent<'_> {
     }
 }
 
-/// The four rows of the input patch of a pooling window.
+/// The four rows (4 C values each) of the input patch of the pooling window whose patch begins at `start`.
 #[inline(always)]
 fn window<const C: usize>(padded: &[f32], start: usize, line: usize) -> [&[f32]; 4] {
     [
@@ -169,7 +184,7 @@ fn window<const C: usize>(padded: &[f32], start: usize, line: usize) -> [&[f32];
     ]
 }
 
-/// The four outputs of a pooling window, for V vectors of channels from vector `v` on.
+/// The four outputs of a pooling window, `[4, V]`, for V vectors of output channels from vector `v` on.
 #[inline(always)]
 fn convolve<S: Simd, const C: usize, const V: usize>(
     simd: S,
@@ -185,6 +200,7 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
             sum[j] = bias;
         }
     }
+    // Tap row `dy`, value `k` of that row; output `at` reads it `at / 2` rows lower and `at % 2` pixels further right.
     for dy in 0..3 {
         for k in 0..3 * C {
             let mut weights = [simd.splat_f32s(0.0); V];
@@ -214,13 +230,14 @@ fn max_and_position<S: Simd>(simd: S, values: [S::f32s; 4]) -> (S::f32s, S::f32s
     (max, position)
 }
 
-/// Adds the second moments of all patches of an image to `moments`.
+/// Adds the second moments of all patches of an image (one patch per output pixel) to `moments`.
 pub(super) struct PatchMoments<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
     pub moments: &'a mut Moments,
 }
 
+/// The values of a patch, `[3, 3, channels]`, the constant 1, and zeros.
 type Patch = [f32; PATCH_VALUES];
 
 impl WithSimd for PatchMoments<'_> {
@@ -228,6 +245,7 @@ impl WithSimd for PatchMoments<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        // The patches of one row of outputs.
         let mut patches = vec![[0.0; PATCH_VALUES]; self.shape.size];
         let (line, run) = (padded_line(self.shape), 3 * self.shape.channels);
         for row in 0..self.shape.size {
@@ -248,7 +266,8 @@ impl WithSimd for PatchMoments<'_> {
     }
 }
 
-/// Adds the second moments of some patches, in groups of ROWS rows of the matrix.
+/// Adds the second moments of some patches to the first `values` rows of `out`, ROWS rows and two vectors of columns at
+/// a time: the sums stay in registers. The last group may also add to rows of padding, whose values are 0.
 #[inline(always)]
 fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[Patch], values: usize, out: &mut Moments) {
     for first in (0..values).step_by(ROWS) {
@@ -274,8 +293,9 @@ fn accumulate<S: Simd, const ROWS: usize>(simd: S, patches: &[Patch], values: us
     }
 }
 
-/// The gradient at the maxima times their patches, added to `taps` (`[3, 3, channels, 64]`), and the sum of that
-/// gradient, added to `sum`.
+/// The first part of the backward pass, for one image: the gradient at the maxima times their patches, added to `taps`
+/// (`[3, 3, channels, 64]`), and the sum of that gradient, added to `sum`. The caller computes the gradients of weights
+/// and batch norm from the totals of all images.
 pub(super) struct Backward<'a> {
     pub shape: Shape,
     pub padded: &'a [f32],
@@ -294,6 +314,7 @@ impl WithSimd for Backward<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        // Sixteen lanes: the set is AVX-512, so its own instructions can be used.
         #[cfg(target_arch = "x86_64")]
         if let (16, Some(simd)) = (S::F32_LANES, pulp::x86::V4::try_new()) {
             return match self.shape.channels {
@@ -309,7 +330,7 @@ impl WithSimd for Backward<'_> {
 }
 
 impl Backward<'_> {
-    /// All rows of windows, for C input channels.
+    /// All rows of windows, for C input channels, see `first_block_avx512`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn rows_avx512<const C: usize>(self, simd: pulp::x86::V4) {
@@ -357,8 +378,9 @@ fn relu_backward(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pix
     }
 }
 
-/// Adds the gradient of one row of taps, from all four outputs of each window, three of which have gradient 0. `windows`
-/// are the gradients and the positions of the maxima.
+/// Adds the gradient of tap row `dy`, for vector `v` of the output channels, from one row of windows and all four
+/// outputs of each, three of which have gradient 0. `windows` are (gradient, position of the maximum, 0 to 3) per
+/// channel; `padded` begins at the input of the first window for that tap row.
 #[inline(always)]
 fn add_row_of_taps<S: Simd, const C: usize>(
     simd: S,

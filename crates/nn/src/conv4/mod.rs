@@ -1,18 +1,25 @@
-//! Conv4, the backbone of the paper: four blocks of 3x3 convolution with 64 channels, batch norm, ReLU and 2x2 max-pool.
+//! Conv4, the backbone of the paper that trueshot reproduces: four blocks of 3x3 convolution with 64 channels, batch
+//! norm, ReLU and 2x2 max-pool.
 //!
-//! [`Conv4Embedder`] is for inference, [`TrainingPass`] for gradients, and [`TangentPass`] for Hessian-vector products.
+//! Start with [`Conv4Embedder`] for inference, [`TrainingPass`] for gradients, or [`TangentPass`] for Hessian-vector
+//! products (needed by [`crate::maml`]). [`Shape`] is the shape of the images, [`layout`] that of the parameters.
+//! Shapes: images `[images, rows, columns, channels]`, already normalised; embeddings `[images, 64, rows, columns]`
+//! with the rows and columns that four poolings leave, 5 x 5 for images of 84 x 84.
 //!
 //! How it is implemented, and why:
-//! - Activations are NHWC: the 64 channels of a pixel are a few whole vectors. They are stored in planes with a margin of
-//!   one zero pixel, rounded up to whole Winograd tiles, so that no kernel has to check for the edge of the image.
-//! - Blocks 2 to 4 use Winograd's F(4x4, 3x3) (`winograd`): a quarter of the multiplications of a direct convolution. A
-//!   tile of 4x4 outputs is four pooling windows, so pooling never crosses tiles.
-//! - Block 1 has 1 or 3 input channels (`first_block`) and is a direct convolution. Its output, the largest array of the
-//!   network, is never stored.
-//! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so the maximum of
-//!   a window before the norm is also the maximum after it, and only pooled values are normalised.
-//! - The images are split into a number of parts that does not depend on the number of threads, and the sums of the parts
-//!   are added in their order, so any number of threads gives the same bytes.
+//! - Activations are NHWC: the 64 channels of a pixel are a few whole vectors (`plane::Pixel`). They are stored in
+//!   planes (`plane::Plane`) with a margin of one zero pixel, rounded up to whole Winograd tiles, so that no kernel has
+//!   to check for the edge of the image.
+//! - Blocks 2 to 4 use Winograd's F(4x4, 3x3) (`winograd`, `tiles`): a quarter of the multiplications of a direct
+//!   convolution. A tile is 4x4 outputs, four pooling windows, so pooling never crosses tiles.
+//! - Block 1 has 1 or 3 input channels (`first_block`) and is a direct convolution. Its output, the largest array of
+//!   the network, is never stored.
+//! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so the maximum
+//!   of a window before the norm is also the maximum after it, and only pooled values are normalised.
+//! - In training, the images are split into a number of parts that does not depend on the number of threads, and the
+//!   sums of the parts are added in their order, so any number of threads gives the same bytes.
+//!
+//! In the code of this module, `block` counts from 0, so block 0 is the first; comments count from 1, as above.
 
 // Kernels index arrays of vectors with plain loops: closures and iterator adapters are compiled without the vector
 // instructions.
@@ -48,7 +55,7 @@ pub const WIDTH: usize = 64;
 pub const BLOCKS: usize = 4;
 /// Added to the variance in batch norm.
 pub const EPSILON: f32 = 1e-5;
-/// Taps of a 3x3 kernel.
+/// Taps of a 3x3 kernel: its positions, row by row.
 const TAPS: usize = 9;
 
 /// The shape of the images that a Conv4 takes.
@@ -71,7 +78,8 @@ impl Shape {
         (Self::SMALLEST..=Self::LARGEST).contains(&self.size) && matches!(self.channels, 1 | 3)
     }
 
-    /// Height and width of a block's input; `side(BLOCKS)` is that of the output.
+    /// Height and width of the input of a block, counted from 0; `side(BLOCKS)` is that of the network's output.
+    /// Pooling drops the last row and column of an odd side: 84, 42, 21, 10, 5.
     pub fn side(self, block: usize) -> usize {
         self.size >> block
     }
@@ -81,8 +89,8 @@ impl Shape {
         WIDTH * self.side(BLOCKS).pow(2)
     }
 
-    /// Floating-point operations of the convolutions of one image as implemented here, forward and backward: Winograd in
-    /// blocks 2 to 4, and the gradient of the first block at the maxima only.
+    /// Floating-point operations of the convolutions of one image as implemented here, (forward, backward): Winograd
+    /// in blocks 2 to 4, and the gradient of the first block at the maxima only.
     pub fn operations(self) -> (u64, u64) {
         let winograd = |block: usize| {
             (plane::Plane { side: self.side(block) }.tiles() * plane::POINTS * WIDTH * WIDTH * 2) as u64
@@ -115,6 +123,7 @@ pub fn layout(channels: usize) -> ParameterLayout {
     layout_and_ranges(channels).0
 }
 
+/// The layout, and the ranges of each block in it.
 fn layout_and_ranges(channels: usize) -> (ParameterLayout, Vec<BlockRanges>) {
     let mut layout = ParameterLayout::default();
     let blocks = (0..BLOCKS).map(|block| {
@@ -134,8 +143,8 @@ fn layout_and_ranges(channels: usize) -> (ParameterLayout, Vec<BlockRanges>) {
     (layout, blocks)
 }
 
-/// Initial parameters: Xavier-uniform weights, zero biases, gammas uniform in [0, 1). `random` yields uniform numbers in
-/// [0, 1).
+/// Initial parameters: Xavier-uniform weights, zero biases and betas, gammas uniform in [0, 1). `random` yields uniform
+/// numbers in [0, 1).
 pub fn initial(channels: usize, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
     let (layout, blocks) = layout_and_ranges(channels);
     let mut parameters = vec![0.0; layout.len()];

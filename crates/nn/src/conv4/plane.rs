@@ -1,4 +1,6 @@
 //! The storage of activations: a [`Plane`] of 64-channel [`Pixel`]s with a margin, covered by [`Tile`]s.
+//!
+//! [`Plane`] and [`Tile`] hold no data. They say where a pixel lies in a slice of pixels that the passes own.
 
 use pulp::Simd;
 
@@ -18,14 +20,14 @@ impl Pixel {
         S::as_simd_f32s(&self.0).0[vector]
     }
 
-    /// Writes SIMD vector `vector` of the channels.
+    /// Writes SIMD vector `vector` of the channels, numbered as in [`Pixel::get`].
     #[inline(always)]
     pub fn set<S: Simd>(&mut self, vector: usize, value: S::f32s) {
         S::as_mut_simd_f32s(&mut self.0).0[vector] = value;
     }
 }
 
-/// The number of vectors in a pixel.
+/// The number of SIMD vectors in a pixel.
 #[inline(always)]
 pub(super) fn vectors<S: Simd>() -> usize {
     WIDTH / S::F32_LANES
@@ -39,8 +41,8 @@ pub(super) const PATCH: usize = TILE + 2;
 /// channels.
 pub(super) const POINTS: usize = PATCH * PATCH;
 
-/// The storage of one block's input image, `[stride, stride]` pixels: S x S pixels from (1, 1) on, and zeros around them:
-/// one row above and one column to the left, at least one below and to the right, so that whole tiles fit.
+/// The storage of one block's input image, `[stride, stride]` pixels: S x S pixels from (1, 1) on, and zeros around
+/// them: one row above and one column to the left, at least one below and to the right, so that whole tiles fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
     /// S, the side without margins.
@@ -48,7 +50,7 @@ pub(super) struct Plane {
 }
 
 impl Plane {
-    /// Tiles in a row or column.
+    /// Tiles in a row or column; the last one may reach into the margin.
     pub fn tiles_across(self) -> usize {
         self.side.div_ceil(TILE)
     }
@@ -63,7 +65,7 @@ impl Plane {
         TILE * self.tiles_across() + 2
     }
 
-    /// Pixels of an image, margins included.
+    /// Pixels of an image, margins included: `stride²`.
     pub fn len(self) -> usize {
         self.stride().pow(2)
     }
@@ -79,8 +81,8 @@ impl Plane {
         Tile { image: number / self.tiles(), row: within / across * TILE, column: within % across * TILE }
     }
 
-    /// The index in the batch of the top left pixel of a tile's patch. The patch starts one pixel above and to the left of
-    /// the tile's outputs, and the margin moves pixels by as much, so both cancel out.
+    /// The index in the batch of the top left pixel of a tile's patch. The patch starts one pixel above and to the left
+    /// of the tile's outputs, and the margin moves pixels by as much, so both cancel out.
     pub fn patch(self, tile: Tile) -> usize {
         tile.image * self.len() + tile.row * self.stride() + tile.column
     }

@@ -1,12 +1,19 @@
-//! The textbook Conv4 in f64, forward and backward: the oracle of the tuned kernels' tests.
+//! The textbook Conv4 in f64, forward ([`forward`]) and backward ([`ReferencePass::backward`]): the reference of the
+//! tests of the tuned kernels.
+//!
+//! Activations are `[image, channel, row, column]`, unlike those of the tuned kernels, and here `stage` is a block with
+//! its activations. Nothing is fused, and gammas keep their sign.
 
 use super::{BLOCKS, EPSILON, Shape, WIDTH, layout_and_ranges};
 
 /// The activations of one block, `[image, channel, row, column]`.
 pub(super) struct Stage {
+    /// Input channels.
     channels: usize,
+    /// Height and width of input and output.
     pub(super) side: usize,
     input: Vec<f64>,
+    /// The output of the convolution with its bias.
     output: Vec<f64>,
     pub(super) mean: Vec<f64>,
     pub(super) inverse_std: Vec<f64>,
@@ -21,8 +28,11 @@ pub struct ReferencePass {
     images: usize,
 }
 
+/// Takes images `[images, rows, columns, channels]`. Batch norm uses the statistics of the batch or, if
+/// `batch_statistics` is false, the running ones.
 pub fn forward(shape: Shape, parameters: &[f64], images: &[f64], batch_statistics: bool) -> ReferencePass {
     let count = images.len() / shape.pixels();
+    // Channels first.
     let mut input = vec![0.0; images.len()];
     for (at, value) in images.iter().enumerate() {
         let (pixel, channel) = (at / shape.channels, at % shape.channels);
@@ -38,7 +48,8 @@ pub fn forward(shape: Shape, parameters: &[f64], images: &[f64], batch_statistic
     ReferencePass { stages, images: count }
 }
 
-/// The taps of a 3x3 filter that are within the image, each with the index of its input pixel.
+/// The taps of a 3x3 filter at an output pixel that are within the image: (number of the tap, index of its input pixel
+/// in the channel).
 fn neighbours(side: usize, row: usize, column: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..9).filter_map(move |tap| {
         let (r, c) = ((row + tap / 3).checked_sub(1)?, (column + tap % 3).checked_sub(1)?);
@@ -46,6 +57,7 @@ fn neighbours(side: usize, row: usize, column: usize) -> impl Iterator<Item = (u
     })
 }
 
+/// The forward pass of one block.
 fn stage(
     shape: Shape,
     block: usize,
@@ -58,6 +70,7 @@ fn stage(
     let ranges = &layout_and_ranges(shape.channels).1[block];
     let (side, weights) = (shape.side(block), &parameters[ranges.weight.clone()]);
     let plane = side * side;
+    // Convolution.
     let mut output = vec![0.0; images * WIDTH * plane];
     for image in 0..images {
         for o in 0..WIDTH {
@@ -73,6 +86,7 @@ fn stage(
             }
         }
     }
+    // Mean and deviation of each output channel.
     let (mut mean, mut inverse_std) = (vec![0.0; WIDTH], vec![0.0; WIDTH]);
     for o in 0..WIDTH {
         let values = || {
@@ -88,6 +102,7 @@ fn stage(
         }
         inverse_std[o] = (var + f64::from(EPSILON)).sqrt().recip();
     }
+    // Batch norm, max-pool and ReLU.
     let half = side / 2;
     let (mut argmax, mut pooled) = (Vec::new(), Vec::new());
     for image in 0..images {
@@ -107,10 +122,12 @@ fn stage(
 }
 
 impl ReferencePass {
+    /// The embeddings, `[images, 64, rows, columns]`.
     pub fn features(&self) -> &[f64] {
         &self.stages[BLOCKS - 1].pooled
     }
 
+    /// The gradient of the parameters, in their layout, given that of the embeddings. Only with batch statistics.
     pub fn backward(&self, shape: Shape, parameters: &[f64], d_features: &[f64]) -> Vec<f64> {
         let (layout, all) = layout_and_ranges(shape.channels);
         let mut gradient = vec![0.0; layout.len()];
@@ -118,6 +135,7 @@ impl ReferencePass {
         for (stage, ranges) in self.stages.iter().zip(&all).rev() {
             let (side, plane) = (stage.side, stage.side.pow(2));
             let half = (side / 2).pow(2);
+            // The gradient of the normalised outputs: through ReLU and pooling.
             let mut d_norm = vec![0.0; stage.output.len()];
             for (at, max) in stage.argmax.iter().enumerate() {
                 if stage.pooled[at] > 0.0 {
@@ -125,6 +143,7 @@ impl ReferencePass {
                 }
             }
             debug_assert_eq!(stage.argmax.len(), self.images * WIDTH * half);
+            // Through batch norm: beta, gamma, and the output of the convolution.
             let mut d_output = vec![0.0; stage.output.len()];
             let count = (self.images * plane) as f64;
             for o in 0..WIDTH {
@@ -141,6 +160,7 @@ impl ReferencePass {
                     d_output[at] = scale * (d_norm[at] - sum / count - normalised(at) * products / count);
                 }
             }
+            // Through the convolution: weights, and the input, which is the pooled output of the previous block.
             let weights = &parameters[ranges.weight.clone()];
             d_pooled = vec![0.0; stage.input.len()];
             for image in 0..self.images {

@@ -1,5 +1,13 @@
 //! Winograd convolution of blocks of tiles: input transform to the 36 points, products with the filters, and output
-//! transform. The points and products of a block fit into the second-level cache together with the filters.
+//! transform, with the backward pass of each. `winograd` has the formulas.
+//!
+//! A convolution runs the kernels of this file in this order, for one [`TileBlock`] after the other:
+//! [`InputTransform`], [`PointProducts`], and a kernel of the caller that calls [`output_transform`] and uses the
+//! outputs at once. Backward: [`output_transform_backward`], [`FilterGradient`], [`PointProducts`] with transposed
+//! filters, and [`InputTransformBackward`]. The points and products of a block of tiles fit into the second-level cache
+//! together with the filters.
+//!
+//! A *slot* is the number of a tile within its block, `v` that of a SIMD vector among the 64 channels of a pixel.
 
 use std::ops::Range;
 
@@ -10,7 +18,7 @@ use super::plane::{PATCH, POINTS, Pixel, Plane, TILE, vectors};
 use super::winograd::{self, Filters};
 use crate::isa::multiply_add;
 
-/// Tiles of a block: whole groups of rows of the product kernel.
+/// Tiles of a block: two groups of 14 rows of the product kernel, see [`PointProducts`].
 pub(super) const SLOTS: usize = 28;
 /// Pixels per point: one more than the tiles, so that the 36 points of a tile do not compete for the same cache sets.
 const STRIDE: usize = SLOTS + 1;
@@ -47,7 +55,7 @@ pub(super) fn blocks(plane: Plane, images: usize) -> impl Iterator<Item = TileBl
     blocks_of(plane, 0..images * plane.tiles())
 }
 
-/// The blocks of a range of tiles.
+/// The blocks of a range of tiles, which are numbered over all images of a batch.
 pub(super) fn blocks_of(plane: Plane, tiles: Range<usize>) -> impl Iterator<Item = TileBlock> {
     let end = tiles.end;
     tiles.step_by(SLOTS).map(move |first| TileBlock { plane, first, count: SLOTS.min(end - first) })
@@ -59,9 +67,10 @@ pub(super) fn row(pixels: &[Pixel], start: usize) -> &[Pixel; PATCH] {
     pixels[start..start + PATCH].first_chunk().expect("the slice has that length")
 }
 
-/// The input transform Bᵀ d B of every tile.
+/// The input transform Bᵀ d B of the patch of every tile.
 pub(super) struct InputTransform<'a> {
     pub block: TileBlock,
+    /// The input of the convolution, in planes.
     pub pixels: &'a [Pixel],
     pub points: &'a mut TilePoints,
 }
@@ -84,6 +93,7 @@ impl WithSimd for InputTransform<'_> {
                 row(self.pixels, start + 5 * stride),
             ];
             for v in 0..vectors::<S>() {
+                // `d B`, row by row, then `Bᵀ (d B)`, column by column.
                 let mut half = [[simd.splat_f32s(0.0); PATCH]; PATCH];
                 for r in 0..PATCH {
                     let mut line = [simd.splat_f32s(0.0); PATCH];
@@ -104,10 +114,13 @@ impl WithSimd for InputTransform<'_> {
     }
 }
 
-/// The backward pass of the input transform, B · Bᵀ of every tile, added to the gradient of the pixels.
+/// The backward pass of [`InputTransform`]: adds B v Bᵀ of every tile, with v the gradient of its points, to the
+/// gradient of the pixels. The patches of neighbouring tiles overlap, so their gradients add up.
 pub(super) struct InputTransformBackward<'a> {
     pub block: TileBlock,
+    /// The gradient of the points.
     pub points: &'a TilePoints,
+    /// The gradient of the input of the convolution, in planes.
     pub pixels: &'a mut [Pixel],
 }
 
@@ -151,7 +164,8 @@ impl WithSimd for InputTransformBackward<'_> {
     }
 }
 
-/// The output transform Aᵀ m A of one tile and vector of channels.
+/// The output transform Aᵀ m A of one tile and vector of channels, with m its products at the points. Returns the 4x4
+/// outputs, row by row.
 #[inline(always)]
 pub(super) fn output_transform<S: Simd>(
     simd: S,
@@ -160,6 +174,7 @@ pub(super) fn output_transform<S: Simd>(
     v: usize,
 ) -> [[S::f32s; TILE]; TILE] {
     let points = points.all();
+    // Below STRIDE for the compiler, which can then drop the bounds checks.
     let slot = slot.min(SLOTS);
     let mut half = [[simd.splat_f32s(0.0); TILE]; PATCH];
     for r in 0..PATCH {
@@ -180,7 +195,8 @@ pub(super) fn output_transform<S: Simd>(
     out
 }
 
-/// The backward pass of the output transform, A y Aᵀ, of one tile and vector of channels.
+/// The backward pass of [`output_transform`]: sets the gradient of the products at the points to A dy Aᵀ, with dy the
+/// gradient of the 4x4 outputs (`outputs`), for one tile and vector of channels.
 #[inline(always)]
 pub(super) fn output_transform_backward<S: Simd>(
     simd: S,
@@ -204,10 +220,13 @@ pub(super) fn output_transform_backward<S: Simd>(
     }
 }
 
-/// At every point the product of the tiles' channels and the filters, summed over one or more pairs of both.
+/// At every point the matrix product of the tiles' input channels (`[tiles, 64]`) and the filters (`[64, 64]`), summed
+/// over TERMS pairs of both: one in a convolution, two in the tangent of one.
 pub(super) struct PointProducts<'a, const TERMS: usize> {
+    /// Tiles of the block.
     pub count: usize,
     pub terms: [(&'a TilePoints, &'a Filters); TERMS],
+    /// `[36, tiles, 64]`, overwritten.
     pub out: &'a mut TilePoints,
 }
 
@@ -226,7 +245,7 @@ impl<const TERMS: usize> WithSimd for PointProducts<'_, TERMS> {
 }
 
 impl<const TERMS: usize> PointProducts<'_, TERMS> {
-    /// Computes groups of as many rows as there are registers for, and smaller ones at the end.
+    /// Computes groups of rows (tiles): MANY as long as more than SOME remain, then SOME or FEW.
     #[inline(always)]
     fn groups<S: Simd, const MANY: usize, const SOME: usize, const FEW: usize>(mut self, simd: S) {
         let mut first = 0;
@@ -239,8 +258,8 @@ impl<const TERMS: usize> PointProducts<'_, TERMS> {
         }
     }
 
-    /// Computes a group of rows for every point and returns their number. A group at the end of a block starts earlier
-    /// and computes some rows again.
+    /// Computes a group of ROWS rows from row `first` on, for every point, and returns their number. A group that would
+    /// exceed the block starts earlier and computes some rows again.
     #[inline(always)]
     fn group<S: Simd, const ROWS: usize>(&mut self, simd: S, first: usize) -> usize {
         let from = first.min(SLOTS - ROWS);
@@ -249,7 +268,8 @@ impl<const TERMS: usize> PointProducts<'_, TERMS> {
     }
 }
 
-/// A group of rows. One function per number of rows: the compiler allocates registers badly if all are inlined into one.
+/// A group of rows. One function per number of rows: the compiler allocates registers badly if all are inlined into
+/// one.
 struct Group<'a, const ROWS: usize, const TERMS: usize> {
     from: usize,
     terms: [(&'a TilePoints, &'a Filters); TERMS],
@@ -276,7 +296,7 @@ impl<const ROWS: usize, const TERMS: usize> WithSimd for Group<'_, ROWS, TERMS> 
     }
 }
 
-/// Two vectors of output channels, from vector `column` on, of a group of rows.
+/// Computes two vectors of output channels, from vector `column` on, of a group of rows at one point.
 #[inline(always)]
 fn product<S: Simd, const ROWS: usize, const TERMS: usize>(
     simd: S,
@@ -301,10 +321,14 @@ fn product<S: Simd, const ROWS: usize, const TERMS: usize>(
     }
 }
 
-/// At every point the gradient of the filters, `[from, to]`, summed over the tiles and added to `gradient`.
+/// At every point the gradient of the filters, `[input channels, output channels]`: the sum over the tiles of input
+/// times gradient of the product, added to `gradient`.
 pub(super) struct FilterGradient<'a> {
+    /// Tiles of the block.
     pub count: usize,
+    /// The transformed patches.
     pub inputs: &'a TilePoints,
+    /// The gradient of the products, see [`output_transform_backward`].
     pub outputs: &'a TilePoints,
     pub gradient: &'a mut Filters,
 }
@@ -319,6 +343,8 @@ impl WithSimd for FilterGradient<'_> {
 }
 
 impl FilterGradient<'_> {
+    /// Computes the gradient of ROWS input channels at a time: with two vectors of output channels each, their sums
+    /// stay in registers while the tiles are added.
     #[inline(always)]
     fn groups<S: Simd, const ROWS: usize>(self, simd: S) {
         let count = self.count.min(SLOTS);
@@ -335,7 +361,8 @@ impl FilterGradient<'_> {
     }
 }
 
-/// Two vectors of output channels, from vector `column` on, for the input channels from `first` on.
+/// Adds the outer products of the tiles' inputs and outputs, for ROWS input channels from `first` on and two vectors of
+/// output channels from vector `column` on.
 #[inline(always)]
 fn outer_products<S: Simd, const ROWS: usize>(
     simd: S,

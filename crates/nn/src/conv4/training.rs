@@ -1,11 +1,21 @@
-//! The forward and backward pass of training ([`TrainingPass`]), with batch statistics.
+//! The forward and backward pass of training, with batch statistics. Start with [`TrainingPass::forward`] and
+//! [`TrainingPass::backward`]; each calls one method per step. The kernels are in `first_block`, `tiles` and
+//! `batch_norm`.
+//!
+//! The images are split into parts ([`ImagePart`]). A step runs for all parts in parallel, and its sums over pixels are
+//! then added in the order of the parts. The methods of [`TrainingPass`] do both; those of [`ImagePart`] work on one
+//! part.
 //!
 //! Passes over memory cost as much as arithmetic here, so there are few. Forward, block 2 of an image follows its block
-//! 1; the output transform of blocks 2 to 4 also yields the sums for batch norm and the maximum of every window, so
-//! normalising touches pooled values only. Backward, the gradient of batch norm at a pixel is
-//! `dy_factor dy + y_factor y + constant` with one triple per channel, where dy is nonzero only at a window's maximum,
-//! which is found again from the stored outputs; the gradient of block 2's input stays in the cache, because block 1 uses
-//! it image by image.
+//! 1; the output transform of blocks 2 to 4 also yields the sums for batch norm and the maximum of every pooling
+//! window, so normalising touches pooled values only. Backward, the gradient of batch norm at a pixel is
+//! `dy_factor dy + y_factor y + constant` with one triple of coefficients per channel, where dy is nonzero only at a
+//! window's maximum, which is found again from the stored outputs; the gradient of block 2's input stays in the cache,
+//! because block 1 uses it image by image.
+//!
+//! As in `batch_norm`, y is the output of a convolution without its bias and dy the gradient of its normalised maximum;
+//! x is an input patch of the first block. `block` counts from 0; `index` is `block - 1`, the position of a Winograd
+//! block (2 to 4 in words) in an array.
 
 use std::sync::Mutex;
 
@@ -22,11 +32,11 @@ use super::winograd::{self, FilterTransformBackward, Filters, Taps};
 use super::{BLOCKS, BlockRanges, Shape, TAPS, WIDTH, layout_and_ranges};
 use crate::isa;
 
-/// The number of parts that the images are split into, for any number of threads.
+/// The number of parts that the images are split into, whatever the number of threads: results do not depend on it.
 const PARTS: usize = 16;
 /// Blocks 2 to 4. In arrays of this length, entry i belongs to block i + 1, counted from 0.
 pub(super) const WINOGRAD_BLOCKS: usize = BLOCKS - 1;
-/// How far a step moves the running statistics towards those of the batch.
+/// How far a step moves the running statistics towards those of the batch: PyTorch's default.
 const MOMENTUM: f32 = 0.1;
 
 /// Forward and backward passes over batches of a fixed number of images. Owns the activations, which are reused.
@@ -49,10 +59,11 @@ pub struct TrainingPass {
     pub(super) images: usize,
     pub(super) blocks: Vec<BlockRanges>,
     pub(super) parts: Vec<ImagePart>,
+    /// Filters of blocks 2 to 4.
     pub(super) filters: Vec<BlockFilters>,
     /// Filters of the first block, `[tap, input channel, 64]`.
     pub(super) first_taps: Vec<Pixel>,
-    /// Second moments of the patches of all images.
+    /// Second moments of the input patches of all images, see `first_block`.
     pub(super) moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
     pub(super) norms: [BatchNorm; BLOCKS],
     /// The coefficients of the last backward pass.
@@ -67,7 +78,9 @@ pub(super) struct ImagePart {
     /// The number of the first image.
     from: usize,
     images: usize,
+    /// The images with a margin of zeros.
     pub padded: Vec<f32>,
+    /// Second moments of their input patches.
     moments: Box<[[f64; PATCH_VALUES]; PATCH_VALUES]>,
     /// The positions of the maxima in the windows of the first block.
     pub argmax: Vec<WindowArgmax>,
@@ -81,8 +94,10 @@ pub(super) struct ImagePart {
     pub d_pooled: [Vec<Pixel>; WINOGRAD_BLOCKS],
     /// Sums over pixels: of y and y² in the forward pass, of dy and dy y in the backward pass.
     sums: [[f64; WIDTH]; 2],
+    /// Gradients of the filters of blocks 2 to 4.
     d_taps: [Taps; WINOGRAD_BLOCKS],
-    /// The gradient at the maxima of the first block times their patches, `[tap, input channel, 64]`.
+    /// The gradient at the maxima of the first block times their patches, `[tap, input channel, 64]`, summed over
+    /// pixels.
     pub d_first_taps: Vec<Pixel>,
     /// The sum of that gradient.
     d_first_sum: [f64; WIDTH],
@@ -92,7 +107,9 @@ pub(super) struct ImagePart {
 struct TrainingScratch {
     points: TilePoints,
     products: TilePoints,
+    /// The gradient of a block's filters at the Winograd points.
     d_filters: Filters,
+    /// The gradient of block 2's input, for one image.
     d_plane: Vec<Pixel>,
 }
 
@@ -113,6 +130,7 @@ impl TrainingPass {
         Self::with_parts(shape, images, 1)
     }
 
+    /// A pass over `images` images in at most `count` parts of about equal size.
     fn with_parts(shape: Shape, images: usize, count: usize) -> Self {
         assert!(shape.is_possible(), "{shape:?}");
         let bounds = |part: usize| images * part / count;
@@ -170,7 +188,8 @@ impl TrainingPass {
         self.moments.clone_from(&other.moments);
     }
 
-    /// The embeddings of the images that are set, with other parameters.
+    /// The embeddings of the images that are set, `[images, features]`, with other parameters: MAML takes several steps
+    /// on the same images.
     ///
     /// # Panics
     /// If there are fewer parameters than in the layout.
@@ -187,13 +206,15 @@ impl TrainingPass {
         &self.features
     }
 
-    /// Adds the gradient of the parameters to `gradient`, given that of the embeddings of the last
-    /// [`forward`](Self::forward).
+    /// Adds the gradient of the parameters to `gradient`, given `d_features` (`[images, features]`), that of the
+    /// embeddings of the last [`forward`](Self::forward). The gradient of the convolutions' biases is 0, because batch
+    /// norm removes them.
     ///
     /// # Panics
     /// If `d_features` is not as long as the embeddings.
     pub fn backward(&mut self, d_features: &[f32], gradient: &mut [f32]) {
         assert_eq!(d_features.len(), self.images * self.shape.features());
+        // `d_pooled` and `sums` of a block are ready when its turn comes: from the embeddings or from the next block.
         self.set_d_features(d_features);
         for block in (1..BLOCKS).rev() {
             let norm_backward = self.norm_backward(block, gradient);
@@ -204,7 +225,9 @@ impl TrainingPass {
         self.first_block_backward(gradient);
     }
 
-    /// Moves the running statistics towards those of the last [`forward`](Self::forward).
+    /// Moves the running statistics, which are part of `parameters`, towards those of the last
+    /// [`forward`](Self::forward). As in PyTorch, they are those of outputs with bias, and the variance is the unbiased
+    /// estimate.
     pub fn update_running(&self, parameters: &mut [f32]) {
         for (block, norm) in self.blocks.iter().zip(&self.norms) {
             for c in 0..WIDTH {
@@ -218,6 +241,7 @@ impl TrainingPass {
         }
     }
 
+    /// The plane of a block's input.
     pub(super) fn plane(&self, block: usize) -> Plane {
         Plane { side: self.shape.side(block) }
     }
@@ -237,9 +261,11 @@ impl TrainingPass {
         });
     }
 
-    /// Sets mean and variance of the first block from the second moments of its patches.
+    /// Sets mean and variance of the first block from the second moments M of its patches: with the weights w of a
+    /// channel, the sum of its outputs is w times the row of the constant 1, and the sum of their squares is `w M w`.
     fn first_block_statistics(&mut self, parameters: &[f32]) {
         let count = (self.images * self.shape.size.pow(2)) as f64;
+        // The index of the constant 1 in a patch.
         let one = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
@@ -251,15 +277,18 @@ impl TrainingPass {
         self.set_norm(0, parameters, &sums, count);
     }
 
+    /// Sets the batch norm of a block from the sums of y and of y² over `count` pixels.
     fn set_norm(&mut self, block: usize, parameters: &[f32], sums: &[[f64; WIDTH]; 2], count: f64) {
         let ranges = &self.blocks[block];
         let (gamma, beta) = (&parameters[ranges.gamma.clone()], &parameters[ranges.beta.clone()]);
         self.norms[block].set(gamma, beta, sums, count);
     }
 
+    /// Block 1 with its batch norm, whose statistics are known, and the convolution of block 2, image by image.
     fn forward_blocks_1_and_2(&mut self) {
         let (shape, plane) = (self.shape, self.plane(1));
         let norm = &self.norms[0];
+        // Taps with batch norm folded in.
         let mut folded = self.first_taps.clone();
         for tap in &mut folded {
             tap.0.iter_mut().zip(&norm.scale.0).for_each(|(tap, scale)| *tap *= scale);
@@ -302,13 +331,14 @@ impl TrainingPass {
         });
     }
 
+    /// Sets the batch norm of block 2, 3 or 4 from the sums over its outputs.
     fn set_statistics(&mut self, block: usize, parameters: &[f32]) {
         let sums = self.total_sums();
         let count = (self.images * self.shape.side(block).pow(2)) as f64;
         self.set_norm(block, parameters, &sums, count);
     }
 
-    /// The sums of all parts, added in the order of the parts.
+    /// [`ImagePart::sums`] of all parts, added in the order of the parts.
     fn total_sums(&self) -> [[f64; WIDTH]; 2] {
         let mut sums = [[0.0; WIDTH]; 2];
         for part in &self.parts {
@@ -355,17 +385,22 @@ impl TrainingPass {
         });
     }
 
-    /// The coefficients of the norm's backward pass; adds to the gradients of gamma and beta.
+    /// The coefficients of the backward pass of a block's batch norm, from the sums of dy and dy y that the parts hold;
+    /// adds to the gradients of gamma and beta.
     fn norm_backward(&self, block: usize, gradient: &mut [f32]) -> BatchNormBackward {
         let sums = self.total_sums();
         let mut products = [0.0; WIDTH];
         let norm = &self.norms[block];
         for c in 0..WIDTH {
+            // The sum of dy (y - mean) / std.
             products[c] = norm.inverse_std[c] * (sums[1][c] - norm.mean[c] * sums[0][c]);
         }
         BatchNormBackward::new(&self.blocks[block], norm, &sums[0], &products, gradient)
     }
 
+    /// The backward pass of the convolution of a Winograd block, from the gradient after pooling and ReLU (`d_pooled`)
+    /// to that of its filters and of its input. For block 2, block 1 follows at once, and the gradient of the input is
+    /// not kept.
     fn backward_block(&mut self, block: usize, norm_backward: &BatchNormBackward) {
         let (shape, plane, first) = (self.shape, self.plane(block), self.plane(1));
         let previous_norm = &self.norms[block - 1];
@@ -385,10 +420,12 @@ impl TrainingPass {
         });
     }
 
-    /// Adds the filter gradients of all parts, in the order of the parts, to the gradient of the weights.
+    /// Adds the filter gradients of all parts, in the order of the parts, to the gradient of the weights. The weights
+    /// of a channel were multiplied by the sign of its gamma, so their gradient is, too.
     fn collect_taps(&self, block: usize, gradient: &mut [f32]) {
         let sign = &self.norms[block].sign.0;
         let weights = &mut gradient[self.blocks[block].weight.clone()];
+        // `[tap, input channel, output channel]`
         let columns: Vec<[Pixel; WIDTH]> = (0..TAPS)
             .into_par_iter()
             .map(|tap| {
@@ -408,9 +445,14 @@ impl TrainingPass {
         });
     }
 
+    /// The second part of the first block's backward pass ([`first_block::Backward`] is the first): the gradients of
+    /// its weights, gamma and beta. The gradient of a weight is the sum over pixels of the gradient of y times the
+    /// patch value: `dy_factor sum(dy x) + y_factor sum(y x) + constant sum(x)`, where the last two sums follow from
+    /// the moments.
     fn first_block_backward(&mut self, gradient: &mut [f32]) {
         let values = self.first_taps.len();
         let (block, norm) = (&self.blocks[0], &self.norms[0]);
+        // The sums over all parts of dy times the patch (`[values, 64]`) and of dy.
         let (mut dy_patches, mut dy_sum) = (vec![[0.0f64; WIDTH]; values], [0.0; WIDTH]);
         for part in &self.parts {
             for (sums, tap) in dy_patches.iter_mut().zip(&part.d_first_taps) {
@@ -430,11 +472,13 @@ impl TrainingPass {
         for c in 0..WIDTH {
             for value in 0..values {
                 let row = &self.moments[value];
+                // sum(y x): y is the inner product of patch and weights.
                 let y_patch: f64 = self.first_taps.iter().zip(row).map(|(w, m)| f64::from(w.0[c]) * m).sum();
                 let patch_sum = row[values];
                 let d_weight = f64::from(backward.dy_factor.0[c]) * dy_patches[value][c]
                     + f64::from(backward.y_factor.0[c]) * y_patch
                     + f64::from(backward.constant.0[c]) * patch_sum;
+                // `value` is `tap * channels + channel`; the weights are `[64, channels, taps]`.
                 let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
                 gradient[at] += norm.sign.0[c] * d_weight as f32;
             }
@@ -443,7 +487,7 @@ impl TrainingPass {
     }
 }
 
-/// Runs `job` with scratch memory that no other thread is using.
+/// Runs `job` with scratch memory that no other thread is using: idle memory, or else new memory.
 fn with_scratch(
     idle: &Mutex<Vec<TrainingScratch>>,
     first_plane: Plane,
@@ -461,6 +505,7 @@ fn with_scratch(
 }
 
 impl ImagePart {
+    /// Memory for the images from number `from` on.
     fn new(shape: Shape, from: usize, images: usize) -> Self {
         let side = |index: usize| shape.side(index + 1);
         let plane = |index: usize| Plane { side: side(index) };
@@ -482,11 +527,13 @@ impl ImagePart {
         }
     }
 
+    /// Copies the images into margins of zeros and computes the moments of their patches.
     fn set_images(&mut self, shape: Shape, images: &[f32]) {
         self.moments.iter_mut().for_each(|row| row.fill(0.0));
         let padded = self.padded.chunks_exact_mut(first_block::padded_len(shape));
         for (padded, image) in padded.zip(images.chunks_exact(shape.pixels())) {
             first_block::pad(shape, image, padded);
+            // In f32 within an image, in f64 over images.
             let mut moments: Moments = [[0.0; PATCH_VALUES]; PATCH_VALUES];
             isa::run(first_block::PatchMoments { shape, padded, moments: &mut moments });
             for (sums, row) in self.moments.iter_mut().zip(&moments) {
@@ -518,6 +565,7 @@ impl ImagePart {
         }
     }
 
+    /// Adds to the two sums over pixels.
     fn add_sums(&mut self, first: &Pixel, second: &Pixel) {
         for (sums, pixel) in self.sums.iter_mut().zip([first, second]) {
             sums.iter_mut().zip(&pixel.0).for_each(|(sum, value)| *sum += f64::from(*value));
@@ -538,8 +586,8 @@ impl ImagePart {
         }
     }
 
-    /// The backward pass of block 3 or 4: the gradient of its filters and, through the ReLU of the previous block, that of
-    /// its input.
+    /// The backward pass of block 3 or 4: the gradient of its filters and, through the ReLU of the previous block, that
+    /// of its input.
     fn backward_block(
         &mut self,
         block: usize,
@@ -561,7 +609,7 @@ impl ImagePart {
         self.relu_backward(index - 1, plane, previous_norm);
     }
 
-    /// The backward pass of blocks 2 and 1, image by image.
+    /// The backward pass of block 2 and the first part of that of block 1, image by image.
     fn backward_blocks_2_and_1(
         &mut self,
         shape: Shape,
@@ -596,7 +644,8 @@ impl ImagePart {
         }
     }
 
-    /// Adds to the gradient of the filters, and leaves the gradient of the input's points in `scratch.points`.
+    /// The backward pass of a block of tiles: adds to the gradient of the filters (`scratch.d_filters`), and leaves the
+    /// gradient of the transformed input in `scratch.points`. `filters` are the transposed ones.
     fn backward_tiles(
         &mut self,
         index: usize,
@@ -606,6 +655,7 @@ impl ImagePart {
         scratch: &mut TrainingScratch,
     ) {
         let TrainingScratch { points, products, d_filters, .. } = scratch;
+        // The input is transformed again, because the forward pass does not keep its points.
         isa::run(tiles::InputTransform { block, pixels: &self.inputs[index], points });
         isa::run(OutputTransformBackward {
             block,
@@ -615,6 +665,7 @@ impl ImagePart {
             d_pooled: &self.d_pooled[index],
             points: products,
         });
+        // The gradients of filters and input. The latter overwrites the transformed input, which is no longer needed.
         let count = block.count;
         isa::run(tiles::FilterGradient { count, inputs: points, outputs: products, gradient: d_filters });
         isa::run(tiles::PointProducts { count, terms: [(products, filters)], out: points });

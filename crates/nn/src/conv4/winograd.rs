@@ -1,10 +1,25 @@
-//! Winograd's F(4x4, 3x3) (Lavin and Gray, 2016): four outputs of a three-tap filter from six products, in both
-//! directions.
+//! Winograd's F(4x4, 3x3) (Lavin and Gray, 2016): the transforms in one dimension, four outputs of a three-tap filter
+//! from six products, forward and backward, and those of all filters of a block.
 //!
-//! With the matrices B, G and A of the points 0, 1, -1, 2, -2 and infinity, the outputs are
-//! `Aᵀ [(G g Gᵀ) * (Bᵀ d B)] A`: 36 products per pair of channels for 16 outputs, where a direct convolution has 144. The
-//! backward pass uses the transposed matrices: the gradient of the products is `A dy Aᵀ`, that of the input `B · Bᵀ`,
-//! that of the filter `Gᵀ · G`. In f32 the error stays below 1e-5 of the largest value.
+//! A tile of 4x4 outputs depends on a patch d of 6x6 inputs. Patch and filter g (3x3) are transformed to 6x6 *points*,
+//! multiplied point by point (written *), and transformed back: the outputs are `Aᵀ [(G g Gᵀ) * (Bᵀ d B)] A`. That is
+//! 36 products per pair of input and output channel for 16 outputs, where a direct convolution has 144. The matrices
+//! follow from the interpolation points 0, 1, -1, 2, -2 and infinity, one per row of Bᵀ and G:
+//!
+//! ```text
+//! Bᵀ =  4   0  -5   0   1   0      G =  1/4    0     0       Aᵀ =  1   1   1   1   1   0
+//!       0  -4  -4   1   1   0          -1/6  -1/6  -1/6            0   1  -1   2  -2   0
+//!       0   4  -4  -1   1   0          -1/6   1/6  -1/6            0   1   1   4   4   0
+//!       0  -2  -1   2   1   0          1/24  1/12   1/6            0   1  -1   8  -8   1
+//!       0   2  -1  -2   1   0          1/24 -1/12   1/6
+//!       0   4   0  -5   0   1            0     0     1
+//! ```
+//!
+//! The backward pass uses the transposed matrices: from the gradient dy of the outputs, that of the products is
+//! `A dy Aᵀ`; from the gradient v of the transformed patch, that of the patch is `B v Bᵀ`; from the gradient u of the
+//! transformed filter, that of the filter is `Gᵀ u G`. In f32 the error stays below 1e-5 of the largest value.
+//!
+//! `tiles` applies the transforms of patches and outputs to whole blocks of tiles.
 
 use pulp::{Simd, WithSimd};
 
@@ -114,9 +129,10 @@ fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
     ]
 }
 
-/// The filters of a block at the Winograd points, `[36, 64, 64]`.
+/// The filters of a block at the Winograd points, `[36, 64, 64]`; the order of the channels is in [`super::filters`].
 pub(super) type Filters = Vec<[Pixel; WIDTH]>;
 
+/// Filters that are all zero.
 pub(super) fn zero_filters() -> Filters {
     vec![[Pixel::ZERO; WIDTH]; POINTS]
 }
@@ -140,6 +156,7 @@ impl WithSimd for FilterTransform<'_> {
             self.points.first_chunk_mut().expect("there are 36 points");
         for row in 0..WIDTH {
             for v in 0..vectors::<S>() {
+                // `g Gᵀ`: the rows of the filter, then `G (g Gᵀ)`: its columns.
                 let mut half = [[simd.splat_f32s(0.0); PATCH]; 3];
                 for r in 0..3 {
                     let line = [
@@ -175,6 +192,7 @@ impl WithSimd for FilterTransformBackward<'_> {
         let taps: &mut [[Pixel; WIDTH]; TAPS] = self.taps.first_chunk_mut().expect("there are nine taps");
         for row in 0..WIDTH {
             for v in 0..vectors::<S>() {
+                // `u G`, row by row, then `Gᵀ (u G)`, column by column.
                 let mut half = [[simd.splat_f32s(0.0); 3]; PATCH];
                 for r in 0..PATCH {
                     let mut line = [simd.splat_f32s(0.0); PATCH];

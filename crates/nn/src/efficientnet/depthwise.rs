@@ -1,8 +1,10 @@
-//! Depthwise convolution with bias and ReLU6.
+//! Depthwise convolution with bias and ReLU6: the kernel [`Depthwise`], for some rows of one image.
 //!
-//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps `[K, K, C]`. The taps of a vector of channels stay in the
-//! first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share the inputs they load. Taps outside the
-//! image are skipped, which has the effect of zero padding without storing it.
+//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps `[K, K, C]`, bias `[C]`. The taps of a vector of channels stay
+//! in the first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share the inputs they load. Taps
+//! outside the image are skipped, which has the effect of zero padding without storing it.
+//!
+//! In slices of vectors, a pixel is `vectors` = C / lanes vectors long, and `vector` is the number of one of them.
 
 use pulp::{Simd, WithSimd};
 
@@ -30,14 +32,14 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The taps of an output row (or column) that are within the image: first and end.
+    /// The taps of an output row (or column) that are within the image: (first, end), end not included.
     #[inline(always)]
     fn taps_inside(&self, output: usize) -> (usize, usize) {
         let start = output * self.stride;
         (self.margin.saturating_sub(start), (self.side + self.margin - start).min(self.kernel))
     }
 
-    /// The input rows that some output rows depend on: first and end.
+    /// The input rows that some output rows depend on: (first, end), end not included.
     pub fn input_rows(&self, outputs: std::ops::Range<usize>) -> (usize, usize) {
         let first = (outputs.start * self.stride).saturating_sub(self.margin);
         let end = ((outputs.end - 1) * self.stride + self.kernel).saturating_sub(self.margin);
@@ -48,7 +50,9 @@ impl Geometry {
 /// The convolution of some rows of the output.
 pub(super) struct Depthwise<'a> {
     pub geometry: Geometry,
+    /// `[K, K, C]`
     pub taps: &'a [f32],
+    /// `[C]`
     pub bias: &'a [f32],
     /// Input rows from `input_start` on.
     pub input: &'a [f32],
@@ -73,7 +77,8 @@ impl WithSimd for Depthwise<'_> {
     }
 }
 
-/// The convolution for one kernel size and stride; a group of outputs reads SPAN = (GROUP - 1) STRIDE + K inputs of a row.
+/// The convolution for one kernel size and stride; a group of outputs reads SPAN = (GROUP - 1) STRIDE + K inputs of a
+/// row.
 struct SizedDepthwise<'a, const K: usize, const STRIDE: usize, const SPAN: usize>(Depthwise<'a>);
 
 impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd
@@ -96,6 +101,7 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd
         let (input, output) = (S::as_simd_f32s(input).0, S::as_mut_simd_f32s(output).0);
         let rows = output.chunks_exact_mut(geometry.outputs * vectors);
         for (output_row, output) in (output_start..).zip(rows) {
+            // The input rows of the taps that are inside, from the first of them on.
             let (first, end) = geometry.taps_inside(output_row);
             let start = output_row * STRIDE + first - geometry.margin - input_start;
             let input = &input[start * line..(start + end - first) * line];
@@ -115,7 +121,8 @@ struct Row<'a, S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> 
 }
 
 impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S, K, STRIDE, SPAN> {
-    /// `input` are the rows of the taps from row `first` on.
+    /// Computes vector `vector` of all outputs of a row. `input` are the input rows for the rows of taps from `first`
+    /// on; there are fewer than K near the edge of the image.
     #[inline(always)]
     fn run(&self, simd: S, vector: usize, first: usize, input: &[S::f32s], output: &mut [S::f32s]) {
         let Geometry { side, outputs, margin, .. } = self.geometry;
@@ -152,6 +159,7 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
         let mut sums = [self.bias[vector]; GROUP];
         for (row, line) in input.chunks_exact(self.geometry.side * vectors).enumerate() {
             let window = &line[start..start + (SPAN - 1) * vectors + 1];
+            // Both slices end with the last vector that is read, so that the compiler can drop bounds checks.
             let taps = &self.taps[(first + row) * K * vectors + vector..][..(K - 1) * vectors + 1];
             let mut values = [sums[0]; SPAN];
             for column in 0..SPAN {
@@ -188,6 +196,7 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
     }
 }
 
+/// `min(max(sum, 0), 6)`
 #[inline(always)]
 fn relu6<S: Simd>(simd: S, sum: S::f32s) -> S::f32s {
     let [least, most] = RELU6_BOUNDS;

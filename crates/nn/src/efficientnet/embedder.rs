@@ -1,4 +1,7 @@
-//! Inference: [`EfficientNetEmbedder`] computes embeddings of images.
+//! Inference: [`EfficientNetEmbedder`] computes embeddings of images. `Network::embed` shows the steps for one image;
+//! `Bottleneck::run` is most of the work.
+//!
+//! Activations are `[rows, columns, channels]`; with a square image, `side` is the number of rows or columns.
 
 use std::sync::Arc;
 
@@ -15,8 +18,8 @@ use crate::matmul::{Matrix, MatrixMut, Write, multiply, multiply_and_add_row};
 const PATCH: usize = 3 * 3 * 3;
 /// Output rows of the stem that are computed at once, so that their patches stay in the cache.
 const STEM_ROWS: usize = 8;
-/// A bottleneck is computed in strips of rows, so that the activations between its convolutions, six times as wide as its
-/// input and output, stay in the second-level cache: at most this many values, but at least one row.
+/// A bottleneck is computed in strips of rows, so that the activations between its convolutions, six times as wide as
+/// its input and output, stay in the second-level cache: at most this many values, but at least one row.
 const STRIP_VALUES: usize = 1 << 17;
 
 /// An EfficientNet-Lite0 for images of one size.
@@ -36,7 +39,9 @@ const STRIP_VALUES: usize = 1 << 17;
 #[derive(Clone)]
 pub struct EfficientNetEmbedder(Arc<Network>);
 
+/// The network with its parameters, in the order in which the kernels read them.
 struct Network {
+    /// Height and width of the images.
     size: usize,
     stem: Pointwise,
     bottlenecks: Vec<Bottleneck>,
@@ -51,11 +56,14 @@ struct Pointwise {
     bias: Vec<f32>,
 }
 
+/// An inverted bottleneck: `expand` to `inner` channels, the depthwise convolution, `project` to the output channels.
 struct Bottleneck {
     shape: BottleneckShape,
+    /// The shape of the depthwise convolution.
     geometry: Geometry,
+    /// `None` in the first bottleneck, which does not expand.
     expand: Option<Pointwise>,
-    /// `[K, K, channels]`
+    /// Of the depthwise convolution, `[K, K, inner]`.
     taps: Vec<f32>,
     taps_bias: Vec<f32>,
     project: Pointwise,
@@ -69,7 +77,7 @@ pub struct EfficientNetSession {
 
 /// The activations of one image.
 struct Activations {
-    /// Patches of some rows of the stem.
+    /// The input patches of some output rows of the stem, `[rows, columns, 3, 3, 3]`.
     patches: Vec<f32>,
     /// The input of the current bottleneck.
     pixels: Vec<f32>,
@@ -77,7 +85,7 @@ struct Activations {
     next: Vec<f32>,
     /// A strip after the first pointwise convolution.
     expanded: Vec<f32>,
-    /// A strip after the depthwise convolution.
+    /// A strip after the depthwise convolution; in the end the output of the network's head.
     filtered: Vec<f32>,
 }
 
@@ -112,7 +120,8 @@ impl EfficientNetEmbedder {
 }
 
 impl EfficientNetSession {
-    /// Embeds normalised images (`[images, rows, columns, 3]`) on the calling thread.
+    /// Embeds normalised images (`[images, rows, columns, 3]`) on the calling thread. Writes [`FEATURES`] numbers per
+    /// image to `out`.
     ///
     /// # Panics
     /// If the lengths are not those of a whole number of images.
@@ -127,8 +136,10 @@ impl EfficientNetSession {
 }
 
 impl Network {
+    /// Memory for the activations of one image: each buffer has the size that its largest user needs.
     fn activations(&self) -> Activations {
         let (side, _) = same_padding(self.size, 3, 2);
+        // The largest of a number over all bottlenecks.
         let most = |of: &dyn Fn(&Bottleneck) -> usize| self.bottlenecks.iter().map(of).max().unwrap_or(0);
         let outputs = most(&|bottleneck| bottleneck.geometry.outputs.pow(2) * bottleneck.shape.output);
         let pixels = outputs.max(side * side * STEM);
@@ -147,6 +158,7 @@ impl Network {
         self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.geometry.outputs.pow(2))
     }
 
+    /// Writes the embedding of one image.
     fn embed(&self, image: &[f32], out: &mut [f32], activations: &mut Activations) {
         self.run_stem(image, activations);
         for bottleneck in &self.bottlenecks {
@@ -155,6 +167,7 @@ impl Network {
         let positions = self.positions();
         let filtered = &mut activations.filtered[..positions * FEATURES];
         self.head.run_relu6(&activations.pixels[..positions * self.head.inputs], filtered);
+        // The mean over all positions.
         out.fill(0.0);
         for position in filtered.chunks_exact(FEATURES) {
             out.iter_mut().zip(position).for_each(|(sum, value)| *sum += value);
@@ -162,6 +175,7 @@ impl Network {
         out.iter_mut().for_each(|sum| *sum /= positions as f32);
     }
 
+    /// The stem as a matrix product of patches and filters, into `activations.pixels`.
     fn run_stem(&self, image: &[f32], activations: &mut Activations) {
         let (side, margin) = same_padding(self.size, 3, 2);
         for start in (0..side).step_by(STEM_ROWS) {
@@ -176,12 +190,14 @@ impl Network {
     }
 
     /// Copies the input patches of one output row of the stem, from image row `top - margin` on, `[columns, 3, 3, 3]`.
+    /// What lies outside the image is 0.
     fn copy_patches(&self, image: &[f32], top: usize, margin: usize, patches: &mut [f32]) {
         patches.fill(0.0);
         for (tap, y) in (top..top + 3).enumerate() {
             let Some(y) = y.checked_sub(margin).filter(|y| *y < self.size) else { continue };
             let line = &image[y * self.size * 3..][..self.size * 3];
             for (column, patch) in patches.chunks_exact_mut(PATCH).enumerate() {
+                // The columns of the patch that are outside at the left, and those that are inside.
                 let missing = margin.saturating_sub(2 * column);
                 let start = 2 * column + missing - margin;
                 let width = (3 - missing).min(self.size - start);
@@ -216,6 +232,7 @@ impl Pointwise {
         isa::run(Relu6(output));
     }
 
+    /// The convolution: from `[positions, inputs]` to `[positions, outputs]`.
     fn run(&self, input: &[f32], output: &mut [f32]) {
         let (rows, columns) = (input.len() / self.inputs, self.bias.len());
         let a = Matrix::new(input, rows, self.inputs);
@@ -236,7 +253,7 @@ impl Pointwise {
 }
 
 impl Bottleneck {
-    /// Output rows of a strip.
+    /// Output rows of a strip: as many as [`STRIP_VALUES`] allows for the expanded input rows they depend on.
     fn strip_rows(&self) -> usize {
         let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
         let rows = STRIP_VALUES / (side * self.shape.inner);
@@ -250,11 +267,12 @@ impl Bottleneck {
         (rows * side * self.shape.inner, self.strip_rows() * outputs * self.shape.inner)
     }
 
-    /// From `pixels` to `pixels`, through `next` if there is no residual connection.
+    /// Runs the bottleneck from `pixels` to `pixels`. With a residual connection, the output is added to the input in
+    /// place; without one, it is written to `next`, which then becomes `pixels`.
     fn run(&self, activations: &mut Activations) {
         let Geometry { side, outputs, .. } = self.geometry;
         let Activations { pixels, next, expanded, filtered, .. } = activations;
-        // The rows that are in `expanded`: first and end.
+        // The input rows that `expanded` holds: (first, end), end not included.
         let mut present = (0, 0);
         for start in (0..outputs).step_by(self.strip_rows()) {
             let end = (start + self.strip_rows()).min(outputs);
@@ -279,7 +297,7 @@ impl Bottleneck {
             });
             let rows = start * outputs * self.shape.output..end * outputs * self.shape.output;
             if self.shape.adds_input() {
-                // The input rows that later strips need have already been expanded.
+                // This overwrites input rows. Later strips need only their expanded form, which is already computed.
                 self.project.add(filtered, &mut pixels[rows]);
             } else {
                 self.project.run(filtered, &mut next[rows]);
@@ -290,7 +308,8 @@ impl Bottleneck {
         }
     }
 
-    /// Moves the rows of `expanded` that are needed again to the front, and computes those that are missing.
+    /// Moves the rows of `expanded` that are needed again to the front, and computes those that are missing, so that
+    /// `expanded` holds the input rows `needed` after the first pointwise convolution. `present` are those it held.
     fn expand_rows(
         &self,
         expand: &Pointwise,
@@ -300,6 +319,7 @@ impl Bottleneck {
         expanded: &mut [f32],
     ) {
         let (input, line) = (self.geometry.side * self.shape.input, self.geometry.side * self.shape.inner);
+        // Strips follow each other from top to bottom, so the rows to keep are the last ones that are present.
         let kept = present.1.saturating_sub(needed.0);
         let first_kept = needed.0.min(present.1) - present.0;
         expanded.copy_within(first_kept * line..(present.1 - present.0) * line, 0);
@@ -323,6 +343,7 @@ impl<'a> ParameterReader<'a> {
         ParameterReader { rest: tensors.collect::<Vec<_>>().into_iter() }
     }
 
+    /// The next tensor: (shape, values).
     fn next(&mut self) -> (Vec<usize>, &'a [f32]) {
         self.rest.next().expect("the layout has one more tensor")
     }
@@ -334,7 +355,7 @@ impl<'a> ParameterReader<'a> {
         Pointwise { inputs, weights: transposed(weights, inputs), bias: bias.to_vec() }
     }
 
-    /// The stem: `[outputs, channels, taps]` becomes `[taps, channels, outputs]`, the order of patches.
+    /// The stem's filters: `[outputs, channels, taps]` becomes `[taps, channels, outputs]`, the order of patches.
     fn stem(&mut self) -> Pointwise {
         let Pointwise { inputs, weights, bias } = self.pointwise();
         let rows = (0..inputs).map(|index| index % 3 * 9 + index / 3);
@@ -342,16 +363,19 @@ impl<'a> ParameterReader<'a> {
         Pointwise { inputs, weights, bias }
     }
 
+    /// A bottleneck for inputs of `side` x `side`.
     fn bottleneck(&mut self, shape: BottleneckShape, side: usize) -> Bottleneck {
         let (outputs, margin) = same_padding(side, shape.kernel, shape.stride);
         let BottleneckShape { kernel, stride, inner: channels, .. } = shape;
         let geometry = Geometry { kernel, stride, channels, side, outputs, margin };
         let expand = shape.expands().then(|| self.pointwise());
+        // `[channels, K, K]` is transposed like a weight: to `[K, K, channels]`.
         let Pointwise { weights: taps, bias: taps_bias, .. } = self.pointwise();
         Bottleneck { shape, geometry, expand, taps, taps_bias, project: self.pointwise() }
     }
 }
 
+/// The transpose of a matrix, of which `columns` is the number of columns before.
 fn transposed(weights: &[f32], columns: usize) -> Vec<f32> {
     let rows = weights.len() / columns;
     (0..columns).flat_map(|column| (0..rows).map(move |row| weights[row * columns + column])).collect()

@@ -1,17 +1,20 @@
-//! EfficientNet-Lite0 for inference: a backbone for photographs that is small and accurate enough to ship.
+//! EfficientNet-Lite0 for inference: a backbone for photographs that is small and accurate enough to ship with the
+//! program. Start with [`EfficientNetEmbedder`].
 //!
-//! A 3x3 convolution with stride 2 (the stem); sixteen inverted bottlenecks (a pointwise convolution to six times the
-//! channels, a depthwise convolution of 3x3 or 5x5, a pointwise convolution back, and a residual connection where the
-//! shapes agree); a pointwise convolution to 1,280 channels; and their mean over all positions. Batch norm is folded into
-//! the weights of the model file.
+//! The network: a 3x3 convolution with stride 2 (the stem); sixteen inverted bottlenecks (a pointwise convolution to
+//! six times the channels, a depthwise convolution of 3x3 or 5x5, a pointwise convolution back, and a residual
+//! connection where the shapes agree); a pointwise convolution to 1,280 channels (the head); and their mean over all
+//! positions, which is the embedding. ReLU6 follows every convolution but the last of a bottleneck. Batch norm is
+//! folded into the weights of the model file. A pointwise convolution has 1x1 filters; a depthwise one has one filter
+//! per channel.
 //!
 //! How it is implemented, and why:
-//! - Activations are NHWC, so a pointwise convolution is one matrix product without copying, and a depthwise convolution
-//!   works on whole vectors of channels.
+//! - Activations are NHWC, `[rows, columns, channels]`, so a pointwise convolution is one matrix product without
+//!   copying, and a depthwise convolution works on whole vectors of channels.
 //! - The activations within a bottleneck are six times as wide as its input and output. They exist only in strips of
 //!   rows, which stay in the second-level cache.
-//! - An [`EfficientNetSession`] embeds one image at a time on one thread: an embedding depends on its image alone, and a
-//!   caller with several threads has one session per thread.
+//! - An [`EfficientNetSession`] embeds one image at a time on one thread: an embedding depends on its image alone, and
+//!   a caller with several threads has one session per thread.
 //! - Padding is TensorFlow's `SAME`: with stride 2 and an odd total, the larger part is at the bottom and right.
 
 // Kernels index arrays of vectors with plain loops, see `conv4`.
@@ -37,7 +40,8 @@ pub const LARGEST: usize = 1024;
 /// The bounds of ReLU6.
 const RELU6_BOUNDS: [f32; 2] = [0.0, 6.0];
 
-/// Bottlenecks of one kind. Only the first has the stride and changes the number of channels.
+/// Bottlenecks of one kind, `blocks` of them. Only the first has the stride and changes the number of channels to
+/// `channels`. `expansion` is the factor of the channels between the two pointwise convolutions.
 struct Stage {
     kernel: usize,
     stride: usize,
@@ -50,6 +54,7 @@ const fn stage(kernel: usize, stride: usize, expansion: usize, channels: usize, 
     Stage { kernel, stride, expansion, channels, blocks }
 }
 
+/// The stages of EfficientNet-B0 (Tan and Le, 2019), which the Lite version keeps.
 const STAGES: [Stage; 7] = [
     stage(3, 1, 1, 16, 1),
     stage(3, 2, 6, 24, 2),
@@ -121,7 +126,8 @@ pub fn layout() -> ParameterLayout {
     layout
 }
 
-/// The number of outputs in a row or column, and the padding at the top or left, with `SAME` padding.
+/// With `SAME` padding: (the number of outputs in a row or column, the padding at the top or left). `side` is the
+/// number of inputs in a row or column.
 pub fn same_padding(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let outputs = side.div_ceil(stride);
     let margins = ((outputs - 1) * stride + kernel).saturating_sub(side);

@@ -1,16 +1,19 @@
-//! The network by definition, as the oracle of the tests: one loop for all kinds of convolution, in f64.
+//! The network by definition, in f64: the reference of the tests. [`convolve`] is one loop for all kinds of
+//! convolution.
 
 use super::{EfficientNetEmbedder, FEATURES, STEM, bottlenecks, layout, same_padding};
 use crate::gradient_check::TestRng;
 use crate::isa::Isa;
 
-/// Activations, `[S, S, C]`.
+/// Activations, `[side, side, channels]`.
 struct Activations {
     side: usize,
     channels: usize,
     values: Vec<f64>,
 }
 
+/// Convolution with bias and `SAME` padding. `weight` is `[outputs, inputs, kernel, kernel]`; if `depthwise`, with one
+/// input, the channel of the same number.
 fn convolve(
     input: &Activations,
     weight: &[f32],
@@ -52,6 +55,7 @@ fn relu6(mut activations: Activations) -> Activations {
     activations
 }
 
+/// The embedding of one image (`[size, size, 3]`).
 fn embed(size: usize, parameters: &[f32], image: &[f32]) -> Vec<f64> {
     let layout = layout();
     let mut tensors = layout.tensors().iter().map(|tensor| &parameters[tensor.range.clone()]);

@@ -1,7 +1,8 @@
-//! The activation functions ReLU and GELU, element by element. GELU is the exact one, with the error function, not the
-//! approximation by tanh.
+//! The activation functions [`relu`] and [`gelu`], element by element. GELU is the exact one, with the error function,
+//! not the approximation by tanh.
 //!
-//! The backward pass of ReLU is combined with that of the dropout that follows it: `Dropout::backward_from_output`.
+//! The backward pass of ReLU is combined with that of the dropout that follows it:
+//! [`Dropout::backward_from_output`](crate::layers::dropout::Dropout::backward_from_output).
 
 use crate::kernel::kernel;
 use crate::real::Real;
@@ -37,7 +38,7 @@ kernel! {
     }
 }
 
-/// Φ(x), the distribution function of the standard normal distribution.
+/// Φ(x) = (1 + erf(x / sqrt(2))) / 2, the distribution function of the standard normal distribution.
 #[inline(always)]
 pub(crate) fn normal_cdf<T: Real>(x: T) -> T {
     T::from_f64(0.5) * (T::ONE + (x * T::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf())

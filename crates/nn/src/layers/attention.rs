@@ -1,9 +1,12 @@
-//! Multi-head self-attention within segments: a batch is a list of token sets of any sizes.
+//! Multi-head self-attention within segments: a batch is a list of token sets of any sizes, and tokens attend to those
+//! of their own set only. [`forward`] and [`backward`] are the core of an attention layer of TraNFS; the projections to
+//! queries, keys and values and from the result are the caller's.
 //!
 //! Shapes: T tokens in total, of which a segment holds n; `qkv` is `[T, 3 W]` (queries, keys and values, each with its
 //! H heads one after the other), `out` is `[T, W]`. For every segment and head the attention weights are a matrix of n
-//! rows, each padded to whole vectors ([`padded`]): query tokens in columns, key tokens in rows. Softmax over columns
-//! is the fastest, and the matrix products take the weights either way.
+//! rows, each padded to whole vectors ([`padded`]): query tokens in columns, key tokens in rows. This is the transpose
+//! of the usual order, because softmax over columns is the fastest, and the matrix products take the weights either
+//! way.
 
 use std::ops::Range;
 
@@ -36,13 +39,15 @@ pub fn padded(tokens: usize) -> usize {
     tokens.next_multiple_of(LANES)
 }
 
-/// The weight matrices of all heads of all segments: tokens of the segment, head, range in the buffer of weights.
+/// The weight matrices of all heads of all segments, in the order of the buffer of weights. Each item is (tokens of the
+/// segment, number of the head, range of the matrix in the buffer).
 fn weight_matrices(
     heads: Heads,
     segments: &[Range<usize>],
 ) -> impl Iterator<Item = (Range<usize>, usize, Range<usize>)> {
     let mut start = 0;
     segments.iter().flat_map(move |tokens| {
+        // The numbers of one matrix, and the start of the segment's first one.
         let size = tokens.len() * padded(tokens.len());
         let first = start;
         start += heads.count * size;
@@ -51,13 +56,14 @@ fn weight_matrices(
     })
 }
 
-/// The queries (`part` 0), keys (1) or values (2) of one head of one segment.
+/// The queries (`part` 0), keys (1) or values (2) of one head of one segment, `[n, W / H]`.
 fn part<'a, T>(qkv: &'a [T], heads: Heads, tokens: &Range<usize>, part: usize, head: usize) -> Matrix<'a, T> {
     let stride = 3 * heads.count * heads.width;
     let start = tokens.start * stride + (part * heads.count + head) * heads.width;
     Matrix::strided(&qkv[start..], tokens.len(), heads.width, stride)
 }
 
+/// [`part`] of a gradient, to be overwritten.
 fn part_mut<'a, T>(
     qkv: &'a mut [T],
     heads: Heads,
@@ -70,12 +76,13 @@ fn part_mut<'a, T>(
     MatrixMut::strided(&mut qkv[start..], tokens.len(), heads.width, stride)
 }
 
-/// What products of queries and keys are multiplied by: `1 / sqrt(width)`.
+/// What products of queries and keys are multiplied by: one over the square root of the width of a head.
 fn scale<T: Real>(heads: Heads) -> T {
     T::from_f64(1.0 / (heads.width as f64).sqrt())
 }
 
-/// `out = dropout(softmax(q k^T / sqrt(width))) v`, for each head.
+/// `out = dropout(softmax(q k^T / sqrt(width))) v`, for each head, with `width` that of a head. Keeps the attention
+/// weights in `cache`.
 ///
 /// # Panics
 /// If the segments do not fit `qkv` and `out`.
@@ -95,6 +102,7 @@ pub fn forward<T: Real>(
         let (n, stride) = (tokens.len(), padded(tokens.len()));
         let weights = &mut cache.weights[range.clone()];
         let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
+        // Logits with keys in rows: `k q^T`.
         multiply(k, q.transposed(), Write::Set, MatrixMut::padded(weights, n, n, stride));
         softmax::forward_columns(stride, scale(heads), weights);
         let mut weights = &*weights;
@@ -108,7 +116,8 @@ pub fn forward<T: Real>(
     }
 }
 
-/// Sets the gradient of `qkv`.
+/// Backward pass of [`forward`]: sets `d_qkv`, the gradient of queries, keys and values, from `d_out`, that of the
+/// output. `dropout` and `cache` are those of the forward pass.
 ///
 /// # Panics
 /// If the shapes differ from those of the forward pass.
@@ -129,16 +138,20 @@ pub fn backward<T: Real>(
         let d_out = &d_out[tokens.start * width + head * heads.width..];
         let d_out = Matrix::strided(d_out, n, heads.width, width);
         let weights = &weights[range.clone()];
+        // The weights that the values were multiplied with.
         let used = if dropout.is_active() { &dropped[range] } else { weights };
+        // Values: `out = used^T v`, so `d_v = used d_out`.
         let d_v = part_mut(d_qkv, heads, &tokens, 2, head);
         multiply(Matrix::strided(used, n, n, stride), d_out, Write::Set, d_v);
+        // Weights: `d_weights = v d_out^T`, keys in rows like the weights.
         d_weights.resize(n * stride, T::ZERO);
         multiply(v, d_out.transposed(), Write::Set, MatrixMut::padded(d_weights, n, n, stride));
         if dropout.is_active() {
-            // An attention weight is never 0, so those that are were dropped.
+            // Softmax in f32 never returns 0, so a weight that is 0 was dropped.
             dropout.backward_from_output(used, d_weights);
         }
         softmax::backward_columns(stride, scale(heads), weights, d_weights);
+        // Logits, already times `scale`: `d_q = d_logits^T k` and `d_k = d_logits q`.
         let d_logits = Matrix::strided(d_weights, n, n, stride);
         multiply(d_logits.transposed(), k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
         multiply(d_logits, q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));

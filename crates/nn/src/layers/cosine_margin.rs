@@ -1,7 +1,8 @@
-//! Cosine softmax with a margin: cross-entropy over `s (cos(f, w_c) - m [c is the target])`. A negative margin lets
-//! classes overlap, which keeps features useful for classes outside the training set (Liu et al., ECCV 2020).
+//! Cosine softmax with a margin: cross-entropy over the logits `s (cos(f, w_c) - m [c is the target])`. A negative
+//! margin lets classes overlap, which keeps features useful for classes outside the training set (Liu et al., ECCV
+//! 2020). It is the loss of the training `negmargin` of backbones. Start with [`cosine_margin`].
 //!
-//! Shapes: features `[R, D]`, weight `[C, D]` (one direction per class), targets `[R]`.
+//! Shapes: R features f of D numbers (`[R, D]`), weight `[C, D]` (one direction w_c per class), targets `[R]`.
 
 use crate::layers::loss::cross_entropy;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply};
@@ -16,7 +17,8 @@ pub struct Margin {
     pub margin: f64,
 }
 
-/// Mean loss over the rows. Sets the gradient of the features and adds to that of the weight.
+/// The mean loss over the rows. Sets the gradient of the features (`d_features`, `[R, D]`) and adds to that of the
+/// weight (`d_weight`, `[C, D]`).
 ///
 /// # Panics
 /// If the shapes disagree or a target is not below C.
@@ -31,6 +33,7 @@ pub fn cosine_margin<T: Real>(
     let rows = targets.len();
     let dim = features.len() / rows;
     let classes = weight.len() / dim;
+    // Forward: cosines are the inner products of unit vectors.
     let (unit_features, unit_weight) = (UnitRows::of(features, dim), UnitRows::of(weight, dim));
     let features = Matrix::new(&unit_features.rows, rows, dim);
     let weight = Matrix::new(&unit_weight.rows, classes, dim);
@@ -40,6 +43,7 @@ pub fn cosine_margin<T: Real>(
         logits[target as usize] -= T::from_f64(margin.margin);
         logits.iter_mut().for_each(|logit| *logit *= T::from_f64(margin.scale));
     }
+    // Backward: `logits` now holds the gradient of the logits; times s it is that of the cosines.
     let loss = cross_entropy(&mut logits, targets, T::ONE);
     logits.iter_mut().for_each(|d_cosine| *d_cosine *= T::from_f64(margin.scale));
     let d_cosines = Matrix::new(&logits, rows, classes);
@@ -73,7 +77,8 @@ impl<T: Real> UnitRows<T> {
         UnitRows { rows, inverse_lengths, dim }
     }
 
-    /// Turns the gradient of the unit rows into that of the original rows, in place.
+    /// Turns the gradient of the unit rows into that of the original rows, in place: `(d - (u . d) u) / length` with u
+    /// the unit row, because a change along the row does not change its direction.
     fn backward(&self, gradient: &mut [T]) {
         let rows = self.rows.chunks_exact(self.dim).zip(&self.inverse_lengths);
         for ((unit, &inverse), d_row) in rows.zip(gradient.chunks_exact_mut(self.dim)) {

@@ -1,7 +1,8 @@
-//! Dropout whose mask is a hash of a seed and an index.
+//! Dropout whose mask is a hash of a seed and an index. Start with [`Dropout::apply`].
 //!
 //! The mask is never stored: the backward pass computes it again. The hash is a few integer operations that the
-//! compiler vectorises, and an index of a site always has the same mask, however the work is split.
+//! compiler vectorises, and an index always has the same mask, however the work is split. Training on a GPU uses the
+//! same hash, so that it drops the same numbers.
 
 use crate::kernel::kernel;
 use crate::real::Real;
@@ -31,7 +32,8 @@ impl Dropout {
         self.rate > 0.0
     }
 
-    /// Dropout at the same rate with an independent mask, for another site in the model.
+    /// Dropout at the same rate with an independent mask, for another place in the model that applies dropout. `site`
+    /// is its number, which the model chooses.
     pub fn site(self, site: u64) -> Self {
         // The finaliser of SplitMix64.
         let z = self.seed ^ site.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -40,8 +42,8 @@ impl Dropout {
         Dropout { rate: self.rate, seed: z ^ (z >> 31) }
     }
 
-    /// Drops from `x` in place and multiplies what is kept by `1 / (1 - rate)`. `start` is the site's index of `x[0]`.
-    /// Applied to a gradient it is its own backward pass.
+    /// Drops from `x` in place and multiplies what is kept by `1 / (1 - rate)`. `start` is the index of `x[0]` in the
+    /// mask. Applied to a gradient it is its own backward pass.
     pub fn apply<T: Real>(self, start: usize, x: &mut [T]) {
         if self.is_active() {
             drop_in_place(self.mask(), start as u32, x);
@@ -75,6 +77,7 @@ impl Dropout {
     }
 }
 
+/// A mask in the form that kernels use.
 #[derive(Clone, Copy)]
 struct Mask<T> {
     /// Halves of the seed.
@@ -87,7 +90,8 @@ struct Mask<T> {
 }
 
 impl<T: Real> Mask<T> {
-    /// The factor of the number at an index: 0 or `scale`.
+    /// The factor of the number at an index: 0 or `scale`. The hash is `lowbias32` by Chris Wellons without its last
+    /// step, which would only change low bits, with the halves of the seed mixed in.
     #[inline(always)]
     fn factor(self, index: u32) -> T {
         let x = index.wrapping_mul(0x9e37_79b9) ^ self.low;
@@ -100,6 +104,7 @@ impl<T: Real> Mask<T> {
 }
 
 kernel! {
+    /// `x[i] *= factor(start + i)`
     fn drop_in_place<'a, T>(mask: Mask<T>, start: u32, x: &'a mut [T]) {
         for (i, x) in x.iter_mut().enumerate() {
             *x *= mask.factor(start.wrapping_add(i as u32));
@@ -108,6 +113,7 @@ kernel! {
 }
 
 kernel! {
+    /// `y[i] = x[i] factor(start + i)`
     fn drop_into<'a, T>(mask: Mask<T>, start: u32, x: &'a [T], y: &'a mut [T]) {
         for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
             *y = x * mask.factor(start.wrapping_add(i as u32));
@@ -116,6 +122,7 @@ kernel! {
 }
 
 kernel! {
+    /// `d = scale d` where y is positive, and 0 elsewhere.
     fn scale_where_positive<'a, T>(y: &'a [T], scale: T, d: &'a mut [T]) {
         for (d, &y) in d.iter_mut().zip(y) {
             *d = if y > T::ZERO { *d * scale } else { T::ZERO };

@@ -1,7 +1,8 @@
-//! Layer norm.
+//! Layer norm: each row is shifted and scaled to mean 0 and variance 1, then multiplied by `scale` and moved by
+//! `shift`, which are trained. [`forward`] and [`backward`] are the functions; [`LayerNorm`] is the layer of a model.
 //!
-//! Shapes: x, y and `normalised` `[R, W]`, scale and shift `[W]`, `inverse_std` `[R]` (one over the standard deviation
-//! of each row). The normalised rows are kept for the backward pass instead of the input.
+//! Shapes: R rows of W numbers; x, y and `normalised` `[R, W]`, scale and shift `[W]`, `inverse_std` `[R]` (one over
+//! the standard deviation of each row). The normalised rows are kept for the backward pass instead of the input.
 
 use std::ops::Range;
 
@@ -76,7 +77,8 @@ fn normalise_row<T: Real>(row: &mut [T], scale: &[T], shift: &[T], y: &mut [T]) 
 }
 
 kernel! {
-    /// Adds to the gradients of scale and shift, and sets that of the input.
+    /// Backward pass of [`forward`] and [`forward_residual`], given `d_y`: adds to `d_scale` and `d_shift` (`[W]`), and
+    /// sets `d_x` (`[R, W]`), the gradient of the input; with a residual, that of both summands.
     pub fn backward<'a, T>(
         scale: &'a [T],
         normalised: &'a [T],
@@ -95,6 +97,7 @@ kernel! {
                 *d_scale += d_y * normalised;
                 *d_shift += d_y;
             }
+            // First the gradient of the normalised row, then what does not change its mean and variance.
             for ((d_x, &d_y), &scale) in d_x.iter_mut().zip(d_y).zip(scale) {
                 *d_x = d_y * scale;
             }

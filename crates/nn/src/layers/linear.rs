@@ -1,7 +1,7 @@
-//! Linear layers.
+//! Linear layers: `y = x W + b`. [`forward`] and [`backward`] are the functions; [`Linear`] is the layer of a model.
 //!
-//! Shapes: x `[R, I]`, weight `[I, O]`, bias `[O]`, y `[R, O]`. The weight is stored in the order in which the product
-//! reads it, so the forward pass and the gradient of the weight use it as it is.
+//! Shapes: R rows, I inputs, O outputs; x `[R, I]`, weight W `[I, O]`, bias b `[O]`, y `[R, O]`. The weight is stored
+//! in the order in which the product reads it, so the forward pass and the gradient of the weight use it as it is.
 
 use std::ops::Range;
 
@@ -39,7 +39,7 @@ pub fn backward<T: Real>(
     }
 }
 
-/// The part of the backward pass that adds to the gradients of weight and bias.
+/// The part of the backward pass that adds to the gradients of weight and bias: `d_W += x^T d_y`, `d_b += sum of d_y`.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -51,7 +51,8 @@ pub fn backward_parameters<T: Real>(x: &[T], d_y: &[T], d_weight: &mut [T], d_bi
     multiply(x, d_y, Write::Add, MatrixMut::new(d_weight, inputs, outputs));
 }
 
-/// The part of the backward pass that sets the gradient of the input, or adds to it.
+/// The part of the backward pass that sets the gradient of the input or adds to it, as `write` says: `d_x = d_y W^T`.
+/// `outputs` is O.
 ///
 /// # Panics
 /// If the shapes disagree.

@@ -1,4 +1,7 @@
-//! The losses that heads are trained with. Each returns its value times `weight`, and the gradient of that product.
+//! The losses that heads are trained with: cross-entropies and distances. Each returns its value times `weight`, and
+//! computes the gradient of that product.
+//!
+//! A head classifies a query by its distance to one vector per class, the prototype ([`prototype_logits`]).
 
 use crate::kernel::kernel;
 use crate::matmul::{add_scaled, add_weighted_rows};
@@ -33,7 +36,7 @@ pub fn cross_entropy<T: Real>(logits: &mut [T], targets: &[u32], weight: T) -> f
     total * row_weight.to_f64()
 }
 
-/// Mean binary cross-entropy; the logits become their gradient in place.
+/// Mean binary cross-entropy of logits of "true"; they become their gradient in place.
 ///
 /// # Panics
 /// If there is not one target per logit.
@@ -51,7 +54,7 @@ pub fn binary_cross_entropy<T: Real>(logits: &mut [T], targets: &[bool], weight:
     total * row_weight.to_f64()
 }
 
-/// `weight ‖p - target‖²`; adds to the gradient of `p`.
+/// `weight ‖p - target‖²`; adds to `d_p`, the gradient of `p`. `target` is taken as constant.
 pub fn squared_distance<T: Real>(p: &[T], target: &[T], weight: T, d_p: &mut [T]) -> f64 {
     weight.to_f64() * squared_distance_and_gradient(p, target, weight + weight, d_p).to_f64()
 }
@@ -109,7 +112,8 @@ pub fn prototype_logits<T: Real>(queries: &[&[T]], prototypes: &[T], logits: &mu
     }
 }
 
-/// The backward pass of [`prototype_logits`]: adds to the gradient of the prototypes. Doubles `d_logits` in place.
+/// The backward pass of [`prototype_logits`]: adds `2 sum over q of d_logits[q][c] (q - p_c)` to the gradient of each
+/// prototype p_c. Doubles `d_logits` in place.
 ///
 /// # Panics
 /// If the shapes disagree.
@@ -121,6 +125,7 @@ pub fn prototype_logits_backward<T: Real>(
 ) {
     let Some(dim) = queries.first().map(|query| query.len()) else { return };
     let classes = prototypes.len() / dim;
+    // The sums of the doubled gradients over the queries, one per class.
     let mut totals = vec![T::ZERO; classes];
     for row in d_logits.chunks_exact_mut(classes) {
         for (total, d_logit) in totals.iter_mut().zip(row) {
@@ -143,8 +148,8 @@ kernel! {
     }
 }
 
-/// Mean cross-entropy of queries under [`prototype_logits`]; adds to the gradient of the prototypes. `logits` is scratch
-/// memory.
+/// Mean cross-entropy of queries under [`prototype_logits`]; adds to the gradient of the prototypes. `logits`
+/// is scratch memory for `[Q, C]` numbers, resized as needed; twice the gradient of the logits is left in it.
 ///
 /// # Panics
 /// If the shapes disagree or a class has no prototype.

@@ -1,7 +1,9 @@
-//! Softmax over columns.
+//! Softmax over columns ([`forward_columns`]) and its backward pass, for attention weights
+//! ([`crate::layers::attention`]).
 //!
-//! Shapes: `[R, stride]`, with a stride of whole vectors of [`LANES`]. Over columns, the elements of a vector never have
-//! to be combined with each other, which is several times as fast as softmax over short rows.
+//! Shapes: `[R, stride]`, with a stride of whole vectors of [`LANES`]; each column is one distribution over R elements.
+//! Over columns, the elements of a vector never have to be combined with each other, which is several times as fast as
+//! softmax over short rows.
 
 use crate::kernel::kernel;
 use crate::real::LANES;
@@ -16,6 +18,7 @@ kernel! {
         let vectors_per_row = stride / LANES;
         let vectors = rows.as_chunks_mut::<LANES>().0;
         for first in 0..vectors_per_row {
+            // The maximum of each column, from a number below any logit. Subtracted, it prevents overflow.
             let mut max = [T::from_f64(-1e30); LANES];
             for vector in vectors[first..].iter().step_by(vectors_per_row) {
                 let values = *vector;
@@ -23,6 +26,7 @@ kernel! {
                     max[lane] = values[lane].max(max[lane]);
                 }
             }
+            // Exponentials and their sum per column.
             let mut sums = [T::ZERO; LANES];
             for vector in vectors[first..].iter_mut().step_by(vectors_per_row) {
                 let mut values = *vector;
@@ -34,6 +38,7 @@ kernel! {
                 }
                 *vector = values;
             }
+            // Division by the sum.
             for sum in &mut sums {
                 *sum = T::ONE / *sum;
             }
@@ -47,7 +52,8 @@ kernel! {
 }
 
 kernel! {
-    /// Turns the gradient of the probabilities into that of the logits, in place.
+    /// Backward pass of [`forward_columns`]: turns `d`, the gradient of the probabilities p, into that of the logits,
+    /// in place: `scale p (d - sum over the column of p d)`.
     ///
     /// # Panics
     /// If the stride is not a multiple of [`LANES`].

@@ -1,6 +1,8 @@
-//! Conv4 with a linear layer, over one batch of labelled images: loss, gradient, and Hessian-vector product.
+//! The network of MAML, a Conv4 with a linear layer, over one batch of labelled images: loss and gradient
+//! ([`ClassifierPass`]), and Hessian-vector product ([`ClassifierTangent`]).
 //!
-//! Shapes: R images, D features, N classes; features `[R, D]`, weight `[D, N]`, bias `[N]`, logits `[R, N]`.
+//! Shapes: R images, D features (length of a Conv4 embedding), N classes; features `[R, D]`, weight `[D, N]`, bias
+//! `[N]`, logits `[R, N]`. A tangent is a derivative along a direction of the parameters, marked by a dot in formulas.
 
 use std::ops::Range;
 
@@ -15,6 +17,7 @@ pub(super) struct ClassifierPass {
     training: TrainingPass,
     images: usize,
     ways: usize,
+    /// The linear layer's part of the parameters; bias is the last tensor.
     weight: Range<usize>,
     bias: Range<usize>,
     features: Vec<f32>,
@@ -40,14 +43,17 @@ impl ClassifierPass {
         }
     }
 
+    /// R
     pub fn images(&self) -> usize {
         self.images
     }
 
+    /// Sets the images, `[R, rows, columns, channels]`.
     pub fn set_images(&mut self, images: &[f32]) {
         self.training.set_images(images);
     }
 
+    /// Sets the images to those of another pass of the same shape.
     pub fn copy_images(&mut self, other: &ClassifierPass) {
         self.training.copy_images(&other.training);
     }
@@ -97,11 +103,13 @@ impl ClassifierTangent {
         }
     }
 
+    /// Whether the memory is for passes over as many images.
     pub fn fits(&self, pass: &ClassifierPass) -> bool {
         self.images == pass.images
     }
 
-    /// The Hessian of the loss times `direction`, at the parameters of the last [`ClassifierPass::loss_and_gradient`].
+    /// The Hessian of the loss times `direction`, at the parameters of the last [`ClassifierPass::loss_and_gradient`],
+    /// whose activations `pass` holds; `parameters` and `classes` are those of that call.
     pub fn hessian_times(
         &mut self,
         pass: &ClassifierPass,
@@ -114,6 +122,7 @@ impl ClassifierTangent {
         let dim = pass.features.len() / rows;
         let weight = Matrix::new(&parameters[pass.weight.clone()], dim, ways);
         let tangent_weight = Matrix::new(&direction[pass.weight.clone()], dim, ways);
+        // Forward: the tangents of features and logits, and that of the gradient of the logits.
         let tangent_features = self.tangent.forward(&pass.training, parameters, direction);
         // (f W + b)˙ = f Ẇ + ḃ + ḟ W
         let tangent_bias = &direction[pass.bias.clone()];
@@ -123,6 +132,8 @@ impl ClassifierTangent {
         cross_entropy_tangent(&pass.d_logits, classes, &mut self.logits);
         let d_logits = Matrix::new(&pass.d_logits, rows, ways);
         let tangent_d_logits = Matrix::new(&self.logits, rows, ways);
+        // Backward through the linear layer, with dl the gradient of the logits: the tangent of the weight's gradient
+        // fᵀ dl is fᵀ ḋl + ḟᵀ dl, that of the features' gradient dl Wᵀ is ḋl Wᵀ + dl Ẇᵀ.
         let (before, tangent_d_bias) = tangent_gradient.split_at_mut(pass.weight.end);
         let tangent_d_weight = &mut before[pass.weight.clone()];
         linear::backward_parameters(
@@ -142,8 +153,8 @@ impl ClassifierTangent {
     }
 }
 
-/// Turns the tangent l̇ of the logits into that of the gradient of the mean cross-entropy, in place. With probabilities p
-/// and R rows that is `p (l̇ - sum p l̇) / R`.
+/// Turns the tangent l̇ of the logits into that of the gradient of the mean cross-entropy, in place. With probabilities
+/// p and R rows that is `p (l̇ - sum p l̇) / R`.
 fn cross_entropy_tangent(d_logits: &[f32], classes: &[u32], tangent: &mut [f32]) {
     let rows = classes.len();
     let ways = tangent.len() / rows;

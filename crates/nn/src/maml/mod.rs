@@ -1,11 +1,16 @@
-//! MAML (Finn et al., 2017): a Conv4 with a linear layer, whose parameters are trained so that a few steps of gradient
-//! descent on a support set make a classifier.
+//! MAML (model-agnostic meta-learning, Finn et al., 2017): a Conv4 with a linear layer, whose parameters are trained so
+//! that a few steps of gradient descent on a support set make a classifier.
+//!
+//! Start with [`MamlLearner`]: [`MamlLearner::adapt`] and [`MamlLearner::logits`] classify,
+//! [`MamlLearner::meta_gradient`] trains. A *task* is a support set of labelled images with queries. `classifier` has
+//! the network and its gradients.
 //!
 //! Batch norm always uses the statistics of the current batch: the support set while adapting, the queries for their
-//! logits. The gradient of the queries' loss with respect to the initial parameters is propagated through the steps
-//! `θ' = θ - α g(θ)` as `v <- v - α H(θ) v`. The Hessian-vector product is the tangent of the support set's gradient
-//! along v ([`conv4::TangentPass`]); the first-order version omits it. A task runs on one thread; a caller with several
-//! threads gives each its own [`MamlLearner`] and adds the gradients in the order of the tasks.
+//! logits. The gradient of the queries' loss with respect to the initial parameters is propagated back through the
+//! steps `θ' = θ - α g(θ)`: a gradient v with respect to θ' becomes `v - α H(θ) v`, because the derivative of a step is
+//! `I - α H`, with H the Hessian of the support set's loss. The product H v is the tangent of the support set's
+//! gradient along v ([`conv4::TangentPass`]); the first-order version omits it. A task runs on one thread; a caller
+//! with several threads gives each its own [`MamlLearner`] and adds the gradients in the order of the tasks.
 
 mod classifier;
 #[cfg(test)]
@@ -25,7 +30,8 @@ pub struct ModelSize {
     pub ways: usize,
 }
 
-/// Names, shapes and positions of the parameters: those of a Conv4, then those of the linear layer.
+/// Names, shapes and positions of the parameters: those of a Conv4, then those of the linear layer (`[features, ways]`
+/// and `[ways]`).
 pub fn layout(size: ModelSize) -> ParameterLayout {
     let mut layout = conv4::layout(size.shape.channels);
     layout.add("classifier.weight", &[size.shape.features(), size.ways], Role::Trained);
@@ -71,15 +77,18 @@ pub enum GradientOrder {
 pub struct LabelledImages<'a> {
     /// `[images, rows, columns, channels]`
     pub images: &'a [f32],
-    /// The class of each image.
+    /// The class of each image, below the number of ways.
     pub classes: &'a [u32],
 }
 
-/// Adapts parameters and computes gradients through the adaptation. Owns the memory of one thread, for tasks of one size.
+/// Adapts parameters and computes gradients through the adaptation. Owns the memory of one thread, for tasks of one
+/// size.
 pub struct MamlLearner {
     size: ModelSize,
-    /// The passes over the support set: one per step for second-order gradients, otherwise one.
+    /// The passes over the support set: one per step for second-order gradients, whose backward pass needs the
+    /// activations of all steps; otherwise one.
     steps: Vec<ClassifierPass>,
+    /// The pass over the queries of the last call, reused if the next one has the same number of queries.
     queries: Option<ClassifierPass>,
     tangent: Option<ClassifierTangent>,
 }
@@ -106,14 +115,18 @@ impl MamlLearner {
             GradientOrder::Second => adaptation.steps,
         };
         self.allocate(passes, support.classes.len());
+        // Adaptation, then the queries' gradient v at the adapted parameters.
         let keep = order == GradientOrder::Second;
         let (trajectory, adapted) = self.descend(parameters, support, adaptation, keep);
         let pass = pass_for(&mut self.queries, self.size, queries.classes.len());
         pass.set_images(queries.images);
         let mut v = vec![0.0; parameters.len()];
         let loss = pass.loss_and_gradient(&adapted, queries.classes, &mut v);
+        // Back through the steps, the last one first; of the first order there are none in the trajectory.
         for (step, at) in trajectory.iter().enumerate().rev() {
             let pass = &self.steps[step];
+            // The memory for tangents is kept from step to step and task to task while the number of images is the
+            // same.
             let fits = self.tangent.take().filter(|tangent| tangent.fits(pass));
             let tangent = self.tangent.insert(fits.unwrap_or_else(|| ClassifierTangent::new(pass)));
             let hessian_v = tangent.hessian_times(pass, at, support.classes, &v);
@@ -123,7 +136,7 @@ impl MamlLearner {
         loss
     }
 
-    /// Parameters adapted to a support set.
+    /// The parameters after adaptation to a support set.
     pub fn adapt(
         &mut self,
         parameters: &[f32],
@@ -149,8 +162,8 @@ impl MamlLearner {
         }
     }
 
-    /// Runs the gradient descent. Returns the parameters before each step, if `keep` is set, and those after the last
-    /// step.
+    /// Runs the gradient descent. Returns (the parameters before each step, those after the last step). The first part
+    /// is empty unless `keep` is set, and then step i leaves its activations in `self.steps[i]`.
     fn descend(
         &mut self,
         parameters: &[f32],
@@ -164,6 +177,7 @@ impl MamlLearner {
             let number = if keep { step } else { 0 };
             let (previous, rest) = self.steps.split_at_mut(number);
             let pass = &mut rest[0];
+            // All steps have the same images: the first pass is given them, later ones copy what it derived from them.
             match previous.first() {
                 None if step == 0 => pass.set_images(support.images),
                 None => {}

@@ -1,7 +1,9 @@
 //! Matrix products on the calling thread: `C = A B` or `C += A B` over strided matrices, A or B possibly transposed.
 //!
-//! Shapes: A is `[M, K]`, B is `[K, N]`, C is `[M, N]`. Every element is summed over K in order, in blocks that depend
-//! on K alone, so it does not depend on the other rows and columns of the product. `tiles` has the tuned version.
+//! Start with [`multiply`] and [`Matrix`]. Shapes: A is `[M, K]`, B is `[K, N]`, C is `[M, N]`; all are stored row by
+//! row. Every element of C is summed over K in order, in blocks that depend on K alone, so it does not depend on the
+//! other rows and columns of the product. `f64` uses the plain version in this file, `f32` the tuned one in `tiles`.
+//! [`add_weighted_rows`] is a product of a small matrix with rows that are scattered over memory.
 
 mod pack;
 mod tiles;
@@ -13,7 +15,8 @@ pub use weighted_rows::{add_weighted_rows, add_weighted_rows_reference};
 
 use crate::real::Real;
 
-/// A matrix to read from: rows of adjacent numbers at equal distances, or the transpose of such a matrix.
+/// A matrix to read from: rows of adjacent numbers at equal distances, or the transpose of such a matrix. Element (i,
+/// j) is `data[i * row_stride + j * column_stride]`, and one of the strides is 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a, T = f32> {
     data: &'a [T],
@@ -61,7 +64,7 @@ pub struct MatrixMut<'a, T = f32> {
     rows: usize,
     columns: usize,
     stride: usize,
-    /// Elements after each row that may be overwritten.
+    /// Elements after each row that may be overwritten; 0 unless made by [`MatrixMut::padded`].
     spare: usize,
 }
 
@@ -84,8 +87,8 @@ impl<'a, T> MatrixMut<'a, T> {
         MatrixMut { data, rows, columns, stride, spare: 0 }
     }
 
-    /// A matrix whose rows start `stride` elements apart, and whose gaps between rows may be overwritten with any finite
-    /// numbers, which is faster than to preserve them.
+    /// A matrix whose rows start `stride` elements apart, and whose gaps between rows may be overwritten with any
+    /// finite numbers, which is faster than to preserve them.
     ///
     /// # Panics
     /// If the gap after the last row ends beyond `data`, or rows overlap.
@@ -95,6 +98,8 @@ impl<'a, T> MatrixMut<'a, T> {
     }
 }
 
+/// # Panics
+/// If the last row ends beyond `len` elements, or rows overlap.
 fn check_bounds(len: usize, rows: usize, columns: usize, stride: usize) {
     assert!(columns <= stride || rows <= 1, "rows of {columns} elements overlap at a stride of {stride}");
     let end = match rows {
@@ -128,10 +133,10 @@ pub fn multiply<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, write: Write, c: Ma
     multiply_from(a, b, start, c);
 }
 
-/// Matrix product plus a row: `C = A B`, with the same row added to all rows.
+/// Matrix product plus a row: `C = A B`, with the same row added to all rows, as a bias is.
 ///
 /// # Panics
-/// If the shapes disagree.
+/// If the shapes disagree: the row has one number per column of C, gaps after its rows included.
 pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[T], c: MatrixMut<'_, T>) {
     assert_eq!(row.len(), c.columns + c.spare, "one number per column");
     multiply_from(a, b, InitialSum::Row(row), c);
@@ -140,14 +145,15 @@ pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[
 /// The values that the sums of a product start with.
 #[derive(Debug, Clone, Copy)]
 pub enum InitialSum<'a, T> {
-    /// 0
+    /// 0: `C = A B`.
     Zero,
-    /// The contents of C.
+    /// The contents of C: `C += A B`.
     Existing,
-    /// This row, in every row of C.
+    /// This row, in every row of C: `C = A B + row`.
     Row(&'a [T]),
 }
 
+/// Checks the shapes and calls the version for the number type. An empty C needs no work.
 fn multiply_from<T: Real>(
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,
@@ -160,7 +166,7 @@ fn multiply_from<T: Real>(
     }
 }
 
-/// The plain version of the product: the oracle of the tests, and what `f64` runs with.
+/// The plain version of the product: the reference of the tests, and what `f64` runs with.
 pub fn multiply_reference<T: Real>(
     a: Matrix<'_, T>,
     b: Matrix<'_, T>,

@@ -1,4 +1,5 @@
-//! Panels of B ([`Panel`]): packed copies of a part of B in the order in which a tile reads it.
+//! Panels of B ([`Panel`]): packed copies of a part of B, row by row without gaps, in the order in which the tuned
+//! product C = A B (`super::tiles`) reads it. Start with [`PanelSource::pack`].
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -10,17 +11,19 @@ use crate::memory::prefetch_line;
 
 /// The most rows of a panel: 32 KiB of the first-level cache.
 pub(super) const DEPTH: usize = 256;
-/// The most columns of a panel: two of the widest vectors.
+/// The most columns of a panel: two of the widest vectors, of 16 numbers.
 const WIDEST: usize = 32;
 
-/// A packed part of B, with as many rows as the current block of K.
+/// A packed part of B: `[depth, width]`, with at most [`DEPTH`] rows and a width of one or two whole vectors. Not
+/// initialised: packing writes every number that is read.
 #[repr(align(64))]
 pub(super) struct Panel([MaybeUninit<f32>; DEPTH * WIDEST]);
 
 /// How many rows of B are prefetched ahead of the one that is copied.
 const AHEAD: usize = 12;
 
-/// The part of B that a panel is packed from: `depth` rows from row `from` on, `columns` columns from `column` on.
+/// The part of B (`[K, N]`) that a panel is packed from: `depth` rows from row `from` on, `columns` columns from
+/// `column` on.
 pub(super) struct PanelSource<'a> {
     pub b: Matrix<'a>,
     pub from: usize,
@@ -40,7 +43,8 @@ impl Panel {
 }
 
 impl PanelSource<'_> {
-    /// Copies the part into a panel of whole vectors. The padding of the last vector never reaches C.
+    /// Copies the part into a panel of whole vectors. The padding of the last vector never reaches C. `avx` says
+    /// whether the processor has AVX, for which a transposed B has code of its own.
     #[inline(always)]
     pub fn pack<S: Simd>(self, simd: S, panel: &mut Panel, avx: bool) {
         let width = self.columns.next_multiple_of(S::F32_LANES);
@@ -50,7 +54,7 @@ impl PanelSource<'_> {
         if self.b.column_stride == 1 {
             for (k, to) in panel.chunks_exact_mut(width).enumerate() {
                 let start = (self.from + k) * self.b.row_stride + self.column;
-                // Short rows far apart, which the hardware prefetcher does not recognise.
+                // The hardware prefetcher does not recognise short rows that are far apart.
                 let ahead = self.b.data[start..].as_ptr().wrapping_add(AHEAD * self.b.row_stride);
                 for line in (0..width).step_by(16) {
                     prefetch_line(ahead.wrapping_add(line).cast());
@@ -66,10 +70,12 @@ impl PanelSource<'_> {
     /// beyond the last repeat it; they never reach C.
     #[inline(always)]
     fn transpose(&self, panel: &mut [f32], width: usize, avx: bool) {
+        // The rows of the panel that are covered by whole blocks.
         let whole = if avx { self.depth / BLOCK * BLOCK } else { 0 };
         let stride = self.b.column_stride;
         let from = &self.b.data[self.column * stride + self.from..];
         for column in (0..width).step_by(BLOCK) {
+            // The column of B to read, and the number of columns of B from there on.
             let (column_from, valid) =
                 (column.min(self.columns - 1), self.columns.saturating_sub(column).max(1));
             for k in (0..whole).step_by(BLOCK) {
@@ -86,6 +92,7 @@ impl PanelSource<'_> {
                 let _ = (from, to);
             }
         }
+        // The remaining rows, element by element.
         for column in 0..width {
             let start = column.min(self.columns - 1) * stride;
             let from = &from[start + whole..start + self.depth];
@@ -137,6 +144,7 @@ unsafe fn transpose_block(from: *const f32, stride: usize, last: usize, to: *mut
     }
 }
 
+/// Copies a row; the last vector is padded with zeros.
 #[inline(always)]
 fn copy_padded<S: Simd>(simd: S, from: &[f32], to: &mut [f32]) {
     let (from, rest) = S::as_simd_f32s(from);

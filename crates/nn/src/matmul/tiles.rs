@@ -1,9 +1,10 @@
-//! The tuned matrix product: tiles of C in registers.
+//! The tuned matrix product in `f32`, `C = A B` with A `[M, K]`, B `[K, N]` and C `[M, N]`: tiles of C in registers.
+//! Start with [`multiply_tuned`], which [`super::multiply`] calls, and `Product::with_simd`, the outer loops.
 //!
-//! A tile of C (at most 14 rows x 2 vectors with 32 registers, 6 x 2 with 16) stays in registers while the product runs along
-//! K. A panel of B, two vectors wide and at most [`DEPTH`] rows deep, is packed so that it stays in the first-level
-//! cache for all rows of A. A itself is read in place, because one number at a time is broadcast to a vector. A product
-//! with few rows reads B in place, too.
+//! A tile of C (at most 14 rows x 2 vectors with 32 registers, 6 x 2 with 16) stays in registers while the product runs
+//! along K. A panel of B, two vectors wide and at most [`DEPTH`] rows deep, is packed so that it stays in the
+//! first-level cache for all rows of A. A itself is read in place, because one number at a time is broadcast to a
+//! vector. A product with few rows reads B in place, too, because a packed panel would be used by few tiles only.
 #![allow(unsafe_code)]
 // Indexed loops over small arrays of vectors: iterator adapters and closures would not be compiled for the instruction
 // set.
@@ -29,6 +30,7 @@ pub(crate) fn multiply_tuned(
     isa.run(Product { avx, a, b, start, c });
 }
 
+/// The kernel of [`multiply_tuned`].
 struct Product<'a, 'b> {
     avx: bool,
     a: Matrix<'a>,
@@ -46,14 +48,17 @@ impl WithSimd for Product<'_, '_> {
         let width = 2 * S::F32_LANES;
         let mut panel = Panel::new();
         let few_rows = self.c.rows <= 3 * max_height::<S>();
+        // K is divided into equal blocks of at most DEPTH. There is one even if K is 0, because C still has to be set.
         let blocks = inner.div_ceil(DEPTH).max(1);
         let depth = inner.div_ceil(blocks).max(1);
         for from in (0..inner.max(1)).step_by(depth) {
             let depth = depth.min(inner - from);
+            // Later blocks of K add to what the first has written.
             let start = if from == 0 { self.start } else { InitialSum::Existing };
             for column in (0..self.c.columns).step_by(width) {
                 let columns = width.min(self.c.columns - column);
                 let vectors = columns.div_ceil(S::F32_LANES);
+                // B's rows can be read as whole vectors where they are.
                 let in_place = few_rows && self.b.column_stride == 1 && columns == vectors * S::F32_LANES;
                 let corner = from * self.b.row_stride + column * self.b.column_stride;
                 let (b, b_stride) = if in_place && depth > 0 {
@@ -94,15 +99,18 @@ const fn max_height<S: Simd>() -> usize {
     }
 }
 
-/// All rows of C for one panel of B.
+/// All rows of C for one panel of B: `depth` rows from row `from` of B on, `columns` columns from column `column` of C
+/// on.
 struct Tiles<'a, 'b> {
     a: Matrix<'a>,
     from: usize,
     depth: usize,
+    /// The first row of the panel; the next ones are `b_stride` elements apart.
     b: *const f32,
     b_stride: usize,
     start: InitialSum<'a, f32>,
     column: usize,
+    /// Columns to write: whole vectors where C has space for them.
     columns: usize,
     c: &'a mut MatrixMut<'b>,
 }
@@ -163,9 +171,10 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Pointers to the parts of A, B and C that one tile uses.
+/// Pointers to the parts of A, B and C that one tile uses, and the distances of their rows in elements.
 #[derive(Clone, Copy)]
 struct TileOperands {
+    /// Length of the sums: rows of the panel of B.
     depth: usize,
     a: *const f32,
     b: *const f32,
@@ -179,6 +188,7 @@ struct TileOperands {
 }
 
 impl TileOperands {
+    /// Computes a tile of `height` rows and V vectors. ROWS and `a_stride` are those of [`Tile`].
     #[inline(always)]
     fn run<S: Simd, const V: usize, const ROWS: bool>(self, simd: S, height: usize, a_stride: usize) {
         macro_rules! heights {
@@ -235,6 +245,7 @@ impl<const H: usize, const V: usize, const ROWS: bool> WithSimd for Tile<H, V, R
 }
 
 impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
+    /// Loads the values that the sums start with. A row that is added to all rows has a `start_stride` of 0.
     #[inline(always)]
     fn initial_sums<S: Simd>(&self, simd: S) -> [[S::f32s; V]; H] {
         let TileOperands { start, start_stride, columns, .. } = self.operands;
@@ -259,6 +270,7 @@ impl<const H: usize, const V: usize, const ROWS: bool> Tile<H, V, ROWS> {
         sums
     }
 
+    /// Writes the sums to C; of the last vector only the columns that may be written.
     #[inline(always)]
     fn store<S: Simd>(self, simd: S, sums: [[S::f32s; V]; H]) {
         let TileOperands { c, c_stride, columns, .. } = self.operands;

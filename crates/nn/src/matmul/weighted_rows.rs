@@ -1,4 +1,7 @@
-//! A few weighted sums of many scattered rows.
+//! A few weighted sums of many scattered rows. Start with [`add_weighted_rows`].
+//!
+//! This is a matrix product, `weightsᵀ rows`, but the rows need not be adjacent in memory, and the sums are few: they
+//! are accumulated in registers, five sums at a time, while the rows stream by.
 #![allow(clippy::needless_range_loop)]
 
 use pulp::{Simd, WithSimd};
@@ -14,8 +17,8 @@ kernel! {
     }
 }
 
-/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of prototypes is such a sum of
-/// queries.
+/// Adds weighted sums of rows: `out[c] += sum over i of weights[i][c] rows[i]`. The gradient of prototypes is such a
+/// sum of queries.
 ///
 /// Shapes: R rows of D numbers, weights `[R, C]`, out `[C, D]`.
 ///
@@ -28,7 +31,7 @@ pub fn add_weighted_rows<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
     T::add_weighted_rows(rows, weights, out);
 }
 
-/// The plain version of [`add_weighted_rows`]: the oracle of its tests, and what `f64` runs with.
+/// The plain version of [`add_weighted_rows`]: the reference of its tests, and what `f64` runs with.
 pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
     let sums = weights.len() / rows.len();
     for (c, out) in out.chunks_exact_mut(rows[0].len().max(1)).enumerate() {
@@ -40,17 +43,19 @@ pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &
     }
 }
 
+/// [`add_weighted_rows`] in `f32`; the caller has checked the shapes, and there is at least one row.
 pub(crate) fn add_weighted_rows_tuned(rows: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     isa::run(WeightedRows { rows, weights, out });
 }
 
+/// The kernel of [`add_weighted_rows`].
 struct WeightedRows<'a> {
     rows: &'a [&'a [f32]],
     weights: &'a [f32],
     out: &'a mut [f32],
 }
 
-/// Sums that are accumulated in registers together.
+/// Sums that are accumulated in registers together: 5 x [`VECTORS`] accumulators.
 const GROUP: usize = 5;
 /// Vectors of each sum that are accumulated together.
 const VECTORS: usize = 4;
@@ -78,7 +83,7 @@ impl WithSimd for WeightedRows<'_> {
 }
 
 impl WeightedRows<'_> {
-    /// V vectors, from column `from` on, of the [`GROUP`] sums from `start` on.
+    /// Adds V vectors, from column `from` on, of the [`GROUP`] sums from `start` on.
     #[inline(always)]
     fn add_group<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
         let dim = self.rows[0].len();

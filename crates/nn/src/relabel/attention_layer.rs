@@ -1,14 +1,16 @@
-//! The attention layer: every item attends to all items of its episode.
+//! The attention layer: every item attends to all items of its episode. Start with [`AttentionLayer::forward`];
+//! [`attend`] is the attention of one episode.
 //!
-//! Shapes: M items, C classes, W the width of a state, H heads of W / H numbers each. The states are normalised. A query
-//! and a key per item come from the mean of its states over classes and its state at the given label, a value from
-//! every state. The attention weight of item j for item i is one number per head, the same for all classes:
+//! Shapes: M items, C classes, W the width of a state (the vector of an item and a class), H heads of W / H numbers
+//! each. The states are normalised. A query and a key per item come from the mean of its states over classes and its
+//! state at the given label (`pooled`, `[M, 2 W]`), a value from every state. The attention weight of item j for item i
+//! is one number per head, the same for all classes:
 //!
 //! `A = softmax over j of (q_i . k_j / sqrt(W / H) + e_ij)`
 //!
 //! with e the logits of the edge network. The attended value of state (i, c) is `sum over j of A_ij v_jc`, and its
-//! projection is added to the state. The values of a head are gathered for all classes first, so that this is one matrix
-//! product, `[M, M]` times `[M, C W / H]`.
+//! projection is added to the state. The values of a head are gathered for all classes first, so that this is one
+//! matrix product, `[M, M]` times `[M, C W / H]`.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_row};
@@ -77,8 +79,8 @@ impl AttentionLayer {
         }
     }
 
-    /// Adds to `states` (`[states, W]`). `weights` (`[H, pairs]`) holds the logits of the edge network and becomes the
-    /// attention weights.
+    /// Adds the output of the layer to `states` (`[states, W]`). `weights` (`[H, pairs]`) holds the logits of the edge
+    /// network and becomes the attention weights. Returns the activations for the backward pass.
     pub(super) fn forward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -107,6 +109,7 @@ impl AttentionLayer {
                 keys: &keys[items],
                 values: &values[states.clone()],
             };
+            // The episode's logits, `[M, M]` per head.
             let mut weights: Vec<&mut [T]> =
                 weights.chunks_exact_mut(batch.pairs).map(|plane| &mut plane[span.pairs()]).collect();
             attend(span, self.shape, inputs, &mut weights, &mut attended[states], &mut scratch);
@@ -128,6 +131,7 @@ impl AttentionLayer {
     ) {
         let PassContext { parameters, batch } = context;
         let width = self.shape.width;
+        // The gradients of the attended values, then of queries, keys and values.
         let buffer = |rows: usize| Buffer::new(rows * width);
         let mut d_attended = buffer(batch.states);
         let d_x = Some((Write::Set, &mut *d_attended));
@@ -135,11 +139,13 @@ impl AttentionLayer {
         let mut d_inputs = (buffer(batch.items), buffer(batch.items), buffer(batch.states));
         self.attend_backward(context, cache, weights, &d_attended, &mut d_inputs, d_logits);
         let (d_queries, d_keys, d_values) = d_inputs;
+        // Through queries and keys to the pooled states.
         let mut d_pooled = buffer(2 * batch.items);
         self.query.backward_parameters(&cache.pooled, &d_queries, gradient);
         self.query.backward_input(parameters, &d_queries, Write::Set, &mut d_pooled);
         let d_x = Some((Write::Add, &mut *d_pooled));
         self.key.backward(parameters, &cache.pooled, &d_keys, gradient, d_x);
+        // The gradient of the normalised states, through the values and the pooled states. Buffers are used again.
         let mut d_normed = d_attended;
         let d_x = Some((Write::Set, &mut *d_normed));
         self.value.backward(parameters, &cache.normed.out, &d_values, gradient, d_x);
@@ -147,6 +153,7 @@ impl AttentionLayer {
             let d_pooled = &d_pooled[elements(span.items(), 2 * width)];
             mean_and_given_backward(span, width, d_pooled, &mut d_normed[elements(span.states(), width)]);
         }
+        // Through the norm; the layer's output is added to its input, so this is added to the gradient of the output.
         let mut d_residual = d_values;
         cache.normed.backward(&self.norm, parameters, &d_normed, gradient, &mut d_residual);
         add(d_states, &d_residual);
@@ -239,6 +246,7 @@ fn attend<T: Real>(
     let row = span.classes * part;
     scratch.resize(items, row);
     for (head, weights) in weights.iter_mut().enumerate() {
+        // `q kᵀ`, the attention weights, and the values weighted by them.
         multiply(
             of_head(inputs.queries, items, shape, head),
             of_head(inputs.keys, items, shape, head).transposed(),
@@ -257,7 +265,8 @@ fn attend<T: Real>(
     }
 }
 
-/// Sets the gradients of the inputs and, in `d_logits` (`[M, M]` per head), of the edge network's logits.
+/// Backward pass of [`attend`]: sets the gradients of the inputs and, in `d_logits` (`[M, M]` per head), of the edge
+/// network's logits. `weights` are the attention weights.
 #[allow(clippy::too_many_arguments)]
 fn attend_backward<T: Real>(
     span: &EpisodeSpan,
@@ -277,10 +286,13 @@ fn attend_backward<T: Real>(
         gather(shape.width, head * part, part, d_attended, &mut scratch.attended);
         let d_attended = Matrix::new(&scratch.attended, items, row);
         let values = Matrix::new(&scratch.values, items, row);
+        // Weights: `d_A = d_attended vᵀ`, in `d_logits` until the softmax.
         multiply(d_attended, values.transposed(), Write::Set, MatrixMut::new(d_logits, items, items));
+        // Values: `d_v = Aᵀ d_attended`.
         let transposed = Matrix::new(weights, items, items).transposed();
         multiply(transposed, d_attended, Write::Set, MatrixMut::new(&mut scratch.values, items, row));
         scatter(shape.width, head * part, part, &scratch.values, d_inputs.values);
+        // Logits, then queries and keys: `d_q = d_products k`, `d_k = d_productsᵀ q`.
         softmax_rows_backward(items, shape.scale(), weights, d_logits, &mut scratch.products);
         let d_products = Matrix::new(&scratch.products, items, items);
         let keys = of_head(inputs.keys, items, shape, head);
@@ -297,6 +309,7 @@ fn of_head<T>(rows: &[T], items: usize, shape: AttentionShape, head: usize) -> M
     Matrix::strided(&rows[head * part..], items, part, shape.width)
 }
 
+/// [`of_head`] of a gradient, to be overwritten.
 fn of_head_mut<T>(rows: &mut [T], items: usize, shape: AttentionShape, head: usize) -> MatrixMut<'_, T> {
     let part = shape.head_width();
     MatrixMut::strided(&mut rows[head * part..], items, part, shape.width)
@@ -362,8 +375,8 @@ kernel! {
 }
 
 kernel! {
-    /// Pools the states of each item (`[M C, width]`) to the mean over classes, followed by the state at the given label
-    /// (`[M, 2 width]`).
+    /// Pools the states of each item (`[M C, width]`) to the mean over classes, followed by the state at the given
+    /// label (`[M, 2 width]`).
     fn mean_and_given<'a, T>(span: &'a EpisodeSpan, width: usize, states: &'a [T], out: &'a mut [T]) {
         let inverse_count = T::from_f64(1.0 / span.classes as f64);
         let rows = states.chunks_exact(span.classes * width).zip(out.chunks_exact_mut(2 * width));
@@ -379,7 +392,7 @@ kernel! {
 }
 
 kernel! {
-    /// Adds to the gradient of the states.
+    /// Backward pass of [`mean_and_given`]: adds to the gradient of the states.
     fn mean_and_given_backward<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,

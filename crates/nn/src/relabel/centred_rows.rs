@@ -1,5 +1,5 @@
-//! Embeddings minus a mean, scaled to unit length: one row ([`centre_and_scale`]), or all rows of a head that is centred on the
-//! mean of the training features ([`CentredRows`]).
+//! Embeddings minus a mean, scaled to unit length: one row ([`centre_and_scale`], also the first step of an item view),
+//! or all rows of a head that is centred on the mean of the training features ([`CentredRows`]).
 
 use crate::kernel::kernel;
 use crate::layers::loss::squared_norm;
@@ -13,6 +13,7 @@ pub(super) struct CentredRows<T> {
 }
 
 impl<T: Real> CentredRows<T> {
+    /// Transforms and copies all rows, D numbers each. `mean` is `[D]`.
     pub(super) fn new<'a>(rows: impl Iterator<Item = &'a [T]>, mean: &[T]) -> Self {
         let mut values = Vec::new();
         for row in rows {
@@ -23,6 +24,7 @@ impl<T: Real> CentredRows<T> {
         CentredRows { values, dim: mean.len() }
     }
 
+    /// The transformed rows, in the order in which they were given.
     pub(super) fn rows(&self) -> Vec<&[T]> {
         self.values.chunks_exact(self.dim).collect()
     }
@@ -46,11 +48,12 @@ pub(super) fn centre_and_scale<T: Real>(row: &[T], mean: &[T], out: &mut [T]) {
     }
 }
 
-/// Backward pass of [`centre_and_scale`] with respect to the row: the gradient of the output becomes that of the row, in
-/// place. The mean is a constant. `centred` is scratch memory for one row.
+/// Backward pass of [`centre_and_scale`] with respect to the row: the gradient of the output becomes that of the row,
+/// in place. The mean is a constant. `centred` is scratch memory for one row.
 pub(super) fn centre_and_scale_backward<T: Real>(row: &[T], mean: &[T], centred: &mut [T], d_row: &mut [T]) {
     subtract(row, mean, centred);
     let square = squared_norm(centred);
+    // The gradient along the centred row is 0, because its length does not matter; across it, the length divides it.
     if square > T::ZERO {
         remove_component(centred, square, d_row);
         scale(T::ONE / square.sqrt(), d_row);

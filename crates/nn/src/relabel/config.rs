@@ -1,22 +1,22 @@
-//! The configuration of a Relabel head ([`Config`]).
+//! The configuration of a Relabel head ([`Config`]). [`super`] explains states, layers and prototypes.
 
 /// The shape of the network and the weights of its loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// W: length of a state.
+    /// W: length of a state, the vector that the network keeps for every item and class.
     pub width: usize,
-    /// Number of layers, each of attention and mixing.
+    /// Number of layers, each of attention between items and mixing within items and classes.
     pub layers: usize,
     /// H: attention heads; divides the width.
     pub heads: usize,
     /// Hidden units of a mixing layer.
     pub hidden: usize,
-    /// Hidden units of the edge network.
+    /// Hidden units of the edge network, which turns the relations of two items into attention logits.
     pub edge_hidden: usize,
     /// Whether items and queries are centred at the mean of the support items and scaled to unit length.
     pub centred: bool,
-    /// D: length of an embedding, if the mean of the training features is subtracted from items and queries, which are then
-    /// scaled to unit length, before anything else. Such a head works for one backbone only.
+    /// D: length of an embedding, if the mean of the training features is subtracted from items and queries, which are
+    /// then scaled to unit length, before anything else. Such a head works for one backbone only.
     pub training_centre: Option<usize>,
     /// How the head sees the items themselves, not only their relations. Such a head works for one backbone only.
     pub item_view: Option<ItemView>,
@@ -53,7 +53,8 @@ pub struct ItemView {
 pub enum ViewTarget {
     /// All states, from the input layer on.
     States,
-    /// Only the logit of "the item belongs to none of the classes".
+    /// Only the logit of "the item belongs to none of the classes", for heads whose states would otherwise memorise the
+    /// training classes.
     Outlier,
 }
 

@@ -1,8 +1,10 @@
-//! Edge features: five relations of two items that do not depend on the dimension or scale of the embeddings.
+//! Edge features: five relations of two items that do not depend on the dimension or scale of the embeddings. Start
+//! with [`edge_features`], which lists them, and its backward pass [`edge_features_backward`].
 //!
-//! One plane `[M, M]` per feature; row i, column j describes j as seen from i. All follow from the Gram matrix of the
-//! items. Statistics are over pairs of different items. Where there is nothing to compare (one item, all items equal, a
-//! zero vector) a feature has its neutral value, never the quotient of two rounding errors.
+//! One plane `[M, M]` per feature, M the number of items; row i, column j describes j as seen from i. All follow from
+//! the Gram matrix of the items (`[M, M]`, their inner products). Statistics are over pairs of different items. Where
+//! there is nothing to compare (one item, all items equal, a zero vector) a feature has its neutral value, never the
+//! quotient of two rounding errors.
 
 use super::gram_space::{
     CentringGradient, MeanProducts, ROUNDING, centred_cosines_backward, centred_product,
@@ -10,12 +12,13 @@ use super::gram_space::{
 };
 use crate::real::Real;
 
+/// The number of edge features.
 pub(super) const EDGE_FEATURES: usize = 5;
 
 /// The features with a gradient. The others are ranks, which are piecewise constant.
 pub(super) const DIFFERENTIABLE: [usize; 3] = [0, 1, 4];
 
-/// The value of each feature where there is nothing to compare.
+/// The value of each feature where there is nothing to compare: that of an average pair.
 pub(super) const NEUTRAL: [f64; EDGE_FEATURES] = [0.0, 0.0, 0.5, 0.5, 0.0];
 
 /// The smallest standard deviation that cosines are divided by.
@@ -50,8 +53,8 @@ pub(super) fn edge_features<T: Real>(gram: &[T], items: usize, mut planes: [&mut
     standardise(raw, items);
 }
 
-/// Backward pass of [`edge_features`]: adds to the gradient of the Gram matrix (`[M, M]`). `planes` are the features and
-/// `d_planes` their gradients. Only the planes of [`DIFFERENTIABLE`] features are read: the gradient of ranks is 0.
+/// Backward pass of [`edge_features`]: adds to the gradient of the Gram matrix (`[M, M]`). `planes` are the features
+/// and `d_planes` their gradients. Only the planes of [`DIFFERENTIABLE`] features are read: the gradient of ranks is 0.
 /// Where a feature is clamped or set to a constant (on the diagonal), its gradient is 0, too.
 pub(super) fn edge_features_backward<T: Real>(
     gram: &[T],
@@ -75,6 +78,7 @@ fn centred_scales<T: Real>(gram: &[T], items: usize, means: &MeanProducts<T>) ->
     (0..items).map(scale).collect()
 }
 
+/// Feature 0: the cosines of the items centred at their mean; 1 on the diagonal.
 fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     let means = MeanProducts::of(gram, items);
     let scales = centred_scales(gram, items, &means);
@@ -88,6 +92,7 @@ fn centred_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     }
 }
 
+/// Backward pass of [`centred_cosines`]: adds to the gradient of the Gram matrix.
 fn centred_cosines_backward_to_gram<T: Real>(
     gram: &[T],
     items: usize,
@@ -107,6 +112,7 @@ fn raw_scales<T: Real>(gram: &[T], items: usize) -> Vec<T> {
     (0..items).map(|i| inverse_centred_length(gram[i * items + i], T::ZERO, T::ZERO)).collect()
 }
 
+/// The cosines of the items as they are; 1 on the diagonal.
 fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     let scales = raw_scales(gram, items);
     for i in 0..items {
@@ -117,6 +123,7 @@ fn raw_cosines<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     }
 }
 
+/// The squared distances of the items, `g_ii + g_jj - 2 g_ij`, at least 0.
 fn squared_distances<T: Real>(gram: &[T], items: usize, out: &mut [T]) {
     for i in 0..items {
         for j in 0..items {
@@ -138,6 +145,7 @@ fn relative_ranks<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
         order.extend((0..items).filter(|&j| j != i).map(|j| (row[j], j)));
         order.sort_unstable_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
         let mut nearer = 0;
+        // The rank of an item counts all nearer items and half of those at its own distance, itself included.
         for tied in order.chunk_by(|a, b| a.0 == b.0) {
             let rank = nearer as f64 + 0.5 * tied.len() as f64;
             let relative_rank = T::from_f64(rank / order.len() as f64);
@@ -164,14 +172,16 @@ fn pairs(items: usize) -> f64 {
     (items * items - items).max(1) as f64
 }
 
-/// The mean distance of different items; `None` if all items are equal up to rounding.
+/// The mean squared distance of different items; `None` if all items are equal up to rounding, that is, if it is tiny
+/// compared with the mean square of their lengths.
 fn mean_distance<T: Real>(distances: &[T], gram: &[T], items: usize) -> Option<f64> {
     let mean = distances.iter().map(|distance| distance.to_f64()).sum::<f64>() / pairs(items);
     let squares = (0..items).map(|i| gram[i * items + i].to_f64()).sum::<f64>() / items.max(1) as f64;
     (mean > ROUNDING * squares).then_some(mean)
 }
 
-/// Backward pass of [`squared_distances`] and [`divide_by_mean`].
+/// Backward pass of [`squared_distances`] and [`divide_by_mean`]: adds to the gradient of the Gram matrix. A distance
+/// d_ij counts in its own feature, `d_ij / mean - 1`, and in the mean of all features.
 fn relative_distances_backward<T: Real>(
     gram: &[T],
     items: usize,
@@ -197,7 +207,7 @@ fn relative_distances_backward<T: Real>(
     }
 }
 
-/// Mean and variance of a plane off the diagonal.
+/// (mean, variance) of a plane off the diagonal.
 fn off_diagonal_moments<T: Real>(plane: &[T], items: usize) -> (f64, f64) {
     let off_diagonal = || {
         let value = |(index, value): (usize, &T)| (index % (items + 1) != 0).then(|| value.to_f64());
@@ -216,7 +226,7 @@ fn standardise<T: Real>(plane: &mut [T], items: usize) {
     plane.iter_mut().for_each(|value| *value = clamp((*value - mean) * scale, T::from_f64(MAX_FEATURE)));
 }
 
-/// Backward pass of [`raw_cosines`] and [`standardise`].
+/// Backward pass of [`raw_cosines`] and [`standardise`]: adds to the gradient of the Gram matrix.
 fn standardised_cosines_backward<T: Real>(
     gram: &[T],
     items: usize,
@@ -232,6 +242,8 @@ fn standardised_cosines_backward<T: Real>(
     let mut d_cosines = where_unclamped(&cosines, &d_cosines, T::ONE);
     // The cosine of an item with itself is the constant 1.
     clear_diagonal(&mut d_cosines, items);
+    // With s_i one over the length of item i, a cosine is `g_ij s_i s_j`: its gradient with respect to ln s_i is
+    // itself.
     let mut d_log_scales = vec![T::ZERO; items];
     for i in 0..items {
         for j in 0..items {
@@ -246,8 +258,8 @@ fn standardised_cosines_backward<T: Real>(
     }
 }
 
-/// Backward pass of [`standardise`] without its clamp: the gradient of the values off the diagonal. Those on the diagonal
-/// do not enter mean and variance, but are shifted and scaled by them.
+/// Backward pass of [`standardise`] without its clamp: the gradient of the values off the diagonal. Those on the
+/// diagonal do not enter mean and variance, but are shifted and scaled by them.
 fn standardise_backward<T: Real>(values: &[T], items: usize, d_standardised: &[T]) -> Vec<T> {
     let (mean, variance) = off_diagonal_moments(values, items);
     let deviation = variance.sqrt();
@@ -270,6 +282,7 @@ fn where_unclamped<T: Real>(values: &[T], d_values: &[T], bound: T) -> Vec<T> {
     values.iter().zip(d_values).map(of_value).collect()
 }
 
+/// Sets the diagonal to 0.
 fn clear_diagonal<T: Real>(plane: &mut [T], items: usize) {
     (0..items).for_each(|i| plane[i * items + i] = T::ZERO);
 }

@@ -1,9 +1,9 @@
-//! The edge network: a network of one hidden layer over the features of a pair of items, for all layers and heads of
-//! attention at once.
+//! The edge network: a network of one hidden layer over the features of a pair of items, which computes the attention
+//! logits of the pair for all layers and heads at once. Start with [`forward`] and [`backward`].
 //!
-//! Shapes: P pairs, F features, U hidden units, O outputs (one per layer and head); features `[F, P]`, logits `[O, P]`,
-//! so that the loops run over pairs. Pairs are processed in blocks, and the backward pass computes the hidden units
-//! again: there are far too many of them to keep.
+//! Shapes: P pairs, F features ([`PAIR_FEATURES`]), U hidden units, O outputs (one per layer and head); features
+//! `[F, P]`, logits `[O, P]`, so that the loops run over pairs. Pairs are processed in blocks, and the backward pass
+//! computes the hidden units again: there are far too many of them to keep.
 
 use std::ops::Range;
 
@@ -82,13 +82,17 @@ pub(super) fn backward<T: Real>(
         let count = end - start;
         let hidden = &mut hidden[..units * count];
         let (slopes, d_hidden) = (&mut slopes[..units * count], &mut d_hidden[..units * count]);
+        // The hidden units again, with the slopes of their activation.
         let EdgeWeights { hidden: weight, bias, .. } = *weights;
         hidden_units_and_slopes(features, pairs, start, count, weight, bias, hidden, slopes);
+        // The gradients of the activated hidden units, `out d_logits`, and of the output weight.
         let d_out = Matrix::strided(&d_logits[start..], outputs, count, pairs);
         let out = Matrix::new(weights.out, units, outputs);
         multiply(out, d_out, Write::Set, MatrixMut::new(d_hidden, units, count));
         let d_weights = MatrixMut::new(gradients.out, units, outputs);
         multiply(Matrix::new(hidden, units, count), d_out.transposed(), Write::Add, d_weights);
+        // The gradients of the pre-activations (in `d_hidden`), of the hidden layer's weight and bias, and of the
+        // features.
         let EdgeWeights { hidden: d_weight, bias: d_bias, .. } = gradients;
         hidden_units_backward(features, pairs, start, count, slopes, d_hidden, d_weight, d_bias);
         if let Some(d_features) = d_features.as_deref_mut() {
@@ -99,6 +103,7 @@ pub(super) fn backward<T: Real>(
     }
 }
 
+/// Ranges of at most [`BLOCK`] pairs.
 fn blocks(pairs: usize) -> impl Iterator<Item = Range<usize>> {
     (0..pairs).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(pairs))
 }
@@ -113,7 +118,7 @@ fn planes<T>(features: &[T], pairs: usize, start: usize, count: usize) -> [&[T];
     planes
 }
 
-/// The pre-activations of one hidden unit for all pairs.
+/// The pre-activations of hidden unit `unit` for the pairs of `planes`. `weights` is `[F, U]`.
 #[inline(always)]
 fn pre_activations<T: Real>(
     planes: [&[T]; PAIR_FEATURES],
@@ -127,6 +132,7 @@ fn pre_activations<T: Real>(
     for (feature, w) in w.iter_mut().enumerate() {
         *w = weights[feature * units + unit];
     }
+    // One pass over all six features, so that each sum stays in a register.
     let [a, b, c, d, e, f] = planes;
     let bias = bias[unit];
     let all = a.iter().zip(b).zip(c).zip(d).zip(e).zip(f);
@@ -169,6 +175,7 @@ kernel! {
         slopes: &'a mut [T],
     ) {
         let planes = planes(features, pairs, start, count);
+        // 1 / sqrt(2 π), the density of the standard normal distribution at 0; see `gelu_backward`.
         let density = T::from_f64(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
         let rows = hidden.chunks_exact_mut(count).zip(slopes.chunks_exact_mut(count));
         for (unit, (hidden, slopes)) in rows.enumerate() {
@@ -183,7 +190,8 @@ kernel! {
 }
 
 kernel! {
-    /// Adds to the gradients of the hidden layer's weight and bias; `d_hidden` becomes the gradient of the pre-activations.
+    /// Adds to the gradients of the hidden layer's weight and bias; `d_hidden` becomes the gradient of the
+    /// pre-activations.
     fn hidden_units_backward<'a, T>(
         features: &'a [T],
         pairs: usize,

@@ -1,8 +1,9 @@
-//! Several episodes as one batch: the rows of each episode among those of all.
+//! Several episodes as one batch: the rows of each episode among those of all ([`EpisodeBatch`], [`EpisodeSpan`]).
 //!
-//! An episode of M items and C classes has M C states (all classes of the first item, then of the second, ..), M² pairs
-//! of items and C class rows. The networks see the states of all episodes as rows of one matrix. Operations that mix
-//! rows (attention, means over classes) run episode by episode, on the ranges of its [`EpisodeSpan`].
+//! An episode of M items and C classes has M C states (all classes of the first item, then of the second, ..), M²
+//! ordered pairs of items (row by row) and C class rows. The networks see the states of all episodes as rows of one
+//! matrix. Operations that mix rows (attention, means over classes) run episode by episode, on the ranges of its
+//! [`EpisodeSpan`].
 
 use std::ops::Range;
 
@@ -17,6 +18,7 @@ pub(super) struct EpisodeSpan {
     pub(super) given: Vec<u32>,
     /// The number of items with each given label.
     pub(super) counts: Vec<usize>,
+    /// Where the episode begins among the items, states, pairs and class rows of the batch.
     first_item: usize,
     first_state: usize,
     first_pair: usize,
@@ -50,7 +52,7 @@ impl EpisodeSpan {
     }
 }
 
-/// The elements of a matrix of `width` columns that some rows occupy.
+/// The range of elements that some rows of a matrix of `width` columns occupy.
 pub(super) fn elements(rows: Range<usize>, width: usize) -> Range<usize> {
     rows.start * width..rows.end * width
 }
@@ -95,13 +97,15 @@ impl EpisodeBatch {
     }
 }
 
-/// Maximum number of states per batch of several episodes: enough for large matrix products, few enough that the activations
-/// kept for the backward pass stay in the cache.
+/// Maximum number of states per batch of several episodes: enough for large matrix products, few enough that the
+/// activations kept for the backward pass stay in the cache.
 const STATES_PER_BATCH: usize = 1024;
 
-/// Splits episodes, given by their numbers of states, into batches of neighbours.
+/// Splits episodes, given by their numbers of states, into batches of neighbours: ranges of episodes. An episode with
+/// more states than [`STATES_PER_BATCH`] is a batch of its own.
 pub(super) fn split_into_batches(states: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
+    // States of the last batch.
     let mut held = 0;
     for (episode, states) in states.enumerate() {
         match batches.last_mut() {
@@ -119,6 +123,7 @@ pub(super) fn split_into_batches(states: impl Iterator<Item = usize>) -> Vec<Ran
 /// What every layer of a forward or backward pass reads.
 #[derive(Clone, Copy)]
 pub(super) struct PassContext<'a, T> {
+    /// All parameters of the model.
     pub(super) parameters: &'a [T],
     pub(super) batch: &'a EpisodeBatch,
 }

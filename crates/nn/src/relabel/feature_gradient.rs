@@ -1,7 +1,9 @@
-//! The gradient of the loss with respect to the embeddings, for training a backbone together with the head.
+//! The gradient of the loss with respect to the embeddings, for training a backbone together with the head. Start with
+//! [`ProductGradient::add_to_features`].
 //!
 //! Shapes: M items, Q queries, D the dimension of embeddings. The embeddings enter the loss through inner products
-//! ([`ProductGradient`]) and, in a head for one backbone, through the item view.
+//! ([`ProductGradient`]) and, in a head for one backbone, through the item view (`item_view`), which computes its own
+//! part. The losses and the network fill a [`ProductGradient`]; this file turns it into the gradient of the embeddings.
 
 use super::gram_space::{CentringGradient, GramSpace};
 use crate::head::{Episode, FeatureGradient};
@@ -32,7 +34,8 @@ impl<T: Real> ProductGradient<T> {
         }
     }
 
-    /// Backward pass of the inner products: adds to the gradients of the embeddings.
+    /// Backward pass of the inner products: adds to the gradients of the embeddings. The gradient of `a . b` with
+    /// respect to a is b, so every gradient is a weighted sum of the embeddings on the other side.
     pub(super) fn add_to_features(
         self,
         space: &GramSpace<T>,
@@ -42,11 +45,12 @@ impl<T: Real> ProductGradient<T> {
         let ProductGradient { mut gram, with_queries, query_squares, centring } = self;
         space.gram_backward(&mut gram, centring);
         let (items, queries) = (episode.support.len(), episode.queries.len());
-        // `x_i . x_j` is in two places of the Gram matrix, and both change with either row.
+        // Items with each other. `x_i . x_j` is in two places of the Gram matrix, and both change with either row.
         add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
         if queries == 0 {
             return;
         }
+        // Items with queries, for both sides; then the squared lengths of the queries.
         add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), features.support);
         add_weighted_rows(episode.support, &with_queries, features.queries);
         let dim = features.queries.len() / queries;

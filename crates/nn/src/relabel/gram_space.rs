@@ -1,10 +1,13 @@
-//! The geometry of an episode, computed from inner products alone ([`GramSpace`]).
+//! The geometry of an episode, computed from inner products alone. Start with [`GramSpace::new`].
 //!
 //! M items, Q queries. Everything the head reads, and every distance of a query to a prototype, follows from the Gram
-//! matrix of the items (`[M, M]`), the inner products of items and queries (`[M, Q]`) and the squared lengths of the
-//! queries. So the head can also work in a transformed space: centred at the mean of the items and scaled to unit
-//! length, which only takes sums and quotients of the same products. The mean is that of the support set, because no other
-//! data is available when the head is used.
+//! matrix of the items (`[M, M]`, all their inner products), the inner products of items and queries (`[M, Q]`) and the
+//! squared lengths of the queries. So the head can also work in a transformed space: centred at the mean of the items
+//! and scaled to unit length, which only takes sums and quotients of the same products. The mean is that of the support
+//! set, because no other data is available when the head is used.
+//!
+//! With m the mean of the items, g_ij = x_i . x_j and `s_i = 1 / ‖x_i - m‖`, the product of two transformed items is
+//! `(g_ij - x_i . m - x_j . m + m . m) s_i s_j`. Both `x_i . m` and `m . m` are means of elements of g.
 //!
 //! An item that equals the mean has no direction. It becomes the zero vector; what rounding leaves of it is ignored.
 
@@ -16,8 +19,11 @@ pub(super) const ROUNDING: f64 = 1e-6;
 /// The space that prototypes and distances live in: that of the embeddings, or centred and scaled to unit length.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GramSpace<T> {
+    /// M
     items: usize,
+    /// Inner products of the items in this space, `[M, M]`.
     gram: Vec<T>,
+    /// `None` if the space is that of the embeddings.
     centring: Option<Centring<T>>,
 }
 
@@ -91,6 +97,7 @@ impl<T: Real> GramSpace<T> {
         let queries = squared_lengths.len();
         assert_eq!(products.len(), self.items * queries, "inner products of all items with all queries");
         let Some(centring) = &self.centring else { return Vec::new() };
+        // The inner products of the queries with the mean of the items.
         let mut with_mean = vec![T::ZERO; queries];
         for row in products.chunks_exact(queries.max(1)) {
             with_mean.iter_mut().zip(row).for_each(|(sum, &product)| *sum += product);
@@ -115,8 +122,8 @@ impl<T: Real> GramSpace<T> {
 
     /// Backward pass of [`GramSpace::transform_queries`]. `products` are its results and `scales` those of
     /// [`GramSpace::transform_and_scale_queries`]. The gradients of the transformed products (`[M, Q]`) and squared
-    /// lengths (`[Q]`) become those of the original ones, in place. The part that passes through the mean and the lengths
-    /// of the items is added to `d_centring`.
+    /// lengths (`[Q]`) become those of the original ones, in place. The part that passes through the mean and the
+    /// lengths of the items is added to `d_centring`.
     pub(super) fn transform_queries_backward(
         &self,
         products: &[T],
@@ -127,6 +134,8 @@ impl<T: Real> GramSpace<T> {
     ) {
         let Some(centring) = &self.centring else { return };
         let queries = scales.len();
+        // A transformed product is `(product - item . m - query . m + m . m) s_i s_q`. Its derivative with respect to
+        // ln s_i and ln s_q is the product itself; that with respect to the bracket is `s_i s_q`.
         let (mut d_with_mean, mut d_log_scales) = (vec![T::ZERO; queries], vec![T::ZERO; queries]);
         let rows = products.chunks_exact(queries.max(1)).zip(d_products.chunks_exact_mut(queries.max(1)));
         for (i, (row, d_row)) in rows.enumerate() {
@@ -140,11 +149,13 @@ impl<T: Real> GramSpace<T> {
             }
         }
         for (q, d_square) in d_squared_lengths.iter_mut().enumerate() {
-            // The squared length of a transformed query is constant: 1, or 0 for a query at the mean.
+            // The squared length of a transformed query is constant (1, or 0 for a query at the mean) and has no
+            // gradient. That of the original one enters s_q = 1 / sqrt(query . query - 2 query . m + m . m).
             *d_square = squared_length_gradient(scales[q], d_log_scales[q]);
             d_with_mean[q] -= *d_square + *d_square;
             d_centring.mean_square += *d_square;
         }
+        // `query . m` is the mean of the query's products with the items.
         let inverse_count = T::from_f64(1.0 / self.items as f64);
         for d_row in d_products.chunks_exact_mut(queries.max(1)) {
             d_row.iter_mut().zip(&d_with_mean).for_each(|(d, &d_mean)| *d += d_mean * inverse_count);
@@ -159,8 +170,8 @@ impl<T: Real> GramSpace<T> {
         }
     }
 
-    /// The weights of the original rows whose sum equals the sum of the transformed items weighted by `weights`. With them a
-    /// prototype can be computed as a vector.
+    /// The weights of the original rows whose sum equals the sum of the transformed items weighted by `weights`. With
+    /// them a prototype can be computed as a vector.
     ///
     /// # Panics
     /// If there is not one weight per item.
@@ -181,6 +192,7 @@ pub(super) struct MeanProducts<T> {
 }
 
 impl<T: Real> MeanProducts<T> {
+    /// From the Gram matrix of the items.
     pub(super) fn of(gram: &[T], items: usize) -> Self {
         let inverse_count = T::from_f64(1.0 / items as f64);
         let mean = |numbers: &[T]| numbers.iter().fold(T::ZERO, |sum, &number| sum + number) * inverse_count;
@@ -218,6 +230,7 @@ pub(super) fn centred_cosines_backward<T: Real>(
     mut d_centring: CentringGradient<T>,
 ) {
     let items = scales.len();
+    // The gradients of the logarithms of the scales, of the brackets (in place), of m_i and of m . m.
     for i in 0..items {
         for j in 0..items {
             let (cosine, d_product) = (cosines[i * items + j], &mut d_cosines[i * items + j]);
@@ -230,12 +243,14 @@ pub(super) fn centred_cosines_backward<T: Real>(
         }
     }
     let CentringGradient { log_scales, mut with_mean, mut mean_square } = d_centring;
+    // Through the scales: s_i depends on g_ii - 2 m_i + m . m.
     for i in 0..items {
         let d_square = squared_length_gradient(scales[i], log_scales[i]);
         d_cosines[i * items + i] += d_square;
         with_mean[i] -= d_square + d_square;
         mean_square += d_square;
     }
+    // Through the means: m_i is the mean of row i of g, and m . m the mean of all m_i.
     let inverse_count = T::from_f64(1.0 / items as f64);
     for (d_row, &d_with_mean) in d_cosines.chunks_exact_mut(items.max(1)).zip(&with_mean) {
         let d_product = (d_with_mean + mean_square * inverse_count) * inverse_count;

@@ -1,7 +1,10 @@
-//! The input layer: the states before the first attention layer.
+//! The input layer: the states (one vector of W numbers per item and class) before the first attention layer. Start
+//! with [`InputLayer::forward`].
 //!
 //! A network of one hidden layer over the state features ([`super::network_input`]) and, in a head for one backbone,
-//! the view of the item ([`super::item_view`]). The view passes the first weight once per item, not once per state.
+//! the view of the item, a projection of its embedding ([`super::item_view`]):
+//! `state = out(gelu(features(state features) + hidden(view)))`. The view passes its weight once per item, not once per
+//! state.
 
 use std::ops::Range;
 
@@ -20,9 +23,13 @@ use crate::real::Real;
 /// The parameters of the input layer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct InputLayer {
+    /// W
     width: usize,
+    /// For [`ViewTarget::States`].
     item_view: Option<ItemViewInput>,
+    /// From the state features to the hidden units.
     features: Linear,
+    /// From the hidden units to the states.
     out: Linear,
 }
 
@@ -30,6 +37,7 @@ pub(super) struct InputLayer {
 #[derive(Debug, Clone, PartialEq)]
 struct ItemViewInput {
     encoder: ItemViewEncoder,
+    /// From the view to the hidden units.
     hidden: BiasFreeLinear,
 }
 
@@ -46,6 +54,7 @@ impl InputLayer {
     pub(super) fn new(builder: &mut ParameterBuilder, config: &Config) -> Self {
         let width = config.width;
         let view = config.item_view.as_ref().filter(|view| view.target == ViewTarget::States);
+        // The hidden units sum over both inputs, so the initial weights of both are as for a layer with all of them.
         let fan_in = STATE_FEATURES + view.map_or(0, |view| view.width);
         let item_view = view.map(|view| ItemViewInput {
             encoder: ItemViewEncoder::new(builder, view),
@@ -76,6 +85,7 @@ impl InputLayer {
         self.features.forward(parameters, &input.state_features, &mut hidden);
         let item_view = self.item_view.as_ref().map(|view| {
             let cache = view.encoder.forward(context, input, seed);
+            // The view's part of the hidden units, one row per item.
             let mut of_items = Buffer::new(batch.items * self.width);
             view.hidden.forward(parameters, cache.view(), Write::Set, &mut of_items);
             for span in &batch.spans {
@@ -91,7 +101,8 @@ impl InputLayer {
         (states, InputLayerCache { item_view, hidden, activated })
     }
 
-    /// Adds to the gradients of the parameters and, if given, sets those of the state features and the viewed rows.
+    /// Backward pass, from the gradient of the states: adds to the gradients of the parameters and, if `d_input` is
+    /// given, sets those of the state features and, with an item view, of the viewed rows.
     pub(super) fn backward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -111,6 +122,7 @@ impl InputLayer {
             self.features.backward_input(parameters, &d_hidden, Write::Set, &mut d_input.state_features);
         }
         let (Some(view), Some(view_cache)) = (&self.item_view, &cache.item_view) else { return };
+        // The gradient of the view: summed over the item's states, then through the view's weight.
         let mut d_of_items = Buffer::new(batch.items * self.width);
         for span in &batch.spans {
             let d_of_items = &mut d_of_items[elements(span.items(), self.width)];
@@ -136,7 +148,7 @@ kernel! {
 }
 
 kernel! {
-    /// Sets the gradient of the items' rows.
+    /// Backward pass of [`add_to_states`]: sets the gradient of each item's row to the sum of those of its states.
     fn add_to_states_backward<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,

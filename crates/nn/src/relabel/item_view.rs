@@ -1,8 +1,10 @@
-//! The item view: how a head for one backbone sees the items themselves.
+//! The item view: how a head for one backbone sees the items themselves, not only their relations. Start with
+//! [`ItemViewEncoder::forward`].
 //!
-//! The view is `norm(h P)`, with P of `[D, V]` and h the embedding minus the mean of the training features, scaled to
-//! unit length, with dropout in training. The mean is that of the training data, not of the support set: the view of an
-//! item must not depend on the other items, and a dropped number is replaced by its most likely value.
+//! The view of an item is `norm(h P)`, V numbers: P is `[D, V]`, D the length of an embedding, `norm` a layer norm, and
+//! h the embedding minus the mean of the training features, scaled to unit length, with dropout in training. The mean
+//! is that of the training data, not of the support set: the view of an item must not depend on the other items, and a
+//! dropped number, which is 0, then equals its mean over the training data.
 //!
 //! The view either enters the states in the input layer, or, where that would memorise the training classes, only adds
 //! to the logit of "none of the classes" ([`OutlierBranch`]): relations tell classes apart, but they do not tell what
@@ -23,9 +25,11 @@ use crate::layers::linear::Linear;
 use crate::matmul::Write;
 use crate::real::Real;
 
+/// The parameters of the view.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ItemViewEncoder {
     config: ItemView,
+    /// The mean of the training features, `[D]`, not trained.
     mean: Range<usize>,
     projection: BiasFreeLinear,
     norm: LayerNorm,
@@ -63,7 +67,7 @@ impl ItemViewEncoder {
         self.mean.clone()
     }
 
-    /// Without a seed there is no dropout.
+    /// Computes the views of all items of the batch. Without a seed there is no dropout.
     pub(super) fn forward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -86,7 +90,8 @@ impl ItemViewEncoder {
         ItemViewCache { dropout, items, normed }
     }
 
-    /// Adds to the gradients of the parameters and, if given, sets those of the viewed rows.
+    /// Backward pass, from the gradient of the views (`[items, V]`): adds to the gradients of the parameters and, if
+    /// `d_input` is given, sets those of the viewed rows, the embeddings.
     pub(super) fn backward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -103,6 +108,7 @@ impl ItemViewEncoder {
         let d_x = d_rows.as_deref_mut().map(|d_rows| (Write::Set, d_rows));
         self.projection.backward(parameters, &cache.items, &d_projected, gradient, d_x);
         let Some(d_rows) = d_rows else { return };
+        // Through dropout, then through centring and scaling.
         cache.dropout.apply(0, d_rows);
         let mean = &parameters[self.mean.clone()];
         let mut centred = Buffer::new(mean.len());
@@ -113,12 +119,14 @@ impl ItemViewEncoder {
     }
 }
 
-/// A branch that adds to the logit of "none of the classes" from the view of an item.
+/// A branch that adds to the logit of "none of the classes" from the view of an item: a network of one hidden layer of
+/// W units.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct OutlierBranch {
     encoder: ItemViewEncoder,
     hidden: Linear,
     out: BiasFreeLinear,
+    /// W
     width: usize,
 }
 
@@ -136,6 +144,7 @@ impl OutlierBranch {
         OutlierBranch {
             encoder: ItemViewEncoder::new(builder, config),
             hidden: builder.linear("item.hidden", config.width, width, config.width),
+            // Zero: before training, the branch has no effect.
             out: builder.weight_with("item.out", width, 1, Initialiser::Fill(0.0)),
             width,
         }
@@ -164,7 +173,8 @@ impl OutlierBranch {
         OutlierBranchCache { item_view, hidden, activated }
     }
 
-    /// Adds to the gradients of the parameters and, if given, sets those of the viewed rows.
+    /// Backward pass, from the gradient of the logits (`[items]`): adds to the gradients of the parameters and, if
+    /// `d_input` is given, sets those of the viewed rows.
     pub(super) fn backward<T: Real>(
         &self,
         context: PassContext<'_, T>,

@@ -1,4 +1,5 @@
-//! The losses of training: the cross-entropy of every item's true class, and that of the queries under the prototypes.
+//! The losses of training: the cross-entropy of every item's true class ([`item_loss`]), and that of the queries under
+//! the prototypes ([`query_loss`]).
 //!
 //! Shapes: M items, C classes, Q queries. The logits of a query are its negative squared distances to the prototypes,
 //! divided by the mean of all those distances and multiplied by a learned scale, so embeddings of any scale give the
@@ -12,11 +13,12 @@ use crate::layers::loss::squared_norm;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply};
 use crate::real::{Real, dot, sum};
 
-/// The initial logarithm of the scale of the queries' logits.
+/// The initial logarithm of the scale of the queries' logits: a scale of 10.
 pub(super) const INITIAL_LOG_SCALE: f64 = std::f64::consts::LN_10;
 
-/// Mean cross-entropy of the items' true classes under their posterior (`[M, C + 1]`), times `weight`, and its gradient
-/// with respect to the logits of the posterior.
+/// The mean cross-entropy of the items' true classes under their posterior (`[M, C + 1]`), times `weight`, and its
+/// gradient with respect to the logits of the posterior (`[M, C + 1]`). A truth of `None` is the last column, "none of
+/// the classes".
 pub(super) fn item_loss<T: Real>(
     probabilities: &[T],
     truth: &[Option<u32>],
@@ -48,6 +50,7 @@ pub(super) struct QueryProducts<'a, T> {
 }
 
 impl<'a, T: Real> QueryProducts<'a, T> {
+    /// Computes the inner products and transforms them into the space of the episode.
     pub(super) fn new(space: &GramSpace<T>, episode: &Episode<'a, T>) -> Self {
         let mut products = vec![T::ZERO; episode.support.len() * episode.queries.len()];
         T::products(episode.queries, episode.support, &mut products);
@@ -56,8 +59,8 @@ impl<'a, T: Real> QueryProducts<'a, T> {
         QueryProducts { products, squares, scales, classes: episode.query_classes }
     }
 
-    /// Backward pass of the transformation into the space of the episode: turns the gradients of the transformed products
-    /// and lengths of the queries into those of the original ones.
+    /// Backward pass of the transformation into the space of the episode: turns the gradients of the transformed
+    /// products and lengths of the queries into those of the original ones.
     fn transform_backward(&self, space: &GramSpace<T>, gradient: &mut ProductGradient<T>) {
         let ProductGradient { with_queries, query_squares, centring, .. } = gradient;
         space.transform_queries_backward(&self.products, &self.scales, with_queries, query_squares, centring);
@@ -72,8 +75,9 @@ pub(super) struct QueryLoss<T> {
     pub(super) d_log_scale: T,
 }
 
-/// Mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`. Sets the gradients of
-/// the inner products, if given: of the Gram matrix in this space, and of the queries before their transformation.
+/// The mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`. `log_scale` is
+/// the logarithm of the scale of the logits. Sets `d_products`, if given, to the gradients of the inner products: of
+/// the Gram matrix in this space, and of the products and lengths of the queries before their transformation.
 pub(super) fn query_loss<T: Real>(
     space: &GramSpace<T>,
     queries: &QueryProducts<'_, T>,
@@ -114,6 +118,8 @@ struct Distances<T> {
 }
 
 impl<T: Real> Distances<T> {
+    /// With w the weights of a prototype, G the Gram matrix of the items and p their products with query q, the squared
+    /// distance of q to the prototype is `q . q + w . G w - 2 w . p`.
     fn new(space: &GramSpace<T>, queries: &QueryProducts<'_, T>, weights: &[T]) -> Self {
         let (items, count) = (space.items(), queries.classes.len());
         let classes = weights.len() / items;
@@ -124,6 +130,7 @@ impl<T: Real> Distances<T> {
         multiply(prototypes, gram, Write::Set, MatrixMut::new(&mut with_items, classes, items));
         let products = Matrix::new(&queries.products, items, count);
         multiply(prototypes, products, Write::Set, MatrixMut::new(&mut all, classes, count));
+        // `all` holds w . p up to here and becomes the distances.
         let rows = weights.chunks_exact(items).zip(with_items.chunks_exact(items));
         for ((weights, with_items), row) in rows.zip(all.chunks_exact_mut(count.max(1))) {
             let prototype_square = dot(weights, with_items);
@@ -134,16 +141,19 @@ impl<T: Real> Distances<T> {
         Distances { classes, all, with_items }
     }
 
+    /// The mean of all distances; 0 if there are no queries.
     fn mean(&self) -> f64 {
         self.all.iter().map(|distance| distance.to_f64()).sum::<f64>() / self.all.len().max(1) as f64
     }
 
-    /// The cross-entropy summed over the queries, each with weight `query_weight`, and the gradient of the distances.
+    /// The cross-entropy of the logits `-scale distance`, summed over the queries, each with weight `query_weight`, and
+    /// its gradient with respect to the distances (`[C, Q]`). `classes` are the true ones.
     fn cross_entropy(&self, classes: &[u32], scale: T, query_weight: f64) -> (f64, Vec<T>) {
         let mut loss = 0.0;
         let mut d_distances = vec![T::ZERO; self.all.len()];
         let mut row = vec![T::ZERO; self.classes];
         for (query, &class) in classes.iter().enumerate() {
+            // The distances of one query are a column of `all`.
             let column = (query..self.all.len()).step_by(classes.len());
             row.iter_mut().zip(column.clone()).for_each(|(logit, index)| *logit = -scale * self.all[index]);
             softmax(&mut row);
@@ -155,11 +165,13 @@ impl<T: Real> Distances<T> {
         (loss, d_distances)
     }
 
-    /// Sets the gradients of the inner products in the space of the episode. The distance of query q to the prototype of
-    /// weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the products of the items with q.
+    /// Sets the gradients of the inner products in the space of the episode. The distance of query q to the prototype
+    /// of weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the products of the items with q.
     fn products_backward(&self, weights: &[T], d_all: &[T], gradient: &mut ProductGradient<T>) {
         let classes = self.classes;
         let (items, count) = (weights.len() / classes, d_all.len() / classes);
+        // With d the gradients of the distances: that of G is the sum over prototypes of (sum over queries of d) w wᵀ,
+        // that of `q . q` the sum over prototypes of d, and that of p -2 times the sum over prototypes of d w.
         let (mut scaled, mut doubled) = (weights.to_vec(), d_all.to_vec());
         for (scaled, d_row) in scaled.chunks_exact_mut(items).zip(d_all.chunks_exact(count)) {
             let d_square = sum(d_row);
@@ -174,7 +186,8 @@ impl<T: Real> Distances<T> {
         multiply(prototypes.transposed(), Matrix::new(&doubled, classes, count), Write::Set, d_products);
     }
 
-    /// The gradient of the weights, `[C, M]`.
+    /// The gradient of the weights, `[C, M]`: `sum over queries of d (2 G w - 2 p)`, with d the gradients of
+    /// the distances (`d_all`, `[C, Q]`).
     fn backward(&self, queries: &QueryProducts<'_, T>, d_all: &[T]) -> Vec<T> {
         let (classes, count) = (self.classes, queries.classes.len());
         let items = self.with_items.len() / classes;

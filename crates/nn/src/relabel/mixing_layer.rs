@@ -1,9 +1,10 @@
-//! The mixing layer: every state is updated from the states of its item and of its class.
+//! The mixing layer: every state (the vector of an item and a class) is updated from the states of its item and of its
+//! class. Start with [`MixingLayer::forward`].
 //!
-//! Shapes: M items, C classes, W the width of a state, U hidden units. A network of one hidden layer over the normalised
-//! state, its item's mean and maximum over classes, and its class's mean over the items with that given label. The
-//! weight of the hidden layer is stored in three parts: what depends on the item or the class alone passes it once per
-//! item or class, not once per state.
+//! Shapes: M items, C classes, W the width of a state, U hidden units. A network of one hidden layer over 4 W numbers:
+//! the normalised state, its item's mean and maximum over classes, and its class's mean over the items with that given
+//! label. Its output is added to the state. The weight of the hidden layer is stored in three parts: what depends on
+//! the item or the class alone passes it once per item or class, not once per state.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add};
@@ -18,11 +19,15 @@ use crate::real::{Real, add_scaled_row};
 /// The parameters of a mixing layer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct MixingLayer {
+    /// W
     width: usize,
+    /// U
     hidden_units: usize,
     norm: LayerNorm,
     hidden_of_state: BiasFreeLinear,
+    /// From `item_pools` to hidden units, `[2 W, U]`.
     hidden_of_item: BiasFreeLinear,
+    /// From `class_means` to hidden units, `[W, U]`, with the bias of the hidden layer.
     hidden_of_class: Linear,
     out: BiasFreeLinear,
 }
@@ -56,7 +61,7 @@ impl MixingLayer {
         }
     }
 
-    /// Adds to `states` (`[states, W]`).
+    /// Adds the output of the layer to `states` (`[states, W]`). Returns the activations for the backward pass.
     pub(super) fn forward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -65,6 +70,7 @@ impl MixingLayer {
         let PassContext { parameters, batch } = context;
         let normed = LayerNormOutput::forward(&self.norm, parameters, states);
         let mut cache = self.pool(context, normed);
+        // The parts of the hidden units that depend on item and class, per item and per class, are added up per state.
         let mut of_items = Buffer::new(batch.items * self.hidden_units);
         let mut of_classes = Buffer::new(batch.class_rows * self.hidden_units);
         self.hidden_of_item.forward(parameters, &cache.item_pools, Write::Set, &mut of_items);
@@ -81,7 +87,7 @@ impl MixingLayer {
         cache
     }
 
-    /// Pools the normalised states over classes and over items.
+    /// Pools the normalised states over classes and over items. The hidden units of the returned cache are not set yet.
     fn pool<T: Real>(&self, context: PassContext<'_, T>, normed: LayerNormOutput<T>) -> MixingLayerCache<T> {
         let batch = context.batch;
         let width = self.width;
@@ -110,10 +116,12 @@ impl MixingLayer {
     ) {
         let PassContext { parameters, batch } = context;
         let width = self.width;
+        // The gradient of the hidden units.
         let mut d_hidden = Buffer::new(cache.hidden.len());
         let d_x = Some((Write::Set, &mut *d_hidden));
         self.out.backward(parameters, &cache.activated, d_states, gradient, d_x);
         gelu_backward(&cache.hidden, &mut d_hidden);
+        // The gradient of the normalised states: directly, and through the pools of items and classes.
         let mut d_normed = Buffer::new(d_states.len());
         let d_x = Some((Write::Set, &mut *d_normed));
         self.hidden_of_state.backward(parameters, &cache.normed.out, &d_hidden, gradient, d_x);
@@ -126,12 +134,14 @@ impl MixingLayer {
             let d_class_means = &d_class_means[elements(span.class_rows(), width)];
             mean_of_members_backward(span, width, d_class_means, d_normed);
         }
+        // The layer's output is added to its input, so the gradient through the layer is added to that of its output.
         let mut d_residual = Buffer::new(d_states.len());
         cache.normed.backward(&self.norm, parameters, &d_normed, gradient, &mut d_residual);
         add(d_states, &d_residual);
     }
 
-    /// The gradients of `item_pools` and `class_means`.
+    /// The gradients of `item_pools` and `class_means`, from that of the hidden units; adds to the gradients of their
+    /// weights.
     fn pools_backward<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -159,8 +169,8 @@ impl MixingLayer {
 }
 
 kernel! {
-    /// Pools the states of each item (`[M C, width]`) to mean and maximum over classes (`[M, 2 width]`), and records the
-    /// class of each maximum (`[M, width]`).
+    /// Pools the states of each item (`[M C, width]`) to mean and maximum over classes (`[M, 2 width]`), and records
+    /// the class of each maximum (`[M, width]`).
     fn mean_and_max<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,
@@ -188,7 +198,7 @@ kernel! {
 }
 
 kernel! {
-    /// Adds to the gradient of the states.
+    /// Backward pass of [`mean_and_max`]: adds to the gradient of the states. That of a maximum goes to its class.
     fn mean_and_max_backward<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,
@@ -212,8 +222,8 @@ kernel! {
 }
 
 kernel! {
-    /// For each class the mean, over the items with that given label, of their states at the class (`[C, width]`); 0 for
-    /// an empty class.
+    /// For each class the mean, over the items with that given label, of their states at the class (`[C, width]`); 0
+    /// for an empty class.
     fn mean_of_members<'a, T>(span: &'a EpisodeSpan, width: usize, states: &'a [T], out: &'a mut [T]) {
         out.fill(T::ZERO);
         for (states, &given) in states.chunks_exact(span.classes * width).zip(&span.given) {
@@ -225,7 +235,7 @@ kernel! {
 }
 
 kernel! {
-    /// Adds to the gradient of the states.
+    /// Backward pass of [`mean_of_members`]: adds to the gradient of the states.
     fn mean_of_members_backward<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,
@@ -260,7 +270,8 @@ kernel! {
 }
 
 kernel! {
-    /// Sets the gradients of the items' and the classes' rows.
+    /// Backward pass of [`broadcast`]: sets the gradients of the items' rows (sums over classes) and of the classes'
+    /// rows (sums over items).
     fn broadcast_backward<'a, T>(
         span: &'a EpisodeSpan,
         width: usize,

@@ -1,4 +1,8 @@
-//! Relabel: a head that estimates the true class of every support item and builds prototypes from that.
+//! Relabel: a head that estimates the true class of every support item and builds the prototypes of the classes from
+//! that.
+//!
+//! Start with [`Relabel`]: [`Relabel::predict`] for inference, [`Head::losses`] for training. [`Config`] has all
+//! options, `network` the order of the layers.
 //!
 //! A mislabelled item often belongs to another class of the same support set, so finding its class is worth more than
 //! dropping it. For every item the head computes P(it belongs to class c) for all classes and "none of them", and each
@@ -6,10 +10,14 @@
 //! (unless it is made for one backbone), so one trained head works for embeddings of any dimension. It is
 //! equivariant to permutations of items and of classes, and their numbers are free.
 //!
+//! Terms of all files here: M items and C classes of an episode. An *edge* is an ordered pair of items. A *state* is a
+//! vector of W numbers about "item i belongs to class c", so there are M C of them; the network refines them layer by
+//! layer. The *given label* of an item may be wrong.
+//!
 //! In the order of computation:
 //! 1. `centred_rows`: embeddings centred on the mean of the training features, if the head is made for one backbone;
 //!    `gram_space`: inner products between items, possibly centred on the support set ([`GramSpace`]);
-//! 2. `edge_features` and `network_input`: features of each pair of items and of each state (item and class);
+//! 2. `edge_features` and `network_input`: features of each pair of items and of each state;
 //! 3. `edge_network`: attention logits of each pair, for all layers and heads;
 //! 4. `input_layer` (with `item_view`): the initial states;
 //! 5. `attention_layer` and `mixing_layer`, alternating: attention between items, then mixing within items and classes;
@@ -125,8 +133,8 @@ impl Relabel {
         &self.config
     }
 
-    /// The scale of a query's logits: they are minus this times the squared distances to the prototypes over the mean of
-    /// those distances.
+    /// The scale of a query's logits: they are `-scale distance / mean`, with the squared distances to the prototypes
+    /// and their mean over all queries and prototypes of the episode.
     pub fn scale<T: Real>(&self, parameters: &[T]) -> T {
         parameters[self.network.log_scale.start].exp()
     }
@@ -151,6 +159,8 @@ impl Relabel {
         batches.flat_map(|batch| self.predict_batch(parameters, &inputs[batch])).collect()
     }
 
+    /// [`Relabel::predict`] of support sets that share the passes of the network. Centres the rows first if the head
+    /// needs it.
     fn predict_batch<T: Real>(
         &self,
         parameters: &[T],
@@ -185,6 +195,8 @@ impl Relabel {
         outputs.collect()
     }
 
+    /// Checks the shapes of a support set.
+    ///
     /// # Panics
     /// If a set has no items or no classes, or its shapes disagree.
     fn check_input<T>(&self, input: &RelabelInput<'_, T>) {
@@ -248,8 +260,8 @@ impl JointHead for Relabel {
         self.losses_and_gradient(parameters, episodes, seed, gradient, Some(feature_gradient))
     }
 
-    /// The mean that rows are centred on; that of the item view if they are not. The mean of a view of centred rows stays
-    /// zero.
+    /// The mean that rows are centred on; that of the item view if they are not. The mean of a view of centred rows
+    /// stays zero.
     fn feature_mean(&self) -> Option<Range<usize>> {
         self.training_centre().or_else(|| self.network.feature_mean())
     }

@@ -1,7 +1,9 @@
-//! The building blocks of the network: parameters with their initial values, linear maps without bias, layer norms.
+//! The building blocks of the network: parameters with their initial values ([`ParameterBuilder`]), linear maps without
+//! bias ([`BiasFreeLinear`]), layer norms ([`LayerNormOutput`]).
 //!
-//! Weights are `[I, O]` (see [`crate::layers::linear`]). A module takes the model's whole parameters, or gradient, and
-//! uses its own ranges. Gradients of parameters are added to what is there, those of activations overwrite it.
+//! Weights are `[I, O]`, with I inputs and O outputs (see [`crate::layers::linear`]). A module takes the model's whole
+//! parameters, or gradient, and uses its own ranges. Gradients of parameters are added to what is there, those of
+//! activations overwrite it.
 
 use std::ops::Range;
 
@@ -31,6 +33,7 @@ pub(super) enum Initialiser {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ParameterBuilder {
     pub(super) layout: ParameterLayout,
+    /// One per tensor of the layout.
     initialisers: Vec<Initialiser>,
 }
 
@@ -47,7 +50,8 @@ impl ParameterBuilder {
         self.layout.add(name, &[size], Role::Constant)
     }
 
-    /// Adds `name.weight`, with initial values for `fan_in` inputs: outputs may also sum over inputs of other weights.
+    /// Adds `name.weight`, initially uniform within `1 / sqrt(fan_in)`. `fan_in` is the number of inputs that an output
+    /// sums over, which may be more than `inputs` if it also sums over those of other weights.
     pub(super) fn weight(
         &mut self,
         name: &str,
@@ -112,11 +116,12 @@ pub(super) struct BiasFreeLinear {
 }
 
 impl BiasFreeLinear {
+    /// I
     fn inputs(&self) -> usize {
         self.weight.len() / self.outputs
     }
 
-    /// Sets `y` or adds to it.
+    /// Sets `y` (`[R, O]`) to `x W` or adds to it, with x `[R, I]`.
     pub(super) fn forward<T: Real>(&self, parameters: &[T], x: &[T], write: Write, y: &mut [T]) {
         let rows = y.len() / self.outputs;
         let weight = Matrix::new(&parameters[self.weight.clone()], self.inputs(), self.outputs);
@@ -153,6 +158,7 @@ pub(super) struct LayerNormOutput<T: Real> {
 }
 
 impl<T: Real> LayerNormOutput<T> {
+    /// Normalises the rows of `x`, `[R, W]`.
     pub(super) fn forward(norm: &LayerNorm, parameters: &[T], x: &[T]) -> Self {
         let mut output = LayerNormOutput {
             normalised: Buffer::new(x.len()),

@@ -1,8 +1,13 @@
-//! The network: from features of pairs and states to the logits of each item, forward and backward.
+//! The network: from features of pairs of items and of states (item and class) to the logits of each item. Start with
+//! [`Network::forward`] and [`Network::backward`], which run the layers in order; [`Network::infer`] is the forward
+//! pass without what the backward pass needs.
 //!
 //! The edge network turns pair features into attention logits of all layers; the input layer turns state features into
 //! states; each layer is attention between items ([`AttentionLayer`]) followed by mixing within items and classes
-//! ([`MixingLayer`]); a last linear map reads three numbers off every state.
+//! ([`MixingLayer`]); a last linear map reads three numbers off every state ([`Logits`]).
+//!
+//! Shapes over all episodes of a batch (see `episode_batch`): states `[states, W]`, one row per item and class;
+//! attention weights `[layers H, pairs]`, one row per layer and head and one column per ordered pair of items.
 
 use std::ops::Range;
 
@@ -25,17 +30,22 @@ use crate::real::Real;
 /// Outputs per state: the logit of its class, the logarithm of its multiplier, and its vote for "none of the classes".
 const OUTPUTS: usize = 3;
 
-/// The parameters of the network.
+/// The parameters of the network, as ranges of the flat buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Network {
+    /// H
     heads: usize,
     edges: EdgeWeights<Range<usize>>,
     input_layer: InputLayer,
     layers: Vec<(AttentionLayer, MixingLayer)>,
+    /// Norm and linear map from the last states to [`OUTPUTS`].
     norm: LayerNorm,
     out: BiasFreeLinear,
+    /// For [`ViewTarget::Outlier`].
     outlier_branch: Option<OutlierBranch>,
+    /// See [`INITIAL_PRIOR`]. The network itself does not use it.
     pub(super) prior: Range<usize>,
+    /// The logarithm of the scale of the queries' logits, `[1]`. The network itself does not use it.
     pub(super) log_scale: Range<usize>,
 }
 
@@ -51,6 +61,7 @@ pub(super) struct NetworkCache<T: Real> {
 }
 
 impl Network {
+    /// Adds the parameters to the model. Their order decides the order of random numbers and of a model file.
     pub(super) fn new(builder: &mut ParameterBuilder, config: &Config) -> Self {
         let Config { width, heads, hidden, edge_hidden, layers, .. } = *config;
         let edges = EdgeWeights {
@@ -87,7 +98,8 @@ impl Network {
         of_branch.or_else(|| self.input_layer.feature_mean())
     }
 
-    /// The forward pass of training, with dropout.
+    /// The forward pass of training, with the dropout of `seed`. Returns the logits of all episodes and the activations
+    /// that [`Network::backward`] needs.
     pub(super) fn forward<T: Real>(
         &self,
         parameters: &[T],
@@ -97,6 +109,7 @@ impl Network {
         let context = PassContext { parameters, batch: &input.batch };
         let mut attention_weights = self.edge_logits(context, input);
         let (mut states, input_layer) = self.input_layer.forward(context, input, Some(seed));
+        // One plane of logits, `[H, pairs]`, per layer, which the layer turns into attention weights.
         let planes = attention_weights.chunks_exact_mut(self.heads * input.batch.pairs);
         let layers = self.layers.iter().zip(planes).map(|((attention, mixing), weights)| {
             let attention_cache = attention.forward(context, &mut states, weights);
@@ -137,6 +150,7 @@ impl Network {
         logits
     }
 
+    /// Reads the logits off the states after the last layer. Also returns the normalised states.
     fn output<T: Real>(
         &self,
         context: PassContext<'_, T>,
@@ -149,7 +163,8 @@ impl Network {
         (split_outputs(batch, &out), normed)
     }
 
-    /// Adds to the gradients of the parameters and, if given, sets those of the network's input.
+    /// Backward pass of [`Network::forward`], from the gradient of its logits: adds to the gradients of the parameters
+    /// and, if `d_input` is given, sets those of the network's input.
     pub(super) fn backward<T: Real>(
         &self,
         parameters: &[T],
@@ -165,12 +180,15 @@ impl Network {
             let d_input = d_input.as_deref_mut();
             branch.backward(context, input, branch_cache, &d_logits.outlier, gradient, d_input);
         }
+        // From the logits to the last states.
         let d_out = join_outputs(batch, d_logits);
         let mut d_normed = Buffer::new(cache.normed.out.len());
         let d_x = Some((Write::Set, &mut *d_normed));
         self.out.backward(parameters, &cache.normed.out, &d_out, gradient, d_x);
         let mut d_states = Buffer::new(d_normed.len());
         cache.normed.backward(&self.norm, parameters, &d_normed, gradient, &mut d_states);
+        // Through the layers, the last one first. Each turns `d_states` into the gradient of its input and sets its
+        // part of the gradient of the edge network's logits.
         let mut d_edge_logits = Buffer::new(cache.attention_weights.len());
         let plane = self.heads * batch.pairs;
         let layers = self.layers.iter().zip(&cache.layers);
@@ -181,6 +199,7 @@ impl Network {
             mixing.backward(context, mixing_cache, &mut d_states, gradient);
             attention.backward(context, attention_cache, weights, &mut d_states, d_logits, gradient);
         }
+        // Through the input layer and the edge network to the features.
         let d_of_states = d_input.as_deref_mut();
         self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient, d_of_states);
         let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
@@ -190,7 +209,8 @@ impl Network {
     }
 }
 
-/// Splits the output of all states (`[states, OUTPUTS]`). The logit of "none" is the mean over the item's states.
+/// Splits the output of all states (`[states, OUTPUTS]`) into logits. That of "none" is the mean over the item's
+/// states.
 fn split_outputs<T: Real>(batch: &EpisodeBatch, out: &[T]) -> Logits<Vec<T>> {
     let column = |index: usize| out.chunks_exact(OUTPUTS).map(|row| row[index]).collect::<Vec<T>>();
     let votes = column(2);
@@ -203,7 +223,7 @@ fn split_outputs<T: Real>(batch: &EpisodeBatch, out: &[T]) -> Logits<Vec<T>> {
     Logits { classes: column(0), outlier, multipliers: column(1) }
 }
 
-/// The backward pass of [`split_outputs`].
+/// The backward pass of [`split_outputs`]: the gradient of the output, `[states, OUTPUTS]`.
 fn join_outputs<T: Real>(batch: &EpisodeBatch, d_logits: &Logits<Vec<T>>) -> Vec<T> {
     let mut out = Vec::with_capacity(d_logits.classes.len() * OUTPUTS);
     for span in &batch.spans {

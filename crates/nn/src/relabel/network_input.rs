@@ -1,7 +1,11 @@
-//! The input of the network ([`NetworkInput`]), computed from support sets without parameters.
+//! The input of the network ([`NetworkInput`]), computed from support sets ([`RelabelInput`]) without parameters.
 //!
-//! - Pair features: the edge features of two items, and whether they have the same given label.
-//! - State features: what the given labels and the edge features say about "item i belongs to class c".
+//! - Pair features: the edge features of two items (relations such as their cosine, see `edge_features`), and whether
+//!   they have the same given label. One plane `[M, M]` per feature.
+//! - State features: what the given labels and the edge features say about "item i belongs to class c". One row per
+//!   state.
+//!
+//! Shapes over the batch: `pairs` is the sum of M² over the episodes, `states` that of M C (see `episode_batch`).
 
 use super::edge_features::{DIFFERENTIABLE, EDGE_FEATURES, NEUTRAL, edge_features, edge_features_backward};
 use super::episode_batch::{EpisodeBatch, EpisodeSpan, elements};
@@ -25,10 +29,10 @@ pub struct RelabelInput<'a, T = f32> {
 /// Features of a pair of items: the edge features, and whether the given labels are the same.
 pub(super) const PAIR_FEATURES: usize = EDGE_FEATURES + 1;
 
-/// Features of a state that follow from the given labels.
+/// Features of a state that follow from the given labels, listed at [`state_features`].
 const LABEL_FEATURES: usize = 4;
 
-/// Features of a state: those of the labels, and three statistics of each edge feature.
+/// Features of a state: those of the labels, and mean, maximum and minimum of each edge feature.
 pub(super) const STATE_FEATURES: usize = LABEL_FEATURES + 3 * EDGE_FEATURES;
 
 /// Everything the network reads of a batch.
@@ -64,9 +68,11 @@ impl<'a, T: Real> NetworkInput<'a, T> {
         network_input
     }
 
+    /// Sets the features of all pairs and states, episode by episode.
     fn compute_features(&mut self) {
         for (span, space) in self.batch.spans.iter().zip(&self.spaces) {
             let mut planes = self.pair_features.chunks_exact_mut(self.batch.pairs.max(1));
+            // The part of the next plane that belongs to this episode.
             let mut plane = || &mut planes.next().expect("one plane per feature")[span.pairs()];
             let (mut edges, same) = ([plane(), plane(), plane(), plane(), plane()], plane());
             edge_features(space.gram(), span.items, edges.each_mut().map(|plane| &mut **plane));
@@ -123,6 +129,7 @@ impl<T: Real> NetworkInput<'_, T> {
 const _: () =
     assert!(PAIR_FEATURES == EDGE_FEATURES + 1, "the plane of labels follows those of the edge features");
 
+/// The inner products of all pairs of rows, `[M, M]`.
 fn gram<T: Real>(rows: &[&[T]]) -> Vec<T> {
     let mut gram = vec![T::ZERO; rows.len() * rows.len()];
     T::products(rows, rows, &mut gram);
@@ -138,7 +145,8 @@ fn same_label<T: Real>(span: &EpisodeSpan, plane: &mut [T]) {
     }
 }
 
-/// Writes the features of one episode's states, `[M C, STATE_FEATURES]`, from its edge features. For item i and class c:
+/// Writes the features of one episode's states, `[M C, STATE_FEATURES]`, from its edge features. For item i and class
+/// c:
 /// 0. whether c is the given label of i,
 /// 1. the fraction of items with label c,
 /// 2. whether no item other than i has label c,
@@ -167,8 +175,8 @@ fn state_features<T: Real>(span: &EpisodeSpan, planes: [&[T]; EDGE_FEATURES], ou
     }
 }
 
-/// Backward pass of [`state_features`]: adds to the gradients of the [`DIFFERENTIABLE`] edge features, from those of the
-/// state features (`[M C, STATE_FEATURES]`).
+/// Backward pass of [`state_features`]: adds to the gradients of the [`DIFFERENTIABLE`] edge features, from those of
+/// the state features (`[M C, STATE_FEATURES]`).
 fn state_features_backward<T: Real>(
     span: &EpisodeSpan,
     planes: [&[T]; EDGE_FEATURES],
@@ -191,7 +199,7 @@ fn state_features_backward<T: Real>(
     }
 }
 
-/// The items with each given label.
+/// For each class the items with that given label.
 fn members(span: &EpisodeSpan) -> Vec<Vec<usize>> {
     let mut members = vec![Vec::new(); span.classes];
     for (item, &class) in span.given.iter().enumerate() {
@@ -200,7 +208,9 @@ fn members(span: &EpisodeSpan) -> Vec<Vec<usize>> {
     members
 }
 
-/// Mean, maximum and minimum of one edge feature from `item` to the other members of a class; `neutral` if there are none.
+/// Mean, maximum and minimum of one edge feature from `item` to the other members of a class; `neutral` if there are
+/// none.
+/// `edges` are the values of the feature from `item` to every item of the episode.
 fn edge_statistics<T: Real>(item: usize, edges: &[T], members: &[usize], neutral: f64) -> [T; 3] {
     let (mut sum, mut count) = (T::ZERO, 0);
     let mut bounds: Option<(T, T)> = None;
@@ -215,8 +225,8 @@ fn edge_statistics<T: Real>(item: usize, edges: &[T], members: &[usize], neutral
     [sum * T::from_f64(1.0 / f64::from(count)), max, min]
 }
 
-/// Backward pass of [`edge_statistics`]: adds to the gradients of the edges. Those of maximum and minimum go to the first
-/// member with that value.
+/// Backward pass of [`edge_statistics`]: adds to the gradients of the edges. Those of maximum and minimum go to the
+/// first member with that value.
 fn edge_statistics_backward<T: Real>(
     item: usize,
     edges: &[T],

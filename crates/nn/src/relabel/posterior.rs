@@ -1,22 +1,26 @@
-//! The posterior over classes of each item and the weights of the prototypes ([`Posterior`]), from the network's logits.
+//! The posterior over classes of each item and the weights of the prototypes, from the network's logits. Start with
+//! [`Posterior::new`].
 //!
 //! Shapes: M items, C classes. Each item has a softmax over its C classes and "none of them". The network's logits add
 //! to a prior: the given label starts at a learned value, which is larger if no other item has that label to compare
 //! with; every other class starts at -ln(C - 1), so that all of them together have the same weight for any C; "none"
 //! starts at a learned value, too. With zero logits a prototype is thus close to the mean of the items with its label.
 //!
-//! The weight of item i in prototype c is `P(i is c) x multiplier(i, c)`, normalised over all items. A small floor for
-//! the items with given label c keeps a prototype defined if all items of the class look wrong.
+//! The weight of item i in prototype c is `P(i is c) x multiplier(i, c)`, normalised over all items. The multiplier,
+//! also from the network, lets an item count more or less than its probability says. A small floor for the items with
+//! given label c keeps a prototype defined if all items of the class look wrong.
 
 use super::episode_batch::EpisodeSpan;
 use crate::real::Real;
 
 /// The parameters of the prior: logit of the given label, its increase for a lone item, logit of "none".
 pub(super) const PRIOR_PARAMETERS: usize = 3;
-/// Their initial values.
+/// Their initial values. With zero logits they give P(given label) = 0.82, P(any other class) = 0.11 in total and
+/// P(none) = 0.07 for an item that is not alone (`e^2`, 1 and `e^-0.5`, normalised), and P(given label) = 0.95 for a
+/// lone one.
 pub(super) const INITIAL_PRIOR: [f64; PRIOR_PARAMETERS] = [2.0, 1.5, -0.5];
 
-/// A multiplier is between e^-3 and e^3.
+/// A multiplier is between e^-3 and e^3, 0.05 and 20.
 const MAX_LOG_MULTIPLIER: f64 = 3.0;
 
 /// The output of the network for one episode, or for all episodes of a batch; also its gradient.
@@ -81,8 +85,9 @@ impl<T: Real> Posterior<T> {
         Posterior { probabilities, weights, totals }
     }
 
-    /// From the gradients of the weights and of the softmax's logits (`d_logits`, `[M, C + 1]`, from the items' loss) to
-    /// that of the network's logits, which replaces them, and that of the prior, which is added to.
+    /// Backward pass of [`Posterior::new`], from the gradients of the prototypes' weights (`d_weights`, `[C, M]`) and
+    /// of the softmax's logits (`d_logits`, `[M, C + 1]`, from the items' loss). The network's logits are replaced by
+    /// their gradient, and that of the prior is added to `d_prior`.
     pub(super) fn backward(
         &self,
         span: &EpisodeSpan,
@@ -92,6 +97,8 @@ impl<T: Real> Posterior<T> {
         d_prior: &mut [T],
     ) {
         let classes = span.classes;
+        // From the weights to the probabilities and multipliers, then through the softmax, then to logits and prior,
+        // which the softmax sees as a sum.
         let d_probabilities = self.weights_backward(span, d_weights, logits.multipliers);
         self.softmax_backward(classes, &d_probabilities, &mut d_logits);
         for (item, d_row) in d_logits.chunks_exact(classes + 1).enumerate() {
@@ -104,7 +111,8 @@ impl<T: Real> Posterior<T> {
         }
     }
 
-    /// Returns the gradient of the probabilities; that of the multipliers' logits replaces them.
+    /// Returns the gradient of the probabilities, `[M, C + 1]`; that of the multipliers' logits replaces them. With u
+    /// the weights before normalisation and w those after it, `d_u = (d_w - sum over items of w d_w) / total`.
     fn weights_backward(&self, span: &EpisodeSpan, d_weights: &[T], multipliers: &mut [T]) -> Vec<T> {
         let (items, classes) = (span.items, span.classes);
         let mut d_probabilities = vec![T::ZERO; items * (classes + 1)];
@@ -122,7 +130,7 @@ impl<T: Real> Posterior<T> {
         d_probabilities
     }
 
-    /// Adds to the gradient of the softmax's logits.
+    /// Adds to the gradient of the softmax's logits: `p (d_p - sum of p d_p)`.
     fn softmax_backward(&self, classes: usize, d_probabilities: &[T], d_logits: &mut [T]) {
         let rows =
             self.probabilities.chunks_exact(classes + 1).zip(d_probabilities.chunks_exact(classes + 1));
@@ -135,7 +143,8 @@ impl<T: Real> Posterior<T> {
     }
 }
 
-/// The floor of an item's weight in a prototype. The prototype of an empty class rests on all items equally.
+/// The floor of an item's weight in a prototype: `floor` for the items of the class. In an empty class all items share
+/// it.
 fn weight_floor<T: Real>(span: &EpisodeSpan, item: usize, class: usize, floor: f64) -> T {
     if span.counts[class] == 0 {
         T::from_f64(floor / span.items as f64)
@@ -149,6 +158,7 @@ fn weight_floor<T: Real>(span: &EpisodeSpan, item: usize, class: usize, floor: f
 /// The posterior of each item, `[M, C + 1]`.
 fn probabilities<T: Real>(span: &EpisodeSpan, prior: &[T], logits: &Logits<&[T]>) -> Vec<T> {
     let classes = span.classes;
+    // The prior of a class that is not the given one. With a single class it is not used.
     let other_classes = T::from_f64(-(classes.max(2) as f64 - 1.0).ln());
     let mut rows = Vec::with_capacity(span.items * (classes + 1));
     for item in 0..span.items {
@@ -176,13 +186,13 @@ pub(super) fn softmax<T: Real>(row: &mut [T]) {
     row.iter_mut().for_each(|value| *value *= scale);
 }
 
-/// `exp(b tanh(logit / b))`, with b the bound of its logarithm.
+/// `exp(b tanh(logit / b))`, with b = [`MAX_LOG_MULTIPLIER`]: about e^logit for small logits, bounded for large ones.
 fn multiplier<T: Real>(logit: T) -> T {
     let bound = T::from_f64(MAX_LOG_MULTIPLIER);
     (bound * (logit / bound).tanh()).exp()
 }
 
-/// The derivative of the multiplier's logarithm.
+/// The derivative of the multiplier's logarithm with respect to its logit.
 fn log_multiplier_slope<T: Real>(logit: T) -> T {
     let tanh = (logit / T::from_f64(MAX_LOG_MULTIPLIER)).tanh();
     T::ONE - tanh * tanh

@@ -1,4 +1,8 @@
-//! The losses of episodes and their gradient (`losses_and_gradient`).
+//! The losses of episodes and their gradient. Start with `Relabel::losses_and_gradient`, a training step, then
+//! `Relabel::batch_losses`, which runs the network forward, the losses, and the network backward.
+//!
+//! The loss has two terms per episode: the cross-entropy of the items' true classes, and that of the queries under the
+//! prototypes. The first reaches the network through the posterior, the second through the weights of the prototypes.
 
 use std::ops::Range;
 
@@ -14,11 +18,11 @@ use super::posterior::{Logits, Posterior};
 use crate::head::{Episode, FeatureGradient};
 use crate::real::Real;
 
-/// The names of the loss's terms.
+/// The names of the terms of the loss, in the order of all arrays of terms here.
 pub(super) const TERMS: [&str; 2] = ["items", "queries"];
 
-/// The batches of neighbouring episodes that share a dropout mask, each with the seed of its mask. Episodes are given by
-/// their numbers of states (items times classes), and `seed` is that of [`crate::head::Head::losses`].
+/// The batches of neighbouring episodes that share a dropout mask, each with the seed of its mask. Episodes are given
+/// by their numbers of states (items times classes), and `seed` is that of [`crate::head::Head::losses`].
 ///
 /// The index of a number in the mask is `item * dim + column`, with the items of a batch counted from 0.
 pub fn dropout_batches(states: impl Iterator<Item = usize>, seed: u64) -> Vec<(Range<usize>, u64)> {
@@ -28,7 +32,9 @@ pub fn dropout_batches(states: impl Iterator<Item = usize>, seed: u64) -> Vec<(R
 }
 
 impl Relabel {
-    /// [`crate::head::Head::losses`] in either precision; [`crate::head::JointHead`] if `feature_gradient` is given.
+    /// [`crate::head::Head::losses`] in either precision: returns the terms of the loss, summed over the episodes, and
+    /// adds to `gradient`. If `feature_gradient` is given, adds the gradient of the embeddings to it, see
+    /// [`crate::head::JointHead`].
     ///
     /// # Panics
     /// If an episode has no items or no classes, or shapes disagree.
@@ -45,6 +51,7 @@ impl Relabel {
         let Some(centre) = &self.training_centre else {
             return self.row_losses(parameters, episodes, seed, gradient, feature_gradient);
         };
+        // A head with a training centre: all rows are centred first, and their gradient passes back through that.
         let mean = &parameters[centre.clone()];
         let original = || episodes.iter().flat_map(|e| e.support.iter().chain(e.queries).copied());
         let centred = CentredRows::new(original(), mean);
@@ -88,6 +95,7 @@ impl Relabel {
         sums
     }
 
+    /// The losses of episodes that share the passes of the network and a dropout mask.
     fn batch_losses<T: Real>(
         &self,
         parameters: &[T],
@@ -100,6 +108,7 @@ impl Relabel {
         inputs.iter().for_each(|input| self.check_input(input));
         let network_input = NetworkInput::new(&inputs, self.config.centred);
         let (mut logits, cache) = self.network.forward(parameters, &network_input, seed);
+        // The gradients of the inner products, only if those of the embeddings are needed.
         let zeros =
             |episode: &Episode<'_, T>| ProductGradient::new(episode.support.len(), episode.queries.len());
         let mut d_products: Option<Vec<ProductGradient<T>>> =
@@ -118,6 +127,7 @@ impl Relabel {
             );
             sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
         }
+        // `logits` now holds its gradient.
         let view_dim = self.config.item_view.as_ref().map(|view| view.dim);
         let mut d_input =
             features.is_some().then(|| NetworkInputGradient::new(&network_input.batch, view_dim));
@@ -128,8 +138,8 @@ impl Relabel {
         sums
     }
 
-    /// The losses of one episode. Its part of `logits` is replaced by its gradient. `d_products`, if given, is set to the
-    /// part of the gradient that does not pass through the network.
+    /// The losses of one episode. Its part of `logits` is replaced by its gradient. `d_products`, if given, is set to
+    /// the part of the gradient that does not pass through the network.
     #[allow(clippy::too_many_arguments)]
     fn episode_losses<T: Real>(
         &self,
@@ -144,6 +154,7 @@ impl Relabel {
         let (span, space) = (&network_input.batch.spans[number], &network_input.spaces[number]);
         let Config { floor, items_weight, queries_weight, .. } = self.config;
         let (prior, log_scale) = (self.network.prior.clone(), self.network.log_scale.start);
+        // Forward: posterior of the items, with their loss; prototypes, with the loss of the queries.
         let posterior = Posterior::new(span, &parameters[prior.clone()], logits.of(span), floor);
         let (items, d_logits) =
             item_loss(&posterior.probabilities, episode.truth, span.classes, items_weight);
@@ -151,6 +162,7 @@ impl Relabel {
         let (weights, log_scale_value) = (&posterior.weights, parameters[log_scale]);
         let QueryLoss { loss: queries, d_weights, d_log_scale } =
             query_loss(space, &queries, weights, log_scale_value, queries_weight, d_products);
+        // Backward: to the scale, the network's logits and the prior.
         gradient[log_scale] += d_log_scale;
         posterior.backward(span, &d_weights, d_logits, logits.of_mut(span), &mut gradient[prior]);
         [items, queries]
@@ -178,6 +190,7 @@ fn add_feature_gradient<T: Real>(
     }
 }
 
+/// The support set of an episode.
 fn input_of<'a, T>(episode: &Episode<'a, T>) -> RelabelInput<'a, T> {
     RelabelInput { classes: episode.classes, given: episode.given, rows: episode.support, gram: None }
 }

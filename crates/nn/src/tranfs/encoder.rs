@@ -1,7 +1,12 @@
-//! The transformer encoder: post-norm layers of self-attention and a feed-forward network.
+//! The transformer encoder: post-norm layers of self-attention and a feed-forward network, each with a residual
+//! connection.
 //!
-//! Shapes: T tokens of W numbers in segments, F the width of the feed-forward network. As in PyTorch's layer, dropout is
-//! applied at four sites: attention weights, attention output, hidden units, and feed-forward output.
+//! Start with [`Encoder::forward_layer`], which names the steps of a layer:
+//! `middle = norm1(x + attention(x))`, `out = norm2(middle + feed_forward(middle))`.
+//!
+//! Shapes: T tokens of W numbers; tokens attend to those of their own segment (support set) only. F is the width of the
+//! feed-forward network. As in PyTorch's layer, dropout is applied at four sites: attention weights, attention output,
+//! hidden units, and feed-forward output.
 
 use std::ops::Range;
 
@@ -21,12 +26,16 @@ use crate::real::Real;
 pub(super) struct Encoder {
     layers: Vec<EncoderLayer>,
     heads: Heads,
+    /// W
     width: usize,
+    /// F
     hidden: usize,
 }
 
+/// The parameters of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct EncoderLayer {
+    /// From tokens to queries, keys and values.
     qkv: Linear,
     attention_out: Linear,
     norm1: LayerNorm,
@@ -56,9 +65,9 @@ pub(super) struct EncoderLayerCache<T> {
 /// Memory for intermediate results that no later pass needs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EncoderScratch<T> {
-    /// `[T, W]`
+    /// What is added to the residual connection, or its gradient, `[T, W]`.
     residual: Vec<T>,
-    /// `[T, W]`
+    /// The gradient of the input of the half of a layer (attention or feed-forward) that is being computed, `[T, W]`.
     d_half: Vec<T>,
     /// `[T, F]`
     d_hidden: Vec<T>,
@@ -69,7 +78,9 @@ pub(super) struct EncoderScratch<T> {
 /// What all layers of a call read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EncoderContext<'a, T> {
+    /// Of the whole model.
     pub parameters: &'a [T],
+    /// The tokens of each support set.
     pub segments: &'a [Range<usize>],
     pub dropout: Dropout,
 }
@@ -77,10 +88,11 @@ pub(super) struct EncoderContext<'a, T> {
 /// Dropout sites of a layer.
 const SITES: u64 = 4;
 
-/// The initial feed-forward output as a fraction of PyTorch's.
+/// The initial feed-forward output as a fraction of PyTorch's, see [`Encoder::initialise`].
 const FEED_FORWARD_SCALE: f64 = 0.2;
 
 impl Encoder {
+    /// Adds the parameters of all layers to a layout.
     pub fn add(layout: &mut ParameterLayout, config: &Config) -> Self {
         let (width, hidden) = (config.width, config.feed_forward);
         let layers = (0..config.layers)
@@ -106,16 +118,19 @@ impl Encoder {
     /// a plateau where every prototype is the same (docs/results/heads-commands.md).
     pub fn initialise(&self, parameters: &mut [f32], random: &mut dyn FnMut() -> f64) {
         let (width, hidden) = (self.width, self.hidden);
+        // PyTorch's bound for the weights and biases of a linear layer.
         let bound = |inputs: usize| 1.0 / (inputs as f64).sqrt();
         for layer in &self.layers {
             let mut values = vec![0.0; width * width];
             fill_orthogonal(&mut values, width, width, random);
             let qkv = &mut parameters[layer.qkv.weight.clone()];
             fill_uniform(qkv, xavier_bound(width, 3 * width), random);
+            // A row holds the weights of queries, keys and values for one input: keys become equal to queries.
             for (row, values) in qkv.chunks_exact_mut(3 * width).zip(values.chunks_exact(width)) {
                 row.copy_within(..width, width);
                 row[2 * width..].copy_from_slice(values);
             }
+            // The inverse of an orthogonal matrix is its transpose.
             for (index, out) in parameters[layer.attention_out.weight.clone()].iter_mut().enumerate() {
                 *out = values[index % width * width + index / width];
             }
@@ -143,7 +158,7 @@ impl Encoder {
         self.layers.len()
     }
 
-    /// Runs all layers; the output of each is in its cache.
+    /// Runs all layers on `tokens` (`[T, W]`); the output of each is in its cache, `out`.
     pub fn forward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -159,6 +174,7 @@ impl Encoder {
         }
     }
 
+    /// Runs layer `number` on `x` (`[T, W]`). Leaves the output and all activations for the backward pass in `cache`.
     pub fn forward_layer<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -185,8 +201,8 @@ impl Encoder {
         layer.norm2.forward_residual(parameters, middle, residual, norm2, out);
     }
 
-    /// Turns the gradient of the last layer's output into that of the tokens, in place, and adds to the gradients of the
-    /// parameters.
+    /// Turns `d_tokens`, the gradient of the last layer's output (`[T, W]`), into that of the tokens, in place, and
+    /// adds to the gradients of the parameters.
     pub fn backward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -204,7 +220,8 @@ impl Encoder {
         }
     }
 
-    /// From the gradient of a layer's output to that of `middle`, in place.
+    /// Backward pass of the feed-forward half: turns `d`, the gradient of a layer's output, into that of `middle`, in
+    /// place.
     fn backward_feed_forward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -219,8 +236,11 @@ impl Encoder {
         let d_half = resized(&mut scratch.d_half, d.len());
         let d_residual = resized(&mut scratch.residual, d.len());
         let d_hidden = resized(&mut scratch.d_hidden, cache.hidden.len());
+        // `d_half` is the gradient of the sum under the norm, and so that of both summands: `middle` and the network's
+        // output.
         layer.norm2.backward(parameters, &cache.norm2, d, gradient, d_half);
         dropout.site(site + 3).apply_into(0, d_half, d_residual);
+        // Through the feed-forward network, from its output to its input, which is added to the gradient of `middle`.
         layer.feed_forward_out.backward_parameters(&cache.hidden, d_residual, gradient);
         layer.feed_forward_out.backward_input(parameters, d_residual, Write::Set, d_hidden);
         dropout.site(site + 2).backward_from_output(&cache.hidden, d_hidden);
@@ -229,7 +249,8 @@ impl Encoder {
         std::mem::swap(d, &mut scratch.d_half);
     }
 
-    /// From the gradient of `middle` to that of the layer's input, in place.
+    /// Backward pass of the attention half: turns `d`, the gradient of `middle`, into that of the layer's input `x`, in
+    /// place.
     #[allow(clippy::too_many_arguments)]
     fn backward_attention<T: Real>(
         &self,
@@ -246,8 +267,11 @@ impl Encoder {
         let d_half = resized(&mut scratch.d_half, d.len());
         let d_residual = resized(&mut scratch.residual, d.len());
         let d_qkv = resized(&mut scratch.d_qkv, 3 * d.len());
+        // The gradient of the sum under the norm, `x` plus the attention output.
         layer.norm1.backward(parameters, &cache.norm1, d, gradient, d_half);
         dropout.site(site + 1).apply_into(0, d_half, d_residual);
+        // Through the output projection (`d` becomes the gradient of `attended`), attention, and the projection to
+        // queries, keys and values.
         layer.attention_out.backward_parameters(&cache.attended, d_residual, gradient);
         layer.attention_out.backward_input(parameters, d_residual, Write::Set, d);
         let EncoderLayerCache { qkv, attention, .. } = cache;
@@ -259,6 +283,7 @@ impl Encoder {
 }
 
 impl<T: Real> EncoderLayerCache<T> {
+    /// Sets the lengths of the buffers: `tokens` is T W and `hidden` is T F.
     fn resize(&mut self, tokens: usize, hidden: usize) {
         resized(&mut self.qkv, 3 * tokens);
         resized(&mut self.attended, tokens);
@@ -268,7 +293,7 @@ impl<T: Real> EncoderLayerCache<T> {
     }
 }
 
-/// The buffer with this length and arbitrary contents.
+/// `buffer`, resized to this length, with arbitrary contents.
 pub(super) fn resized<T: Real>(buffer: &mut Vec<T>, length: usize) -> &mut [T] {
     buffer.resize(length, T::ZERO);
     buffer

@@ -1,4 +1,5 @@
-//! Inference: prototypes, P(mislabelled) and attention maps of support sets.
+//! Inference: prototypes and P(mislabelled) of support sets ([`Tranfs::prototypes`]), and their attention maps
+//! ([`Tranfs::attention`]).
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::real::Real;
 pub struct TranfsOutput {
     /// The prototype of each class, `[C, D]`.
     pub prototypes: Vec<f32>,
-    /// P(mislabelled) of each item.
+    /// P(mislabelled) of each item, in the order of the support set: the probability that its given label is wrong.
     pub mislabelled: Vec<f32>,
 }
 
@@ -76,6 +77,8 @@ impl Tranfs {
     /// As [`Tranfs::prototypes`].
     pub fn attention(&self, parameters: &[f32], input: TranfsInput<'_>) -> TranfsAttention {
         self.with_workspace(|workspace| {
+            // A layer stores its maps with query tokens in columns and padded rows; here they become
+            // `[tokens, tokens]`.
             let mut weights = Vec::new();
             self.infer(parameters, &[input], workspace, |tokens, cache| {
                 for map in cache.attention.weights.chunks_exact(tokens * padded(tokens)) {
@@ -103,6 +106,7 @@ impl Tranfs {
         let Workspace { layout, states, caches, scratch, buffers } = workspace;
         layout.fill(inputs.iter().copied(), self.config.classes);
         self.embed(parameters, layout, inputs.iter().copied(), buffers, states);
+        // One cache is enough, because there is no backward pass.
         caches.resize_with(caches.len().max(1), EncoderLayerCache::default);
         let context = EncoderContext { parameters, segments: &layout.segments, dropout: Dropout::NONE };
         for layer in 0..self.encoder.depth() {
@@ -113,7 +117,7 @@ impl Tranfs {
         self.project_output(parameters, layout, states, buffers);
     }
 
-    /// The output of one support set of the last [`Tranfs::infer`].
+    /// The output of support set `number` of the last [`Tranfs::infer`], its items in their original order.
     fn output_of(&self, number: usize, workspace: &Workspace<f32>) -> TranfsOutput {
         let Workspace { layout, buffers, .. } = workspace;
         let span = &layout.spans[number];

@@ -1,10 +1,15 @@
-//! TraNFS: a transformer that reads a support set with label noise and outputs a prototype for each class.
+//! TraNFS (Transformer for Noisy Few-Shot learning; Liang et al., CVPR 2022): a transformer that reads a support set
+//! with label noise and outputs a prototype for each class, a vector that queries are compared with.
 //!
-//! Shapes: D the dimension of an embedding, W the width of a token, C classes. The tokens of an episode are C class
-//! tokens, then its items sorted by class and projected from D to W; to each token the position embedding of its class
-//! is added. After the encoder, the class tokens are projected back to D: the prototypes. A linear layer D -> 1 on the
-//! items, also projected back, gives the logit of "mislabelled"; it is computed as the token times (up-projection times
-//! that layer), so no item is actually projected back.
+//! Start with [`Tranfs`]: [`Tranfs::prototypes`] for inference, [`Head::losses`] for training. [`Config`] has all
+//! options.
+//!
+//! Shapes: D the dimension of an embedding, W the width of a token, C classes, M items. The tokens of an episode are C
+//! class tokens, then its M items sorted by given label and projected from D to W; to each token the position embedding
+//! of its class is added, a vector that tells classes apart. After the encoder, the class tokens are projected back to
+//! D: the prototypes. The items also get a logit of "mislabelled" (their given label is not their true class):
+//! projected back, times a weight of D numbers. As `(U t) . w = t . (Uᵀ w)`, with U the up-projection, t the item's
+//! token and w that weight, `Uᵀ w` is computed once and no item is actually projected back.
 //!
 //! All episodes of a call share the matrix products. `token_layout` has the order of the tokens, `projections` what
 //! happens before and after the `encoder`, `inference` and `training` the two uses of the model.
@@ -26,12 +31,12 @@ use crate::parameters::{ParameterLayout, Role};
 use encoder::Encoder;
 use projections::Workspace;
 
-/// The kind of class tokens.
+/// The kind of class tokens: what a class token is before its position is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassTokens {
-    /// Random and constant.
+    /// Random and constant, one row of a table per class.
     Random,
-    /// Trained.
+    /// Trained, one row of a table per class.
     Learned,
     /// The mean of the class's projected items.
     ClassMean,
@@ -60,7 +65,7 @@ pub enum CleanLoss {
 pub struct Config {
     /// D: dimension of embeddings.
     pub dim: usize,
-    /// Maximum number of classes per episode.
+    /// Maximum number of classes per episode: the rows of the tables of positions and class tokens.
     pub classes: usize,
     /// W: width of tokens.
     pub width: usize,
@@ -76,7 +81,8 @@ pub struct Config {
     pub class_tokens: ClassTokens,
     /// The kind of position embeddings.
     pub positions: Positions,
-    /// Whether the up-projection is the transpose of the down-projection; otherwise it only starts so.
+    /// Whether the up-projection (W to D) is always the transpose of the down-projection (D to W); otherwise it starts
+    /// as that and is trained separately.
     pub tied: bool,
     /// The distance of the clean loss.
     pub clean_loss: CleanLoss,
@@ -109,7 +115,7 @@ impl Config {
     /// Checks all values.
     ///
     /// # Errors
-    /// Names the first value that is not allowed, and what is.
+    /// Names the first value that is not allowed, and the allowed ones.
     pub fn check(&self) -> Result<(), String> {
         let sizes = [
             ("dim", self.dim),
@@ -170,15 +176,15 @@ pub struct Tranfs {
 /// The ranges of the parameters outside the encoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ParameterRanges {
-    /// `[D, W]`
+    /// The projection of items to tokens, `[D, W]`.
     down: Range<usize>,
-    /// `[D, W]`; the same as `down` if tied.
+    /// The projection of tokens back, stored transposed: `[D, W]`; the same as `down` if tied.
     up: Range<usize>,
-    /// `[classes, W]`
+    /// Position embeddings, `[classes, W]`.
     positions: Range<usize>,
     /// `[classes, W]`; `None` if the class tokens are class means.
     class_tokens: Option<Range<usize>>,
-    /// `[D]`
+    /// The weight of the logit of "mislabelled", `[D]`.
     mislabelled: Range<usize>,
     mislabelled_bias: usize,
 }
@@ -258,10 +264,15 @@ impl Head for Tranfs {
         parameters
     }
 
-    /// Scales the projections and the encoder's output to the spread of the features. Positions and class tokens have a
-    /// length of about sqrt(W). Projected features must not be shorter, or they vanish within a few layers; and
-    /// prototypes must be as long as the features differ, since a scale that first has to shrink would shrink the
-    /// differences between classes with it.
+    /// Scales the projections and the encoder's output to the spread of the features, their root mean square distance
+    /// from the mean. Positions and class tokens have a length of about sqrt(W). Projected features must not be
+    /// shorter, or they vanish within a few layers; and prototypes must be as long as the features differ, since a
+    /// scale that first has to shrink would shrink the differences between classes with it.
+    ///
+    /// Down: the orthonormal projection to W of D dimensions leaves about sqrt(W / D) of a length, so
+    /// `gain = sqrt(D) / spread` makes projected differences sqrt(W) long. Up: the last layer norm yields tokens of
+    /// length `scale sqrt(W)`, and the up-projection multiplies lengths by `gain`, so `scale = spread / (gain sqrt(W))`
+    /// makes prototypes `spread` long.
     fn fit_normalisation(&self, parameters: &mut [f32], statistics: &dyn Fn() -> FeatureStatistics) {
         let Config { dim, width, tied, .. } = self.config;
         let spread = statistics().spread;

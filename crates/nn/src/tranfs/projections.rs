@@ -1,10 +1,16 @@
-//! The projections before and after the encoder, forward and backward, for all support sets of a call together.
+//! The projections before and after the encoder, forward and backward, for all support sets of a call together. In the
+//! order of a training step: [`Tranfs::embed`], the encoder, [`Tranfs::project_output`], the losses,
+//! [`Tranfs::project_output_backward`], the encoder backward, [`Tranfs::embed_backward`], and, if a backbone is trained
+//! with the head, [`Tranfs::project_items_backward`].
 //!
 //! Shapes: D the dimension of embeddings, W the width of tokens; I items, C class tokens and T = I + C tokens of all
-//! support sets. The gradient of the projections is a product of two stacks of rows. Left (each D wide): the items, the
-//! gradients of the prototypes, and the weight of the "mislabelled" layer. Right (each W wide): what each of them is
-//! multiplied with, namely the gradients of the projected items, the output states of the class tokens, and the gradient
-//! of the projected weight. With tied projections this is one matrix product.
+//! support sets. The gradient of the projections is a product of two stacks of rows, `leftᵀ right`. Left (each D wide):
+//! the items, the gradients of the prototypes, and the weight of the logit of "mislabelled". Right (each W wide): what
+//! each of them is multiplied with, namely the gradients of the projected items, the output states of the class tokens,
+//! and the gradient of the projected weight. With tied projections this is one matrix product; otherwise the items
+//! belong to the down-projection and the others to the up-projection.
+//!
+//! A *state* is a token as the encoder reads or writes it.
 
 use super::Tranfs;
 use super::encoder::{EncoderLayerCache, EncoderScratch, resized};
@@ -16,7 +22,7 @@ use crate::matmul::{Matrix, MatrixMut, Write, add_scaled, multiply};
 use crate::memory::prefetch_line;
 use crate::real::{Real, add_scaled_row, dot};
 
-/// Memory for the activations of a call, reused from call to call.
+/// Memory for the layout and the activations of a call, reused from call to call.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Workspace<T> {
     pub layout: TokenLayout,
@@ -35,24 +41,25 @@ pub(super) struct ProjectionBuffers<T> {
     /// The right stack, `[I + C + 1, W]`: projected items and later their gradients, output states of the class tokens,
     /// gradient of the projected weight.
     right: Vec<T>,
-    /// The projected weight of "mislabelled", `[W]`.
+    /// The projected weight of "mislabelled", `Uᵀ w` in the head of [`super`], `[W]`.
     direction: Vec<T>,
-    /// `[C, D]`
+    /// The prototypes of all support sets, `[C, D]`.
     pub prototypes: Vec<T>,
     /// Logits of "mislabelled", `[I]`; later their gradients.
     pub logits: Vec<T>,
-    /// `[C, W]`
+    /// The gradient of the class tokens' output states, `[C, W]`.
     d_class_states: Vec<T>,
-    /// `[T, W]`
+    /// The gradient of the encoder's output, later that of its input, `[T, W]`.
     pub d_states: Vec<T>,
-    /// `[Q, C]` of one episode.
+    /// Logits of the queries of one episode, `[Q, classes]`, or twice their gradient.
     pub query_logits: Vec<T>,
     /// The mean of a class's correctly labelled items, `[D]`.
     pub clean_mean: Vec<T>,
 }
 
 impl Tranfs {
-    /// Copies the items to the left stack, projects them, and sets the tokens that enter the encoder.
+    /// Copies the items to the left stack, projects them into the right stack, and sets `states`, the tokens that enter
+    /// the encoder (`[T, W]`). `inputs` are the support sets of `layout`.
     pub(super) fn embed<'a, T: Real>(
         &self,
         parameters: &[T],
@@ -70,6 +77,7 @@ impl Tranfs {
             let rows = left[span.items.start * dim..span.items.end * dim].chunks_exact_mut(dim);
             let sources = &layout.sources[span.items.clone()];
             for (number, to) in rows.enumerate() {
+                // Items are scattered over memory: the one after the next is prefetched while this one is copied.
                 if let Some(&ahead) = sources.get(number + 2) {
                     prefetch_row(input.items[ahead]);
                 }
@@ -123,7 +131,9 @@ impl Tranfs {
         }
     }
 
-    /// Backward pass of [`Tranfs::embed`]: adds to the gradients of tables and projections.
+    /// Backward pass of [`Tranfs::embed`], from `d_states`, the gradient of the encoder's input: adds to the gradients
+    /// of the tables (positions, class tokens). The stacks are complete then, so it also adds to the gradients of both
+    /// projections.
     pub(super) fn embed_backward<T: Real>(
         &self,
         layout: &TokenLayout,
@@ -137,6 +147,7 @@ impl Tranfs {
         for span in &layout.spans {
             self.set_tokens_backward(layout, span, d_states, d_projected, gradient);
         }
+        // Adds `leftᵀ right` of some rows of the stacks to a part of the gradient.
         let mut add_product = |rows: std::ops::Range<usize>, into: std::ops::Range<usize>| {
             let left = Matrix::new(&left[rows.start * dim..rows.end * dim], rows.len(), dim).transposed();
             let right = Matrix::new(&right[rows.start * width..rows.end * width], rows.len(), width);
@@ -151,8 +162,8 @@ impl Tranfs {
         }
     }
 
-    /// Adds to the gradients of the items, from those of the projected items that [`Tranfs::embed_backward`] has left in
-    /// the right stack.
+    /// Adds to the gradients of the items, from those of the projected items that [`Tranfs::embed_backward`] has left
+    /// in the right stack.
     pub(super) fn project_items_backward<T: Real>(
         &self,
         parameters: &[T],
@@ -174,7 +185,8 @@ impl Tranfs {
         }
     }
 
-    /// Sets the gradients of the projected items and adds to those of positions and class tokens.
+    /// Backward pass of [`Tranfs::set_tokens`] for one support set: sets the gradients of the projected items and adds
+    /// to those of positions and class tokens.
     fn set_tokens_backward<T: Real>(
         &self,
         layout: &TokenLayout,
@@ -208,7 +220,8 @@ impl Tranfs {
         }
     }
 
-    /// Projects the encoder's output back: prototypes from the class tokens, logits of "mislabelled" from the items.
+    /// Projects the encoder's output `out` (`[T, W]`) back: prototypes from the class tokens, logits of "mislabelled"
+    /// from the items. Both are left in `buffers`.
     pub(super) fn project_output<T: Real>(
         &self,
         parameters: &[T],
@@ -219,6 +232,7 @@ impl Tranfs {
         let (dim, width) = (self.config.dim, self.config.width);
         let ProjectionBuffers { right, direction, prototypes, logits, .. } = buffers;
         let (items, classes) = (layout.items(), layout.classes());
+        // The class tokens of all support sets, next to each other in the right stack; then their prototypes.
         let class_states = &mut right[items * width..(items + classes) * width];
         for span in &layout.spans {
             let from = &out[span.tokens.start * width..][..span.classes.len() * width];
@@ -227,6 +241,7 @@ impl Tranfs {
         let up = Matrix::new(&parameters[self.ranges.up.clone()], dim, width);
         let prototypes = MatrixMut::new(resized(prototypes, classes * dim), classes, dim);
         multiply(Matrix::new(class_states, classes, width), up.transposed(), Write::Set, prototypes);
+        // The logits: the weight of "mislabelled" is projected instead of the items.
         let weight = Matrix::new(&parameters[self.ranges.mislabelled.clone()], 1, dim);
         multiply(weight, up, Write::Set, MatrixMut::new(resized(direction, width), 1, width));
         let bias = parameters[self.ranges.mislabelled_bias];
@@ -237,8 +252,9 @@ impl Tranfs {
         }
     }
 
-    /// Backward pass of [`Tranfs::project_output`]: sets the gradient of the encoder's output and completes the stacks for
-    /// [`Tranfs::embed_backward`].
+    /// Backward pass of [`Tranfs::project_output`], from the gradients of the prototypes (in the left stack) and of the
+    /// logits: sets `d_states`, the gradient of the encoder's output, adds to those of the weight and bias of
+    /// "mislabelled", and completes the stacks for [`Tranfs::embed_backward`].
     pub(super) fn project_output_backward<T: Real>(
         &self,
         parameters: &[T],
@@ -254,9 +270,11 @@ impl Tranfs {
         let weight = &parameters[self.ranges.mislabelled.clone()];
         left[(items + classes) * dim..].copy_from_slice(weight);
         let up = Matrix::new(&parameters[self.ranges.up.clone()], dim, width);
+        // Class tokens: the gradient of their output states from that of the prototypes.
         let d_class_states = resized(d_class_states, classes * width);
         let d_prototypes = Matrix::new(&left[items * dim..(items + classes) * dim], classes, dim);
         multiply(d_prototypes, up, Write::Set, MatrixMut::new(d_class_states, classes, width));
+        // Items: the gradients of their output states and of the projected weight from those of the logits.
         let d_direction = &mut right[(items + classes) * width..];
         d_direction.fill(T::ZERO);
         for span in &layout.spans {
@@ -266,13 +284,14 @@ impl Tranfs {
             let d_logits = &logits[span.items.clone()];
             project_backward(&out[range.clone()], direction, d_logits, &mut d_states[range], d_direction);
         }
+        // The weight and bias of "mislabelled".
         gradient[self.ranges.mislabelled_bias] += logits.iter().copied().sum();
         let d_weight = &mut gradient[self.ranges.mislabelled.clone()];
         add_projected(&parameters[self.ranges.up.clone()], d_direction, d_weight);
     }
 }
 
-/// One over the number of items of each class.
+/// One over the number of items of each class of a support set; 1 for an empty class.
 fn inverse_counts<T: Real>(layout: &TokenLayout, span: &SupportSpan) -> Vec<T> {
     let mut counts = vec![0u32; span.classes.len()];
     for &class in &layout.given[span.items.clone()] {

@@ -1,7 +1,8 @@
-//! The tokens of a call: several support sets, one segment of tokens each.
+//! The order of the tokens of a call ([`TokenLayout`]): several support sets, one segment of tokens each.
 //!
-//! Three lists are kept in the same order: all tokens (in each segment the class tokens come first), the class tokens
-//! alone, and the item tokens alone, sorted by class.
+//! Three lists are kept in the same order of support sets: all tokens (in each segment the class tokens come first,
+//! then the item tokens), the class tokens alone, and the item tokens alone. Items are sorted by given label. Matrices
+//! of tokens, class tokens or items have one row per entry of one of these lists.
 
 use std::ops::Range;
 
@@ -14,8 +15,8 @@ pub struct TranfsInput<'a, T = f32> {
     pub items: &'a [&'a [T]],
     /// The given label of each item.
     pub given: &'a [u32],
-    /// The row of the model's tables (positions and class tokens) that each class uses, all different; `None` for row c
-    /// for class c. Averaging over several orders removes most of the dependence on the order of the classes.
+    /// For each class the row of the model's tables (positions and class tokens) that it uses, all different. `None`:
+    /// class c uses row c. Averaging over several orders removes most of the dependence on the order of the classes.
     pub order: Option<&'a [u32]>,
 }
 
@@ -64,6 +65,7 @@ impl TokenLayout {
         }
     }
 
+    /// Empties the lists but keeps their memory.
     fn clear(&mut self) {
         let TokenLayout { spans, segments, sources, given, table_rows } = self;
         spans.clear();
@@ -73,6 +75,7 @@ impl TokenLayout {
         table_rows.clear();
     }
 
+    /// Appends the tokens of one support set.
     fn push<T>(&mut self, input: &TranfsInput<'_, T>, table: usize) {
         let classes = input.classes;
         assert!(classes <= table, "{classes} classes; the model has at most {table}");
@@ -81,6 +84,7 @@ impl TokenLayout {
             input.given.iter().all(|&class| (class as usize) < classes),
             "labels must be below {classes}, the number of classes"
         );
+        // Where the support set begins in the lists of all tokens, class tokens and item tokens.
         let first = (self.tokens(), self.table_rows.len(), self.sources.len());
         match input.order {
             None => self.table_rows.extend(0..classes),
@@ -95,6 +99,7 @@ impl TokenLayout {
         self.spans.push(SupportSpan { tokens, classes, items });
     }
 
+    /// The number of tokens.
     pub fn tokens(&self) -> usize {
         self.segments.last().map_or(0, |segment| segment.end)
     }
@@ -110,6 +115,10 @@ impl TokenLayout {
     }
 }
 
+/// The rows in `order`.
+///
+/// # Panics
+/// If there is not one row per class, or a row is used twice or not below `table`.
 fn checked_order(order: &[u32], classes: usize, table: usize) -> impl Iterator<Item = usize> {
     assert_eq!(order.len(), classes, "one row of the tables per class");
     let mut seen = vec![false; table];

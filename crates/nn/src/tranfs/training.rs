@@ -1,4 +1,9 @@
-//! The losses of episodes and their gradient, for all episodes of a call together.
+//! The losses of episodes and their gradient, for all episodes of a call together. Start with
+//! `Tranfs::losses_and_gradient`, one training step.
+//!
+//! The loss has three terms per episode: the cross-entropy of the queries under the prototypes; the clean loss, which
+//! pulls each prototype to the mean of the correctly labelled items of its class; and the binary cross-entropy of the
+//! items' logits of "mislabelled" (the given label is not the true class).
 
 use super::encoder::{EncoderContext, resized};
 use super::projections::{ProjectionBuffers, Workspace};
@@ -11,6 +16,7 @@ use crate::matmul::{Matrix, MatrixMut, Write, add_scaled, multiply};
 use crate::real::Real;
 
 impl<'a, T> TranfsInput<'a, T> {
+    /// The support set of an episode, with class c in row c of the tables.
     fn of(episode: &Episode<'a, T>) -> Self {
         let Episode { classes, support: items, given, .. } = *episode;
         TranfsInput { classes, items, given, order: None }
@@ -18,7 +24,9 @@ impl<'a, T> TranfsInput<'a, T> {
 }
 
 impl Tranfs {
-    /// [`crate::head::Head::losses`] in either precision; [`crate::head::JointHead`] if `feature_gradient` is given.
+    /// [`crate::head::Head::losses`] in either precision: returns the three terms (queries, clean, mislabelled), summed
+    /// over the episodes, and adds to `gradient`. If `feature_gradient` is given, adds the gradient of the embeddings
+    /// to it, see [`crate::head::JointHead`].
     pub(super) fn losses_and_gradient<T: Real>(
         &self,
         parameters: &[T],
@@ -32,6 +40,7 @@ impl Tranfs {
         let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let inputs = || episodes.iter().map(TranfsInput::of);
         let Workspace { layout, states, caches, scratch, buffers } = workspace;
+        // Forward.
         layout.fill(inputs(), self.config.classes);
         self.embed(parameters, layout, inputs(), buffers, states);
         let dropout = Dropout::new(self.config.dropout, seed);
@@ -39,6 +48,7 @@ impl Tranfs {
         self.encoder.forward(context, states, caches, scratch);
         let out = caches.last().map_or(&*states, |last| &last.out);
         self.project_output(parameters, layout, out, buffers);
+        // Losses, then backward, in the reverse order of the forward pass.
         let terms = self.loss_terms_of(layout, episodes, buffers, features.as_deref_mut());
         self.project_output_backward(parameters, layout, out, gradient, buffers);
         self.encoder.backward(context, states, caches, scratch, gradient, &mut buffers.d_states);
@@ -49,9 +59,10 @@ impl Tranfs {
         terms
     }
 
-    /// The terms of the loss. Puts the gradients of the prototypes into the left stack; the logits become their gradients.
-    /// Adds to `features` what does not pass through the prototypes: the gradients of the queries, and those of the items
-    /// whose mean is the target of the clean loss.
+    /// The terms of the loss. Puts the gradients of the prototypes into the left stack (see `projections`), and
+    /// replaces the logits of "mislabelled" by their gradients. Adds to `features` the parts of the feature gradient
+    /// that do not pass through the prototypes: those of the queries, and those of the items whose mean is the target
+    /// of the clean loss.
     fn loss_terms_of<T: Real>(
         &self,
         layout: &TokenLayout,
@@ -67,6 +78,7 @@ impl Tranfs {
             let range = span.classes.start * dim..span.classes.end * dim;
             let (prototypes, d_prototypes) = (&prototypes[range.clone()], &mut d_prototypes[range]);
             d_prototypes.fill(T::ZERO);
+            // The queries' cross-entropy.
             let (queries, classes) = (episode.queries, episode.query_classes);
             terms[0] += loss::prototype_cross_entropy(
                 queries,
@@ -80,6 +92,7 @@ impl Tranfs {
             if let Some(features) = features.as_deref_mut() {
                 add_query_gradient(query_logits, prototypes, dim, features.queries);
             }
+            // The clean loss and "mislabelled", over the items in the order of the tokens.
             let rows = &left_items[span.items.start * dim..span.items.end * dim];
             let mislabelled: Vec<bool> = layout.sources[span.items.clone()]
                 .iter()
@@ -95,8 +108,9 @@ impl Tranfs {
         terms
     }
 
-    /// The clean loss: distances of the prototypes to the means of their correctly labelled items. Classes without such an
-    /// item do not count. Adds to the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
+    /// The clean loss: the sum over classes of the distance of the prototype to the mean of the class's correctly
+    /// labelled items, times the weight, divided by the number of classes. A class without such an item adds 0. Adds to
+    /// the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
     fn clean_loss<T: Real>(
         &self,
         items: SortedItems<'_, T>,
@@ -123,7 +137,7 @@ impl Tranfs {
             };
             total += distance(prototype, clean_mean, d_prototype);
             if let Some(d_support) = d_support.as_deref_mut() {
-                // Both distances are symmetric.
+                // Both distances are symmetric, so the gradient of the mean is that with the arguments exchanged.
                 let mut d_clean_mean = vec![T::ZERO; dim];
                 distance(clean_mean, prototype, &mut d_clean_mean);
                 items.clean_mean_backward(class, &d_clean_mean, d_support);
@@ -133,8 +147,8 @@ impl Tranfs {
     }
 }
 
-/// Adds to the gradient of an episode's queries (`[Q, D]`), from twice the gradient of their logits (`[Q, C]`), which is
-/// what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`.
+/// Adds to the gradient of an episode's queries (`[Q, D]`), from twice the gradient of their logits (`[Q, C]`), which
+/// is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`.
 fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_queries: &mut [T]) {
     let (queries, classes) = (d_queries.len() / dim, prototypes.len() / dim);
     if queries == 0 {
@@ -145,7 +159,7 @@ fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_qu
     multiply(Matrix::new(doubled, queries, classes), prototypes, Write::Add, d_queries);
 }
 
-/// The items of an episode, sorted by given label.
+/// The items of an episode, sorted by given label; every list has one entry per item.
 #[derive(Clone, Copy)]
 struct SortedItems<'a, T> {
     /// `[items, D]`

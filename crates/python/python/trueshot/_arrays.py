@@ -1,4 +1,4 @@
-"""Features as the library takes them: two dimensions, C-contiguous, float32 or float16.
+"""Features as the library takes them (:func:`as_features`): two dimensions, C-contiguous, float32 or float16.
 
 Arrays of that form are used without a copy. Others are converted: float64 and integers to float32, strided arrays to
 contiguous ones. Tensors of other libraries are read through DLPack, data frames and Arrow columns by ``_frames``.
@@ -31,7 +31,7 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
 
 
 def as_array(given: Any, name: str) -> np.ndarray:
-    """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy."""
+    """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy. ``name`` is for errors."""
     refuse_sparse(given, name)
     if isinstance(given, (str, os.PathLike)):
         raise TypeError(
@@ -41,6 +41,7 @@ def as_array(given: Any, name: str) -> np.ndarray:
     if not isinstance(given, np.ndarray):
         given = _plain(given, name)
     if isinstance(given, np.ndarray):
+        # An array of objects, each of which is a row, such as the values of a pandas column of vectors.
         is_rows = given.dtype == object and given.ndim == 1 and len(given) > 0 and np.ndim(given[0]) == 1
         return stacked(given.tolist(), name) if is_rows else np.asarray(given)
     if hasattr(given, "__dlpack__") and not hasattr(given, "__array_interface__"):
@@ -49,6 +50,7 @@ def as_array(given: Any, name: str) -> np.ndarray:
         return np.asarray(given)
     except ValueError as problem:
         if isinstance(given, (list, tuple)):
+            # Raises an error that names the row.
             stacked(given, name)
         raise ValueError(f"{name} is ragged or nested unevenly: {problem}") from None
 
@@ -72,6 +74,7 @@ def _plain(given: Any, name: str) -> Any:
 
 
 def _from_dlpack(given: Any, name: str) -> np.ndarray:
+    """A tensor as an array, without a copy if it is in main memory and NumPy has its type."""
     if getattr(given, "requires_grad", False):
         given = given.detach()
     try:
@@ -86,6 +89,8 @@ def _from_dlpack(given: Any, name: str) -> np.ndarray:
 
 
 def _as_single(array: np.ndarray, name: str) -> np.ndarray:
+    """Numbers of any type as float32. Numbers that are too large become infinite, which the library reports with the
+    row."""
     if array.dtype.kind == "c":
         raise ValueError(f"Complex data not supported: {name} has dtype {array.dtype}")
     if array.dtype.kind not in "biufO":
@@ -97,6 +102,7 @@ def _as_single(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _numbers_of_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of Python objects as float64; an error names the first that is not a number."""
     try:
         return array.astype(np.float64)
     except (TypeError, ValueError, OverflowError) as problem:
@@ -113,6 +119,7 @@ def _numbers_of_objects(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _not_two_dimensional(array: np.ndarray, name: str) -> str:
+    """The error for arrays of another shape, in scikit-learn's words."""
     if array.ndim == 0:
         return f"Expected 2D array, got scalar array instead: {name} is {array!r}."
     if array.ndim == 1:

@@ -1,4 +1,4 @@
-"""Audits, which find wrong labels and suggest the right ones."""
+"""Audits, which find wrong labels and suggest the right ones: :func:`audit` and its result, :class:`Audit`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def audit_table(
     neighbours: int = 5,
     threads: int | None = None,
 ) -> Audit:
-    """Audit features and labels that have been taken out of their tables; see :func:`audit`."""
+    """:func:`audit` for features and labels that have been taken out of their tables, which the estimators call."""
     features = as_features(table.features)
     labels = encode(table.labels, len(features))
     native = _native.audit(
@@ -110,6 +110,7 @@ def audit_table(
 
 
 def _confirmed(confirmed: Any, rows: int) -> list[bool]:
+    """One boolean per row, or an empty list if nothing is confirmed."""
     if confirmed is None:
         return []
     array = np.asarray(confirmed)
@@ -119,6 +120,7 @@ def _confirmed(confirmed: Any, rows: int) -> list[bool]:
 
 
 def _count(neighbours: int) -> int:
+    """Check the number of neighbours to report."""
     if not isinstance(neighbours, (int, np.integer)) or isinstance(neighbours, bool):
         raise TypeError(f"neighbours must be an integer, got {neighbours!r}")
     if not 0 <= neighbours <= 100:
@@ -186,7 +188,8 @@ class Audit:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """The probabilities of the classes, per row; the last column is the probability of none of them."""
+        """The probability of every class for every row, of shape (rows, classes + 1); the last column is that of none
+        of the classes."""
         return self._native.probabilities
 
     @cached_property
@@ -216,7 +219,8 @@ class Audit:
 
     @cached_property
     def weight(self) -> np.ndarray:
-        """The weight of every row in its class; the average weight is 1."""
+        """The probability that the label of a row is right, divided by its mean over the rows with this label: 1 is
+        usual, and suspect rows have less."""
         return self._native.weight
 
     @cached_property
@@ -226,12 +230,13 @@ class Audit:
 
     @cached_property
     def neighbours(self) -> np.ndarray:
-        """The most similar rows of every row, the most similar first; padded with -1."""
+        """The most similar rows of every row, of shape (rows, neighbours), the most similar first; padded with -1."""
         return self._native.neighbour_rows
 
     @cached_property
     def similarities(self) -> np.ndarray:
-        """The cosine similarities of every row with its neighbours, after subtracting the mean."""
+        """The cosine similarities of every row with its :attr:`neighbours`, after subtracting the mean; padded with
+        NaN."""
         return self._native.neighbour_similarities
 
     @cached_property
@@ -269,6 +274,7 @@ class Audit:
         True
         """
         codes = self._labels.codes.copy()
+        # The class indices of the suggestions, -1 for rows without one.
         moved = self._native.suggested
         codes[moved >= 0] = moved[moved >= 0]
         rows = np.flatnonzero(self.action != "quarantine")
@@ -305,6 +311,7 @@ class Audit:
         return polars.DataFrame(list(columns.values()))
 
     def _columns(self) -> dict[str, Any]:
+        """The columns of data frames."""
         return {
             "item": np.array(self._native.items, dtype=object),
             "given": self.given,

@@ -1,7 +1,8 @@
-"""Many tasks at once, from Arrow tables with one task per row.
+"""Many tasks at once, from Arrow tables with one task per row. A task is one small labelled collection, a support set.
 
 Tables are objects with the Arrow PyCapsule interface (``__arrow_c_stream__`` or ``__arrow_c_array__``): pyarrow,
-pandas, polars, arro3, nanoarrow, duckdb. Data sets of Hugging Face are read as Arrow tables. Results are such tables as well: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
+pandas, polars, arro3, nanoarrow, duckdb. Data sets of Hugging Face are read as Arrow tables. Results are such tables as
+well: ``pyarrow.table(result)``, ``polars.from_arrow(result)``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Functions with the interface of cleanlab, from features or from predicted probabilities.
 
-From features, every row is compared with the set itself, so two rows per class are enough and nothing is trained. From
-predicted probabilities, the result is that of cleanlab: scores of the probabilities, and confident learning.
+From features, the result is that of :func:`audit`: every row is compared with all others, so two rows per class are
+enough and no model has to be trained. From predicted probabilities, the result is that of cleanlab: scores of the
+probabilities (``_label_quality``), and confident learning (``_confident_learning``, ``_label_filters``).
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ def find_label_issues(
     """
     if return_indices_ranked_by is not None:
         check_method(return_indices_ranked_by, "return_indices_ranked_by", (None, *SCORES))
+    # Two cases in which the form of X need not be recognised: several labels per row need probabilities, a column is of
+    # a table of features.
     if multi_label and pred_probs is None:
         pred_probs, X = X, None
     if column is not None and features is None:
@@ -212,11 +215,17 @@ def get_pred_probs(labels: Any, X: Any = None, *, features: Any = None, threads:
 
 
 def _pred_probs(found: Audit) -> np.ndarray:
+    """The probabilities of an audit without "none of the classes", which rows share in proportion; none of them is
+    0."""
     shares = np.maximum(found.probabilities[:, :-1], np.finfo(np.float32).tiny)
     return shares / shares.sum(axis=1, keepdims=True)
 
 
 def _scores(found: Audit, method: str) -> np.ndarray:
+    """Quality scores of the labels by an audit, as :func:`score_labels` defines them for probabilities.
+
+    In the margin, "none of the classes" is one of the other answers.
+    """
     own = 1 - found.p_wrong
     if method == "self_confidence":
         return own
@@ -229,7 +238,8 @@ def _scores(found: Audit, method: str) -> np.ndarray:
 
 
 def _refuse(needed: str, **settings: Any) -> None:
-    """Raise an error for a setting that does not apply to the given kind of second argument."""
+    """Raise an error if one of the settings is given. They need ``needed`` ("features" or "pred_probs"), and the other
+    kind of second argument was given."""
     given = [name for name, value in settings.items() if value is not None]
     if given:
         hint = "; pass pred_probs=trueshot.get_pred_probs(labels, features)" if needed == "pred_probs" else ""

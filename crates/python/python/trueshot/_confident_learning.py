@@ -1,8 +1,15 @@
 """Confident learning: how many labels of each class are wrong, counted from predicted probabilities.
 
-The method is that of C. Northcutt, L. Jiang and I. Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels",
-JAIR 70 (2021). The functions have the names and arguments of ``cleanlab.count``. Matrices are ``[given, true]``: the entry in
-row ``i`` and column ``j`` is about rows with the label ``i`` that belong to class ``j``.
+The method is that of C. Northcutt, L. Jiang and I. Chuang, "Confident Learning: Estimating Uncertainty in Dataset
+Labels", JAIR 70 (2021). Every class has a threshold, the mean probability of the class over the rows with its label. A
+row whose probability of another class reaches that class's threshold probably has a wrong label. Counting such rows by
+given and by predicted class gives the confident joint (:func:`count_confident`), from which everything else follows.
+
+Public functions have the names and arguments of ``cleanlab.count``. They convert labels to ``codes`` ``[rows]``, the
+column of each label, and probabilities to ``probs`` ``[rows, classes]``, and call the functions on these. Matrices are
+``[given, true]``: the entry in row ``i`` and column ``j`` is about rows with the label ``i`` that belong to class
+``j``. With ``multi_label`` (rows with several labels), every class is a binary problem of its own: 0 without, 1 with
+the class.
 """
 
 from __future__ import annotations
@@ -14,9 +21,11 @@ import numpy as np
 
 from ._pred_probs import as_columns, as_pred_probs, multi_label_mask, one_vs_rest
 
-# Tolerance for rounding errors: a probability equal to the mean of its class counts as confident.
+# Tolerance for rounding errors: a probability equal to the threshold of its class counts as confident. Also the lower
+# bound of divisors.
 _SLACK = 1e-6
-# Thresholds of classes without labels, and of classes whose mean probability is 0.
+# The threshold of classes without labels, which no probability reaches, and the smallest threshold of other classes:
+# minus _SLACK it is still positive, so a probability of 0 never counts as confident.
 _UNREACHABLE, _LOWEST = 2.0, 2 * _SLACK
 
 PRIOR_METHODS = ("cnt", "eqn", "marginal", "marginal_ps")
@@ -39,7 +48,7 @@ def get_confident_thresholds(labels: Any, pred_probs: Any, multi_label: bool = F
 
 
 def thresholds_of(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
-    """The threshold of every class, from the label's column and the probabilities of every row."""
+    """The threshold of every class, ``[classes]``: the mean of ``probs[row, class]`` over the rows with the label."""
     counts = np.bincount(codes, minlength=probs.shape[1])
     own = np.bincount(codes, weights=probs[np.arange(len(codes)), codes], minlength=probs.shape[1])
     return np.where(counts > 0, np.maximum(own / np.maximum(counts, 1), _LOWEST), _UNREACHABLE)
@@ -67,9 +76,9 @@ def compute_confident_joint(
     [[2, 0], [1, 2]]
     """
     if multi_label:
-        questions = list(one_vs_rest(labels, pred_probs))
-        limits = _limits(thresholds, (len(questions), 2))
-        found = [count_confident(*one, limits[number], calibrate) for number, one in enumerate(questions)]
+        binary = list(one_vs_rest(labels, pred_probs))
+        limits = _limits(thresholds, (len(binary), 2))
+        found = [count_confident(*one, limits[number], calibrate) for number, one in enumerate(binary)]
         joints, rows = np.array([joint for joint, _ in found]), [rows.tolist() for _, rows in found]
         return (joints, rows) if return_indices_of_off_diagonals else joints
     codes, probs = as_pred_probs(labels, pred_probs)
@@ -80,11 +89,12 @@ def compute_confident_joint(
 def count_confident(
     codes: np.ndarray, probs: np.ndarray, thresholds: Any = None, calibrate: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The confident joint and the rows in its off-diagonals."""
+    """The confident joint ``[classes, classes]``, and the rows counted outside its diagonal."""
     classes = probs.shape[1]
     if thresholds is None:
         thresholds = thresholds_of(codes, probs)
     confident = probs >= thresholds - _SLACK
+    # Of several confident classes the most probable one counts; a single one may be less probable than another class.
     several = confident.sum(axis=1) > 1
     guess = np.where(several, probs.argmax(axis=1), confident.argmax(axis=1))
     rows = np.flatnonzero(confident.any(axis=1))
@@ -111,16 +121,20 @@ def calibrate_confident_joint(confident_joint: Any, labels: Any, *, multi_label:
 
 
 def calibrated(joint: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """A joint of whole numbers whose rows sum to ``counts``."""
+    """A joint of whole numbers whose rows sum to ``counts``, the numbers of rows with each label."""
     sums = joint.sum(axis=1)
     return rounded_rows(joint * (counts / np.maximum(sums, _SLACK))[:, None])
 
 
 def rounded_rows(matrix: np.ndarray) -> np.ndarray:
-    """Round to whole numbers so that every row keeps its rounded sum: where it does not, the entries closest to the next
-    whole number are changed by 1."""
+    """Round a matrix to whole numbers so that every row sums to its rounded sum.
+
+    Where the rounded entries of a row sum to more, those that were rounded up most are decreased by 1; where they sum
+    to less, those that were rounded down most are increased.
+    """
     found = np.rint(matrix).astype(np.int64)
     excess = found.sum(axis=1) - np.rint(matrix.sum(axis=1)).astype(np.int64)
+    # Per row, the columns from the one that was rounded up most to the one that was rounded down most.
     order = np.argsort(matrix - found, axis=1, kind="stable")
     for row in np.flatnonzero(excess):
         changed = order[row, : excess[row]] if excess[row] > 0 else order[row, excess[row] :]
@@ -179,7 +193,7 @@ def num_label_issues(
 
 
 def confidently_wrong(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
-    """Rows in the off-diagonals of the confident joint, of which the predicted class is not the label: a mask."""
+    """A mask of the rows outside the diagonal of the confident joint whose most probable class is not their label."""
     mask = np.zeros(len(codes), dtype=bool)
     mask[count_confident(codes, probs)[1]] = True
     return mask & (probs.argmax(axis=1) != codes)
@@ -250,6 +264,7 @@ def estimate_py_and_noise_matrices_from_probabilities(
 
 
 def _limits(thresholds: Any, shape: tuple[int, ...]) -> Any:
+    """Given thresholds as an array of this shape; None, or a list of None per class, if they are to be computed."""
     if thresholds is None:
         return [None] * shape[0] if len(shape) == 2 else None
     limits = np.asarray(thresholds, dtype=np.float64)
@@ -264,17 +279,23 @@ def _priors_of_diagonals(noise: np.ndarray, inverse: np.ndarray, shares: np.ndar
 
 
 def _normalised(priors: np.ndarray) -> np.ndarray:
+    """Positive probabilities that sum to 1."""
     priors = np.maximum(priors / priors.sum(), _SLACK)
     return priors / priors.sum()
 
 
 def _inverse_of(first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """By Bayes, P(a | b) from P(a), P(b) and the matrix P(b | a); columns sum to 1."""
+    """By Bayes, the matrix P(a | b) from ``first`` = P(a), ``second`` = P(b) and ``matrix`` = P(b | a); columns sum to
+    1."""
     found = matrix.T * first[:, None] / np.maximum(second, _SLACK)
     return found / np.maximum(found.sum(axis=0), _SLACK)
 
 
 def _converged(shares: np.ndarray, priors: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Priors, noise matrix and its inverse, each computed from the others, in 20 rounds.
+
+    ``shares`` are those of the given labels, which stay fixed.
+    """
     inverse = noise.T
     for _ in range(20):
         inverse = _inverse_of(priors, shares, noise)

@@ -1,4 +1,9 @@
-"""Embeddings of images by a network of PyTorch: from a folder of class folders or from a loader."""
+"""Embeddings of images by a network of PyTorch (:func:`embed`): from a folder of class folders or from a loader.
+
+:func:`embed` puts four parts together: a ``Network`` (``_networks``); a source of batches, :class:`_Folder` or
+:class:`_Loader`, which have the same methods; :class:`_Rows`, which runs the network on the batches and checks what it
+returns; and a :class:`_CacheEntry`, which stores the rows of a whole run in a file.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,10 @@ from ._image_folder import ImageFolder, list_images, read_image, unreadable_reas
 from ._networks import Network, default_transform, describe, given_transform
 from ._progress import counting
 
-# The numbers of classes of ImageNet classifiers: 1k, 21k and 22k, with or without a background class.
+# The numbers of classes of ImageNet classifiers, 1k to 22k, with and without a background class. A network with this
+# number of outputs probably returns a score per class instead of features.
 _CLASS_COUNTS = (1000, 1001, 21_841, 21_843, 11_221)
+# Files that a message names.
 _LISTED = 5
 
 
@@ -119,6 +126,8 @@ def embed(
 
 @dataclass(frozen=True)
 class _Settings:
+    """Arguments of :func:`embed` that the network and the source share."""
+
     output: int | str | None
     pool: str | None
     batch_size: int
@@ -137,7 +146,9 @@ class _Found:
     """Rows with their labels, names and skipped files, as the cache stores them."""
 
     features: np.ndarray
+    """``[images, dimensions]``, float32 or float16."""
     labels: np.ndarray | None
+    """Names of classes from a folder; from a loader its labels, which may be integers."""
     items: list[str] | None
     unreadable: list[tuple[str, str]]
     """Images that cannot be decoded, with the reason."""
@@ -145,21 +156,25 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Batch:
+    """Images for one call of the network, with their labels and names if the source has them."""
+
     images: Any
     """A tensor whose first axis is the batch."""
     labels: np.ndarray | None
     items: list[str] | None
 
     def name(self, row: int, first: int) -> str:
-        """The name of a row in errors."""
+        """The name of a row in errors; ``first`` is the number of rows before this batch."""
         return repr(self.items[row]) if self.items else f"row {first + row}"
 
 
 def _thread_count(threads: int | None) -> int:
+    """Threads that decode images; more than 8 are used only if the user asks for them."""
     return min(os.cpu_count() or 1, 8) if threads is None else whole(threads, "threads", 1)
 
 
 def _require(module: str, why: str) -> None:
+    """Raise an error that says how to install a module, if it cannot be imported."""
     import importlib
 
     try:
@@ -170,6 +185,7 @@ def _require(module: str, why: str) -> None:
 
 
 def _embed(network: Network, source: _Folder | _Loader, settings: _Settings, progress: Any) -> _Found:
+    """Run the network on all batches of a source."""
     rows, labels, items, done = _Rows(network, settings), [], [], 0
     with counting(progress, source.total, "image") as report, network.evaluating():
         for batch in source.batches(settings):
@@ -182,7 +198,7 @@ def _embed(network: Network, source: _Folder | _Loader, settings: _Settings, pro
                 report(done)
     source.check_complete(settings)
     if done == 0:
-        raise ValueError(source.nothing())
+        raise ValueError(source.empty_message())
     return _Found(rows.features(), np.concatenate(labels) if labels else None, items or None, source.unreadable)
 
 
@@ -195,12 +211,14 @@ class _Rows:
         self._count = 0
 
     def add(self, batch: _Batch) -> None:
+        """Run the network on a batch, check the output and keep its rows."""
         import torch
 
         number, shape = len(self._parts) + 1, list(batch.images.shape)
         try:
             output = self._network(batch.images)
         except torch.cuda.OutOfMemoryError:
+            # Programs catch this type to try again with smaller batches.
             raise
         except Exception as problem:
             given = f"images of shape {shape}, {batch.images.dtype}"
@@ -229,6 +247,7 @@ class _Rows:
         self._count += len(part)
 
     def features(self) -> np.ndarray:
+        """The rows of all batches, ``[images, dimensions]``."""
         features = np.concatenate(self._parts)
         if features.shape[1] in _CLASS_COUNTS:
             warnings.warn(
@@ -239,6 +258,7 @@ class _Rows:
         return features
 
     def _chosen(self, output: Any) -> Any:
+        """The tensor of features among the outputs of the network, as the argument ``output`` names it."""
         import torch
 
         wanted = self._settings.output
@@ -254,12 +274,14 @@ class _Rows:
         known = ", ".join(f"{key!r}: {_kind(value)}" for key, value in entries.items())
         found = f"the network returned a {type(output).__name__} with {known}"
         tensors = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        # The hint proposes the first matrix, or else the first tensor.
         choice = next((key for key, value in tensors.items() if value.ndim == 2), next(iter(tensors), None))
         if wanted is None:
             raise ValueError(f"{found}: choose the features with output={choice!r} or another of these")
         raise ValueError(f"{found}, but no tensor {wanted!r}: output must be one of these")
 
     def _two_dimensional(self, tensor: Any) -> Any:
+        """Features ``[images, dimensions]``; feature maps are averaged if ``pool`` says so."""
         if tensor.ndim == 4 and self._settings.pool == "mean":
             return tensor.mean(dim=(2, 3))
         if tensor.ndim == 2:
@@ -272,6 +294,7 @@ class _Rows:
         raise ValueError(f"the network returned a tensor of shape {list(tensor.shape)}; expected [images, features]: {hint}")
 
     def _check_finite(self, part: np.ndarray, batch: _Batch) -> None:
+        """Raise an error that names the first image with NaN or infinity."""
         bad = ~np.isfinite(part)
         if not bad.any():
             return
@@ -290,6 +313,7 @@ def _kind(value: Any) -> str:
 
 
 def _folder_transform(model: Any, network: Network, transform: Any) -> Callable[[Any], Any]:
+    """The function from a Pillow image to a tensor: the given one, or that of the model."""
     _require("PIL", "it decodes the images of a folder")
     if transform is None:
         return default_transform(model, network.module)
@@ -297,13 +321,19 @@ def _folder_transform(model: Any, network: Network, transform: Any) -> Callable[
 
 
 class _Folder:
-    """The images of a folder, decoded and transformed by threads while the network computes."""
+    """The images of a folder, decoded and transformed by threads while the network computes.
+
+    This and :class:`_Loader` have ``total`` (the number of images, 0 if unknown), ``batches``, ``check_complete``,
+    ``finish``, ``empty_message``, and for the key of a cache ``settings`` and ``contents`` (None if the images are not
+    known in advance).
+    """
 
     def __init__(self, path: str, transform: Callable[[Any], Any], classes: Any) -> None:
         if classes is not None:
             raise ValueError("classes is for loaders; the classes of a folder are the folders in it")
         self._transform = transform
         self._folder: ImageFolder = list_images(path)
+        # The name and the shape of the first image: all tensors must have the same shape.
         self._shape: tuple[str, list[int]] | None = None
         self.unreadable: list[tuple[str, str]] = []
 
@@ -311,16 +341,24 @@ class _Folder:
     def total(self) -> int:
         return len(self._folder.items)
 
-    def nothing(self) -> str:
+    def empty_message(self) -> str:
+        """Why there are no rows."""
         return f"no image in {self._folder.path!r} can be read: {_listed(self.unreadable)}"
 
     def settings(self) -> str:
+        """Text that differs if the transform differs."""
         return describe(self._transform)
 
     def contents(self) -> str | None:
+        """Names and hashes of all images."""
         return "\n".join(self._folder.content_hashes())
 
     def batches(self, settings: _Settings) -> Iterator[_Batch]:
+        """Batches in the order of the files, without images that cannot be decoded.
+
+        When a batch is passed on, the images of the next one are already being decoded (``following``), while the
+        caller runs the network. The last pass, with ``start`` None, only yields what is left.
+        """
         rows = list(range(self.total))
         starts = range(0, len(rows), settings.batch_size)
         with ThreadPoolExecutor(settings.threads) as threads:
@@ -351,6 +389,7 @@ class _Folder:
         return torch.as_tensor(made)
 
     def _batch(self, images: list[tuple[int, Any]]) -> Iterator[_Batch]:
+        """A batch of pairs (row, tensor or reason), or none if no image of it can be read."""
         import torch
 
         items, tensors, labels = [], [], []
@@ -372,11 +411,13 @@ class _Folder:
             yield _Batch(torch.stack(tensors), np.array(labels) if labels else None, items)
 
     def check_complete(self, settings: _Settings) -> None:
+        """Raise an error if an image could not be read and ``unreadable`` is "raise"."""
         if self.unreadable and settings.unreadable == "raise":
             count = len(self.unreadable)
             raise ValueError(f"{count} image{'s' * (count > 1)} cannot be read: {_listed(self.unreadable)}")
 
     def finish(self, found: _Found, backbone: str) -> Embeddings:
+        """The rows as embeddings; warns about skipped files."""
         skipped = sorted([*self._folder.skipped, *found.unreadable])
         if skipped:
             count = len(skipped)
@@ -392,13 +433,14 @@ class _Folder:
 
 
 def _listed(skipped: list[tuple[str, str]]) -> str:
+    """The first skipped files, one per line, for messages."""
     lines = [f"\n  {item}: {reason}" for item, reason in skipped[:_LISTED]]
     more = len(skipped) - len(lines)
     return "".join(lines) + (f"\n  and {more} more" if more else "")
 
 
 class _Loader:
-    """The batches of a loader, a data set or a tensor."""
+    """The batches of a loader, a data set or a tensor; see :class:`_Folder` for the methods."""
 
     def __init__(self, data: Any, batch_size: int, classes: Sequence[str] | None) -> None:
         import torch
@@ -423,7 +465,7 @@ class _Loader:
         self._classes = _class_names(classes, self._dataset)
         self.unreadable: list[tuple[str, str]] = []
 
-    def nothing(self) -> str:
+    def empty_message(self) -> str:
         return "the loader has no batches, so there is nothing to embed"
 
     def settings(self) -> str:
@@ -461,7 +503,7 @@ class _Loader:
 
         samples, root = getattr(self._dataset, "samples", None), getattr(self._dataset, "root", None)
         sampler, batch_sampler = (getattr(self._data, name, None) for name in ("sampler", "batch_sampler"))
-        # A loader with a batch sampler of the user has a sequential sampler as well, but does not use it.
+        # A loader with a user-defined batch sampler has a sequential sampler as well, but does not use it.
         is_used = batch_sampler is None or getattr(batch_sampler, "sampler", None) is sampler
         is_ordered = is_used and isinstance(sampler, SequentialSampler)
         if not is_ordered or not isinstance(samples, list) or len(samples) != rows or not isinstance(root, (str, os.PathLike)):
@@ -489,6 +531,7 @@ def _length(data: Any) -> int:
 
 
 def _class_names(classes: Sequence[str] | None, dataset: Any) -> np.ndarray | None:
+    """The names of the classes by the integer labels of a loader: as given, or those of its data set, or None."""
     if classes is None:
         classes = getattr(dataset, "classes", None)
         if not isinstance(classes, (list, tuple)) or not all(isinstance(name, str) for name in classes):
@@ -501,6 +544,7 @@ def _class_names(classes: Sequence[str] | None, dataset: Any) -> np.ndarray | No
 
 
 def _loader_batch(given: Any, number: int) -> _Batch:
+    """A batch from what a loader gives: a tensor of images, or a pair (images, labels)."""
     import torch
 
     parts = list(given) if isinstance(given, (tuple, list)) else [given]
@@ -531,8 +575,10 @@ def _loader_batch(given: Any, number: int) -> _Batch:
 
 
 class _CacheEntry:
-    """The file of one result in a cache. It is written under a temporary name and renamed, so it is never
-    incomplete."""
+    """The file of one result in a cache, named after a hash of everything that the result depends on.
+
+    It is written under a temporary name and renamed, so it is never incomplete. A file that cannot be used is ignored.
+    """
 
     def __init__(
         self, folder: Any, name: str | None, network: Network, source: _Folder | _Loader, settings: _Settings
@@ -545,6 +591,7 @@ class _CacheEntry:
         contents = None if name is not None else source.contents()
         if name is None and contents is None:
             raise ValueError("the images of a loader are only known after they are loaded: give cache_name too, a name for them")
+        # The first part is the version of the format of the file; other versions have other keys.
         parts = ["trueshot-embed/2", network.identity(), repr(settings.output), repr(settings.pool), source.settings()]
         parts.append(f"contents {contents}" if name is None else f"name {name}")
         self._key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()

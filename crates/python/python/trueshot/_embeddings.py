@@ -13,7 +13,9 @@ from . import _native
 from ._arrays import as_features
 from ._labels import encode, item_names
 
+# A backbone as files name it: "resnet18 (torch, 0f1e2d3c4b5a6978)", with the hash of the weights at the end.
 _NAME_AND_HASH = re.compile(r"(?P<name>.*?) \((?:.*, )?(?P<hash>[0-9a-f]{16})\)", re.DOTALL)
+# An integer as Python writes it, which fits into 64 bits; "01" is a name.
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 
 

@@ -1,4 +1,7 @@
-"""Evaluation of methods on noisy episodes drawn from arrays, with the same results as ``trueshot eval``."""
+"""Evaluation of methods on noisy episodes drawn from arrays, with the same results as ``trueshot eval``.
+
+:func:`evaluate` and :func:`sample_episodes` convert their arguments here; the library draws the episodes and evaluates.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Shots = int | tuple[int, int]
 
 
 class _Shape:
-    """Validated parameters of episodes."""
+    """Validated parameters of episodes. The native module reads the attributes (``EpisodeShape`` in evaluation.rs)."""
 
     def __init__(self, ways: Any, shots: Any, queries: Any, seed: Any, noise: Any, labels: Labels) -> None:
         self.ways = whole(ways, "ways", 2)
@@ -44,7 +47,7 @@ def whole(given: Any, name: str, least: int) -> int:
 
 
 def given_rows(X: Any, y: Any, items: Sequence[str] | None = None, column: str | None = None) -> tuple[Any, Labels]:
-    """Labelled rows in the form of the native module, and their labels."""
+    """Labelled rows as the native module takes them (``_Rows`` in _native.pyi), and their labels."""
     table = read_labelled(X, y, column)
     features = as_features(table.features)
     labels = encode(table.labels, len(features))
@@ -53,7 +56,8 @@ def given_rows(X: Any, y: Any, items: Sequence[str] | None = None, column: str |
 
 
 def _outliers(outliers: Any) -> Any:
-    """Rows of other classes; None if outliers come from the classes of the data that are not in the episode."""
+    """The rows of outliers as the native module takes them; None if outliers are rows of the data, of classes that are
+    not in the episode."""
     if outliers is None:
         return None
     if isinstance(outliers, str):
@@ -98,17 +102,17 @@ def evaluate(
         Arrays, columns or tables, as in :func:`audit`.
     column : str, optional
         The column of X with the features, if X is a table.
-    methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``, and methods of one's own
-        Objects with ``fit`` and ``predict``, such as scikit-learn classifiers, and results of :func:`method`. Default: all
-        built-in methods that need no model file and are not transductive.
+    methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``, and user-defined methods
+        The latter are objects with ``fit`` and ``predict``, such as scikit-learn classifiers, and results of
+        :func:`method`. Default: all built-in methods that need no model file and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
-        The types are symmetric, paired, outlier and similar. Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``, without the
-        levels that are impossible with the number of shots. Under any other name: noise of one's own, a function or a
-        confusion matrix, or a list of them. A function gets the true labels of a support set, indices of the classes of
-        the episode, and returns the given ones; if it has a second argument without a default, it also gets the episode
-        (``index``, ``classes``, ``rows`` and ``rng``). It may return a pair: the given labels, and for every item the row of an outlier
-        that replaces it, or -1. In a confusion matrix, row i and column j is the probability that a row of class i gets
-        the label j, classes in sorted order.
+        The types are symmetric, paired, outlier and similar. Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``, without
+        the levels that are impossible with the number of shots. Under any other name: user-defined noise, a function or
+        a confusion matrix, or a list of them. A function gets the true labels of a support set, indices of the classes
+        of the episode, and returns the given ones; if it has a second argument without a default, it also gets the
+        episode (``index``, ``classes``, ``rows`` and ``rng``, see :class:`NoiseEpisode`). It may return a pair: the
+        given labels, and for every item the row of an outlier that replaces it, or -1. In a confusion matrix, row i and
+        column j is the probability that a row of class i gets the label j, classes in sorted order.
     ways, queries : int
         Classes per episode, queries per class.
     shots : int or pair of int
@@ -122,9 +126,11 @@ def evaluate(
     per_class, confusion : bool
         Also report the accuracy per class, and the confusion matrix.
     errors : "raise" or "skip"
-        What to do if a method of one's own raises an exception or gives an answer that is not allowed: raise
-        :class:`MethodError`, whose ``evaluation`` has the results of the other methods so far, or warn and go on
+        What to do if a user-defined method raises an exception or returns something that is not allowed: raise
+        :class:`MethodError`, whose ``evaluation`` has the results of the other methods so far, or warn and continue
         without it; ``failed`` of the result then names it.
+    items, threads
+        As in :func:`audit`.
     progress : bool or callable
         True for a progress bar, or a function that is called with the number of finished episodes and the total.
 
@@ -177,13 +183,14 @@ class Evaluation:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Methods of one's own that failed and are not in the results, with the reason."""
+        """User-defined methods that failed and are not in the results, with the reason."""
         failed = self.to_dict().get("failed", [])
         return {one["method"]: f"episode {one['episode']}: {one['problem']}" for one in failed}
 
     def _warnings(self) -> list[str]:
         """Warnings for the user about a finished evaluation."""
         notes = [f"method {name!r} failed and is left out: {reason}" for name, reason in self.failed.items()]
+        # User-defined noise that leaves all labels right is probably a mistake in its function or matrix.
         own = [setting for setting in self._settings() if setting["noise"] not in BUILT_IN]
         unchanged = [setting["noise"] for setting in own if setting["wrong_share"] == 0]
         return notes + [f"noise {name!r} changed no label: no label is wrong under it" for name in unchanged]
@@ -232,6 +239,7 @@ class Evaluation:
         raise KeyError(f"method {method!r} was not evaluated with {noise} noise{at_level}")
 
     def _settings(self) -> list[dict[str, Any]]:
+        """One entry per noise setting, with the results of all methods: ``settings`` of the JSON."""
         if self._found is None:
             self._found = self.to_dict()
         return self._found["settings"]
@@ -255,7 +263,9 @@ class SupportSet:
     """The support set of an episode under one noise setting."""
 
     noise: str
+    """The type of the noise."""
     level: float
+    """The level, a share from 0 to 1; for user-defined noise the measured share of wrong labels."""
     rows: np.ndarray
     """Indices of rows in the data or, where ``is_outlier``, in the outlier pool if there is one."""
     labels: np.ndarray
@@ -263,6 +273,7 @@ class SupportSet:
     truth: np.ndarray
     """The true class of each row, as such an index; -1 if it is not a class of the episode."""
     is_outlier: np.ndarray
+    """Whether each row was replaced by an outlier, a row of a class that is not in the episode."""
 
     @property
     def is_wrong(self) -> np.ndarray:
@@ -275,6 +286,7 @@ class Episode:
     """A few-shot task: classes, queries, and one support set per noise setting."""
 
     index: int
+    """The number of the episode, from 0."""
     classes: np.ndarray
     """The labels of its classes."""
     queries: np.ndarray

@@ -1,5 +1,9 @@
 """Features and labels from data frames, Arrow columns and data sets: pandas, polars, pyarrow, Hugging Face ``datasets``.
 
+Start with :func:`read_table` (or :func:`read_labelled`), to which :func:`audit`, the estimators and :func:`evaluate`
+pass their ``X`` and ``y``. It returns a :class:`Table` whose features still have any form; ``_arrays.as_features`` and
+``_labels.encode`` convert them next.
+
 None of these libraries is needed. Their objects are recognised by the module of their type, and the library is taken from
 ``sys.modules``. Other objects with the Arrow PyCapsule interface are read with pyarrow.
 
@@ -22,11 +26,12 @@ _LIBRARIES = ("pandas", "polars", "pyarrow", "datasets")
 
 @dataclass(frozen=True)
 class Table:
-    """What was given as features and labels, without the tables around them."""
+    """Features and labels of rows, taken out of the tables or columns that were given."""
 
     features: Any
-    """Array of numbers, or what was given if it is not a table or a column."""
+    """Array [rows, dimensions], or what was given if it is not a table or a column."""
     labels: Any
+    """One label per row, as a column or as given; None if there are no labels."""
     frame: Any = None
     """The data frame whose columns are the features, for checks of their names."""
     index: Any = None
@@ -46,16 +51,20 @@ class Table:
 
 @dataclass(frozen=True)
 class _Column:
+    """A column of a table of any library."""
+
     name: Any
     kind: str
-    """'number', 'vector', 'image', or the name of another type."""
+    """'number', 'vector' (a list of numbers per row), 'image', or the name of another type."""
     read: Callable[[], Any]
+    """Returns the values."""
 
 
 def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X", threads: int | None = None) -> Table:
-    """Features and labels of rows.
+    """The features of X and the labels of y, each given as an array, a column, a table or :class:`Embeddings`.
 
     If X is a table, y may be the name of its column of labels, and ``column`` the name of its column of features.
+    ``name`` is the argument that errors name.
     """
     if is_embeddings(X):
         return _of_embeddings(X, y, column, name)
@@ -81,7 +90,7 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
 
 
 def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None = None) -> Table:
-    """The same, for rows that need labels; the labels of embeddings are part of them."""
+    """:func:`read_table` for functions that need labels: raises an error if neither y nor embeddings have them."""
     if is_embeddings(X) and X.labels is None and y is None:
         raise ValueError("X is embeddings without labels: give y too, or add labels with X.with_labels(y)")
     if y is None and not is_embeddings(X) and (columns := _columns(loaded(X, "X"))):
@@ -91,6 +100,7 @@ def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None
 
 
 def is_embeddings(given: Any) -> bool:
+    """Whether an object is :class:`Embeddings`."""
     # Imported here to avoid a cycle: embeddings are made of arrays, which may be tables.
     from ._embeddings import Embeddings
 
@@ -107,7 +117,7 @@ def _of_embeddings(given: Any, y: Any, column: str | None, name: str) -> Table:
 
 
 def library_of(given: Any) -> str | None:
-    """The library of a table or column, if it is one of those that are known."""
+    """The library of a table or column, or of a class it is derived from: one of ``_LIBRARIES``, or None."""
     roots = (base.__module__.partition(".")[0] for base in type(given).__mro__)
     return next((root for root in roots if root in _LIBRARIES), None)
 
@@ -119,7 +129,10 @@ def arrow_table(given: Any) -> Any:
 
 
 def loaded(given: Any, name: str, is_imported: bool = True) -> Any:
-    """The table or column itself; with ``is_imported``, pyarrow reads those of unknown libraries."""
+    """A table or column whose rows are in memory; refuses lazy and streamed ones, which have no rows yet.
+
+    With ``is_imported``, tables of unknown libraries are converted to pyarrow. Other objects are returned unchanged.
+    """
     library, kind = library_of(given), type(given).__name__
     if library == "polars" and kind == "LazyFrame":
         raise TypeError(f"{name} is a LazyFrame, which has no rows yet: call its method collect() first")
@@ -137,6 +150,7 @@ def loaded(given: Any, name: str, is_imported: bool = True) -> Any:
 
 
 def _imported(given: Any, name: str) -> Any:
+    """An object with the Arrow PyCapsule interface as a table or a column of pyarrow."""
     try:
         import pyarrow
     except ImportError:
@@ -154,6 +168,7 @@ def _check_not_a_table(X: Any, y: Any, column: str | None, name: str) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """The first five names, for messages."""
     return ", ".join(names[:5]) + (", .." if len(names) > 5 else "")
 
 
@@ -201,6 +216,7 @@ def _columns(X: Any) -> list[_Column] | None:
 
 
 def _data_set_column(data: Any, name: str) -> _Column:
+    """A column of a Hugging Face data set, whose ``features`` declare the type of each column."""
     feature = data.features[name]
     if type(feature).__name__ == "Image":
         return _Column(name, "image", lambda: _encoded_images(data, name, feature))
@@ -228,6 +244,7 @@ def _encoded_images(data: Any, name: str, feature: Any) -> list[Any]:
 
 
 def _pandas_kind(series: Any) -> str:
+    """The kind of a pandas column, see :class:`_Column`. A column of objects has the kind of its first value."""
     arrow = getattr(series.dtype, "pyarrow_dtype", None)
     if arrow is not None:
         return _arrow_kind(arrow)
@@ -243,12 +260,15 @@ def _pandas_kind(series: Any) -> str:
 
 
 def _polars_kind(dtype: Any) -> str:
+    """The kind of a polars type, see :class:`_Column`."""
     if type(dtype).__name__ in ("List", "Array"):
         return "vector"
     return "number" if dtype.is_numeric() or str(dtype) in ("Boolean", "Null") else str(dtype)
 
 
 def _arrow_kind(kind: Any) -> str:
+    """The kind of an Arrow type, see :class:`_Column`."""
+    # An extension type, such as that of Ray's tensors, stands for the type it is stored as.
     kind = getattr(kind, "storage_type", kind)
     if hasattr(kind, "value_type") and hasattr(kind, "value_field"):
         return "vector"
@@ -293,7 +313,7 @@ def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_
 
 
 def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
-    """The data frame with only the feature columns; None for a data set."""
+    """The data frame with only the feature columns, whose names estimators remember; None for a data set."""
     library, names = library_of(X), [column.name for column in chosen]
     if library == "datasets" or len(names) == X.shape[1]:
         return None if library == "datasets" else X
@@ -327,9 +347,10 @@ def _column_array(column: Any, name: str) -> Any:
 
 
 def _numbers(column: Any, what: str) -> np.ndarray:
-    """The values of a column of numbers."""
+    """The values of a column of numbers. ``what`` names the column in errors."""
     library = library_of(column)
     if library == "pandas" and getattr(column.dtype, "pyarrow_dtype", None) is None:
+        # pandas' own types with missing values, such as Int64, become float64 with NaN, which later checks report.
         extension = not isinstance(column.dtype, np.dtype)
         return column.to_numpy(dtype=np.float64, na_value=np.nan) if extension else column.to_numpy()
     column = column.array.__arrow_array__() if library == "pandas" else column
@@ -382,6 +403,7 @@ def _flat_arrow(column: Any) -> tuple[np.ndarray, Any]:
 
 
 def _type_name(column: Any) -> str:
+    """The type of a polars or an Arrow column as text."""
     return str(column.dtype if hasattr(column, "dtype") else column.type)
 
 
@@ -395,7 +417,8 @@ def _refuse_nulls(column: Any, what: str, width: int = 1) -> None:
 
 
 def stacked(rows: Sequence[Any], what: str) -> np.ndarray:
-    """Vectors as one array, one row each; rows that are missing or of another length are named."""
+    """Vectors as one array [rows, dimensions]. An error names the first row that is missing or has another length."""
+    # NumPy is fast if all rows are alike. What it does not take (tensors, mixed types, ragged rows) goes row by row.
     try:
         array = np.asarray(rows if len(rows) and np.ndim(rows[0]) else [])
         if array.ndim == 2 and array.dtype.kind in "biuf":
@@ -410,6 +433,7 @@ def stacked(rows: Sequence[Any], what: str) -> np.ndarray:
 
 
 def _vector(row: Any, place: int, what: str) -> np.ndarray:
+    """Row ``place`` as an array of numbers with one axis."""
     from ._arrays import as_array
     from ._labels import is_missing
 

@@ -1,4 +1,8 @@
-"""Images in a folder of class folders, with the same names, classes and skipped files as on the command line."""
+"""Images in a folder of class folders (:func:`list_images`), and their decoding with Pillow (:func:`read_image`).
+
+Names, classes and skipped files are those of the command line, whose rules are in crates/vision/src/source; the
+constants below are the same there.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,9 @@ import numpy as np
 _EXTENSIONS = {"bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"}
 # System files, and files that a repair adds to a folder.
 _HIDDEN = {"Thumbs.db", "thumbs.db", "__MACOSX", "_quarantine", "trueshot-repair.jsonl"}
+# Folders with only these names are splits of a data set, not classes.
 _SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "trainval"}
+# The largest number of folders within each other; more are probably a mistake in the path.
 _MAX_DEPTH = 8
 
 
@@ -78,7 +84,11 @@ def list_images(path: str) -> ImageFolder:
 
 
 def _files(folder: str, prefix: str, above: tuple[str, ...], skipped: list[tuple[str, str]]) -> Iterator[str]:
-    """The files below a folder. Folders in it that cannot be listed are added to ``skipped``."""
+    """The paths of the files below a folder, relative to the first folder.
+
+    ``prefix`` is the relative path of this folder, and ``above`` the real paths of the folders that contain it. Folders
+    that cannot be listed are added to ``skipped``.
+    """
     # A link to a parent folder would be an endless loop.
     true_path = os.path.realpath(folder)
     if true_path in above:
@@ -105,6 +115,7 @@ def _files(folder: str, prefix: str, above: tuple[str, ...], skipped: list[tuple
 
 
 def _is_utf8(name: str) -> bool:
+    """Whether a file name is valid UTF-8; Python represents other bytes by lone surrogates, which cannot be encoded."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -114,6 +125,7 @@ def _is_utf8(name: str) -> bool:
 
 def _classes(items: list[str]) -> list[str]:
     """The class of each image: its folder, without the parent folders that all class folders share."""
+    # "data/birds/owl/1.jpg" and "data/birds/wren/2.jpg" have the classes "owl" and "wren".
     folders = [item.split("/")[:-1] for item in items]
     shared = os.path.commonprefix([parts[:-1] for parts in folders])
     return ["/".join(parts[len(shared) :]) for parts in folders]
@@ -140,6 +152,7 @@ def as_rgb(image: Any) -> Any:
 
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
+        # 16 bits per pixel: the upper 8 bits.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
@@ -148,7 +161,7 @@ def as_rgb(image: Any) -> Any:
 
 
 def unreadable_reason(path: str, problem: Exception) -> str:
-    """Why an image cannot be decoded, in words."""
+    """Why an image cannot be decoded, as users read it. ``problem`` is the exception of Pillow."""
     from PIL import UnidentifiedImageError
 
     if isinstance(problem, UnidentifiedImageError):

@@ -1,4 +1,10 @@
-"""Which labels are wrong, decided from predicted probabilities, with the names and arguments of ``cleanlab.filter``."""
+"""Which labels are wrong, decided from predicted probabilities, with the names and arguments of ``cleanlab.filter``.
+
+:func:`issues_from_pred_probs` is what :func:`find_label_issues` calls for predicted probabilities. A filter marks the
+rows whose labels are wrong. The filters called "prune" first estimate how many labels are wrong from the confident
+joint (see ``_confident_learning``) and then mark that number of rows. As there, ``codes`` ``[rows]`` are the columns of
+the labels, ``probs`` ``[rows, classes]`` the probabilities, and a joint is ``[given, true]``.
+"""
 
 from __future__ import annotations
 
@@ -94,12 +100,18 @@ def _mask(
     to_remove: Any = None,
     joint: Any = None,
 ) -> np.ndarray:
+    """The mask of wrong labels by one filter.
+
+    The last four are for the filters in ``PRUNES``: the share of the estimated wrong labels to mark, how many rows per
+    label are never marked, the number of rows to mark per label instead of the estimate, and the confident joint.
+    """
     if filter_by == "predicted_neq_given":
         return probs.argmax(axis=1) != codes
     confident = confidently_wrong(codes, probs)
     if filter_by == "confident_learning":
         return confident
     if filter_by not in PRUNES:
+        # As many rows as confident learning finds, but those with the lowest scores.
         return _lowest(score_labels(codes, probs, filter_by.removeprefix("low_")), confident.sum())
     counts = _counts_to_prune(codes, probs, frac_noise, least, to_remove, joint)
     mask = np.ones(len(codes), dtype=bool)
@@ -112,6 +124,7 @@ def _mask(
 
 
 def _lowest(scores: np.ndarray, count: int) -> np.ndarray:
+    """A mask of the ``count`` rows with the lowest scores."""
     mask = np.zeros(len(scores), dtype=bool)
     mask[np.argsort(scores, kind="stable")[:count]] = True
     return mask
@@ -120,13 +133,17 @@ def _lowest(scores: np.ndarray, count: int) -> np.ndarray:
 def _counts_to_prune(
     codes: np.ndarray, probs: np.ndarray, frac_noise: float, least: int, to_remove: Any, joint: Any
 ) -> np.ndarray:
-    """The number of rows of each label (row) to move to each class (column); on the diagonal, the number to keep."""
+    """A matrix ``[given, true]``: how many rows with each label to mark as belonging to each other class.
+
+    The diagonal has the number of rows to keep. It is at least ``least``: what is missing is taken from the other
+    entries of the label. ``frac_noise`` of the remaining entries is marked, and the rest is kept.
+    """
     classes = probs.shape[1]
     joint = count_confident(codes, probs)[0] if joint is None else np.asarray(joint)
     if joint.shape != (classes, classes):
         raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, classes)}")
     kept = joint.diagonal()
-    # Additional rows to keep are taken from the other entries of the label in equal parts.
+    # `more` rows per label are missing on the diagonal; they are taken from its other nonzero entries in equal parts.
     more = np.maximum(least - kept, 0)
     others = np.maximum(np.count_nonzero(joint, axis=1) - 1, 1)
     available = np.maximum(joint - (more / others)[:, None], 0)
@@ -138,7 +155,10 @@ def _counts_to_prune(
 
 
 def _exact_counts(counts: np.ndarray, of_labels: np.ndarray, to_remove: Any) -> np.ndarray:
-    """The same proportions of classes, with the given number of rows to remove per label."""
+    """The counts scaled so that ``to_remove`` rows per label are marked, in the same proportions of the true classes.
+
+    ``of_labels`` is the number of rows with each label. ``to_remove`` is one number for all labels or one per label.
+    """
     wanted = np.asarray(to_remove)
     if wanted.ndim > 1 or (wanted.ndim == 1 and len(wanted) != len(counts)) or wanted.dtype.kind not in "iu" or (wanted < 0).any():
         raise ValueError(f"num_to_remove_per_class is {to_remove!r}; allowed: one whole number from 0 per class ({len(counts)})")
@@ -152,6 +172,8 @@ def _exact_counts(counts: np.ndarray, of_labels: np.ndarray, to_remove: Any) -> 
 
 
 def _lowest_of_class(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, least: int) -> np.ndarray:
+    """``prune_by_class``: per label, mark the rows with the lowest probability of the label, except the number to
+    keep."""
     mask = np.zeros(len(codes), dtype=bool)
     for label in range(probs.shape[1]):
         rows = np.flatnonzero(codes == label)
@@ -161,6 +183,8 @@ def _lowest_of_class(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, l
 
 
 def _largest_margins(codes: np.ndarray, probs: np.ndarray, counts: np.ndarray, least: int) -> np.ndarray:
+    """``prune_by_noise_rate``: per label and other class, mark ``counts[label, other]`` rows, those in which the other
+    class exceeds the label most."""
     mask = np.zeros(len(codes), dtype=bool)
     for label in range(probs.shape[1]):
         rows = np.flatnonzero(codes == label)
@@ -182,26 +206,29 @@ def _take_lowest(mask: np.ndarray, rows: np.ndarray, scores: np.ndarray, count: 
 def _multi_label_mask(
     labels: Any, pred_probs: Any, filter_by: str, frac_noise: float, least: int, to_remove: Any, joint: Any
 ) -> np.ndarray:
-    questions = list(one_vs_rest(labels, pred_probs))
+    """:func:`_mask` for rows with several labels: each class is filtered as a binary problem, and a row is marked if it
+    is marked for any class."""
+    binary = list(one_vs_rest(labels, pred_probs))
     if filter_by.startswith("low_"):
-        count = np.any([confidently_wrong(*one) for one in questions], axis=0).sum()
+        count = np.any([confidently_wrong(*one) for one in binary], axis=0).sum()
         return _lowest(score_multi_label(labels, pred_probs, filter_by.removeprefix("low_")), count)
-    joints = _joints_of_classes(joint, len(questions))
-    wanted: Any = [None] * len(questions) if to_remove is None else to_remove
-    if np.ndim(wanted) == 0 or len(wanted) != len(questions):
+    joints = _joints_of_classes(joint, len(binary))
+    wanted: Any = [None] * len(binary) if to_remove is None else to_remove
+    if np.ndim(wanted) == 0 or len(wanted) != len(binary):
         raise ValueError(
-            f"num_to_remove_per_class is {to_remove!r}; with multi_label=True pass one pair per class ({len(questions)}): "
+            f"num_to_remove_per_class is {to_remove!r}; with multi_label=True pass one pair per class ({len(binary)}): "
             "how many rows without and with the class to remove"
         )
     masks = [
         _mask(codes, probs, filter_by, frac_noise, least, wanted[number], joints[number])
-        for number, (codes, probs) in enumerate(questions)
+        for number, (codes, probs) in enumerate(binary)
     ]
     return np.any(masks, axis=0)
 
 
 def _joints_of_classes(joint: Any, classes: int) -> Any:
-    """The one-vs-rest joints: as given, or computed from a joint of all classes."""
+    """The binary joint of every class, ``[classes, 2, 2]``: as given, or computed from a joint of all classes
+    ``[classes, classes]``; a list of None if there is no joint."""
     if joint is None:
         return [None] * classes
     joint = np.asarray(joint)
@@ -210,5 +237,6 @@ def _joints_of_classes(joint: Any, classes: int) -> Any:
     if joint.shape != (classes, classes):
         raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, 2, 2)} or {(classes, classes)}")
     both, given, true = joint.diagonal(), joint.sum(axis=1), joint.sum(axis=0)
+    # Per class: rows that neither have the label nor belong to the class.
     no = joint.sum() - given - true + both
     return np.stack([no, true - both, given - both, both], axis=1).reshape(classes, 2, 2)

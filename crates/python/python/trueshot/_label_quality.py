@@ -1,6 +1,8 @@
 """Quality scores of labels from predicted probabilities, with the names and arguments of ``cleanlab.rank``.
 
-Scores are from 0, the label is wrong, to 1, it is right.
+Scores are from 0, the label is wrong, to 1, it is right. :func:`score_labels` computes them; the other functions check
+arguments, or combine scores of several labels or models. ``codes`` ``[rows]`` are the columns of the labels, and
+``probs`` ``[rows, classes]`` the predicted probabilities.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ from ._pred_probs import as_pred_probs, one_vs_rest
 
 SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 _WEIGHTS = ("uniform", "accuracy", "log_loss_search", "custom")
-# The weight of the lowest score of a row with several labels.
+# Rows with several labels: the weight of the next lower score in the moving average of a row's scores, as in cleanlab.
 _LOWEST_SCORE_WEIGHT = 0.8
-# Keeps the log loss of a model finite if a probability is 0.
+# Lower bound of probabilities in the log loss of a model, which keeps the loss finite.
 _LOWEST_PROBABILITY = 1e-6
 
 
 def check_method(method: str, name: str = "method", allowed: Sequence[Any] = SCORES) -> None:
-    """Raise an error if there is no such score."""
+    """Raise an error that names the argument ``name`` if its value is not among the allowed ones."""
     if method not in allowed:
         raise ValueError(f"{name} is {method!r}; allowed: {', '.join(map(str, allowed))}")
 
 
 def score_labels(codes: np.ndarray, probs: np.ndarray, method: str, adjust_pred_probs: bool = False) -> np.ndarray:
-    """Scores from the label's column and the probabilities of every row."""
+    """The score of every row, ``[rows]``, by one of ``SCORES``; ``adjust_pred_probs`` as in :func:`_adjusted`."""
     check_method(method)
     if adjust_pred_probs:
         if method == "confidence_weighted_entropy":
@@ -41,6 +43,8 @@ def score_labels(codes: np.ndarray, probs: np.ndarray, method: str, adjust_pred_
         others = probs.copy()
         others[np.arange(len(codes)), codes] = -1
         return (own - others.max(axis=1) + 1) / 2
+    # Confidence-weighted entropy: w = entropy (divided by its maximum, log K) / probability of the label, which is
+    # large if the model is unsure or sure of another class. log(1 + w) / w maps it to (0, 1], and w = 0 to 1.
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(probs > 0, probs * np.log(probs), 0).sum(axis=1) / np.log(probs.shape[1])
         weighted = np.minimum(entropy / own, np.finfo(np.float64).max)
@@ -57,7 +61,8 @@ def _adjusted(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
 
 
 def score_multi_label(labels: Any, pred_probs: Any, method: str, adjust_pred_probs: bool = False) -> np.ndarray:
-    """Scores of rows with several labels: a moving average over the classes' scores, in which the lowest counts most."""
+    """Scores of rows with several labels: an exponential moving average over the classes' scores from the highest to
+    the lowest, so that the lowest counts most."""
     of_classes = [score_labels(*one, method, adjust_pred_probs) for one in one_vs_rest(labels, pred_probs)]
     descending = -np.sort(-np.array(of_classes), axis=0)
     score = descending[0]
@@ -143,17 +148,21 @@ def get_label_quality_ensemble_scores(
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:
+    """Weights that sum to 1; equal ones if all are 0."""
     total = weights.sum()
     return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
 
 
 def _log_loss(codes: np.ndarray, probs: np.ndarray) -> float:
+    """The mean negative log-probability of the given labels."""
     probs = np.maximum(probs, _LOWEST_PROBABILITY)
     own = probs[np.arange(len(codes)), codes] / probs.sum(axis=1)
     return float(-np.log(own).mean())
 
 
 def _log_loss_weights(members: list[tuple[np.ndarray, np.ndarray]], temperatures: Sequence[float]) -> np.ndarray:
+    """Weights ``exp(-T * log_loss)`` of the models, with the ``T`` whose weighted prediction has the lowest log
+    loss."""
     losses = np.array([_log_loss(codes, probs) for codes, probs in members])
     # Subtracting the lowest loss does not change the shares, and avoids underflow for all models at once.
     candidates = [_shares(np.exp(-T * (losses - losses.min()))) for T in temperatures]

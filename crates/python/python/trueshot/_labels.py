@@ -1,4 +1,4 @@
-"""Conversion of labels of any type to class indices and back.
+"""Conversion of labels of any type to class indices and back (:func:`encode`).
 
 The classes are the labels that occur, sorted: whole numbers by value, names by code point. Files are read the same way, so the
 same rows give the same result in Python and on the command line. Only the names of boolean classes differ: False and True
@@ -20,11 +20,11 @@ class Labels:
     """Labels as indices into the classes."""
 
     codes: np.ndarray
-    """The class index of every row."""
+    """The class index of every row, int64."""
     classes: np.ndarray
-    """The classes, in their original type."""
+    """The classes, sorted, in the type of the labels."""
     names: list[str]
-    """The classes' names."""
+    """The classes as text, for files and reports."""
 
     def of(self, codes: np.ndarray) -> np.ndarray:
         """The labels of class indices."""
@@ -32,7 +32,10 @@ class Labels:
 
 
 def encode(labels: Any, rows: int | None = None, name: str = "y") -> Labels:
-    """Convert labels to class indices."""
+    """Convert labels to class indices.
+
+    If ``rows`` is given, there must be one label per row. ``name`` is the argument that errors name.
+    """
     array = _one_dimensional(labels, name)
     if rows is not None and len(array) != rows:
         raise ValueError(
@@ -63,6 +66,7 @@ def item_names(items: Sequence[str] | None, rows: int) -> list[str] | None:
 
 
 def _one_dimensional(labels: Any, name: str) -> np.ndarray:
+    """Labels as an array with one axis, with the errors and warnings of scikit-learn."""
     if labels is None:
         raise ValueError(f"requires {name} to be passed, but the target {name} is None")
     if hasattr(labels, "toarray") and hasattr(labels, "tocsr"):
@@ -103,6 +107,7 @@ def _column_vector() -> Warning:
 
 
 def _comparable(labels: np.ndarray, name: str) -> np.ndarray:
+    """Labels that can be sorted: booleans, integers, strings, bytes, or floats that are whole numbers."""
     kind = labels.dtype.kind
     if kind in "biuUS":
         return labels
@@ -131,6 +136,8 @@ def _whole(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _objects(labels: np.ndarray, name: str) -> np.ndarray:
+    """Check that labels in an array of objects are of one kind and not missing."""
+    # The first row of each kind.
     kinds: dict[type, int] = {}
     for row, label in enumerate(labels):
         if is_missing(label):

@@ -1,4 +1,18 @@
-"""Methods of the user's own in evaluations: estimators, functions, and functions on batches of episodes."""
+"""User-defined methods in evaluations: estimators, functions, and functions on batches of episodes.
+
+:func:`method` and :func:`as_method` make a :class:`Method` of what the user gives. During an evaluation, the native
+module (user_functions.rs) calls ``Method.run`` with the arrays of several episodes:
+
+- ``support`` ``[episodes, N, K, D]`` float32: rows grouped by their given label; N classes, up to K rows, D dimensions;
+- ``labels`` ``[episodes, N, K]``: the given labels, from 0 to N - 1; -1 where a class has fewer than K rows, whose
+place
+  in ``support`` is zeros;
+- ``queries`` ``[episodes, Q, D]`` float32, and ``episodes``, the numbers of the episodes.
+
+It returns the predicted classes ``[episodes, Q]`` as int64 and the probabilities that labels are wrong ``[episodes, N,
+K]`` as float32 (or None), both flat. Whatever a user's function returns is checked; errors name the method and the
+episode.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +23,14 @@ import numpy as np
 
 from ._arrays import as_array
 
+# The largest number of episodes per call of `Method.run`. Progress is reported between calls, so methods that process
+# one episode at a time, which take longer, get fewer.
 _BATCHED_TASKS = 256
 _SINGLE_TASKS = 16
 
 
 class MethodError(RuntimeError):
-    """A method of the user's own failed in an evaluation.
+    """A user-defined method failed in an evaluation.
 
     ``method`` is its name and ``episode`` the number of the episode; for a batched method that raised an exception, of the
     first episode of the batch. ``evaluation`` has the results of the other methods up to then, or None if the first
@@ -39,7 +55,7 @@ def method(
     transductive: bool = False,
     name: str | None = None,
 ) -> Method:
-    """Describe a method of one's own for :func:`evaluate`.
+    """Describe a user-defined method for :func:`evaluate`.
 
     Labels are indices of the classes of the episode, 0 to N - 1. In all forms, predictions are labels, or scores with one
     more axis of length N, of which the largest wins.
@@ -97,7 +113,7 @@ def method(
 
 
 def as_method(given: Any) -> str | Method:
-    """A method of an evaluation: the name of a built-in one, or a method of the user's own."""
+    """A method of an evaluation: the name of a built-in one, or a user-defined one."""
     if isinstance(given, (str, Method)):
         return given
     if isinstance(given, type):
@@ -111,7 +127,7 @@ def as_method(given: Any) -> str | Method:
 
 
 class Method:
-    """A method of the user's own, made by :func:`method`."""
+    """A user-defined method, made by :func:`method`."""
 
     max_tasks = _SINGLE_TASKS
 
@@ -132,6 +148,7 @@ class Method:
         classes = np.zeros(queries.shape[:2], np.int64)
         suspicion: np.ndarray | None = None
         for place, episode in enumerate(episodes.tolist()):
+            # Without the places that no row fills; X is [rows, D], y is [rows].
             there = labels[place] >= 0
             X, y = support[place][there], labels[place][there]
             answer, found = self._call(episode, X, y, queries[place])
@@ -149,6 +166,7 @@ class Method:
             raise MethodError(self.name, episode, _described(problem)) from problem
 
     def _answer(self, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
+        """What the user's functions return for one episode, unchecked: predictions, and P(wrong) or None."""
         raise NotImplementedError
 
 
@@ -225,12 +243,13 @@ class _Batched(Method):
 
 
 def _described(problem: BaseException) -> str:
+    """Type and message of an exception."""
     kind, text = type(problem).__name__, str(problem)
     return f"{kind}: {text}" if text else kind
 
 
 def _shaped(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
-    """A result as an array; an error if it does not have the expected shape."""
+    """A result of the function ``what`` as an array of numbers; an error if it does not have the expected shape."""
     try:
         array = as_array(given, what)
     except (TypeError, ValueError) as problem:
@@ -244,7 +263,7 @@ def _shaped(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], 
 
 
 def _classes(name: str, episodes: list[int], given: Any, shape: tuple[int, ...], ways: int) -> np.ndarray:
-    """Predictions as class indices, from labels or from scores with one more axis."""
+    """Predictions as class indices of this shape, from labels, or from scores with one more axis of length ``ways``."""
     try:
         array = as_array(given, "predict")
     except (TypeError, ValueError) as problem:

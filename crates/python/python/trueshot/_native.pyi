@@ -1,4 +1,8 @@
-"""The native half: conversion only. Not meant to be called by users."""
+"""The native module, built from crates/python/src: conversion only. Not meant to be called by users.
+
+Arguments have been checked and converted by the Python modules: features are C-contiguous float32 or float16 arrays
+``[rows, dimensions]``, labels are indices into ``classes``, and ``threads=None`` stands for all cores.
+"""
 
 import os
 from collections.abc import Callable
@@ -9,6 +13,7 @@ from numpy.typing import NDArray
 
 __version__: str
 
+# Labelled rows: features, class indices, the names of the classes, and the names of the rows or None.
 _Rows = tuple[NDArray[Any], NDArray[np.int64], list[str], list[str] | None]
 
 @final
@@ -83,6 +88,7 @@ class Classifier:
     def predict_distribution(self, features: NDArray[Any], threads: int | None) -> NDArray[np.float32]: ...
     def unknown(self, features: NDArray[Any], threads: int | None) -> NDArray[np.float32]: ...
     def audit(self, threads: int | None) -> Audit: ...
+    # Prototypes, the vector to subtract from rows or None, and whether cosines are compared.
     def prototypes(self) -> tuple[NDArray[np.float32], NDArray[np.float32] | None, bool] | None: ...
 
 @final
@@ -115,6 +121,8 @@ def fit_batch(
 def prototypes_batch(
     table: object, features: str, labels: str, carried: list[str] | None, method: str, threads: int | None
 ) -> Batches: ...
+# `shape` is an _evaluation._Shape, `details` are per_class and confusion. Returns the results so far, and the exception
+# that ended the evaluation early or None.
 def evaluate(
     data: _Rows,
     outliers: _Rows | None,
@@ -130,8 +138,11 @@ def evaluate(
 def sample_episodes(
     data: _Rows, outliers: _Rows | None, shape: object, first: int, count: int
 ) -> list[dict[str, Any]]: ...
+# The parts of _Rows, and the name of the network that made the features or None.
 def read_embeddings(path: str) -> tuple[NDArray[Any], NDArray[np.int64], list[str], list[str] | None, str | None]: ...
 def write_embeddings(path: str, data: _Rows, backbone: str | None) -> None: ...
+# `data` are the data sets for training, outliers, validation and validation outliers; `options` is JSON, `run` a
+# _training._Run.
 def train_head(
     kind: str, data: list[list[_Rows]], options: str, run: object, on_message: Callable[..., object]
 ) -> dict[str, Any]: ...

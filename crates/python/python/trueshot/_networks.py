@@ -1,4 +1,9 @@
-"""Networks of PyTorch as backbones: their name and hash, device, precision and default transform."""
+"""Networks of PyTorch as backbones, the networks that compute embeddings: name and hash, device, precision, transform.
+
+:func:`embed` wraps the user's model in a :class:`Network`, and takes the transform of images from
+:func:`default_transform` or :func:`given_transform`. The hashes here identify a network in files and caches: the same
+weights and code give the same hash in every process.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,15 @@ from itertools import chain
 from types import CodeType
 from typing import Any
 
+# Types of values whose ``repr`` is the same in every process.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Network:
-    """A module of PyTorch, or a function of a batch of images."""
+    """A module of PyTorch, or a function of a batch of images; calling it computes the output for a batch.
+
+    ``module`` is the module whose weights determine the output, and ``hash`` its hash; both are None for a function.
+    """
 
     def __init__(self, model: Any, name: str | None, device: Any, dtype: Any) -> None:
         import torch
@@ -40,7 +49,10 @@ class Network:
         return self._torch.float16 in (self._autocast, self._dtype)
 
     def identity(self) -> str:
-        """Everything of the network that affects its output. Of a function, only the name is known."""
+        """Text for the key of a cache that differs if the output may differ: weights, code, precision, GPU and PyTorch.
+
+        Of a function, only the name is known.
+        """
         torch = self._torch
         is_gpu = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_gpu else self.device.type
@@ -71,9 +83,11 @@ class Network:
             return self._forward(images)
 
     def _tensors(self) -> Iterator[Any]:
+        """Parameters and buffers, such as the statistics of batch norm; nothing for a function."""
         return iter(()) if self.module is None else chain(self.module.parameters(), self.module.buffers())
 
     def _checked_device(self, device: Any) -> Any:
+        """The device to compute on: where the model is, which must be the given one if there is one."""
         if any(tensor.device.type == "meta" for tensor in self._tensors()):
             raise ValueError(
                 "the model is on the device meta, where weights have no values: create it on the CPU, or load its weights "
@@ -96,7 +110,7 @@ class Network:
         return wanted
 
     def _precision(self, dtype: Any) -> tuple[Any, Any]:
-        """The type of the weights, and the type that autocast computes in, if it differs."""
+        """The type of the weights, and the type that autocast computes in, or None if that is the same."""
         torch = self._torch
         own = next((tensor.dtype for tensor in self._tensors() if tensor.is_floating_point()), torch.float32)
         if dtype is None:
@@ -128,6 +142,7 @@ def _module_of(torch: Any, model: Any) -> Any:
 
 
 def _check_initialized(torch: Any, model: Any) -> None:
+    """Raise an error if a lazy layer of PyTorch, whose weights are made in the first call, has none yet."""
     lazy = torch.nn.parameter.UninitializedTensorMixin
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if isinstance(value, lazy):
@@ -135,6 +150,7 @@ def _check_initialized(torch: Any, model: Any) -> None:
 
 
 def _name(model: Any, module: Any) -> str:
+    """The name of a model in timm, or else of its class or function."""
     if module is None:
         return getattr(model, "__name__", type(model).__name__)
     known = getattr(module, "pretrained_cfg", None)
@@ -164,6 +180,7 @@ def _weights_hash(module: Any) -> str:
 
 
 def _without_addresses(text: str) -> str:
+    """A ``repr`` without memory addresses, which differ in every process."""
     return re.sub(" at 0x[0-9a-fA-F]+", "", text)
 
 
@@ -176,14 +193,18 @@ def _code(module: Any) -> str:
         if not name.startswith("torch.nn."):
             digest.update(describe(kinds[name]).encode())
     for part in module.modules():
+        # Functions that were assigned to a module, for example to replace its method `forward`.
         own = [value for value in vars(part).values() if hasattr(value, "__code__")]
         digest.update("".join(map(describe, own)).encode())
     return digest.hexdigest()
 
 
 def describe(value: Any, depth: int = 6) -> str:
-    """A text that differs if a function, a transform or its settings differ. What a function reads from global variables is
-    not part of it."""
+    """A text that differs if a function, a transform or its settings differ, for hashes.
+
+    It contains the byte code and the constants of functions, the values they captured, and the attributes of objects,
+    down to ``depth`` levels, which also ends cycles. What a function reads from global variables is not part of it.
+    """
     if depth == 0:
         return "..."
     inner = [type(value).__qualname__]

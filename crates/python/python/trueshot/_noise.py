@@ -1,4 +1,8 @@
-"""Noise of evaluations: levels of the built-in types, and noise types of the user's own."""
+"""Noise of evaluations: levels of the built-in types, and user-defined noise types.
+
+:func:`split_noise` takes the argument ``noise`` of :func:`evaluate` apart. A user-defined type is a function from true
+to given labels, which :class:`_LabelFunction` calls and checks, or a confusion matrix, from which the library draws.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,10 @@ class _OwnNoise:
 
 
 def split_noise(noise: Any, labels: Labels) -> tuple[list[tuple[str, list[float]]], list[_OwnNoise]]:
-    """Levels of built-in noise types, and the noise types of the user's own."""
+    """The built-in noise types with their levels, and the user-defined ones.
+
+    A list of functions or matrices under one name gives several types of that name.
+    """
     if noise is None:
         return [], []
     if not isinstance(noise, Mapping):
@@ -71,6 +78,7 @@ def _own(name: str, given: Any, labels: Labels) -> _OwnNoise:
 
 
 def _matrix(name: str, given: Any, labels: Labels) -> list[list[float]]:
+    """A confusion matrix ``[true class][given class]`` in the order of the sorted classes."""
     if hasattr(given, "reindex") and hasattr(given, "columns"):
         # The index and columns of a data frame are class names.
         given = given.reindex(index=labels.classes, columns=labels.classes).to_numpy()
@@ -85,6 +93,7 @@ def _matrix(name: str, given: Any, labels: Labels) -> list[list[float]]:
 
 
 def _level_list(kind: Any, levels: Any) -> list[float]:
+    """Levels as shares from 0 to below 1, from a number or a list of numbers."""
     try:
         array = np.atleast_1d(np.asarray(levels, dtype=np.float64))
     except (TypeError, ValueError):
@@ -99,7 +108,12 @@ def _level_list(kind: Any, levels: Any) -> list[float]:
 
 
 class _LabelFunction:
-    """A function from true labels to given labels, which checks the result."""
+    """Calls a user's function from true to given labels, and checks what it returns.
+
+    The native module calls it with arrays of one entry per support item: the true labels (0 to N - 1) and the rows in
+    the data; then the classes of the episode as indices into the sorted classes, the number of the episode, and a seed.
+    It returns the given labels, and pairs (item, row of the outlier that replaces it).
+    """
 
     def __init__(self, name: str, function: Callable[..., Any], labels: Labels) -> None:
         self._name, self._function, self._labels = name, function, labels
@@ -134,6 +148,7 @@ class _LabelFunction:
         return given, outliers
 
     def _whole(self, given: Any, count: int, episode: int, what: str) -> list[int]:
+        """``count`` whole numbers; an error if they are not, or do not fit into 32 bits."""
         array = np.asarray(given)
         where = f"noise {self._name!r}, episode {episode}"
         if array.shape != (count,):

@@ -1,4 +1,9 @@
-"""Images: thumbnails for HTML reports, as data URIs, and embeddings by the built-in network."""
+"""Images: thumbnails for HTML reports, as data URIs (:func:`thumbnails`), and embeddings of the images in a data set by
+the built-in network (:func:`embed_pictures`).
+
+Pillow is used where it is installed. Without it, arrays and small image files still have thumbnails, because PNG files
+are written here (:func:`_png`).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,12 @@ import numpy as np
 from . import _native
 from ._image_folder import as_rgb
 
+# The longer side of a thumbnail in pixels, as in the reports of the command line.
 _SIDE = 112
 # Files up to this size that browsers show are embedded in a page unchanged; others are reduced, or left out.
 _MOST_BYTES = 64 * 1024
 
+# The first bytes of image files that browsers show, and their media types.
 _KINDS = (
     (b"\x89PNG", "image/png"),
     (b"\xff\xd8", "image/jpeg"),
@@ -39,6 +46,7 @@ def thumbnails(pictures: Sequence[Any] | None) -> list[str | None]:
 
 
 def _data_uri(picture: Any) -> str | None:
+    """The thumbnail of a path, bytes of a file, an image of Pillow, or an array; None if it cannot be read or shown."""
     if picture is None:
         return None
     if isinstance(picture, (str, os.PathLike)):
@@ -49,6 +57,8 @@ def _data_uri(picture: Any) -> str | None:
             return None
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return _encoded(bytes(picture))
+    # An image of Pillow can only be given if Pillow is imported. Mode F has floats, which are scaled like those of
+    # arrays.
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(picture, pillow.Image) and picture.mode != "F":
         return _encoded(_thumbnail(picture))
@@ -56,6 +66,7 @@ def _data_uri(picture: Any) -> str | None:
 
 
 def _encoded(data: bytes) -> str | None:
+    """The bytes of an image file as a data URI, reduced if the file is large or of another kind than browsers show."""
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
     if kind is None or len(data) > _MOST_BYTES:
         smaller = _smaller(data)
@@ -73,7 +84,7 @@ def _smaller(data: bytes) -> bytes | None:
         return None
     try:
         with Image.open(io.BytesIO(data)) as picture:
-            # JPEG is decoded faster at a fraction of its size.
+            # JPEG is decoded faster at a fraction of its size, here at least four times that of the thumbnail.
             picture.draft(None, (4 * _SIDE, 4 * _SIDE))
             return _thumbnail(picture)
     except Exception:  # decoders raise any type
@@ -88,7 +99,11 @@ def _thumbnail(picture: Any) -> bytes:
 
 
 def _pixels(picture: Any) -> np.ndarray:
-    """The pixels of an image as bytes, reduced to the size in the page."""
+    """The pixels of an image as uint8 ``[height, width, channels]``, reduced to at most _SIDE by taking every n-th
+    pixel.
+
+    Floats up to 1 are scaled to 255.
+    """
     pixels = np.asarray(picture)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
@@ -105,9 +120,12 @@ def _pixels(picture: Any) -> np.ndarray:
 
 
 def _png(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8 pixels ``[height, width, channels]`` with 1 (grey), 3 (RGB) or 4 channels (RGBA)."""
     height, width, channels = pixels.shape
+    # Every line begins with a byte 0: it is stored without a filter.
     lines = np.zeros((height, 1 + width * channels), dtype=np.uint8)
     lines[:, 1:] = pixels.reshape(height, -1)
+    # Size, 8 bits per channel, the code of the colour type, and the only compression, filter and interlace methods.
     header = struct.pack(">IIBBBBB", width, height, 8, {1: 0, 3: 2, 4: 6}[channels], 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
@@ -124,9 +142,10 @@ _EXTENSIONS = {
 
 
 def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = None) -> np.ndarray:
-    """Embeddings of image files, given as bytes or paths, by the built-in network: those of ``trueshot embed``, one row each.
+    """Embeddings of image files, given as bytes or paths, by the built-in network, ``[images, dimensions]``.
 
-    The command runs in a process of its own, so that its messages can be read.
+    Runs ``trueshot embed`` on copies of the files, named by their row, in a process of its own, so that its messages
+    can be read. ``what`` is what errors call the images.
     """
     with tempfile.TemporaryDirectory(prefix="trueshot-") as folder:
         images = Path(folder, "images", "all")
@@ -149,6 +168,7 @@ def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = Non
         if done.returncode != 0:
             raise ValueError(f"{what} cannot be embedded: {done.stderr.strip()}")
         features, _, _, names, _ = _native.read_embeddings(str(Path(folder, "rows.safetensors")))
+    # The command sorts files by name, "10" before "2".
     order = np.argsort([int(Path(name).stem) for name in names or []])
     return features[order]
 

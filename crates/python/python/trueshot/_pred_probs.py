@@ -1,4 +1,9 @@
-"""Predicted probabilities as cleanlab takes them: recognised, checked, and matched with the labels."""
+"""Predicted probabilities as cleanlab takes them: recognised, checked, and matched with the labels.
+
+Functions in cleanlab's style take either features or predicted probabilities: :func:`choose` decides which was given.
+Then :func:`as_pred_probs`, or :func:`one_vs_rest` for rows with several labels, converts labels and probabilities to
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,7 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any) -> tuple[Any, bo
         return X, False
     X = loaded(X, "the second argument")
     array = as_array(read_table(X).features, "the second argument")
+    # The arguments may have been exchanged: then the second one is a vector, and the first a matrix.
     if array.ndim == 1 and getattr(labels, "ndim", 1) == 2:
         raise TypeError(f"labels has shape {labels.shape} and the second argument {array.shape}; pass the labels first")
     if array.ndim != 2 or array.dtype.kind not in "biuf" or array.size == 0:
@@ -107,6 +113,7 @@ def multi_label_mask(labels: Any, classes: int) -> np.ndarray:
 
 
 def _probabilities(pred_probs: Any) -> np.ndarray:
+    """Predicted probabilities as float64 of shape (rows, classes), none of them negative or NaN."""
     array = as_array(pred_probs, "pred_probs")
     if array.ndim != 2 or array.size == 0:
         raise ValueError(f"pred_probs must have the shape (rows, classes), got {array.shape}")
@@ -125,11 +132,13 @@ def _probabilities(pred_probs: Any) -> np.ndarray:
 
 
 def _sums(array: np.ndarray) -> np.ndarray:
+    """The sum of every row; features may be too large for it."""
     with np.errstate(over="ignore"):
         return array.sum(axis=1, dtype=np.float64)
 
 
 def _check_sums(array: np.ndarray, before: str, after: str) -> None:
+    """Raise an error, between these texts, for the first row that does not sum to 1."""
     sums = _sums(array)
     bad = ~(abs(sums - 1) <= _TOLERANCE)
     if bad.any():
@@ -157,6 +166,7 @@ def _refuse_logarithms(labels: Any, array: np.ndarray) -> None:
 
 
 def _has_column_per_class(classes: np.ndarray, columns: int) -> bool:
+    """Whether there is a column for each class that occurs, or for each integer from 0 to the largest label."""
     numbers = _numbers(classes)
     return columns == len(classes) or (numbers is not None and columns == numbers[-1] + 1)
 

@@ -1,4 +1,4 @@
-"""Progress reporting: a tqdm bar if tqdm is installed, or a function of the caller."""
+"""Progress reporting (:func:`counting`): a tqdm bar, or lines of text without tqdm, or a function of the caller."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any
 
 @contextmanager
 def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[..., None] | None]:
-    """The function to call with the number done and, if it is known only later, the total; None without reporting."""
+    """A context with the function to call with the number done and, if it is known only later, the total; None if
+    nothing is to be reported.
+
+    ``progress`` is the argument of :func:`evaluate` and others: True, False or a function of both numbers. ``total`` is
+    0 if it is not known yet, and ``unit`` names what is counted.
+    """
     if callable(progress):
         yield lambda done, known=total: progress(done, known)
     elif not progress:
@@ -32,6 +37,8 @@ def _bar(total: int, unit: str) -> Any:
 
 
 class _Tqdm:
+    """A bar of tqdm, which counts increments instead of the number done."""
+
     def __init__(self, bar: Any) -> None:
         self._bar = bar
 

@@ -1,4 +1,9 @@
-"""Base classes of scikit-learn if it is installed, and minimal replacements for the estimators if it is not."""
+"""Base classes of scikit-learn if it is installed, and minimal replacements if it is not; and the checks of column
+names.
+
+Estimators remember the names of the columns they were fitted on (``feature_names_in_``) and refuse rows whose columns
+have other names, as those of scikit-learn do.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +68,7 @@ def column_names(X: Any) -> np.ndarray | None:
     if names and all(texts):
         return np.array(names, dtype=object)
     if any(texts) and HAS_SKLEARN:
+        # Some names are strings and some are not: this raises the error of scikit-learn.
         from sklearn.utils.validation import _get_feature_names
 
         _get_feature_names(X)
@@ -83,7 +89,10 @@ def remember_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
 
 
 def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
-    """Raise an error if rows have other features than the estimator was fitted on; rows without a data frame have X = None."""
+    """Raise an error if rows have other features than the estimator was fitted on.
+
+    ``X`` is the data frame of the rows, or None if they are not from one.
+    """
     if HAS_SKLEARN and (X is not None or hasattr(estimator, "feature_names_in_")):
         from sklearn.utils.validation import _check_feature_names
 

@@ -38,6 +38,8 @@ class Training:
 
 
 class _Run:
+    """Validated settings of a run. The native module reads the attributes (``RunSettings`` in training.rs)."""
+
     def __init__(
         self, output: Any, start: str, save_every: Any, record_every: Any, threads: int | None, device: str
     ) -> None:
@@ -77,6 +79,8 @@ def train(
 ) -> Training:
     """Train a head on noisy episodes drawn from labelled rows, and write it to a file.
 
+    A head is a network that judges the labels of a support set and computes the prototypes from it.
+
     The same rows, options and seed give a byte-identical file with ``trueshot train`` on the same device.
 
     Parameters
@@ -102,6 +106,10 @@ def train(
     device : str
         Device to train on: ``"cpu"``, ``"cuda"`` (the first NVIDIA GPU), ``"cuda:N"``, or ``"auto"`` (a GPU if there is one that
         can train this head). A checkpoint of one device can be resumed on another.
+    save_every, record_every
+        The largest number of seconds between checkpoints, and the number of steps between records of metrics.
+    threads : int, optional
+        Number of threads. Default: RAYON_NUM_THREADS, or all cores.
     progress : bool or callable
         True for a progress bar, or a function that is called with the number of finished steps and the total.
     callback : callable, optional
@@ -115,6 +123,7 @@ def train(
     settings = _settings(options, steps, seed)
     with counting(progress, steps or 0, "step") as counted:
 
+        # The messages of the native module: ("step", done, steps, loss), ("record", JSON, is_best), ("warning", text).
         def on_message(kind: str, *values: Any) -> None:
             if kind == "step" and counted is not None:
                 counted(values[0], values[1])
@@ -133,6 +142,7 @@ def _named(data: Any, outliers: Any, validation: Any, validation_outliers: Any) 
 
 
 def _sets(given: Any, name: str) -> list[Any]:
+    """The data sets of an argument, one or a list of them, as the native module takes them."""
     if given is None:
         return []
     pairs: Sequence[Any] = [given] if isinstance(given, (tuple, Embeddings)) else given

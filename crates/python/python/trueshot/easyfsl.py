@@ -129,7 +129,12 @@ class FewShotClassifier(_Base):  # type: ignore[misc, valid-type]
 
 
 class _TorchMethod:
-    """A method that is computed in torch, with gradients. Definitions are those of the native module."""
+    """A method that is computed in torch, with gradients. Definitions and defaults are those of the native module.
+
+    ``temperature`` divides similarities before a softmax (euclidean, absolute, cosine). ``centre`` says what simpleshot
+    subtracts from rows, the mean of the support set or nothing, and ``by_cosine`` whether it compares cosines or
+    distances.
+    """
 
     NAMES = ("protonet", "simpleshot", "matching", "euclidean", "absolute", "cosine")
 
@@ -146,7 +151,7 @@ class _TorchMethod:
         parameters = dict(part.partition("=")[::2] for part in given)
         if name not in _TorchMethod.NAMES or parameters.get("centre", "none") not in ("none", "support"):
             return None
-        # The native module checks all parameters and their ranges.
+        # Fitting two rows with the native module raises an error for parameters that do not exist or are out of range.
         _native.Classifier.fit(np.eye(2, dtype=np.float32), np.arange(2), ["0", "1"], text, 1)
         return _TorchMethod(name, parameters)
 
@@ -157,12 +162,17 @@ class _TorchMethod:
         if self.name != "simpleshot":
             return _Nearest(torch.stack([self._weights(features[items]) @ features[items] for items in members]))
         centre = features.mean(0) if self.centre == "support" else torch.zeros_like(features[0])
+        # simpleshot: means of centred rows of unit length.
         rows = nn.functional.normalize(features - centre, dim=1)
         means = torch.stack([rows[items].mean(0) for items in members])
         return _Nearest(nn.functional.normalize(means, dim=1) if self.by_cosine else means, centre)
 
     def _weights(self, items: Tensor) -> Tensor:
-        """The weights of the items of one class, which sum to 1."""
+        """The weights of the items of one class, ``[items]``, which sum to 1.
+
+        Except for protonet, a softmax over the mean similarity of each item to the others of its class: an item with a
+        wrong label is probably less similar, and counts less.
+        """
         if self.name == "protonet":
             return torch.full_like(items[:, 0], 1 / len(items))
         if self.name == "cosine":
@@ -180,6 +190,7 @@ class _Nearest:
     """Scores are minus the distances to one prototype per class."""
 
     prototypes: Tensor
+    """``[classes, features]``"""
     centre: Tensor | None = None
     """Subtracted from rows, which are then scaled to unit length; None if rows are compared unchanged."""
 
@@ -193,7 +204,9 @@ class _Matching:
     """Scores are the logarithms of the sums of exp(cosine) over the items of every class."""
 
     features: Tensor
+    """The support items."""
     members: list[Tensor]
+    """For every class, a mask of its items."""
     prototypes: Tensor = field(default_factory=lambda: torch.tensor(()))
 
     def scores(self, queries: Tensor) -> Tensor:
@@ -215,6 +228,7 @@ class _Native:
         return _WithoutGradient.apply(self._scores(queries.detach()), queries, self.support, self.method)
 
     def _scores(self, queries: Tensor) -> Tensor:
+        # Without prototypes, scores are logarithms of probabilities, which are kept above 0.
         if len(self.prototypes) == 0:
             probabilities = torch.from_numpy(self.model.predict_proba(_rows(queries), self.threads))
             return probabilities.clamp_min(1e-30).log().to(queries.device)
@@ -241,4 +255,5 @@ class _WithoutGradient(torch.autograd.Function):
 
 
 def _rows(features: Tensor) -> Any:
+    """Features as an array for the native module."""
     return features.detach().to("cpu", torch.float32).contiguous().numpy()

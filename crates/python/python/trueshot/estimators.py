@@ -26,9 +26,9 @@ __all__ = ["FewShotClassifier", "LabelAuditor"]
 
 # Of support sets with more rows, the native module keeps only the most typical rows (predictor::is_large).
 _LARGE = 500
-# The largest feature that the library accepts, whose square still fits into single precision.
+# The largest feature that the library accepts; sums of squares of such features still fit into single precision.
 _MAX_ABS = 1e15
-# Methods for which only the ratios of weights matter: repeating all rows equally often changes nothing.
+# Methods for which only the ratios of weights matter: they give the same result if every row is repeated n times.
 _RATIOS = ("protonet", "simpleshot", "median", "matching", "linear")
 
 
@@ -138,6 +138,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _learn(self, support: _Support) -> None:
+        """Fit to a support set, with its rows repeated according to their weights."""
         features, given = support.counted(self.method)
         labels = encode(given)
         if len(labels.classes) < 2:
@@ -192,6 +193,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise AttributeError(f"no audit: a pickle of more than {_LARGE} rows contains only some of them")
         if self._audit is None:
             support = self._support
+            # The native classifier can audit the rows it was fitted to. It has each row repeated according to its
+            # weight, and no names, so with these the original rows are audited instead.
             if support.weights is None and support.index is None and support.names is None:
                 self._audit = Audit(model.audit(self.threads), encode(support.labels), support.pictures)
             else:
@@ -215,6 +218,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         self._model_of_fit().write(os.fsdecode(path), self.threads)
 
     def _queries(self, X: Any) -> np.ndarray:
+        """The features of rows to predict, with checked columns."""
         self._model_of_fit()
         table = read_table(X, threads=self.threads)
         features = as_features(table.features)
@@ -229,6 +233,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return state
 
     def _model_of_fit(self) -> Any:
+        """The native classifier; raises an error before the first fit."""
         if not hasattr(self, "_model"):
             needed = "it has rows of one class only" if hasattr(self, "_support") else "call fit(X, y) first"
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: {needed}")
@@ -243,7 +248,9 @@ class _Support:
     """The rows that a classifier was fitted on."""
 
     features: np.ndarray
+    """``[rows, dimensions]``"""
     labels: np.ndarray
+    """The label of every row, as given."""
     weights: np.ndarray | None
     """One number per row; None if all rows count the same."""
     index: Any
@@ -255,6 +262,7 @@ class _Support:
 
     @staticmethod
     def of(table: Table, sample_weight: Any) -> _Support:
+        """The rows of a table, checked and copied."""
         features = as_features(table.features)
         labels = encode(table.labels, len(features))
         weights = None if sample_weight is None else _checked_weights(sample_weight, len(features))
@@ -286,7 +294,10 @@ class _Support:
 
 
 def _check_values(features: np.ndarray) -> None:
-    """Raise an error with row and column of X; the native module would also count the rows of earlier calls."""
+    """Raise an error for the first value that is not finite or too large, with its row and column in X.
+
+    In ``partial_fit``, the native module would count the rows of earlier calls too.
+    """
     bad = np.argwhere(~(np.abs(features) <= np.float32(_MAX_ABS)))
     if not len(bad):
         return
@@ -298,6 +309,7 @@ def _check_values(features: np.ndarray) -> None:
 
 
 def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
+    """Weights as float64 ``[rows]``, none negative and at least one positive; one number stands for all rows."""
     weights = np.asarray(sample_weight)
     if weights.dtype.kind not in "biufO":
         raise ValueError(f"sample_weight must be numbers, got dtype {weights.dtype}")
@@ -314,7 +326,11 @@ def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
 
 
 def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
-    """The number of repetitions of every row."""
+    """How often to repeat every row so that it counts as much as its weight says.
+
+    Equal weights count once, and whole numbers are taken as they are. For methods in ``_RATIOS``, other weights are
+    divided by the smallest one (``units``); the quotients must be whole numbers.
+    """
     positive = weights[weights > 0]
     if (positive == positive[0]).all():
         return (weights > 0).astype(np.int64)

@@ -16,6 +16,7 @@ _COLOURS = {"keep": "#4c72b0", "relabel": "#c44e52", "outlier": "#55a868", "wron
 
 
 def _axes(ax: Any) -> Any:
+    """The given axes, or the current ones of pyplot."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as pyplot
@@ -47,6 +48,7 @@ def suspects(found: Audit, ax: Any = None, *, most: int = 20) -> Any:
 
 
 def _named(found: Audit, row: int) -> str:
+    """The row, its label and, after an arrow, the suggested one."""
     name = f"{row}: {found.given[row]}"
     return name if found.suggested[row] is None else f"{name} → {found.suggested[row]}"
 
@@ -95,7 +97,12 @@ def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> 
 
 
 def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bins: int = 10) -> Any:
-    """Plot a reliability diagram: a calibrated classifier is on the diagonal."""
+    """Plot a reliability diagram: the share of correct predictions against the probability of the predicted class.
+
+    ``probabilities`` are those of ``predict_proba``, with one column per class in the order of ``classes``; ``y`` are
+    the true labels. Rows are divided into ``bins`` by probability, one point each. A calibrated classifier is on the
+    diagonal.
+    """
     ax = _axes(ax)
     probabilities = np.asarray(probabilities)
     sure = probabilities.max(axis=1)

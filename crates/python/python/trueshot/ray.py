@@ -121,6 +121,8 @@ def _spread(
     batch_size: int | None,
     actor_options: Mapping[str, Any],
 ) -> Dataset:
+    """Apply ``work``, one of the functions of ``_batches``, with these options to all blocks of a dataset, on
+    actors."""
     if not isinstance(ds, Dataset):
         raise TypeError(f"ds must be a ray.data.Dataset, got {type(ds).__name__}")
     if options["threads"] < 1:
@@ -151,7 +153,10 @@ def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrate
 
 
 def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
-    """Convert Ray tensors of varying shapes to flat lists; the labels of a task give its number of rows."""
+    """Convert Ray tensors of varying shapes, which are structs of values and shape, to flat lists of values.
+
+    The shape is not needed: the labels of a task give its number of rows.
+    """
     for name in names:
         place = tasks.schema.get_field_index(name)
         kind = tasks.schema.field(place).type if place >= 0 else None

@@ -28,9 +28,12 @@ __all__ = ["audit", "audit_samples", "fit", "prototypes"]
 
 
 def _columns(**kinds: Any) -> StructType:
+    """The type of a data frame with these columns, all of them nullable."""
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
+# The columns of results, which Spark must know in advance: of `audit`, of `audit_samples`, of `fit` and of
+# `prototypes`.
 _NUMBERS, _NAMES = ArrayType(FloatType()), ArrayType(StringType())
 _AUDITS = _columns(
     p_wrong=_NUMBERS, verdict=_NAMES, suggested=_NAMES, weight=_NUMBERS, expected_wrong=DoubleType(), error=StringType()
@@ -137,14 +140,17 @@ def audit_samples(
     carried = keys if carry is None else _batches._carried(carry)
     chosen = _chosen(df, [*keys, features, label, *carried])
 
+    # The audit of all samples of a task: a table of one row.
     def answers(samples: pyarrow.Table) -> pyarrow.Table:
         return _batches.audit_batch(_gathered(samples, features, label), **options)
 
+    # Spark calls this with each task and its samples. Samples whose task is null get an error: they belong to no task.
     def answered(key: tuple[pyarrow.Scalar, ...], samples: pyarrow.Table) -> pyarrow.Table:
         samples = samples if order is None else samples.sort_by(order)
         found = None if not key[0].is_valid else pyarrow.table(answers(samples))
         return _with_answers(samples.select(carried), found)
 
+    # Without samples: invalid columns and options raise an error here instead of later on an executor.
     answers(to_arrow_schema(chosen.schema).empty_table())
     return chosen.groupBy(task).applyInArrow(answered, _schema(df, carried, _SAMPLES))
 
@@ -162,6 +168,8 @@ def _spread(
     options: Mapping[str, Any],
     answers: StructType,
 ) -> Any:
+    """Apply ``work``, one of the functions of ``_batches``, to all partitions; ``answers`` are the columns that it
+    adds."""
     carried = _batches._carried(carry)
     if carried is None:
         carried = [name for name in _names(df) if name == "task"]
@@ -178,6 +186,7 @@ def _spread(
 
 
 def _names(df: Any) -> list[str]:
+    """The names of the columns; an error if it is not a data frame of Spark."""
     if not hasattr(df, "mapInArrow"):
         raise TypeError(f"df must be a pyspark.sql.DataFrame, got {type(df).__name__}")
     return list(df.columns)
@@ -193,6 +202,7 @@ def _chosen(df: Any, wanted: Sequence[str]) -> Any:
 
 
 def _schema(df: Any, carried: Sequence[str], answers: StructType) -> StructType:
+    """The type of a result: the carried columns, then those of the answers."""
     names = [*carried, *answers.names]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise TypeError(f"column '{twice}' would occur twice: remove it from carry")
@@ -213,6 +223,7 @@ def _with_answers(carried: pyarrow.Table, found: pyarrow.Table | None) -> pyarro
     """Join the results of a task with its samples; without results, the samples belong to no task."""
     error = "the task is null" if found is None else found["error"][0].as_py()
     for field in _SAMPLE_COLUMNS:
+        # The answers are lists with one entry per sample; a failed task has nulls and its error in every sample.
         if field.name == "error":
             column = pyarrow.repeat(pyarrow.scalar(error, field.type), len(carried))
         elif error is not None:

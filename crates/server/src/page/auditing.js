@@ -8,6 +8,7 @@ const DELAY_MS = 120;
 /** In characters, each of which has at most four bytes: the server allows 512 bytes. */
 const LONGEST_ITEM_NAME = 120;
 
+/** The timer of the next audit, and the AbortController of the running one. */
 let timer = null;
 let request = null;
 /** The last classifier that was fitted, {id, revision}, where `revision` is that of the collection; null without one. */

@@ -2,6 +2,7 @@
 // separately from their labels, so that moving an image does not write the file again. If the database is not available
 // (a private window), the page works without it and its state is lost when it is closed.
 
+/** The promise of the database, opened when it is first needed; it resolves to null if the browser has none. */
 let opened = null;
 let reportFailure = () => {};
 
@@ -18,6 +19,7 @@ function database() {
   return opened;
 }
 
+/** Runs `work` with the object stores of these names in one transaction. Resolves to its result, or to null on failure. */
 async function inTransaction(stores, mode, work) {
   const base = await database();
   if (!base) return null;
@@ -32,6 +34,7 @@ async function inTransaction(stores, mode, work) {
 /** What is stored about an image, without its file. */
 const record = ({ blob, ...rest }) => rest;
 
+/** Saves new images with their files. */
 export const saveFiles = (pictures) => inTransaction(["files", "pictures"], "readwrite", (files, records) => {
   for (const picture of pictures) {
     files.put(picture.blob, picture.id);
@@ -39,6 +42,7 @@ export const saveFiles = (pictures) => inTransaction(["files", "pictures"], "rea
   }
 });
 
+/** Saves what has changed about images, without their files. */
 export const saveRecords = (pictures) => inTransaction(["pictures"], "readwrite", (records) => pictures.forEach((picture) => records.put(record(picture), picture.id)));
 
 export const remove = (ids) => inTransaction(["files", "pictures"], "readwrite", (files, records) => ids.forEach((id) => { files.delete(id); records.delete(id); }));

@@ -3,13 +3,17 @@
 import { byId, element, setText } from "./dom.js";
 import { counted } from "./wording.js";
 
+/** Milliseconds between two recorded frames: five images per second, as the hint says. */
 const FRAME_MS = 200;
 /** The longest side of a stored frame in pixels; networks use less. */
 const LONGEST_SIDE = 640;
 
 let stream = null;
+/** The timer of a recording; null while the button is not held. */
 let timer = null;
+/** The files so far. */
 let frames = [];
+/** Resolves the promise of `open` when the dialog is closed. */
 let finish = null;
 
 export const isAvailable = () => Boolean(navigator.mediaDevices?.getUserMedia);
@@ -20,6 +24,7 @@ export const takePhoto = () => open("Camera", "Take a photo", "");
 /** Records frames while the button is held. Resolves to their files. */
 export const recordFrames = (label) => open(`Camera: ${label}`, "Hold to record", "Hold the button, or the space bar, to add five images per second.");
 
+/** Opens the dialog; `action` is the text of its button. Only recordings have a hint. Resolves to the files at the end. */
 async function open(title, action, hint) {
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });

@@ -1,4 +1,4 @@
-// The card of an image: thumbnail, name, verdict, and actions.
+// The card of an image: thumbnail, name, verdict, and actions. Cards can be dragged to another class.
 
 import * as collection from "./collection.js";
 import { breakable, button, element, setText } from "./dom.js";
@@ -6,6 +6,7 @@ import * as selection from "./selection.js";
 import * as thumbnails from "./thumbnails.js";
 import { standing } from "./wording.js";
 
+/** The type of dragged data that marks cards, as opposed to files. */
 const DRAGGED = "application/x-trueshot";
 
 /** Makes the card of an image. `actions` has a function per action, each of which takes the id of the image. */

@@ -1,8 +1,10 @@
-// The dialog in which the user chooses a class by typing a part of its name or from the list; a new name makes a new class.
+// The dialog in which the user chooses a class by typing a part of its name or from the list; a new name makes a new
+// class.
 
 import { byId, element, setText } from "./dom.js";
 import { classNameProblem } from "./wording.js";
 
+/** The entries of the list as {name, text}, and the index of the marked one. */
 let choices = [];
 let marked = 0;
 
@@ -16,6 +18,7 @@ function matching(classes, text, isNewAllowed) {
   return isNew ? [...sorted, { name: text.trim(), text: `New class: ${text.trim()}` }] : sorted;
 }
 
+/** Draws the list; `choose` is called with the index of an entry that is clicked. */
 function draw(choose) {
   byId("chooser-list").replaceChildren(...choices.map(({ text }, index) => element("li", {
     id: `chooser-${index}`, role: "option", textContent: text, "aria-selected": String(index === marked), onclick: () => choose(index),

@@ -90,12 +90,14 @@ function updateSection({ name, pictures, shown, framed }) {
   grid.setItems(shown.map(({ id }) => id), framed);
 }
 
+/** The counts of a class, such as "12 images, 1 to relabel". */
 function countsInWords(pictures) {
   const count = (action) => pictures.filter(({ id }) => collection.verdictOf(id)?.action === action).length;
   const planned = ACTIONS.filter((action) => action !== "keep").map((action) => [count(action), action]).filter(([number]) => number > 0);
   return [counted(pictures.length, "image"), ...planned.map(([number, action]) => `${number} to ${action}`)].join(", ");
 }
 
+/** The card of an image, up to date; made when it is first needed. */
 function cardOf(id) {
   const picture = collection.current().pictures.get(id);
   if (!cards.has(id)) cards.set(id, newCard(picture, actions));

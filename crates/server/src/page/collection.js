@@ -1,7 +1,8 @@
-// The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing here
-// touches the DOM. A picture is {id, name, path, originalLabel (its class when it was added), label (its class now), blob,
-// row (its embedding, as JSON text), image (its measures, for the audit), problem (why it has no row), confirmed,
-// quarantined (not audited), removed (only in the history), number (order of adding)}.
+// The state of the page: images, their classes, and the verdicts of the server. Views subscribe to changes; nothing
+// here touches the DOM. The exported functions from `move` to `removeClass` are what the user can do with images; each
+// is one step of Undo. A picture is {id, name, path, originalLabel (its class when it was added), label (its class
+// now), blob, row (its embedding, as JSON text), image (its measures, for the audit), problem (why it has no row),
+// confirmed, quarantined (not audited), removed (only in the history), number (order of adding)}.
 
 import * as storage from "./browser_storage.js";
 import * as history from "./history.js";
@@ -14,16 +15,26 @@ const DEFAULT_CERTAINTY = 0.8;
 const FILES_PER_TRANSACTION = 100;
 
 const state = {
+  /** The names of the classes, in the order in which they are shown. */
   classes: [],
+  /** Image id → picture. */
   pictures: new Map(),
+  /** Image id → its entry in `items` of the last audit, until the image changes. */
   verdicts: new Map(),
+  /** The server's response to the last audit; null without one. */
   found: null,
+  /** The name of the network that computed the rows. */
   embedder: null,
+  /** The images that are not embedded yet, and all images of this round of embedding. */
   waiting: 0,
   total: 0,
+  /** Whether an audit is running. */
   auditing: false,
+  /** Why the last audit failed; null if it did not. */
   problem: null,
+  /** The probability from which the audit plans a change. */
   certainty: DEFAULT_CERTAINTY,
+  /** The number of the next image. */
   number: 0,
   /** The files of images that were removed in earlier visits. */
   removedFiles: [],
@@ -35,6 +46,7 @@ const removed = new Map();
 const listeners = new Set();
 const editListeners = new Set();
 
+/** The state. Other modules read it; only auditing.js and embedding.js also write some of its fields. */
 export const current = () => state;
 export const subscribe = (listener) => listeners.add(listener);
 /** Calls a function after every change of images or labels, which a new audit must follow. */
@@ -135,7 +147,8 @@ export function edited() {
   notify();
 }
 
-// Changes that can be undone. A snapshot is {classes, pictures: [{id, label, confirmed, quarantined, removed, verdict}]}.
+// Changes that can be undone. A snapshot is {classes, pictures: [{id, label, confirmed, quarantined, removed,
+// verdict}]}.
 
 const find = (id) => state.pictures.get(id) ?? removed.get(id);
 

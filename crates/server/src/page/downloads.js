@@ -1,12 +1,14 @@
-// Downloads: a plan, reports, and a classifier.
+// Downloads: a plan (the file of label changes that `trueshot repair` carries out), reports, and a classifier.
 
 import { classifier } from "./auditing.js";
 import * as collection from "./collection.js";
 import * as server from "./server.js";
 import { conflicts, imageProblems, standing, summary, unreadable } from "./wording.js";
 
+/** The longest side of an image in the HTML report, in pixels. */
 const THUMBNAIL = 160;
 
+/** Lets the browser save a blob as a file. */
 export function save(name, blob) {
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);
@@ -21,7 +23,8 @@ export const plannable = () => collection.pictures().filter(({ path }) => path.i
 /** The folder that an image was dropped in, above the folder of its class; null without one. */
 const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : null);
 
-/** The folder that all images were dropped in, if there is exactly one, and the paths of images within it. */
+/** What a plan is for: the folder that all images were dropped in, if there is exactly one, otherwise a list of pictures.
+ * `within` turns the path of an image into its name in the plan. */
 function rooted(pictures) {
   const tops = new Set(pictures.map(({ path }) => topFolder(path)));
   const [top] = tops;
@@ -42,6 +45,7 @@ function change(picture, verdict) {
   return picture.label === picture.originalLabel ? null : { to: picture.label, reason: picture.confirmed ? "chosen on the page" : "accepted on the page" };
 }
 
+/** A line of a JSON lines file. */
 const line = (value) => `${JSON.stringify(value)}\n`;
 
 /** All changes of the plan and all items to review: {changes, review}. */
@@ -49,6 +53,7 @@ export function planned() {
   const pictures = plannable();
   const { within } = rooted(pictures);
   const changes = [], review = [];
+  // The most probably wrong first; changes that the user made come before those of the audit.
   const byDoubt = (a, b) => (b.p_wrong ?? 1) - (a.p_wrong ?? 1);
   for (const picture of pictures) {
     const verdict = picture.confirmed ? null : collection.verdictOf(picture.id);
@@ -66,7 +71,8 @@ export function plan() {
   const { kind, root, within } = rooted(pictures);
   const { changes, review } = planned();
   const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
-  // `repair` compares this list with the folder, which still has the images that cannot be read or were removed from the page.
+  // `repair` compares this list with the folder, which still has the images that cannot be read or were removed from
+  // the page.
   const inRoot = ({ path }) => (kind === "pictures" ? path.includes("/") : topFolder(path) === root);
   const files = [...pictures.map(collection.fileOf), ...collection.removedFiles().filter(inRoot)];
   const listing = files.map(({ path, label, size }) => ({ item: within(path), class: label, size }));
@@ -102,6 +108,7 @@ export async function saveClassifier() {
 
 const escaped = (text) => String(text).replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
+/** A small copy of an image as a data URI; an empty image if the browser cannot read the file. */
 async function thumbnail(blob) {
   try {
     const bitmap = await createImageBitmap(blob);

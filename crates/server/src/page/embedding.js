@@ -3,9 +3,11 @@
 import * as collection from "./collection.js";
 import * as server from "./server.js";
 
+/** The most images in a request, and the most bytes of their files, unless a single file is larger. */
 const BATCH_FILES = 8;
 const BATCH_BYTES = 16 << 20;
 
+/** The images that are not embedded yet. */
 let queue = [];
 let running = false;
 

@@ -1,5 +1,7 @@
-// Files from the browser: chosen in a dialog, dropped, or contained in a chosen or dropped folder.
+// Files from the browser: chosen in a dialog, dropped, or contained in a chosen or dropped folder. An entry is {file,
+// path}: the path begins with the name of the chosen or dropped folder.
 
+/** File names of images that the server can read. */
 const PICTURES = /\.(bmp|gif|jfif|jpe|jpe?g|png|tiff?|webp)$/i;
 /** Files and folders that the command line ignores too: hidden ones, and the quarantine of a repair. */
 const HIDDEN = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$|_quarantine$)/i;
@@ -35,6 +37,7 @@ export function separateLoose(images) {
   return { kept: images.filter(isNested), skipped: loose.map(({ path }) => ({ name: path, reason: "not in the folder of a class" })) };
 }
 
+/** Whether an image is at least two folders deep: in the folder of a class within the folder of the collection. */
 const isNested = ({ path }) => path.split("/").length > 2;
 const topOf = ({ path }) => path.split("/")[0];
 const hasOneTop = (images) => new Set(images.map(topOf)).size === 1;
@@ -72,6 +75,7 @@ function classesBelow(images, isOnly) {
   const isCollection = isOnly ? images.some(isNested) : images.every(isNested);
   const folders = images.map(({ path }) => path.split("/").slice(isCollection ? 1 : 0, -1));
   const above = folders.map((names) => names.slice(0, -1));
+  // How many folders above the classes all images share.
   let depth = 0;
   while (above.every((names) => names.length > depth && names[depth] === above[0][depth])) depth += 1;
   return images.map((image, place) => [image, folders[place].slice(depth).join("/") || null]);
@@ -92,6 +96,7 @@ export async function dropped(transfer) {
   return all;
 }
 
+/** Adds a dropped file, or all files in a dropped folder, to `all`. */
 async function walk(entry, folder, all) {
   if (entry.isFile) {
     const file = await new Promise((done) => entry.file(done, () => done(null)));

@@ -1,9 +1,11 @@
-// The filter bar: which images are shown, by the action of the audit and by name, as in the reports of the command line.
+// The filter bar: which images are shown, by the action of the audit and by name, as in the reports of the command
+// line.
 
 import * as collection from "./collection.js";
 import { byId, setText } from "./dom.js";
 import { ACTIONS } from "./wording.js";
 
+/** Which action or kind of image is shown, and the text of the search in lower case. */
 const filter = { show: "all", text: "" };
 const listeners = new Set();
 

@@ -1,9 +1,11 @@
 // Undo and redo. An entry is {words, before, after}: a description of the change, and the two snapshots for `restore`.
 
+/** The most changes that can be undone; older ones are forgotten. */
 const MOST_ENTRIES = 500;
 const done = [];
 const undone = [];
 
+/** Adds a new change. What was undone before can no longer be redone. */
 export function record(entry) {
   done.push(entry);
   undone.length = 0;

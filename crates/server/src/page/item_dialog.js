@@ -1,8 +1,10 @@
-// The dialog that shows one image in large, with its verdict, its three most probable classes, its most similar items and
-// the actions. A controller decides which image is shown and what happens after a decision: the review or the viewer.
+// The dialog that shows one image in large, with its verdict, its three most probable classes, its most similar items
+// and the actions. A controller decides which image is shown and what happens after a decision: the review or the
+// viewer.
 //
-// A controller is {id(), verdict(), title, progress(), back, forward, decide(work), end(), closed()}: `back` and `forward`
-// are {text, key, run, enabled()}; `decide` runs a change of the shown image; `end` is what is shown when there is no image.
+// A controller is {id(), verdict(), title, progress(), back, forward, decide(work), end(), closed()}: `back` and
+// `forward` are {text, key, run, enabled()}; `decide` runs a change of the shown image; `end` is what is shown when
+// there is no image.
 
 import * as collection from "./collection.js";
 import { chooseClass } from "./class_chooser.js";
@@ -11,10 +13,14 @@ import { breakable, byId, element, setText } from "./dom.js";
 import { urlOf } from "./object_urls.js";
 import { className, percent, verdictInWords } from "./wording.js";
 
+/** How many of the most similar items are shown: one row. */
 const NEIGHBOURS = 5;
+/** Who decides what is shown; null while the dialog is closed. */
 let controller = null;
+/** The shown content as text, to see whether it has changed. */
 let shown = "";
 
+/** Opens the dialog with a controller. */
 export function open(wanted) {
   controller = wanted;
   shown = "";
@@ -109,6 +115,8 @@ function neighbour({ item, given, similarity }) {
   return element("li", {}, element("img", { src: picture ? urlOf(picture) : "", alt: "" }),
     element("strong", { textContent: given }), element("div", {}, ...breakable(picture?.name ?? item)), element("div", { textContent: `similarity ${similarity.toFixed(2)}` }));
 }
+
+// The decisions, each of which the controller carries out.
 
 const accept = () => choose(planned().to);
 const keep = () => controller.decide((id) => collection.keep([id]));

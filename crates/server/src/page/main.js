@@ -1,4 +1,7 @@
 // Entry point of the page: handlers for buttons, drag and drop, keys and the clipboard, and the status line.
+//
+// The page shows a collection of labelled images (collection.js). New images are embedded on the server (embedding.js),
+// the server audits the labels after every change (auditing.js), and then `show` draws everything again.
 
 import * as storage from "./browser_storage.js";
 import * as camera from "./camera.js";
@@ -26,13 +29,16 @@ import { conflicts, counted, imageProblems, imagesInWords, reviewInWords, summar
 
 /** The most lines in a list of problems. */
 const MOST_LINES = 200;
+/** The files that were not added, as {name, reason}. */
 const skipped = [];
+/** The message in the status line instead of the summary; empty for none. */
 let spoken = "";
 /** The problem of the last audit that was shown. */
 let shownProblem = null;
 /** The revision of the collection whose plan was saved last. */
 let savedRevision = null;
 
+/** Shows an error. */
 function complain(message) {
   byId("alert").replaceChildren(element("p", { textContent: message }));
 }
@@ -56,11 +62,13 @@ const guarded = (work) => async (...given) => {
 
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
 async function take(files, label = null) {
+  // Leave out files that are not images, images next to the folders of the classes, and images that were added before.
   const { kept: images, skipped: left } = separateImages(files);
   const { kept: sorted, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
   const classes = new Map(label === null ? classesByFolder(images).map((name, place) => [images[place], name]) : []);
   const { kept, skipped: known } = collection.separateKnown(sorted);
   skipped.push(...left, ...loose, ...known);
+  // Images in no folder get the class that the user chooses; if the user cancels, they are not added.
   let labelled = kept.map((entry) => ({ ...entry, label: label ?? classes.get(entry) }));
   if (labelled.some((entry) => !entry.label)) {
     const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
@@ -97,12 +105,14 @@ const onCards = (work) => async (id, event) => {
   }
 };
 
+/** Opens the viewer at an image; with Ctrl or Shift, a click selects instead. */
 function openCard(id, event) {
   if (event.ctrlKey || event.metaKey) return selection.toggle(id);
   if (event.shiftKey) return selection.extendTo(id);
   viewer.open(id, listing.shownIds(), (last) => classSections.focusCard(collection.current().pictures.has(last) ? last : id));
 }
 
+/** What the cards of images and the menus of classes do. */
 const actions = {
   open: openCard,
   select: (id, event) => (event.shiftKey ? selection.extendTo(id) : selection.toggle(id)),
@@ -127,6 +137,7 @@ const actions = {
   makeTarget: (section, label) => makeTarget(section, guarded((files) => take(files, label)), (ids) => { selection.clear(); collection.move(ids, label); }),
 };
 
+/** The text of the status line: what the page is doing, what the user can do next, or the summary of the audit. */
 function status(state) {
   if (spoken) return spoken;
   if (state.pictures.size === 0) return state.classes.length > 0 ? "Add images to the classes." : "";
@@ -161,6 +172,7 @@ function showProblem(problem) {
   shownProblem = problem;
 }
 
+/** Shows the tools and parts of the page that can be used now. */
 function showTools(state) {
   const any = state.classes.length > 0;
   byId("intake").classList.toggle("empty", !any);
@@ -190,6 +202,7 @@ function showProgress(state) {
   progress.value = state.total - state.waiting;
 }
 
+/** Shows the warnings of the audit, and the lists of skipped files, unreadable images, conflicts and poor images. */
 function showLists(state) {
   const warnings = state.found?.warnings ?? [];
   byId("warnings").replaceChildren(...warnings.slice(0, 20).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
@@ -239,6 +252,7 @@ function replaceContent(target, ...content) {
   if (made.textContent !== target.textContent) target.replaceChildren(...made.childNodes);
 }
 
+/** Updates the buttons of the downloads, which are there after the first audit. */
 function showDownloads() {
   if (byId("take").hidden) {
     byId("unchanged").hidden = true;

@@ -1,5 +1,5 @@
-// The review: steps through the items with the action "review", then through the planned changes. Every decision starts an
-// audit; items that have become certain are left out.
+// The review: steps through the items with the action "review", then through the planned changes. Every decision starts
+// an audit; items that have become certain are left out.
 
 import * as collection from "./collection.js";
 import { byId } from "./dom.js";
@@ -12,7 +12,9 @@ let current = null;
 let steps = [];
 let isOpen = false;
 
+/** Whether the review has passed an item. */
 const passed = (id) => steps.some((step) => step.id === id);
+/** The items that are still to be shown: those to review first, then the planned changes. */
 const remaining = () => [...collection.withAction("review"), ...collection.withAction("relabel", "quarantine")].filter((id) => !passed(id));
 
 export function start() {
@@ -29,12 +31,14 @@ function next() {
   dialog.focusDefault();
 }
 
+/** Makes a change of the shown item and goes on. */
 function decide(work) {
   steps.push({ id: current, decided: true });
   work(current);
   next();
 }
 
+/** Goes on without a decision. */
 function putOff() {
   steps.push({ id: current, decided: false });
   next();

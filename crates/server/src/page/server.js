@@ -1,5 +1,6 @@
 // Client of the HTTP API. The only part of the page that it touches is the dialog for the token.
 
+/** The key of the token in the storage of the browser tab. */
 const TOKEN = "trueshot-token";
 /** Rows per request for predictions, which keeps requests below the limit on bodies. */
 const ROWS_PER_REQUEST = 1000;
@@ -12,6 +13,8 @@ class Refusal extends Error {
   }
 }
 
+/** Sends a request and returns its response, as `fetch` does. Asks for the token if the server wants one, and repeats the
+ * request up to `patience` times if the server is busy. Throws an error if the server cannot be reached or refuses. */
 async function ask(path, options = {}, patience = 5) {
   const headers = new Headers(options.headers);
   const token = sessionStorage.getItem(TOKEN);
@@ -56,11 +59,13 @@ function newToken() {
   return asking;
 }
 
+/** The options of `fetch` for a JSON body. */
 const json = (body, signal) => ({ method: "POST", body, headers: { "content-type": "application/json" }, signal });
 
 /** A request body {rows, ...fields}. Rows are JSON text already: writing the numbers of thousands of rows takes seconds. */
 export const jsonWithRows = (rows, fields = {}) => `{"rows":[${rows.join(",")}]${Object.entries(fields).map(([name, value]) => `,"${name}":${JSON.stringify(value)}`).join("")}}`;
 
+/** The version, network, methods and limits of the server. */
 export const about = async () => (await ask("/api/v1")).json();
 
 /** Embeds images [{blob, name}]: {pictures: [{row, image} or {error}]}, in the same order. Rows are JSON text. */
@@ -71,7 +76,9 @@ export async function embed(images, signal) {
   return { pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
 }
 
+/** Audits a support set, given as a request body: the verdicts of all items, in their order. */
 export const audit = async (support, certainty, signal) => (await ask(`/api/v1/audit?certainty=${certainty}`, json(support, signal))).json();
+/** Fits and stores a classifier: its description, with its id. */
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
 
 /** Predicts the classes of rows: {classes, predictions}. */
@@ -85,6 +92,7 @@ export async function predict(id, rows) {
   return found;
 }
 
+/** The file of a classifier; its removal; whether the server still stores it. */
 export const download = async (id) => (await ask(`/api/v1/classifiers/${id}/download`)).blob();
 export const remove = (id) => ask(`/api/v1/classifiers/${id}`, { method: "DELETE" });
 export const isKept = async (id) => ask(`/api/v1/classifiers/${id}`).then(() => true, (error) => { if (error.status === 404) return false; throw error; });

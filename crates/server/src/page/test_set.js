@@ -10,11 +10,14 @@ import { classesByFolder, separateImages } from "./file_input.js";
 import * as server from "./server.js";
 import { className, counted, percent } from "./wording.js";
 
+/** The most images that are shown for a cell of the confusion matrix. */
 const MAX_SHOWN = 100;
 
+/** The test images: {name, path, label, blob, url, row or problem}, after a measurement also {answer, predicted}. */
 let images = [];
 /** The revision of the collection that the results are for. */
 let measuredRevision = null;
+/** The share of right predictions in the measurement before the last one, and in the last one; null without one. */
 let accuracyBefore = null;
 let accuracy = null;
 
@@ -48,6 +51,7 @@ export async function measure(say) {
   say("");
 }
 
+/** Removes the test set. */
 export function clear() {
   for (const { url } of images) URL.revokeObjectURL(url);
   [images, measuredRevision, accuracy, accuracyBefore] = [[], null, null, null];
@@ -60,6 +64,7 @@ export function update(state) {
   byId("test-clear").hidden = measuredRevision === null;
 }
 
+/** The result in a few sentences. */
 function summary({ images: count, right, refused, others, othersRefused }) {
   const before = accuracyBefore !== null && accuracyBefore !== accuracy ? ` Before: ${percent(accuracyBefore)}.` : "";
   const main = count > 0 ? `Accuracy: ${percent(right / count)} (${right} of ${count}).${before}` : "No test image belongs to one of the classes.";
@@ -69,6 +74,7 @@ function summary({ images: count, right, refused, others, othersRefused }) {
   return `${main}${none}${otherClasses}${unread > 0 ? ` ${counted(unread, "image")} cannot be read.` : ""}`;
 }
 
+/** Shows the result of `evaluate`: summary, figures per class, confusion matrix. */
 function show(result) {
   setText(byId("test-summary"), summary(result));
   byId("test-classes").replaceChildren(

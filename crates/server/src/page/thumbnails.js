@@ -2,12 +2,16 @@
 
 import { urlOf } from "./object_urls.js";
 
+/** The width of a thumbnail in pixels. */
 const SIDE = 320;
 /** Files below this size are shown as they are. */
 const SMALL_BYTES = 150_000;
+/** How many thumbnails are made at the same time. */
 const AT_ONCE = 2;
 
+/** Image id → URL of its thumbnail. */
 const made = new Map();
+/** The requests that are not served yet, as {image, picture}, the latest last. */
 const waiting = [];
 let running = 0;
 

@@ -3,9 +3,11 @@
 import * as collection from "./collection.js";
 import * as dialog from "./item_dialog.js";
 
+/** The id of the shown image; null while the viewer is closed. */
 let current = null;
 /** The images for the arrow keys, in the order of the page when the viewer was opened. */
 let order = [];
+/** What `open` was given as `focus`. */
 let focusAfter = null;
 
 /** Opens the viewer. When it is closed, `focus` gets the id of the image that was shown last. */

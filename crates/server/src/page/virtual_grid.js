@@ -1,5 +1,9 @@
-// A grid of cards of which only the rows near the visible part of the page are in the document. All rows have the same
-// height, set in the style sheet. Framed cards, which come first, are two columns wide.
+// A grid of cards of which only the rows near the visible part of the page are in the document: thousands of cards
+// would make the page slow. All rows have the same height, set in the style sheet (--card-height). Framed cards (those
+// of images whose label is suspect) come first and are two columns wide.
+//
+// So a grid has up to three kinds of rows: full rows of framed cards, one row with the remaining framed cards and as
+// many other cards as fit, and rows of other cards.
 
 import { setChildren } from "./dom.js";
 
@@ -7,7 +11,9 @@ import { setChildren } from "./dom.js";
 const MARGIN = 1;
 
 const grids = new Set();
+/** What `measure` returned last; null before the first drawing. */
 let measures = null;
+/** Whether a drawing is scheduled. */
 let scheduled = false;
 
 /** Numbers that are the same for all grids: columns, pixels from one row to the next, and the gap between rows. */
@@ -25,6 +31,7 @@ export class VirtualGrid {
     grids.add(this);
   }
 
+  /** Sets the images to show, in order; the first `framed` of them are framed. */
   setItems(ids, framed) {
     Object.assign(this, { ids, framed, drawn: null });
     scheduleDraw();
@@ -34,7 +41,7 @@ export class VirtualGrid {
     grids.delete(this);
   }
 
-  /** The number of framed cards in a full row, and in the row that framed and other cards share. */
+  /** How many framed cards fit in a row, how many rows they fill, and how many remain for the shared row. */
   shape() {
     const perRow = framedColumns();
     return { perRow, fullRows: Math.floor(this.framed / perRow), rest: this.framed % perRow };
@@ -44,6 +51,7 @@ export class VirtualGrid {
   firstOf(row) {
     const { perRow, fullRows, rest } = this.shape();
     if (row <= fullRows) return row * perRow;
+    // After all framed cards come the other cards of the shared row, and those of the rows between.
     return this.framed + (measures.columns - 2 * rest) + (row - fullRows - 1) * measures.columns;
   }
 
@@ -51,6 +59,7 @@ export class VirtualGrid {
   rowOf(index) {
     const { perRow, fullRows, rest } = this.shape();
     if (index < this.framed) return Math.floor(index / perRow);
+    // Count columns from the start of the shared row, in which the framed cards take two each.
     return fullRows + Math.floor((index - this.framed + 2 * rest) / measures.columns);
   }
 
@@ -64,6 +73,7 @@ export class VirtualGrid {
     if (this.list.style.height !== height) this.list.style.height = height;
   }
 
+  /** Puts the cards of the rows near the visible part into the document. `top` is the list's position in the window. */
   draw(top) {
     const margin = MARGIN * innerHeight;
     const within = (row) => Math.min(this.rows(), Math.max(0, row));
@@ -74,6 +84,7 @@ export class VirtualGrid {
     this.drawn = drawn;
     setChildren(this.list, this.ids.slice(this.firstOf(first), this.firstOf(last)).map(this.cardOf));
     this.afterDraw();
+    // The padding takes the place of the rows above.
     this.list.style.paddingTop = `${first * measures.row}px`;
   }
 

@@ -1,8 +1,11 @@
-//! MAML on a GPU: [`move_to_gpu`] replaces the MAML methods of an evaluation by ones that adapt on the GPU ([`GpuMaml`]).
+//! MAML on a GPU: [`move_to_gpu`] replaces the MAML methods of an evaluation by ones that adapt on the GPU
+//! ([`GpuMaml`]).
 //!
-//! The images of the data set and of the outliers are copied to the GPU once ([`GpuImages`]). A task is then a list of image
-//! numbers, and several tasks are adapted at once. Batch norm sees the same batches as on the CPU: the support set of a task,
-//! and all of its queries together.
+//! `trueshot eval` calls [`move_to_gpu`] before it evaluates; validation during training uses [`GpuMaml`] directly.
+//!
+//! The images of the data set and of the outliers are copied to the GPU once ([`GpuImages`]). A task is then a
+//! list of image numbers, and several tasks are adapted at once. Batch norm sees the same batches as on the CPU: the
+//! support set of a task, and all of its queries together.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -53,7 +56,7 @@ impl GpuImages {
         Ok(GpuImages { device: device.clone(), images, dataset, outliers })
     }
 
-    /// An image and its number on the GPU.
+    /// The image at a row of the data set (or of the outlier pool), and its number on the GPU.
     fn image(&self, row: u32, is_outlier: bool) -> (&DecodedImage, u32) {
         let own = self.dataset.images();
         match (&self.outliers, is_outlier) {
@@ -132,7 +135,8 @@ fn check_tasks(config: &MamlConfig, spec: &EpisodeSpec) -> trueshot::Result<()> 
 
 /// MAML with the data of an evaluation on a GPU.
 ///
-/// Numbers are 16-bit floats on the GPU. Tasks whose activations or gradients exceed their range are computed on the CPU.
+/// Numbers are 16-bit floats on the GPU. Tasks whose activations or gradients exceed their range are computed on the
+/// CPU.
 pub(crate) struct GpuMaml {
     maml: Maml,
     tasks: Arc<GpuTasks>,
@@ -144,6 +148,7 @@ impl GpuMaml {
         GpuMaml { maml, tasks }
     }
 
+    /// The predicted class of every query, computed on the CPU.
     fn classify_on_cpu(&self, task: &RowTask<'_>) -> trueshot::Result<Vec<u32>> {
         let numbers = |image: &DecodedImage| image.pixels.iter().map(|&byte| f32::from(byte)).collect();
         let rows: Vec<Vec<f32>> = self.tasks.images.of_task(task).map(|(image, _)| numbers(image)).collect();
@@ -161,6 +166,7 @@ impl RowClassifier for GpuMaml {
     fn classify(&self, tasks: &[RowTask<'_>]) -> trueshot::Result<Vec<RowPrediction>> {
         let GpuTasks { images, evaluation } = &*self.tasks;
         let requests: Vec<MamlTask> = tasks.par_iter().map(|task| images.request(task)).collect();
+        // Per task the logits `[query][class]`; `None` if a value exceeded the range of 16-bit floats.
         let logits = {
             let mut evaluation = evaluation.lock().expect("no thread panics while it holds the lock");
             evaluation.logits(&self.maml.network.parameters, &requests)?
@@ -201,8 +207,8 @@ impl Method for GpuMaml {
 /// evaluation must be drawn from these images and have the shape `spec`; `episodes` is their number, 1 or more.
 ///
 /// # Errors
-/// [`Error::Gpu`] if the GPU cannot adapt to such episodes or its memory does not suffice, and the error of the CPU if the model
-/// has another number of classes.
+/// [`Error::Gpu`] if the GPU cannot adapt to such episodes or its memory does not suffice, and the error of the CPU if
+/// the model has another number of classes.
 pub fn move_to_gpu(
     methods: &mut [NamedMethod],
     images: &GpuImages,

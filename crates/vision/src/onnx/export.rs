@@ -1,4 +1,8 @@
 //! The parts of an ONNX backbone that an exported classifier contains ([`ExportedModel`]).
+//!
+//! The classifier becomes one ONNX model: normalisation, then the nodes of the backbone, then those of the classifier
+//! ([`crate::export`] puts them together). The messages of the backbone are copied as bytes; numbers of fields are
+//! those of `onnx.proto`.
 
 use std::path::Path;
 
@@ -10,14 +14,17 @@ use crate::error::{Error, Result};
 
 /// A backbone whose input and output can be connected to other nodes.
 pub(crate) struct ExportedModel<'a> {
+    /// The copied messages.
     pub imported: ImportedModel,
-    /// The names of its input and of the output that is the embedding.
+    /// The name of its input.
     pub input: String,
+    /// The name of the output that is the embedding.
     pub output: String,
     /// Number of axes of the output.
     pub output_rank: usize,
-    /// The ONNX type numbers of input and output. rten computes in f32, other programs in these types.
+    /// The ONNX type number of the input. rten computes in f32, other programs in the types of the model.
     pub input_type: u64,
+    /// The ONNX type number of the output.
     pub output_type: u64,
     /// Whether its input is `[batch, channels, rows, columns]`.
     pub has_channels_first: bool,
@@ -25,6 +32,7 @@ pub(crate) struct ExportedModel<'a> {
     pub is_batch_fixed: bool,
     /// A prefix that no name in the model has.
     pub prefix: String,
+    /// The model file, in which names are searched.
     bytes: &'a [u8],
 }
 
@@ -72,15 +80,18 @@ impl OnnxWorker {
     }
 }
 
+/// Whether bytes contain other bytes.
 fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
     memchr::memmem::find(bytes, wanted).is_some()
 }
 
-/// Copies the fields of a model and of its graph that stay as they are. Also returns the types of an input and an output.
+/// Copies the fields of a model and of its graph that stay as they are. Also returns the types of an input and an
+/// output.
 fn import(bytes: &[u8], input: &str, output: &str) -> Result<(ImportedModel, [u64; 2]), FileProblem> {
     let (mut model, mut types) = (ImportedModel::default(), [ElementType::Float as u64; 2]);
     let mut fields = Fields(bytes);
     while let Some((number, value, raw)) = fields.next_with_bytes()? {
+        // A model: 1 version of the format, 7 graph, 8 operator set, 25 functions.
         match (number, value) {
             (1, FieldValue::Number(version)) => model.ir_version = version,
             (7, FieldValue::Bytes(graph)) => {
@@ -102,7 +113,8 @@ fn import(bytes: &[u8], input: &str, output: &str) -> Result<(ImportedModel, [u6
     Ok((model, types))
 }
 
-/// Copies nodes, constants, shapes and inputs, but neither the input that becomes a computed value nor the outputs.
+/// Copies the nodes (1), constants (5 and 15), inputs (11), shapes of inner values (13) and quantisation (14) of a
+/// graph to `out`, but neither the input that becomes a computed value nor the outputs.
 fn import_graph(bytes: &[u8], input: &str, out: &mut Vec<u8>) -> Result<(), FileProblem> {
     let mut fields = Fields(bytes);
     while let Some((number, value, raw)) = fields.next_with_bytes()? {
@@ -139,7 +151,7 @@ fn element_type(graph: &[u8], field: u64, wanted: &str) -> Result<u64, FileProbl
     Ok(ElementType::Float as u64)
 }
 
-/// The last message in a field.
+/// The last message in field number `wanted`.
 fn message(bytes: &[u8], wanted: u64) -> Result<Option<&[u8]>, FileProblem> {
     let (mut fields, mut found) = (Fields(bytes), None);
     while let Some((number, value)) = fields.next_field()? {

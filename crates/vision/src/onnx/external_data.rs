@@ -52,11 +52,14 @@ struct Inliner<'a> {
     folder: &'a Path,
     /// Open files by name, with their lengths.
     files: HashMap<String, (File, u64)>,
+    /// How many bytes of weights may still be read.
     bytes_left: u64,
+    /// The largest allowed result, for errors.
     max_bytes: u64,
 }
 
 impl Inliner<'_> {
+    /// Copies a message, with the weights of all tensors in it. `depth` is how many more levels messages may nest.
     fn rewrite(&mut self, message: Message, bytes: &[u8], depth: usize) -> CheckResult<Vec<u8>> {
         if let Message::Tensor = message {
             return self.tensor(bytes);
@@ -74,6 +77,8 @@ impl Inliner<'_> {
         Ok(out)
     }
 
+    /// Copies a tensor, with its weights if they are in another file. Fields of a tensor: 8 name, 9 its numbers as
+    /// bytes, 13 an entry (key and value) on the file with its numbers, 14 whether they are in a file.
     fn tensor(&mut self, bytes: &[u8]) -> CheckResult<Vec<u8>> {
         let (mut fields, mut others) = (Fields(bytes), Vec::new());
         let mut entries = HashMap::new();
@@ -105,6 +110,7 @@ impl Inliner<'_> {
         Ok(others)
     }
 
+    /// Reads the range of a file with the numbers of the tensor `name`; without `length`, up to the end of the file.
     fn read(&mut self, location: &str, offset: u64, length: Option<u64>, name: &str) -> CheckResult<Vec<u8>> {
         if !self.files.contains_key(location) {
             let opened = self.open(location)?;
@@ -129,6 +135,7 @@ impl Inliner<'_> {
         }
     }
 
+    /// Opens a file in the folder of the model or below, and returns its length too.
     fn open(&self, location: &str) -> CheckResult<(File, u64)> {
         let path = Path::new(location);
         let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));

@@ -1,10 +1,13 @@
 //! Checks the bytes of an ONNX file before the library that runs it sees them. Start with [`check`].
 //!
-//! ONNX is protocol buffers: nested messages of numbered fields. The check walks through all of them without allocating
-//! and refuses files that are not ONNX, tensors that claim more numbers than they hold or have a type that rten does
-//! not know, graphs with too many nodes, and constants that ask for arrays no image model needs (shapes, paddings).
-//! This gives precise errors for what can be seen in the file. What a model computes while it is loaded and run is
-//! bounded by its worker process ([`super::worker`]).
+//! ONNX is protocol buffers: nested messages of numbered fields. The numbers in this module are those of `onnx.proto`;
+//! the ones that matter are listed where a message is read. [`Fields`] reads one message, and `export` and
+//! `external_data` use it too.
+//!
+//! The check walks through all messages without allocating and refuses files that are not ONNX, tensors that claim more
+//! numbers than they hold or have a type that rten does not know, graphs with too many nodes, and constants that ask
+//! for arrays no image model needs (shapes, paddings). This gives precise errors for what can be seen in the file. What
+//! a model computes while it is loaded and run is bounded by its worker process ([`super::worker`]).
 
 use std::fmt;
 
@@ -12,11 +15,11 @@ use std::fmt;
 pub(super) const MAX_DEPTH: usize = 24;
 /// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
 pub(super) const MAX_NODES: usize = 100_000;
-/// The most elements of a shape that is a constant.
+/// The most elements of an array whose shape is a constant.
 const MAX_ELEMENTS: u64 = 1 << 28;
-/// The largest padding, stride or kernel.
+/// The largest padding, stride, kernel or dilation.
 const MAX_SIDE: u64 = 4096;
-/// Constants of more numbers than this are weights, not shapes.
+/// Integer constants of more numbers than this are not taken for shapes.
 const MAX_SHAPE_LEN: u64 = 8;
 
 /// What is wrong with a file.
@@ -42,16 +45,20 @@ pub(super) fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
     Err(FileProblem::Refused(problem.into()))
 }
 
-/// A field of a message: its number and what it holds.
+/// The value of a field.
 pub(super) enum FieldValue<'a> {
+    /// A number of variable length.
     Number(u64),
+    /// Everything else: a nested message, a text, packed numbers, or a number of 4 or 8 bytes.
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, one after the other.
+/// Reads the fields of a message, one after the other. Holds the bytes that are not read yet.
 pub(super) struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
+    /// Reads a number of variable length: 7 bits per byte, lowest first; the highest bit says whether more bytes
+    /// follow.
     fn varint(&mut self) -> CheckResult<u64> {
         let mut number = 0_u64;
         for shift in (0..64).step_by(7) {
@@ -72,10 +79,12 @@ impl<'a> Fields<'a> {
         Ok(taken)
     }
 
+    /// The number and the value of the next field; `None` at the end of the message.
     pub fn next_field(&mut self) -> CheckResult<Option<(u64, FieldValue<'a>)>> {
         if self.0.is_empty() {
             return Ok(None);
         }
+        // The lowest three bits are the kind of the value, the others the number of the field.
         let key = self.varint()?;
         let value = match key & 7 {
             0 => FieldValue::Number(self.varint()?),
@@ -105,6 +114,7 @@ impl<'a> Fields<'a> {
 pub(super) fn check(bytes: &[u8]) -> CheckResult {
     let (mut fields, mut graph, mut version) = (Fields(bytes), None, None);
     while let Some((number, value)) = fields.next_field()? {
+        // A model: 1 version of the format, 7 graph.
         match (number, value) {
             (1, FieldValue::Number(found)) => version = Some(found),
             (7, FieldValue::Bytes(found)) => graph = Some(found),
@@ -117,11 +127,12 @@ pub(super) fn check(bytes: &[u8]) -> CheckResult {
     }
 }
 
-/// Checks a graph; `nodes` counts the nodes of all graphs.
+/// Checks a graph. `depth` is how many more levels messages may nest; `nodes` counts the nodes of all graphs.
 fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
     let (mut fields, before) = (Fields(bytes), *nodes);
     while let Some((number, value)) = fields.next_field()? {
+        // A graph: 1 node, 5 constant, 15 sparse constant.
         match (number, value) {
             (1, FieldValue::Bytes(node)) => {
                 *nodes += 1;
@@ -138,6 +149,7 @@ fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     if *nodes == before { refused("its graph is empty") } else { Ok(()) }
 }
 
+/// Checks the attributes (field 5) of a node.
 fn check_node(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let mut fields = Fields(bytes);
     while let Some((number, value)) = fields.next_field()? {
@@ -148,11 +160,13 @@ fn check_node(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     Ok(())
 }
 
+/// Checks an attribute of a node, which may contain tensors, graphs or integers.
 fn check_attribute(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
     let (mut fields, mut name) = (Fields(bytes), &[][..]);
     let mut largest = 0_u64;
     while let Some((number, value)) = fields.next_field()? {
+        // An attribute: 1 name, 5 tensor, 10 tensors, 6 graph, 11 graphs, 8 integers, packed or one per field.
         match (number, value) {
             (1, FieldValue::Bytes(found)) => name = found,
             (5 | 10, FieldValue::Bytes(tensor)) => check_tensor(tensor)?,
@@ -175,6 +189,7 @@ fn check_attribute(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult
     Ok(())
 }
 
+/// The absolute value of a signed integer, which is read as an unsigned one.
 fn unsigned_abs(number: u64) -> u64 {
     number.cast_signed().unsigned_abs()
 }
@@ -183,22 +198,27 @@ fn unsigned_abs(number: u64) -> u64 {
 #[derive(Default)]
 struct TensorHeader<'a> {
     name: &'a [u8],
+    /// The ONNX number of the type of its elements.
     kind: u64,
-    /// The product of its dimensions.
+    /// The number of elements: the product of its dimensions.
     numbers: u64,
+    /// The elements as bytes, if they are stored like this.
     raw: Option<&'a [u8]>,
-    /// Bytes of numbers that are not stored as raw data.
+    /// Bytes (at least one per element) of elements that are listed in fields instead.
     listed: u64,
-    /// The product of the values of an integer tensor.
+    /// For a tensor of integers the product of its values: the number of elements of an array if it is a shape.
     product: Option<u64>,
 }
 
+/// Checks that a tensor holds the elements that it claims, of a supported type, and that it is not the shape of an
+/// array that is too large.
 fn check_tensor(bytes: &[u8]) -> CheckResult {
     let claims = tensor_header(bytes)?;
     let name = || String::from_utf8_lossy(claims.name).chars().take(80).collect::<String>();
     let Some(width) = element_bytes(claims.kind) else {
         return refused(format!("its tensor '{}' is of an unknown type ({})", name(), claims.kind));
     };
+    // bfloat16 (16) and the types of 8-bit floats.
     if let 16..=20 = claims.kind {
         let kind = if claims.kind == 16 { "bfloat16" } else { "float8" };
         return refused(format!(
@@ -226,6 +246,7 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
     }
 }
 
+/// Reads what a tensor claims about itself.
 fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
     let mut fields = Fields(bytes);
     let mut claims = TensorHeader { numbers: 1, ..TensorHeader::default() };
@@ -237,6 +258,9 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
         Ok(())
     };
     while let Some((number, value)) = fields.next_field()? {
+        // A tensor: 1 dimensions, 2 type, 4 to 7, 10 and 11 elements by type (7: 64-bit integers), 8 name, 9 raw
+        // elements, 13 and 14 elements in another file. Dimensions and elements may be packed in one field, or be one
+        // per field.
         match (number, value) {
             (1, FieldValue::Number(found)) => side(&mut claims, found)?,
             (1, FieldValue::Bytes(packed)) => {
@@ -279,7 +303,7 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
 
 /// A dimension of a shape; 0 and -1 mean "unchanged" and count as 1.
 fn shape_side(number: u64) -> u64 {
-    // The largest number means "to the end" in a slice.
+    // The largest 32-bit or 64-bit number means "to the end" in a slice.
     match number.cast_signed() {
         1..=0x7fff_fffe => number,
         0x7fff_ffff | i64::MAX | ..1 => 1,
@@ -287,9 +311,10 @@ fn shape_side(number: u64) -> u64 {
     }
 }
 
+/// The ONNX number of the type of 64-bit integers.
 const INT64: u64 = 7;
 
-/// Bytes per number of an ONNX type.
+/// Bytes per element of an ONNX type (`TensorProto.DataType` in `onnx.proto`); `None` for an unknown type.
 fn element_bytes(kind: u64) -> Option<u64> {
     Some(match kind {
         2 | 3 | 8 | 9 | 17..=20 => 1,

@@ -1,4 +1,9 @@
-//! Image models in ONNX as backbones ([`run_models_in`], [`serve`]). Each model runs in a worker process.
+//! Image models in ONNX as backbones, executed by the library rten. Each model runs in a worker process.
+//!
+//! A program calls [`run_models_in`] once to say how a worker is started, and [`serve`] when it is started as a worker;
+//! then [`Backbone::find`](crate::Backbone::find) opens models. In this module, `open` and `load` make an
+//! `OnnxNetwork`; `process` is the parent's side of a worker, `worker` its main function, `protocol` their messages,
+//! and `model` runs a model inside the worker.
 //!
 //! The layout of the channels and a fixed image size are read from the shape of the model's input. Mean, standard
 //! deviation and the choice of the output are not in the file: they come from options, from a TOML file next to the
@@ -25,8 +30,8 @@
 //!
 //! # Precision and files
 //!
-//! rten computes in f32: f16 weights are converted when they are loaded, and f16 inputs and outputs are f32. Weights in other
-//! files are put into the model before anything else looks at it (`external_data`).
+//! rten computes in f32: f16 weights are converted when they are loaded, and f16 inputs and outputs are f32. Weights in
+//! other files are put into the model before anything else looks at it (`external_data`).
 
 mod export;
 mod external_data;
@@ -52,11 +57,12 @@ use crate::error::{Error, Result, Unreadable};
 use crate::network::{EmbeddingNetwork, EmbeddingSession};
 use crate::preprocess::Preprocessing;
 
-/// The largest model, with weights in other files.
+/// The largest model, including weights in other files: 2 GiB.
 const MAX_MODEL_BYTES: u64 = 2 << 30;
-/// The numbers of classes of ImageNet classifiers: 1k, 21k and 22k, with or without a background class.
+/// Numbers of classes of common ImageNet classifiers. An output of this length is probably a score per class.
 const CLASS_COUNTS: [usize; 5] = [1000, 1001, 21_841, 21_843, 11_221];
 
+/// How workers are started; `None` until [`run_models_in`] is called.
 static PROCESS: Mutex<Option<ModelProcess>> = Mutex::new(None);
 
 /// Sets how to start the worker process that runs ONNX models. Required before the first ONNX model is opened; models
@@ -96,6 +102,7 @@ struct OnnxWorker {
     alone: Mutex<()>,
 }
 
+/// An opened model, from which [`Backbone`](crate::Backbone) is made.
 pub(crate) struct OnnxModel {
     pub network: OnnxNetwork,
     pub preprocessing: Preprocessing,
@@ -182,10 +189,12 @@ pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Re
     Ok(OnnxModel { network, preprocessing, differences, output, hash, warning })
 }
 
+/// An error about a model.
 fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadModel { path: path.into(), problem: problem.into(), hint: None }
 }
 
+/// The preprocessing of images for a model: from its input, the options, and otherwise the usual values.
 fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<Preprocessing> {
     let usual = Preprocessing::colour(model.size);
     let (channels, mean, std) = match model.channels {
@@ -204,6 +213,7 @@ fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<
     Ok(preprocessing)
 }
 
+/// A warning if the output looks like scores of classes rather than features.
 fn warning(model: &ModelDescription) -> Option<String> {
     let ModelDescription { output, dim, .. } = model;
     let lower = output.to_lowercase();
@@ -287,11 +297,13 @@ impl OnnxWorker {
         Ok(worker.clone())
     }
 
+    /// Embeds an image in a worker that processes nothing else, so that an error is that of this image.
     fn embed_in_own_worker(&self, image: &[f32]) -> protocol::EmbeddingReply {
         let _alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
         self.start()?.embed(image)?
     }
 
+    /// Starts a worker with this model.
     fn start(&self) -> Result<WorkerProcess, String> {
         Ok(WorkerProcess::start(&self.process, &self.bytes, &self.request)?.0)
     }

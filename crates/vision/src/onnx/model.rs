@@ -1,5 +1,5 @@
-//! Runs an ONNX model in rten: chooses its input layout, image size and output, and embeds normalised images one at a
-//! time. Used only in the worker process.
+//! Runs an ONNX model in the library rten: chooses its input layout, image size and output, and embeds normalised
+//! images one at a time. Start with [`LoadedModel::load`]. Used only in the worker process.
 
 use std::sync::Arc;
 
@@ -28,9 +28,12 @@ enum TensorLayout {
 pub(super) struct LoadedModel {
     model: Model,
     input: NodeId,
+    /// The output that becomes the embedding.
     output: NodeId,
     layout: TensorLayout,
+    /// Height and width of images.
     size: usize,
+    /// Channels of images, 1 or 3.
     channels: usize,
 }
 
@@ -73,7 +76,7 @@ impl LoadedModel {
         Ok(self.run_with_rank(image, pool)?.0)
     }
 
-    /// Also returns the number of axes of the output.
+    /// [`Self::run`] that also returns the number of axes of the output.
     fn run_with_rank(&self, image: &[f32], pool: &Arc<ThreadPool>) -> Result<(Vec<f32>, usize), String> {
         let (size, channels) = (self.size, self.channels);
         let (shape, values) = match self.layout {
@@ -108,8 +111,11 @@ impl LoadedModel {
             ));
         }
         match (&shape[1..], self.layout) {
+            // A row.
             ([_], _) => Ok(values),
+            // Tokens, as of a vision transformer; the first is usually the class token.
             ([tokens, width], _) if *tokens > 0 => Ok(values[..*width].to_vec()),
+            // Feature maps.
             ([channels, rows, columns], TensorLayout::ChannelsFirst) if rows * columns > 0 => {
                 let mean = |plane: &[f32]| plane.iter().sum::<f32>() / plane.len() as f32;
                 Ok(values.chunks_exact(rows * columns).take(*channels).map(mean).collect())
@@ -129,10 +135,12 @@ pub(super) fn single_thread_pool() -> Arc<ThreadPool> {
     Arc::new(ThreadPool::with_num_threads(1))
 }
 
+/// The first line of an error, at most 300 characters of it.
 fn first_line(problem: &dyn std::fmt::Display) -> String {
     problem.to_string().lines().next().unwrap_or_default().chars().take(300).collect()
 }
 
+/// The name of an input or output; empty if it has none.
 fn node_name(model: &Model, node: NodeId) -> String {
     model.node_info(node).and_then(|info| info.name().map(str::to_owned)).unwrap_or_default()
 }
@@ -158,6 +166,8 @@ struct ModelInput {
 }
 
 impl ModelInput {
+    /// Finds the input, which must be a batch of square images. The channels are the axis of length 1 or 3 after the
+    /// batch or at the end; if both lengths are dynamic, three channels after the batch.
     fn find(model: &Model, requested_size: Option<usize>) -> Result<Self, String> {
         let [node] = model.input_ids() else {
             return Err(format!("it has {} inputs; an image model has one", model.input_ids().len()));
@@ -201,6 +211,8 @@ fn is_float(kind: ValueType) -> bool {
     matches!(kind, ValueType::Tensor(DataType::Float))
 }
 
+/// The height and width of images: those of the input if they are fixed (one fixed side suffices), else `requested`,
+/// else 224.
 fn choose_size(sides: [&Dimension; 2], requested: Option<usize>) -> Result<usize, String> {
     const DEFAULT_SIZE: usize = 224;
     let fixed = |side: &Dimension| match side {

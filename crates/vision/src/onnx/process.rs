@@ -1,4 +1,8 @@
-//! The parent's side of the worker process: starts it, sends images, receives embeddings, and reports why it ended.
+//! The parent's side of the worker process that runs an ONNX model: starts it, sends images, receives embeddings, and
+//! reports why it ended. Start with [`WorkerProcess::start`] and [`WorkerProcess::embed`].
+//!
+//! Besides the threads that embed, two threads serve a worker: the *listener* passes its replies to the threads that
+//! wait for them, and another one reads its standard error, from which [`exit_reason`] tells why it ended.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -44,6 +48,7 @@ impl ModelProcess {
         }
     }
 
+    /// Starts the program, with pipes to its standard streams.
     fn spawn(&self) -> std::io::Result<Child> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -61,8 +66,10 @@ impl ModelProcess {
 /// A worker that has loaded a model.
 pub struct WorkerProcess {
     child: Arc<Mutex<Child>>,
+    /// The pipe to the worker. A thread holds the lock while it writes a request.
     requests: Mutex<ChildStdin>,
     pending: Arc<Mutex<PendingRequests>>,
+    /// The thread that receives replies; `None` only while this is dropped.
     listener: Option<JoinHandle<()>>,
 }
 
@@ -115,8 +122,10 @@ impl WorkerProcess {
         Ok((worker, description))
     }
 
-    /// Embeds one normalised image. Any number of threads may call this at the same time. The outer error says why the
-    /// process ended, whichever image caused it.
+    /// Embeds one normalised image (`[row, column, channel]`). Any number of threads may call this at the same time.
+    ///
+    /// The inner result is that of the model for this image. The outer error says why the process ended, whichever
+    /// image caused it.
     pub fn embed(&self, image: &[f32]) -> Result<EmbeddingReply, String> {
         let (sender, receiver) = sync_channel(1);
         let number = {
@@ -134,6 +143,7 @@ impl WorkerProcess {
         receiver.recv().map_err(|_| lock(&self.pending).ended.clone().unwrap_or_default())
     }
 
+    /// Whether the process has ended, so that [`Self::embed`] would fail.
     pub fn has_ended(&self) -> bool {
         lock(&self.pending).ended.is_some()
     }
@@ -148,6 +158,8 @@ impl Drop for WorkerProcess {
     }
 }
 
+/// Sends the model to a new worker, and waits for its description. The inner error is the worker's message; the outer
+/// one means that it ended or did not follow the protocol.
 fn load_model(
     stdin: &mut ChildStdin,
     replies: &mut BufReader<ChildStdout>,
@@ -180,6 +192,7 @@ fn receive_replies(
 /// What is needed to report why a process ended.
 struct ExitDiagnosis {
     child: Arc<Mutex<Child>>,
+    /// The thread that reads standard error.
     errors: JoinHandle<String>,
     limits: ModelProcess,
 }
@@ -197,7 +210,7 @@ impl ExitDiagnosis {
     }
 }
 
-/// The first bytes of standard error. Reads the rest too, so that the process never blocks on writing.
+/// The first 8 KiB of standard error. Reads the rest too, so that the process never blocks on writing.
 fn first_bytes(mut stderr: ChildStderr) -> String {
     let mut first = Vec::new();
     let _ = stderr.by_ref().take(1 << 13).read_to_end(&mut first);
@@ -205,6 +218,7 @@ fn first_bytes(mut stderr: ChildStderr) -> String {
     String::from_utf8_lossy(&first).into_owned()
 }
 
+/// A message for the user on why the process ended, from its exit status and its standard error.
 fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
     // The message of Rust's standard library before it aborts.
     if errors.contains("has overflowed its stack") {

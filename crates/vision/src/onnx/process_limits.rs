@@ -1,4 +1,6 @@
-//! Limits of the worker process on memory and processor time, enforced by the operating system.
+//! Limits of the worker process on memory and processor time, enforced by the operating system. The worker makes
+//! [`ProcessLimits`] when it starts, and [applies](ProcessLimits::apply) them to itself before it loads the model and
+//! for every image.
 
 use std::io;
 
@@ -13,6 +15,8 @@ pub struct ProcessLimits {
 }
 
 impl ProcessLimits {
+    /// Limits for a worker whose model and stack take `model` bytes; `memory` and `seconds` as in
+    /// [`ModelProcess`](super::ModelProcess).
     pub fn new(model: u64, memory: u64, seconds: u64) -> Self {
         // If memory runs out in spite of the limit, the system should kill this process first.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -40,6 +44,7 @@ impl ProcessLimits {
     }
 }
 
+/// The processor seconds that this process has taken, rounded up.
 #[cfg(unix)]
 fn processor_seconds() -> u64 {
     use rustix::time::{ClockId, clock_gettime};

@@ -2,8 +2,8 @@
 //!
 //! The worker writes [`GREETING`], reads a [`LoadRequest`] and the bytes of the model, and answers with a
 //! `Result<ModelDescription, String>`. After that, every request is a number and an image, and every reply is the
-//! number of its request and an embedding or an error. Both ends are the same build on the same machine, so numbers are in
-//! native byte order.
+//! number of its request and an embedding or an error. Both ends are the same build on the same machine, so numbers are
+//! in native byte order.
 
 use std::io::{self, Read, Write};
 
@@ -75,15 +75,18 @@ pub fn skip_to_greeting(reader: &mut impl Read) -> io::Result<()> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
+/// Writes a message as JSON, after its length.
 pub fn write_json(writer: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     write_bytes(writer, &serde_json::to_vec(message)?)?;
     writer.flush()
 }
 
+/// Reads a message that [`write_json`] wrote.
 pub fn read_json<T: DeserializeOwned>(reader: &mut impl Read) -> io::Result<T> {
     Ok(serde_json::from_slice(&read_bytes(reader, MAX_MESSAGE_BYTES)?)?)
 }
 
+/// Writes a request: its number (u64) and the values of its image (f32).
 pub fn write_request(writer: &mut impl Write, number: u64, image: &[f32]) -> io::Result<()> {
     writer.write_all(&number.to_ne_bytes())?;
     writer.write_all(bytemuck::cast_slice(image))?;
@@ -100,12 +103,15 @@ pub fn read_request_number(reader: &mut impl Read) -> io::Result<Option<u64>> {
     }
 }
 
+/// Reads the image of a request, which has this number of values.
 pub fn read_image(reader: &mut impl Read, values: usize) -> io::Result<Vec<f32>> {
     let mut image = vec![0.0; values];
     reader.read_exact(bytemuck::cast_slice_mut(&mut image))?;
     Ok(image)
 }
 
+/// Writes a reply: the number of its request (u64), 1 for an embedding or 0 for an error, and the length and bytes of
+/// the embedding (f32 values) or of the message.
 pub fn write_reply(writer: &mut impl Write, number: u64, row: &EmbeddingReply) -> io::Result<()> {
     writer.write_all(&number.to_ne_bytes())?;
     match row {
@@ -121,6 +127,7 @@ pub fn write_reply(writer: &mut impl Write, number: u64, row: &EmbeddingReply) -
     writer.flush()
 }
 
+/// Reads a reply that [`write_reply`] wrote, with the number of its request; `None` at the end of the stream.
 pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, EmbeddingReply)>> {
     let Some(number) = read_request_number(reader)? else { return Ok(None) };
     let mut is_row = [0];
@@ -133,12 +140,14 @@ pub fn read_reply(reader: &mut impl Read) -> io::Result<Option<(u64, EmbeddingRe
     Ok(Some((number, row)))
 }
 
+/// Writes bytes after their length (u32).
 fn write_bytes(writer: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidData)?;
     writer.write_all(&length.to_ne_bytes())?;
     writer.write_all(bytes)
 }
 
+/// Reads bytes that [`write_bytes`] wrote; an error if they are more than `max`.
 fn read_bytes(reader: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     reader.read_exact(&mut length)?;

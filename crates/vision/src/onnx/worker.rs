@@ -16,11 +16,11 @@ use super::model::{LoadedModel, single_thread_pool};
 use super::process_limits::ProcessLimits;
 use super::protocol::{self, LoadRequest};
 
-/// Stack for loading and planning. A chain of nodes takes less than 1 KiB per node, and the file check lets
-/// [`super::file_check::MAX_NODES`] through.
+/// The stack of the thread that loads and plans. A chain of nodes takes less than 1 KiB per node, and the file check
+/// allows at most [`super::file_check::MAX_NODES`] of them.
 const STACK_BYTES: usize = 256 << 20;
-/// Memory for a model, as a multiple of its file: the file, its tensors, and for f16 weights two more each for f32 and for
-/// weights in the order of the matrix product.
+/// Memory for a model, as a multiple of its file: one for the file, one for its tensors, and, since f16 weights double
+/// in size as f32, two for them as f32 and two for their copy in the order of the matrix product.
 const MODEL_COPIES: u64 = 6;
 
 /// The main function of a worker process: serves one model over standard input and output until the input ends, and
@@ -34,6 +34,7 @@ pub fn serve() -> u8 {
     }
 }
 
+/// Follows the protocol: writes the greeting, loads the model within limits, and answers requests until the input ends.
 fn serve_requests(mut requests: impl Read) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(protocol::GREETING)?;
@@ -70,6 +71,8 @@ fn serve_requests(mut requests: impl Read) -> io::Result<()> {
 /// An image to embed, and the number of its request.
 type ImageRequest = (u64, Vec<f32>);
 
+/// Reads requests and passes them to the embedding threads. Before each, sets the limits for the images in work.
+/// `first` is the number of the first request, whose image has not been read yet.
 fn dispatch_requests(
     mut requests: impl Read,
     first: u64,
@@ -78,6 +81,7 @@ fn dispatch_requests(
 ) -> io::Result<()> {
     let (sender, receiver) = channel::<ImageRequest>();
     let receiver = Arc::new(Mutex::new(receiver));
+    // The number of requests without a reply. If they are more than the threads, another thread is started.
     let busy = Arc::new(AtomicUsize::new(0));
     let (mut threads, mut number) = (0, first);
     loop {
@@ -100,6 +104,7 @@ fn dispatch_requests(
     }
 }
 
+/// An embedding thread: takes requests, runs the model and writes replies, until the channel is closed.
 fn embed_requests(model: &LoadedModel, requests: &Mutex<Receiver<ImageRequest>>, busy: &AtomicUsize) {
     let pool = single_thread_pool();
     loop {

@@ -1,5 +1,6 @@
 //! The functions that a pickle may call: the few of NumPy that build arrays, types and numbers, each implemented in
-//! this module.
+//! this module. The stack machine calls [`Function::named`] for a name, [`StackMachine::call`] for a call, and
+//! [`StackMachine::build`] to set the state of a result.
 //!
 //! NumPy pickles an array as "reconstruct an empty array, then set its state", or, from protocol 5 on, as "make an
 //! array of this buffer"; a type as its name and a state with the byte order; a typed number as its type and its bytes.
@@ -11,19 +12,27 @@ use trueshot::arrays::{Array, Element};
 use super::stack_machine::StackMachine;
 use super::{Node, PickleError, ValueId};
 
-/// The limit of NumPy.
+/// The most dimensions of an array, which is NumPy's limit.
 const MAX_DIMENSIONS: usize = 64;
 
 /// The functions that a pickle may name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Function {
+    /// Makes an empty array, whose state is set later.
     Reconstruct,
+    /// The class of arrays, an argument of `Reconstruct`.
     ArrayType,
+    /// Makes the type of elements from its name.
     ElementType,
+    /// Makes an array of a buffer.
     FromBuffer,
+    /// Makes a number from its type and its bytes.
     Scalar,
+    /// Encodes text as bytes.
     Encode,
+    /// Makes empty bytes.
     BytesType,
+    /// Makes a bytearray of bytes or text.
     ByteArrayType,
 }
 
@@ -49,7 +58,7 @@ impl Function {
 }
 
 impl StackMachine {
-    /// Computes the result of a function for these arguments.
+    /// Computes the result of a function for a tuple of arguments.
     pub(super) fn call(&mut self, function: ValueId, arguments: ValueId) -> Result<ValueId, PickleError> {
         let &Node::Function(function) = self.node(function) else {
             return Err(PickleError::Call("something that is not a function".into()));
@@ -111,7 +120,8 @@ impl StackMachine {
         Ok(())
     }
 
-    /// Parses a type such as `u1`, `<f4`, `S10` or `b1`.
+    /// Parses a type such as `u1`, `<f4`, `S10` or `b1`: the byte order, the kind, and the number of bytes (of
+    /// characters of four bytes for `U`).
     fn element(&self, name: ValueId) -> Result<Element, PickleError> {
         let name = self.name(name).unwrap_or_default();
         let unknown = || {
@@ -126,6 +136,7 @@ impl StackMachine {
         Ok(Element { kind, width, big_endian })
     }
 
+    /// Makes an array. `fortran`: the elements are stored columns first.
     fn array(
         &self,
         element: ValueId,
@@ -151,6 +162,7 @@ impl StackMachine {
         })
     }
 
+    /// The sizes in a tuple.
     fn shape(&self, shape: ValueId) -> Result<Vec<usize>, PickleError> {
         let refused = || self.malformed("the shape of an array is not a tuple of sizes");
         let Node::Tuple(sizes) = self.node(shape) else { return Err(refused()) };
@@ -164,6 +176,7 @@ impl StackMachine {
         sizes.iter().map(size).collect::<Option<_>>().ok_or_else(refused)
     }
 
+    /// Makes a float of 4 or 8 bytes, or an integer.
     fn scalar(&self, element: ValueId, bytes: ValueId) -> Result<Node, PickleError> {
         let (&Node::Element(element), &Node::Bytes(span)) = (self.node(element), self.node(bytes)) else {
             return Err(self.malformed("a number without its type or its bytes"));

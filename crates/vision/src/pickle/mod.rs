@@ -33,7 +33,7 @@ pub enum PickleError {
     Call(String),
     /// It is truncated.
     #[error("it is truncated at byte {0}")]
-    CutOff(usize),
+    Truncated(usize),
     /// It refers to a value that does not exist.
     #[error("it refers to {0}, which lies outside the file")]
     Outside(&'static str),
@@ -53,9 +53,10 @@ pub enum PickleError {
     },
 }
 
+/// The index of a value in the list of all values.
 type ValueId = u32;
 
-/// A value; its parts are indices of other values.
+/// A value in the list; its parts are indices of other values.
 #[derive(Debug)]
 enum Node {
     None,
@@ -91,13 +92,15 @@ struct Span {
 #[derive(Debug)]
 pub struct Pickle {
     nodes: Vec<Node>,
+    /// The value that was pickled.
     root: ValueId,
     file: Bytes,
+    /// Strings decoded from escapes, which [`Span::owner`] numbers from 1.
     decoded: Vec<Bytes>,
 }
 
 impl Pickle {
-    /// Reads a pickle.
+    /// Reads the pickle in `file`, which usually is a memory map.
     pub fn read(file: Bytes) -> Result<Self, PickleError> {
         stack_machine::StackMachine::new(file).run()
     }
@@ -116,6 +119,7 @@ impl Pickle {
     }
 }
 
+/// The bytes that a range belongs to: the file, or a decoded string.
 fn owner<'a>(file: &'a Bytes, decoded: &'a [Bytes], span: Span) -> &'a Bytes {
     match span.owner {
         0 => file,
@@ -152,7 +156,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as an integer.
+    /// The value as an integer; like the following methods, `None` if it is of another kind.
     pub fn integer(self) -> Option<i64> {
         match *self.node() {
             Node::Int(number) => Some(number),

@@ -1,4 +1,13 @@
-//! The stack machine that executes the instructions of a pickle in order; there are no jumps.
+//! The stack machine that executes the instructions of a pickle in order; there are no jumps. Start with
+//! [`StackMachine::run`], which [`Pickle::read`] calls.
+//!
+//! An instruction is one byte, followed by its argument if it has one. Python's module `pickletools` documents all of
+//! them; comments here give their names in it. The machine has:
+//!
+//! - `nodes`, the list of all values. A value is referred to by its index in the list ([`ValueId`]).
+//! - `stack`, on which instructions put values, and from which they take their operands.
+//! - `marks`, positions of the stack: the operands of an instruction that makes a collection start at the last mark.
+//! - `memo`, in which the pickle stores values under numbers, to put them on the stack again.
 
 use std::collections::HashMap;
 
@@ -11,25 +20,34 @@ use super::{Node, Pickle, PickleError, Span, ValueId, owner, string_escapes};
 const MAX_VALUES: usize = 1 << 25;
 /// The deepest nesting of collections; data sets need two or three.
 const MAX_DEPTH: usize = 256;
-/// The longest name of a function or type.
+/// The longest name of a function or type, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 /// Bytes of decoded strings that are always allowed, besides the length of the file.
 const ALWAYS_ALLOWED_DECODED_BYTES: usize = 1 << 16;
 
+/// The state of the machine.
 pub(super) struct StackMachine {
     file: Bytes,
-    /// The offset of the next instruction or argument, and of the current instruction.
+    /// The offset of the next instruction or argument.
     place: usize,
+    /// The offset of the current instruction.
     at: usize,
     nodes: Vec<Node>,
     stack: Vec<ValueId>,
     marks: Vec<usize>,
     memo: HashMap<u64, ValueId>,
-    /// Small integers are stored once.
+    /// The values of the integers from 0 to 1023, which are stored once: files have millions of labels.
     small: Vec<Option<ValueId>>,
+    /// Strings that are not in the file in this form, but decoded from escapes.
     decoded: Vec<Bytes>,
+    /// Their total length.
     decoded_bytes: usize,
 }
+
+/// The indices in `nodes` of the three values with which every machine starts.
+const NONE: ValueId = 0;
+const TRUE: ValueId = 1;
+const FALSE: ValueId = 2;
 
 impl StackMachine {
     pub fn new(file: Bytes) -> Self {
@@ -47,6 +65,7 @@ impl StackMachine {
         }
     }
 
+    /// Executes instructions up to `STOP`. The value on top of the stack is then the one that was pickled.
     pub fn run(mut self) -> Result<Pickle, PickleError> {
         loop {
             self.at = self.place;
@@ -63,27 +82,42 @@ impl StackMachine {
         Ok(Pickle { nodes: self.nodes, root, file: self.file, decoded: self.decoded })
     }
 
+    /// Executes one instruction. Instructions of one kind differ in the form of their argument (text, or binary of
+    /// several lengths) or in how they add to a collection.
     fn step(&mut self, instruction: u8) -> Result<(), PickleError> {
         match instruction {
+            // PROTO
             0x80 => self.protocol(),
-            // Frames only help readers that read ahead; their contents are read like the rest.
+            // FRAME: only helps readers that read ahead; the contents of a frame are read as if they were in none.
             0x95 => self.take::<8>().map(drop),
-            b'N' => self.put(0),
-            0x88 => self.put(1),
-            0x89 => self.put(2),
+            // NONE, NEWTRUE, NEWFALSE
+            b'N' => self.put(NONE),
+            0x88 => self.put(TRUE),
+            0x89 => self.put(FALSE),
+            // INT, BININT, BININT1, BININT2, LONG, LONG1, LONG4
             b'I' | b'J' | b'K' | b'M' | b'L' | 0x8a | 0x8b => self.number(instruction),
+            // FLOAT, BINFLOAT
             b'F' | b'G' => self.float(instruction),
+            // STRING, BINSTRING, SHORT_BINSTRING, BINBYTES, SHORT_BINBYTES, BINBYTES8, BYTEARRAY8
             b'S' | b'T' | b'U' | b'B' | b'C' | 0x8e | 0x96 => self.byte_string(instruction),
+            // UNICODE, BINUNICODE, SHORT_BINUNICODE, BINUNICODE8
             b'V' | b'X' | 0x8c | 0x8d => self.unicode(instruction),
+            // MARK, POP, POP_MARK, DUP
             b'(' => self.mark(),
             b'0' => self.discard(),
             b'1' => self.since_mark().map(drop),
             b'2' => self.top().and_then(|id| self.put(id)),
+            // EMPTY_LIST, LIST, APPEND, APPENDS
             b']' | b'l' | b'a' | b'e' => self.list(instruction),
+            // EMPTY_TUPLE, TUPLE, TUPLE1 to TUPLE3
             b')' | b't' | 0x85..=0x87 => self.tuple(instruction),
+            // EMPTY_DICT, DICT, SETITEM, SETITEMS
             b'}' | b'd' | b's' | b'u' => self.dictionary(instruction),
+            // PUT, BINPUT, LONG_BINPUT, MEMOIZE
             b'p' | b'q' | b'r' | 0x94 => self.remember(instruction),
+            // GET, BINGET, LONG_BINGET
             b'g' | b'h' | b'j' => self.recall(instruction),
+            // GLOBAL, STACK_GLOBAL, REDUCE, BUILD, INST, OBJ, NEWOBJ, NEWOBJ_EX
             b'c' | 0x93 | b'R' | b'b' | b'i' | b'o' | 0x81 | 0x92 => self.function(instruction),
             other => Err(self.refusal(other)),
         }
@@ -92,6 +126,7 @@ impl StackMachine {
     /// The error for an instruction that is not executed.
     fn refusal(&self, instruction: u8) -> PickleError {
         match instruction {
+            // PERSID, BINPERSID; NEXT_BUFFER, READONLY_BUFFER; EXT1 to EXT4; EMPTY_SET, ADDITEMS, FROZENSET
             b'P' | b'Q' => PickleError::Outside("an object by a persistent id"),
             0x97 | 0x98 => PickleError::Outside("a buffer"),
             0x82..=0x84 => PickleError::Call("a registered extension".into()),
@@ -121,8 +156,9 @@ impl StackMachine {
                 let line = self.line()?;
                 let text = std::str::from_utf8(line).unwrap_or_default();
                 match (instruction, text) {
-                    (b'I', "01") => return self.put(1),
-                    (b'I', "00") => return self.put(2),
+                    // In protocol 0, `True` and `False` are written like this.
+                    (b'I', "01") => return self.put(TRUE),
+                    (b'I', "00") => return self.put(FALSE),
                     _ => text.trim_end_matches('L').parse().map_err(|_| self.beyond())?,
                 }
             }
@@ -139,6 +175,7 @@ impl StackMachine {
         self.put(id)
     }
 
+    /// The error for an integer that is invalid or too large.
     fn beyond(&self) -> PickleError {
         self.malformed("not an integer of at most 64 bits")
     }
@@ -184,6 +221,7 @@ impl StackMachine {
         self.put_new(Node::Text(span))
     }
 
+    /// Marks the position of the stack at which the operands of a later instruction start.
     fn mark(&mut self) -> Result<(), PickleError> {
         if self.marks.len() == MAX_DEPTH {
             return Err(PickleError::TooMuch(format!("{MAX_DEPTH} nested collections")));
@@ -258,6 +296,7 @@ impl StackMachine {
         Ok(())
     }
 
+    /// Stores the value on top of the stack in the memo. Entries without a number are numbered in their order.
     fn remember(&mut self, instruction: u8) -> Result<(), PickleError> {
         let key = match instruction {
             0x94 => self.memo.len() as u64,
@@ -268,6 +307,7 @@ impl StackMachine {
         Ok(())
     }
 
+    /// Puts a value of the memo on the stack.
     fn recall(&mut self, instruction: u8) -> Result<(), PickleError> {
         let key = self.memo_key(instruction)?;
         let id = self.memo.get(&key).copied();
@@ -276,6 +316,7 @@ impl StackMachine {
         self.put(id)
     }
 
+    /// Reads the number of a memo entry.
     fn memo_key(&mut self, instruction: u8) -> Result<u64, PickleError> {
         match instruction {
             b'q' | b'h' => self.take().map(|[key]| u64::from(key)),
@@ -287,6 +328,8 @@ impl StackMachine {
         }
     }
 
+    /// Instructions that name a function (its result is the function itself), call one, or set the state of a value.
+    /// Functions are only those of [`Function`]; constructors of classes are refused.
     fn function(&mut self, instruction: u8) -> Result<(), PickleError> {
         match instruction {
             b'c' => {
@@ -329,19 +372,21 @@ impl StackMachine {
             _ => u64::from(u32::from_le_bytes(self.take()?)),
         };
         // What exceeds the address space also exceeds the file.
-        usize::try_from(length).map_err(|_| PickleError::CutOff(self.file.len()))
+        usize::try_from(length).map_err(|_| PickleError::Truncated(self.file.len()))
     }
 
+    /// Takes the next bytes of the file: an instruction, or an argument of fixed length.
     fn take<const COUNT: usize>(&mut self) -> Result<[u8; COUNT], PickleError> {
         let found = self.file.get(self.place..).and_then(|rest| rest.first_chunk::<COUNT>());
-        let found = *found.ok_or(PickleError::CutOff(self.file.len()))?;
+        let found = *found.ok_or(PickleError::Truncated(self.file.len()))?;
         self.place += COUNT;
         Ok(found)
     }
 
+    /// Takes the next `length` bytes of the file as a range, without copying them.
     fn span(&mut self, length: usize) -> Result<Span, PickleError> {
         let end = self.place.checked_add(length).filter(|&end| end <= self.file.len());
-        let end = end.ok_or(PickleError::CutOff(self.file.len()))?;
+        let end = end.ok_or(PickleError::Truncated(self.file.len()))?;
         let span = Span { owner: 0, start: self.place, end };
         self.place = end;
         Ok(span)
@@ -351,17 +396,19 @@ impl StackMachine {
     fn line(&mut self) -> Result<&[u8], PickleError> {
         let rest = &self.file[self.place..];
         let length =
-            rest.iter().position(|&byte| byte == b'\n').ok_or(PickleError::CutOff(self.file.len()))?;
+            rest.iter().position(|&byte| byte == b'\n').ok_or(PickleError::Truncated(self.file.len()))?;
         self.place += length + 1;
         let line = &rest[..length];
         Ok(line.strip_suffix(b"\r").unwrap_or(line))
     }
 
+    /// Puts a value on the stack.
     fn put(&mut self, id: ValueId) -> Result<(), PickleError> {
         self.stack.push(id);
         Ok(())
     }
 
+    /// Adds a value to the list and puts it on the stack.
     fn put_new(&mut self, node: Node) -> Result<(), PickleError> {
         let id = self.push(node)?;
         self.put(id)
@@ -376,6 +423,7 @@ impl StackMachine {
         Ok((self.nodes.len() - 1) as ValueId)
     }
 
+    /// The position of the stack below which no instruction may take operands: the last mark.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -391,6 +439,7 @@ impl StackMachine {
         Ok(top)
     }
 
+    /// Takes the last mark, and all values above it from the stack.
     fn since_mark(&mut self) -> Result<Vec<ValueId>, PickleError> {
         let mark =
             self.marks.pop().ok_or_else(|| self.malformed("a collection ends that was never started"))?;
@@ -447,7 +496,8 @@ fn too_many() -> PickleError {
     PickleError::TooMuch(format!("{MAX_VALUES} values"))
 }
 
-/// A little-endian signed integer of any length.
+/// A little-endian signed integer of any length; `None` if it does not fit into 64 bits. Nine bytes fit if the last one
+/// only repeats the sign, as Python writes some numbers.
 fn little_endian(bytes: &[u8]) -> Option<i64> {
     let filler = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xff } else { 0 };
     if bytes.len() > 8

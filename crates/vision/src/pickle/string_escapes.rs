@@ -1,6 +1,6 @@
-//! String escapes of pickle protocol 0, which is ASCII.
+//! String escapes of pickle protocol 0, which is ASCII. Both functions return `None` for an escape that is not valid.
 
-/// Decodes a Unicode string: `\uXXXX` and `\UXXXXXXXX`, everything else Latin-1.
+/// Decodes a Unicode string: `\uXXXX` and `\UXXXXXXXX`; every other byte is a character of Latin-1.
 pub(super) fn unicode(line: &[u8]) -> Option<String> {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
@@ -71,6 +71,7 @@ fn escaped(escape: u8, after: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     Some(taken)
 }
 
+/// The number that hexadecimal digits stand for.
 fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |value, &digit| Some(value << 4 | char::from(digit).to_digit(16)?))
 }

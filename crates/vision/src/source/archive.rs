@@ -1,5 +1,6 @@
-//! Images in a tar archive: plain, whose members are read in place, or compressed with gzip, which is decompressed into
-//! memory once. Other compressions must be unpacked first.
+//! Images in a tar archive: plain ([`list`]), whose members (the files in it) are read in place, or compressed with
+//! gzip ([`list_gzip`]), which is decompressed into memory once. Archives with other compressions must be unpacked
+//! first.
 //!
 //! An archive is untrusted. Only regular members are read; links and sparse files are skipped, names are never used as
 //! paths in the file system, and the decompressed size is limited by the size of the file.
@@ -19,7 +20,7 @@ use crate::error::{Error, Result, Skipped, Unreadable};
 const MAX_RATIO: u64 = 64;
 /// The block size of a tar archive.
 const BLOCK_BYTES: u64 = 512;
-/// Decompressed bytes allowed in addition, because small archives may compress well.
+/// Decompressed bytes allowed in addition (64 MiB), because small archives may compress well.
 const ALWAYS_ALLOWED_BYTES: u64 = 64 << 20;
 
 /// Lists the images of a tar archive.
@@ -72,10 +73,11 @@ fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, length))
 }
 
-/// The regular members with their locations, and those that are skipped; or a message for the user.
+/// The regular members, each with its name and location, and those that are skipped; or a message for the user.
 type ArchiveMembers = std::result::Result<(Vec<(String, ImageLocation)>, Vec<Skipped>), String>;
 
-/// `length` is that of the archive if the reader seeks over members: it does not notice the end of the file then.
+/// Lists the members of an archive; `location` makes the location of one. `length` is the length of the archive if the
+/// reader seeks over members, because it does not notice the end of the file then; otherwise `None`.
 fn list_members<R: Read>(
     members: tar::Entries<'_, R>,
     length: Option<u64>,
@@ -124,6 +126,7 @@ fn stored_end<R: Read>(member: &tar::Entry<'_, R>) -> Option<u64> {
     member.raw_file_position().checked_add(stored.checked_next_multiple_of(BLOCK_BYTES)?)
 }
 
+/// Makes the collection of the members that were found.
 fn into_collection(
     path: &Path,
     files: Option<ArchiveMembers>,
@@ -136,7 +139,7 @@ fn into_collection(
     paths::collect(path, files, skipped, options)
 }
 
-/// Reads the bytes of a member.
+/// Reads the bytes of a member of a plain archive, `length` bytes from `offset` on.
 pub(super) fn read(path: &Path, offset: u64, length: u64) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     if length > MAX_FILE_BYTES {

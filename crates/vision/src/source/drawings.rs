@@ -7,6 +7,7 @@ use crate::decoded_image::{Channels, DecodedImage};
 use crate::error::{Result, Unreadable};
 use crate::omniglot::{Character, Omniglot};
 
+/// The name that users give instead of a path.
 pub(crate) const NAME: &str = "omniglot";
 
 /// Lists all drawings. Classes are named `Alphabet/character01`, items like the folders of the published files.
@@ -23,11 +24,12 @@ pub(super) fn list() -> Result<Collection> {
     Ok(Collection::new(Path::new(NAME), images, Vec::new()))
 }
 
+/// The name of the class of a character: `Alphabet/character01`.
 pub(crate) fn class_name(character: &Character<'_>) -> String {
     format!("{}/{}", character.alphabet, character.name)
 }
 
-/// Black ink on white paper, as the published files have it.
+/// Drawing `number` of the character with index `character`: black ink on white paper, as in the published files.
 pub(super) fn image(character: usize, number: usize, channels: Channels) -> Result<DecodedImage, Unreadable> {
     let drawing = Omniglot::embedded().and_then(|omniglot| omniglot.drawing(character, number));
     let drawing = drawing.map_err(|error| Unreadable::Decoder(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Images in a folder of class folders.
+//! Images in a folder of class folders ([`list`]), and images in any folder without classes ([`images_below`]).
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use crate::error::{Result, Skipped, Unreadable};
 /// The deepest nesting of folders.
 const MAX_DEPTH: usize = 8;
 
+/// Lists the images of a folder of class folders.
 pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let mut walk = FolderWalk::default();
     walk.walk(root, "")?;
@@ -19,9 +20,10 @@ pub(super) fn list(root: &Path, options: SourceOptions<'_>) -> Result<Collection
     Ok(collection)
 }
 
-/// Collects the files of a folder.
+/// Collects the files of a folder and the folders below it. Names are paths below the folder, with `/` between parts.
 #[derive(Default)]
 struct FolderWalk {
+    /// The name and location of each file, image or not.
     files: Vec<(String, ImageLocation)>,
     skipped: Vec<Skipped>,
     /// Folders without files or folders in them.
@@ -31,6 +33,7 @@ struct FolderWalk {
 }
 
 impl FolderWalk {
+    /// Collects the files below `folder`; `prefix` is its name with a `/` at the end, and empty for the given folder.
     fn walk(&mut self, folder: &Path, prefix: &str) -> Result<()> {
         let failed = |source| trueshot::Error::Read { path: folder.into(), source };
         let true_path = std::fs::canonicalize(folder).map_err(failed)?;
@@ -52,7 +55,7 @@ impl FolderWalk {
                 }
             }
             Err(error) if prefix.is_empty() => return Err(failed(error).into()),
-            // One folder without permission does not keep the others from being used.
+            // A folder without permission does not prevent the use of other folders.
             Err(error) => self.skipped.push(Skipped::folder(prefix.trim_end_matches('/').to_owned(), &error)),
         }
         if self.files.len() + self.skipped.len() + self.empty.len() == before && !prefix.is_empty() {
@@ -62,6 +65,7 @@ impl FolderWalk {
         Ok(())
     }
 
+    /// Adds one entry of a folder: a file, or the files of a folder.
     fn visit(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
         let name = match paths::utf8_name(found.file_name().as_encoded_bytes()) {
             Ok(name) => name,

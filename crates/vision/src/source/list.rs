@@ -1,4 +1,4 @@
-//! Images in a list of paths and labels: CSV, or one JSON object per line.
+//! Images in a list of paths and labels: CSV, or one JSON object per line (`.jsonl`). Start with [`read`].
 //!
 //! CSV may have a header that names the columns; otherwise the first column is the path and the second the label. Paths
 //! are relative to the folder of the list, or to a folder `images` next to the list or next to its folder, as in Ravi
@@ -12,6 +12,7 @@ use trueshot::report::without_apostrophe;
 use super::{Collection, ImageLocation, paths};
 use crate::error::{Error, Result, Skipped};
 
+/// Names of the column (or JSON key) with the path of an image; the case does not matter in CSV.
 const PATH_COLUMNS: [&str; 10] = [
     "path",
     "file",
@@ -24,12 +25,14 @@ const PATH_COLUMNS: [&str; 10] = [
     "file_name",
     "image_path",
 ];
+/// Names of the column (or JSON key) with the label of an image.
 const LABEL_COLUMNS: [&str; 6] = ["label", "class", "category", "given", "ground_truth", "class_name"];
 /// The largest list.
 const MAX_BYTES: u64 = 1 << 30;
 /// Images for which the folder of a list is searched: some of them may be missing.
 const TESTED_ROWS: usize = 100;
 
+/// Lists the images of a list. Files that are known not to be images by their extension are skipped.
 pub(super) fn read(path: &Path) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (class, item, location) in rows(path)? {
@@ -63,6 +66,7 @@ fn folder_of(path: &Path, rows: &[(String, String)]) -> PathBuf {
     folders.iter().find(has_any).unwrap_or(&folders[0]).clone()
 }
 
+/// The text of a list, without a byte order mark.
 fn read_text(path: &Path) -> Result<String> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
@@ -78,8 +82,11 @@ fn read_text(path: &Path) -> Result<String> {
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 
+/// The path and the label of every image, as they are in the list.
 type PathsAndLabels = Vec<(String, String)>;
 
+/// Parses CSV. `without_apostrophe` undoes what this program writes before a cell that a spreadsheet would take for a
+/// formula.
 fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let bad = |line, problem: &str| Error::BadList { path: path.into(), line, problem: problem.into() };
     let mut records = CsvRecords { rest: text, line: 1 };
@@ -139,7 +146,9 @@ struct BadQuote {
 /// Splits CSV into records, which end in a line feed, a carriage return or both. A quoted cell may contain commas, line
 /// ends, doubled quotes, and spaces at its ends, which are trimmed elsewhere.
 struct CsvRecords<'a> {
+    /// What is not read yet.
     rest: &'a str,
+    /// The number of its first line, from 1.
     line: usize,
 }
 
@@ -158,16 +167,20 @@ impl CsvRecords<'_> {
         }
     }
 
+    /// The cells of the next record.
     fn record(&mut self) -> std::result::Result<Vec<String>, BadQuote> {
+        // `opened` is the line of an opening quote whose closing quote has not been read.
         let (mut record, mut cell, mut opened) = (Vec::new(), CsvCell::default(), None);
         let mut letters = self.rest.char_indices().peekable();
         while let Some((place, letter)) = letters.next() {
+            // A carriage return before a line feed does not end a line; the line feed does.
             let is_break =
                 letter == '\n' || letter == '\r' && letters.peek().is_none_or(|(_, next)| *next != '\n');
             let line = self.line;
             self.line += usize::from(is_break);
             let bad = |problem| BadQuote { line, problem };
             match letter {
+                // In a quoted cell, two quotes are one quote, and a single one ends it.
                 '"' if opened.is_some() => match letters.next_if(|(_, next)| *next == '"') {
                     Some(_) => cell.text.push('"'),
                     None => (opened, cell.is_closed) = (None, true),
@@ -207,6 +220,7 @@ impl CsvRecords<'_> {
     }
 }
 
+/// The cell that is being read.
 #[derive(Default)]
 struct CsvCell {
     text: String,
@@ -221,6 +235,7 @@ impl CsvCell {
     }
 }
 
+/// Parses one JSON object per line. Values may be strings or numbers.
 fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let numbered = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
     let row = |(text, line): (&str, usize)| {

@@ -2,8 +2,11 @@
 //! data set, or the built-in drawings. Start with [`Collection`].
 //!
 //! Opening a source lists its images and reads none. A [`Collection`] is that list, sorted by class and then by item
-//! name. An item is named by its path within the source. [`Collection::read_image`] reads one image; an image that
-//! cannot be read is a reason to skip it, and the caller decides whether enough images are left.
+//! name. An *item* is an image; its name is its path within the source. [`Collection::read_image`] reads one image. If
+//! that fails, the caller skips the image, and decides whether enough images are left.
+//!
+//! Each kind of source has a module that lists its images: `folder`, `archive` (tar), `zip_archive`, `list`,
+//! `published` and `drawings`. `paths` finds the class of an image from its path, for folders and archives.
 
 mod archive;
 mod drawings;
@@ -30,7 +33,8 @@ pub fn is_built_in(path: &Path) -> bool {
     path.as_os_str() == drawings::NAME && !path.exists()
 }
 
-/// Whether a source defines its splits itself: a folder with one published file per split, or the built-in drawings.
+/// Whether a source defines its splits (which classes are for training, validation and test) itself: a folder with one
+/// published file per split, or the built-in drawings.
 pub fn has_splits(path: &Path) -> bool {
     is_built_in(path) || !published::splits(path).is_empty()
 }
@@ -100,10 +104,11 @@ pub struct Collection {
     classes: Vec<String>,
     /// Sorted by class, then by name.
     entries: Vec<ImageEntry>,
-    /// Files that are not images.
+    /// Files that are not used, sorted by name.
     skipped: Vec<Skipped>,
     /// The superclass of each class, if the source has them.
     superclasses: BTreeMap<String, String>,
+    /// See [`Collection::empty_folders`].
     empty_folders: Vec<String>,
 }
 
@@ -132,6 +137,7 @@ impl Collection {
         }
     }
 
+    /// Opens a folder, an archive or a list.
     fn open_plain(path: &Path, options: SourceOptions<'_>) -> Result<Self> {
         let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
         let ends = |ending: &str| name.ends_with(ending);
@@ -159,7 +165,7 @@ impl Collection {
         }
     }
 
-    /// Sorts labelled images into a collection.
+    /// Sorts labelled images, each given as class, item name and location, into a collection.
     fn new(path: &Path, images: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
         let mut by_class: BTreeMap<String, BTreeMap<String, ImageLocation>> = BTreeMap::new();
         for (class, item, location) in images {
@@ -239,7 +245,11 @@ impl Collection {
         &self.empty_folders
     }
 
-    /// Keeps only the classes of a split. Returns the names in the split that are not in the collection.
+    /// Keeps only the classes of a split, which may name a class, a folder above it, or its superclass. Returns the
+    /// names in the split that are not in the collection.
+    ///
+    /// # Errors
+    /// If no class of the collection is in the split.
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
         let superclasses = std::mem::take(&mut self.superclasses);
         let above = |class: &str| superclasses.get(class);
@@ -262,7 +272,9 @@ impl Collection {
         Ok(missing)
     }
 
+    /// Keeps the classes for which `keep` returns true, and numbers them anew.
     fn keep_classes(&mut self, keep: impl Fn(&str) -> bool) {
+        // The new number of each class; `None` for one that is removed.
         let mut numbers = Vec::with_capacity(self.classes.len());
         let mut kept = 0;
         for class in &self.classes {
@@ -330,7 +342,7 @@ impl Collection {
         })
     }
 
-    /// The contents of an image before decoding.
+    /// The contents of an image before decoding. `channels` matters only for images that are stored as pixels.
     pub(crate) fn contents(
         &self,
         entry: &ImageEntry,
@@ -351,7 +363,10 @@ impl Collection {
     }
 }
 
+/// The contents of an image before decoding.
 pub(crate) enum ImageContents {
+    /// The bytes of an image file, which must be decoded.
     File(bytes::Bytes),
+    /// Pixels that the source stores as such.
     Pixels(DecodedImage),
 }

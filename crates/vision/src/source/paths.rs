@@ -1,4 +1,5 @@
-//! Classes from paths: which files of a folder or an archive are images, and which class each belongs to.
+//! Classes from paths: which files of a folder or an archive are images, and which class each belongs to. Start with
+//! [`collect`], which the modules for folders and archives call.
 //!
 //! The class of an image is its folder. Parent folders that all images share are dropped (archives often have one
 //! folder around everything), and with pooling so are the folders of splits.
@@ -9,6 +10,7 @@ use std::path::Path;
 use super::{Collection, ImageLocation, SourceOptions};
 use crate::error::{Error, Result, Skipped, Unreadable, UnsupportedFormat};
 
+/// The file extensions of images, in lower case.
 const IMAGE_EXTENSIONS: [&str; 10] =
     ["bmp", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "tif", "tiff", "webp"];
 /// File extensions of formats that are not supported, which errors mention by name.
@@ -32,10 +34,13 @@ const CONVERT_FIRST: [(&str, UnsupportedFormat); 18] = [
     ("rw2", UnsupportedFormat::CameraRaw),
     ("pef", UnsupportedFormat::CameraRaw),
 ];
+/// The file extensions of videos.
 const VIDEOS: [&str; 10] = ["mp4", "mov", "avi", "mkv", "webm", "m4v", "mpg", "mpeg", "3gp", "wmv"];
 /// The folder into which repairs move images; it is not a class.
 const QUARANTINE: &str = trueshot::repair::QUARANTINE;
+/// The file in which repairs record their moves.
 const REPAIR_LOG: &str = trueshot::repair::LOG;
+/// Names of folders that are splits rather than classes.
 const SPLIT_FOLDERS: [&str; 8] =
     ["train", "training", "val", "valid", "validation", "test", "testing", "trainval"];
 
@@ -100,6 +105,7 @@ pub(super) fn known_skip_reason(item: &str) -> Option<Unreadable> {
     Some(Unreadable::ConvertFirst(kind))
 }
 
+/// The extension of a file name, in lower case.
 fn extension(item: &str) -> Option<String> {
     let name = item.rsplit('/').next().unwrap_or(item);
     name.rsplit_once('.').map(|(_, extension)| extension.to_lowercase())
@@ -127,6 +133,7 @@ fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     shared.len()
 }
 
+/// The class of an image: its folders below the shared ones, of which there are `depth`. `None` if it is in none.
 fn class_of(item: &str, depth: usize, options: SourceOptions<'_>) -> Option<String> {
     let mut folders: Vec<&str> = item.split('/').skip(depth).collect();
     folders.pop();
@@ -136,10 +143,13 @@ fn class_of(item: &str, depth: usize, options: SourceOptions<'_>) -> Option<Stri
     (!folders.is_empty()).then(|| folders.join("/"))
 }
 
+/// Whether a folder has the name of a split.
 fn is_split(folder: &str) -> bool {
     SPLIT_FOLDERS.iter().any(|split| folder.eq_ignore_ascii_case(split))
 }
 
+/// Returns an error if the top folders of all classes are splits, as in `train/cat`: without pooling, each split would
+/// have classes of its own.
 fn refuse_splits<'a>(path: &Path, classes: impl Iterator<Item = &'a str>) -> Result<()> {
     let tops: BTreeSet<&str> = classes.map(|class| class.split('/').next().unwrap_or(class)).collect();
     if tops.is_empty() || !tops.iter().all(|top| is_split(top)) {

@@ -1,5 +1,5 @@
-//! Images in a ZIP archive. Opening it reads the list of its members; an image is read, and inflated if necessary, when it
-//! is needed.
+//! Images in a ZIP archive. [`list`] reads the list of its members (the files in it); [`read`] reads an image, and
+//! inflates it if necessary, when it is needed.
 //!
 //! An archive comes from outside. Names are never used as paths in the file system, no two members may share bytes or a
 //! name, and the total size that the members claim is limited by the size of the file. A member that does not have the
@@ -18,7 +18,7 @@ use super::{Collection, ImageLocation, SourceOptions, paths};
 use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Error, Result, Skipped, Unreadable};
 
-/// The largest compression factor of deflate.
+/// The largest compression factor that deflate can reach.
 const MAX_DEFLATE_FACTOR: u64 = 1032;
 
 /// Where an image is in a ZIP archive, and what the archive claims about it.
@@ -31,9 +31,11 @@ pub(super) struct ZipMember {
     /// How many bytes the image has.
     size: u64,
     crc32: u32,
+    /// Whether it is compressed with deflate; otherwise it is stored as it is.
     is_deflated: bool,
 }
 
+/// Lists the images of a ZIP archive.
 pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection> {
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
@@ -61,7 +63,7 @@ struct ZipContents {
     skipped: Vec<Skipped>,
 }
 
-/// The files in an archive, or an error.
+/// Lists the files in an archive; `Err` is a message for the user.
 fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, String> {
     let problem = |error: zip::result::ZipError| error.to_string();
     let mut archive = ZipArchive::new(reader)
@@ -109,6 +111,7 @@ fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, S
     Ok(found)
 }
 
+/// Reads the bytes of an image in the archive at `path`, and checks their number and checksum.
 pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadable> {
     let refused = |error: std::io::Error| Unreadable::File(error.to_string());
     let ZipMember { offset, packed, size, .. } = *member;

@@ -1,5 +1,10 @@
-//! Batches of images for training steps, drawn, augmented and normalised: of one episode ([`EpisodeBatches`]), of
-//! several episodes ([`TaskBatches`]), or of all classes ([`ShuffledBatches`]).
+//! Batches of images for training steps, drawn, augmented and normalised: of one episode ([`EpisodeBatches`], to train
+//! a backbone), of several episodes ([`TaskBatches`], MAML), or of all classes ([`ShuffledBatches`], NegMargin).
+//!
+//! Each is a [`BatchSource`]: threads of the [`Loader`](crate::loader::Loader) call its `make` for the next steps, and
+//! a training session takes the batches. If a GPU prepares the images, a batch holds only their numbers and the drawn
+//! augmentation. An image is given as a data set and the number of a row in it, because outliers, which outlier noise
+//! puts into support sets under wrong labels, may come from a data set of their own.
 
 use std::sync::Arc;
 
@@ -16,11 +21,14 @@ use crate::loader::BatchSource;
 use crate::preprocess::Preprocessing;
 use crate::training::configuration::ImageSettings;
 
-/// Augments and normalises images for a network.
+/// Augments and normalises images for a network, on the CPU or as requests to a GPU.
 pub(super) struct ImagePreparer {
+    /// The images to train on.
     pub dataset: Arc<Dataset>,
     preprocessing: Preprocessing,
+    /// `None`: images are not augmented.
     augmentation: Option<Augmentation>,
+    /// The seed of the augmentation.
     seed: u64,
 }
 
@@ -39,7 +47,8 @@ impl ImagePreparer {
         super::shape(&self.preprocessing)
     }
 
-    /// Prepares images, each a row of a data set, with the augmentation of this step.
+    /// Prepares images, each a row of a data set, with the augmentation of this step. Writes them to `images`, which is
+    /// resized to `[image][row][column][channel]`.
     pub fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
@@ -65,7 +74,7 @@ impl ImagePreparer {
 
 #[cfg(feature = "cuda")]
 impl ImagePreparer {
-    /// The same images as requests for a GPU that holds this data set, followed by the outliers.
+    /// The same images as requests for a GPU that holds the images of this data set, followed by the outliers.
     pub fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
         let own_len = self.dataset.images().len() as u32;
         let request = |&(dataset, row): &(&Dataset, u32)| {
@@ -88,7 +97,8 @@ impl ImagePreparer {
 pub(super) struct EpisodeBatch {
     /// Support items, then queries: `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
-    /// The images that a GPU prepares, numbered by their position in the training data followed by the outliers.
+    /// The images that a GPU prepares, in the same order; an image is numbered by its position in the training data
+    /// followed by the outliers. Empty if the CPU prepares the images.
     #[cfg(feature = "cuda")]
     pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
     /// The given label of each support item.
@@ -97,12 +107,14 @@ pub(super) struct EpisodeBatch {
     pub query_classes: Vec<u32>,
 }
 
-/// Draws episodes and prepares their images.
+/// Draws one episode per step and prepares its images.
 pub(super) struct EpisodeBatches {
     pub preparer: ImagePreparer,
     /// The source of outlier noise; `None`: classes of the data set that are not in the episode.
     pub outliers: Option<Arc<Dataset>>,
+    /// Numbers of classes, support items and queries.
     pub spec: EpisodeSpec,
+    /// The noise settings, of which every episode gets one at random.
     pub noises: Vec<Noise>,
     /// Whether a GPU prepares the images.
     pub on_gpu: bool,
@@ -124,13 +136,17 @@ impl EpisodeBatches {
         self.spec.ways * (self.spec.shots.max + self.spec.queries)
     }
 
+    /// Draws the episode of a step: its images, support items first, the given label of each support item, and the
+    /// class of each query.
     fn draw(&self, step: u64, urn: &mut IndexSampler) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
+        // The noise setting depends on the seed and the step only.
         let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
         let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
         let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
         let own = &*self.preparer.dataset;
         let outliers = self.outliers.as_deref().unwrap_or(own);
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
+        // One support set, since the sampler has one noise setting. An item without a true class is an outlier.
         for item in &drawn.supports[0] {
             rows.push((item.truth.map_or(outliers, |_| own), item.row));
             given.push(item.given);
@@ -172,9 +188,10 @@ impl BatchSource for EpisodeBatches {
     }
 }
 
-/// Draws several episodes per step.
+/// Draws several episodes per step, which MAML calls tasks.
 pub(super) struct TaskBatches {
     pub episodes: EpisodeBatches,
+    /// Episodes per step.
     pub per_step: usize,
 }
 
@@ -199,10 +216,11 @@ impl BatchSource for TaskBatches {
     }
 }
 
-/// Shuffled batches of images of all classes. Every pass over the data has a new random order, and images that do not
-/// fill its last batch are left out of it.
+/// Shuffled batches of images of all classes. Every pass over the data has a new random order. The images at its end
+/// that do not fill a batch are left out of this pass.
 pub(super) struct ShuffledBatches {
     pub preparer: ImagePreparer,
+    /// Images per batch; at most the number of images.
     pub size: usize,
     /// Whether a GPU prepares the images.
     pub on_gpu: bool,
@@ -212,15 +230,19 @@ pub(super) struct ShuffledBatches {
 pub(super) struct LabelledBatch {
     /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
-    /// The images that a GPU prepares.
+    /// The images that a GPU prepares. Empty if the CPU prepares the images.
     #[cfg(feature = "cuda")]
     pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
+    /// The class of each image.
     pub classes: Vec<u32>,
 }
 
-/// The random order of one pass over all images.
+/// The random order of one pass over all images. A thread keeps that of the last step, because consecutive steps are
+/// mostly in the same pass.
 pub(super) struct PassOrder {
+    /// The number of the pass, from 0.
     pass: u64,
+    /// The rows of the data set in this order.
     rows: Vec<u32>,
 }
 
@@ -246,6 +268,7 @@ impl BatchSource for ShuffledBatches {
         (order, scratch): &mut (PassOrder, Augmenter),
         old: Option<LabelledBatch>,
     ) -> LabelledBatch {
+        // Batches per pass, and the pass and the batch in it that this step belongs to.
         let batches = (order.rows.len() / self.size).max(1) as u64;
         let (pass, batch) = (step / batches, (step % batches) as usize);
         if order.pass != pass {

@@ -1,4 +1,5 @@
-//! The configuration of the training of a backbone, and the settings that it shares with the other trainings on images.
+//! The configuration of the training of a backbone ([`BackboneConfiguration`]), which `trueshot train backbone` reads
+//! from a TOML file and options, and the settings that it shares with the other trainings on images.
 
 use std::path::PathBuf;
 
@@ -45,8 +46,8 @@ pub struct BackboneConfiguration {
 pub struct DataSettings {
     /// The images to train on: folder, archive, list or `omniglot`.
     pub train: PathBuf,
-    /// Images of other classes, which outlier noise in training draws from; empty: outliers are images of training classes
-    /// that are not in the episode.
+    /// Images of other classes, which outlier noise in training draws from; empty: outliers are images of training
+    /// classes that are not in the episode.
     pub outliers: PathBuf,
     /// The images to validate on; empty: other classes of the training data.
     pub validation: PathBuf,
@@ -60,7 +61,7 @@ pub struct DataSettings {
     pub validation_split: String,
     /// Whether the images in train/, val/ and test/ are merged.
     pub pool: bool,
-    /// The most images of a class; 0: all.
+    /// The most images of a class that are used, the first by name; 0: all.
     pub limit_per_class: usize,
 }
 
@@ -68,7 +69,7 @@ pub struct DataSettings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageSettings {
-    /// Height and width.
+    /// Height and width in pixels.
     pub size: usize,
     /// Whether images are in colour; otherwise drawings with dark ink on white paper.
     pub colour: bool,
@@ -80,7 +81,8 @@ pub struct ImageSettings {
     pub rotations: bool,
 }
 
-/// The training episodes.
+/// The training episodes. An episode is a small classification problem with labelled images (support items), some of
+/// them with wrong labels if there is noise, and images to classify (queries).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EpisodeSettings {
@@ -117,7 +119,7 @@ pub struct ValidationSettings {
 }
 
 impl BackboneConfiguration {
-    /// The defaults of the paper for photographs.
+    /// The defaults of the paper for photographs. The learning rate is multiplied by 0.7 after every tenth of the run.
     pub fn photographs() -> Self {
         BackboneConfiguration {
             seed: 0,
@@ -193,6 +195,7 @@ impl BackboneConfiguration {
         flatten_noise(&self.episodes.noise)
     }
 
+    /// The shape of the training episodes, and their seed.
     pub(super) fn spec(&self) -> EpisodeSpec {
         let EpisodeSettings { ways, shots, queries, .. } = self.episodes;
         EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
@@ -237,10 +240,12 @@ impl ValidationSettings {
     }
 }
 
+/// Clean labels: a noise level of 0, for which the type does not matter.
 pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
 
+/// All settings, each a noise type and a level, of types with several levels.
 pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
@@ -262,6 +267,8 @@ pub(super) fn check_common(
     Ok(optimiser.check()?)
 }
 
+/// Checks the noise settings of training on images. Similar noise chooses the items whose embeddings are
+/// most similar to a class, but images have no embeddings before training.
 pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
     let is_similar = noises.iter().any(|noise| noise.kind == NoiseKind::Similar);
     let allowed = "symmetric, paired and outlier, because similarity needs embeddings";
@@ -269,6 +276,7 @@ pub(super) fn check_noise(noises: &[Noise]) -> Result<()> {
     Ok(require("episodes.noise", "empty", !noises.is_empty(), "at least one noise type with a level")?)
 }
 
+/// Checks the number of images of an episode.
 pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Result<()> {
     let images = ways.saturating_mul(shots.saturating_add(queries));
     require("images per episode", images, images <= MAX_IMAGES, "1 to 10000")?;

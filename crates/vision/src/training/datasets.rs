@@ -24,13 +24,13 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Data sets without outliers.
+    /// Data sets without images for outlier noise of their own.
     pub fn new(train: Dataset, validation: Option<Dataset>) -> Self {
         let validation = validation.map(Arc::new);
         Datasets { train: Arc::new(train), outliers: None, validation, validation_outliers: None }
     }
 
-    /// The labels of the validation data and of its outliers, from which episodes are drawn.
+    /// The labels of the validation data and of its outliers, from which episodes are drawn; `None` without validation.
     pub(super) fn validation_labels(&self) -> Option<(&Embeddings, Option<&Embeddings>)> {
         let outliers = self.validation_outliers.as_deref().map(Dataset::labels);
         self.validation.as_ref().map(|dataset| (dataset.labels(), outliers))

@@ -1,9 +1,12 @@
 //! Training sessions of networks on images on a GPU: [`GpuSession`] passes batches to the training of a backbone
 //! ([`Conv4Training`]), of NegMargin ([`NegMarginTraining`]) or of MAML ([`MamlTraining`]).
 //!
+//! The trainees of [`super`] start a session with one of its three constructors (`backbone`, `negmargin`, `maml`) and
+//! then call it through [`TrainingSession`]. [`GpuTraining`] is what the session needs to know about each of the three.
+//!
 //! All images to train on stay on the GPU. A batch holds the numbers of the images and their augmentation, drawn by the
-//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU, the
-//! CPU prepares the images of every step, which are then copied.
+//! same generator as on the CPU, so both see the same batches. If the images do not fit into the memory of the GPU,
+//! they are *streamed*: the CPU prepares the images of every step, which are then copied.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,19 +32,21 @@ use super::{Aggregate, BackboneConfiguration, Datasets};
 use crate::dataset::Dataset;
 use crate::preprocess::Preprocessing;
 
-/// A network in training on a GPU.
+/// A network in training on a GPU. `T` is the training of one kind of network by `trueshot-cuda`.
 pub(super) struct GpuSession<T> {
     pub training: T,
+    /// The names and shapes of the parameters, for checkpoints.
     pub layout: ParameterLayout,
+    /// The learning rate of each step.
     pub schedule: Schedule,
     /// Why the images are copied in every step; `None` if they are stored on the GPU.
     pub warning: Option<String>,
 }
 
-/// Steps per call if the images are copied in every step: the images of all steps of a call are in memory.
+/// Steps per call if the images are streamed: the images of all steps of a call are in memory.
 pub(super) const STREAMED_STEPS: usize = 8;
 
-/// The share of the free memory that images may take; the rest is for activations.
+/// The most bytes that images may take: three quarters of the free memory of the GPU. The rest is for activations.
 pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
@@ -107,7 +112,7 @@ impl GpuSession<NegMarginTraining> {
 }
 
 /// Copies the images to train on and the outliers to the GPU. If they take more than `most_bytes`, copies nothing and
-/// returns a warning for the user.
+/// returns a warning for the user instead.
 pub(super) fn upload_training_images(
     device: &Device,
     datasets: &Datasets,
@@ -134,13 +139,15 @@ pub(crate) fn upload_images(
     Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
-/// Adds the loss scale to the state of a run.
+/// Adds the loss scale to the state of a run: the factor that keeps gradients within the range of 16-bit floats. It
+/// grows after a number of steps without overflow; `good_steps` is their number since the last change.
 pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
     state.set_note("loss_scale", scale.to_string());
     state.set_note("loss_scale_steps", good_steps.to_string());
 }
 
-/// The loss scale in the state of a run, and the steps since it changed; defaults for a checkpoint of the CPU.
+/// The loss scale in the state of a run, and the steps since it changed; defaults for a checkpoint of the CPU, which
+/// does not need it.
 pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
     let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
     let scale = number("loss_scale").filter(|scale| scale.is_finite() && *scale > 0.0);
@@ -148,6 +155,7 @@ pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
     (scale, number("loss_scale_steps").map_or(0, |steps| steps as u32))
 }
 
+/// The warning that images are streamed; both numbers are bytes.
 fn streaming_warning(needed: usize, free: usize) -> String {
     let mib = |bytes: usize| bytes.div_ceil(1 << 20);
     format!(
@@ -163,19 +171,19 @@ pub(super) trait GpuTraining {
     /// The input of one step.
     type Batch;
 
-    /// Steps per call if the images are copied in every step.
+    /// Steps per call if the images are streamed.
     const STREAMED_STEPS: usize = STREAMED_STEPS;
 
-    /// The class of each image.
+    /// The class of each image of a batch: the given labels of support items, and the classes of queries.
     fn labels(batch: &Self::Batch) -> Vec<u32>;
 
-    /// The images as the CPU prepared them.
+    /// The images as the CPU prepared them, `[image][row][column][channel]`.
     fn prepared(batch: &Self::Batch) -> Vec<f32>;
 
     /// The images that the GPU prepares.
     fn requests(batch: &Self::Batch) -> Vec<ImageRequest>;
 
-    /// Runs steps and returns their losses.
+    /// Runs steps and returns the loss of each.
     fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>>;
 
     fn parameters(&self) -> GpuResult<Vec<f32>>;
@@ -185,7 +193,7 @@ pub(super) trait GpuTraining {
     fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
 }
 
-/// The methods of [`GpuTraining`] that the type itself has.
+/// The methods of [`GpuTraining`] that all three types have under the same name.
 macro_rules! own_methods {
     () => {
         fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
@@ -328,10 +336,10 @@ fn read_state(state: &Tensors, layout: &ParameterLayout) -> trueshot::Result<Con
     })
 }
 
-/// Images per call when a data set is embedded.
+/// Images per call when a data set is embedded for validation, if the memory suffices.
 const IMAGES_PER_BATCH: usize = 512;
 
-/// The embeddings of all images of a data set, not augmented.
+/// The embeddings of all images of a data set, not augmented, by a Conv4 with these parameters.
 pub(super) fn embed_dataset(
     dataset: &Dataset,
     device: &Device,

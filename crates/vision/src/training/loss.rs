@@ -1,9 +1,13 @@
-//! The loss of nearest prototypes, by which a backbone is trained ([`loss`]): cross-entropy of the queries over the
-//! negative squared distances to the prototypes of the classes, which are means or geometric medians of the support
-//! items.
+//! The loss of nearest prototypes ([`loss`]), with which [`super::BackboneTrainee`] trains a backbone on the CPU. Joint
+//! training adds it to the loss of a head.
 //!
-//! Shapes: n support items and m queries with D features, N classes. Computed in f64, which takes about a hundredth of
-//! a step and makes the gradient easy to check.
+//! It is computed on one episode, a small classification problem: its *support items* have given labels, which may be
+//! wrong, and its *queries* are classified. The prototype of a class is the mean or the geometric median of its support
+//! items. The loss is the cross-entropy of the queries, with the negative squared distances to the prototypes as
+//! logits.
+//!
+//! Shapes: n support items and m queries with D features, N classes; features are `[n + m, D]`, support items first.
+//! Computed in f64, which takes about a hundredth of a step and makes the gradient easy to check.
 
 /// How the prototype of a class is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -16,12 +20,14 @@ pub enum Aggregate {
     Median,
 }
 
-/// Steps of Weiszfeld's algorithm, as in the method `median`.
+/// Steps of Weiszfeld's algorithm, which repeats the mean weighted by the inverse distances to the previous point. As
+/// in the method `median` of the paper.
 const STEPS: usize = 5;
-/// Keeps distances above zero, as in the method `median`.
+/// Smooths distances to `sqrt(|p - h|^2 + EPS^2)`, so that they are above zero; in units of the features, as in the
+/// method `median`.
 const EPS: f64 = 0.5;
 
-/// The labels of an episode.
+/// The labels of an episode. A label is the index of a class in the episode, below `classes`.
 #[derive(Debug, Clone, Copy)]
 pub struct EpisodeLabels<'a> {
     /// The number of classes.
@@ -32,7 +38,8 @@ pub struct EpisodeLabels<'a> {
     pub query_classes: &'a [u32],
 }
 
-/// The mean loss of the queries. Writes its gradient with respect to the features, `[n + m, D]`, to `d_features`.
+/// The mean loss of the queries, for features of shape `[n + m, D]`. Writes its gradient with respect to the features,
+/// of the same shape, to `d_features`.
 ///
 /// # Panics
 /// If the number of features is not a multiple of the number of rows, or a class has no support item.
@@ -53,6 +60,7 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
     let dim = features.len() / rows;
     assert_eq!(features.len(), rows * dim, "whole rows");
     let row = |row: usize| &features[row * dim..(row + 1) * dim];
+    // The rows of the support items of each class, by their given labels, and their features.
     let members: Vec<Vec<usize>> = (0..labels.classes)
         .map(|class| (0..labels.given.len()).filter(|&item| labels.given[item] as usize == class).collect())
         .collect();
@@ -62,24 +70,26 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
     let mut gradient = vec![0.0; features.len()];
     let mut d_prototypes = vec![vec![0.0; dim]; labels.classes];
     let mut total = 0.0;
-    let share = 1.0 / labels.query_classes.len() as f64;
-    for (place, &class) in labels.query_classes.iter().enumerate() {
-        let place = labels.given.len() + place;
-        let shares =
-            softmax(prototypes.iter().map(|prototype| -squared_distance(row(place), prototype.last())));
-        total -= share * shares[class as usize].max(f64::MIN_POSITIVE).ln();
-        let d_query = &mut gradient[place * dim..(place + 1) * dim];
+    let query_weight = 1.0 / labels.query_classes.len() as f64;
+    for (query, &class) in labels.query_classes.iter().enumerate() {
+        let query = labels.given.len() + query;
+        let probabilities =
+            softmax(prototypes.iter().map(|prototype| -squared_distance(row(query), prototype.last())));
+        total -= query_weight * probabilities[class as usize].max(f64::MIN_POSITIVE).ln();
+        let d_query = &mut gradient[query * dim..(query + 1) * dim];
         for (other, prototype) in prototypes.iter().enumerate() {
             let wanted = if other == class as usize { 1.0 } else { 0.0 };
-            // The gradient of the squared distance, for the query and the prototype.
-            let d_distance = 2.0 * share * (wanted - shares[other]);
+            // The derivative of the loss by `|q - p|^2` is `weight * (wanted - probability)`, and that of `|q - p|^2`
+            // is `2 (q - p)` by the query and `-2 (q - p)` by the prototype.
+            let d_distance = 2.0 * query_weight * (wanted - probabilities[other]);
             let both = d_query.iter_mut().zip(&mut d_prototypes[other]);
-            for ((d_query, d_prototype), (q, p)) in both.zip(row(place).iter().zip(prototype.last())) {
+            for ((d_query, d_prototype), (q, p)) in both.zip(row(query).iter().zip(prototype.last())) {
                 *d_query += d_distance * (q - p);
                 *d_prototype -= d_distance * (q - p);
             }
         }
     }
+    // From the prototypes to the support items that they were computed from.
     for (class, d_prototype) in d_prototypes.into_iter().enumerate() {
         let d_items = prototypes[class].backward(&items[class], d_prototype);
         for (&member, d_item) in members[class].iter().zip(d_items) {
@@ -89,11 +99,12 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
     (total, gradient)
 }
 
-/// A prototype with what the backward pass needs.
+/// The prototype of a class, with the intermediate results that the backward pass needs.
 struct Prototype {
-    /// The iterates of Weiszfeld's algorithm; the first is the mean.
+    /// The iterates of Weiszfeld's algorithm, `[steps + 1, D]`. The first is the mean, the last is the prototype; a
+    /// mean takes no steps.
     points: Vec<Vec<f64>>,
-    /// The weights of the items in each step: inverse distances to the previous iterate.
+    /// The weights of the items in each step, `[steps, items]`: smoothed inverse distances to the previous iterate.
     weights: Vec<Vec<f64>>,
 }
 
@@ -116,12 +127,16 @@ impl Prototype {
         prototype
     }
 
+    /// The prototype itself.
     fn last(&self) -> &[f64] {
         self.points.last().expect("there is the mean")
     }
 
-    /// The gradients of the items, given that of the last iterate. A step is `p' = sum w_i h_i / sum w_i` with `w_i =
-    /// r_i^(-1/2)` and `r_i = |p - h_i|^2 + eps^2`, so `dw_i = -w_i^3 (p - h_i) (dp - dh_i)`.
+    /// The gradients of the items `h_i`, `[items, D]`, given the gradient of the prototype.
+    ///
+    /// A step goes from `p` to `p' = sum w_i h_i / sum w_i` with `w_i = r_i^(-1/2)` and `r_i = |p - h_i|^2 + EPS^2`. So
+    /// the derivative of `p'` by `w_i` is `(h_i - p') / sum w_i`, and a change of `p` by `dp` and of `h_i` by `dh_i`
+    /// changes `w_i` by `-w_i^3 (p - h_i) (dp - dh_i)`.
     fn backward(&self, items: &[&[f64]], mut d_point: Vec<f64>) -> Vec<Vec<f64>> {
         let mut d_items = vec![vec![0.0; d_point.len()]; items.len()];
         for (step, weights) in self.weights.iter().enumerate().rev() {
@@ -129,17 +144,20 @@ impl Prototype {
             let total: f64 = weights.iter().sum();
             let mut d_before = vec![0.0; d_point.len()];
             for ((item, d_item), weight) in items.iter().zip(&mut d_items).zip(weights) {
+                // The gradient of the weight, times `sum w_i`.
                 let along: f64 =
                     d_point.iter().zip(item.iter().zip(after)).map(|(d, (h, p))| d * (h - p)).sum();
                 let d_weight = along / total * -weight.powi(3);
-                for place in 0..d_point.len() {
-                    let pull = d_weight * (before[place] - item[place]);
-                    d_before[place] += pull;
-                    d_item[place] += weight / total * d_point[place] - pull;
+                for feature in 0..d_point.len() {
+                    // The part of the gradient through the weight, for the previous point; the item gets its opposite.
+                    let pull = d_weight * (before[feature] - item[feature]);
+                    d_before[feature] += pull;
+                    d_item[feature] += weight / total * d_point[feature] - pull;
                 }
             }
             d_point = d_before;
         }
+        // The first point is the mean of the items.
         let share = 1.0 / items.len() as f64;
         for d_item in &mut d_items {
             d_item.iter_mut().zip(&d_point).for_each(|(d_item, d_mean)| *d_item += share * d_mean);
@@ -163,10 +181,10 @@ fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
 
 fn softmax(logits: impl Iterator<Item = f64>) -> Vec<f64> {
     let logits: Vec<f64> = logits.collect();
-    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let powers: Vec<f64> = logits.iter().map(|logit| (logit - most).exp()).collect();
-    let total: f64 = powers.iter().sum();
-    powers.into_iter().map(|power| power / total).collect()
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let exponentials: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+    let total: f64 = exponentials.iter().sum();
+    exponentials.into_iter().map(|exponential| exponential / total).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
-//! Training of MAML: several tasks per step, each computed on one thread, or all at once on a GPU, with their gradients
-//! summed in order. Start with [`MamlTrainee::new`].
+//! Training of MAML (Finn et al., ICML 2017), a network whose initial parameters are trained so that a few steps of
+//! gradient descent on a support set adapt it to new classes. Start with [`MamlTrainee::new`].
 //!
-//! Validation adapts the network to episodes of images that are not trained on, as at test time.
+//! A step has several tasks (episodes). In each, the network is adapted to the support set, and the loss of the adapted
+//! network on the queries is differentiated by the initial parameters. Each task is computed on one thread, or all at
+//! once on a GPU, and their gradients are summed in order. Validation adapts the network to episodes of images that are
+//! not trained on, as at test time.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -79,7 +82,7 @@ pub struct MamlEpisodeSettings {
     pub noise: Vec<NoiseLevels>,
 }
 
-/// How the network is adapted to a support set.
+/// How the network is adapted to a support set: by gradient descent with a fixed rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptationSettings {
@@ -104,6 +107,7 @@ pub enum GradientOrderSetting {
 }
 
 impl AdaptationSettings {
+    /// The adaptation in training; that in validation and at test is in [`MamlConfiguration::config`].
     fn in_training(&self) -> maml::Adaptation {
         maml::Adaptation { rate: self.inner_rate as f32, steps: self.inner_steps }
     }
@@ -190,11 +194,12 @@ impl MamlConfiguration {
         self.validation.validator(&self.episodes.noise)
     }
 
+    /// The shape of the images and the number of classes, which define the network.
     fn size(&self) -> ModelSize {
         model_size(&self.pictures.preprocessing(), self.episodes.ways)
     }
 
-    /// The configuration in model files.
+    /// The configuration in model files, with the adaptation for validation and test.
     fn config(&self) -> MamlConfig {
         let AdaptationSettings { inner_rate, test_steps, .. } = self.adaptation;
         MamlConfig { ways: self.episodes.ways, rate: inner_rate as f32, steps: test_steps }
@@ -204,13 +209,13 @@ impl MamlConfiguration {
 /// MAML in training on the CPU: one task per thread, each with its own gradient.
 struct CpuMamlSession {
     weights: CpuWeights,
-    /// Learners that are not in use.
+    /// The working memory for one task each; those that no thread is using.
     learners: Mutex<Vec<MamlLearner>>,
     configuration: MamlConfiguration,
 }
 
 impl CpuMamlSession {
-    /// The mean loss of the tasks. The gradient of each task stays separate.
+    /// The mean loss of the tasks. Task `i` adds to gradient `i` of the weights, which [`CpuWeights::update`] sums.
     fn gradients(&mut self, tasks: &[EpisodeBatch]) -> f64 {
         let CpuWeights { parameters, gradients, .. } = &mut self.weights;
         let (configuration, learners) = (&self.configuration, &self.learners);
@@ -260,6 +265,7 @@ pub struct MamlTrainee {
     warning: Option<String>,
 }
 
+/// What is validated on, on the device that validates.
 enum ValidationData {
     /// Rows of pixels, and those of the outliers.
     Cpu(Box<(Embeddings, Option<Embeddings>)>),
@@ -304,7 +310,7 @@ impl MamlTrainee {
         Self::on_gpu_with(configuration, datasets, device, None)
     }
 
-    /// [`MamlTrainee::on_gpu`] with a limit on the bytes of the images to train on.
+    /// [`MamlTrainee::on_gpu`] with a limit on the bytes of the images to train on; `None`: the usual limit.
     #[cfg(feature = "cuda")]
     fn on_gpu_with(
         configuration: MamlConfiguration,
@@ -333,6 +339,7 @@ impl MamlTrainee {
     }
 }
 
+/// The optimiser; without weight decay, the default, AdamW is Adam.
 fn adamw_config(configuration: &MamlConfiguration) -> AdamWConfig {
     AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() }
 }
@@ -362,6 +369,8 @@ fn prepare(configuration: &MamlConfiguration, datasets: &Datasets) -> Result<(Ve
     Ok((model.parameters(&maml::layout(configuration.size()))?, episodes))
 }
 
+/// The loss of one task on its queries after the adaptation to its support set. Adds its gradient with respect to the
+/// initial `parameters` to `gradient`.
 fn task_gradient(
     learner: &mut MamlLearner,
     configuration: &MamlConfiguration,

@@ -1,10 +1,13 @@
-//! Training on images. This file trains the Conv4 of the paper ([`BackboneTrainee`]): one episode per step, batch norm
-//! over its images, the loss of nearest prototypes, AdamW. [`joint`] trains a Conv4 and a head together; [`maml`] and
-//! [`negmargin`] train the two baselines that have their own networks.
+//! Training on images. This file trains the Conv4 of the paper ([`BackboneTrainee`], start with its `new`): one episode
+//! per step, batch norm over its images, the loss of nearest prototypes, AdamW. An *episode* is a small classification
+//! problem: support items, whose labels may be wrong, and queries to classify. [`joint`] trains a Conv4 and a head
+//! together; [`maml`] and [`negmargin`] train two methods that the paper compares with.
 //!
-//! The training loop is in the core ([`trueshot::training`]). While a step runs, a [`Loader`] prepares the images of
-//! the next ones. Validation embeds all its images once, with the running statistics of batch norm, and evaluates
-//! episodes of these embeddings, which is faster than embedding episode by episode.
+//! The training loop is in the core ([`trueshot::training::train`]) and takes a [`Trainee`]. All trainees here consist
+//! of a [`Loader`], which prepares the images of the next steps on its own threads (`batches`), a [`TrainingSession`],
+//! which computes steps on the CPU or a GPU (`gpu`), and the validation (`validation`). Validation embeds all its
+//! images once, with the running statistics of batch norm, and evaluates episodes of these embeddings, which is faster
+//! than embedding episode by episode.
 
 mod batches;
 mod configuration;
@@ -47,12 +50,13 @@ use crate::preprocess::Preprocessing;
 use batches::{EpisodeBatch, EpisodeBatches, ImagePreparer};
 use validation::validate_backbone;
 
-/// Threads of the pool per thread that prepares images, which takes less than a tenth of the time of a step.
+/// One thread prepares images per this number of threads that compute. Preparing images takes less than a tenth of the
+/// time of a step.
 const THREADS_PER_LOADER: usize = 8;
-/// Batches that each preparing thread holds ready.
+/// Batches that each preparing thread holds ready, for training on the CPU.
 const BATCHES_READY: usize = 2;
 
-/// A GPU, which does not exist without the feature `cuda`.
+/// The type of a GPU without the feature `cuda`: it has no values, so an `Option<Gpu>` is `None`.
 #[cfg(not(feature = "cuda"))]
 enum Gpu {}
 
@@ -63,8 +67,8 @@ impl Gpu {
     }
 }
 
-/// The methods of [`Trainee`] that only use the fields `session`, `loader`, `gpu` and `warning`, which all trainees on
-/// images have.
+/// The methods of [`Trainee`] that are the same for all trainees on images. They use the fields `session`, `loader`,
+/// `gpu` and `warning`.
 macro_rules! session_methods {
     () => {
         fn step(&mut self, step: u64) -> trueshot::Result<Vec<f64>> {
@@ -101,7 +105,9 @@ use session_methods;
 /// A Conv4 in training on the CPU, with the loss of nearest prototypes.
 struct CpuBackboneSession {
     weights: CpuWeights,
+    /// The activations of one step.
     training: TrainingPass,
+    /// Classes per episode.
     ways: usize,
     aggregate: Aggregate,
 }
@@ -124,6 +130,7 @@ impl CpuSession for CpuBackboneSession {
         let features = self.training.forward(parameters, &batch.images);
         let mut d_features = vec![0.0; features.len()];
         let loss = loss(features, labels, self.aggregate, &mut d_features);
+        // A step whose loss is not finite changes nothing; the training loop reports it.
         if loss.is_finite() {
             self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
@@ -141,6 +148,7 @@ pub struct BackboneTrainee {
     configuration: BackboneConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
     gpu: Option<Gpu>,
+    /// What the user should know, such as that the images do not fit into the memory of the GPU.
     warning: Option<String>,
 }
 
@@ -239,6 +247,7 @@ impl Trainee for BackboneTrainee {
     session_methods!();
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
+        // The method that classifies as the loss does: by the nearest mean or the nearest geometric median.
         let method = match self.configuration.episodes.aggregate {
             Aggregate::Mean => "protonet",
             Aggregate::Median => "median",
@@ -255,7 +264,8 @@ impl Trainee for BackboneTrainee {
     }
 }
 
-/// Runs as many steps as the session takes per call, at most `limit`.
+/// Runs the steps from number `step` on: the number that the session takes per call, but at most `limit`. Returns the
+/// loss terms of each step. The batches go back to the loader, which reuses their memory.
 fn run_steps<S: crate::loader::BatchSource>(
     session: &mut dyn TrainingSession<Batch = S::Batch>,
     loader: &mut Loader<S>,
@@ -284,11 +294,13 @@ fn backbone_file(
     tensors
 }
 
+/// A loader for a session on the CPU.
 fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
     Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
-/// A loader for a session on a GPU, which holds the batches of two calls ready.
+/// A loader for a session on a GPU, which takes `steps_at_once` batches per call. Half of the threads prepare batches,
+/// and the batches of two calls are held ready.
 #[cfg(feature = "cuda")]
 fn gpu_loader<M: crate::loader::BatchSource>(make: M, steps_at_once: usize) -> Loader<M> {
     let threads = rayon::current_num_threads().div_ceil(2);

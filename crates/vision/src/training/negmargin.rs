@@ -1,6 +1,10 @@
-//! Training of a Conv4 with NegMargin (Liu et al., ECCV 2020): batches of all classes, a cosine softmax with a negative
-//! margin, Adam. The result is a backbone, whose embeddings are used, also in validation, with a cosine classifier
-//! (`baseline++`). Start with [`NegMarginTrainee::new`].
+//! Training of a Conv4 with NegMargin (Liu et al., ECCV 2020). Start with [`NegMarginTrainee::new`].
+//!
+//! Instead of episodes it trains on shuffled batches of all classes, with Adam. Each class has a trained direction; the
+//! loss is the cross-entropy of the scaled cosines between features and directions, where a negative margin is
+//! subtracted from the cosine of the true class: the true class gets a head start, which separates training classes
+//! less and new classes better. The directions are dropped after training. The result is a backbone, whose embeddings
+//! are used, also in validation, with a cosine classifier (the method `baseline++`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,9 +63,9 @@ pub struct NegMarginConfiguration {
 pub struct LossSettings {
     /// Images per step.
     pub batch: usize,
-    /// Factor of all cosines.
+    /// Factor of all cosines, which turns them (-1 to 1) into logits.
     pub scale: f64,
-    /// Margin subtracted from the cosine of the true class before scaling.
+    /// Margin subtracted from the cosine of the true class before scaling; negative in NegMargin.
     pub margin: f64,
 }
 
@@ -120,7 +124,7 @@ impl NegMarginConfiguration {
         self.validation.validator(&[])
     }
 
-    /// Adam: the weight decay is part of the gradient.
+    /// Adam with L2 regularisation: the weight decay is part of the gradient, unlike in AdamW.
     pub(super) fn adam(&self) -> AdamWConfig {
         AdamWConfig { weight_decay: 0.0, l2: self.optimiser.weight_decay, ..Default::default() }
     }
@@ -129,6 +133,7 @@ impl NegMarginConfiguration {
 /// NegMargin in training on the CPU. The parameters are those of the Conv4, followed by one direction per class.
 struct CpuNegMarginSession {
     weights: CpuWeights,
+    /// The activations of one step.
     training: TrainingPass,
     margin: Margin,
     /// The number of parameters of the Conv4.
@@ -282,6 +287,7 @@ fn prepare(configuration: &NegMarginConfiguration, datasets: &Datasets) -> Resul
     let mut layout = conv4::layout(shape.channels);
     let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
     let backbone_len = parameters.len();
+    // One direction per class, `[classes, D]`, after the parameters of the Conv4.
     let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
     let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
     let bound = initialisation::xavier_bound(shape.features(), classes);

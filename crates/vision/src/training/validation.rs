@@ -1,4 +1,5 @@
-//! Validation during training: the accuracy on episodes of images that are not trained on.
+//! Validation during training: the accuracy on episodes of images that are not trained on. Trainees of backbones call
+//! [`validate_backbone`]; MAML calls [`Validator::validate`] with pixels instead of embeddings.
 
 use rayon::prelude::*;
 use trueshot::Embeddings;
@@ -13,6 +14,7 @@ use crate::backbone::Backbone;
 use crate::dataset::Dataset;
 use crate::preprocess::Preprocessing;
 
+/// Images that a thread embeds per call, on the CPU.
 const IMAGES_PER_CALL: usize = 16;
 
 /// The embeddings of all images of a data set, not augmented.
@@ -36,8 +38,8 @@ fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Emb
     Embeddings::from_rows(features, dim, dataset.class_names())
 }
 
-/// The accuracy of a method on embeddings by a Conv4, computed on `gpu` if there is one; `None` if there is nothing to
-/// validate on.
+/// The accuracy of a method on embeddings by a Conv4, given by its preprocessing and parameters. Embeds on `gpu` if
+/// there is one. `None` if there is nothing to validate on.
 #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
 pub(super) fn validate_backbone(
     judge: &Validator,
@@ -63,10 +65,13 @@ pub(super) fn setting_name(noise: Noise) -> String {
     if noise.level == 0.0 { "clean".into() } else { noise.to_string() }
 }
 
-/// Evaluates a model on episodes of the validation data.
+/// Evaluates a method on episodes of the validation data. The episodes are the same in every validation of a run.
 pub(super) struct Validator {
+    /// Numbers of classes, support items and queries, and the seed of the episodes.
     pub spec: EpisodeSpec,
+    /// The noise settings, each with all episodes.
     pub noises: Vec<Noise>,
+    /// The number of episodes per noise setting.
     pub episodes: u64,
 }
 
@@ -76,7 +81,8 @@ impl Validator {
         Sampler::new(rows, outliers, self.spec, self.noises.clone()).map(drop)
     }
 
-    /// The mean accuracy over all noise settings, and the accuracies.
+    /// Evaluates a method on episodes of `rows` (embeddings, or pixels for MAML), with outlier noise drawn from
+    /// `outliers`. The score is the mean accuracy over all noise settings; the figures are the accuracies, in percent.
     pub fn validate(
         &self,
         rows: &Embeddings,

@@ -94,15 +94,15 @@ fn files_that_are_not_images_are_refused_with_a_reason() {
     assert_eq!(refused(b"<html>not found</html>"), Unreadable::Format);
     let jpeg = file(quarters(), ImageFormat::Jpeg);
     for length in [3, jpeg.len() / 2, jpeg.len() * 3 / 4, jpeg.len() - 2] {
-        assert_eq!(refused(&jpeg[..length]), Unreadable::CutOff, "{length}");
+        assert_eq!(refused(&jpeg[..length]), Unreadable::Truncated, "{length}");
     }
     // A thumbnail within a segment does not end the image.
     let thumbnail = [&jpeg[..2], &[0xff_u8, 0xe1, 0, 6, 0xff, 0xd9, 0, 0], &jpeg[2..]].concat();
     assert!(DecodedImage::decode(&thumbnail, Channels::Colour).is_ok());
-    assert_eq!(refused(&thumbnail[..thumbnail.len() - 2]), Unreadable::CutOff);
+    assert_eq!(refused(&thumbnail[..thumbnail.len() - 2]), Unreadable::Truncated);
     for (name, bytes) in coloured().into_iter().filter(|(name, _)| name.ends_with("png")) {
         let reason = refused(&bytes[..bytes.len() * 2 / 3]);
-        assert!(matches!(reason, Unreadable::Decoder(_) | Unreadable::CutOff), "{name}: {reason}");
+        assert!(matches!(reason, Unreadable::Decoder(_) | Unreadable::Truncated), "{name}: {reason}");
     }
 }
 

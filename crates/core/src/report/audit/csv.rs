@@ -3,6 +3,7 @@
 use crate::audit::{Audit, AuditedItem, ProbableClass};
 use crate::csv_field::csv_field;
 
+/// The names of the fields; [`line`] writes them in the same order.
 const HEADER: &str =
     "item,given,p_wrong,verdict,action,suggested,weight,p_outlier,probable,confirmed,advice,neighbours";
 
@@ -16,6 +17,7 @@ pub fn audit_csv(audit: &Audit) -> String {
     text
 }
 
+/// The line of one item. The most probable classes and the neighbours are lists in one field, separated by `; `.
 fn line(item: &AuditedItem) -> String {
     let neighbours: Vec<&str> = item.neighbours.iter().map(|neighbour| neighbour.item.as_str()).collect();
     let probable =

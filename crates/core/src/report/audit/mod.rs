@@ -1,5 +1,9 @@
 //! Reports of an audit: a table for a terminal ([`AuditTable`]), CSV, JSON, and an HTML page with thumbnails
 //! ([`AuditPage`]).
+//!
+//! An audit judges the label of every item of a collection: it has a verdict (keep, relabel, outlier, wrong or unsure),
+//! an action that a repair would take (keep, relabel, quarantine or review), and the most probable classes. The
+//! functions in this file put these into words, the same ones in every report.
 
 mod csv;
 mod page;

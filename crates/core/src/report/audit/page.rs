@@ -1,8 +1,8 @@
-//! The HTML page of an audit ([`AuditPage`]): thumbnails by class with frames around suspect items, a map, filters, and a
-//! review in which a user decides about one item after the other and saves a repair plan.
+//! The HTML page of an audit ([`AuditPage`]): thumbnails by class with frames around suspect items, a map, filters, and
+//! a review in which a user decides about one item after the other and saves a repair plan.
 //!
-//! The page is self-contained and can be read without its scripts. The template is `templates/audit.html`; the review is in
-//! `templates/review.js` and gets its data from [`ReviewData`].
+//! The page is self-contained and can be read without its scripts. The template is `templates/audit.html`; the review
+//! is in `templates/review.js` and gets its data from [`ReviewData`].
 
 use askama::Template;
 use serde::Serialize;
@@ -60,6 +60,8 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
             *remaining -= 1;
         }
     };
+    // In the order of importance, until the page is full: suspects, the most suspicious first (two thirds of the page
+    // at most), a few rows of every class, the neighbours of the suspects, and more rows of every class.
     let ranking = audit.ranking();
     let suspects: Vec<usize> =
         ranking.into_iter().filter(|row| audit.items[*row].action != Action::Keep).collect();
@@ -120,7 +122,8 @@ impl AuditPage<'_> {
         lists.into_iter().filter(|list| !list.lines.is_empty()).collect()
     }
 
-    /// The view of a class, with its most suspicious items first.
+    /// The view of a class, with its most suspicious items first. `is_shown` says for every row whether the page shows
+    /// it.
     fn class(&self, class: usize, is_shown: &[bool]) -> ClassView<'_> {
         let mut rows: Vec<usize> = self.data.rows_of(class).iter().map(|row| *row as usize).collect();
         let wrong = |row: &usize| self.audit.items[*row].p_wrong;
@@ -152,6 +155,7 @@ impl AuditPage<'_> {
         serde_json::to_string(&data).expect("the data of a review is plain data")
     }
 
+    /// The view of one item.
     fn item(&self, row: usize) -> ItemView<'_> {
         let item = &self.audit.items[row];
         let kind = if item.confirmed { "confirmed" } else { item.verdict.name() };
@@ -175,7 +179,8 @@ fn capitalised(text: &str) -> String {
     first.chain(rest.clone()).collect()
 }
 
-/// A name as HTML that may be wrapped after separators, which are frequent in names of files, but not before its extension.
+/// A name as HTML that may be wrapped after separators, which are frequent in names of files, but not before its
+/// extension.
 fn breakable(name: &str) -> String {
     let mut html = String::new();
     for character in name.chars() {
@@ -234,6 +239,7 @@ struct ProbableView<'a> {
 }
 
 impl<'a> ReviewItem<'a> {
+    /// The item of a row with its verdict in words.
     fn new(row: usize, item: &'a AuditedItem) -> Self {
         let probable = |probable: &'a ProbableClass| ProbableView {
             class: probable.class.as_deref(),
@@ -268,6 +274,7 @@ impl<'a> ReviewItem<'a> {
     }
 }
 
+/// A pair of duplicates in words, such as "cat/1.jpg is identical to dog/7.jpg".
 fn duplicate_in_words(pair: &Duplicate) -> String {
     let (item, other) =
         (name_and_label(&pair.item, &pair.given), name_and_label(&pair.other, &pair.other_given));
@@ -284,6 +291,7 @@ struct ListView {
 }
 
 impl ListView {
+    /// A list of at most [`MAX_LISTED`] lines.
     fn new(heading: &str, lines: impl ExactSizeIterator<Item = String>) -> Self {
         let more = lines.len().saturating_sub(MAX_LISTED);
         ListView { heading: capitalised(heading), lines: lines.take(MAX_LISTED).collect(), more }
@@ -295,10 +303,15 @@ struct ClassView<'a> {
     name: &'a str,
     /// The name as HTML.
     heading: String,
+    /// The index of the CSS class of its colour.
     colour: usize,
+    /// The number of items in words.
     items: String,
+    /// The expected number of items with a wrong label.
     expected_wrong: f64,
+    /// The number of items that the audit suggests for this class and that have another label.
     found_elsewhere: usize,
+    /// The items that the page shows.
     shown: Vec<ItemView<'a>>,
 }
 
@@ -308,11 +321,15 @@ struct ItemView<'a> {
     item: &'a AuditedItem,
     /// The CSS class that says what the verdict is.
     kind: &'static str,
+    /// The thumbnail as a data URI.
     image: Option<&'a str>,
     /// The name as HTML.
     name: String,
+    /// The probability of a wrong label, in percent.
     wrong: String,
+    /// Where the item belongs, in words.
     belongs_to: String,
+    /// The most probable classes, in words.
     probable: String,
 }
 
@@ -321,6 +338,7 @@ struct ItemView<'a> {
 #[template(path = "audit.html")]
 struct View<'a> {
     page: &'a AuditPage<'a>,
+    /// The map of all items as SVG with its legend.
     map: String,
     classes: Vec<ClassView<'a>>,
     /// The sentence with the number of items per action.
@@ -330,6 +348,7 @@ struct View<'a> {
     warnings: Vec<String>,
     /// The number of warnings that were left out, in words; empty if there are none.
     more_warnings: String,
+    /// The number of items that the page does not show.
     left_out: usize,
     /// [`ReviewData`] as JSON, and the text of the plan, each as the content of a script element.
     review: String,

@@ -1,5 +1,5 @@
-//! The map of an audit as an SVG scatter plot: one mark per item, with the colour and shape of its class and a ring around
-//! suspect items.
+//! The map of an audit as an SVG scatter plot: one mark per item, with the colour and shape of its class and a ring
+//! around suspect items.
 
 use super::percent;
 use crate::audit::Audit;
@@ -7,20 +7,24 @@ use crate::embeddings::Embeddings;
 use crate::report::chart::COLOURS;
 use crate::visible::{counted, escaped_xml};
 
+/// Width of the figure in SVG units.
 const WIDTH: f32 = 720.0;
+/// Height of the figure in SVG units.
 const HEIGHT: f32 = 460.0;
+/// Margin on all sides in SVG units, wider than a mark with its ring.
 const MARGIN: f32 = 16.0;
 /// Maximum number of marks; more would cover each other.
 const MAX_MARKS: usize = 5000;
 /// Maximum number of classes in the legend.
 const MAX_LEGEND: usize = 24;
 
-/// The shapes of marks as SVG paths. Classes first use up the colours with the first shape, then with the next.
+/// The shapes of marks as SVG paths around 0: circle, square, triangle and diamond. Classes first use up the colours
+/// with the first shape, then with the next.
 const SHAPES: [&str; 4] =
     ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-4 -4h8v8h-8z", "M0 -5L5 4H-5z", "M0 -5.5L5.5 0L0 5.5L-5.5 0z"];
 
-/// The map with its legend. `points` are the positions of all items; `has_item` tells whether the page shows an item that
-/// the mark can link to.
+/// The map with its legend. `points` are the positions of all items, one per row, in any scale; `has_item` says whether
+/// the page shows the item of a row, to which its mark then links (`#i` and the row).
 pub(super) fn svg(
     audit: &Audit,
     data: &Embeddings,
@@ -68,6 +72,7 @@ fn drawing_order(audit: &Audit) -> Vec<usize> {
     others.into_iter().step_by(step).chain(suspects).collect()
 }
 
+/// The marks of the first classes with their names, as an HTML list.
 fn legend(data: &Embeddings) -> String {
     let mut html = String::from("<ul class=\"legend\" aria-label=\"Marks of the classes\">");
     for (class, name) in data.classes().iter().enumerate().take(MAX_LEGEND) {
@@ -87,7 +92,9 @@ fn legend(data: &Embeddings) -> String {
 
 /// The linear transformation from positions on the map to SVG coordinates.
 struct Viewport {
+    /// The smallest x and y of all points.
     low: [f32; 2],
+    /// SVG units per unit of x and of y.
     scale: [f32; 2],
 }
 
@@ -103,6 +110,7 @@ impl Viewport {
         Viewport { low, scale: [scale(0, WIDTH), scale(1, HEIGHT)] }
     }
 
+    /// The SVG coordinates of a point.
     fn coordinates(&self, point: [f32; 2]) -> (f32, f32) {
         let coordinate = |axis: usize| MARGIN + (point[axis] - self.low[axis]) * self.scale[axis];
         (coordinate(0), coordinate(1))

@@ -31,8 +31,15 @@ fn audited() -> (Embeddings, Audit) {
 
 /// The plan of an audit of a folder.
 fn planned(audit: &Audit, data: &Embeddings) -> crate::repair::RepairPlan {
-    let listing = vec![crate::repair::Listed { item: "a </script> name.jpg".into(), ..Default::default() }];
-    crate::repair::RepairPlan::new(audit, data, crate::repair::Kind::Folder, "photos".as_ref(), listing)
+    let listing =
+        vec![crate::repair::ListedItem { item: "a </script> name.jpg".into(), ..Default::default() }];
+    crate::repair::RepairPlan::new(
+        audit,
+        data,
+        crate::repair::CollectionKind::Folder,
+        "photos".as_ref(),
+        listing,
+    )
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The plain-text report of an audit ([`AuditTable`]) for a terminal: the items that a repair would change or leave to
-//! review, ranked by the probability that they are wrong, then a summary, the affected classes, duplicates, image problems
-//! and warnings.
+//! review, ranked by the probability that they are wrong, then a summary, the affected classes, duplicates, image
+//! problems and warnings.
 
 use super::{
     DUPLICATES, LABEL_CONFLICTS, belongs_to, counted, name_and_label, percent, planned_in_words,
@@ -12,14 +12,16 @@ use crate::visible::{shortened_item, visible, wrapped};
 
 /// Maximum number of items that are listed, unless all are.
 const MAX_ITEMS: usize = 100;
-/// Maximum number of label conflicts, of duplicates within classes, of image problems and of warnings that are listed; of
-/// classes, twice as many.
+/// Maximum number of label conflicts, of duplicates within classes, of image problems and of warnings that are listed;
+/// of classes, twice as many.
 const MAX_LISTED: usize = 10;
 
 /// The plain-text report of an audit.
 pub struct AuditTable<'a> {
     audit: &'a Audit,
+    /// Whether items that keep their label are listed, too.
     all: bool,
+    /// The width of the terminal in columns; `None` for whole names.
     width: Option<usize>,
 }
 
@@ -35,8 +37,8 @@ impl<'a> AuditTable<'a> {
         self
     }
 
-    /// The width of the terminal in columns, to which names are shortened. Classes and folders in the names of items are
-    /// always shown, so some lines may be wider.
+    /// The width of the terminal in columns, to which names are shortened. Classes and folders in the names of items
+    /// are always shown, so some lines may be wider.
     pub fn width(mut self, columns: Option<usize>) -> Self {
         self.width = columns;
         self
@@ -93,6 +95,7 @@ impl<'a> AuditTable<'a> {
         format!("{planned}\n{}\n", wrong_in_words(self.audit))
     }
 
+    /// The first warnings of the audit, one per line.
     fn warnings(&self) -> String {
         let warnings = &self.audit.warnings;
         let mut text: String =
@@ -157,7 +160,8 @@ fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
     let (conflicts, within): (Vec<_>, Vec<_>) = found.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        // The two names share the columns that the words between them leave.
+        // Each name gets half of the columns that the indent of two, "is nearly identical to" and the spaces around it
+        // leave.
         let width = width.map(|width| width.saturating_sub(26) / 2);
         let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
         format!("{item} {} {other}", relation(pair.kind))
@@ -168,6 +172,7 @@ fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
 /// The images that are too poor to be used, or cannot be read.
 fn image_problems(found: &[ImageProblem], width: Option<usize>) -> String {
     let in_words = |problem: &ImageProblem| {
+        // The indent and the problems in words get 36 columns.
         let width = width.map(|width| width.saturating_sub(36));
         format!("{}: {}", fitted(&problem.item, width), problems_in_words(problem))
     };

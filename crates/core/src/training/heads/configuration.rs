@@ -1,9 +1,12 @@
 //! The options for training a head: [`Configuration`] with its sections for data, episodes, validation and optimiser.
 //!
 //! Start with [`Configuration::relabel`](super::Configuration::relabel) or
-//! [`Configuration::tranfs`](super::Configuration::tranfs), which return the defaults, then [`Configuration::settle`] and
-//! [`Configuration::check`]. Its fields are the keys of the TOML file. Lengths of phases are shares of the run, so a run
-//! with more steps is the same run stretched.
+//! [`Configuration::tranfs`](super::Configuration::tranfs), which return the defaults, then [`Configuration::settle`]
+//! and [`Configuration::check`]. Its fields are the keys of the TOML file. Lengths of phases, such as the warm-up of
+//! the learning rate, are shares of the run, so changing the number of steps stretches the whole schedule.
+//!
+//! "Ways" are the classes of an episode, "shots" the labelled items per class. Noise is the deliberate replacement of
+//! support items by items of other classes; its level is the percentage of the shots that are replaced.
 
 use std::path::PathBuf;
 
@@ -58,8 +61,8 @@ pub struct Configuration<M> {
 pub struct Data {
     /// Embeddings to train on.
     pub train: Vec<PathBuf>,
-    /// Embeddings of other classes, from which outlier noise is drawn, one file for each file of `train`. No file: outliers
-    /// are items of training classes that are not in the episode.
+    /// Embeddings of other classes, from which outlier noise is drawn, one file for each file of `train`. No file:
+    /// outliers are items of training classes that are not in the episode.
     pub outliers: Vec<PathBuf>,
     /// Embeddings to validate on; without any there is no validation.
     pub validation: Vec<PathBuf>,
@@ -87,8 +90,8 @@ pub struct Episodes {
     /// another outlier. Blends are new classes, which keep a head from memorising the real ones.
     #[serde(default)]
     pub blended: f64,
-    /// The share (0 to 1) of episodes with mixed noise, as people make it: some wrong items become outliers whatever the
-    /// noise type, and some become clean again, so that classes differ in their noise.
+    /// The share (0 to 1) of episodes with mixed noise, as people make it: some wrong items become outliers whatever
+    /// the noise type, and some become clean again, so that classes differ in their noise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mixed: f64,
 }
@@ -190,8 +193,8 @@ impl<'de> Deserialize<'de> for CountRange {
 }
 
 impl<M> Configuration<M> {
-    /// Fills in options that follow from others: empty lists of `validation` are copied from `episodes`, and outliers for
-    /// validation come from the training data if none are given ([`training_outliers`]).
+    /// Fills in options that follow from others: empty lists of `validation` are copied from `episodes`, and outliers
+    /// for validation come from the training data if none are given ([`training_outliers`]).
     pub fn settle(&mut self) {
         let (episodes, validation, data) = (&self.episodes, &mut self.validation, &mut self.data);
         if validation.ways.is_empty() {

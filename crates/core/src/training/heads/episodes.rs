@@ -1,8 +1,12 @@
-//! Training episodes of heads: [`TrainingEpisodes`] draws them and gathers their rows.
+//! Training episodes of heads: [`TrainingEpisodes`] draws them and gathers their rows (embeddings).
 //!
-//! Everything random about an episode follows from the seed and the index of the episode, so any episode can be drawn on
-//! its own. An episode is drawn as indices into the data ([`TrainingEpisode`]); the rows are gathered right before they are
-//! used.
+//! An episode is a small classification problem: a support set of items under given labels, some of them wrong, and
+//! queries to classify. Its number of classes ("ways"), of items per class ("shots"), its noise type and its noise
+//! level are drawn from those of the configuration.
+//!
+//! Everything random about an episode follows from the seed and the index of the episode, so any episode can be drawn
+//! on its own. An episode is drawn as indices into the data ([`TrainingEpisode`]); the rows are gathered right before
+//! they are used.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,7 +41,8 @@ use crate::rng::{IndexSampler, Purpose, Rng};
 /// ```
 pub struct TrainingEpisodes<'a> {
     pub(super) data_sets: Vec<EpisodeData<'a>>,
-    /// Indexed by data set, ways and shots.
+    /// `[data set][entry of the list of ways][entry of the list of shots]`. Entries of shots that a data set is too
+    /// small for are left out.
     shapes: Vec<Vec<Vec<EpisodeShape<'a>>>>,
     /// The share of blended classes and outliers.
     blended: f64,
@@ -58,10 +63,13 @@ pub(super) struct EpisodeShape<'a> {
 pub struct TrainingEpisode {
     /// The index of the data set.
     pub(super) data_set: usize,
+    /// The number of classes.
     pub(super) classes: usize,
+    /// The support items, with noise.
     pub(super) items: Vec<Item>,
     /// Row and class of each query.
     pub(super) queries: Vec<(u32, u32)>,
+    /// The items and queries whose rows are blended with other rows, at most one blend each.
     pub(super) blends: Vec<Blend>,
 }
 
@@ -69,14 +77,15 @@ pub struct TrainingEpisode {
 pub(super) struct Blend {
     /// The index in the list of support items followed by queries.
     pub index: usize,
-    /// The other row; both rows are from the data set or both from its outliers.
+    /// The number of the other row; both rows are from the data set or both from its outliers.
     pub other: u32,
     /// The weight of the other row.
     pub share: f32,
 }
 
 impl TrainingEpisode {
-    /// The rows of the support items, then of the queries, before blending; `true` marks rows of the outliers.
+    /// The row numbers of the support items, then of the queries, before blending; `true` marks rows of the outlier
+    /// data instead of the data set.
     pub fn rows(&self) -> Vec<(u32, bool)> {
         let items = self.items.iter().map(|item| (item.row, item.truth.is_none()));
         items.chain(self.queries.iter().map(|&(row, _)| (row, false))).collect()
@@ -126,7 +135,8 @@ impl EpisodeLabels {
     }
 }
 
-/// The smallest weight of either row in a blend.
+/// The smallest weight of either row in a blend: weights are between 0.35 and 0.65, so that a blend is clearly
+/// different from both classes it is made of.
 const MIN_SHARE: f64 = 0.35;
 
 /// A reusable buffer for the rows of an episode that are not used as they are in the data.
@@ -148,6 +158,8 @@ impl<'a> TrainingEpisodes<'a> {
         episodes: &configuration::Episodes,
         seed: u64,
     ) -> Result<Self> {
+        // A range of ways becomes one shape per number of classes; a range of shots is one shape, because every class
+        // draws its own number of items from it.
         let ways: Vec<usize> = counts(&episodes.ways).collect();
         let spec = |ways, shots: CountRange| EpisodeSpec {
             ways,
@@ -179,8 +191,8 @@ impl<'a> TrainingEpisodes<'a> {
         self.draw_with(index, |count, rng| rng.below(count), index_sampler)
     }
 
-    /// Like [`TrainingEpisodes::draw`], with entry number `shots` of the list of shots instead of a random one. There must
-    /// be one data set.
+    /// Like [`TrainingEpisodes::draw`], with entry number `shots` of the list of shots instead of a random one. There
+    /// must be one data set.
     ///
     /// # Errors
     /// If the noise cannot be applied to the episode.
@@ -200,6 +212,7 @@ impl<'a> TrainingEpisodes<'a> {
         choose_shots: impl FnOnce(usize, &mut Rng) -> usize,
         index_sampler: &mut IndexSampler,
     ) -> Result<TrainingEpisode> {
+        // The composition of the episode: data set, ways, shots, noise type and noise level, each uniformly at random.
         let mut rng = Rng::new(self.seed, Purpose::Training, index);
         let data_set = rng.below(self.data_sets.len());
         let by_ways = &self.shapes[data_set];
@@ -207,6 +220,7 @@ impl<'a> TrainingEpisodes<'a> {
         let shape = &by_shots[choose_shots(by_shots.len(), &mut rng)];
         let levels = &shape.noises[rng.below(shape.noises.len())];
         let noise = levels[rng.below(levels.len())];
+        // Classes, items and queries. The sampler derives their random numbers from the seed and the index alone.
         let episode = shape.sampler.episode(index, index_sampler);
         let mut items = shape.sampler.corrupt(&episode, noise, index_sampler)?;
         if self.mixed > 0.0 && rng.fraction() < self.mixed {
@@ -215,6 +229,7 @@ impl<'a> TrainingEpisodes<'a> {
         let queries = (0..).zip(&episode.classes);
         let queries = queries.flat_map(|(class, draw)| draw.queries.iter().map(move |&row| (row, class)));
         let queries: Vec<(u32, u32)> = queries.collect();
+        // The classes of the episode as indices into those of the data set.
         let classes: Vec<usize> = episode.classes.iter().map(|draw| draw.class as usize).collect();
         let blends = self.blends(data_set, &classes, &items, &queries, &mut rng);
         Ok(TrainingEpisode { data_set, classes: classes.len(), items, queries, blends })
@@ -222,6 +237,9 @@ impl<'a> TrainingEpisodes<'a> {
 
     /// Draws which rows are blended. All rows of a blended class are blended with rows of one other class, which is not
     /// in the episode, in the same proportion; a blended outlier is blended with any other outlier.
+    ///
+    /// `classes` are the classes of the episode as indices into those of the data set; `queries` are row and class, an
+    /// index into `classes`.
     fn blends(
         &self,
         data_set: usize,
@@ -232,11 +250,13 @@ impl<'a> TrainingEpisodes<'a> {
     ) -> Vec<Blend> {
         let data = self.data_sets[data_set];
         let (embeddings, outliers) = (data.embeddings, data.outlier_rows());
-        let is_same_source = std::ptr::eq(embeddings, outliers);
+        // Without outlier data, outliers are items of the data set whose classes are not in the episode.
+        let outliers_share_data = std::ptr::eq(embeddings, outliers);
         let others = embeddings.classes().len() - classes.len();
         if self.blended == 0.0 {
             return Vec::new();
         }
+        // For every class of the episode the other class and its weight, or `None` if the class is not blended.
         let partners: Vec<Option<(usize, f32)>> = classes
             .iter()
             .map(|_| {
@@ -246,6 +266,7 @@ impl<'a> TrainingEpisodes<'a> {
                 })
             })
             .collect();
+        // The true class of every item and query decides how its row is blended, whatever its label.
         let truths = items.iter().map(|item| item.truth);
         let truths = truths.chain(queries.iter().map(|&(_, class)| Some(class)));
         let blend = |(index, truth): (usize, Option<u32>)| match truth {
@@ -254,7 +275,7 @@ impl<'a> TrainingEpisodes<'a> {
                 Blend { index, other: rows[rng.below(rows.len())], share }
             }),
             None if rng.fraction() < self.blended => {
-                let other = match is_same_source {
+                let other = match outliers_share_data {
                     true => {
                         let class = random_other_class(classes, embeddings.classes().len(), rng);
                         let rows = embeddings.rows_of(class);
@@ -269,8 +290,8 @@ impl<'a> TrainingEpisodes<'a> {
         truths.enumerate().filter_map(blend).collect()
     }
 
-    /// Gathers the rows of drawn episodes and passes them to `work`. Rows that are not stored as `f32`, and blended rows,
-    /// are written to `buffers`, which grows to one buffer per episode.
+    /// Gathers the rows of drawn episodes and passes them to `work`. Rows that are not stored as `f32`, and blended
+    /// rows, are written to `buffers`, which grows to one buffer per episode.
     pub fn with_rows<T>(
         &self,
         drawn: &[TrainingEpisode],
@@ -288,8 +309,9 @@ impl<'a> TrainingEpisodes<'a> {
         work(&episodes)
     }
 
-    /// Gathers the rows of one episode: support items, then queries.
+    /// Gathers the rows of one episode, `[items + queries][dim]`: support items, then queries.
     fn gather<'b>(&'b self, drawn: &TrainingEpisode, buffer: &'b mut RowBuffer) -> Vec<&'b [f32]> {
+        // The rows of the episode, followed by the other row of each blend.
         let mut wanted = drawn.rows();
         let count = wanted.len();
         let others = drawn.blends.iter().map(|blend| (blend.other, wanted[blend.index].1));
@@ -369,8 +391,9 @@ impl<'a> EpisodeShape<'a> {
 }
 
 impl EpisodeShape<'_> {
-    /// Turns the noise of one type into mixed noise, as people make it: some items become outliers whatever the noise
-    /// type, and some wrong items become clean again, so that classes differ and a single wrong item among many occurs.
+    /// Turns the noise of one type, which is equally strong in all classes, into mixed noise, as people make it: some
+    /// items become outliers whatever the noise type, and some wrong items become clean again. So classes differ in
+    /// their noise, and a single wrong item among many occurs.
     fn mix_noise(
         &self,
         episode: &Episode,
@@ -380,11 +403,14 @@ impl EpisodeShape<'_> {
     ) -> Result<()> {
         let is_outlier = |noise: &&Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let levels: Vec<Noise> = self.noises.iter().flatten().filter(is_outlier).copied().collect();
+        // Outlier noise of a random level would replace some items by outliers; half of these replacements are made.
         if !levels.is_empty() {
             let outliers = self.sampler.corrupt(episode, levels[rng.below(levels.len())], index_sampler)?;
             let candidates = items.iter_mut().zip(outliers).filter(|(_, other)| other.truth.is_none());
             candidates.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
         }
+        // A random share of the wrong items is replaced by the items that the episode has in their places without
+        // noise.
         let clean =
             self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, index_sampler)?;
         let clean_share = rng.fraction();
@@ -394,8 +420,8 @@ impl EpisodeShape<'_> {
     }
 }
 
-/// The shapes for all numbers of shots. If there are several data sets, numbers of shots that the classes of this one are
-/// too small for are left out, so that one small data set does not rule out many shots in the others.
+/// The shapes for all numbers of shots. If there are several data sets, numbers of shots that the classes of this one
+/// are too small for are left out, so that one small data set does not rule out many shots in the others.
 fn shapes_that_fit<'a>(
     shots: &[CountRange],
     several: bool,

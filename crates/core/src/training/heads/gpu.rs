@@ -1,8 +1,12 @@
-//! Training sessions of heads on a GPU: they pass the episodes of a [`HeadBatch`] to `trueshot-cuda`.
+//! Training sessions of heads (TraNFS, Relabel) on a GPU: they pass the episodes of a [`HeadBatch`] to `trueshot-cuda`,
+//! which computes losses, gradients and updates.
 //!
-//! The host draws the episodes with the same generator as on the CPU, so both see the same ones. The rows of all data sets
-//! stay on the GPU, and a batch holds row numbers only. If the rows do not fit into GPU memory, those of each step are
-//! copied with the step ([`GpuRows`]).
+//! Start with [`session`], which [`HeadTrainee`](super::HeadTrainee) calls. The result is a [`GpuHeadSession`], generic
+//! over the kind of head ([`GpuTraining`]).
+//!
+//! The host draws the episodes with the same random numbers as on the CPU, so runs on both train on the same episodes.
+//! The rows (embeddings) of all data sets stay on the GPU, and a batch holds row numbers only. If the rows do not fit
+//! into GPU memory, those of each step are copied with the step ([`GpuRows`]).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -41,24 +45,26 @@ pub enum GpuHead<'a> {
 /// What a session needs beside the network.
 pub(super) struct SessionOptions<'a, 'o> {
     pub device: &'o Device,
+    /// The source of the episodes, which also has the data sets.
     pub episodes: Arc<TrainingEpisodes<'a>>,
-    /// The sizes of the episodes.
+    /// The section `[episodes]` of the configuration, for the largest sizes of an episode.
     pub sizes: &'o Episodes,
     pub optimiser: &'o Optimiser,
     /// Steps of the run.
     pub steps: u64,
-    /// Initial parameters.
+    /// Initial parameters, in the order of the network's layout.
     pub parameters: &'o [f32],
     /// The most memory that the rows of all data sets may take, in bytes.
     pub most_row_bytes: usize,
 }
 
 impl SessionOptions<'_, '_> {
+    /// The hyperparameters of AdamW.
     fn adamw(&self) -> AdamWConfig {
         AdamWConfig { weight_decay: self.optimiser.weight_decay, ..Default::default() }
     }
 
-    /// The most support items and queries of an episode.
+    /// The largest numbers of support items and of queries of an episode.
     fn largest(&self) -> (usize, usize) {
         let largest = |ranges: &[CountRange]| ranges.iter().map(|range| range.max).max().unwrap_or(0);
         let ways = largest(&self.sizes.ways);
@@ -66,14 +72,14 @@ impl SessionOptions<'_, '_> {
     }
 }
 
-/// The part of the free memory that the rows may take; the rest is for activations.
+/// The bytes of GPU memory that the rows may take: three quarters of the free memory. The rest is for activations.
 pub(super) fn most_row_bytes(device: &Device) -> Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
 
 pub(super) type BoxedSession<'a> = Box<dyn TrainingSession<Batch = HeadBatch> + 'a>;
 
-/// Starts a session. The text is a warning for the user.
+/// Starts a session. The text is a warning for the user, for example that the rows do not fit into GPU memory.
 pub(super) fn session<'a>(
     head: GpuHead<'_>,
     options: &SessionOptions<'a, '_>,
@@ -103,8 +109,9 @@ pub(super) fn session<'a>(
     Ok((session, warning))
 }
 
-/// The distinct data sets and outliers of a run, and where their rows are.
+/// Where the rows of a run are: the distinct embeddings of its data sets and of their outliers.
 struct GpuRows<'a> {
+    /// The embeddings, each listed once, although several data sets can share one.
     sets: Vec<&'a Embeddings>,
     /// The number of the first row of each set; rows are numbered across all sets.
     first_rows: Vec<usize>,
@@ -117,8 +124,10 @@ struct GpuRows<'a> {
 }
 
 impl<'a> GpuRows<'a> {
+    /// The rows of `data_sets`, which are stored on the GPU if they take at most `most_bytes`.
     fn new(data_sets: &[EpisodeData<'a>], most_bytes: usize) -> Self {
         let mut sets: Vec<&Embeddings> = Vec::new();
+        // The index of embeddings in `sets`, to which they are added when they are met first.
         let mut index = |data: &'a Embeddings| match sets.iter().position(|&set| std::ptr::eq(set, data)) {
             Some(index) => index,
             None => {
@@ -138,20 +147,22 @@ impl<'a> GpuRows<'a> {
         };
         let first_rows = sets.iter().scan(0, first_row).collect();
         let mut rows = GpuRows { sets, first_rows, indices, is_stored: true, centre: None };
-        // The kernels count rows with 31 bits.
+        // Kernels number rows with non-negative 32-bit integers.
         rows.is_stored = rows.bytes() <= most_bytes && rows.count() < 1 << 31;
         rows
     }
 
+    /// The number of rows of all sets.
     fn count(&self) -> usize {
         self.sets.iter().map(|set| set.len()).sum()
     }
 
+    /// The bytes that all rows take on the GPU, as f32.
     fn bytes(&self) -> usize {
         self.sets.iter().map(|set| set.len() * set.dim() * size_of::<f32>()).sum()
     }
 
-    /// A row as the GPU gets it.
+    /// A row as the GPU gets it: centred and scaled to unit length if there is a centre.
     fn row<'b>(&self, row: &'b [f32]) -> Cow<'b, [f32]> {
         match &self.centre {
             Some(mean) => Cow::Owned(centred_unit(row, mean)),
@@ -168,6 +179,7 @@ impl<'a> GpuRows<'a> {
         }
     }
 
+    /// The warning that rows do not fit into GPU memory; `None` if they do.
     fn warning(&self, options: &SessionOptions<'_, '_>) -> Result<Option<String>> {
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         let free = options.device.memory()?.0;
@@ -184,7 +196,8 @@ impl<'a> GpuRows<'a> {
 
 /// Training of one kind of head, in the form that [`GpuHeadSession`] needs.
 trait GpuTraining: HeadTraining<StepInput: Send> {
-    /// Converts a batch of episodes to the input of a step.
+    /// Converts a batch of episodes to the input of a step with the learning rate `rate`. `buffers` are scratch memory
+    /// for rows that are gathered on the host.
     fn input(
         batch: &HeadBatch,
         rate: f64,
@@ -193,7 +206,7 @@ trait GpuTraining: HeadTraining<StepInput: Send> {
         buffers: &mut Vec<RowBuffer>,
     ) -> Self::StepInput;
 
-    /// Runs steps and returns their losses.
+    /// Runs steps on the GPU and returns the loss terms of each.
     fn run(&mut self, inputs: &[Self::StepInput]) -> GpuResult<Vec<Self::StepLosses>>;
 }
 
@@ -256,6 +269,10 @@ impl<T: GpuTraining> TrainingSession for GpuHeadSession<'_, T> {
     }
 }
 
+/// A TraNFS in training, with all rows on the GPU if [`GpuRows::is_stored`].
+///
+/// # Errors
+/// [`Error::Gpu`] if the episodes are too large for the kernels, or GPU memory does not suffice.
 fn tranfs_training(
     network: &Tranfs,
     options: &SessionOptions<'_, '_>,
@@ -286,6 +303,8 @@ fn tranfs_training(
 fn check_attention_maps(network: &Tranfs, limits: tranfs::Limits) -> Result<()> {
     let (config, tranfs::Limits { episodes, support, .. }) = (network.config(), limits);
     let tokens = support + config.classes;
+    // Attention weights of all episodes and heads in one layer, `[tokens, tokens]` each. An episode has one token per
+    // support item and per class; rows are padded to multiples of 16.
     let weights =
         episodes as u128 * config.heads as u128 * tokens as u128 * tokens.next_multiple_of(16) as u128;
     match weights < 1 << 31 {
@@ -308,6 +327,7 @@ impl GpuTraining for TranfsTraining {
         rows: &GpuRows<'_>,
         buffers: &mut Vec<RowBuffer>,
     ) -> tranfs::StepInput {
+        // Extra rows are numbered after the stored ones.
         let mut extra =
             ExtraRows { first: if rows.is_stored { rows.count() } else { 0 }, count: 0, values: Vec::new() };
         let mut parts = Vec::new();
@@ -324,7 +344,7 @@ impl GpuTraining for TranfsTraining {
     }
 }
 
-/// An episode whose rows have the given numbers: support items, then queries.
+/// An episode in the form of the kernels. `numbers` are the row numbers of the support items, then of the queries.
 fn tranfs_episode(drawn: &TrainingEpisode, numbers: &[u32]) -> tranfs::EpisodeInput {
     let (items, queries) = numbers.split_at(drawn.items.len());
     let items = items.iter().zip(&drawn.items).map(|(&row, item)| tranfs::SupportItem {
@@ -340,12 +360,15 @@ fn tranfs_episode(drawn: &TrainingEpisode, numbers: &[u32]) -> tranfs::EpisodeIn
 struct ExtraRows {
     /// The number of the first extra row.
     first: usize,
+    /// Extra rows so far.
     count: usize,
+    /// `[count][dim]`
     values: Vec<f32>,
 }
 
 impl ExtraRows {
-    /// The numbers of the rows of an episode; rows that are not on the GPU are added.
+    /// The row numbers of the support items and then of the queries of an episode. Rows that are not on the GPU are
+    /// added to the extra rows.
     fn number_rows(
         &mut self,
         drawn: &TrainingEpisode,
@@ -358,6 +381,7 @@ impl ExtraRows {
             (rows.first_rows[sets[usize::from(is_outlier)]] + row as usize) as u32
         };
         let mut numbers: Vec<u32> = drawn.rows().into_iter().map(number).collect();
+        // The places in `numbers` whose rows are not on the GPU.
         let extra: Vec<usize> = match rows.is_stored {
             true => drawn.blends.iter().map(|blend| blend.index).collect(),
             false => (0..numbers.len()).collect(),
@@ -377,6 +401,10 @@ impl ExtraRows {
     }
 }
 
+/// A Relabel in training, with all rows on the GPU if [`GpuRows::is_stored`].
+///
+/// # Errors
+/// [`Error::Gpu`] if GPU memory does not suffice for the rows and the largest episode.
 fn relabel_training(
     network: &Relabel,
     options: &SessionOptions<'_, '_>,
@@ -394,6 +422,7 @@ fn relabel_training(
     // Runs the largest possible episode, so that one that does not fit is refused now and not in the middle of the run.
     let dim = network.config().dim().unwrap_or(1);
     training.run(&[largest_relabel_step(options, dim)])?;
+    // Undoes the update of that step.
     let zeros = vec![0.0; options.parameters.len()];
     training.load(options.parameters, &zeros, &zeros, 0)?;
     Ok(training)
@@ -435,13 +464,15 @@ impl GpuTraining for RelabelTraining {
     }
 }
 
+/// An episode in the form of the kernels. Rows that are not on the GPU are gathered on the host and passed along.
 fn relabel_episode(
     drawn: &TrainingEpisode,
     episodes: &TrainingEpisodes<'_>,
     rows: &GpuRows<'_>,
     buffers: &mut Vec<RowBuffer>,
 ) -> relabel::EpisodeInput {
-    // The GPU blends stored rows, but centring follows blending.
+    // The GPU blends stored rows itself. But stored rows are centred already, and blending must come before centring,
+    // so with a centre the host does both.
     let is_blended_first = rows.centre.is_some() && !drawn.blends.is_empty();
     let rows = match rows.is_stored && !is_blended_first {
         true => relabel::EpisodeRows::Stored(stored_rows(drawn, rows.indices[drawn.data_set])),
@@ -461,7 +492,8 @@ fn relabel_episode(
     }
 }
 
-/// The rows of an episode on the GPU, which blends them itself. `sets` are the indices of the data set and its outliers.
+/// The rows of an episode on the GPU, which blends them itself. `sets` are the indices of the data set and its
+/// outliers.
 fn stored_rows(drawn: &TrainingEpisode, sets: [usize; 2]) -> Vec<relabel::StoredRow> {
     let stored =
         |(row, is_outlier): (u32, bool)| relabel::StoredRow::new(sets[usize::from(is_outlier)] as u32, row);

@@ -1,10 +1,14 @@
-//! Training of the heads TraNFS and Relabel on embeddings.
+//! Training of the heads TraNFS and Relabel on embeddings. A head is a network that turns the embeddings of a support
+//! set, whose labels may be wrong, into a classifier.
+//!
+//! Heads are trained on episodes: small classification problems, each a support set with wrong labels of a chosen noise
+//! type and level, and queries whose classes are known.
 //!
 //! Start with [`HeadTrainee::new`], whose result [`super::train`] trains. [`Configuration`] holds all options, and
 //! [`TrainingEpisodes`] draws the episodes of each step; a [`TrainingSession`] computes the step.
 //!
-//! The random streams of an episode depend only on the seed and the number of the episode, so a run can be resumed at any
-//! step and does not depend on the number of threads.
+//! The random streams of an episode depend only on the seed and the number of the episode, so a run can be resumed at
+//! any step and does not depend on the number of threads.
 
 pub mod configuration;
 mod episodes;
@@ -86,7 +90,7 @@ pub trait HeadOptions: serde::Serialize + serde::de::DeserializeOwned + Clone {
         false
     }
 
-    /// Builds the head for features of `dim` dimensions.
+    /// Builds the head for features (embeddings) of `dim` dimensions.
     fn build(&self, dim: usize) -> Result<Box<dyn LearnedHead>>;
 
     /// The name of this kind of head in model files.
@@ -120,9 +124,10 @@ pub struct HeadTrainee<'a> {
     /// Episodes per step.
     per_step: usize,
     seed: u64,
-    /// Buffers for drawing indices, one per part of a batch.
+    /// Buffers for drawing indices, one per part of a batch. A batch is divided into parts, which threads draw and
+    /// compute at the same time.
     samplers: Vec<IndexSampler>,
-    /// Batches that were drawn while the session computed, with the numbers of their steps.
+    /// Batches that were drawn while the session computed, with the numbers of their steps, in ascending order.
     drawn: VecDeque<(u64, HeadBatch)>,
     validator: Validator<'a>,
     /// The name of the GPU; `None` on the CPU.
@@ -159,7 +164,7 @@ impl<'a> HeadTrainee<'a> {
         Self::on_gpu_with(configuration, training, validation, device, most_row_bytes)
     }
 
-    /// [`HeadTrainee::on_gpu`] with a limit on the memory of the rows.
+    /// [`HeadTrainee::on_gpu`] with a limit in bytes on the GPU memory for the rows.
     #[cfg(feature = "cuda")]
     fn on_gpu_with<M: HeadOptions>(
         configuration: &Configuration<M>,
@@ -208,6 +213,7 @@ impl<'a> HeadTrainee<'a> {
         Self::with_session(head, session, episodes, configuration, validation)
     }
 
+    /// A trainee whose steps `session` computes.
     fn with_session<M: HeadOptions>(
         head: Arc<dyn LearnedHead>,
         session: Box<dyn TrainingSession<Batch = HeadBatch> + 'a>,
@@ -237,14 +243,16 @@ impl<'a> HeadTrainee<'a> {
         self.session.parameters()
     }
 
-    /// The episodes of `count` steps, from those drawn earlier as far as there are any.
-    fn take_batches(&mut self, step: u64, count: u64) -> Result<Vec<HeadBatch>> {
+    /// The batches of `count` steps from number `first` on: those that were drawn while the session computed, and new
+    /// ones.
+    fn take_batches(&mut self, first: u64, count: u64) -> Result<Vec<HeadBatch>> {
         let mut batches = Vec::new();
-        for step in step..step + count {
+        for step in first..first + count {
             let earlier = self.drawn.pop_front().filter(|(number, _)| *number == step);
             batches.push(match earlier {
                 Some((_, batch)) => batch,
                 None => {
+                    // Nothing was drawn earlier, or only batches of other steps.
                     self.drawn.clear();
                     draw(&self.episodes, self.per_step, self.seed, &mut self.samplers, step)?
                 }
@@ -254,7 +262,8 @@ impl<'a> HeadTrainee<'a> {
     }
 }
 
-/// Draws the episodes of a step. Everything random follows from the seed and the step.
+/// Draws the batch of step number `step`: `per_step` episodes, divided into as many parts as there are samplers.
+/// Everything random follows from the seed and the step.
 fn draw(
     episodes: &TrainingEpisodes<'_>,
     per_step: usize,
@@ -263,11 +272,11 @@ fn draw(
     step: u64,
 ) -> Result<HeadBatch> {
     let parts = samplers.len();
-    let draw = |(part, sampler): (usize, &mut IndexSampler)| {
+    let draw_part = |(part, sampler): (usize, &mut IndexSampler)| {
         let indices = episodes::indices_of_part(step, per_step, part, parts);
         indices.map(|index| episodes.draw(index, sampler)).collect::<Result<Vec<TrainingEpisode>>>()
     };
-    let drawn = samplers.par_iter_mut().enumerate().map(draw).collect::<Result<_>>()?;
+    let drawn = samplers.par_iter_mut().enumerate().map(draw_part).collect::<Result<_>>()?;
     let dropout_seed =
         |part: usize| Rng::new(seed, Purpose::Dropout, step * parts as u64 + part as u64).number();
     Ok(HeadBatch { parts: drawn, dropout_seeds: (0..parts).map(dropout_seed).collect() })
@@ -304,7 +313,7 @@ fn check_dimensions<M: HeadOptions>(
     let first = dims.next().unwrap_or(0);
     match dims.find(|&dim| dim != first && !options.takes_any_dimension()) {
         None => Ok(first),
-        Some(other) => Err(Error::OtherDimension { first, other }),
+        Some(other) => Err(Error::DimensionsDiffer { first, other }),
     }
 }
 
@@ -350,11 +359,14 @@ fn initial_parameters<M: HeadOptions>(
     model.parameters(head.head().layout())
 }
 
-/// The mean of all rows, `[dim]`, and the root of the mean squared distance of a row from it (the spread). All data sets
-/// have the same dimension.
+/// The mean of all rows, `[dim]`, and the root of the mean squared distance of a row from it (the spread). All data
+/// sets have the same dimension.
 fn feature_statistics(data_sets: &[&Embeddings]) -> FeatureStatistics {
+    // Rows that one thread sums at a time. Chunks have a fixed length and their sums are added in order, so the result
+    // does not depend on the number of threads.
     const CHUNK_ROWS: usize = 4096;
     let dim = data_sets.first().map_or(0, |data| data.dim());
+    // Sums of the columns, `[dim]`, and of the squared lengths of one chunk of rows.
     let chunk_sums = |data: &Embeddings, start: usize| {
         let (mut sums, mut squares) = (vec![0.0; dim], 0.0);
         for index in start..(start + CHUNK_ROWS).min(data.len()) {
@@ -374,6 +386,7 @@ fn feature_statistics(data_sets: &[&Embeddings]) -> FeatureStatistics {
     let mean: Vec<f64> =
         (0..dim).map(|column| sums.iter().map(|(sums, _)| sums[column]).sum::<f64>() / rows).collect();
     let squares = sums.iter().map(|(_, squares)| squares).sum::<f64>() / rows;
+    // The mean squared distance from the mean is the mean squared length minus the squared length of the mean.
     let spread = (squares - mean.iter().map(|mean| mean * mean).sum::<f64>()).max(0.0).sqrt();
     FeatureStatistics { mean: mean.into_iter().map(|mean| mean as f32).collect(), spread }
 }
@@ -389,6 +402,7 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn steps(&mut self, step: u64, limit: u64) -> Result<Vec<Vec<f64>>> {
+        // 1 on the CPU.
         let at_once = self.session.steps_at_once() as u64;
         if at_once == 1 {
             return Ok(vec![self.step(step)?]);
@@ -396,8 +410,8 @@ impl Trainee for HeadTrainee<'_> {
         let count = limit.min(at_once);
         let batches = self.take_batches(step, count)?;
         let HeadTrainee { session, episodes, per_step, seed, samplers, drawn, .. } = self;
-        // The next episodes are drawn while the GPU computes. An error is ignored here: it recurs when the episodes are
-        // needed.
+        // The batches of the next `at_once` steps are drawn while the GPU computes. An error is ignored here: it recurs
+        // when the batch is needed.
         let next = drawn.back().map_or(step + count, |(last, _)| last + 1);
         rayon::in_place_scope(|scope| {
             scope.spawn(|_| {
@@ -441,8 +455,8 @@ impl Trainee for HeadTrainee<'_> {
     }
 }
 
-/// The identity of a run ([`RunOptions::identity`](super::RunOptions::identity)): its configuration, with fingerprints of
-/// the data instead of paths. `data_sets` are pairs of a name (`train`, `validation`) and the data.
+/// The identity of a run ([`RunOptions::identity`](super::RunOptions::identity)): its configuration, with fingerprints
+/// of the data instead of paths. `data_sets` are pairs of a name (`train`, `validation`) and the data.
 pub fn identity<M: HeadOptions>(
     configuration: &Configuration<M>,
     data_sets: &[(&str, &[EpisodeData<'_>])],

@@ -1,6 +1,7 @@
 //! Overlap of training and validation data: [`overlaps`] finds classes, items and rows that are in both.
 //!
-//! If there are any, the validation score does not say how well the head works on new data, so the user is warned.
+//! If there are any, the validation score does not say how well the head works on new data, so the user is warned. A
+//! class or item counts as shared if its name is in both, a row of features if its bytes are equal.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};

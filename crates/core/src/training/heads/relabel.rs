@@ -1,4 +1,5 @@
-//! Training of Relabel: the default configuration, and how its options become a network, a model file and a method.
+//! Training of the head Relabel: the default configuration ([`Configuration::relabel`]), and how its options become a
+//! network, a model file and a method. The training itself is in the parent module.
 
 use trueshot_nn::head::{Head, JointHead};
 use trueshot_nn::relabel::Relabel;

@@ -1,8 +1,9 @@
-//! The training session of a head on the CPU: [`CpuHeadSession`] computes the losses and updates of a [`HeadBatch`].
+//! The training session of a head (TraNFS or Relabel) on the CPU: [`CpuHeadSession`] computes the losses and updates of
+//! a [`HeadBatch`], the episodes of one step.
 //!
-//! The episodes of a step are divided into a fixed number of parts. Each part gathers the rows of its episodes right before
-//! it computes, so that they are still in the cache, and adds to a gradient of its own; the gradients are added in the order
-//! of the parts. So the number of threads changes the speed of a step and never its result.
+//! The episodes of a step are divided into a fixed number of parts. Each part gathers the rows of its episodes right
+//! before it computes, so that they are still in the cache, and adds to a gradient of its own; the gradients are added
+//! in the order of the parts. So the number of threads changes the speed of a step and never its result.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::training::{CpuSession, CpuWeights};
 pub struct HeadBatch {
     /// The episodes of each part, as indices into the data.
     pub parts: Vec<Vec<TrainingEpisode>>,
-    /// The seed of dropout of each part.
+    /// The seed of the dropout masks of each part.
     pub dropout_seeds: Vec<u64>,
 }
 
@@ -38,8 +39,10 @@ impl<'a> CpuHeadSession<'a> {
         CpuHeadSession { head, episodes, weights, buffers }
     }
 
-    /// Computes the sum of each loss term over all episodes of a batch, and adds to the gradient of each part.
+    /// Computes the sum of each loss term over all episodes of a batch, `[terms]`. Adds the gradient of each part to
+    /// the gradient of the weights that belongs to this part.
     fn losses(&mut self, batch: &HeadBatch) -> Vec<f64> {
+        // The instruction set of the caller, which the threads of the pool must use, too.
         let isa = Isa::current();
         let (head, parameters, episodes) = (self.head.head(), &self.weights.parameters, &self.episodes);
         let inputs = batch.parts.par_iter().zip(&batch.dropout_seeds);

@@ -1,4 +1,5 @@
-//! Training of TraNFS: the default configuration, and how its options become a network, a model file and a method.
+//! Training of the head TraNFS: the default configuration ([`Configuration::tranfs`]), and how its options become a
+//! network, a model file and a method. The training itself is in the parent module.
 
 use trueshot_nn::head::{Head, JointHead};
 use trueshot_nn::tranfs::Tranfs;
@@ -11,8 +12,8 @@ use crate::model::Model;
 use crate::training::Optimiser;
 
 impl Configuration<TranfsOptions> {
-    /// The default configuration of TraNFS, that of the paper's main experiment: one model for symmetric noise, 5 ways and
-    /// 5 shots.
+    /// The default configuration of TraNFS, that of the paper's main experiment: one model for symmetric noise, 5 ways
+    /// and 5 shots.
     pub fn tranfs() -> Self {
         let noise = vec!["symmetric=0,20,40".parse().expect("a valid constant")];
         Configuration {

@@ -1,4 +1,6 @@
-//! Validation of a head in training: [`Validator`] measures its accuracy under every configured setting.
+//! Validation of a head in training: [`Validator`] measures its accuracy under every setting of the configuration. A
+//! setting is a data set with a number of classes per episode ("ways"), of labelled items per class ("shots"), and a
+//! noise level.
 //!
 //! The validation episodes are the same every time, so scores of different steps can be compared.
 
@@ -14,7 +16,7 @@ use crate::method::{Method, NamedMethod};
 use crate::noise::{self, Noise, NoiseLevels};
 use crate::training::Validation;
 
-/// The validation episodes of all settings.
+/// The validation episodes of all settings. [`Validator::validate`] evaluates a head on them.
 pub(super) struct Validator<'a> {
     settings: Vec<ValidationSetting<'a>>,
     /// The number of episodes per setting.
@@ -31,9 +33,9 @@ struct ValidationSetting<'a> {
 }
 
 impl<'a> Validator<'a> {
-    /// Prepares one setting per data set, number of ways and entry of `options.shots`. A range of ways is expanded; a range
-    /// of shots is one setting, whose episodes have different numbers of shots. Noise levels that a setting cannot have are
-    /// left out of it.
+    /// Prepares one setting per data set, number of ways and entry of `options.shots`. A range of ways is expanded; a
+    /// range of shots is one setting, whose episodes have different numbers of shots. Noise levels that a setting
+    /// cannot have are left out of it.
     pub fn new(data_sets: Vec<EpisodeData<'a>>, options: &configuration::Validation) -> Result<Self> {
         let way_counts = BTreeSet::from_iter(counts(&options.ways));
         // One list for all types of noise, so that "no noise" is evaluated once.
@@ -65,8 +67,8 @@ impl<'a> Validator<'a> {
         Ok(Validator { settings, episodes: options.episodes })
     }
 
-    /// Evaluates `method` at all noise levels of all settings. The score is the unweighted mean of the accuracies, in percent.
-    /// `None` without validation data.
+    /// Evaluates `method` at all noise levels of all settings. The score is the unweighted mean of the accuracies, in
+    /// percent. `None` without validation data.
     pub fn validate(&self, method: Box<dyn Method>) -> Result<Option<Validation>> {
         let methods = [NamedMethod { label: "head".into(), method }];
         let mut accuracies = Vec::new();

@@ -1,5 +1,11 @@
-//! The tables from which `kernels/relabel_optimiser.cu` computes the gradients ([`GradientPlan`]): matrix products for
-//! weights and biases, and for every parameter the partial sums to add up.
+//! The tables from which `kernels/relabel_optimiser.cu` computes the gradients of Relabel's parameters
+//! ([`GradientPlan`]): matrix products for weights and biases, and for every parameter the partial sums to add up.
+//!
+//! The gradient of a weight of a layer `y = x W` is the product `xᵀ d` of the layer's inputs x and the gradients d of
+//! its outputs, summed over all rows of a step. The rows are items, states (one per item and class) or class rows (one
+//! per class of an episode). To use more multiprocessors, the rows are split into parts; a product adds one part and
+//! one tile of columns, and the update adds the parts up. Gradients of other parameters (norms, edge network) are sums
+//! that the kernels of the layers write per tile (thread block), or per episode.
 
 use std::ops::Range;
 
@@ -10,40 +16,53 @@ use trueshot_nn::relabel::Config;
 use super::{DeviceRelabel, NetworkPlan, STATE_FEATURES};
 use crate::relabel::input::StepSizes;
 
-/// Rows and columns of a tile of a weight's gradient.
+/// Rows and columns of the gradient of a weight that one product computes.
 const PRODUCT_TILE: usize = 64;
 
-/// `Product` in `kernels/relabel_optimiser.cu`.
+/// One matrix product `xᵀ d`, the work of one thread block (`Product` in `kernels/relabel_optimiser.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct Product {
+    /// Address of the inputs of the layer, `[rows][x_pitch]`.
     x: u64,
+    /// Address of the gradients of its outputs, `[rows][d_columns]`.
     d: u64,
+    /// Address of the gradient of the weight, `[x_columns][d_columns]`.
     out: u64,
+    /// Address of the gradient of the bias, `[d_columns]`, which is the sum of `d` over the rows; 0 for none.
     bias: u64,
     x_columns: i32,
     x_pitch: i32,
     d_columns: i32,
+    /// The first of the [`PRODUCT_TILE`] columns of x.
     first_x: i32,
+    /// The first of the [`PRODUCT_TILE`] columns of d.
     first_d: i32,
+    /// The kind of the rows, see [`Rows`].
     rows: i32,
+    /// The number of the part of the rows, below `parts`.
     part: i32,
     parts: i32,
 }
 
-/// `Source` in `kernels/relabel_optimiser.cu`.
+/// Where the gradient of a parameter comes from: the sum of `count` numbers, `stride` apart, from number `first` on
+/// (`Source` in `kernels/relabel_optimiser.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct Source {
+    /// Which numbers are added: [`PARTS`], [`TILES`] or [`EPISODES`]; 0 for a constant parameter.
     kind: u32,
     first: u32,
     stride: u32,
+    /// For [`PARTS`]; the kernels know the numbers of tiles and episodes of a step.
     count: u32,
 }
 
-/// The kinds of a [`Source`].
+/// A [`Source`] in the results of the products, one per part.
 const PARTS: u32 = 1;
+/// A [`Source`] in the partial sums that each tile writes.
 const TILES: u32 = 2;
+/// A [`Source`] in the gradients of the prior and of the scale of the logits, `[episodes][4]`.
 const EPISODES: u32 = 3;
 
 /// The rows that a gradient is summed over.
@@ -55,8 +74,8 @@ enum Rows {
 }
 
 impl Rows {
-    /// The number of parts in which these rows are summed, one thread block each. It is constant, so that the bits of a sum
-    /// do not depend on the sizes of steps.
+    /// The number of parts in which these rows are summed, one thread block each: more for states, which are the most
+    /// rows. It is constant, so that the bits of a sum do not depend on the sizes of steps.
     fn parts(self) -> usize {
         match self {
             Rows::Items => 4,
@@ -68,22 +87,27 @@ impl Rows {
 
 /// The tables of products and sources.
 pub(super) struct GradientPlan {
+    /// One source per parameter.
     pub sources: Vec<Source>,
-    /// Products whose `out` and `bias` are positions in the sums instead of addresses.
+    /// Products whose `out` and `bias` are still positions in the buffer of the results instead of addresses.
     products: Vec<Product>,
+    /// The length of the buffer of the results, in floats.
     pub sums_len: usize,
 }
 
-/// The two factors of the gradient of a weight: addresses and columns.
+/// The two factors of the gradient of a weight.
 struct Factors {
+    /// Address of the inputs of the layer.
     x: u64,
+    /// Floats from one row of x to the next.
     x_pitch: usize,
+    /// Address of the gradients of the outputs.
     d: u64,
     rows: Rows,
 }
 
-/// A function that adds the gradient of a weight and, if given, its bias, by name. The factors are address and pitch of x,
-/// address of d, and the rows.
+/// A function that adds the gradient of a weight: (name of the layer, name of its bias if it has one, (address, pitch)
+/// of x, address of d, kind of the rows).
 type AddProduct<'a> = dyn FnMut(&str, Option<&str>, (u64, usize), u64, Rows) + 'a;
 
 impl GradientPlan {
@@ -92,6 +116,8 @@ impl GradientPlan {
         let none = Source { kind: 0, first: 0, stride: 0, count: 0 };
         let (parameters, fields, width) = (&plan.parameters, &plan.fields, plan.config.width);
         let mut sources = vec![none; parameters.len];
+        // Parameters `start` to `start + len` are summed over the tiles, from position `partial` of each tile's partial
+        // sums.
         let mut tiles = |start: i32, len: usize, partial: i32| {
             for (offset, source) in sources[start as usize..start as usize + len].iter_mut().enumerate() {
                 let first = partial as u32 + offset as u32;
@@ -99,6 +125,7 @@ impl GradientPlan {
             }
         };
         tiles(fields.edges, NetworkPlan::edges_len(&plan.config), 0);
+        // Scale and shift of the norms before attention and before mixing.
         for layer in 0..plan.config.layers as i32 {
             let start = fields.layer + layer * fields.layer_len;
             let partial = fields.partial_layer + layer * fields.partial_layer_len;
@@ -107,6 +134,7 @@ impl GradientPlan {
         }
         tiles(fields.out_norm, 2 * width, fields.partial_out_norm);
         tiles(fields.view_norm, 2 * fields.view_width as usize, fields.partial_view_norm);
+        // An episode writes three gradients of the prior, then that of the scale of the logits.
         for index in 0..3u32 {
             sources[fields.prior as usize + index as usize] =
                 Source { kind: EPISODES, first: index, stride: 4, count: 0 };
@@ -115,8 +143,8 @@ impl GradientPlan {
         GradientPlan { sources, products: Vec::new(), sums_len: 0 }
     }
 
-    /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are computed:
-    /// the output layer, the layers from the last, the input layer.
+    /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are
+    /// computed: the output layer, the layers from the last, the input layer.
     pub fn add_products(&mut self, plan: &NetworkPlan, r: &DeviceRelabel, sizes: &StepSizes) {
         for layer in (0..plan.config.layers).rev() {
             let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
@@ -125,6 +153,7 @@ impl GradientPlan {
                 self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows });
             };
             if layer + 1 == plan.config.layers {
+                // The input of the output layer is the last of 2 layers + 1 normalised states.
                 let normed =
                     r.normed + (4 * 2 * plan.config.layers * sizes.states * plan.config.width) as u64;
                 add("out", None, (normed, plan.config.width), r.d_logits, Rows::States);
@@ -136,6 +165,7 @@ impl GradientPlan {
         }
     }
 
+    /// Adds the weights of the input layer and of the item view (a projection of the features), if there is one.
     fn add_input_layer(plan: &NetworkPlan, r: &DeviceRelabel, add: &mut AddProduct<'_>) {
         let width = plan.config.width;
         let start_bias = Some("start.features.bias");
@@ -152,6 +182,7 @@ impl GradientPlan {
         }
     }
 
+    /// Adds the weights of attention and mixing of a layer.
     fn add_layer(
         plan: &NetworkPlan,
         r: &DeviceRelabel,
@@ -161,11 +192,13 @@ impl GradientPlan {
     ) {
         let Config { width, hidden, .. } = plan.config;
         let StepSizes { states, items, class_rows, .. } = *sizes;
+        // Buffers hold all layers one after the other: the address of matrix number `index` of `[rows][width]` floats.
         let after =
             |buffer: u64, index: usize, rows: usize, width: usize| buffer + (4 * index * rows * width) as u64;
         let of_items = |buffer: u64, width: usize| after(buffer, layer, items, width);
         let of_states = |buffer: u64, width: usize| after(buffer, layer, states, width);
         let of_classes = |buffer: u64, width: usize| after(buffer, layer, class_rows, width);
+        // Of the states before attention (half 0), before mixing (1) and after mixing (2).
         let of_half = |buffer: u64, half: usize| after(buffer, 2 * layer + half, states, width);
         let name = |part: &str| format!("layer{layer}.{part}");
         let query_bias = name("attention.query.bias");
@@ -188,8 +221,11 @@ impl GradientPlan {
         add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
     }
 
+    /// Adds the products of one weight, one per part of the rows and tile of columns, and the sources of its parameters
+    /// and of those of its bias.
     fn add_product(&mut self, weight: &Tensor, bias: Option<Range<usize>>, factors: Factors) {
         let parts = factors.rows.parts();
+        // Reserves space for all parts of the gradient of these parameters, sets their sources, and returns the start.
         let mut sums = |range: &Range<usize>| {
             let first = self.sums_len;
             self.sums_len += parts * range.len();
@@ -204,6 +240,7 @@ impl GradientPlan {
         for part in 0..parts {
             for first_x in (0..x_columns).step_by(PRODUCT_TILE) {
                 for first_d in (0..d_columns).step_by(PRODUCT_TILE) {
+                    // Only the products of the first columns of x also sum d for the bias.
                     let bias = first_bias.filter(|_| first_x == 0).map(|first| first + part * d_columns);
                     self.products.push(Product {
                         x: factors.x,
@@ -224,7 +261,7 @@ impl GradientPlan {
         }
     }
 
-    /// The products with addresses in the buffer `sums`.
+    /// The products with their final addresses, for results in a buffer at the address `sums`.
     pub fn placed_products(&self, sums: u64) -> Vec<Product> {
         let place = |product: &Product| Product {
             out: sums + 4 * product.out,

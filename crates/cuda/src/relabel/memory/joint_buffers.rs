@@ -1,4 +1,5 @@
-//! The buffers of the gradient of the features, for training together with a backbone.
+//! The buffers of the gradient of the features ([`DeviceJoint`]). They are needed only if Relabel is trained together
+//! with a backbone, which computes the features of a step and continues the backward pass from their gradient.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,7 +11,8 @@ use crate::relabel::input::StepSizes;
 /// State features that have a gradient (`STATE_GRADIENTS` in `kernels/relabel_feature_gradient.cu`).
 const STATE_GRADIENTS: usize = 9;
 
-/// `Joint` in `kernels/relabel.cuh`.
+/// `Joint` in `kernels/relabel.cuh`, which documents the fields: an argument of the kernels, with addresses of buffers
+/// (`u64`), offsets of parameters and lengths.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct DeviceJoint {
@@ -44,7 +46,9 @@ pub(in crate::relabel) struct DeviceJoint {
 /// The features that a backbone computes, and their gradient.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::relabel) struct JointAddresses {
+    /// `[rows][dim]`
     pub features: u64,
+    /// `[rows][dim]`
     pub d_features: u64,
     pub dim: usize,
 }
@@ -64,6 +68,8 @@ impl DeviceJoint {
             buffers.push(device.zeros::<f32>(len)?);
             Ok(buffers[buffers.len() - 1].address())
         };
+        // The kernel of the gradients of the pairs works on two vectors `[M]` and four matrices `[M, M]` per episode,
+        // in shared memory if they fit.
         let pair_len = 2 * sizes.largest_items + 4 * sizes.largest_items.pow(2);
         let fits = 4 * pair_len <= limit;
         Ok(DeviceJoint {
@@ -95,7 +101,7 @@ impl DeviceJoint {
         })
     }
 
-    /// Floats of shared memory of `relabel_gram_backward`.
+    /// Floats of shared memory of `relabel_gram_backward`: vectors and matrices of the pairs, or the two vectors alone.
     pub fn pairs_shared_len(&self, sizes: &StepSizes) -> usize {
         (self.pair_len as usize).max(2 * sizes.largest_items)
     }

@@ -1,5 +1,8 @@
-//! The part of the memory plan that does not depend on the sizes of steps ([`NetworkPlan`]): the network, the positions of
-//! its parameters, and their packed copies.
+//! The part of the memory plan of Relabel that does not depend on the sizes of steps ([`NetworkPlan`]): the network,
+//! the positions of its parameters, and their packed copies.
+//!
+//! A packed weight is a copy in the order in which matrix instructions read it. Most weights are packed twice: as they
+//! are for the forward pass, and transposed for the backward pass.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,23 +17,28 @@ use crate::driver::check_shared;
 use crate::error::Result;
 use crate::relabel::input::StepSizes;
 
-/// States of a tile. With 40, episodes of 5 classes with 5 items each have 4 tiles, so 32 episodes are one tile for each of an
-/// H200's multiprocessors.
+/// The numbers of states (vectors of one item and one class) that a tile, the work of one thread block, may have. The
+/// first that fits into shared memory is used. With 40, an episode of 5 classes with 5 items each has 4 tiles, so 32
+/// episodes have 128 tiles: one for nearly each of the 132 multiprocessors of an H200.
 const TILE_STATES: [usize; 3] = [40, 32, 16];
 /// A position of a parameter that is not packed.
 const NOT_PACKED: u32 = u32::MAX;
 
-/// `Positions` in `kernels/relabel_optimiser.cu`.
+/// The positions of a parameter in the packed weights, or [`NOT_PACKED`] (`Positions` in
+/// `kernels/relabel_optimiser.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(in crate::relabel) struct Positions {
+    /// In the copy for the forward pass.
     forward: u32,
+    /// In the transposed copy for the backward pass.
     backward: u32,
 }
 
 /// The parameters of a network by name.
 pub(super) struct Parameters {
     tensors: HashMap<String, Tensor>,
+    /// The number of parameters.
     pub len: usize,
 }
 
@@ -40,50 +48,62 @@ impl Parameters {
         Parameters { tensors: tensors.collect(), len: layout.len() }
     }
 
+    /// The tensor of this name.
+    ///
+    /// # Panics
+    /// If the network has none, as in [`Parameters::range`] and [`Parameters::start`].
     pub fn tensor(&self, name: &str) -> &Tensor {
         self.tensors.get(name).unwrap_or_else(|| panic!("the network has a tensor '{name}'"))
     }
 
+    /// The positions of a tensor among the parameters.
     pub fn range(&self, name: &str) -> Range<usize> {
         self.tensor(name).range.clone()
     }
 
+    /// The position of the first number of a tensor.
     pub fn start(&self, name: &str) -> i32 {
         self.tensor(name).range.start as i32
     }
 
-    /// The start of a tensor that not all networks have.
+    /// The start of a tensor that not all networks have; 0 if this network does not have it, where no kernel reads it.
     pub fn optional(&self, name: &str) -> i32 {
         self.tensors.get(name).map_or(0, |tensor| tensor.range.start as i32)
     }
 }
 
-/// The position of element (k, n) of a weight with `inputs` rows among its packed numbers: for 8 columns and 16 rows,
-/// every lane has its four numbers of two `mma_tf32` (`multiply` in `kernels/relabel.cuh`).
+/// The position of element (row k, column n) of a weight with `inputs` rows among its packed numbers (`multiply` in
+/// `kernels/relabel.cuh`). A group of 16 rows and 8 columns has 128 adjacent numbers: four for each of the 32 lanes of
+/// a warp, which are what the lane needs for two matrix instructions `mma_tf32`.
 fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
     let lane = n % 8 * 4 + k % 8 / 2;
     (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
 }
 
-/// The packed copies of the weights: the positions of every parameter, and the length in floats.
+/// Where the packed copies of the weights are.
 pub(in crate::relabel) struct Packing {
+    /// One entry per parameter.
     pub positions: Vec<Positions>,
+    /// The length of all packed weights in floats.
     pub len: usize,
 }
 
 impl Packing {
+    /// Nothing packed yet, of this number of parameters.
     fn new(parameters: usize) -> Self {
         let none = Positions { forward: NOT_PACKED, backward: NOT_PACKED };
         Packing { positions: vec![none; parameters], len: 0 }
     }
 
+    /// Returns the start of new packed numbers for a weight `[inputs, outputs]`, whose sizes are rounded up to whole
+    /// groups.
     fn reserve(&mut self, inputs: usize, outputs: usize) -> usize {
         let start = self.len;
         self.len += inputs.div_ceil(16) * outputs.div_ceil(8) * 128;
         start
     }
 
-    /// Packs a weight of `outputs` columns and returns its offset.
+    /// Packs a weight of `outputs` columns, whose parameters are `weight`, and returns the offset of its copy.
     fn forward(&mut self, weight: Range<usize>, outputs: usize) -> i32 {
         let inputs = weight.len() / outputs;
         let start = self.reserve(inputs, outputs);
@@ -94,7 +114,7 @@ impl Packing {
         start as i32
     }
 
-    /// Packs the transposed weight and returns its offset.
+    /// Packs the transposed weight (`outputs` columns before transposing) and returns the offset of its copy.
     fn backward(&mut self, weight: Range<usize>, outputs: usize) -> i32 {
         let inputs = weight.len() / outputs;
         let start = self.reserve(outputs, inputs);
@@ -105,7 +125,7 @@ impl Packing {
         start as i32
     }
 
-    /// Packs the weights of a layer, forward and backward.
+    /// Packs the weights of a layer, and returns the offsets of the copies for the forward and the backward pass.
     fn layer(
         &mut self,
         parameters: &Parameters,
@@ -140,10 +160,12 @@ pub(in crate::relabel) struct NetworkPlan {
     pub config: Config,
     pub(super) parameters: Parameters,
     pub packing: Packing,
-    /// The fields of the network, without sizes of steps and buffers.
+    /// The argument of the kernels, in which sizes of steps and addresses of buffers are still 0.
     pub(super) fields: DeviceRelabel,
 }
 
+/// What the item view (a projection of the features themselves) feeds, as the kernels number it: 0 nothing, because
+/// there is none, 1 the states, 2 the logit of "none of the classes".
 fn view_target(config: &Config) -> i32 {
     match config.item_view.as_ref().map(|view| view.target) {
         None => 0,
@@ -152,12 +174,14 @@ fn view_target(config: &Config) -> i32 {
     }
 }
 
-/// Floats from one row of `width` to the next in shared memory.
+/// Floats from one row of `width` numbers to the next in shared memory (`pitch_of` in `kernels/relabel.cuh`): rounded
+/// up to whole matrix instructions, and padded against bank conflicts.
 fn pitch_of(width: usize) -> usize {
     width.next_multiple_of(16) + 8
 }
 
 impl NetworkPlan {
+    /// The plan of a network.
     pub fn new(network: &Relabel) -> Self {
         let config = network.config().clone();
         let parameters = Parameters::new(network.layout());
@@ -180,6 +204,7 @@ impl NetworkPlan {
         for layer in 0..config.layers {
             let start = packing.len;
             let (forward, backward) = packing.layer(&parameters, layer, &config);
+            // All layers are packed alike, so the offsets of layer 0 and the length of a layer suffice.
             if layer == 0 {
                 (fields.forward, fields.backward) = (forward, backward);
             }
@@ -188,11 +213,13 @@ impl NetworkPlan {
         NetworkPlan { config, parameters, packing, fields }
     }
 
+    /// The fields that follow from the configuration.
     fn sizes(config: &Config) -> DeviceRelabel {
         let view = config.item_view.as_ref();
         let (view_width, view_dim) = view.map_or((0, 0), |view| (view.width, view.dim));
         let dropout = view.map_or(0.0, |view| view.dropout);
         let head_width = config.width / config.heads;
+        // Matrix instructions take 16 inputs, those of attention 8.
         let is_padded = [config.width, config.hidden, view_width, view_dim].iter().any(|size| size % 16 != 0)
             || !head_width.is_multiple_of(8);
         DeviceRelabel {
@@ -217,7 +244,8 @@ impl NetworkPlan {
         }
     }
 
-    /// Offsets of the parameters, and of the partial sums of a tile: the edge network, then scale and shift of every norm.
+    /// Offsets of the parameters, and of the partial sums of a tile: the edge network, then scale and shift of every
+    /// norm.
     fn add_offsets(fields: &mut DeviceRelabel, parameters: &Parameters, config: &Config) {
         let start = parameters.start("layer0.attention.norm.scale");
         let in_layer = |name: &str| parameters.start(&format!("layer0.{name}")) - start;
@@ -229,6 +257,7 @@ impl NetworkPlan {
         fields.features_bias = parameters.start("start.features.bias");
         fields.start_bias = parameters.start("start.out.bias");
         fields.layer = start;
+        // The distance of two layers, from the first and the last one.
         let last = format!("layer{}.attention.norm.scale", config.layers - 1);
         let others = (config.layers - 1).max(1) as i32;
         fields.layer_len = (parameters.start(&last) - start) / others;
@@ -248,23 +277,27 @@ impl NetworkPlan {
         fields.partial_len = fields.partial_view_norm + 2 * fields.view_width;
     }
 
-    /// Parameters of the edge network.
+    /// The number of parameters of the edge network, which computes the attention logits of all layers and heads from
+    /// the features of a pair: weights and bias of the hidden units, then the weights of the outputs.
     pub fn edges_len(config: &Config) -> usize {
         config.edge_hidden * (PAIR_FEATURES + 1 + config.layers * config.heads)
     }
 
-    /// Bytes of shared memory of `relabel_edges_backward`: the weights and the sums of four groups of warps.
+    /// Bytes of shared memory of `relabel_edges_backward`: the weights, and one set of sums for each of four groups of
+    /// warps.
     pub fn edges_shared_len(&self) -> usize {
         4 * 5 * Self::edges_len(&self.config)
     }
 
-    /// The shared memory of a tile.
+    /// The parts of the shared memory of a tile, for steps of up to `sizes` (`SharedLayout` in `kernels/relabel.cuh`
+    /// has the shapes). Numbers of rows are rounded up to 16, those of a matrix instruction.
     pub(super) fn shared_layout(&self, sizes: &StepSizes) -> SharedLayout {
         let Config { width, hidden, heads, .. } = self.config;
         let view_width = self.fields.view_width as usize;
         let [rows, items, classes] = [sizes.tile_states, sizes.tile_items, sizes.largest_classes]
             .map(|count| count.next_multiple_of(16));
         let mut end = 0;
+        // Appends a part of this length and returns its start.
         let mut add = |len: usize| {
             let start = end;
             end += len;
@@ -275,6 +308,7 @@ impl NetworkPlan {
         let (wide, narrow) = ((2 * width).max(hidden).max(view_width), width.max(view_width));
         let items = [wide, wide, narrow].map(|width| add(items * pitch_of(width)));
         let (classes, of_classes) = (add(classes * pitch_of(width)), add(classes * pitch_of(hidden)));
+        // Attention weights and their gradients, or the input features of the states, which are needed at other times.
         let attention = 2 * heads * sizes.tile_pairs;
         let features = rows * pitch_of(STATE_FEATURES);
         let extra = add(attention.max(features));
@@ -284,11 +318,13 @@ impl NetworkPlan {
         SharedLayout { states, normed, values, hidden, items, classes, of_classes, extra, len }
     }
 
-    /// The number of states of a tile: the first of [`TILE_STATES`] that the shared memory suffices for.
+    /// The number of states of a tile: the first of [`TILE_STATES`] for which `limit` bytes of shared memory suffice.
     ///
     /// # Errors
-    /// If it does not suffice for the last.
+    /// [`TooLarge`](crate::Error::TooLarge) if they do not suffice for the last.
     pub fn tile_states(&self, limit: usize) -> Result<usize> {
+        // The shared memory of a tile of two classes in an episode of up to 24 items. A step whose episodes need more
+        // is refused when its memory is allocated.
         let bytes = |states: usize| {
             let (tile_states, tile_items, largest_classes, tile_pairs) = (states, states / 2, 2, 16 * states);
             let sizes =

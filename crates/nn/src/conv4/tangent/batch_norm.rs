@@ -1,6 +1,10 @@
 //! The tangents of batch norm and of the output transform, pooling and ReLU around it: each item here is the tangent of
-//! the item of the same name in `conv4::batch_norm`. The positions of the maxima and the activity of the ReLUs are
-//! constant under the tangent.
+//! the item of the same name in `conv4::batch_norm`, its derivative along a direction of the parameters. Start with
+//! [`BatchNormTangent`].
+//!
+//! The positions of the maxima and the activity of the ReLUs are constant under the tangent, because a small change of
+//! the parameters does not change them. y is an output of the convolution, g the gradient after pooling and ReLU
+//! (called dy in `conv4::batch_norm`); a dot marks a tangent.
 
 use pulp::{Simd, WithSimd};
 
@@ -10,6 +14,7 @@ use crate::conv4::tiles::{self, TileBlock, TilePoints};
 use crate::conv4::{BlockRanges, WIDTH};
 use crate::isa::{self, multiply_add};
 
+/// The tangents of the fields of [`BatchNorm`].
 #[derive(Clone)]
 pub(super) struct BatchNormTangent {
     pub mean: [f64; WIDTH],
@@ -26,7 +31,7 @@ impl BatchNormTangent {
         shift: Pixel::ZERO,
     };
 
-    /// From the sums of ẏ and y ẏ over all pixels.
+    /// From the sums of ẏ and y ẏ over all pixels. `direction` is the tangent of `parameters`.
     pub fn new(
         block: &BlockRanges,
         norm: &BatchNorm,
@@ -38,6 +43,8 @@ impl BatchNormTangent {
         for c in 0..WIDTH {
             let gamma = f64::from(parameters[block.gamma.start + c].abs());
             let tangent_gamma = f64::from(norm.sign.0[c] * direction[block.gamma.start + c]);
+            // var = mean of y² - mean², inverse_std = (var + epsilon)^(-1/2), scale = |gamma| inverse_std,
+            // shift = beta - scale mean.
             tangent.mean[c] = sums[0][c] / norm.count;
             let tangent_var = 2.0 * (sums[1][c] / norm.count - norm.mean[c] * tangent.mean[c]);
             tangent.inverse_std[c] = -0.5 * norm.inverse_std[c].powi(3) * tangent_var;
@@ -51,8 +58,8 @@ impl BatchNormTangent {
         tangent
     }
 
-    /// The tangent of the coefficients `backward`, from the sums of ġ and of (g y)˙ over all pixels, with g the gradient
-    /// after pooling and ReLU. Adds to the tangents of the gradients of gamma and beta.
+    /// The tangent of the coefficients `backward`, from the sums of ġ and of (g y)˙ over all pixels, with g the
+    /// gradient after pooling and ReLU. Adds to the tangents of the gradients of gamma and beta.
     pub fn backward(
         &self,
         block: &BlockRanges,
@@ -72,6 +79,7 @@ impl BatchNormTangent {
             tangent_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
             tangent_gradient[block.beta.start + c] += sums[0][c] as f32;
             let gamma = f64::from(parameters[block.gamma.start + c].abs());
+            // The product rule on the coefficients of `BatchNormBackward::new`.
             let (scale, tangent_scale) = (gamma * inverse, f64::from(self.scale.0[c]));
             let y_factor = -scale * inverse * product / norm.count;
             let tangent_y_factor = -(tangent_scale * inverse * product
@@ -88,8 +96,8 @@ impl BatchNormTangent {
     }
 }
 
-/// The output transform of a tangent. Stores it, and its values at the maxima of the windows; returns the sums of ẏ and
-/// y ẏ.
+/// The output transform of the tangent of the products. Stores the tangents ẏ, and their values at the maxima of the
+/// windows; returns the sums of ẏ and y ẏ.
 pub(super) struct OutputTransform<'a> {
     pub block: TileBlock,
     pub points: &'a TilePoints,
@@ -97,7 +105,7 @@ pub(super) struct OutputTransform<'a> {
     pub outputs: &'a [Pixel],
     /// ẏ, `[images, side, side]`.
     pub tangent_outputs: &'a mut [Pixel],
-    /// `[images, side / 2, side / 2]`
+    /// ẏ at the maxima of y, `[images, side / 2, side / 2]`.
     pub tangent_maxima: &'a mut [Pixel],
 }
 
@@ -156,6 +164,7 @@ impl WithSimd for OutputTransform<'_> {
 pub(super) struct NormaliseRelu<'a> {
     pub norm: &'a BatchNorm,
     pub tangent_norm: &'a BatchNormTangent,
+    /// The plane of the next block's input.
     pub plane: Plane,
     pub maxima: &'a [Pixel],
     pub tangent_maxima: &'a [Pixel],
@@ -193,6 +202,7 @@ pub(super) struct ReluBackward<'a> {
     pub tangent_maxima: &'a [Pixel],
     /// g, already 0 where the ReLU is inactive.
     pub gradient: &'a [Pixel],
+    /// ġ, in the same plane.
     pub tangent_gradient: &'a mut [Pixel],
 }
 
@@ -223,7 +233,8 @@ impl WithSimd for ReluBackward<'_> {
     }
 }
 
-/// The tangent of the gradient of every output of a block of tiles, and its transform to the Winograd points.
+/// The tangent of the gradient of every output of a block of tiles, transformed to the Winograd points: the product
+/// rule on `dy_factor g + y_factor y + constant`.
 pub(super) struct OutputTransformBackward<'a> {
     pub block: TileBlock,
     pub norm_backward: &'a BatchNormBackward,

@@ -1,12 +1,19 @@
-//! Hessian-vector products ([`TangentPass`]) by the R-operator (Pearlmutter, 1994): tangents along a direction of the
-//! parameters are computed through the forward and the backward pass. The tangent of the gradient is exactly the Hessian
-//! times the direction, at about twice the cost of the gradient.
+//! Hessian-vector products ([`TangentPass`]) by the R-operator (Pearlmutter, 1994): tangents, that is derivatives along
+//! a direction of the parameters, are computed through the forward and the backward pass. The tangent of the gradient
+//! is exactly the Hessian times the direction, at about twice the cost of the gradient. [`crate::maml`] uses it.
+//!
+//! Run a [`TrainingPass`] forward and backward first, then [`TangentPass::forward`] and [`TangentPass::backward`] with
+//! the same parameters: they read the activations that the training pass keeps. Every method here is the tangent of the
+//! one with a similar name in `conv4::training`; read that first.
 //!
 //! A convolution is linear in images and in filters, so the tangent of an output is the sum of two convolutions, and
-//! likewise that of a gradient: the same Winograd kernels, on sums of two products. Batch norm is one scale and one shift
-//! per channel forward, and `dy_factor dy + y_factor y + constant` backward; the tangents of these coefficients follow
-//! from sums over pixels, as they do themselves. The first block is never stored here either: its input is constant, so
-//! its moments also yield the tangents. Tangents are named `tangent_*`; in formulas they have a dot.
+//! likewise that of a gradient: the same Winograd kernels, on sums of two products. Batch norm is one scale and one
+//! shift per channel forward, and `dy_factor dy + y_factor y + constant` backward; the tangents of these coefficients
+//! follow from sums over pixels, as the coefficients do. The output of the first block is never stored here either: its
+//! input is constant, so the second moments of its patches also yield the tangents.
+//!
+//! Names begin with `tangent_` where the tangent and the value itself occur together; in formulas a tangent has a dot.
+//! x is the input of a block, W its filters, y its output before the norm, g the gradient after pooling and ReLU.
 
 mod batch_norm;
 
@@ -23,7 +30,8 @@ use batch_norm::BatchNormTangent;
 
 /// The tangents of an undivided [`TrainingPass`]. Owns its memory, which is reused.
 pub struct TangentPass {
-    /// Tangents of the arrays of the same names in the pass.
+    /// This and the fields below without a comment: tangents of the fields of the same names in [`TrainingPass`] and
+    /// its single part.
     inputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
     outputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
     maxima: [Vec<Pixel>; WINOGRAD_BLOCKS],
@@ -37,12 +45,13 @@ pub struct TangentPass {
     scratch: TangentScratch,
 }
 
-/// The memory that a block of tiles is computed in.
+/// The memory that a block of tiles is computed in: points of values (`inputs`, `outputs`) and of tangents.
 struct TangentScratch {
     inputs: TilePoints,
     tangent_inputs: TilePoints,
     outputs: TilePoints,
     tangent_outputs: TilePoints,
+    /// The tangents of the gradient of a block's filters, at the points and by tap.
     d_filters: Filters,
     d_taps: Taps,
 }
@@ -77,7 +86,8 @@ impl TangentPass {
         }
     }
 
-    /// The tangent of the last forward pass's embeddings along `direction`.
+    /// The tangent of the last forward pass's embeddings (`[images, features]`) along `direction`, which has the layout
+    /// of the parameters.
     pub fn forward(&mut self, pass: &TrainingPass, parameters: &[f32], direction: &[f32]) -> &[f32] {
         for ((filters, block), norm) in self.filters.iter_mut().zip(&pass.blocks[1..]).zip(&pass.norms[1..]) {
             filters.set(&direction[block.weight.clone()], &norm.sign);
@@ -96,8 +106,8 @@ impl TangentPass {
         &self.features
     }
 
-    /// Adds the tangent of the last backward pass's gradient to `tangent_gradient`, given the tangent of the embeddings'
-    /// gradient. Call [`forward`](Self::forward) with the same parameters first.
+    /// Adds the tangent of the last backward pass's gradient to `tangent_gradient`, given the tangent of the
+    /// embeddings' gradient (`[images, features]`). Call [`forward`](Self::forward) with the same parameters first.
     pub fn backward(
         &mut self,
         pass: &TrainingPass,
@@ -115,6 +125,7 @@ impl TangentPass {
         self.backward_first_block(pass, parameters, tangent_gradient);
     }
 
+    /// Sets the tangent of a block's batch norm from the sums of ẏ and y ẏ.
     fn set_norm(
         &mut self,
         pass: &TrainingPass,
@@ -127,6 +138,8 @@ impl TangentPass {
         self.norms[block] = BatchNormTangent::new(ranges, norm, parameters, direction, sums);
     }
 
+    /// The tangent of the coefficients of a norm's backward pass, from the sums of ġ and of (g y)˙; adds to the
+    /// tangents of the gradients of gamma and beta.
     fn norm_backward(
         &self,
         pass: &TrainingPass,
@@ -139,6 +152,8 @@ impl TangentPass {
         self.norms[block].backward(ranges, norm, backward, parameters, sums, tangent_gradient)
     }
 
+    /// The first block: the tangents of its batch norm from the moments M of the patches, where y = w . x has the sums
+    /// `sum(ẏ) = ẇ . sum(x)` and `sum(y ẏ) = w M ẇ`, then the tangent of its output.
     fn forward_first_block(&mut self, pass: &TrainingPass, parameters: &[f32], direction: &[f32]) {
         let one = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
@@ -150,6 +165,7 @@ impl TangentPass {
         }
         self.set_norm(pass, 0, parameters, direction, &sums);
         let (norm, tangent_norm) = (&pass.norms[0], &self.norms[0]);
+        // The tangent of the taps with batch norm folded in: (scale w)˙.
         let mut folded = self.first_taps.clone();
         for (folded, tap) in folded.iter_mut().zip(&pass.first_taps) {
             for c in 0..WIDTH {
@@ -173,6 +189,7 @@ impl TangentPass {
         }
     }
 
+    /// The tangents of batch norm and ReLU of the previous block, into the input of this one.
     fn normalise(&mut self, pass: &TrainingPass, block: usize) {
         let previous = block - 2;
         isa::run(batch_norm::NormaliseRelu {
@@ -209,6 +226,7 @@ impl TangentPass {
         sums
     }
 
+    /// The tangents of block 4's batch norm and ReLU, in the order of embeddings.
     fn collect_features(&mut self, pass: &TrainingPass) {
         let (norm, tangent_norm) = (&pass.norms[BLOCKS - 1], &self.norms[BLOCKS - 1]);
         let positions = pass.shape.side(BLOCKS).pow(2);
@@ -228,6 +246,7 @@ impl TangentPass {
         }
     }
 
+    /// Copies the tangent of the embeddings' gradient into planes.
     fn set_d_features(&mut self, pass: &TrainingPass, tangent_d_features: &[f32]) {
         let plane = pass.plane(BLOCKS);
         let positions = plane.side.pow(2);
@@ -262,7 +281,10 @@ impl TangentPass {
         sums
     }
 
-    /// The tangent `(x ⋆ dy)˙` of the filters' gradient, into the scratch, and that of the input's gradient.
+    /// The tangents of the gradients of a block's filters and input. With dy here the gradient of y and ⋆ the
+    /// correlation of both, the gradient of the filters is x ⋆ dy, so its tangent is ẋ ⋆ dy + x ⋆ ḋy (into
+    /// `scratch.d_taps`); the gradient of the input is dy * Wᵀ, so its tangent is ḋy * Wᵀ + dy * Ẇᵀ (into `d_pooled` of
+    /// the previous block or `d_plane`).
     fn backward_block(
         &mut self,
         pass: &TrainingPass,
@@ -316,6 +338,7 @@ impl TangentPass {
         *target = d_input;
     }
 
+    /// Adds `scratch.d_taps` to the tangent of the weights' gradient.
     fn collect_taps(&self, pass: &TrainingPass, block: usize, tangent_gradient: &mut [f32]) {
         let sign = &pass.norms[block].sign.0;
         let weights = &mut tangent_gradient[pass.blocks[block].weight.clone()];
@@ -326,6 +349,8 @@ impl TangentPass {
         }
     }
 
+    /// The tangents of the gradients of the first block's weights, gamma and beta: the product rule on every term of
+    /// `TrainingPass::first_block_backward`.
     fn backward_first_block(
         &mut self,
         pass: &TrainingPass,
@@ -359,13 +384,15 @@ impl TangentPass {
                     + of_channel(&tangent_backward.y_factor) * dot(&weights, row)
                     + of_channel(&backward.y_factor) * dot(&tangent, row)
                     + of_channel(&tangent_backward.constant) * row[values];
+                // `value` is `tap * channels + channel`; the weights are `[64, channels, taps]`.
                 let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
                 tangent_gradient[at] += pass.norms[0].sign.0[c] * d_weight as f32;
             }
         }
     }
 
-    /// The tangent of the gradient at the first block's maxima, times their patches, and its sum.
+    /// The tangent of the gradient at the first block's maxima, times their patches (`[tap, input channel, 64]`), and
+    /// its sum over pixels.
     fn first_block_gradient(&self, pass: &TrainingPass) -> (Vec<Pixel>, [f64; WIDTH]) {
         let (plane, padded, part) = (pass.plane(1), first_block::padded_len(pass.shape), &pass.parts[0]);
         let windows = plane.side.pow(2);
@@ -389,6 +416,7 @@ impl TangentPass {
     }
 }
 
+/// Adds two sums over pixels.
 fn add(sums: &mut [[f64; WIDTH]; 2], values: &[Pixel; 2]) {
     for (sums, pixel) in sums.iter_mut().zip(values) {
         sums.iter_mut().zip(&pixel.0).for_each(|(sum, value)| *sum += f64::from(*value));

@@ -1,8 +1,8 @@
 //! Reads published data sets that are a pickled dictionary with an array of images and their classes.
 //!
 //! There are two forms. The files of miniImageNet by few-shot-ssl and learn2learn have the keys `image_data` and
-//! `class_dict`, which lists the rows of every class. The files of miniImageNet, CIFAR-FS and FC100 by MetaOptNet and its
-//! successors have `data` and `labels`, and sometimes `catname2label`, which maps the names of classes to labels.
+//! `class_dict`, which lists the rows of every class. The files of miniImageNet, CIFAR-FS and FC100 by MetaOptNet and
+//! its successors have `data` and `labels`, and sometimes `catname2label`, which maps the names of classes to labels.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::pickle::Value;
 use crate::source::ImageLocation;
 
+/// Lists the images of such a dictionary. `path` is its file, for errors.
 pub(super) fn read(path: &Path, value: Value<'_>) -> Result<ListedImages> {
     if value.pairs().is_none() {
         return Err(bad(path, format!("it is {} instead of a dictionary or a list of images", value.kind())));
@@ -82,8 +83,8 @@ pub(super) fn list_labelled(
     Ok(classes.iter().enumerate().filter_map(listed).collect())
 }
 
-/// The class of every image: the label if it is a string, its entry in `names` if there are names, or else the number with
-/// leading zeros.
+/// The class of every image: the label if it is a string, its entry in `names` if there are names, or else the number
+/// with leading zeros.
 pub(super) fn class_names(
     path: &Path,
     labels: Value<'_>,
@@ -111,7 +112,7 @@ fn text(value: Value<'_>) -> Option<String> {
     value.text().map(|text| text.into_owned())
 }
 
-/// Inverts `catname2label`, a dictionary from names to numbers.
+/// Inverts `catname2label`, a dictionary from names to numbers: the name of each label.
 fn names_by_number(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let pairs = names.pairs().and_then(|pairs| {
         pairs.map(|(name, number)| Some((number.integer()?, text(name)?))).collect::<Option<BTreeMap<_, _>>>()

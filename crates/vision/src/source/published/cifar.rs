@@ -1,12 +1,15 @@
-//! Reads the original files of CIFAR-100, in their two published forms (python and binary).
+//! Reads the original files of CIFAR-100, in their two published forms (python and binary). Start with
+//! [`CifarFiles::find`]. A *fine* label is a class, a *coarse* label its superclass. 3,072 bytes are an image of 32 x
+//! 32 pixels, planar: all red bytes, then all green, then all blue.
 //!
 //! - `cifar-100-python`: the pickles `train` and `test` with an array of rows of 3,072 bytes, `fine_labels`,
 //!   `coarse_labels` and `filenames`, and the pickle `meta` with the names of the labels.
 //! - `cifar-100-binary`: `train.bin` and `test.bin` with records of two labels and 3,072 bytes, and the names of the
 //!   labels in `fine_label_names.txt` and `coarse_label_names.txt`.
 //!
-//! CIFAR-FS and FC100 divide the 100 classes and use all 600 images of each class, from both files. A folder is therefore
-//! read as both files together, and a split file selects classes by their names or those of their superclasses.
+//! CIFAR-FS and FC100 divide the 100 classes and use all 600 images of each class, from both files. A folder is
+//! therefore read as both files together, and a split file selects classes by their names or those of their
+//! superclasses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,8 +22,11 @@ use crate::error::Result;
 use crate::pickle::Value;
 use crate::source::{Collection, ImageLocation};
 
+/// The two files of images.
 const PARTS: [&str; 2] = ["train", "test"];
+/// The folders of the two forms, as the published archives have them.
 const FOLDERS: [&str; 2] = ["cifar-100-python", "cifar-100-binary"];
+/// Bytes of an image.
 const PIXEL_BYTES: usize = 3072;
 /// The coarse label, the fine label and the pixels.
 const RECORD_BYTES: usize = 2 + PIXEL_BYTES;
@@ -36,6 +42,7 @@ pub(super) struct CifarFiles {
 impl CifarFiles {
     /// Finds the files at a path, which is a folder or one of the files; `None` if it is not CIFAR-100.
     pub fn find(path: &Path) -> Option<Self> {
+        // A folder with one of the two forms, recognised by the file with the names of the labels.
         let forms = |folder: &Path| {
             [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names)| {
                 folder.join(names).is_file().then(|| folder.to_owned()).map(|folder| (folder, is_binary))
@@ -115,6 +122,7 @@ impl LabelNames {
         Ok(LabelNames { fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
     }
 
+    /// The class and the superclass of a pair of labels, if both have names.
     fn get(&self, fine: i64, coarse: i64) -> Option<(&str, &str)> {
         Some((name_of_label(&self.fine, fine)?, name_of_label(&self.coarse, coarse)?))
     }
@@ -148,6 +156,7 @@ struct CifarRows {
 }
 
 impl CifarRows {
+    /// Reads a file of the python form; `part` is its name in [`PARTS`].
     fn read_pickle(&mut self, part: &str, path: &Path) -> Result<()> {
         let pickle = unpickle(path)?;
         let value = pickle.value();
@@ -177,6 +186,7 @@ impl CifarRows {
         Ok(())
     }
 
+    /// Reads a file of the binary form; `part` is its name in [`PARTS`].
     fn read_binary(&mut self, part: &str, path: &Path) -> Result<()> {
         let bytes = map(path)?;
         if bytes.is_empty() || bytes.len() % RECORD_BYTES != 0 {
@@ -188,6 +198,7 @@ impl CifarRows {
         }
         for row in 0..bytes.len() / RECORD_BYTES {
             let record = bytes.slice(row * RECORD_BYTES..(row + 1) * RECORD_BYTES);
+            // A record starts with the coarse label; `add` takes the fine label first.
             let labels = (i64::from(record[1]), i64::from(record[0]));
             let pixels = Pixels::cifar(record.slice(2..));
             self.add(part, row, labels, None, pixels).map_err(|problem| bad(path, problem))?;
@@ -195,7 +206,7 @@ impl CifarRows {
         Ok(())
     }
 
-    /// Adds image `row` of a part; `file` is its original file name.
+    /// Adds image `row` of a part with its fine and coarse label; `file` is its original file name, if known.
     fn add(
         &mut self,
         part: &str,

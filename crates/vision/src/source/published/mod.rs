@@ -1,9 +1,9 @@
 //! Reads data sets in their published form: pickles, NumPy arrays, the original files of CIFAR-100, and lists next to a
-//! folder of images.
+//! folder of images. Start with [`open`], which [`Collection::open`] calls before it tries other kinds of sources.
 //!
-//! The form of a file is recognised by its name and then by its contents, that of a folder by the names of the files in it
-//! ([`FILE_NAMES`]). A folder with one file per split is opened one split at a time, or all splits together with pooling.
-//! Pixels stay in the memory map of the file until an image is read.
+//! The form of a file is recognised by its name and then by its contents, that of a folder by the names of the files in
+//! it ([`FILE_NAMES`]). A folder with one file per split is opened one split at a time, or all splits together with
+//! pooling. Pixels stay in the memory map of the file until an image is read.
 
 mod arrays;
 mod cifar;
@@ -35,8 +35,8 @@ const FILE_NAMES: [&str; 11] = [
     "{}.csv",
     "split/{}.csv",
 ];
-/// Replaces `train` in the names of files with the training images of the training classes, in data sets that have other
-/// images of these classes in further files.
+/// Replaces `train` in the names of files with the training images of the training classes, in data sets that have
+/// other images of these classes in further files.
 const TRAINING_PHASE_NAME: &str = "train_phase_train";
 
 /// One entry per image: class, name within the source, and location of the pixels.
@@ -47,7 +47,7 @@ pub(super) fn splits(path: &Path) -> Vec<&'static str> {
     split_files(path).into_iter().map(|(split, _)| split).collect()
 }
 
-/// Lists the images of a published data set; `None` if the path is not one.
+/// Lists the images of a published data set; `Ok(None)` if the path is not one.
 pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Collection>> {
     if let Some(files) = cifar::CifarFiles::find(path) {
         return match options.split {
@@ -69,9 +69,11 @@ pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Col
 
 /// The splits of a folder, each with its file. The first form of [`FILE_NAMES`] with any file is used.
 fn split_files(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+    // The file of a split, if the folder has one of this form.
     let file = |name: &str, split: &str| {
         let training_phase = folder.join(name.replace("{}", TRAINING_PHASE_NAME));
         let plain = folder.join(name.replace("{}", split));
+        // A list needs the images next to it; other folders may contain a `train.csv` too.
         let is_listed = !name.ends_with(".csv") || folder.join("images").is_dir();
         let found = if split == "train" && training_phase.is_file() { training_phase } else { plain };
         (is_listed && found.is_file()).then_some(found)
@@ -82,6 +84,7 @@ fn split_files(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     FILE_NAMES.iter().map(of_form).find(|found| !found.is_empty()).unwrap_or_default()
 }
 
+/// Lists the images of the requested split or, with pooling, of all splits.
 fn list_splits(path: &Path, files: &[(&str, PathBuf)], options: SourceOptions<'_>) -> Result<Collection> {
     let known = || files.iter().map(|(split, _)| *split).collect::<Vec<_>>().join(", ");
     if let Some(wanted) = options.split {
@@ -124,12 +127,14 @@ fn read_file(path: &Path) -> Result<Option<ListedImages>> {
         return Ok(None);
     }
     let pickle = unpickle(path)?;
+    // A list contains the files of images; a dictionary contains an array of pixels.
     match pickle.value().items().is_some() {
         true => tiered::from_pngs(path, &pickle).map(Some),
         false => arrays::read(path, pickle.value()).map(Some),
     }
 }
 
+/// Reads a pickle through a memory map of the file.
 fn unpickle(path: &Path) -> Result<Pickle> {
     Pickle::read(map(path)?).map_err(|problem| Error::BadPickle { path: path.into(), problem })
 }
@@ -139,7 +144,8 @@ fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadForm { path: path.into(), problem: problem.into() }
 }
 
-/// The name of an image: its class and row, with leading zeros so that names sort in the order of rows.
+/// The name of the image at `row` of `rows`: its class and row, with leading zeros so that names sort in the order of
+/// rows.
 fn item_name(class: &str, row: usize, rows: usize) -> String {
     let width = rows.saturating_sub(1).max(1).ilog10() as usize + 1;
     format!("{class}/{row:0width$}")

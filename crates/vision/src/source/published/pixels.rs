@@ -49,6 +49,7 @@ impl Pixels {
 /// An array of images of the same size.
 pub(super) struct ImageArray<'a> {
     array: &'a Array,
+    /// Number of images.
     pub count: usize,
     width: usize,
     height: usize,
@@ -74,6 +75,7 @@ impl<'a> ImageArray<'a> {
             [height, width, 3] => (height, width, PixelLayout::Interleaved),
             [height, width, 1] | [height, width] => (height, width, PixelLayout::Grey),
             [3, height, width] => (height, width, PixelLayout::Planar),
+            // CIFAR-100's own files: 3 x 32 x 32 bytes per image.
             [3072] => (32, 32, PixelLayout::Planar),
             _ => return Err(unsupported()),
         };

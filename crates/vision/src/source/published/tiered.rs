@@ -1,8 +1,8 @@
 //! Reads TieredImageNet: a pickled list of PNG files, or an array of pixels, with the labels in a file next to it.
 //!
-//! The images of a split are in `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if it was
-//! unpacked). `train_labels.pkl` has the labels under the key `label_specific` and their names under `label_specific_str`,
-//! or only the key `labels`.
+//! The images of a split are in `train_images_png.pkl` (few-shot-ssl) or `train_images.npz` (MetaOptNet; `.npy` if it
+//! was unpacked). `train_labels.pkl` has the labels under the key `label_specific` and their names under
+//! `label_specific_str`, or only the key `labels`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::source::ImageLocation;
 /// The names that the array of images can have in an `.npz` file.
 const ARRAY_NAMES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 
-/// Reads a list of PNG files, each an array of bytes.
+/// Reads a list of PNG files, each an array of bytes or a string of bytes.
 pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
     let classes = read_classes(path)?;
     let files = pickle.value().items().ok_or_else(|| bad(path, "it is not a list of images"))?;

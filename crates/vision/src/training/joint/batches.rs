@@ -1,4 +1,5 @@
-//! The batches of joint training ([`JointBatches`]): the images and labels of the episodes of a step.
+//! The batches of joint training ([`JointBatches`]): the images and labels of the episodes of a step. Threads of the
+//! [`Loader`](crate::loader::Loader) make them while earlier steps run; a training session takes them.
 
 use std::sync::Arc;
 
@@ -19,7 +20,8 @@ pub(super) struct JointBatch {
     /// The images of the support items of the first episode, then of its queries, then those of the second episode, ..:
     /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
-    /// The images that a GPU prepares, numbered by their position in the training data followed by the outliers.
+    /// The images that a GPU prepares, in the same order; an image is numbered by its position in the training data
+    /// followed by the outliers. Empty if the CPU prepares the images.
     #[cfg(feature = "cuda")]
     pub requests: Vec<trueshot_cuda::conv4::ImageRequest>,
     /// The seed of the dropout masks.
@@ -51,7 +53,8 @@ impl JointBatches {
         TrainingEpisodes::new(vec![data], &self.episodes.options(), self.seed)
     }
 
-    /// The episodes of a step, as images and labels; `chosen` is the index in the list of shots.
+    /// Draws the episodes of a step; `chosen` is the index of their number of shots in the settings. Returns each image
+    /// as a data set and a row in it, in the order of [`JointBatch::images`], and the labels of each episode.
     fn draw(
         &self,
         step: u64,
@@ -60,6 +63,8 @@ impl JointBatches {
     ) -> (Vec<(&Dataset, u32)>, Vec<EpisodeLabels>) {
         let choices = &self.episodes.shots;
         let source = self.source().expect("checked before");
+        // Steps of more shots have fewer episodes. Each step gets the same number of episode numbers, so that an
+        // episode never repeats one of another step.
         let most = choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
         let own = &*self.preparer.dataset;
         let outliers = self.outliers.as_deref().unwrap_or(own);
@@ -89,6 +94,7 @@ impl BatchSource for JointBatches {
         (sampler, scratch): &mut (IndexSampler, Augmenter),
         old: Option<JointBatch>,
     ) -> JointBatch {
+        // What is random in a step depends on the seed and the step only.
         let mut rng = Rng::new(self.seed, Purpose::Dropout, step);
         let (dropout_seed, chosen) = (rng.number(), rng.below(self.episodes.shots.len()));
         let (rows, labels) = self.draw(step, chosen, sampler);

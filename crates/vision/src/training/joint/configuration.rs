@@ -1,4 +1,5 @@
-//! The configuration of the training of a backbone and a head together.
+//! The configuration of the training of a backbone and a head together ([`JointConfiguration`]), which `trueshot train
+//! joint` reads from a TOML file and options.
 
 use std::path::{Path, PathBuf};
 
@@ -67,12 +68,13 @@ pub struct JointEpisodeSettings {
 }
 
 impl JointEpisodeSettings {
-    /// The number of episodes per step.
+    /// The number of episodes per step if they have this number of shots (labelled images per class).
     pub(super) fn per_step(&self, shots: usize) -> usize {
         (self.images_per_step / (self.ways * (shots + self.queries)).max(1)).max(1)
     }
 
-    /// The same settings in the form for episodes of embeddings.
+    /// The same settings in the form that the sampler of training episodes takes. Of its options for heads
+    /// alone, joint training uses neither blended rows nor mixed noise.
     pub(super) fn options(&self) -> Episodes {
         Episodes {
             per_step: 1,
@@ -87,8 +89,8 @@ impl JointEpisodeSettings {
 }
 
 impl JointConfiguration {
-    /// The defaults for photographs: eight 5-shot episodes per step, or, in a fifth of the steps, five 10-shot
-    /// episodes.
+    /// The defaults for photographs: eight 5-shot episodes per step (5 classes of 5 labelled images and 8 queries: 65
+    /// images), or, in a fifth of the steps, five 10-shot episodes (90 images).
     pub fn photographs() -> Self {
         Self::with_defaults_of(BackboneConfiguration::photographs())
     }

@@ -1,5 +1,5 @@
-//! The training session of a backbone and a head on a GPU: [`GpuJointSession`] passes the episodes of a [`JointBatch`] to
-//! [`JointTraining`].
+//! The training session of a backbone and a head on a GPU: [`GpuJointSession`] passes the episodes of a [`JointBatch`]
+//! to [`JointTraining`].
 //!
 //! The images are stored as in the training of a backbone alone ([`crate::training::gpu`]), and the episodes are the
 //! same as on the CPU.
@@ -28,11 +28,11 @@ use super::{JointConfiguration, JointEpisodeSettings};
 use crate::training::Datasets;
 use crate::training::gpu::{STREAMED_STEPS, save_scale, saved_scale, upload_training_images};
 
-/// A session with either head.
+/// A session with either head, TraNFS or Relabel.
 pub(super) type BoxedSession = Box<dyn TrainingSession<Batch = JointBatch>>;
 
-/// Starts a session from the parameters of a backbone and a head. The images are stored on the GPU unless they take more
-/// than `most_image_bytes`; then also returns a warning for the user.
+/// Starts a session from the parameters of a backbone (`backbone`) and of a head (`of_head`). The images are stored on
+/// the GPU unless they take more than `most_image_bytes`; then also returns a warning for the user.
 pub(super) fn session(
     device: &Device,
     configuration: &JointConfiguration,
@@ -44,6 +44,7 @@ pub(super) fn session(
     let (episodes, optimiser) = (&configuration.episodes, &configuration.optimiser);
     let shape = crate::training::shape(&configuration.pictures.preprocessing());
     let adamw = AdamWConfig { weight_decay: optimiser.weight_decay, ..Default::default() };
+    // Memory is allocated for the largest step of any number of shots.
     let most_shots = episodes.shots.iter().copied().max().unwrap_or(1);
     let most_images = episodes
         .shots
@@ -69,7 +70,8 @@ pub(super) fn session(
         decay: configuration.average,
         images_are_stored: warning.is_none(),
     };
-    // One step for each number of shots, so that too large episodes are refused before the run starts.
+    // One step for each number of shots, for which memory is reserved below, so that too large episodes are refused
+    // before the run starts.
     let largest: Vec<JointStep> = episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
     let session: BoxedSession = match head.gpu_head().expect("a joint head can be trained on a GPU") {
         GpuHead::Relabel(network) => {
@@ -96,7 +98,7 @@ pub(super) fn session(
     Ok((session, warning))
 }
 
-/// A step of the given number of shots without images.
+/// A step of the given number of shots without images: only the sizes of its episodes matter.
 fn empty_step(episodes: &JointEpisodeSettings, shots: usize) -> JointStep {
     let labels = |each: usize| (0..episodes.ways * each).map(move |item| (item / each) as u32);
     let episode = JointEpisode {
@@ -128,6 +130,7 @@ struct GpuJointSession<H> {
 }
 
 impl Common {
+    /// The input of step number `step` in the form that the GPU takes.
     fn input(&self, step: u64, batch: &JointBatch) -> JointStep {
         let episode = |labels: &EpisodeLabels| JointEpisode {
             classes: labels.classes,

@@ -1,9 +1,10 @@
-//! Training of a Conv4 and a head (TraNFS or Relabel) together.
+//! Joint training: a Conv4 and a head are trained together, from images to the head's loss. A *head* (TraNFS or
+//! Relabel) is a small network that classifies features by a support set whose labels may be wrong.
 //!
-//! Start with [`JointTrainee::new`]. Both start from trained models: a backbone, and a head trained on features of this
-//! backbone. A step has several noisy episodes of images. The loss is that of the head, plus the loss of nearest
-//! prototypes on true labels, which keeps the features useful by themselves. A running average of the parameters is
-//! validated and saved.
+//! Start with [`JointTrainee::new`]. Both networks start from trained models: a backbone, and a head trained on
+//! features of this backbone. A step has several noisy episodes of images (`batches`); the `session` computes it on the
+//! CPU and `gpu` on a GPU. The loss is that of the head, plus the loss of nearest prototypes on true labels, which
+//! keeps the features useful by themselves. A running average of the parameters is validated and saved.
 //!
 //! The model file holds both: `trueshot embed --backbone FILE` reads the backbone, and `--methods relabel:model=FILE`
 //! (or `tranfs`) reads the head.
@@ -54,8 +55,10 @@ pub struct JointTrainee {
 
 /// The checked inputs of a trainee.
 struct Start {
+    /// The parameters of the backbone.
     backbone: Vec<f32>,
     head: Arc<dyn LearnedHead>,
+    /// The parameters of the head.
     of_head: Vec<f32>,
     batches: JointBatches,
 }
@@ -93,8 +96,8 @@ impl JointTrainee {
     /// A trainee on the CPU.
     ///
     /// # Errors
-    /// If an option is outside its range, the backbone or the head cannot be read, the head does not fit the backbone, or
-    /// the data has too few classes or images.
+    /// If an option is outside its range, the backbone or the head cannot be read, the head does not fit the backbone,
+    /// or the data has too few classes or images.
     pub fn new(configuration: JointConfiguration, datasets: Datasets) -> Result<Self> {
         let Start { backbone, head, of_head, batches } = Start::new(&configuration, &datasets)?;
         let shape = super::shape(&configuration.pictures.preprocessing());

@@ -1,8 +1,13 @@
-//! The training session of a backbone and a head on the CPU: [`CpuJointSession`].
+//! The training session of a backbone and a head on the CPU: [`CpuJointSession`], which [`super::JointTrainee`] calls
+//! once per step. Start with its method `step`, at the end of this file.
 //!
-//! The parameters of both are one list, those of the backbone first, with one optimiser. The images of all episodes of
-//! a step are one batch of the backbone, so batch norm sees all of them. The gradients of the head and of the loss of
-//! nearest prototypes with respect to the features are added, and backpropagated through the backbone.
+//! The backbone (a Conv4) turns images into features; the head (TraNFS or Relabel) classifies the queries of an episode
+//! by its support items, whose labels may be wrong. The parameters of both are one list, those of the backbone first,
+//! with one optimiser. The images of all episodes of a step are one batch of the backbone, so batch norm sees all of
+//! them. The gradients of the head and of the loss of nearest prototypes with respect to the features are added, and
+//! backpropagated through the backbone.
+//!
+//! Features are `[row, D]`: for each episode of the step the rows of its support items, then those of its queries.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,13 +26,16 @@ use trueshot_nn::parameters::ParameterLayout;
 use super::batches::JointBatch;
 use crate::training::loss::{self, Aggregate, loss};
 
-/// The episodes of a step are divided into this number of parts, each with its own gradient, so the number of threads
-/// does not change the result. At most this number of threads work on the head.
+/// The episodes of a step are divided into this number of parts, each with its own gradient of the head. The gradients
+/// are added in a fixed order, so the number of threads does not change the result. At most this number of threads work
+/// on the head.
 pub(super) const PARTS: usize = 8;
-/// The warm-up of the running average: its decay is at most `(1 + step) / (AVERAGE_START + step)`.
+/// The warm-up of the running average: its decay is at most `(1 + step) / (AVERAGE_START + step)`, so 0.1 in the first
+/// step. With the default decay of 0.999 alone, the initial parameters would dominate the first thousand steps.
 const AVERAGE_START: f64 = 10.0;
 
-/// The layout of the parameters of a backbone and a head: the tensors of both, with the prefixes `backbone.` and `head.`.
+/// The layout of the parameters of a backbone and a head: the tensors of both, with the prefixes `backbone.` and
+/// `head.`.
 pub(super) fn joint_layout(backbone: &ParameterLayout, head: &ParameterLayout) -> ParameterLayout {
     let mut layout = ParameterLayout::default();
     for (prefix, part) in [("backbone.", backbone), ("head.", head)] {
@@ -44,19 +52,22 @@ pub(super) struct CpuJointSession {
     pub head: Arc<dyn LearnedHead>,
     /// The number of parameters of the backbone, which come first.
     pub backbone_len: usize,
+    /// Size and channels of the images.
     pub shape: Shape,
+    /// The factor of the loss of nearest prototypes; 0: without it.
     pub prototype_weight: f64,
     /// The decay of the running average of the parameters.
     pub decay: f64,
-    /// The running average of the parameters.
+    /// The running average of the parameters, which is validated and saved as the model.
     pub average: Vec<f32>,
-    /// The pass of the last step, with its number of images.
+    /// The activations of the backbone in the last step, with the number of images that they have memory for. Steps of
+    /// the same number of images reuse the memory.
     pub pass: Option<(usize, TrainingPass)>,
 }
 
 impl CpuJointSession {
-    /// The sums of all loss terms over the episodes of a step, and their gradient with respect to the features. Adds to the
-    /// gradients of the head's parameters.
+    /// The sums of all loss terms over the episodes of a step, the head's terms first, and the gradient of their total
+    /// with respect to the features. Adds to the gradients of the head's parameters.
     fn losses(&mut self, batch: &JointBatch, features: &[f32]) -> (Vec<f64>, Vec<f32>) {
         let mut d_features = vec![0.0; features.len()];
         let mut terms = self.head_losses(batch, features, &mut d_features);
@@ -69,6 +80,7 @@ impl CpuJointSession {
     /// The sum of [`prototype_loss`] over the episodes of a step. Adds to the gradients of the features.
     fn prototype_losses(&self, batch: &JointBatch, features: &[f32], d_features: &mut [f32]) -> f64 {
         let (dim, weight) = (self.shape.features(), self.prototype_weight);
+        // One task per episode: its labels, its features, and the gradients of these features.
         let (mut rest, mut tasks) = (d_features, Vec::new());
         for (labels, rows) in batch.labels.iter().zip(rows_of_episodes(&batch.labels)) {
             let (d_rows, after) = rest.split_at_mut(rows.len() * dim);
@@ -81,13 +93,14 @@ impl CpuJointSession {
         tasks.into_par_iter().map(loss).collect::<Vec<f64>>().iter().sum()
     }
 
-    /// The sums of the head's loss terms over all episodes. Adds to the gradients of the head's parameters, and to those of
-    /// the features.
+    /// The sums of the head's loss terms over all episodes. Adds to the gradients of the head's parameters, and to
+    /// those of the features.
     fn head_losses(&mut self, batch: &JointBatch, features: &[f32], d_features: &mut [f32]) -> Vec<f64> {
         let (dim, isa, head_start) = (self.shape.features(), Isa::current(), self.backbone_len);
         let head = self.head.head();
         let parameters = &self.weights.parameters[head_start..];
         let rows: Vec<&[f32]> = features.chunks_exact(dim).collect();
+        // One task per part of the episodes.
         let mut tasks = Vec::new();
         let (mut first_row, mut rest) = (0, d_features);
         for (labels, gradient) in parts(&batch.labels).zip(&mut self.weights.gradients) {
@@ -103,6 +116,7 @@ impl CpuJointSession {
                 .map(|(labels, own)| labels.episode(&rows[own]))
                 .collect();
             let seed = seed_of_part(batch.dropout_seed, part);
+            // The threads of the pool use the instruction set that is set for this thread.
             isa.scope(|| head.losses_with_feature_gradient(parameters, &episodes, seed, gradient, d_rows))
         };
         let sums: Vec<Vec<f64>> = tasks.into_par_iter().enumerate().map(losses).collect();
@@ -113,7 +127,8 @@ impl CpuJointSession {
         terms
     }
 
-    /// Moves the head's running mean of the features towards the mean of these features.
+    /// Moves the running mean of the features, which is one of the head's parameters but has no gradient, towards the
+    /// mean of these features. Does nothing for a head without such a mean.
     fn update_feature_mean(&mut self, features: &[f32]) {
         let Some(mean) = self.head.head().feature_mean() else { return };
         let (dim, count) = (self.shape.features(), (features.len() / self.shape.features()) as f64);
@@ -127,6 +142,7 @@ impl CpuJointSession {
         }
     }
 
+    /// Moves the running average towards the parameters after step number `step`.
     fn update_average(&mut self, step: u64) {
         let keep = kept_part(self.decay, step);
         for (average, &value) in self.average.iter_mut().zip(&self.weights.parameters) {
@@ -135,23 +151,27 @@ impl CpuJointSession {
     }
 }
 
-/// The decay of the running average in a step.
+/// The decay of the running average in a step, 0 to 1: how much of the old average is kept.
 pub(super) fn kept_part(decay: f64, step: u64) -> f32 {
     decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32
 }
 
+/// Divides the episodes of a step into [`PARTS`] parts of nearly the same number; parts may be empty.
 pub(super) fn parts(episodes: &[EpisodeLabels]) -> impl Iterator<Item = &[EpisodeLabels]> {
     let count = episodes.len();
     (0..PARTS).map(move |part| &episodes[count * part / PARTS..count * (part + 1) / PARTS])
 }
 
+/// The seed of the dropout masks of a part.
 pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
     dropout_seed.wrapping_add(part as u64)
 }
 
-/// The episodes of a part, the rows of their features, the gradients of these rows, and the gradient of the head.
+/// The labels of the episodes of a part, the rows of their features, the gradients of these rows (`[row, D]`), and the
+/// part's gradient of the head's parameters. The gradients are added to.
 type PartTask<'a> = (&'a [EpisodeLabels], &'a [&'a [f32]], &'a mut [f32], &'a mut [f32]);
 
+/// For each episode the range of its rows among those of all episodes.
 fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usize>> {
     labels.iter().scan(0, |end, labels| {
         let first = *end;
@@ -160,10 +180,12 @@ fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usiz
     })
 }
 
-/// The loss of nearest prototypes of one episode, computed from the items whose true class is in the episode, with
-/// their true labels. Adds `weight` times its gradient to `d_features`. 0 if a class has no such item.
+/// `weight` times the loss of nearest prototypes of one episode. Its prototypes are computed with the true labels, from
+/// the support items whose true class is in the episode: outliers are left out. Adds the gradient to `d_features`. 0 if
+/// a class has no such item.
 fn prototype_loss(labels: &EpisodeLabels, features: &[f32], weight: f64, d_features: &mut [f32]) -> f64 {
     let dim = features.len() / labels.rows();
+    // The rows of support items that are not outliers, and of all queries, for which `truth` has no entry.
     let is_known = |row: &usize| labels.truth.get(*row).is_none_or(Option::is_some);
     let known: Vec<usize> = (0..labels.rows()).filter(is_known).collect();
     let truth: Vec<u32> = labels.truth.iter().copied().flatten().collect();
@@ -192,10 +214,12 @@ impl TrainingSession for CpuJointSession {
             Some(pass) if pass.0 == images => pass,
             _ => (images, TrainingPass::new(self.shape, images)),
         };
+        // Forward through the backbone, both losses with the gradient of the features, and back.
         let features = pass.forward(&self.weights.parameters[..self.backbone_len], &batch.images).to_vec();
         let (sums, d_features) = self.losses(batch, &features);
         let episodes = batch.labels.len() as f64;
         let terms: Vec<f64> = sums.into_iter().map(|sum| sum / episodes).collect();
+        // A step whose loss is not finite changes nothing; the training loop reports it.
         if terms.iter().all(|term| term.is_finite()) {
             pass.backward(&d_features, &mut self.weights.gradients[0][..self.backbone_len]);
             pass.update_running(&mut self.weights.parameters[..self.backbone_len]);

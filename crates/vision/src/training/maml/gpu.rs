@@ -1,7 +1,7 @@
 //! The training session of MAML on a GPU ([`GpuSession`]), and validation there ([`GpuValidation`]).
 //!
-//! As for backbones, the images are stored on the GPU, and a batch holds the numbers of the images and their
-//! augmentation.
+//! MAML adapts a network to the support set of a task (an episode) by gradient descent. As for backbones, the images
+//! are stored on the GPU, and a batch holds the numbers of the images and their augmentation.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::maml::{GpuImages, GpuMaml, GpuTasks, KIND, Maml, MamlConfig};
 use crate::preprocess::Preprocessing;
 
 impl GpuSession<MamlTraining> {
-    /// MAML in training. Starts from `parameters`. The images are stored on the GPU, unless they take more than `most_image_bytes`.
+    /// MAML in training. Starts from `parameters`. The images are stored on the GPU, unless they take more than
+    /// `most_image_bytes`.
     pub fn maml(
         device: &Device,
         configuration: &MamlConfiguration,
@@ -51,7 +52,7 @@ impl GpuSession<MamlTraining> {
     }
 }
 
-/// Validation on the GPU: the same episodes as on the CPU.
+/// Validation on the GPU, with the same episodes as on the CPU. The images to validate on stay there during the run.
 pub(super) struct GpuValidation {
     tasks: Arc<GpuTasks>,
     dataset: Arc<Dataset>,
@@ -78,7 +79,8 @@ impl GpuValidation {
         Ok(Some(GpuValidation { tasks, dataset, outliers, validator, preprocessing, config }))
     }
 
-    /// The mean accuracy over all noise settings, and the accuracies, in percent.
+    /// Validates a network with these parameters: the mean accuracy over all noise settings as the score, and the
+    /// accuracies, in percent.
     pub fn validate(&self, parameters: &[f32]) -> trueshot::Result<Validation> {
         let (preprocessing, parameters) = (self.preprocessing.clone(), parameters.to_vec());
         let maml = Maml::new(preprocessing, self.config, parameters, PathBuf::from(KIND));
