@@ -178,9 +178,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> 
 def wrapped(markdown: str, width: int = 100) -> str:
     """A page with its paragraphs wrapped; headings, tables and code blocks are unchanged."""
     blocks = markdown.rstrip("\n").split("\n\n")
-    kept = ("#", "|", "```")
+    unwrapped = ("#", "|", "```")
     fill = functools.partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
-    return "\n\n".join(block if block.startswith(kept) else fill(block) for block in blocks) + "\n"
+    return "\n\n".join(block if block.startswith(unwrapped) else fill(block) for block in blocks) + "\n"
 
 
 def sha256(path: Path) -> str:
@@ -224,12 +224,13 @@ def read_embeddings(path: Path):
     data = path.read_bytes()
 
     def tensor(name: str):
+        """The values of one tensor; bf16 as f32."""
         entry = tensor_of(header, path, name)
         if entry["dtype"] not in dtypes:
             fail(f"{path}: '{name}' is {entry['dtype']}; this reads {', '.join(dtypes)}")
         begin, end = entry["data_offsets"]
         values = np.frombuffer(data[start + begin:start + end], dtypes[entry["dtype"]]).reshape(entry["shape"])
-        # NumPy has no bf16, which is the upper half of an f32.
+        # NumPy has no bf16, which is the upper half of an f32: its bits are moved there, and zeros fill the lower half.
         return (values.astype("<u4") << 16).view("<f4") if entry["dtype"] == "BF16" else values
 
     items = None
@@ -357,7 +358,7 @@ def process_memory(pid: int) -> dict[str, int]:
 
 
 def mebibytes(memory: dict[str, int], key: str) -> int | None:
-    """One of the figures of `process_memory`, in MiB."""
+    """One of the figures of `process_memory`, in MiB; None if it is not among them."""
     return round(memory[key] / 2**20) if key in memory else None
 
 
@@ -425,6 +426,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, int | None]:
     ordered = sorted(seconds)
 
     def milliseconds(share: float) -> int | None:
+        """The time that this share of the requests did not exceed; None without requests."""
         return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]) if ordered else None
 
     return {"p50_ms": milliseconds(0.5), "p90_ms": milliseconds(0.9), "p99_ms": milliseconds(0.99),
@@ -462,6 +464,7 @@ def peer_hashes(*names: str) -> dict[str, str]:
 def peers_sentence(hashes: dict[str, str]) -> str:
     """The peer programs of a result, for its page."""
     def named(name: str, digest: str) -> str:
+        """A file with its hash, and a remark if the file does not exist any more."""
         absent = "" if (PEERS / name).is_file() else " (an earlier peer that is not in this repository)"
         return f"`{name}` {digest[:12]}{absent}"
 
@@ -474,7 +477,7 @@ Times = dict[str, dict[str, list[float]]]
 
 
 def run_rounds(programs: Sequence[Program], rounds: int) -> tuple[Times, Times]:
-    """Runs every program once per round, and returns the median and the minimum of every round.
+    """Runs every program once per round, and returns the medians and the minima that it printed.
 
     Every second round runs the programs in the opposite order, so that a machine that becomes slower or faster over
     time affects all of them in the same way.

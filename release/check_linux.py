@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 GLIBC = (2, 17)
+# The dynamic loader, and libraries of glibc and GCC.
 LIBRARIES = re.compile(r"^(ld-linux.*|lib(c|dl|gcc_s|m|pthread|rt|util))\.so\.\d+$")
 MAX_WHEEL_BYTES = 23_000_000
 
@@ -36,6 +37,7 @@ def newest_glibc(file):
 
 
 def check_program(path):
+    """Ends the script with an error if the program needs other libraries or newer symbols than allowed."""
     with open(path, "rb") as file:
         libraries, version = newest_glibc(file)
     shown = ".".join(map(str, version))
@@ -48,6 +50,7 @@ def check_program(path):
 
 
 def check_wheel(path):
+    """Ends the script with an error if auditwheel rejects the wheel, or it is too large."""
     report = subprocess.run(["auditwheel", "show", path], check=True, capture_output=True, text=True).stdout
     if "manylinux_2_17" not in report:
         sys.exit(f"{path} is not a manylinux2014 wheel:\n{report}")

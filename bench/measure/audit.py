@@ -77,9 +77,10 @@ def measure(arguments: argparse.Namespace, name: str) -> list[dict]:
     # Omniglot has 20 drawings per class: too few for 10 shots, 10 replacements and 10 queries.
     for shots in (5,) if name == "omniglot" else (5, 10):
         benchlib.progress(f"{DATA[name]}, {shots} shots")
-        found = quality(arguments, files, shots, NOISES, arguments.sets)
-        peers = [None] * len(found) if arguments.no_cleanlab else cleanlab(arguments, files, shots)
-        rows += [dict(row, data=name, cleanlab=peer) for row, peer in zip(found, peers, strict=True)]
+        settings = quality(arguments, files, shots, NOISES, arguments.sets)
+        peers = [None] * len(settings) if arguments.no_cleanlab else cleanlab(arguments, files, shots)
+        rows += [dict(row, data=name, cleanlab=peer) for row, peer in zip(settings, peers, strict=True)]
+    # Two more settings without cleanlab: few items with wrong labels, and many items with right ones.
     if name != "omniglot":
         more = quality(arguments, files, 3, ["symmetric=33"], arguments.sets)
         more += quality(arguments, files[:1], 10, ["symmetric=0"], arguments.sets)
@@ -89,14 +90,17 @@ def measure(arguments: argparse.Namespace, name: str) -> list[dict]:
 
 def table(rows: list[dict]) -> str:
     """The Markdown table."""
-    def both(found: dict | None) -> str:
-        return f"{found['auroc']:.4f} / {found['average_precision']:.3f}" if found else "-"
+    def both(figures: dict | None) -> str:
+        """AUROC and average precision of one method."""
+        return f"{figures['auroc']:.4f} / {figures['average_precision']:.3f}" if figures else "-"
 
     head = ["data", "shots", "noise", "Relabel", "cosine", "cleanlab", "ECE", "decided", "right", "relabelled right",
             "answers right", "their ECE", "unknown"]
     rule = ["---", "---:", "---", *["---:"] * 10]
     lines = []
     for row in rows:
+        # The number of items with the verdict "relabel", and of those whose suggested class is right. The keys are JSON
+        # strings, with their quotes.
         count, right = row["calls"].get('"relabel"', [0, 0])
         lines.append([
             DATA[row["data"]], str(row["shots"]), row["noise"],

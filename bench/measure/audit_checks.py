@@ -58,8 +58,8 @@ def stability(arguments: argparse.Namespace, bank: Bank, items: int) -> list[flo
         order = rng.permutation(len(before))
         order_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, order)) - before[order]))
         for removed in rng.choice(len(before), arguments.removals, replace=False):
-            rest = np.delete(np.arange(len(before)), removed)
-            removal_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, rest)) - before[rest]))
+            others = np.delete(np.arange(len(before)), removed)
+            removal_changes.append(np.abs(p_wrong(arguments.trueshot, chosen_rows(drawn, others)) - before[others]))
         noisy = drawn.rows * (1 + 1e-4 * rng.normal(size=drawn.rows.shape)).astype(np.float32)
         noise_changes.append(np.abs(p_wrong(arguments.trueshot, replace(drawn, rows=noisy)) - before))
     changes = [np.concatenate(changes) for changes in (order_changes, removal_changes, noise_changes)]
@@ -91,8 +91,8 @@ def clean(arguments: argparse.Namespace, bank: Bank, items: int) -> list[float]:
     for number in range(arguments.draws):
         drawn = audit_evidence.draw(np.random.default_rng([arguments.seed, number]), bank, CLASSES, items, "symmetric", 0)
         verdicts += [item["verdict"] for item in audited(arguments.trueshot, drawn)]
-    found = np.array(verdicts)
-    return [float(np.isin(found, CALLED_WRONG).mean()), float((found == "unsure").mean())]
+    called = np.array(verdicts)
+    return [float(np.isin(called, CALLED_WRONG).mean()), float((called == "unsure").mean())]
 
 
 def main() -> None:
@@ -112,14 +112,17 @@ def main() -> None:
              if sum(len(rows) >= items for rows in bank.classes) >= CLASSES]  # fmt: skip
 
     def percent(share: float) -> str:
+        """A share from 0 to 1 in percent."""
         return f"{100 * share:.1f} %"
 
     def rows(measure, show) -> list[list[str]]:
-        found = []
+        """A row of a table per data set and number of items: the figures of `measure(bank, items)`, as `show` writes
+        them."""
+        lines = []
         for bank, items in cases:
-            found.append([bank.name, str(items), *map(show, measure(bank, items))])
-            benchlib.progress(" ".join(found[-1]))
-        return found
+            lines.append([bank.name, str(items), *map(show, measure(bank, items))])
+            benchlib.progress(" ".join(lines[-1]))
+        return lines
 
     head = ["data", "items", "another order, largest", "one item less", "noise of 1e-4"]
     page = [benchlib.table(head, rows(lambda *case: stability(arguments, *case), lambda change: f"{change:.4f}"))]

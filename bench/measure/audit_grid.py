@@ -72,23 +72,25 @@ def peers(drawn: Drawn) -> dict[str, object]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
+    # Neighbours by the cosine of centred rows. -2 is below all cosines: an item is no neighbour of itself.
     rows = drawn.rows - drawn.rows.mean(0)
     rows = rows / (np.linalg.norm(rows, axis=1, keepdims=True) + 1e-12)
     cosines = rows @ rows.T
     np.fill_diagonal(cosines, -2)
     nearest = np.argsort(-cosines, axis=1)[:, :10]
-    found: dict[str, object] = {"neighbours": (drawn.given[nearest] != drawn.given[:, None]).mean(1)}
+    scores: dict[str, object] = {"neighbours": (drawn.given[nearest] != drawn.given[:, None]).mean(1)}
+    # A collection may have lost a class to noise: the regression needs classes without gaps in their numbers.
     labels = np.unique(drawn.given, return_inverse=True)[1]
     smallest = int(np.bincount(labels).min())
     if smallest < 2:
-        return found
+        return scores
     unit = drawn.rows / (np.linalg.norm(drawn.rows, axis=1, keepdims=True) + 1e-12)
     folds = StratifiedKFold(min(5, smallest), shuffle=True, random_state=0)
     probabilities = cross_val_predict(LogisticRegression(C=10.0, max_iter=200), unit, labels, cv=folds, method="predict_proba")
-    found["logistic"] = -np.log(probabilities[np.arange(len(labels)), labels] + 1e-12)
+    scores["logistic"] = -np.log(probabilities[np.arange(len(labels)), labels] + 1e-12)
     for score in SCORES:
-        found[f"cleanlab {score}"] = -get_label_quality_scores(labels, probabilities, method=score)
-    return found
+        scores[f"cleanlab {score}"] = -get_label_quality_scores(labels, probabilities, method=score)
+    return scores
 
 
 def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
@@ -103,11 +105,11 @@ def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: 
     for line in known:
         if line["key"] == key:
             return line["average_precisions"]
-    found = {name: float(average_precision_score(wrong, scores)) for name, scores in peers(drawn).items()}
+    precisions = {name: float(average_precision_score(wrong, scores)) for name, scores in peers(drawn).items()}
     if path:
         with path.open("a") as file:
-            file.write(json.dumps({"key": key, "average_precisions": found}) + "\n")
-    return found
+            file.write(json.dumps({"key": key, "average_precisions": precisions}) + "\n")
+    return precisions
 
 
 def binned(suspicion, wrong) -> list[list[float]]:
@@ -125,8 +127,8 @@ def calibration_error(bins: list[list[float]]) -> float:
 
 
 def together(results: list[dict]) -> dict:
-    """Sums and means over several cells. `behind` counts the cells in which a peer is better with its interval above
-    zero."""
+    """Sums and means over several cells. `behind` counts the cells in which a peer is better, with the whole interval
+    of the difference on its side."""
     import numpy as np
 
     counts = {name: sum(result["counts"][name] for result in results) for name in results[0]["counts"]}
@@ -137,6 +139,7 @@ def together(results: list[dict]) -> dict:
         "cells": len(results),
         "trueshot": float(np.mean([result["average_precision"]["trueshot"] for result in results])),
         "best_peer": float(np.mean(peers)) if peers else None,
+        # `difference` is the mean and half of its interval; their sum is the upper end.
         "behind": sum(bool(result["best_peer"]) and sum(result["difference"]) < 0 for result in results),
         "calibration_error": calibration_error(bins),
         "worst_large_cell": max(large, default=None),
@@ -169,18 +172,20 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
             precisions.setdefault(name, []).append(precision)
         if arguments.peers_only:
             continue
-        found = audited(arguments.trueshot, drawn)
-        suspicion = np.array([item["p_wrong"] for item in found])
+        audited_items = audited(arguments.trueshot, drawn)
+        suspicion = np.array([item["p_wrong"] for item in audited_items])
         precisions.setdefault("trueshot", []).append(average_precision_score(wrong, suspicion))
         pooled["suspicion"].append(suspicion)
         pooled["wrong"].append(wrong)
-        pooled["planned"].append(np.array([item["verdict"] in ("relabel", "outlier", "wrong") for item in found]))
-        pooled["suggested"].append(np.array([item["suggested"] is not None for item in found]))
+        planned = [item["verdict"] in ("relabel", "outlier", "wrong") for item in audited_items]
+        pooled["planned"].append(np.array(planned))
+        pooled["suggested"].append(np.array([item["suggested"] is not None for item in audited_items]))
         truth = [str(label) for label in drawn.truth]
-        pooled["right"].append(np.array([item["suggested"] == label for item, label in zip(found, truth)]))
+        pooled["right"].append(np.array([item["suggested"] == label for item, label in zip(audited_items, truth)]))
     if "trueshot" not in precisions:
         return None
     suspicion, wrong, planned, suggested, right = (np.concatenate(values) for values in pooled.values())
+    # Only peers that scored every draw: the regression is left out where a class has one item.
     complete = {name: values for name, values in precisions.items() if len(values) == len(precisions["trueshot"])}
     best = max((name for name in complete if name != "trueshot"), key=lambda name: np.mean(complete[name]), default=None)
     bins = binned(suspicion, wrong)
@@ -200,6 +205,7 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
     }  # fmt: skip
     if best is not None:
         difference = np.array(complete["trueshot"]) - np.array(complete[best])
+        # The standard error of the mean difference; 1.96 of them are half of a 95 % interval.
         spread = difference.std(ddof=1) / np.sqrt(len(difference)) if len(difference) > 1 else 0
         result["difference"] = [float(difference.mean()), float(1.96 * spread)]
     return result
@@ -211,12 +217,13 @@ def summary_table(results: list[dict], name: str) -> str:
     groups = [(str(value), [result for result in results if result[name] == value]) for value in values]
     rows = []
     for value, group in [*groups, ("all", results)]:
-        found = together(group)
-        peer, worst = found["best_peer"], found["worst_large_cell"]
+        sums = together(group)
+        peer, worst = sums["best_peer"], sums["worst_large_cell"]
         rows.append([
-            value, str(found["cells"]), f"{found['trueshot']:.3f}", "-" if peer is None else f"{peer:.3f}", str(found["behind"]),
-            f"{found['calibration_error']:.3f}", "-" if worst is None else f"{worst:.3f}", f"{found['expected_over_true']:.2f}",
-            *(f"{100 * found[share]:.1f} %" for share in ("planned_precision", "planned_of_found", "suggestions_right")),
+            value, str(sums["cells"]), f"{sums['trueshot']:.3f}", "-" if peer is None else f"{peer:.3f}",
+            str(sums["behind"]), f"{sums['calibration_error']:.3f}", "-" if worst is None else f"{worst:.3f}",
+            f"{sums['expected_over_true']:.2f}",
+            *(f"{100 * sums[share]:.1f} %" for share in ("planned_precision", "planned_of_found", "suggestions_right")),
         ])  # fmt: skip
     head = [name, "cells", "trueshot", "best peer of each cell", "peer ahead in", "ECE of all items", "worst large cell",
             "expected / true", "planned right", "of found", "suggestions right"]  # fmt: skip
@@ -224,7 +231,9 @@ def summary_table(results: list[dict], name: str) -> str:
 
 
 def page(arguments: argparse.Namespace, results: list[dict]) -> str:
+    """The Markdown page: a table per property of the cells, and one with all cells."""
     def percent(share: float | None) -> str:
+        """A share from 0 to 1 in percent; "-" if it is undefined."""
         return "-" if share is None else f"{100 * share:.0f} %"
 
     head = ["data", "classes", "items", "noise", "trueshot", "best peer", "difference", "ECE", "expected / true", "planned right",

@@ -36,12 +36,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Files that a checkout must have; the first two are imported.
 MODULES = ("few_shot_utils", "models", "data_utils", "noise_utils", "mini_imagenet")
 REPOSITORY = "https://github.com/facebookresearch/noisy_few_shot"
 NOISE = ["--noise", "symmetric=0,20,40,60", "--noise", "paired=40"]
 OUTLIERS = ["--noise", "outlier=20,40,60"]
+# The defaults of --prototypes (episodes per setting) and --tolerance (percentage points).
 PROTOTYPES, TOLERANCE = 3, 0.01
+# The allowed difference of methods with random numbers, in standard errors.
 STANDARD_ERRORS = 4
+# The allowed relative difference of a prototype.
 PROTOTYPE_TOLERANCE = 1e-4
 
 
@@ -51,9 +55,13 @@ class Method:
 
     name: str
     aggregate: str = "mean"
+    """The authors' way to compute a prototype."""
     compare: str = "proto"
+    """The authors' way to classify queries."""
     random: bool = False
+    """Whether the method draws random numbers."""
     model: Path | None = None
+    """The file of a TraNFS model."""
 
     @property
     def spec(self) -> str:
@@ -62,6 +70,7 @@ class Method:
 
     @property
     def has_prototypes(self) -> bool:
+        """Whether queries are compared with one prototype per class."""
         return self.compare == "proto"
 
 
@@ -237,6 +246,7 @@ class Authors:
             """The authors' trainer for batches that already have noise."""
 
             def prepare_data(self, batch, *_others):
+                """The authors' step that draws noise; here it changes nothing."""
                 return batch
 
         self.trainer = Replay
@@ -283,6 +293,7 @@ class Authors:
         compare = trainer.nearest_neighbor if method.compare.startswith("nearest") else trainer.loss_acc
 
         def right(batch) -> int:
+            """The number of correctly classified queries. `linear` trains, so it needs gradients."""
             with contextlib.nullcontext() if method.compare == "lin_cls" else torch.no_grad():
                 accuracy = compare(batch)[1]["accuracy"]
             return round(float(accuracy) * self.ways * self.queries)
@@ -307,6 +318,7 @@ class Episodes:
         import torch
 
         def read(path: Path):
+            """The features of a file, in the precision of the authors' program."""
             return torch.from_numpy(benchlib.read_embeddings(path)[0]).to(torch.get_default_dtype())
 
         header, *self.episodes = benchlib.json_lines(manifest.read_text())
@@ -318,8 +330,9 @@ class Episodes:
         """The rows of a support set under one noise setting, class by class: `[ways * shots, dim]`."""
         shots = self.spec["shots"]["max"]
         rows = self.features[[row for rows in episode["support"] for row in rows]]
-        for given, place, row, truth in episode["replaced"][setting]:
-            rows[given * shots + place] = self.outliers[row] if truth < 0 else self.features[row]
+        # Noise replaces item `index` of class `given` by a row of class `truth`, or of the outliers (-1).
+        for given, index, row, truth in episode["replaced"][setting]:
+            rows[given * shots + index] = self.outliers[row] if truth < 0 else self.features[row]
         return rows
 
     def batch(self, episode: dict, setting: int):
@@ -343,14 +356,16 @@ class Tally:
 
     right: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
+    """Those of a second run, for methods that draw random numbers."""
 
     def row(self, queries: int) -> dict:
         """The accuracy in percent; for a method that ran twice, also the standard error of a difference of two runs."""
-        found = {"authors": 100 * sum(self.right) / (queries * len(self.right)), "right": sum(self.right)}
+        row = {"authors": 100 * sum(self.right) / (queries * len(self.right)), "right": sum(self.right)}
         if self.again:
+            # Differences of single episodes have the mean 0 and add up independently.
             squares = sum((a - b) ** 2 for a, b in zip(self.right, self.again))
-            found["standard_error"] = 100 * math.sqrt(squares) / (queries * len(self.right))
-        return found
+            row["standard_error"] = 100 * math.sqrt(squares) / (queries * len(self.right))
+        return row
 
 
 def replay(authors: Authors, episodes: Episodes, methods: list[Method]) -> list[dict]:
@@ -395,9 +410,9 @@ def compare_prototypes(arguments: argparse.Namespace, authors: Authors, episodes
                     continue
                 benchlib.output([arguments.trueshot, "fit", support_file, "--method", method.spec, "-o", classifier,
                                  "--threads", arguments.threads])
-                found = read_tensors(classifier)[0]["vectors"].double()
-                expected = authors.prototypes(method, support).double()
-                relative = ((found - expected).norm(dim=1) / expected.norm(dim=1)).max()
+                ours = read_tensors(classifier)[0]["vectors"].double()
+                theirs = authors.prototypes(method, support).double()
+                relative = ((ours - theirs).norm(dim=1) / theirs.norm(dim=1)).max()
                 # Unlike `max`, this keeps a NaN.
                 largest[method.name] = float(np.maximum(largest[method.name], float(relative)))
     return largest
@@ -416,15 +431,15 @@ def evaluate(arguments: argparse.Namespace, methods: list[Method], *options: str
 
 
 def of_trueshot(arguments: argparse.Namespace, methods: list[Method], manifest: Path) -> tuple[dict, dict]:
-    """Accuracies by noise, level and method, and the description of the data in the result."""
+    """The rows of the result by noise, level and method, and the whole result."""
     benchlib.progress("trueshot eval")
     result = evaluate(arguments, methods, "--manifest", manifest)
-    found = {}
+    accuracies = {}
     for setting in result["settings"]:
         # Methods are in the given order; names of files are shortened in the result.
         for method, row in zip(methods, setting["methods"], strict=True):
-            found[setting["noise"], setting["level"], method.name] = row
-    return found, result
+            accuracies[setting["noise"], setting["level"], method.name] = row
+    return accuracies, result
 
 
 # --- The page -----------------------------------------------------------------------------------------
@@ -437,13 +452,15 @@ def allowed(row: dict, tolerance: float) -> float:
 
 def failures(result: dict) -> list[str]:
     """The rows that differ by more than allowed, or are NaN."""
-    found = [f"{row['method']}, {row['noise']} {100 * row['level']:g} %: {row['difference']:+.4f} points"
-             for row in result["rows"] if not abs(row["difference"]) <= allowed(row, result["tolerance"])]
-    return found + [f"prototypes of {name}: {value:.1e}" for name, value in result["prototypes"].items()
-                    if not value <= PROTOTYPE_TOLERANCE]
+    # `not ... <=` is also true for NaN.
+    rows = [f"{row['method']}, {row['noise']} {100 * row['level']:g} %: {row['difference']:+.4f} points"
+            for row in result["rows"] if not abs(row["difference"]) <= allowed(row, result["tolerance"])]
+    return rows + [f"prototypes of {name}: {value:.1e}" for name, value in result["prototypes"].items()
+                   if not value <= PROTOTYPE_TOLERANCE]
 
 
 def worst(rows: list[dict]) -> float:
+    """The largest absolute difference, in percentage points."""
     return max((abs(row["difference"]) for row in rows), default=0.0)
 
 
@@ -463,6 +480,7 @@ def summary(result: dict) -> str:
 
 
 def all_rows(result: dict) -> str:
+    """A table with one line per method and setting."""
     lines = [[f"`{row['method']}`", row["noise"], f"{100 * row['level']:g} %", f"{row['authors']:.3f}",
               f"{row['trueshot']:.3f}", f"{row['difference']:+.4f}"] for row in result["rows"]]
     return benchlib.table(["method", "noise", "level", "authors", "trueshot", "difference"], lines, left=2)
@@ -475,6 +493,7 @@ def listed(names: list[str]) -> str:
 
 
 def models_paragraph(result: dict) -> str:
+    """What is compared of TraNFS models; empty without models."""
     if not result["models"]:
         return ""
     return f"""The parameters of {listed(result['models'])}, written by `trueshot train tranfs` for these features, were loaded
@@ -482,6 +501,7 @@ into the authors' class. Rows of `tranfs` therefore compare the computation and 
 
 
 def chance_paragraph(result: dict) -> str:
+    """How methods with random numbers are compared; empty without such methods."""
     names = list(dict.fromkeys(row["method"] for row in result["rows"] if "standard_error" in row))
     if not names:
         return ""
@@ -566,7 +586,7 @@ def main() -> None:
         manifest = Path(folder, "episodes.jsonl")
         noise = [*NOISE, *(OUTLIERS if arguments.outliers else [])]
         evaluate(arguments, METHODS[:1], "--write-manifest", manifest, "--episodes", str(arguments.episodes), *noise)
-        found, about = of_trueshot(arguments, methods, manifest)
+        ours, about = of_trueshot(arguments, methods, manifest)
         episodes = Episodes(manifest, arguments.features, arguments.outliers)
         authors = Authors(arguments.checkout, episodes.spec, episodes.features.shape[1])
         rows = replay(authors, episodes, methods)
@@ -574,7 +594,7 @@ def main() -> None:
     spec = episodes.spec
     queries = len(episodes.episodes) * spec["ways"] * spec["queries"]
     for row in rows:
-        row["trueshot"] = found[row["noise"], row["level"], row["method"]]["accuracy"]
+        row["trueshot"] = ours[row["noise"], row["level"], row["method"]]["accuracy"]
         # In whole queries, because trueshot's accuracies are rounded to four decimals.
         row["difference"] = 100 * (round(row["trueshot"] * queries / 100) - row.pop("right")) / queries
     rows.sort(key=lambda row: [method.name for method in methods].index(row["method"]))

@@ -29,6 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# The interval in which the memory of a run is sampled.
 POLL_SECONDS = 0.01
 
 

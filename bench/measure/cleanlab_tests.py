@@ -33,12 +33,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls = 0
+        # The number of calls before the current test.
         self.calls_before = 0
         self.passed: list[str] = []
+        # Tests that pass without a call.
         self.without_calls: list[str] = []
+        # The reasons of tests that fail or are skipped.
         self.failed: dict[str, str] = {}
 
     def counted(self, function: Callable) -> Callable:
+        """The function, with its calls counted."""
         @functools.wraps(function)
         def call(*arguments, **options):
             self.calls += 1
@@ -47,9 +51,11 @@ class Recorder:
         return call
 
     def pytest_runtest_logstart(self) -> None:
+        """Called by pytest before a test."""
         self.calls_before = self.calls
 
     def pytest_runtest_logreport(self, report) -> None:
+        """Called by pytest after the set-up, the call and the tear-down of a test."""
         name = report.nodeid.split("/")[-1]
         if report.failed or report.skipped:
             self.failed[name] = reason(report)
@@ -57,6 +63,7 @@ class Recorder:
             (self.passed if self.calls > self.calls_before else self.without_calls).append(name)
 
     def pytest_collectreport(self, report) -> None:
+        """Called by pytest after it has imported a file of tests."""
         if report.failed:
             benchlib.fail(f"{report.nodeid} cannot be imported: {report.longreprtext}")
 

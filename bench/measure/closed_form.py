@@ -55,6 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_csv(path: Path) -> list[dict]:
+    """The rows of a CSV file, as dictionaries by the names of the columns."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 

@@ -81,6 +81,7 @@ def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int =
 def milliseconds(arguments: argparse.Namespace, method: str) -> float:
     """The time of one episode in milliseconds."""
     def run(episodes: int) -> float:
+        """Seconds of an evaluation with this number of episodes."""
         # `as=timed` gives the method a label that --baseline can name.
         command = [arguments.trueshot, "eval", arguments.features, "--methods", f"{method}:as=timed", "--noise", "symmetric=40",
                    "--baseline", "timed", "--episodes", str(episodes), "--threads", str(arguments.threads), "--format", "json"]

@@ -78,14 +78,15 @@ def parse_arguments() -> argparse.Namespace:
 def sample(folder: Path, per_class: int, draw: random.Random) -> list[Path]:
     """Up to `per_class` photos of every class."""
     chosen = []
-    for place in sorted(path for path in folder.iterdir() if path.is_dir()):
-        files = sorted(path for path in place.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+    for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(path for path in class_folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         draw.shuffle(files)
         chosen += files[:per_class]
     return chosen
 
 
 def cropped(image, left: float, top: float, right: float, bottom: float):
+    """The image without these shares of its width and height on each side."""
     width, height = image.size
     return image.crop((round(width * left), round(height * top), round(width * (1 - right)), round(height * (1 - bottom))))
 
@@ -112,6 +113,7 @@ def copy_of(image, kind: str, draw: random.Random):
         part = cropped(image, *(draw.uniform(0, 0.08) for _ in range(4)))
         return part.resize((part.width * 6 // 10, part.height * 6 // 10), Image.Resampling.LANCZOS), 50
     if kind.startswith("blur"):
+        # blur1, blur2 and blur4 have a sigma of 0.5, 1 and 2 % of the longer side.
         return image.filter(ImageFilter.GaussianBlur(int(kind[4:]) / 200 * max(width, height))), 90
     if kind == "dark":
         return image.point(lambda value: value // 10), 90
@@ -119,6 +121,7 @@ def copy_of(image, kind: str, draw: random.Random):
         return Image.new("RGB", image.size, tuple(draw.randrange(100, 256) for _ in range(3))), 90
     if kind == "tiny":
         return image.resize((24, max(1, 24 * height // width)), Image.Resampling.LANCZOS), 90
+    # "truncated": `add_copies` cuts the file off.
     return image, 90
 
 
@@ -130,16 +133,16 @@ def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str
     classes = sorted(path.name for path in base.iterdir())
     originals = {}
     for number, photo in enumerate(chosen):
-        place = photo.parent.name
+        label = photo.parent.name
         if number % 2 == 1:
-            place = draw.choice([name for name in classes if name != place])
+            label = draw.choice([name for name in classes if name != label])
         with Image.open(photo) as opened:
-            made, quality = copy_of(opened.convert("RGB"), kind, draw)
-        path = base / place / f"copy-{number}.jpg"
-        made.save(path, quality=quality)
+            copy, quality = copy_of(opened.convert("RGB"), kind, draw)
+        path = base / label / f"copy-{number}.jpg"
+        copy.save(path, quality=quality)
         if kind == "truncated":
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        originals[f"{place}/{path.name}"] = f"{photo.parent.name}/{photo.name}"
+        originals[f"{label}/{path.name}"] = f"{photo.parent.name}/{photo.name}"
     return originals
 
 
@@ -165,6 +168,7 @@ class Collection:
         return self.audit(self.rows)
 
     def remove(self, copies: dict[str, str]) -> None:
+        """Removes the copies that `add_copies` added."""
         for copy in copies:
             (self.base / copy).unlink()
 
@@ -216,31 +220,36 @@ def measure(name: str, photos: list[Path], copies: int, trueshot: Path) -> dict:
 
 
 def percent(part: int, whole: int) -> str:
+    """A part of a whole in percent; 0 for an empty whole."""
     return f"{100 * part / max(1, whole):.1f} %"
 
 
 def page(result: dict) -> str:
     """The page of the figures."""
     sets = result["sets"]
-    names = [one["name"] for one in sets]
-    photos = ", ".join(f"{one['photos']} of {one['name']}" for one in sets)
+    names = [data["name"] for data in sets]
+    photos = ", ".join(f"{data['photos']} of {data['name']}" for data in sets)
 
     def rows(key: str) -> list[list[str]]:
-        return [[words, *(percent(one["found"][kind][key], one["found"][kind]["copies"]) for one in sets)]
+        """A row per kind of copy: the shares that are found by the images or by the rows (`key`)."""
+        return [[words, *(percent(data["found"][kind][key], data["found"][kind]["copies"]) for data in sets)]
                 for kind, words in COPIES.items()]
 
     conflicts = ", ".join(
-        f"{sum(one['found'][kind]['conflicts'] for kind in COPIES)} of {sum(one['found'][kind]['across'] for kind in COPIES)} "
-        f"({one['name']})" for one in sets)
-    per_thousand = [[words, *(f"{1000 * one['false_pairs'][key] / one['photos']:.1f}" for one in sets)]
+        f"{sum(data['found'][kind]['conflicts'] for kind in COPIES)} of "
+        f"{sum(data['found'][kind]['across'] for kind in COPIES)} ({data['name']})" for data in sets)
+    per_thousand = [[words, *(f"{1000 * data['false_pairs'][key] / data['photos']:.1f}" for data in sets)]
                     for key, words in (("images", "by the images"), ("rows", "by the embeddings alone"))]
     judged = " ".join(
-        f"Judged by eye, {result['same'][one['name']]} of the {one['false_pairs']['images']} pairs of {one['name']} that were "
-        "found by the images show the same photo or the same subject photographed again; the others are different subjects."
-        for one in sets if one["name"] in result["same"])
-    spoiled = [[words, problem, *(percent(one["found"][kind]["found"], one["found"][kind]["copies"]) for one in sets)]
-               for kind, (problem, words) in SPOILED.items()]
-    false = [[kind, *(percent(one["false_problems"][kind], one["photos"]) for one in sets)]
+        f"Judged by eye, {result['same'][data['name']]} of the {data['false_pairs']['images']} pairs of {data['name']} "
+        "that were found by the images show the same photo or the same subject photographed again; the others are "
+        "different subjects."
+        for data in sets if data["name"] in result["same"])
+    spoiled = [
+        [words, problem, *(percent(data["found"][kind]["found"], data["found"][kind]["copies"]) for data in sets)]
+        for kind, (problem, words) in SPOILED.items()
+    ]
+    false = [[kind, *(percent(data["false_problems"][kind], data["photos"]) for data in sets)]
              for kind in ("blurred", "dark", "blank", "tiny", "unreadable")]
     return benchlib.wrapped(f"""# Copies of images and poor images
 

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 WAYS, SHOTS, QUERIES, DIM = 5, 5, 15, 640
+# The allowed difference of scores, relative to the largest score.
 TOLERANCE = 1e-4
 
 
@@ -35,6 +36,7 @@ def episode(seed: int, wrong: int):
     centres = torch.randn(WAYS, DIM, generator=random)
 
     def draw(labels):
+        """A row around the centre of each label."""
         return centres[labels] + 6 * torch.randn(len(labels), DIM, generator=random)
 
     support, answers = torch.arange(WAYS).repeat_interleave(SHOTS), torch.arange(WAYS).repeat_interleave(QUERIES)

@@ -45,11 +45,12 @@ def least_cosine(ours: Path, theirs: Path) -> float:
 
     features, _, items = benchlib.read_embeddings(ours)
     expected, _, paths = benchlib.read_embeddings(theirs)
-    places = {item: place for place, item in enumerate(items)}
-    if set(places) != set(paths):
-        benchlib.fail(f"the programs embedded different photos: {len(places)} and {len(paths)}")
-    found = features[[places[path] for path in paths]]
-    cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+    row_of = {item: row for row, item in enumerate(items)}
+    if set(row_of) != set(paths):
+        benchlib.fail(f"the programs embedded different photos: {len(row_of)} and {len(paths)}")
+    # In the order of the other program.
+    features = features[[row_of[path] for path in paths]]
+    cosines = (features * expected).sum(1) / np.linalg.norm(features, axis=1) / np.linalg.norm(expected, axis=1)
     return float(cosines.min())
 
 
@@ -64,15 +65,15 @@ def main() -> None:
         peer = [arguments.python, benchlib.PEERS / "onnxruntime_embed.py", arguments.photos, "--model", arguments.model,
                 "--output", peers, *threads]
         for number in range(arguments.rounds):
-            found = json.loads(benchlib.output(peer))
-            photos, faster = found["photos"], min(found["batches_s"], found["pool_s"])
+            timed = json.loads(benchlib.output(peer))
+            photos, faster = timed["photos"], min(timed["batches_s"], timed["pool_s"])
             begin = time.perf_counter()
             benchlib.output([arguments.trueshot, "embed", arguments.photos, "-o", mine, "--no-cache", *threads])
             seconds = time.perf_counter() - begin
             ours.append(seconds)
             theirs.append(faster)
             ratios.append(seconds / faster)
-            benchlib.progress(f"round {number + 1}: batches {found['batches_s']:.3f} s, pool {found['pool_s']:.3f} s, "
+            benchlib.progress(f"round {number + 1}: batches {timed['batches_s']:.3f} s, pool {timed['pool_s']:.3f} s, "
                               f"trueshot {seconds:.3f} s, ratio {ratios[-1]:.2f}")
         cosine = least_cosine(mine, peers)
     print(json.dumps({

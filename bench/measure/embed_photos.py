@@ -55,6 +55,7 @@ def link_photos(photos: Path, count: int, folder: Path) -> Path:
 
 
 def timed(command: list) -> tuple[float, str]:
+    """Runs a command; returns its seconds and its output."""
     begin = time.perf_counter()
     printed = benchlib.output(command)
     return time.perf_counter() - begin, printed

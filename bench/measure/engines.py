@@ -32,6 +32,7 @@ import benchlib  # noqa: E402
 # A task: classes, rows per class, dimensions, and labels that are replaced at random.
 WAYS, SHOTS, DIM, WRONG = 5, 5, 1280, 5
 TASKS_PER_FILE = 500
+# The interval in which memory and processor time are sampled.
 POLL_SECONDS = 0.25
 ENGINES = ("python", "ray", "spark")
 PACKAGES = {"python": {"pyarrow", "trueshot"}, "ray": {"pyarrow", "ray", "trueshot"}, "spark": {"pyspark", "trueshot"}}
@@ -88,6 +89,7 @@ def one_process(folder: str, cores: int):
     import trueshot as ts
 
     def audit():
+        """The table of results."""
         # A stream of batches: the next ones are read while the current ones are audited.
         files = pyarrow.dataset.dataset(folder, format="parquet")
         stream = files.scanner(batch_size=250, batch_readahead=4, fragment_readahead=2).to_reader()
@@ -111,6 +113,7 @@ def on_ray(folder: str, cores: int):
     ray.data.range(100, override_num_blocks=cores).map_batches(lambda batch: batch).materialize()
 
     def audit():
+        """The table of results."""
         answers = ts.ray.audit(ray.data.read_parquet(folder))
         return pa.concat_tables(ray.get(answers.to_arrow_refs()))
 
@@ -160,15 +163,16 @@ def process_tree(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
+                # The fields after the name of the program, which is in brackets: state, parent, ..
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, waiting = [], [root]
+    tree, waiting = [], [root]
     while waiting:
-        found.append(waiting.pop())
-        waiting += children.get(found[-1], [])
-    return found
+        tree.append(waiting.pop())
+        waiting += children.get(tree[-1], [])
+    return tree
 
 
 class Processors(threading.Thread):
@@ -180,6 +184,7 @@ class Processors(threading.Thread):
         self.start()
 
     def run(self) -> None:
+        """Polls until the process ends; `Thread.start` calls this."""
         while True:
             self.seconds()
             time.sleep(POLL_SECONDS)
@@ -191,7 +196,9 @@ class Processors(threading.Thread):
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
+            # User and system time.
             self._ticks[process] = int(fields[11]) + int(fields[12])
+        # A copy: the other thread may add processes meanwhile.
         return sum(dict(self._ticks).values()) / os.sysconf("SC_CLK_TCK")
 
 
@@ -325,16 +332,17 @@ def measure(arguments: argparse.Namespace) -> None:
     if not files:
         benchlib.fail(f"no Parquet files in {arguments.folder}; make them with --make {arguments.folder}")
     machine = benchlib.describe_machine()
+    # Reads the files into the page cache, so that the first round is like the others.
     for path in files:
         path.read_bytes()
     runs: dict[str, list[dict]] = {engine: [] for engine in arguments.engines}
     for number in range(arguments.rounds):
         for engine in arguments.engines:
-            found = run(engine, arguments)
-            runs[engine].append({**found, "load_average": round(os.getloadavg()[0], 2)})
+            result = run(engine, arguments)
+            runs[engine].append({**result, "load_average": round(os.getloadavg()[0], 2)})
             benchlib.progress(f"round {number + 1} of {arguments.rounds}, {engine}: "
-                              f"{found['tasks'] / found['seconds']:.0f} tasks/s, {found['seconds']:.1f} s")
-    if len(digests := {run["digest"] for found in runs.values() for run in found}) != 1:
+                              f"{result['tasks'] / result['seconds']:.0f} tasks/s, {result['seconds']:.1f} s")
+    if len(digests := {run["digest"] for of_engine in runs.values() for run in of_engine}) != 1:
         benchlib.fail(f"the answers of the engines differ: {', '.join(sorted(digests))}")
     result = {
         "machine": machine,
@@ -344,7 +352,7 @@ def measure(arguments: argparse.Namespace) -> None:
         "files": len(files),
         "megabytes": round(sum(path.stat().st_size for path in files) / 1e6),
         "tasks": runs[arguments.engines[0]][0]["tasks"],
-        "engines": {engine: summary(found) for engine, found in runs.items()},
+        "engines": {engine: summary(of_engine) for engine, of_engine in runs.items()},
     }
     # Ratios are relative to one process, so there is no page without it.
     text = page(result) if "python" in runs else json.dumps(result["engines"], indent=1)

@@ -47,6 +47,7 @@ class Task:
 
 
 def unit(rows):
+    """Rows scaled to unit length."""
     import torch
 
     return torch.nn.functional.normalize(rows, dim=-1)
@@ -67,6 +68,7 @@ class ClassSimilarity:
         self.plain, self.centred = unit(members.T @ self.items), unit(members.T @ centred)
         # Linear discriminants A⁻¹ (class mean - mean) with the shrunk covariance A of the residuals. A⁻¹ is computed
         # from the inner products of the residuals (Woodbury): there are fewer items than dimensions.
+        # A is proportional to residualsᵀ residuals + `shift` * identity.
         means = (members.T @ centred) / members.sum(0)[:, None]
         residuals = centred - means[labels]
         freedom = max(len(rows) - classes, 1)
@@ -76,6 +78,7 @@ class ClassSimilarity:
         differences = means - centred.mean(0)
         explained = differences @ residuals.T @ inverse @ residuals
         self.discriminants = (differences - explained) / (SHRINKAGE * variance)
+        # With these, a discriminant is 0 halfway between the class mean and the mean of all items.
         self.biases = -0.5 * ((means + centred.mean(0)) * self.discriminants).sum(1)
 
     def of_rows(self, rows):
@@ -141,10 +144,11 @@ def typical(tasks: list[Task]) -> tuple:
     """The median distance (in standard deviations) and ratio of deviations of left-out classes to left-out items."""
     import torch
 
-    known = [task for task in tasks if len(task.left_out_unknown) >= 10]
-    deviations = [task.left_out_known.std(0, correction=0) + 1e-6 for task in known]
-    distance = [(t.left_out_known.mean(0) - t.left_out_unknown.mean(0)) / d for t, d in zip(known, deviations)]
-    ratio = [task.left_out_unknown.std(0, correction=0) / d for task, d in zip(known, deviations)]
+    # Tasks in which enough items of left-out classes were compared.
+    used = [task for task in tasks if len(task.left_out_unknown) >= 10]
+    deviations = [task.left_out_known.std(0, correction=0) + 1e-6 for task in used]
+    distance = [(t.left_out_known.mean(0) - t.left_out_unknown.mean(0)) / d for t, d in zip(used, deviations)]
+    ratio = [task.left_out_unknown.std(0, correction=0) / d for task, d in zip(used, deviations)]
     return torch.stack(distance).median(0)[0], torch.stack(ratio).median(0)[0]
 
 
@@ -188,9 +192,11 @@ def main() -> None:
     optimiser = torch.optim.Adam([weights, intercept], lr=0.03)
     pairs = [standardised(task, distance, ratio) for task in tasks]
     # Logistic regression of "none of these", whose log odds are intercept - similarities @ weights.
-    loss_of = torch.nn.functional.softplus
+    # Its loss is softplus(log odds) for known queries and softplus(-log odds) for unknown ones.
+    softplus = torch.nn.functional.softplus
     for _ in range(400):
-        losses = [loss_of(intercept - a @ weights).mean() + loss_of(b @ weights - intercept).mean() for a, b in pairs]
+        losses = [softplus(intercept - known @ weights).mean() + softplus(unknown @ weights - intercept).mean()
+                  for known, unknown in pairs]
         optimiser.zero_grad()
         torch.stack(losses).mean().backward()
         optimiser.step()

@@ -72,6 +72,7 @@ def title(label: str) -> str:
 
 
 def setting_name(setting: dict) -> str:
+    """The noise type and level of a setting, such as "paired 40 %"."""
     level = round(100 * setting["level"])
     return "clean" if level == 0 else f"{setting['noise']} {level} %"
 
@@ -85,14 +86,15 @@ def accuracies(settings: list[dict]) -> str:
 
 def paired_differences(settings: list[dict], first: str, second: str) -> dict[str, tuple[float, float]]:
     """The paired difference of two methods and its interval, by setting."""
-    found = {}
+    differences = {}
     for setting in settings:
         for pair in setting["significance"]:
             ends = (title(pair["method"]), title(pair["against"]))
             if set(ends) == {first, second}:
+                # The pair may be listed in the other order.
                 sign = 1 if ends[0] == first else -1
-                found[setting_name(setting)] = (sign * pair["difference"], pair["ci95"])
-    return found
+                differences[setting_name(setting)] = (sign * pair["difference"], pair["ci95"])
+    return differences
 
 
 def miniimagenet(runs: Runs, features: Path, models: Path) -> list[str]:

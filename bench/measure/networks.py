@@ -63,7 +63,7 @@ def programs(arguments: argparse.Namespace) -> list[Program]:
 
 
 def rates(chosen: list[Program]) -> dict[str, dict[str, float]]:
-    """GFLOP/s of the workloads of trueshot, from one more run."""
+    """GFLOP/s of the programs `trueshot` and `trueshot_avx2` by workload, from one more run."""
     ours = [program for program in chosen if program.name.startswith("trueshot")]
     return {p.name: {name: line["gflops"] for name, line in p.run().items() if "gflops" in line} for p in ours}
 

@@ -5,7 +5,7 @@
 //
 // PHOTOS is a folder of class folders. Prints the seconds from choosing that folder to the result, with the built-in network and
 // an empty cache; then, for 5,000 small images whose verdicts are made up, how many cards are in the document, the times between
-// frames while scrolling by 100 pixels a frame, and the seconds of a search. Measure on an idle machine.
+// frames while scrolling by 100 pixels per frame, and the seconds of a search. Measure on an idle machine.
 import { spawn } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -30,18 +30,22 @@ function serve(folder) {
   });
 }
 
+/** Waits until the function `holds` returns true in the page. */
 async function until(page, holds) {
   while (!(await page.evaluate(holds))) await new Promise((done) => setTimeout(done, 20));
 }
 
+/** Whether the page shows the result of an audit: its status line counts suspect items. */
 const isDone = () => /suspect;/.test(document.getElementById("status").textContent);
 
+/** The seconds that a function takes, as text. */
 async function seconds(work) {
   const begin = performance.now();
   await work();
   return ((performance.now() - begin) / 1000).toFixed(1);
 }
 
+/** Opens the served page and waits until it is ready. */
 async function open(browser, address) {
   const page = await browser.newPage({ viewport: { width: 1280, height: 900 } });
   await page.goto(address);
@@ -80,11 +84,11 @@ try {
   const times = (await large.evaluate(scrolled)).sort((a, b) => a - b);
   const at = (share) => times[Math.floor(share * (times.length - 1))].toFixed(0);
   console.log(`scrolling: ${at(0.5)}, ${at(0.95)} and ${at(1)} ms between frames (median, 95 %, longest)`);
-  const found = await seconds(async () => {
+  const searchSeconds = await seconds(async () => {
     await large.fill("#search", "image-5-7");
     await until(large, () => / of 5000 shown/.test(document.getElementById("shown").textContent));
   });
-  console.log(`searching by name: ${found} s`);
+  console.log(`searching by name: ${searchSeconds} s`);
 } finally {
   await browser.close();
   server.removeAllListeners("exit");

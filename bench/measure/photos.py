@@ -45,13 +45,14 @@ def exchanged(truth: list[int], wrong: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     members = {label: [item for item, other in enumerate(truth) if other == label] for label in sorted(set(truth))}
     chosen = [item for items in members.values() for item in draw.sample(items, wrong)]
+    # Each item gets the label of another one, in a random order in which all labels change.
     while True:
-        moved = chosen[:]
-        draw.shuffle(moved)
-        if all(truth[a] != truth[b] for a, b in zip(chosen, moved)):
+        sources = chosen[:]
+        draw.shuffle(sources)
+        if all(truth[item] != truth[source] for item, source in zip(chosen, sources)):
             given = list(truth)
-            for a, b in zip(chosen, moved):
-                given[a] = truth[b]
+            for item, source in zip(chosen, sources):
+                given[item] = truth[source]
             return given
 
 
@@ -93,6 +94,7 @@ def main() -> None:
         check_sizes(truth, arguments.wrong)
 
         def audit(seed: int) -> collections.Counter:
+            """The counts of one draw."""
             given = exchanged(truth, arguments.wrong, seed)
             path = Path(folder) / f"{seed}.npz"
             np.savez(path, x=features, y=np.array(given))
@@ -101,6 +103,7 @@ def main() -> None:
             return count(json.loads(report)["items"], truth, given)
 
         total: collections.Counter = collections.Counter()
+        # Every audit is a process with one thread; two of them run at the same time.
         with ThreadPoolExecutor(2) as pool:
             for counts in pool.map(audit, range(arguments.draws)):
                 total.update(counts)

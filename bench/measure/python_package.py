@@ -85,7 +85,7 @@ def fitting(rounds: int) -> list[dict]:
     from sklearn.neighbors import NearestCentroid
 
     X, y = support_set(5, 5, 1600, 5)
-    found = []
+    times = []
     for dtype in (np.float32, np.float64):
         rows = X.astype(dtype)
         taken = in_turns(
@@ -93,8 +93,8 @@ def fitting(rounds: int) -> list[dict]:
             trueshot=lambda: ts.FewShotClassifier("median").fit(rows, y),
             sklearn=lambda: NearestCentroid().fit(rows, y),
         )
-        found.append({"rows": f"25 x 1600, {np.dtype(dtype)}", **taken})
-    return found
+        times.append({"rows": f"25 x 1600, {np.dtype(dtype)}", **taken})
+    return times
 
 
 def evaluating(program: Path, rounds: int, threads: int) -> dict:
@@ -108,25 +108,28 @@ def evaluating(program: Path, rounds: int, threads: int) -> dict:
         path = Path(folder) / "bank.npz"
         np.savez(path, x=X, y=y)
         command = [program, "eval", path, "-m", ",".join(methods), "--format", "json", "--threads", str(threads)]
-        found = {}
+        settings = {}
 
         def in_python() -> None:
-            found["python"] = ts.evaluate(X, y, methods=methods, threads=threads).to_dict()["settings"]
+            """Evaluates with `ts.evaluate`."""
+            settings["python"] = ts.evaluate(X, y, methods=methods, threads=threads).to_dict()["settings"]
 
         def on_command_line() -> None:
-            found["command_line"] = json.loads(benchlib.output(command))["settings"]
+            """Evaluates with `trueshot eval`."""
+            settings["command_line"] = json.loads(benchlib.output(command))["settings"]
 
         taken = in_turns(rounds, python=in_python, command_line=on_command_line)
         # Other programs affect the elapsed time, but hardly the processor time.
         taken["python_processor"] = processor_seconds(resource.RUSAGE_SELF, in_python)
         taken["command_line_processor"] = processor_seconds(resource.RUSAGE_CHILDREN, on_command_line)
-    if found["python"] != found["command_line"]:
+    if settings["python"] != settings["command_line"]:
         benchlib.fail("ts.evaluate and trueshot eval give different results; check that the package and the program have the same version")
     return taken
 
 
 def nearest_prototypes(support, labels, queries):
-    """ProtoNet for a batch: `[E, N, K, D]`, `[E, N, K]` and `[E, Q, D]` to scores `[E, Q, N]`."""
+    """ProtoNet for a batch: `[E, N, K, D]`, `[E, N, K]` and `[E, Q, D]` to scores `[E, Q, N]`. Support rows are grouped
+    by label, so `labels`, an argument of all batched methods, is not needed."""
     prototypes = support.mean(axis=2)
     # -|q - p|^2 without |q|^2, which is the same for all classes.
     return 2 * queries @ prototypes.transpose(0, 2, 1) - (prototypes**2).sum(axis=2)[:, None]
@@ -140,7 +143,9 @@ def user_method(rounds: int, threads: int) -> dict:
     accuracies = {}
 
     def evaluated(name: str, method: object) -> Callable[[], None]:
+        """A function that evaluates a method and stores its accuracy."""
         def work() -> None:
+            """The function that is timed."""
             result = ts.evaluate(X, y, methods=[method], noise={"symmetric": [0.4]}, threads=threads).to_dict()
             accuracies[name] = result["settings"][0]["methods"][0]["accuracy"]
 
@@ -163,6 +168,7 @@ def scoring(rounds: int) -> dict:
     X, y = support_set(5, 5, 1280, 5)
 
     def cross_validated():
+        """cleanlab's scores from out-of-fold probabilities."""
         # LogisticRegression may warn that it did not converge.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

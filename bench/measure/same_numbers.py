@@ -3,10 +3,10 @@
 
     python bench/measure/same_numbers.py BEFORE AFTER
 
-BEFORE and AFTER are two programs. Runs evaluations, audits, classifiers and short training runs with each of them on
-data that this script makes, and compares all numbers that come out: every number in JSON output, and the tensors of
-model files. Names, messages and the text in file headers may differ. Exits with 1 if a number differs. Needs no
-packages. Takes about a minute per program.
+BEFORE and AFTER are two programs. Each runs evaluations, audits, classifiers and short training runs on data that this
+script makes. Then all numbers in the results are compared: those in JSON output except times, and the tensors of model
+and embeddings files. Names, messages and the text in file headers may differ. Exits with 1 if a number differs or a
+command of either program fails. Needs no packages. Takes about a minute per program.
 """
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# The dimensions of the embeddings.
 DIM = 32
 
 
 def write_features(path: Path, prefix: str, classes: int, items: int, seed: int) -> None:
-    """Writes Gaussian clusters as a safetensors file of embeddings."""
+    """Writes an embeddings file (safetensors): per class `items` rows around a random centre, all Gaussian."""
     source = random.Random(seed)
     rows, labels = bytearray(), []
     for label in range(classes):
@@ -44,12 +45,16 @@ def write_features(path: Path, prefix: str, classes: int, items: int, seed: int)
 
 
 def write_png(path: Path, pixel) -> None:
-    """Writes a 40 x 40 RGB image; `pixel(x, y)` gives three bytes."""
+    """Writes a 40 x 40 RGB image; `pixel(x, y)` returns red, green and blue as integers, which are taken modulo 256."""
     def chunk(kind: bytes, data: bytes) -> bytes:
+        """A chunk of a PNG file: length, type, data and checksum."""
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     size = 40
+    # Every line of pixels starts with the number of its filter: 0, none.
     lines = b"".join(b"\0" + bytes(v % 256 for x in range(size) for v in pixel(x, y)) for y in range(size))
+    # Width, height, 8 bits per channel, colour type 2 (RGB); the zeros stand for the only compression method, the only
+    # filter method and no interlacing.
     head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
     path.write_bytes(
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
@@ -57,18 +62,21 @@ def write_png(path: Path, pixel) -> None:
 
 
 def write_images(folder: Path, classes: int, items: int) -> None:
-    for kind in range(classes):
-        (folder / f"class {kind}").mkdir(parents=True)
+    """Writes a folder of class folders with `items` images each: stripes, whose widths differ between classes."""
+    for label in range(classes):
+        (folder / f"class {label}").mkdir(parents=True)
         for number in range(items):
-            step = 3 + 2 * kind
+            # The step of a colour from pixel to pixel. The number of the image shifts the colours, so images differ.
+            step = 3 + 2 * label
             write_png(
-                folder / f"class {kind}" / f"{number}.png",
-                lambda x, y: ((x * step + number) * 7, (y * (step + 1)) * 5, (x * kind + y) * 11 + number),
+                folder / f"class {label}" / f"{number}.png",
+                lambda x, y: ((x * step + number) * 7, (y * (step + 1)) * 5, (x * label + y) * 11 + number),
             )
 
 
 def numbers_in(value) -> list:
-    """All numbers of a JSON value in order, without seconds and versions."""
+    """All numbers of a JSON value in order, as text with all digits. `seconds` and `version` may differ and are left
+    out."""
     if isinstance(value, dict):
         return [n for key, inner in value.items() if key not in ("seconds", "version") for n in numbers_in(inner)]
     if isinstance(value, list):
@@ -77,17 +85,19 @@ def numbers_in(value) -> list:
 
 
 def digest_json(text: str) -> str:
+    """The first 16 digits of a hash of all numbers in a JSON text."""
     return hashlib.sha256(" ".join(numbers_in(json.loads(text))).encode()).hexdigest()[:16]
 
 
 def digest_tensors(path: Path) -> str:
-    """A hash of the tensors of a safetensors file, in the order of their position in it."""
+    """The first 16 digits of a hash of the tensors of a safetensors file, which are everything after its header."""
     _, start = benchlib.read_header(path)
     return hashlib.sha256(path.read_bytes()[start:]).hexdigest()[:16]
 
 
-def runs(folder: Path):
-    """The name, arguments and output file (None: JSON on standard output) of every comparison."""
+def runs():
+    """The name, arguments and output file (None: JSON on standard output) of every command, in the order to run them:
+    some use files that earlier ones wrote. Paths are relative to the folder of `digests`."""
     small = "--layers 1 --width 16 --heads 2 --per-step 4 --ways 3 --shots 5 --queries 5 --steps 40 --val-queries 5 "
     small += "--val-every 20 --val-episodes 20 --noise symmetric=0,20,40"
     images = "--size 32 --ways 3 --shots 2 --queries 2 --val-ways 3 --val-shots 2 --val-queries 2 --val-every 4 "
@@ -98,9 +108,10 @@ def runs(folder: Path):
     yield "audit of rows", "audit test.safetensors --format json", None
     yield "audit of images", "audit images --format json --backbone efficientnet-lite0", None
     yield "train relabel", f"train relabel train.safetensors --val test.safetensors {small} -o r.safetensors", "r.safetensors"
-    view = "--item-width 8"
+    # With an item width, the network also reads the embeddings themselves, not only relations between items. Then its
+    # parameters suit one backbone only.
     yield "train relabel, one backbone", (
-        f"train relabel train.safetensors --val test.safetensors {small} {view} -o v.safetensors"
+        f"train relabel train.safetensors --val test.safetensors {small} --item-width 8 -o v.safetensors"
     ), "v.safetensors"
     yield "train tranfs", (
         f"train tranfs train.safetensors --val test.safetensors {small} --feed-forward 16 -o t.safetensors"
@@ -125,27 +136,30 @@ def runs(folder: Path):
 
 
 def digests(program: str) -> dict[str, str]:
-    found = {}
+    """Runs all commands with one program; returns a digest per command, or "exit", code and message if it failed."""
+    by_command = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_features(folder / "train.safetensors", "seen", 12, 40, 1)
         write_features(folder / "test.safetensors", "unseen", 8, 40, 2)
         write_images(folder / "images", 4, 9)
+        # An empty cache per program: embeddings that one program cached must not be read by the other.
         environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
-        for title, command, output in runs(folder):
+        for title, command, output in runs():
             done = subprocess.run(
                 [program, *command.split()], cwd=folder, env=environment, capture_output=True, text=True
             )
             if done.returncode != 0:
-                found[title] = f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
+                by_command[title] = f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"
             elif output is None:
-                found[title] = digest_json(done.stdout)
+                by_command[title] = digest_json(done.stdout)
             else:
-                found[title] = digest_tensors(folder / output)
-    return found
+                by_command[title] = digest_tensors(folder / output)
+    return by_command
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The two programs to compare, `before` and `after`."""
     parser = benchlib.new_parser(__doc__)
     parser.add_argument("before", type=benchlib.built_program, metavar="BEFORE", help="the program of the earlier commit")
     parser.add_argument("after", type=benchlib.built_program, metavar="AFTER", help="the program of the later commit")
@@ -153,10 +167,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Prints one line per command, with the digests of both programs if they differ."""
     options = parse_arguments()
     before, after = (digests(str(program)) for program in (options.before, options.after))
     different = 0
     for title, digest in before.items():
+        # A command that fails in the same way with both programs has compared nothing.
         same = digest == after[title] and not digest.startswith("exit")
         different += not same
         print(f"{title}: {digest} {'same' if same else f'DIFFERENT: {after[title]}'}")

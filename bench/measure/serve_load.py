@@ -59,6 +59,7 @@ def support_set(seed: int, ways: int, shots: int, dim: int) -> bytes:
     for way in range(ways):
         for _ in range(shots):
             rows.append([round(value + draw.gauss(0, 0.8), 5) for value in means[way]])
+            # True counts as 1: with a probability of 0.2, the label names the next class.
             labels.append(f"class {(way + (draw.random() < 0.2)) % ways}")
     return json.dumps({"rows": rows, "labels": labels}).encode()
 
@@ -76,7 +77,8 @@ async def post(port: int, body: bytes, reader, writer) -> tuple[int, dict[str, s
 
 
 async def client(number: int, port: int, bodies: list[bytes], until: float, tally: Tally) -> None:
-    """Sends audits until the time is over; reconnects if the connection is lost."""
+    """Sends audits until the time is over; reconnects if the connection is lost. Client `number` begins with body
+    `number`, so that clients send different bodies at the same time."""
     reader = writer = None
     turn = number
     while time.monotonic() < until:

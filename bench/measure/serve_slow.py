@@ -8,7 +8,8 @@ Starts the server on a free port of this machine. 1,000 connections send half a 
 send one byte. Each of them that the server closes is opened again after a second. Meanwhile 20 ordinary clients send
 small audits, one after the other. Prints one JSON object: response times of the ordinary clients, anything else that
 happened to them, the peak memory of the server, and the time from SIGTERM to its end while the slow clients are still
-connected. Exits with 1 if a bar is missed. Needs no packages. docs/results/serve.md has the figures.
+connected. Exits with 1 if a figure is above its limit (`BARS`) or anything else happened to an ordinary client. Needs
+no packages. docs/results/serve.md has the figures.
 """
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ class Tally:
     """Connections of ordinary clients that were closed before a response."""
     problems: list[str] = field(default_factory=list)
     half_open: int = 0
+    """Connections on which half a header was sent."""
     stalled: int = 0
+    """Uploads of which one byte was sent."""
     stalled_408: int = 0
     """Stalled uploads that were refused with 408; others were closed because other clients needed the connections."""
 
@@ -118,6 +121,7 @@ async def ordinary_client(number: int, port: int, until: float, tally: Tally) ->
                 reader, writer = await asyncio.open_connection(HOST, port)
             status = await audit(port, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError) as problem:
+            # A connection may be closed before the response, but not in the middle of it.
             if getattr(problem, "partial", b""):
                 tally.problems.append(repr(problem))
             tally.reconnected += 1
@@ -140,6 +144,7 @@ async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port:
     tally = Tally()
     slow = [asyncio.create_task(send_half_a_header(port, tally)) for _ in range(arguments.half_open)]
     slow += [asyncio.create_task(stall_an_upload(port, tally)) for _ in range(arguments.stalled)]
+    # All slow clients are connected before the ordinary ones start.
     await asyncio.sleep(2)
     until = time.monotonic() + arguments.seconds
     await asyncio.gather(*(ordinary_client(number, port, until, tally) for number in range(arguments.clients)))
@@ -156,12 +161,14 @@ async def measure(arguments: argparse.Namespace, server: subprocess.Popen, port:
 
 def main() -> None:
     arguments = parse_arguments()
+    # This process needs an open file per connection, and some for itself.
     needed = arguments.half_open + arguments.stalled + arguments.clients + 100
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(needed, hard)), hard))
     machine = benchlib.describe_machine()
 
     def limit_descriptors() -> None:
+        """Limits the open files of the server, in which this runs."""
         if arguments.descriptors:
             resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.descriptors, arguments.descriptors))
 

@@ -32,6 +32,7 @@ EPISODES = 1000
 # class with each other, and the prototypes themselves.
 ROWS, DIM = 100, 1600
 BYTES = ROWS * DIM * 4
+# A multiplication and an addition per value and product.
 OPERATIONS = 2 * DIM * (75 * 5 + 5 * 5 * 5 + 25)
 
 
@@ -81,6 +82,7 @@ def limits(arguments: argparse.Namespace, rows: dict[str, dict[str, float]]) -> 
     """The bytes and operations of one episode, the limits of the machine, and the rates of trueshot."""
     command = [arguments.python, benchlib.PEERS / "numpy_limits.py", "--threads", str(arguments.threads)]
     able = json.loads(benchlib.output(command))
+    # Times are milliseconds for EPISODES episodes, so dividing by 1e6 times the milliseconds gives 10⁹ per second.
     implied = {
         workload: {
             "gb_s": round(EPISODES * BYTES / (row["trueshot"] * 1e6), 2),

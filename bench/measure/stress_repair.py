@@ -4,8 +4,8 @@
     python bench/measure/stress_repair.py --rounds 200
 
 Each round builds a folder of 240 files in three classes and a plan that moves 120 of them, runs a scenario, and checks
-that every file is there exactly once, with its content, and that the exit codes are true. Exits with 1 if a round
-failed. Needs no packages. 200 rounds take a few minutes.
+that every file is there exactly once, with its content, and that the exit codes say what happened. Exits with 1 if a
+round failed. Needs no packages. 200 rounds take a few minutes.
 """
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ IGNORED = {".trueshot-lock"}
 
 
 class Failure(Exception):
-    """A round in which a file was lost or duplicated, or an exit code was wrong."""
+    """Ends a round in which a file was lost or duplicated, or an exit code was wrong."""
 
 
 def build(folder: Path) -> dict[str, bytes]:
     """Writes the collection and its plan; returns the contents of every file."""
     photos = folder / "photos"
     contents, listing, changes = {}, [], []
-    for place, name in enumerate(CLASSES):
+    for index, name in enumerate(CLASSES):
         (photos / name).mkdir(parents=True)
         for number in range(FILES_PER_CLASS):
             item = f"{name}/{number}.png"
@@ -48,7 +48,7 @@ def build(folder: Path) -> dict[str, bytes]:
             if number % 4 == 0:
                 changes.append({"item": item, "from": name, "quarantine": True})
             elif number % 4 == 1:
-                changes.append({"item": item, "from": name, "to": CLASSES[(place + 1) % len(CLASSES)]})
+                changes.append({"item": item, "from": name, "to": CLASSES[(index + 1) % len(CLASSES)]})
     header = {
         "format": "trueshot-plan/1",
         "kind": "folder",
@@ -63,14 +63,15 @@ def build(folder: Path) -> dict[str, bytes]:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """The contents of all files below a folder, by relative path."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
-    return {name: data for name, data in found.items() if name not in IGNORED}
+    """The contents of all files below a folder, by relative path; without the lock file."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {name: data for name, data in contents.items() if name not in IGNORED}
 
 
 def require_all(found: dict[str, bytes], contents: dict[str, bytes], what: str) -> None:
-    """Fails unless every content exists exactly once, under any name."""
+    """Fails unless the files `found` have the original `contents`, each exactly once, under any names. `what` is what
+    the error calls the files."""
     have, want = collections.Counter(found.values()), collections.Counter(contents.values())
     if have != want:
         raise Failure(f"{what}: {sum((want - have).values())} files lost, {sum((have - want).values())} doubled")
@@ -84,20 +85,24 @@ class Round:
         self.contents = build(folder)
 
     def start(self, *arguments: str) -> subprocess.Popen:
+        """Starts `trueshot repair` with these arguments."""
         command = [self.program, "repair", *arguments]
         return subprocess.Popen(
             command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:
+        """Runs `trueshot repair`; returns its exit code and its messages."""
         process = self.start(*arguments)
         message = process.communicate()[1]
         return process.returncode, message
 
     def photos(self) -> dict[str, bytes]:
+        """The contents of the collection as it is now."""
         return read(self.folder / "photos")
 
     def is_original(self) -> bool:
+        """Whether all files are where they were before any repair."""
         return self.photos() == self.contents
 
     def require_undone(self) -> None:
@@ -126,6 +131,8 @@ def require_refusal(code: int, message: str) -> None:
 
 
 def undo_during_in_place(one: Round) -> str:
+    """An undo is started as soon as the repair has written its journal of moves, which the undo reads. The undo is
+    refused, or runs after the repair."""
     repair = one.start("plan.jsonl", "--in-place")
     while repair.poll() is None and not (one.folder / "plan.undo.jsonl").exists():
         time.sleep(0.0002)
@@ -143,19 +150,22 @@ def undo_during_in_place(one: Round) -> str:
 
 
 def two_in_place(one: Round) -> str:
+    """Two repairs of one folder are started at once: one is refused, or runs after the other."""
     results = [finish(process) for process in [one.start("plan.jsonl", "--in-place") for _ in range(2)]]
     for code, message in results:
         require_refusal(code, message)
     if all(code != 0 for code, _ in results):
         raise Failure("both were refused")
     require_all(one.photos(), one.contents, "photos")
-    if len(list((one.folder / "photos/_quarantine").rglob("*.png"))) != 60:
+    # The plan quarantines every fourth file of each class.
+    if len(list((one.folder / "photos/_quarantine").rglob("*.png"))) != len(CLASSES) * FILES_PER_CLASS // 4:
         raise Failure("a repair that reported success is incomplete")
     one.require_undone()
     return "one refused" if any(code for code, _ in results) else "one after the other"
 
 
 def two_copies(one: Round) -> str:
+    """Two repairs into one new folder are started at once: exactly one of them makes it."""
     results = [finish(process) for process in [one.start("plan.jsonl", "--into", "clean") for _ in range(2)]]
     for code, message in results:
         if code == 1 and "it already exists" in message:
@@ -172,11 +182,13 @@ def two_copies(one: Round) -> str:
 
 
 def kill_in_place(one: Round) -> str:
+    """A repair in place is killed."""
     process = one.start("plan.jsonl", "--in-place")
     return killed(one, process, lambda: one.run("plan.jsonl", "--in-place"))
 
 
 def kill_undo(one: Round) -> str:
+    """An undo is killed. It removes its journal when it is done."""
     code, message = one.run("plan.jsonl", "--in-place")
     if code != 0:
         raise Failure(message)
@@ -209,6 +221,7 @@ def require_no_loss(one: Round) -> None:
 
 
 def kill_copy(one: Round) -> str:
+    """A repair into a new folder is killed. The folder appears when it is complete, or the same command makes it."""
     process = one.start("plan.jsonl", "--into", "clean")
     time.sleep(random.uniform(0, 0.03))
     process.send_signal(signal.SIGKILL)

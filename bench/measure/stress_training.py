@@ -3,245 +3,270 @@
 
     python bench/measure/stress_training.py --rounds 200
 
-Every round of every kind works in a folder of its own, with a training small enough for a fraction of a second:
+A training holds a lock on its output from before it reads data until it ends. A training that finds the output locked
+does not wait: it is refused with exit code 1. Every round works in a folder of its own, with a training that takes a
+fraction of a second. There are three kinds of rounds:
 
-  together  two trainings with different seeds are started at once on one output, either fresh, with --overwrite over
-            a finished model, or with --resume on an unfinished run. One runs; the other exits with 1 and names the
-            process that holds the output. All files are those of one run. Where the second starts only after the
-            first has ended, it must find the finished model instead.
-  killed    a training is killed (SIGKILL) once to three times at random moments and resumed each time. It ends in the
-            bytes of a run without a break, and no line of metrics that was on disk is lost.
-  holder    a training is killed while another waits to be told that the output is taken. The lock of the killed one
-            must not stand in the way: the same command with --resume finishes the run.
+  together  Two trainings on one output. In two thirds of the rounds the second is started at once after the first, in
+            the others after a random pause of up to 1.2 times the length of a run, so that the first may have ended.
+            The output is empty ("fresh"), a finished model that --overwrite replaces, or an unfinished run that
+            --resume continues. While one training runs, the other must be refused with an error that names the process
+            of the first. After the first has ended, it depends on the output: fresh, the second is refused because a
+            model is there; with --overwrite it trains again; with --resume it accepts the finished model. In the end
+            all files must be those of one undisturbed run.
+  killed    A training is killed (SIGKILL) at one to three random moments and resumed after each. The final files must
+            be those of an undisturbed run, and no line of metrics that was written before a kill may be lost.
+  holder    A second training is started on the output of a running one, which is then killed at a random moment. The
+            second must be refused. The lock file of the killed training must not block others: the first command with
+            --resume must finish the run.
 
-Prints one line per kind with counts; exits with 1 if anything was wrong. Python's standard library is enough.
+Prints one line per kind with counts; exits with 1 if a check failed. Python's standard library is enough.
 """
-import collections, json, os, pathlib, random, re, shutil, signal, struct, subprocess, sys, tempfile, time
+import collections, json, pathlib, random, re, shutil, signal, struct, subprocess, sys, tempfile, time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
-# Options of a training of a fraction of a second, which saves a checkpoint after every step (--save-every 0).
+# Options of a training that takes a fraction of a second. It saves a checkpoint after every step (--save-every 0) and
+# adds a line of metrics after every third step (--record-every) and every validation (--val-every).
 STEPS = 60
 SMALL = """--layers 1 --width 16 --heads 2 --feed-forward 16 --per-step 4 --ways 3 --shots 5 --queries 5 --val-queries 5
     --val-every 10 --val-episodes 10 --record-every 3 --save-every 0 --threads 1""".split()
-# The files of a finished run, and the states of the output in which two runs start together.
-NAMES = ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"]
+# The files of a finished run.
+FILES = ["m.safetensors", "m.toml", "m.metrics.jsonl", "m.curves.svg"]
+# What is at the output when two trainings start: nothing, a finished model (--overwrite), an unfinished run (--resume).
 MODES = ["fresh", "overwrite", "resume"]
 
 
 def write_bank(path, name, seed, classes, items=30, dim=16):
-    """Writes an embeddings file with one cluster of rows per class."""
+    """Writes an embeddings file with one cluster of rows per class, named "NAME 0", "NAME 1"; `items` rows each."""
     draw = random.Random(seed)
     values, labels = [], []
     for row in range(classes * items):
+        # Class c is shifted by 1.5 in the columns c, c + classes, ...; the noise is uniform.
         values += [(1.5 if column % classes == row // items else 0.0) + draw.uniform(-2, 2) for column in range(dim)]
         labels.append(row // items)
     features, numbers = struct.pack(f"<{len(values)}f", *values), struct.pack(f"<{len(labels)}q", *labels)
     ends = [len(numbers), len(numbers) + len(features)]
     header = json.dumps({
-        "__metadata__": {"classes": json.dumps([f"{name} {place}" for place in range(classes)])},
+        "__metadata__": {"classes": json.dumps([f"{name} {label}" for label in range(classes)])},
         "labels": {"dtype": "I64", "shape": [len(labels)], "data_offsets": [0, ends[0]]},
         "features": {"dtype": "F32", "shape": [len(labels), dim], "data_offsets": ends},
     }).encode()
+    # Spaces up to a multiple of 8 bytes keep the tensors after the header aligned.
     header += b" " * (-len(header) % 8)
     path.write_bytes(struct.pack("<Q", len(header)) + header + numbers + features)
 
 
-class Wrong(Exception):
-    """A failed check of a round."""
+class CheckFailed(Exception):
+    """A check of a round failed. The round ends, and the other rounds are still run."""
 
 
-def expect(is_true, what):
-    """Fails the round with this message if the check is false."""
+def expect(is_true, message):
+    """Raises CheckFailed with the message if `is_true` is false."""
     if not is_true:
-        raise Wrong(what)
+        raise CheckFailed(message)
 
 
 class Rounds:
-    """Runs the rounds and counts their outcomes. A method is one round of the kind of its name, in the folder `place`.
+    """Runs single rounds: `together`, `killed` and `holder` run one round of that kind in an empty folder.
 
-    `whole` has the files of an undisturbed run for each of the seeds 1 and 2, and `seconds` is how long such a run
-    takes.
+    `counts` counts the outcomes, `undisturbed` has the files of an undisturbed run for each of the seeds 1 and 2, and
+    `seconds` is how long such a run takes.
     """
 
     def __init__(self, binary, folder, draw):
-        self.binary, self.folder, self.draw = binary, folder, draw
+        self.binary, self.draw = binary, draw
         self.counts = collections.Counter()
         write_bank(folder / "data.safetensors", "class", 0, 8)
         write_bank(folder / "val.safetensors", "unseen", 7, 6)
-        self.whole = {}
+        self.undisturbed = {}
         for seed in (1, 2):
             began = time.monotonic()
-            place = folder / f"whole-{seed}"
-            place.mkdir()
-            done = self.start(place, seed)
-            _, said = done.communicate()
-            expect(done.returncode == 0, f"an undisturbed training failed: {said}")
-            self.whole[seed] = contents(place)
-            expect(set(self.whole[seed]) == set(NAMES), f"an undisturbed training left {sorted(self.whole[seed])}")
+            run_folder = folder / f"undisturbed-{seed}"
+            run_folder.mkdir()
+            run = self.start(run_folder, seed)
+            _, stderr = run.communicate()
+            expect(run.returncode == 0, f"an undisturbed training failed: {stderr}")
+            self.undisturbed[seed] = files = contents(run_folder)
+            expect(set(files) == set(FILES), f"an undisturbed training left {sorted(files)}")
             self.seconds = time.monotonic() - began
 
-    def start(self, place, seed, *more):
-        """Starts a training in `place`, with more options."""
+    def start(self, folder, seed, *options):
+        """Starts a training in a folder, with more options."""
         command = [self.binary, "train", "tranfs", "../data.safetensors", "--val", "../val.safetensors",
-                   "-o", "m.safetensors", "--steps", str(STEPS), "--seed", str(seed), *SMALL, *more]
-        return subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                   "-o", "m.safetensors", "--steps", str(STEPS), "--seed", str(seed), *SMALL, *options]
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    def moment(self):
-        """Sleeps until a random moment of a run."""
+    def sleep_for_part_of_a_run(self):
+        """Sleeps for a random time, from nothing to a little longer than a run takes."""
         time.sleep(self.draw.uniform(0, 1.05 * self.seconds))
 
-    def unfinished(self, place, seed):
+    def start_and_kill(self, folder, seed):
         """Starts a run and kills it as soon as there is a checkpoint."""
-        run = self.start(place, seed)
-        while not (place / "m.checkpoint").exists() and run.poll() is None:
-            time.sleep(0.001)
+        run = self.start(folder, seed)
+        wait_for_checkpoint(folder, run)
         kill(run)
 
-    def together(self, place):
+    def together(self, folder):
         """Two trainings on one output."""
         mode = self.draw.choice(MODES)
+        # Other seeds give other files, which shows whose they are. --resume refuses a run with another seed.
         seeds = {"first": 1, "second": 1 if mode == "resume" else 2}
         if mode == "overwrite":
-            done = self.start(place, 1)
-            done.communicate()
+            self.start(folder, 1).communicate()
         if mode == "resume":
-            self.unfinished(place, 1)
-        more = [] if mode == "fresh" else ["--" + mode]
+            self.start_and_kill(folder, 1)
+        options = [] if mode == "fresh" else ["--" + mode]
+        # No pause in two thirds of the rounds.
         pause = self.draw.choice([0, 0, self.draw.uniform(0, 1.2 * self.seconds)])
-        first = self.start(place, seeds["first"], *more)
+        first = self.start(folder, seeds["first"], *options)
         time.sleep(pause)
-        second = self.start(place, seeds["second"], *more)
+        second = self.start(folder, seeds["second"], *options)
         runs = {"first": first, "second": second}
-        said = {name: run.communicate()[1] for name, run in runs.items()}
+        stderr = {name: run.communicate()[1] for name, run in runs.items()}
         codes = {name: run.returncode for name, run in runs.items()}
-        expect(set(codes.values()) <= {0, 1}, f"exit codes {codes}: {said}")
-        winners = [name for name in runs if codes[name] == 0]
-        for loser in set(runs) - set(winners):
-            other = runs["second" if loser == "first" else "first"].pid
-            self.counts[refusal_reason(said[loser], other)] += 1
-        expect(winners, f"neither of two trainings ran: {said}")
-        if len(winners) == 2:
-            # Both ran: one after the other, and the second found a finished model.
-            expect(mode != "fresh", f"both of two fresh trainings ran: {said}")
+        expect(set(codes.values()) <= {0, 1}, f"exit codes {codes}: {stderr}")
+        successful = [name for name in runs if codes[name] == 0]
+        for refused in set(runs) - set(successful):
+            holder = runs["second" if refused == "first" else "first"]
+            self.counts[refusal_reason(stderr[refused], holder.pid)] += 1
+        expect(successful, f"neither of two trainings ran: {stderr}")
+        if len(successful) == 2:
+            # One ran after the other. If both were started at once, either may have taken the lock first, so the files
+            # may be those of either.
+            expect(mode != "fresh", f"both of two fresh trainings ran: {stderr}")
             self.counts["one after the other"] += 1
-            expect(any(contents_match(place, self.whole[seeds[name]]) for name in winners), "files of no single run")
+            is_of_one = any(contents(folder) == self.undisturbed[seeds[name]] for name in successful)
+            expect(is_of_one, "the files are not those of one run")
         else:
-            same(place, self.whole[seeds[winners[0]]])
-        self.counts[f"{mode}"] += 1
+            expect_contents(folder, self.undisturbed[seeds[successful[0]]])
+        self.counts[mode] += 1
 
-    def killed(self, place):
-        """A training that is killed and resumed."""
-        kept = []
+    def killed(self, folder):
+        """A training that is killed and resumed, up to three times."""
+        # The lines of metrics on disk after the previous kill.
+        lines_before = []
         for attempt in range(self.draw.randint(1, 3)):
-            run = self.start(place, 1, *(["--resume"] if attempt else []))
-            self.moment()
+            run = self.start(folder, 1, *(["--resume"] if attempt else []))
+            self.sleep_for_part_of_a_run()
             kill(run)
-            said = run.communicate()[1]
-            expect(run.returncode in (0, -signal.SIGKILL), f"exit code {run.returncode}: {said}")
+            stderr = run.communicate()[1]
+            expect(run.returncode in (0, -signal.SIGKILL), f"exit code {run.returncode}: {stderr}")
             self.counts["finished before it was killed" if run.returncode == 0 else "killed"] += 1
-            if (place / "m.metrics.jsonl").exists():
-                lines = without_times((place / "m.metrics.jsonl").read_bytes())
-                expect(lines[:len(kept)] == kept, "lines of metrics were lost")
-                kept = lines
-        has_checkpoint = (place / "m.checkpoint").exists()
-        last = self.start(place, 1, "--resume")
-        said = last.communicate()[1]
-        expect(last.returncode == 0, f"resuming failed with {last.returncode}: {said}")
-        expect("resuming after step" in said or not has_checkpoint or not kept, f"it did not go on: {said}")
-        same(place, self.whole[1])
+            if (folder / "m.metrics.jsonl").exists():
+                # A kill never leaves half a line: the file is written under another name and then renamed.
+                lines = without_times((folder / "m.metrics.jsonl").read_bytes())
+                expect(lines[:len(lines_before)] == lines_before, "lines of metrics were lost")
+                lines_before = lines
+        has_checkpoint = (folder / "m.checkpoint").exists()
+        last = self.start(folder, 1, "--resume")
+        stderr = last.communicate()[1]
+        expect(last.returncode == 0, f"resuming failed with {last.returncode}: {stderr}")
+        # A checkpoint from before the first step is resumed without this message. Once there are lines of metrics, the
+        # checkpoint, which is written before them, is of a later step.
+        is_past_start = has_checkpoint and lines_before
+        expect("resuming after step" in stderr or not is_past_start, f"the run did not resume: {stderr}")
+        expect_contents(folder, self.undisturbed[1])
 
-    def holder(self, place):
-        """A training that is killed while another one asks for its output."""
-        first = self.start(place, 1)
-        while not (place / "m.checkpoint").exists() and first.poll() is None:
-            time.sleep(0.001)
-        second = self.start(place, 2)
-        self.moment()
+    def holder(self, folder):
+        """A training that is killed at a random moment after another one was started on its output."""
+        first = self.start(folder, 1)
+        wait_for_checkpoint(folder, first)
+        second = self.start(folder, 2)
+        self.sleep_for_part_of_a_run()
         kill(first)
         first.communicate()
-        said = second.communicate()[1]
-        expect(second.returncode == 1, f"exit code {second.returncode} beside a run: {said}")
-        self.counts[refusal_reason(said, first.pid)] += 1
-        expect(not (place / "m.checkpoint").exists() or first.returncode == -signal.SIGKILL, "a checkpoint was left")
-        last = self.start(place, 1, "--resume")
-        said = last.communicate()[1]
-        expect(last.returncode == 0, f"after the holder was killed: exit code {last.returncode}: {said}")
-        same(place, self.whole[1])
+        # The second is refused even if it starts only after the end of the first, which leaves a checkpoint or a model.
+        stderr = second.communicate()[1]
+        expect(second.returncode == 1, f"exit code {second.returncode} of a second training: {stderr}")
+        self.counts[refusal_reason(stderr, first.pid)] += 1
+        was_killed = first.returncode == -signal.SIGKILL
+        expect(was_killed or not (folder / "m.checkpoint").exists(), "a finished run left a checkpoint")
+        last = self.start(folder, 1, "--resume")
+        stderr = last.communicate()[1]
+        expect(last.returncode == 0, f"after the holder was killed: exit code {last.returncode}: {stderr}")
+        expect_contents(folder, self.undisturbed[1])
+
+
+def wait_for_checkpoint(folder, run):
+    """Waits until a training has written its first checkpoint, or has ended."""
+    while not (folder / "m.checkpoint").exists() and run.poll() is None:
+        time.sleep(0.001)
 
 
 def kill(run):
-    """Kills a process that this script started. It then holds no lock."""
+    """Kills a process that this script started, and waits for its end, when the system releases its lock."""
     if run.poll() is None:
         run.send_signal(signal.SIGKILL)
     run.wait()
 
 
-def refusal_reason(said, other):
-    """The reason for which a training was refused. Fails unless it names the process that holds the output."""
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    expect(len(errors) == 1, f"a refused training said: {said}")
+def refusal_reason(stderr, holder):
+    """Why a training was refused, for the counts: a checkpoint or model exists, or the process `holder` (a process id)
+    holds the lock. Fails if the only error is neither."""
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    expect(len(errors) == 1, f"a refused training printed {len(errors)} errors instead of 1: {stderr}")
     if "already exists" in errors[0]:
-        return "refused: an earlier run is there"
-    expect(re.search(rf"\b{other}\b", errors[0]), f"process {other} is not named: {errors[0]}")
-    return "refused: another process trains"
+        return "refused because of an earlier run"
+    expect(re.search(rf"\b{holder}\b", errors[0]), f"process {holder} is not named: {errors[0]}")
+    return "refused because of the lock"
 
 
 def without_times(metrics):
     """The lines of a metrics file up to the elapsed seconds, which differ between runs."""
+    # "seconds" is the last key of a line.
     return [line.split(b',"seconds"')[0] for line in metrics.splitlines()]
 
 
-def contents(place):
-    """All files except temporary ones that a killed process could not remove."""
-    files = {path.name: path.read_bytes() for path in place.iterdir() if not path.name.endswith(".part")}
+def contents(folder):
+    """The contents of all files by name, metrics as lines without times. Temporary files are left out, because a killed
+    process cannot remove them."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".part")}
     if "m.metrics.jsonl" in files:
         files["m.metrics.jsonl"] = without_times(files["m.metrics.jsonl"])
     return files
 
 
-def contents_match(place, expected):
-    return contents(place) == expected
-
-
-def same(place, expected):
-    """Fails unless the files are those expected, byte for byte."""
-    found = contents(place)
-    expect(set(found) == set(expected), f"files are {sorted(found)} instead of {sorted(expected)}")
+def expect_contents(folder, expected):
+    """Fails unless the files of a folder have the expected `contents`."""
+    files = contents(folder)
+    expect(set(files) == set(expected), f"files are {sorted(files)} instead of {sorted(expected)}")
     for name in expected:
-        expect(found[name] == expected[name], f"{name} differs from that of an undisturbed run")
+        expect(files[name] == expected[name], f"{name} differs from that of an undisturbed run")
 
 
 def main():
+    """Runs the rounds of every kind, and prints counts per kind and the error of every failed round."""
     parser = benchlib.new_parser(__doc__)
     benchlib.add_trueshot(parser)
-    parser.add_argument("--rounds", type=benchlib.positive, default=200, help="rounds of every kind")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
-    parser.add_argument("--keep", type=pathlib.Path, help="copy the folders of rounds that went wrong there")
+    parser.add_argument("--rounds", type=benchlib.positive, default=200,
+                        help="rounds of every kind [default: %(default)s]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments [default: %(default)s]")
+    parser.add_argument("--keep", type=pathlib.Path, help="copy the folders of failed rounds into this folder")
     options = parser.parse_args()
     binary, failures = str(pathlib.Path(options.trueshot).resolve()), 0
-    with tempfile.TemporaryDirectory() as folder:
-        rounds = Rounds(binary, pathlib.Path(folder), random.Random(options.seed))
+    with tempfile.TemporaryDirectory() as parent:
+        rounds = Rounds(binary, pathlib.Path(parent), random.Random(options.seed))
         for kind in ("together", "killed", "holder"):
             rounds.counts.clear()
-            began, wrong, parts = time.monotonic(), 0, 0
+            began, failed, parts = time.monotonic(), 0, 0
             for number in range(options.rounds):
-                place = pathlib.Path(folder) / f"{kind}-{number}"
-                place.mkdir()
+                folder = pathlib.Path(parent) / f"{kind}-{number}"
+                folder.mkdir()
                 try:
-                    getattr(rounds, kind)(place)
-                except Wrong as problem:
-                    wrong += 1
+                    getattr(rounds, kind)(folder)
+                except CheckFailed as problem:
+                    failed += 1
                     print(f"{kind}, round {number}: {problem}", file=sys.stderr)
                     if options.keep:
-                        shutil.copytree(place, options.keep / place.name)
-                parts += sum(path.name.endswith(".part") for path in place.iterdir())
-                shutil.rmtree(place)
-            details = ", ".join(f"{what} {count}" for what, count in sorted(rounds.counts.items()))
-            print(f"{kind}: {options.rounds} rounds, {wrong} wrong; {details}; {parts} temporary files left by killed "
-                  f"processes; {time.monotonic() - began:.0f} s", flush=True)
-            failures += wrong
+                        shutil.copytree(folder, options.keep / folder.name)
+                parts += sum(path.name.endswith(".part") for path in folder.iterdir())
+                shutil.rmtree(folder)
+            details = ", ".join(f"{outcome}: {count}" for outcome, count in sorted(rounds.counts.items()))
+            print(f"{kind}: {options.rounds} rounds, {failed} failed; {details}; {parts} temporary files left by "
+                  f"killed processes; {time.monotonic() - began:.0f} s", flush=True)
+            failures += failed
     sys.exit(1 if failures else 0)
 
 

@@ -61,6 +61,7 @@ def embed_numbers(rows: list[list[str]], skipped: set[int]):
 
 
 def embed_texts(texts: list[str], dim: int, characters: bool):
+    """TF-IDF weights of words, or of groups of `characters`, reduced to `[texts, dim]`."""
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfVectorizer
 

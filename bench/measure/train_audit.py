@@ -157,6 +157,7 @@ def train_round(rng, tasks: list[dict], held_out: list[dict], before) -> tuple:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
 
     def loss(task: dict, stability: float = 0):
+        """The cross-entropy of a task, and the change of P(wrong) between it and its twin times `stability`."""
         scores = scorer(task["features"])
         result = functional.cross_entropy(scores, task["target"])
         if stability and "twin" in task:
@@ -235,8 +236,8 @@ def main() -> None:
         scorers.append(scorer)
         with torch.no_grad():
             for task in with_twins([*held_out, *tasks]):
-                found = scorer(task["features"]).softmax(1)
-                task["shares"] = audit_evidence.spread(task["candidates"], found, task["shares"].shape[1])
+                probabilities = scorer(task["features"]).softmax(1)
+                task["shares"] = audit_evidence.spread(task["candidates"], probabilities, task["shares"].shape[1])
     save(scorers, arguments.out)
     if arguments.example:
         write_example(scorers, arguments.example)

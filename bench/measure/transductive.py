@@ -24,6 +24,7 @@ import benchlib  # noqa: E402
 FEATURES, CENTRE = "mini-test-features.safetensors", "mini-outlier-features.safetensors"
 METHODS = ["simpleshot", "simpleshot:centre=FILE", "laplacianshot", "tim", "bd-cspn", "pt-map"]
 RUNS = [["--shots", "5", "--noise", "symmetric=0,40", "--noise", "paired=40"], ["--shots", "1", "--noise", "symmetric=0"]]
+# The largest allowed difference of an accuracy, in percentage points.
 ALLOWED = 0.1
 
 
@@ -57,6 +58,7 @@ def of_trueshot(arguments: argparse.Namespace, options: list[str], manifest: Pat
 
 
 def of_easyfsl(arguments: argparse.Namespace, manifest: Path) -> list[dict]:
+    """Rows of the same form for easyfsl, on the episodes of the manifest."""
     benchlib.progress("easyfsl")
     command = [arguments.python, benchlib.PEERS / "easyfsl_methods.py", "--features", arguments.reference / FEATURES,
                "--centre", arguments.reference / CENTRE, "--manifest", manifest]
@@ -64,19 +66,23 @@ def of_easyfsl(arguments: argparse.Namespace, manifest: Path) -> list[dict]:
 
 
 def key(row: dict) -> tuple:
+    """What identifies a row: shots, noise, level and method."""
     return row["shots"], row["noise"], round(row["level"], 3), row["method"]
 
 
 def largest_difference(result: dict) -> float:
+    """The largest absolute difference of an accuracy, in percentage points."""
     ours = {key(row): row["accuracy"] for row in result["trueshot"]}
     return max(abs(ours[key(row)] - row["accuracy"]) for row in result["easyfsl"])
 
 
 def setting_name(shots: int, noise: str, level: float) -> str:
+    """The head of a column, such as "5-shot, paired 40 %"."""
     return f"{shots}-shot, " + (f"{noise} {100 * level:g} %" if level else "clean")
 
 
 def episodes_by_shots(result: dict) -> str:
+    """The numbers of episodes in words, such as "1,000 episodes of 5 shots and 1,000 episodes of 1 shot"."""
     counts = {row["shots"]: row["episodes"] for row in result["easyfsl"]}
     return " and ".join(f"{count:,} episodes of {shots} shot{'s' if shots > 1 else ''}" for shots, count in counts.items())
 
@@ -89,8 +95,9 @@ def page(result: dict) -> str:
     rows = [["`protonet`", *(f"{ours[*setting, 'protonet']['accuracy']:.2f}" for setting in settings)]]
     for method in METHODS:
         def cell(setting: tuple) -> str:
-            found, expected = ours[*setting, method]["accuracy"], theirs[*setting, method]["accuracy"]
-            return f"{found:.2f} ({found - expected:+.3f})"
+            """The accuracy of trueshot, and its difference to easyfsl."""
+            own, other = ours[*setting, method]["accuracy"], theirs[*setting, method]["accuracy"]
+            return f"{own:.2f} ({own - other:+.3f})"
         mark = "" if method.startswith("simpleshot") else "†"
         rows.append([f"`{method}`{mark}", *map(cell, settings)])
     interval = max(row["ci95"] for row in result["trueshot"])

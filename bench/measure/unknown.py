@@ -6,7 +6,7 @@
 
 Each argument is an embeddings file with right labels. For every number of classes, a support set is drawn, `trueshot fit`
 makes a classifier from it, and `trueshot predict` gives the probability of "none of these" for other items of its classes
-and for as many items of the other classes of the file. With `--far FILE`, items of that file are predicted too.
+and for the same number of items of other classes of the file. With `--far FILE`, items of that file are predicted too.
 Columns of the table: AUROC of that probability; the share of unknown items refused where 5 % of the known ones are refused;
 the shares of known, unknown and far items refused at the default threshold 0.5. All are means over the draws. Needs numpy
 and scikit-learn.
@@ -57,12 +57,12 @@ def probabilities_of_none(arguments: argparse.Namespace, support, labels, querie
         np.savez(names["queries"], features=rows, labels=np.zeros(len(rows), np.int64))
         run(arguments.trueshot, "fit", names["support"], "-m", arguments.method, "-o", classifier)
         text = run(arguments.trueshot, "predict", classifier, names["queries"], "--format", "csv")
-    found = np.array([float(line["unknown"]) for line in csv.DictReader(io.StringIO(text))])
-    return np.split(found, np.cumsum([len(query) for query in queries])[:-1])
+    probabilities = np.array([float(line["unknown"]) for line in csv.DictReader(io.StringIO(text))])
+    return np.split(probabilities, np.cumsum([len(rows) for rows in queries])[:-1])
 
 
 def draw(rng, rows, by_class: list, classes: int, arguments: argparse.Namespace) -> tuple:
-    """A support set with its labels, queries of its classes, and as many queries of other classes."""
+    """A support set with its labels, queries of its classes, and the same number of queries of other classes."""
     import numpy as np
 
     order = rng.permutation(len(by_class))
@@ -92,26 +92,29 @@ def measure(arguments: argparse.Namespace, path: Path, far) -> list[dict]:
     for classes in arguments.classes:
         if classes >= len(by_class):
             continue
-        found = []
+        draws = []
         for number in range(arguments.draws):
             rng = np.random.default_rng([arguments.seed, classes, number])
             support, given, known, unknown = draw(rng, rows, by_class, classes, arguments)
             queries = [known, unknown] + ([] if far is None else [rng.choice(far, 200, replace=False)])
             of_known, of_unknown, *of_far = probabilities_of_none(arguments, support, given, queries)
             truth = np.repeat([0, 1], [len(of_known), len(of_unknown)])
+            # The threshold at which this share of the known items is refused.
             limit = np.quantile(of_known, 1 - KNOWN_REFUSED)
             shares = [(values >= THRESHOLD).mean() for values in (of_known, of_unknown, *of_far)]
             auroc = roc_auc_score(truth, np.concatenate([of_known, of_unknown]))
-            found.append([auroc, (of_unknown > limit).mean(), *shares])
+            draws.append([auroc, (of_unknown > limit).mean(), *shares])
             benchlib.progress(f"{path.stem}, {classes} classes: {number + 1} of {arguments.draws}")
         names = ["auroc", "refused_at_5_percent", "known_refused", "unknown_refused", "far_refused"]
         result = {"data": path.stem, "classes": classes}
-        results.append(result | dict(zip(names, np.mean(found, axis=0).tolist())))
+        results.append(result | dict(zip(names, np.mean(draws, axis=0).tolist())))
     return results
 
 
 def table(results: list[dict]) -> str:
+    """The Markdown table, with one row per file and number of classes."""
     def percent(share: float | None) -> str:
+        """A share from 0 to 1 in percent; "-" without far items."""
         return "-" if share is None else f"{100 * share:.1f} %"
 
     head = ["data", "classes", "AUROC", "unknown refused at 5 % of known", "at 0.5: known", "unknown", "far"]

@@ -115,7 +115,8 @@ class Collection:
         waves_of_rows = waves(rows)
         self.ridges = [Ridge(rows, self.gram, penalty) for penalty in PENALTIES]
         self.ridges.append(Ridge(waves_of_rows, waves_of_rows @ waves_of_rows.T, KERNEL_PENALTY))
-        # The number of dimensions in which random rows would have the same mean squared cosine.
+        # The number of dimensions in which random rows would have the same mean squared cosine, which is one over it; at
+        # most 10,000.
         squares = (self.gram**2).sum() - (self.gram.diagonal() ** 2).sum()
         self.dimensions = 1 / max(float(squares) / max(len(rows) * (len(rows) - 1), 1), 1e-4)
         # An item is no neighbour of itself: -9 is below all cosines.
@@ -140,18 +141,20 @@ def log_probabilities(scores: Tensor, shares: Tensor, fitted: Tensor) -> Tensor:
     totals = shares.sum(1)
     masked = torch.where(fitted, 0.0, -1e9).double()
 
-    # Cross-entropy with the shares, plus the squared distance from typical weights.
     def loss(weights):
+        """Cross-entropy with the shares, plus the squared distance from typical weights."""
         logits = scores @ weights
-        return (totals * (logits + masked).logsumexp(1) - (shares * logits).sum(1)).sum() + MODEL_PENALTY / 2 * ((weights - start) ** 2).sum()
+        entropy = (totals * (logits + masked).logsumexp(1) - (shares * logits).sum(1)).sum()
+        return entropy + MODEL_PENALTY / 2 * ((weights - start) ** 2).sum()
 
-    # Newton's method: `away` makes the Hessian. A step that would increase the loss is halved, up to five times.
+    # Newton's method: the Hessian is awayᵀ away plus the penalty. A step that would increase the loss is halved, up
+    # to five times.
     weights, best = start, loss(start)
     for _ in range(MODEL_STEPS):
-        found = (scores @ weights + masked).softmax(1)
-        mean = (found[:, :, None] * scores).sum(1)
+        probabilities = (scores @ weights + masked).softmax(1)
+        mean = (probabilities[:, :, None] * scores).sum(1)
         gradient = (totals[:, None] * mean - (shares[:, :, None] * scores).sum(1)).sum(0) + MODEL_PENALTY * (weights - start)
-        away = (scores - mean[:, None]) * (totals[:, None] * found).sqrt()[:, :, None]
+        away = (scores - mean[:, None]) * (totals[:, None] * probabilities).sqrt()[:, :, None]
         away = away.reshape(-1, scores.shape[2])
         step = torch.linalg.solve(away.T @ away + MODEL_PENALTY * torch.eye(len(start), dtype=torch.float64), gradient)
         for _ in range(5):
@@ -262,15 +265,19 @@ def new_scorer():
     from torch import cat, nn
 
     def network(inputs: int) -> nn.Sequential:
+        """Two hidden layers and one output."""
         hidden = [nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
         return nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
 
     class Scorer(nn.Module):
+        """The two networks."""
+
         def __init__(self) -> None:
             super().__init__()
             self.of_class, self.of_none = network(FEATURES), network(3 * FEATURES)
 
         def forward(self, features: Tensor) -> Tensor:
+            """Scores `[items, candidates + 1]`."""
             pooled = cat([features.max(1).values, features.mean(1), features[:, 0]], 1)
             return cat([self.of_class(features)[:, :, 0], self.of_none(pooled)], 1)
 
@@ -349,7 +356,7 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
         wanted = min(len(pool), int((classes + 3) * rng.uniform(1, 3)))
         pool = bank.similar_classes(int(rng.integers(len(pool))))[: max(classes + 3, wanted)]
     chosen = rng.choice(pool, classes, replace=False)
-    rest = [number for number in pool if number not in set(chosen)]
+    not_chosen = [number for number in pool if number not in set(chosen)]
     picked = []
     # Ragged classes have at least 30 % of the items; in two of five collections, at least 5 %.
     smallest = (0.05 if rng.uniform() < 0.4 else 0.3) if ragged else 1
@@ -359,13 +366,14 @@ def draw(rng, bank: Bank, classes: int, items: int, noise: str, level: float, *,
     truth = np.concatenate([np.full(len(rows), label) for label, rows in enumerate(picked)])
     rows, given = bank.rows[np.concatenate(picked)].copy(), truth.copy()
 
-    # A random part of the items `where`; adding a random number before rounding down makes the share right on average.
     def some(where: np.ndarray, share: float) -> np.ndarray:
+        """A random part of the items `where`. A random number is added before rounding down, so that the share is right
+        on average."""
         return rng.permutation(where)[: int(share * len(where) + rng.uniform())]
 
     if noise in ("outlier", "foreign"):
         source = foreign if noise == "foreign" and foreign is not None else bank
-        numbers = range(len(source.classes)) if source is not bank else rest
+        numbers = range(len(source.classes)) if source is not bank else not_chosen
         numbers = rng.choice(numbers, min(len(numbers), int(rng.integers(1, 12))), replace=False) if len(numbers) else []
         others = np.concatenate([source.classes[number] for number in numbers]) if len(numbers) else np.zeros(0, int)
         wrong = some(np.arange(len(rows)), level)[: len(others)]

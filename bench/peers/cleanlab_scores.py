@@ -81,7 +81,7 @@ def main() -> None:
     features, given, wrong = load(arguments.sets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scores = np.concatenate([1 - label_quality(*one) for one in zip(features, given)])
+        scores = np.concatenate([1 - label_quality(rows, labels) for rows, labels in zip(features, given)])
     wrong = wrong.ravel()
     if len(np.unique(wrong)) < 2:
         benchlib.fail(f"{arguments.sets}: all labels are {'wrong' if wrong[0] else 'right'}; AUROC needs both kinds")

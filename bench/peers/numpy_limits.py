@@ -43,6 +43,7 @@ def gather(bank, start, results, seed: int, seconds: float) -> None:
     start.wait()
     begin, episodes = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:
+        # 100 episodes between two looks at the clock, from a moving start among the 2,000 drawn ones.
         for rows in drawn[episodes % 1900 :][:100]:
             # With `out`, the default mode="raise" copies through a hidden buffer.
             np.take(bank, rows, axis=0, out=buffer, mode="clip")

@@ -39,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run(session, batch):
+    """The embeddings of a batch of images."""
     return session.run(["embedding"], {"input": batch})[0]
 
 
@@ -49,7 +50,7 @@ def in_batches(paths: list[Path], session, threads: int):
     groups = [paths[start:start + BATCH] for start in range(0, len(paths), BATCH)]
     with ThreadPoolExecutor(threads) as pool:
         pending = [[pool.submit(pixels, path, SIZE, upright=True) for path in group] for group in groups]
-        return np.concatenate([run(session, np.stack([one.result() for one in group])) for group in pending])
+        return np.concatenate([run(session, np.stack([image.result() for image in group])) for group in pending])
 
 
 def on_a_pool(paths: list[Path], session, threads: int):
@@ -69,6 +70,7 @@ def main() -> None:
     if not paths:
         benchlib.fail(f"no photos ({', '.join(sorted(SUFFIXES))}) in the folders of {arguments.photos}")
     result: dict[str, object] = {"photos": len(paths)}
+    # The name of a way, its function, and the threads of the model; on a pool, each thread runs the model by itself.
     for name, work, threads in (("pool", on_a_pool, 1), ("batches", in_batches, arguments.threads)):
         session = open_session(arguments.model, threads)
         work(paths[:BATCH], session, arguments.threads)

@@ -69,7 +69,7 @@ def pick(paths: list[Path], count: int | None, how: str) -> list[Path]:
     """`count` of the paths, the first or at even distances; all of them if there are not more."""
     if count is None or count >= len(paths) or how == "first":
         return paths[:count]
-    return [paths[place * len(paths) // count] for place in range(count)]
+    return [paths[index * len(paths) // count] for index in range(count)]
 
 
 def find_images(arguments: argparse.Namespace) -> dict[str, list[Path]]:
@@ -81,7 +81,7 @@ def find_images(arguments: argparse.Namespace) -> dict[str, list[Path]]:
         names = split[arguments.part]
     else:
         names = {entry.name for folder in arguments.images for entry in folder.iterdir() if entry.is_dir()}
-    found = {}
+    images = {}
     for name in sorted(names)[: arguments.classes]:
         paths = [
             path
@@ -91,10 +91,10 @@ def find_images(arguments: argparse.Namespace) -> dict[str, list[Path]]:
         if not paths:
             benchlib.fail(f"class '{name}' has no images ({', '.join(sorted(SUFFIXES))}) in "
                           f"{', '.join(map(str, arguments.images))}")
-        found[name] = pick(paths, arguments.per_class, arguments.pick)
-    if not found:
+        images[name] = pick(paths, arguments.per_class, arguments.pick)
+    if not images:
         benchlib.fail(f"no class folders in {', '.join(map(str, arguments.images))}")
-    return found
+    return images
 
 
 def open_session(model: Path, threads: int):
@@ -137,12 +137,12 @@ def main() -> None:
     benchlib.require("numpy", "onnxruntime", "PIL")
     import numpy as np
 
-    found = find_images(arguments)
+    images = find_images(arguments)
     session = open_session(arguments.model, arguments.threads)
     outputs = [output.name for output in session.get_outputs()]
     if arguments.tensor not in outputs:
         benchlib.fail(f"--tensor: {arguments.model} has no output '{arguments.tensor}', only {', '.join(outputs)}")
-    paths = [path for group in found.values() for path in group]
+    paths = [path for group in images.values() for path in group]
     features = np.concatenate(list(embed(session, paths, arguments)))
     if features.ndim != 2:
         benchlib.fail(f"--tensor: '{arguments.tensor}' has the shape {list(features.shape)}; an embedding has one row "
@@ -154,8 +154,8 @@ def main() -> None:
     benchlib.write_embeddings(
         arguments.output,
         features,
-        np.repeat(np.arange(len(found)), [len(group) for group in found.values()]),
-        list(found),
+        np.repeat(np.arange(len(images)), [len(group) for group in images.values()]),
+        list(images),
         [path.relative_to(root).as_posix() for path in paths],
         {
             "backbone": arguments.backbone or arguments.model.stem,
@@ -163,7 +163,7 @@ def main() -> None:
         },
     )
     benchlib.progress(f"wrote {arguments.output}: {features.shape[0]} x {features.shape[1]} {arguments.dtype}, "
-                      f"{len(found)} classes")
+                      f"{len(images)} classes")
 
 
 if __name__ == "__main__":

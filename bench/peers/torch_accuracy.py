@@ -55,8 +55,8 @@ def read_arrays(folder: Path, name: str) -> dict:
         benchlib.fail(f"{index} or {data} is missing: run trueshot's example `accuracy` first")
     values = torch.frombuffer(bytearray(data.read_bytes()), dtype=torch.float32)
     arrays = {}
-    for key, place in json.loads(index.read_text()).items():
-        start, shape = place["start"], place["shape"]
+    for key, entry in json.loads(index.read_text()).items():
+        start, shape = entry["start"], entry["shape"]
         arrays[key] = values[start:start + math.prod(shape)].view(shape)
     return arrays
 
@@ -84,8 +84,9 @@ def emulated_tf32():
     from torch import Tensor
     from torch.overrides import TorchFunctionMode
 
-    # A float32 has 24 bits of precision, TF32 has 11: the lower 13 bits become 0, after adding half of their range.
     def rounded(value: Tensor) -> Tensor:
+        """The value in the precision of TF32."""
+        # A float32 has 24 bits of precision, TF32 has 11: the lower 13 bits become 0, after adding half of their range.
         return ((value.contiguous().view(torch.int32) + 0x1000) & ~0x1fff).view(torch.float32)
 
     def reduced(gradient: Tensor, like: Tensor) -> Tensor:
@@ -93,6 +94,8 @@ def emulated_tf32():
         return gradient.sum_to_size(like.shape)
 
     class Product(torch.autograd.Function):
+        """A matrix product, or of a matrix with a vector, of rounded factors."""
+
         @staticmethod
         def forward(context, a: Tensor, b: Tensor) -> Tensor:
             a, b = rounded(a), rounded(b)
@@ -107,6 +110,8 @@ def emulated_tf32():
             return reduced(d @ b.mT, a), reduced(a.mT @ d, b)
 
     class Convolution(torch.autograd.Function):
+        """A 3x3 convolution of rounded inputs."""
+
         @staticmethod
         def forward(context, x: Tensor, weight: Tensor) -> Tensor:
             x, weight = rounded(x), rounded(weight)
@@ -120,6 +125,8 @@ def emulated_tf32():
                     torch.nn.grad.conv2d_weight(x, weight.shape, d, padding=1))
 
     class Mode(TorchFunctionMode):
+        """Replaces the products and convolutions that PyTorch calls, where TF32 is allowed."""
+
         def __torch_function__(self, function, types, args=(), kwargs=None):
             kwargs = kwargs or {}
             if not torch.backends.cuda.matmul.allow_tf32:
@@ -179,9 +186,11 @@ def encoder_layer(states, weights: dict, layer: int):
     import torch.nn.functional as F
 
     def linear(x, name: str):
+        """The linear layer of this name."""
         return x @ weights[f"layer{layer}.{name}.weight"] + weights[f"layer{layer}.{name}.bias"]
 
     def norm(x, name: str):
+        """The layer norm of this name."""
         scale, shift = weights[f"layer{layer}.{name}.scale"], weights[f"layer{layer}.{name}.shift"]
         return F.layer_norm(x, x.shape[-1:], scale, shift)
 
@@ -228,17 +237,20 @@ def relabel(inputs: dict, weights: dict):
     support, queries = inputs["rows"].split([WAYS * SHOTS, WAYS * QUERIES], dim=1)
     count, device = len(support), support.device
     network = torch_relabel.network_class()().to(device, support.dtype)
+    # The parameters by their names in the network of torch_relabel.py.
     own = {}
     for name, value in weights.items():
-        to, transposed = torch_relabel.own_name(name)
-        shape = network.get_parameter(to).shape
-        own[to] = (value.T if transposed else value).reshape(shape)
+        own_name, transposed = torch_relabel.own_name(name)
+        shape = network.get_parameter(own_name).shape
+        own[own_name] = (value.T if transposed else value).reshape(shape)
     given = F.one_hot(classes_of(SHOTS, device), WAYS).to(support.dtype).expand(count, -1, -1)
     answers = classes_of(QUERIES, device).expand(count, -1)
     with tf32(False):
         products = (support @ support.mT, support @ queries.mT)
 
     class Losses(torch.nn.Module):
+        """A module whose output is the losses, so that `functional_call` can compute them with given parameters."""
+
         def __init__(self) -> None:
             super().__init__()
             self.network = network
@@ -263,11 +275,11 @@ def results(model, arrays: dict, device: str, dtype, allow_tf32: bool) -> dict:
         weights[name].requires_grad_()
     emulated = emulated_tf32() if allow_tf32 and device == "cpu" else contextlib.nullcontext()
     with tf32(allow_tf32), emulated:
-        loss, found = model(inputs, weights)
+        loss, compared = model(inputs, weights)
         loss.backward()
     torch.set_default_dtype(torch.float32)
-    found |= {name: weights[name].grad for name in trained}
-    return {name: value.detach().double().cpu() for name, value in found.items()}
+    compared |= {name: weights[name].grad for name in trained}
+    return {name: value.detach().double().cpu() for name, value in compared.items()}
 
 
 def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float]]:
@@ -280,8 +292,9 @@ def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float
     peer = results(model, arrays, device, torch.float32, True)
     own = of_kind(arrays, "gradient") | ({"features": arrays["features"]} if "features" in reference else {})
 
-    def error(found: dict, key: str) -> float:
-        return ((found[key].double().cpu() - reference[key]).norm() / reference[key].norm()).item()
+    def error(tensors: dict, key: str) -> float:
+        """The relative error of one tensor."""
+        return ((tensors[key].double().cpu() - reference[key]).norm() / reference[key].norm()).item()
 
     # A bias before batch norm has no effect: its gradient is rounding error.
     names = [key for key in reference if not key.endswith("conv.bias")]

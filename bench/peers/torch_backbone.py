@@ -51,11 +51,12 @@ def load(folder: Path, size: int, device: str) -> list[Tensor]:
     from PIL import Image
 
     def pixels(path: Path) -> Tensor:
+        """An image, `[3, size, size]`."""
         image = Image.open(path).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
 
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [torch.stack([pixels(path) for path in sorted(known.iterdir())]).to(device) for known in classes]
+    return [torch.stack([pixels(path) for path in sorted(label.iterdir())]).to(device) for label in classes]
 
 
 def random(generator: torch.Generator, count: int, low: float, high: float) -> Tensor:
@@ -65,8 +66,8 @@ def random(generator: torch.Generator, count: int, low: float, high: float) -> T
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Augments images `[images, 3, size, size]` with values from 0 to 1, each independently."""
-    # A crop as an affine map from -1 to 1: its size, its centre, and a negative width if it is flipped. 0.28768 =
-    # ln(4/3).
+    # A crop as an affine map of coordinates from -1 to 1: its size, its centre, and a negative width if it is flipped.
+    # 0.28768 = ln(4/3).
     count = len(images)
     area, log_ratio = random(generator, count, 0.8, 1.0), random(generator, count, -0.28768, 0.28768)
     width, height = (area * log_ratio.exp()).sqrt().clamp(max=1), (area / log_ratio.exp()).sqrt().clamp(max=1)
@@ -104,6 +105,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor) -> Tensor:
+    """Images with values from 0 to 1 as inputs of the network: minus MEAN, divided by SPREAD."""
     mean, spread = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (MEAN, SPREAD))
     return (images - mean) / spread
 

@@ -114,13 +114,14 @@ class Sampler:
 
         Episodes in which a class finds no allowed item are drawn again.
         """
-        found = torch.empty(len(pool), WAYS, self.noisy, dtype=pool.dtype)
-        left = torch.arange(len(pool))
-        while len(left):
-            attempt, valid = self.symmetric_attempt(pool[left])
-            found[left[valid]] = attempt[valid]
-            left = left[~valid]
-        return found
+        items = torch.empty(len(pool), WAYS, self.noisy, dtype=pool.dtype)
+        # The episodes without a valid draw so far.
+        remaining = torch.arange(len(pool))
+        while len(remaining):
+            attempt, valid = self.symmetric_attempt(pool[remaining])
+            items[remaining[valid]] = attempt[valid]
+            remaining = remaining[~valid]
+        return items
 
     def symmetric_attempt(self, pool: Tensor) -> tuple[Tensor, Tensor]:
         """Wrong items drawn once, `[B, ways, noisy]`, and whether the draw of each episode is valid, `[B]`.
@@ -132,10 +133,10 @@ class Sampler:
         episodes = torch.arange(len(pool))
         class_order = torch.rand(len(pool), WAYS, generator=self.noise_generator).argsort(1)
         taken = torch.zeros(len(pool), WAYS, dtype=torch.long)
-        found = torch.zeros(len(pool), WAYS, self.noisy, dtype=pool.dtype)
+        items = torch.zeros(len(pool), WAYS, self.noisy, dtype=pool.dtype)
         valid = torch.ones(len(pool), dtype=torch.bool)
         for receiver in class_order.unbind(1):
-            # How many more items each source class may give.
+            # How many more items each source class may give: fewer than the SHOTS - noisy right ones.
             allowed = torch.full((len(pool), WAYS), SHOTS - self.noisy - 1)
             allowed[episodes, receiver] = 0
             for index in range(self.noisy):
@@ -145,10 +146,10 @@ class Sampler:
                 weights[~valid] = 1.0
                 source = torch.multinomial(weights, 1, generator=self.noise_generator).squeeze(1)
                 next_item = taken[episodes, source].clamp(max=SHOTS - 1)
-                found[episodes, receiver, index] = pool[episodes, source, next_item]
+                items[episodes, receiver, index] = pool[episodes, source, next_item]
                 taken[episodes, source] += 1
                 allowed[episodes, source] -= 1
-        return found, valid
+        return items, valid
 
 
 @dataclass
@@ -252,11 +253,13 @@ def cosine(batch: Batch, temperature: float = 0.2) -> Tensor:
     """`by_similarity` with the cosine."""
     lengths = batch.lengths.view(-1, WAYS, SHOTS)
     cosines = batch.class_gram / (lengths.unsqueeze(-1) * lengths.unsqueeze(-2))
+    # The cosine of an item with itself is 1.
     return by_similarity(batch, cosines - torch.eye(SHOTS), temperature)
 
 
 def nearest(batch: Batch) -> Tensor:
     """The class of the nearest item."""
+    # |x|² - 2 q · x, the squared distance without |q|². Items are sorted by class, so item n is of class n // SHOTS.
     squared = batch.gram.diagonal(dim1=1, dim2=2).unsqueeze(1)
     return (squared - 2 * batch.products).argmin(-1) // SHOTS
 
@@ -279,6 +282,7 @@ def linear(batch: Batch, steps: int = 101) -> Tensor:
     optimiser is fused, which takes about half the time of autograd.
     """
     items, one_hot = batch.items, targets()
+    # The initial weights are those of torch.nn.Linear, uniform up to 1 / sqrt(dim).
     count, dim, bound = len(items), items.shape[-1], items.shape[-1] ** -0.5
     weight = torch.empty(count, WAYS, dim).uniform_(-bound, bound)
     bias = torch.empty(count, 1, WAYS).uniform_(-bound, bound)

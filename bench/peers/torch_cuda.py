@@ -71,10 +71,11 @@ def convolutions() -> None:
 
     images, channels, size, repetitions = 100, 64, 42, 50
     for name, dtype in (("tf32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        def place(*shape: int) -> torch.Tensor:
+        def random_tensor(*shape: int) -> torch.Tensor:
+            """Random values on the GPU, channels last."""
             return torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
 
-        batch, filters = place(images, channels, size, size), place(channels, channels, 3, 3)
+        batch, filters = random_tensor(images, channels, size, size), random_tensor(channels, channels, 3, 3)
         with torch.no_grad():
             replay = captured(lambda: [F.conv2d(batch, filters, padding=1) for _ in range(repetitions)])
             milliseconds = statistics.median(elapsed(replay) / repetitions for _ in range(7))

@@ -37,6 +37,8 @@ def head_class():
     from torch import Tensor, nn
 
     class JointRelabel(network_class()):
+        """Relabel with a projection of each item, `view`, which is added to the hidden units of its states."""
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", torch.zeros(DIM))
@@ -80,6 +82,7 @@ def training_step(compiled: bool, precision: str) -> Callable[[], object]:
     autocast = torch.bfloat16 if precision == "bf16" else None
 
     def loss(images):
+        """The loss of the step, and the mean of all features."""
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast is not None, cache_enabled=False):
             features = backbone(images)
         features = features.float().view(EPISODES, rows, DIM)
@@ -94,6 +97,7 @@ def training_step(compiled: bool, precision: str) -> Callable[[], object]:
     run = torch.compile(loss) if compiled else loss
 
     def step():
+        """The step that is timed."""
         optimiser.zero_grad(set_to_none=True)
         value, mean = run(images)
         value.backward()

@@ -73,11 +73,11 @@ def measure(table, setting: tuple[str, float], names: list[str], episodes: int, 
     seconds = dict.fromkeys(["shared", *names], 0.0)
     accuracies: dict[str, list[torch.Tensor]] = {name: [] for name in names}
     answers = torch.arange(WAYS).repeat_interleave(QUERIES)
-    left = episodes
-    while left:
+    remaining = episodes
+    while remaining:
         begin = time.perf_counter()
-        batch = Batch.gather(table, *sampler.draw(min(left, BATCH)))
-        left -= len(batch.items)
+        batch = Batch.gather(table, *sampler.draw(min(remaining, BATCH)))
+        remaining -= len(batch.items)
         seconds["shared"] += time.perf_counter() - begin
         for name in names:
             begin = time.perf_counter()
@@ -108,6 +108,7 @@ def read_accuracies(path: Path, ways: int, shots: int) -> dict[tuple, tuple[floa
 
 
 def key_of(row: dict) -> tuple[str, float, str]:
+    """What identifies a row: noise, level and method, without default parameters."""
     method = row["method"].removesuffix(" (products)")
     return row["noise"], round(float(row["level"]), 4), DEFAULT_PARAMETERS.get(method, method)
 
@@ -117,7 +118,7 @@ def compare(lines: list[dict], path: Path) -> bool:
     from torch_closed_form import SHOTS, WAYS
 
     known = read_accuracies(path, WAYS, SHOTS)
-    compared, apart, largest = 0, 0, 0.0
+    compared, beyond_chance, largest = 0, 0, 0.0
     for line in lines:
         if line["accuracy"] is None or key_of(line) not in known:
             continue
@@ -126,16 +127,16 @@ def compare(lines: list[dict], path: Path) -> bool:
         compared, largest = compared + 1, max(largest, abs(difference))
         # One and a half times the 95 % interval of the difference is about three standard errors.
         if abs(difference) > 1.5 * math.hypot(interval, line["ci95"]):
-            apart += 1
+            beyond_chance += 1
             benchlib.progress(f"{line['noise']} {line['level']} {line['method']}: {line['accuracy']} % here, "
                               f"{accuracy} % in {path}")
     benchlib.progress(f"compared {compared} accuracies with {path}: largest difference {largest:.2f} points, "
-                      f"{apart} beyond chance")
-    return compared > 0 and apart == 0
+                      f"{beyond_chance} beyond chance")
+    return compared > 0 and beyond_chance == 0
 
 
 def total(lines: list[dict], without: str) -> dict:
-    """The time of 10,000 episodes of all settings."""
+    """The time of 10,000 episodes of all settings, with all methods except `without`."""
     seconds = 10 * sum(line["ms_per_1000_episodes"] for line in lines if line["method"] != without) / 1e3
     return {"seconds": round(seconds, 1), "minutes": round(seconds / 60, 2), "hours": round(seconds / 3600, 3)}
 

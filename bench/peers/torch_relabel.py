@@ -83,7 +83,8 @@ def network_class():
         square = gram.diagonal(dim1=-2, dim2=-1)
         distances = (square.unsqueeze(-1) + square.unsqueeze(-2) - 2 * gram).clamp(min=0).masked_fill(eye, 0.0)
         cosine = centred(gram).clamp(-1, 1).masked_fill(eye, 1.0)
-        # Rank of j among the items other than i by distance; equal distances share their mean rank.
+        # Rank of j among the items other than i by distance; equal distances share their mean rank. `tied` includes j
+        # itself, so ranks begin at 1/2.
         others = distances.masked_fill(eye, math.inf)
         nearer = (others.unsqueeze(-2) < distances.unsqueeze(-1)).sum(-1)
         tied = (others.unsqueeze(-2) == distances.unsqueeze(-1)).sum(-1)
@@ -156,6 +157,7 @@ def network_class():
             self.out = nn.Linear(HIDDEN, WIDTH, bias=False)
 
         def forward(self, states: Tensor, given: Tensor) -> Tensor:
+            """`states` [B, M, C, W], `given` [B, M, C]."""
             normed = self.norm(states)
             of_items = self.item(torch.cat([normed.mean(2), normed.amax(2)], -1)).unsqueeze(2)
             counts = given.sum(1).clamp(min=1).unsqueeze(-1)
@@ -163,8 +165,11 @@ def network_class():
             return states + self.out(F.gelu(self.state(normed) + of_items + of_classes))
 
     class Relabel(nn.Module):
+        """Edge network, input layer, LAYERS times attention and mixing, output; and the losses."""
+
         def __init__(self) -> None:
             super().__init__()
+            # Five relations of a pair, and whether both items have the same label.
             self.edge_hidden = nn.Linear(6, EDGE_HIDDEN)
             self.edge_out = nn.Linear(EDGE_HIDDEN, LAYERS * HEADS, bias=False)
             self.features = nn.Linear(19, WIDTH)
@@ -172,7 +177,9 @@ def network_class():
             self.attention = nn.ModuleList(Attention() for _ in range(LAYERS))
             self.mixing = nn.ModuleList(Mixing() for _ in range(LAYERS))
             self.norm = nn.LayerNorm(WIDTH)
+            # Per state: evidence for the class, the multiplier of its weight, evidence for none of the classes.
             self.out = nn.Linear(WIDTH, 3, bias=False)
+            # Logits of the given class, more for the only item of a class, and of none of the classes.
             self.prior = nn.Parameter(torch.tensor([2.0, 1.5, -0.5]))
             self.log_scale = nn.Parameter(torch.tensor(math.log(10)))
 
@@ -210,6 +217,7 @@ def network_class():
             items_loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
             # Weights of the items in each prototype: the probability of the class times a multiplier, at least a floor
             # for the given class, normalised to sum to 1.
+            # Between e^-3 and e^3.
             multipliers = (3 * torch.tanh(out[..., 1] / 3)).exp()
             floor = torch.where(counts == 0, FLOOR / given.shape[1], FLOOR * given)
             weights = logits.softmax(-1)[..., :-1] * multipliers + floor
@@ -253,6 +261,7 @@ def check(path: Path) -> None:
     shapes = {name: tuple(entry["shape"]) for name, entry in figures["parameters"].items()}
 
     def tensor(name: str, values: list[float], transposed: bool):
+        """Values of a trueshot tensor in the shape that this network has."""
         value = torch.tensor(values).view(shapes[name])
         return value.T if transposed else value
 
@@ -299,12 +308,14 @@ def training_step(compiled: bool, precision: str, dim: int) -> Callable[[], obje
     autocast = torch.bfloat16 if precision == "bf16" else None
 
     def loss(rows):
+        """The sum of both losses for these rows of the table of features."""
         gathered = features[rows]
         return sum(network.losses(gathered[:, :items], gathered[:, items:], one_hot, truth, answers, autocast))
 
     run = torch.compile(loss) if compiled else loss
 
     def step():
+        """The step that is timed."""
         optimiser.zero_grad(set_to_none=True)
         run(rows).backward()
         optimiser.step()

@@ -20,12 +20,13 @@ static MEMORY: Cap<System> = Cap::new(System, 1 << 30);
 /// agree.
 pub fn read(bytes: &[u8], extension: &str) {
     let Ok(mut embeddings) = Embeddings::read_bytes(bytes.to_vec(), extension) else { return };
-    let finite = embeddings.check().is_ok();
-    let found = inspect(&embeddings);
-    assert_eq!(finite, found.fingerprint.is_some());
-    assert_eq!(found.rows, embeddings.labels().len());
-    assert_eq!(found.classes.iter().map(|class| class.count).sum::<usize>(), found.rows);
-    (0..embeddings.len()).for_each(|row| assert_eq!(embeddings.item(row).is_some(), found.has_items));
+    let is_valid = embeddings.check().is_ok();
+    let inspection = inspect(&embeddings);
+    // Only valid rows have a fingerprint, a hash of all values.
+    assert_eq!(is_valid, inspection.fingerprint.is_some());
+    assert_eq!(inspection.rows, embeddings.labels().len());
+    assert_eq!(inspection.classes.iter().map(|class| class.count).sum::<usize>(), inspection.rows);
+    (0..embeddings.len()).for_each(|row| assert_eq!(embeddings.item(row).is_some(), inspection.has_items));
 }
 
 /// Reads a pickle, and all values in it down to three levels.
@@ -46,6 +47,7 @@ pub fn read_zip(bytes: &[u8]) {
     std::fs::write(&path, bytes).expect("a temporary file");
     let Ok(collection) = Collection::open(&path, SourceOptions::default()) else { return };
     for entry in collection.entries() {
+        // Names from the archive must not lead outside of the folder that it is unpacked to.
         assert!(entry.item.split('/').all(|part| !matches!(part, "" | "." | "..")), "{}", entry.item);
         let _ = collection.read_image(entry, Channels::Colour);
     }
@@ -63,5 +65,5 @@ fn look_at(value: Value<'_>, depth: usize) {
     }
     // A few bytes can make a long list whose entries are all the same long list. Ten entries of each are enough.
     value.items().into_iter().flatten().take(10).for_each(|item| look_at(item, depth - 1));
-    value.pairs().into_iter().flatten().take(10).for_each(|(_, held)| look_at(held, depth - 1));
+    value.pairs().into_iter().flatten().take(10).for_each(|(_, value)| look_at(value, depth - 1));
 }

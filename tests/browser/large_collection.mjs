@@ -16,13 +16,13 @@ export async function mockLargeServer(page) {
 /** The JSON of an audit of these items and labels. */
 function madeUpAudit(items, labels) {
   const classes = [...new Set(labels)];
-  const found = items.map((item, index) => madeUpVerdict(item, labels[index], classes, index));
-  const count = (action) => found.filter((one) => one.action === action).length;
+  const entries = items.map((item, index) => madeUpVerdict(item, labels[index], classes, index));
+  const count = (action) => entries.filter((entry) => entry.action === action).length;
   const counts = { items: items.length, classes: classes.length, relabel: count("relabel"), quarantine: 0, review: count("review"), keep: count("keep"), confirmed: 0, suspect: count("relabel") };
-  return { items: found, counts, expected_wrong: counts.suspect, classes: [], duplicates: [], image_problems: [], warnings: [], skipped: [] };
+  return { items: entries, counts, expected_wrong: counts.suspect, classes: [], duplicates: [], image_problems: [], warnings: [], skipped: [] };
 }
 
-/** The entry of one item. */
+/** The entry of one item in an audit; `index` decides the verdict. */
 function madeUpVerdict(item, given, classes, index) {
   const other = classes[(classes.indexOf(given) + 1) % classes.length];
   const probable = [{ class: given, p: 0.6 }, { class: other, p: 0.3 }, { class: null, p: 0.1 }];

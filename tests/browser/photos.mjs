@@ -1,4 +1,4 @@
-// Writes a folder of small images of three classes, two of them exchanged: node photos.mjs FOLDER
+// Writes a folder of small images of three classes, of which two images are exchanged: node photos.mjs FOLDER
 import { mkdirSync, writeFileSync } from "node:fs";
 
 const [folder] = process.argv.slice(2);
@@ -12,9 +12,13 @@ const kinds = {
 // Of light pixels, as blue, green, red.
 const colours = { checks: [220, 230, 230], rings: [40, 60, 220], stripes: [200, 90, 30] };
 
-/** Image `number` of a kind as a 24-bit BMP: a header of 54 bytes, then the pixels as blue, green, red. */
+/**
+ * Image `number` of a kind as a 24-bit BMP: a header of 54 bytes, then the pixels as blue, green, red. The number shifts
+ * the pattern, makes it coarser and its colour darker, so that the images of a kind differ.
+ */
 function bitmap(kind, number) {
   const bytes = Buffer.alloc(54 + side * side * 3);
+  // Size of the file, start of the pixels, size of the second header, width, height, planes, bits per pixel.
   bytes.write("BM");
   bytes.writeUInt32LE(bytes.length, 2);
   bytes.writeUInt32LE(54, 10);
@@ -23,10 +27,10 @@ function bitmap(kind, number) {
   bytes.writeInt32LE(side, 22);
   bytes.writeUInt16LE(1, 26);
   bytes.writeUInt16LE(24, 28);
-  for (let place = 0; place < side * side; place++) {
-    const lit = kinds[kind]((place % side) + 5 * number, Math.floor(place / side) + 3 * number, 10 + number);
-    const colour = lit ? colours[kind].map((value) => Math.max(0, value - 10 * number)) : [25, 40, 15];
-    bytes.set(colour, 54 + 3 * place);
+  for (let pixel = 0; pixel < side * side; pixel++) {
+    const isLight = kinds[kind]((pixel % side) + 5 * number, Math.floor(pixel / side) + 3 * number, 10 + number);
+    const colour = isLight ? colours[kind].map((value) => Math.max(0, value - 10 * number)) : [25, 40, 15];
+    bytes.set(colour, 54 + 3 * pixel);
   }
   return bytes;
 }
@@ -34,7 +38,7 @@ function bitmap(kind, number) {
 for (const kind of Object.keys(kinds)) {
   mkdirSync(`${folder}/${kind}`, { recursive: true });
   for (let number = 0; number < 6; number++) {
-    // The first image of rings shows stripes, and the other way round.
+    // The first image in "rings" shows stripes, and the first in "stripes" shows rings.
     const shown = number > 0 ? kind : { rings: "stripes", stripes: "rings" }[kind] ?? kind;
     writeFileSync(`${folder}/${kind}/${number}.bmp`, bitmap(shown, number));
   }

@@ -22,12 +22,13 @@ def task(seed: int, sizes: list[int], queries_per_class: int, wrong: bool) -> di
     centres = torch.rand(len(sizes), DIM, generator=random)
 
     def row(label: int) -> list[float]:
+        """A random row around the centre of a class."""
         values = (centres[label] + 0.35 * torch.randn(DIM, generator=random)).relu()
         return [round(float(value), 3) for value in values]
 
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
-    first = [place == 0 or labels[place - 1] != label for place, label in enumerate(labels)]
-    truth = [(label + 1) % len(sizes) if wrong and at else label for label, at in zip(labels, first)]
+    is_first = [index == 0 or labels[index - 1] != label for index, label in enumerate(labels)]
+    truth = [(label + 1) % len(sizes) if wrong and first else label for label, first in zip(labels, is_first)]
     queries = [label for label in range(len(sizes)) for _ in range(queries_per_class)]
     return {
         "labels": labels,
@@ -37,6 +38,7 @@ def task(seed: int, sizes: list[int], queries_per_class: int, wrong: bool) -> di
 
 
 def models(support: torch.Tensor) -> dict:
+    """easyfsl's methods by the names of the same methods in trueshot."""
     mean = {"feature_centering": support.mean(0)}
     return {
         "simpleshot": SimpleShot(**UNIT, **mean),
@@ -67,8 +69,8 @@ def scores(model, drawn: dict) -> list[list[float]]:
     """Scores [queries][classes]."""
     model.process_support_set(torch.tensor(drawn["support"]), torch.tensor(drawn["labels"]))
     with torch.no_grad():
-        found = model(torch.tensor(drawn["queries"]))
-    return [[round(float(value), 6) for value in row] for row in found]
+        of_queries = model(torch.tensor(drawn["queries"]))
+    return [[round(float(value), 6) for value in row] for row in of_queries]
 
 
 def main() -> None:

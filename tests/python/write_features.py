@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes pictures and what onnxruntime makes of them: write_features.py efficientnet-lite0.onnx FOLDER
+"""Writes pictures and their embeddings by onnxruntime: write_features.py efficientnet-lite0.onnx FOLDER
 
-The pictures are made up (waves and blots), so they can be shipped. Pixels are brought in as the network's makers do:
+The pictures are synthetic (waves and discs), so they can be distributed. They are prepared as the network was trained:
 squashed to 224 px by Pillow's bicubic filter, (x - 127) / 128. Every eighth number of an embedding is kept. Needs
 numpy, onnxruntime and pillow; crates/vision/tests/embedder.rs reads what this wrote.
 """
@@ -15,14 +15,15 @@ from PIL import Image
 
 
 def picture(number: int, width: int, height: int) -> Image.Image:
+    """A picture of random waves with a disc, different in every channel."""
     random = np.random.default_rng(number)
     y, x = np.mgrid[0:height, 0:width] / max(width, height)
     planes = []
     for _ in range(3):
         waves = sum(np.sin(random.uniform(-40, 40) * x + random.uniform(-40, 40) * y + random.uniform(0, 6)) for _ in range(4))
         centre, radius = random.uniform(0, 1, 2), random.uniform(0.1, 0.4)
-        blot = 3 * ((x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2)
-        planes.append(127 + 28 * (waves + blot))
+        disc = 3 * ((x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2)
+        planes.append(127 + 28 * (waves + disc))
     return Image.fromarray(np.clip(np.stack(planes, 2), 0, 255).astype(np.uint8))
 
 

@@ -1,7 +1,7 @@
 """Small data sets in the exact forms in which the large ones are published.
 
 `python write_published.py FOLDER` writes all of them; crates/vision/tests/published holds what it wrote with NumPy 2,
-and the Rust tests compare every pixel with `value` below. Python 2's pickles are written by Python's own pickler, told
+and the Rust tests compare every pixel with `value` below. Pickles of Python 2 are written by Python 3's own pickler, changed
 to write strings as Python 2 did.
 """
 
@@ -21,6 +21,7 @@ COARSE_OF = [1, 2, 0]
 
 
 def value(row, y, x, channel):
+    """The byte of one pixel and channel of image `row`."""
     return (row * 31 + y * 7 + x * 3 + channel * 101) % 256
 
 
@@ -35,6 +36,7 @@ class Python2(pickle._Pickler):
     dispatch = dict(pickle._Pickler.dispatch)
 
     def save_string(self, text):
+        """Writes text or bytes as a string of Python 2."""
         data = text.encode("latin-1") if isinstance(text, str) else text
         if len(data) < 256:
             self.write(pickle.SHORT_BINSTRING + struct.pack("<B", len(data)) + data)
@@ -45,9 +47,10 @@ class Python2(pickle._Pickler):
     dispatch[bytes] = save_string
     dispatch[str] = save_string
 
-    def save_global(self, found, name=None):
-        name = name or found.__qualname__
-        module = found.__module__.replace("numpy._core", "numpy.core")
+    def save_global(self, function, name=None):
+        """Writes a function or class by its module and name."""
+        name = name or function.__qualname__
+        module = function.__module__.replace("numpy._core", "numpy.core")
         self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
         self.memoize(found)
 
@@ -56,6 +59,7 @@ class Python2(pickle._Pickler):
 
 
 def python2(data):
+    """A pickle as Python 2 wrote it."""
     file = io.BytesIO()
     Python2(file, protocol=2).dump(data)
     return file.getvalue()
@@ -67,6 +71,7 @@ def png(pixels):
     rows = b"".join(b"\x00" + row.tobytes() for row in pixels)
 
     def chunk(name, data):
+        """A chunk of a PNG file: length, name, data and checksum."""
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -75,6 +80,7 @@ def png(pixels):
 
 
 def save(path, data):
+    """Writes a file, and the folders that it needs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
@@ -97,6 +103,7 @@ def write_labelled(folder):
 
 
 def write_tiered(folder):
+    """tieredImageNet: PNG files in a pickle, and the form with arrays."""
     pictures = images(3, 4, 5)
     labels = {
         "label_specific": np.array([1, 0, 2]),
@@ -117,13 +124,14 @@ def write_tiered(folder):
 
 
 def write_cifar(folder):
+    """CIFAR-100 in its Python and its binary form."""
     python, binary = folder / "cifar-100-python", folder / "cifar-100-binary"
     meta = {"fine_label_names": FINE, "coarse_label_names": COARSE}
     save(python / "meta", python2(meta))
     for file, names in (("fine_label_names.txt", FINE), ("coarse_label_names.txt", COARSE)):
         save(binary / file, "".join(f"{name}\n" for name in names).encode())
     for part, fine in (("train", [2, 0, 1]), ("test", [0, 2])):
-        # Planar colours.
+        # All red values of an image, then all green and all blue ones.
         rows = images(len(fine), 32, 32).transpose(0, 3, 1, 2).reshape(len(fine), 3072)
         coarse = [COARSE_OF[label] for label in fine]
         data = {
@@ -139,6 +147,7 @@ def write_cifar(folder):
 
 
 def write_all(folder):
+    """Writes all data sets into a folder."""
     folder = Path(folder)
     for write in (write_mini, write_labelled, write_tiered, write_cifar):
         write(folder)

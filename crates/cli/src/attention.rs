@@ -224,6 +224,6 @@ fn picture_path(folder: &Path, item: &str) -> Option<String> {
     let name = Path::new(trueshot::episode::image_name(item));
     let stays_below = name.components().all(|part| matches!(part, std::path::Component::Normal(_)));
     let path = folder.join(name);
-    let found = std::fs::canonicalize(path).ok().filter(|_| stays_below)?;
-    Some(found.display().to_string())
+    let absolute = std::fs::canonicalize(path).ok().filter(|_| stays_below)?;
+    Some(absolute.display().to_string())
 }

@@ -104,6 +104,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     match number.parse::<f64>() {
         // A share such as 0.06 is an easy mistake.
         Ok(percent) if percent > 0.0 && percent < 1.0 && !has_sign => {
+            // The share in percent, rounded to two decimals.
             let meant = (percent * 1e4).round() / 100.0;
             Err(format!("expected percent: write {meant} for {meant} %, or {number}% for less than 1 %"))
         }
@@ -116,7 +117,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 fn parse_certainty(text: &str) -> Result<f32, String> {
     let (number, has_sign) = number_and_percent_sign(text);
     match number.parse::<f32>() {
-        Ok(given) if !has_sign && (0.5..=1.0).contains(&given) => Ok(given),
+        Ok(probability) if !has_sign && (0.5..=1.0).contains(&probability) => Ok(probability),
         Ok(percent) if (50.0..=100.0).contains(&percent) => Ok(percent / 100.0),
         _ => Err("expected a number from 0.5 to 1, or 50% to 100%".into()),
     }
@@ -151,9 +152,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
         }
         support.confirmed = confirmed.confirmed_rows(&support.embeddings);
-        let found = arguments.run_audit(&support)?;
-        arguments.write(&support, &found)?;
-        let suspects = found.counts.suspect;
+        let audit = arguments.run_audit(&support)?;
+        arguments.write(&support, &audit)?;
+        let suspects = audit.counts.suspect;
         match arguments.check && suspects > 0 {
             true => Err(ProblemsFound::new(suspects, "suspect label").into()),
             false => Ok(()),
@@ -170,22 +171,22 @@ impl Arguments {
             neighbours: usize::from(self.neighbours),
         };
         let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
-        let found = support.audit().options(options).progress(&progress).run();
+        let audit = support.audit().options(options).progress(&progress).run();
         progress.finish();
-        Ok(found?)
+        Ok(audit?)
     }
 
     /// Writes all files, then standard output: the files are complete even if the reader closes the pipe early.
-    fn write(&self, support: &LabelledRows, found: &Audit) -> anyhow::Result<()> {
-        let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(support, found));
+    fn write(&self, support: &LabelledRows, audit: &Audit) -> anyhow::Result<()> {
+        let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(support, audit));
         if let (Some(path), Some(plan)) = (&self.html, &plan) {
-            write_file(path, &self.page(support, found, plan)?)?;
+            write_file(path, &self.page(support, audit, plan)?)?;
         }
         if let Some(path) = &self.json {
-            write_file(path, &audit_json(support, found))?;
+            write_file(path, &audit_json(support, audit))?;
         }
         if let Some(path) = &self.csv {
-            write_file(path, &report::audit_csv(found))?;
+            write_file(path, &report::audit_csv(audit))?;
         }
         if let (Some(path), Some(plan)) = (&self.plan, &plan) {
             write_file(path, &plan.to_text())?;
@@ -197,21 +198,21 @@ impl Arguments {
         match self.format {
             Format::Table => {
                 let width = self.width.limit(self.output.output.as_ref());
-                self.output.write_text(&AuditTable::new(found).all(self.all).width(width).render())
+                self.output.write_text(&AuditTable::new(audit).all(self.all).width(width).render())
             }
-            Format::Json => self.output.write_data(&audit_json(support, found)),
-            Format::Csv => self.output.write_data(&report::audit_csv(found)),
+            Format::Json => self.output.write_data(&audit_json(support, audit)),
+            Format::Csv => self.output.write_data(&report::audit_csv(audit)),
         }
     }
 
     /// The plan for `trueshot repair`: the changes that the audit suggests, and all audited files.
-    fn plan(&self, support: &LabelledRows, found: &Audit) -> RepairPlan {
+    fn plan(&self, support: &LabelledRows, audit: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         // A plan is UTF-8. A path that is not UTF-8 needs `repair --root`.
         let root = PathBuf::from(root.to_string_lossy().into_owned());
         let files = support.images.as_ref().map(audited_files);
-        RepairPlan::new(found, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
+        RepairPlan::new(audit, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
     }
 
     /// The kind of the audited data, which decides how a plan can repair it.
@@ -224,13 +225,13 @@ impl Arguments {
     }
 
     /// The HTML page, with thumbnails and a map: the items as points in the plane.
-    fn page(&self, support: &LabelledRows, found: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
+    fn page(&self, support: &LabelledRows, audit: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
         let data = &support.embeddings;
-        let thumbnails = thumbnails(support, found)?;
+        let thumbnails = thumbnails(support, audit)?;
         let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
         let title = format!("Audit of {}", display_name(&self.support.support));
         let notes = support.skipped.iter().map(ToString::to_string).collect();
-        let (audit, title, thumbnails, points) = (found, title.as_str(), &thumbnails[..], &points[..]);
+        let (title, thumbnails, points) = (title.as_str(), &thumbnails[..], &points[..]);
         Ok(AuditPage { title, audit, data, plan, thumbnails, points, notes }.render())
     }
 }
@@ -253,7 +254,7 @@ fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
     }
     let skipped = support.skipped.iter();
     let skipped =
-        skipped.map(|one| SkippedJson { item: &one.item, reason: one.reason.to_string() }).collect();
+        skipped.map(|file| SkippedJson { item: &file.item, reason: file.reason.to_string() }).collect();
     serde_json::to_string_pretty(&AuditWithSkipped { audit, skipped }).expect("plain data serialises") + "\n"
 }
 
@@ -265,13 +266,13 @@ fn display_name(path: &Path) -> String {
 
 /// Thumbnails as data URIs, one entry per row: `None` for rows that the page does not show, and for images that have
 /// been removed since they were embedded. Empty if the rows are not images. Made on all threads.
-fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Option<String>>> {
+fn thumbnails(support: &LabelledRows, audit: &Audit) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &support.images else { return Ok(Vec::new()) };
-    let rows = report::shown_rows(found, &support.embeddings);
-    let is_suspicious = |row: &usize| found.items[*row].action != Action::Keep;
+    let rows = report::shown_rows(audit, &support.embeddings);
+    let is_suspicious = |row: &usize| audit.items[*row].action != Action::Keep;
     // The most suspicious images are enlarged, because the page asks the user to review them.
     let enlarged: HashSet<usize> =
-        found.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
+        audit.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
     let thumbnail = |row: usize| {
         let (collection, entry) = (&images.collection, images.entry(row));
         match enlarged.contains(&row) {
@@ -284,16 +285,16 @@ fn thumbnails(support: &LabelledRows, found: &Audit) -> anyhow::Result<Vec<Optio
     let progress = ProgressDisplay::counting(rows.len() as u64, "thumbnails");
     let done = AtomicU64::new(0);
     // Makes one thumbnail and reports progress, which fails after Ctrl-C.
-    let one = |&row: &usize| {
-        let made = thumbnail(row).ok();
+    let make = |&row: &usize| {
+        let uri = thumbnail(row).ok();
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        progress.check(done, rows.len() as u64).map(|()| (row, made))
+        progress.check(done, rows.len() as u64).map(|()| (row, uri))
     };
-    let made: trueshot::Result<Vec<(usize, Option<String>)>> = rows.par_iter().map(one).collect();
+    let made: trueshot::Result<Vec<(usize, Option<String>)>> = rows.par_iter().map(make).collect();
     progress.finish();
-    let mut all = vec![None; support.embeddings.len()];
-    for (row, made) in made? {
-        all[row] = made;
+    let mut thumbnails = vec![None; support.embeddings.len()];
+    for (row, uri) in made? {
+        thumbnails[row] = uri;
     }
-    Ok(all)
+    Ok(thumbnails)
 }

@@ -136,8 +136,9 @@ impl BackboneArgument {
     /// The embedder on the chosen device. With `--device auto` that is a GPU if there is one and there are enough
     /// images, with a fallback to the CPU if the GPU fails.
     pub fn embedder(&self, mut backbone: Backbone, images: usize) -> anyhow::Result<Embedder> {
-        let pays = !self.device.is_auto() || images >= GPU_MIN_IMAGES;
-        if pays
+        // Opening a GPU takes as long as embedding some hundreds of images on the CPU.
+        let is_worthwhile = !self.device.is_auto() || images >= GPU_MIN_IMAGES;
+        if is_worthwhile
             && self.may_use_gpu(&backbone)?
             && let Some(gpu) = self.device.find()?
         {
@@ -206,8 +207,9 @@ impl BackboneChoice {
 
     /// The backbone of a classifier: `given`, or else the built-in one that the classifier names.
     ///
-    /// # Errors If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no
-    /// backbone is given and the one that it names is not built in; `hint` is for the last.
+    /// # Errors
+    /// If the classifier was fitted with another backbone or takes embeddings of another dimension, or if no backbone
+    /// is given and the one that the classifier names is not built in; `hint` is for the last error.
     pub fn find_for(
         &self,
         predictor: &Predictor,
@@ -254,9 +256,11 @@ impl BackboneChoice {
         options.into_iter().filter_map(|(option, value)| Some((option, value?))).collect()
     }
 
-    /// The built-in backbone of this name; `hint` is for the error if it is not built in.
+    /// The built-in backbone of this name, the default one for an empty name; `hint` is for the error if the name is
+    /// unknown.
     pub fn find_named(&self, name: &str, hint: &str) -> anyhow::Result<Backbone> {
         let built_in = ["efficientnet-lite0", "omniglot-conv4"];
+        // A classifier that names no backbone is tried with the default one.
         let name = if name.is_empty() { built_in[0] } else { name };
         anyhow::ensure!(
             built_in.contains(&name),

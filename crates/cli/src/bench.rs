@@ -132,7 +132,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             format!("the workload '{name}' does not run on a GPU; those that do: {}", list(&on_gpu));
         return Err(hinted(message, "measure it with --device cpu"));
     }
-    let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|asked| asked == name);
+    let wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == name);
     arguments.threads.run(|| match &device {
         None => WORKLOADS
             .into_iter()
@@ -182,6 +182,7 @@ fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
 fn peak() -> Workload {
     let threads = rayon::current_num_threads();
     let run_all = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
+    // `busy` returns the number of its operations, which is the same on every thread.
     let operations = trueshot_nn::peak::busy() * threads as u64;
     Workload {
         work: Box::new(move |_| {
@@ -263,6 +264,7 @@ fn backbone_step(shape: Shape) -> Workload {
         loss(training.forward(&parameters, &images), labels, Aggregate::Mean, &mut d_features);
         training.backward(&d_features, &mut gradients[0]);
         training.update_running(&mut parameters);
+        // Learning rate 0.001, and gradients as they are (factor 1).
         optimiser.step(1e-3, 1.0, &mut parameters, &mut gradients);
         Ok(())
     };
@@ -281,15 +283,16 @@ fn maml_step(order: GradientOrder) -> Workload {
     let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
     let mut learners: Vec<MamlLearner> = (0..TASKS).map(|_| MamlLearner::new(size)).collect();
     let images = random_images(size.shape);
-    let (given, answers) = (given_labels(), query_labels());
+    let (given, query_classes) = (given_labels(), query_labels());
     let work = move |_| {
         let (support, queries) = images.split_at(25 * size.shape.pixels());
         let support = LabelledImages { images: support, classes: &given };
-        let queries = LabelledImages { images: queries, classes: &answers };
+        let queries = LabelledImages { images: queries, classes: &query_classes };
         let adaptation = Adaptation { rate: 0.01, steps: 5 };
         learners.par_iter_mut().zip(&mut gradients).for_each(|(learner, gradient)| {
             learner.meta_gradient(&parameters, support, queries, adaptation, order, gradient);
         });
+        // Learning rate 0.003, and the mean of the gradients of all tasks.
         optimiser.step(3e-3, 1.0 / TASKS as f64, &mut parameters, &mut gradients);
         Ok(())
     };
@@ -313,9 +316,16 @@ fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
 
 /// `rows_per_episode` consecutive rows of the bank per episode, from the first row again after the last.
 fn episode_rows(bank: &Embeddings, episodes: usize, rows_per_episode: usize) -> Vec<Vec<&[f32]>> {
-    let all = bank.features().as_f32().expect("made in memory, as f32");
-    let row = |at: usize| &all[at % (CLASSES * ITEMS_PER_CLASS) * DIM..][..DIM];
-    (0..episodes).map(|e| (0..rows_per_episode).map(|i| row(e * rows_per_episode + i)).collect()).collect()
+    let values = bank.features().as_f32().expect("made in memory, as f32");
+    let row = |number: usize| {
+        let start = number % (CLASSES * ITEMS_PER_CLASS) * DIM;
+        &values[start..start + DIM]
+    };
+    let rows = |episode: usize| {
+        let first = episode * rows_per_episode;
+        (first..first + rows_per_episode).map(row).collect::<Vec<_>>()
+    };
+    (0..episodes).map(rows).collect()
 }
 
 /// A Relabel (a network that estimates the true class of every support item) and its parameters before training.
@@ -373,6 +383,7 @@ fn head_step<H: Head + 'static>(
             let seed = run * PARTS as u64 + part as u64;
             network.losses(&parameters, episodes, seed, gradient);
         });
+        // The losses are sums over the episodes: the factor makes the gradient that of the mean.
         let scale = 1.0 / count as f64;
         // The update runs in parallel too, on 16,384 parameters at a time.
         let chunks = optimiser.chunks(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
@@ -410,9 +421,9 @@ fn time_runs(
     (0..3).try_for_each(&mut work)?;
     let (start, mut times) = (Instant::now(), Vec::new());
     while times.len() < 5 || start.elapsed() < at_least {
-        let begin = Instant::now();
+        let run_start = Instant::now();
         work(3 + times.len() as u64)?;
-        times.push(begin.elapsed().as_secs_f64() * 1e3);
+        times.push(run_start.elapsed().as_secs_f64() * 1e3);
     }
     Ok(times)
 }

@@ -28,22 +28,22 @@ struct ConfirmedLabel {
 pub struct ConfirmedLabels {
     /// The file; `None` if the data set is not a folder and the user gave no file.
     path: Option<PathBuf>,
-    all: Vec<ConfirmedLabel>,
+    labels: Vec<ConfirmedLabel>,
 }
 
 impl ConfirmedLabels {
     /// Reads the file `given` by the user, or else the one in the folder `support` if it exists. A given file must
     /// exist, unless `may_be_new`: the caller will create it.
     pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
-        let own = support.is_dir().then(|| support.join(FILE_NAME));
-        let path = given.cloned().or(own);
-        let all = match &path {
+        let default_path = support.is_dir().then(|| support.join(FILE_NAME));
+        let path = given.cloned().or(default_path);
+        let labels = match &path {
             Some(path) if path.exists() || (given.is_some() && !may_be_new) => {
                 parse_labels(&read_file(path)?, path)?
             }
             _ => Vec::new(),
         };
-        Ok(ConfirmedLabels { path, all })
+        Ok(ConfirmedLabels { path, labels })
     }
 
     /// Confirms the current labels of more items and adds them to the file, whose other lines stay as they are. `items`
@@ -53,7 +53,7 @@ impl ConfirmedLabels {
         // Another audit may have confirmed items since this one read the file.
         let _lock = trueshot::lock::Lock::beside(&path)?;
         let mut text = if path.exists() { read_file(&path)? } else { String::new() };
-        self.all = parse_labels(&text, &path)?;
+        self.labels = parse_labels(&text, &path)?;
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -65,9 +65,9 @@ impl ConfirmedLabels {
             })?;
             let class = data.classes()[data.labels()[row] as usize].clone();
             let confirmation = ConfirmedLabel { item: item_name(data, row), given: Some(class) };
-            if !self.all.contains(&confirmation) {
+            if !self.labels.contains(&confirmation) {
                 text += &(serde_json::to_string(&confirmation)? + "\n");
-                self.all.push(confirmation);
+                self.labels.push(confirmation);
             }
         }
         write_file(&path, &text)
@@ -76,7 +76,7 @@ impl ConfirmedLabels {
     /// For every row whether its label is confirmed.
     pub fn confirmed_rows(&self, data: &Embeddings) -> Vec<bool> {
         let known: HashSet<(&str, Option<&str>)> =
-            self.all.iter().map(|one| (one.item.as_str(), one.given.as_deref())).collect();
+            self.labels.iter().map(|label| (label.item.as_str(), label.given.as_deref())).collect();
         let is_known = |row: usize| {
             let (item, class) = (item_name(data, row), &data.classes()[data.labels()[row] as usize]);
             known.contains(&(item.as_str(), None)) || known.contains(&(item.as_str(), Some(class)))
@@ -92,12 +92,12 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
 /// The labels in the text of the file `path`.
 fn parse_labels(text: &str, path: &Path) -> anyhow::Result<Vec<ConfirmedLabel>> {
     let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
-    let one = |(number, line): (usize, &str)| match line.starts_with('{') {
+    let parse_line = |(number, line): (usize, &str)| match line.starts_with('{') {
         false => Ok(ConfirmedLabel { item: line.trim_end_matches('\r').into(), given: None }),
         true => serde_json::from_str(line)
             .with_context(|| format!("{}, line {number}: not a confirmed label", path.display())),
     };
-    lines.map(one).collect()
+    lines.map(parse_line).collect()
 }
 
 /// The name of the item in a row, or `row N`.
@@ -107,7 +107,7 @@ fn item_name(data: &Embeddings, row: usize) -> String {
 
 /// Whether the user means this row: `given` is the name of its item or the path of its file.
 fn matches_item(data: &Embeddings, row: usize, given: &str, support: &Path) -> bool {
-    let inside = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
+    let name_in_folder = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
     let item = item_name(data, row);
-    item == given || inside == Some(item.as_str())
+    item == given || name_in_folder == Some(item.as_str())
 }

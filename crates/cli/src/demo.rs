@@ -61,6 +61,7 @@ const FIGURE_WAYS: usize = 5;
 /// The methods whose item weights the figure shows.
 const WEIGHTED_METHODS: [&str; 3] = ["median", "cosine", "relabel"];
 
+/// Runs `trueshot demo`: writes both pages, and prints the audit and the accuracies.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let audit_page = arguments.audit_page();
     check_writable([&arguments.output, &audit_page])?;
@@ -154,6 +155,7 @@ impl Arguments {
         Ok(evaluation?)
     }
 
+    /// The shape of an episode with this number of classes.
     fn spec(&self, ways: usize) -> EpisodeSpec {
         EpisodeSpec { ways, shots: Shots::exactly(SHOTS), queries: QUERIES, seed: self.seed }
     }

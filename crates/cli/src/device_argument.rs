@@ -49,7 +49,7 @@ impl DeviceArgument {
                 say!("training on the CPU instead ({message})");
                 on_cpu()
             }
-            other => other,
+            outcome => outcome,
         }
     }
 

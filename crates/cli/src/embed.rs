@@ -95,10 +95,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         arguments.report_skipped(&collection, &report)?;
         arguments.backbone.report_cache_problem(&embedder);
         let (rows, dim) = (report.rows, embedder.backbone().dim());
-        let (seconds, known) = (start.elapsed().as_secs_f64(), report.from_cache);
-        let known = if known > 0 { format!("; {known} from the cache") } else { String::new() };
+        let seconds = start.elapsed().as_secs_f64();
+        let from_cache = match report.from_cache {
+            0 => String::new(),
+            count => format!("; {count} from the cache"),
+        };
         say!(
-            "{}: {rows} embeddings of {dim} dimensions, from {} images of {} classes ({seconds:.1} s{known})",
+            "{}: {rows} embeddings of {dim} dimensions, from {} images of {} classes ({seconds:.1} s{from_cache})",
             arguments.output.display(),
             report.images,
             collection.classes().len(),
@@ -108,6 +111,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
+    /// Embeds the images and writes the file, with a progress bar.
     fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
         let augmentation = Augmentation::default();
         let request = EmbedRequest {

@@ -349,13 +349,13 @@ impl Arguments {
                     // The attempt on the GPU took the methods, so they are made again.
                     methods = self.methods()?;
                 }
-                other => return Ok(other?),
+                outcome => return Ok(outcome?),
             }
         }
         Ok(self.evaluate(data, episodes, &methods)?)
     }
 
-    /// Evaluates with the MAML methods on the GPU, and the others on the CPU.
+    /// Evaluates with the MAML methods on the GPU, and all other methods on the CPU.
     fn evaluate_on_gpu(
         &self,
         device: &Device,

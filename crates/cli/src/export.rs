@@ -45,19 +45,15 @@ pub struct Arguments {
     backbone: BackboneChoice,
 }
 
-/// The hint for a backbone that is not built in.
-const GIVE_OR_LEAVE_OUT: &str =
-    "give the file of the backbone with --backbone, or export the classifier alone with --head-only";
-
 /// The largest size of an ONNX file: lengths in protocol buffers have 31 bits.
 const MAX_ONNX_BYTES: usize = i32::MAX as usize;
 
 /// Runs `trueshot export`. A model without a backbone takes embeddings instead of images.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let output = &arguments.output;
-    let form = Form::of(output)?;
+    let format = ExportFormat::of(output)?;
     check_writable([output])?;
-    if arguments.head_only && form == Form::Page {
+    if arguments.head_only && format == ExportFormat::Page {
         return Err(hinted(
             "a page needs a backbone, because it classifies images",
             "leave out --head-only, or write an .onnx file",
@@ -67,39 +63,52 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let backbone = match arguments.head_only || !arguments.has_backbone(&predictor) {
         true => None,
         false => {
-            Some(arguments.backbone.find_for(&predictor, arguments.backbone.find()?, GIVE_OR_LEAVE_OUT)?)
+            let given = arguments.backbone.find()?;
+            Some(arguments.backbone.find_for(&predictor, given, format.backbone_hint())?)
         }
     };
-    let bytes = match (form, &backbone) {
-        (Form::Page, backbone) => page::page(&predictor, backbone.as_ref(), output)?.into_bytes(),
-        (Form::Onnx, Some(backbone)) => export::onnx_model(&predictor, backbone)?.to_bytes("classifier"),
-        (Form::Onnx, None) => predictor.to_graph().to_bytes("classifier"),
+    let bytes = match (format, &backbone) {
+        (ExportFormat::Page, backbone) => page::page(&predictor, backbone.as_ref(), output)?.into_bytes(),
+        (ExportFormat::Onnx, Some(backbone)) => {
+            export::onnx_model(&predictor, backbone)?.to_bytes("classifier")
+        }
+        (ExportFormat::Onnx, None) => predictor.to_graph().to_bytes("classifier"),
     };
-    write(output, form, &bytes)?;
-    print_summary(arguments, &predictor, backbone.as_ref(), form);
+    write(output, format, &bytes)?;
+    print_summary(arguments, &predictor, backbone.as_ref(), format);
     Ok(())
 }
 
 /// The format of the output file.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Form {
+enum ExportFormat {
     Onnx,
     Page,
 }
 
-impl Form {
+impl ExportFormat {
     /// The format that the extension of `output` selects.
     fn of(output: &Path) -> Result<Self, trueshot_vision::Error> {
         let has =
             |wanted: &str| output.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted));
         match (has("onnx"), has("html")) {
-            (true, _) => Ok(Form::Onnx),
-            (_, true) => Ok(Form::Page),
+            (true, _) => Ok(ExportFormat::Onnx),
+            (_, true) => Ok(ExportFormat::Page),
             _ => Err(trueshot_vision::Error::OutOfRange {
                 what: "the output file",
                 given: output.display().to_string(),
                 allowed: "names that end in .onnx or .html".into(),
             }),
+        }
+    }
+
+    /// The hint for a backbone that is not built in. A page cannot do without a backbone.
+    fn backbone_hint(self) -> &'static str {
+        match self {
+            ExportFormat::Onnx => {
+                "give the file of the backbone with --backbone, or export the classifier alone with --head-only"
+            }
+            ExportFormat::Page => "give the file of the backbone with --backbone",
         }
     }
 }
@@ -112,24 +121,30 @@ impl Arguments {
 }
 
 /// Writes the file, completely or not at all.
-fn write(path: &Path, form: Form, bytes: &[u8]) -> anyhow::Result<()> {
+fn write(path: &Path, format: ExportFormat, bytes: &[u8]) -> anyhow::Result<()> {
     anyhow::ensure!(
-        form == Form::Page || bytes.len() <= MAX_ONNX_BYTES,
+        format == ExportFormat::Page || bytes.len() <= MAX_ONNX_BYTES,
         "the model would have {} bytes; an ONNX file has at most {MAX_ONNX_BYTES}",
         bytes.len()
     );
     Ok(write_atomically(path, |file| file.write_all(bytes))?)
 }
 
-fn print_summary(arguments: &Arguments, predictor: &Predictor, backbone: Option<&Backbone>, form: Form) {
+/// Prints what the file contains and its size.
+fn print_summary(
+    arguments: &Arguments,
+    predictor: &Predictor,
+    backbone: Option<&Backbone>,
+    format: ExportFormat,
+) {
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
-    let description = match (form, backbone) {
-        (Form::Page, _) => "as a page to open in a browser".into(),
-        (Form::Onnx, Some(backbone)) => {
+    let description = match (format, backbone) {
+        (ExportFormat::Page, _) => "as a page to open in a browser".into(),
+        (ExportFormat::Onnx, Some(backbone)) => {
             let (size, channels) = (backbone.preprocessing().size, backbone.preprocessing().channels.count());
             format!("from images of {size} x {size} pixels (uint8 [batch, {size}, {size}, {channels}])")
         }
-        (Form::Onnx, None) => format!("from embeddings (float32 [batch, {}])", predictor.dim()),
+        (ExportFormat::Onnx, None) => format!("from embeddings (float32 [batch, {}])", predictor.dim()),
     };
     say!(
         "{}: {} classes by {}, {description} ({:.1} MB)",

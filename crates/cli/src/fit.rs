@@ -59,16 +59,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let mut confirmed = confirmed.confirmed_rows(&embeddings);
         let data = match &earlier {
             Some(earlier) => {
-                // The confirmed labels are those of the new examples.
+                // The user confirms labels of the new examples only. The earlier examples come before them.
                 confirmed.splice(0..0, vec![false; earlier.support().len()]);
                 with_earlier_examples(earlier, &embeddings)?
             }
             None => embeddings,
         };
-        let found = audit_examples(&data, &confirmed)?;
-        let predictor = Predictor::fit(data, &method, Some(&found))?;
+        let audit = audit_examples(&data, &confirmed)?;
+        let predictor = Predictor::fit(data, &method, Some(&audit))?;
         predictor.write(&arguments.output)?;
-        print_summary(arguments, &predictor, &found);
+        print_summary(arguments, &predictor, &audit);
         Ok(())
     })
 }
@@ -76,9 +76,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Audits the labels of the examples; `confirmed` says for every row whether the user has confirmed its label.
 fn audit_examples(data: &Embeddings, confirmed: &[bool]) -> anyhow::Result<Audit> {
     let progress = ProgressDisplay::counting(data.len() as u64, "examples");
-    let found = Audit::of(data).confirmed(confirmed).progress(&progress).run();
+    let audit = Audit::of(data).confirmed(confirmed).progress(&progress).run();
     progress.finish();
-    Ok(found?)
+    Ok(audit?)
 }
 
 /// The examples of an earlier classifier, followed by new ones. Fails if their embeddings cannot be compared.
@@ -90,11 +90,13 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
         old.dim(),
         new.dim()
     );
-    if let (Some(then), Some(now)) = (old.backbone(), new.backbone()) {
+    if let (Some(old_backbone), Some(new_backbone)) = (old.backbone(), new.backbone()) {
         anyhow::ensure!(
-            then == now,
+            old_backbone == new_backbone,
             hinted(
-                format!("the classifier was trained on embeddings of {then}, but these are from {now}"),
+                format!(
+                    "the classifier was trained on embeddings of {old_backbone}, but these are from {new_backbone}"
+                ),
                 "embed both with the same --backbone, --size, --fit and --resampling"
             )
         );
@@ -115,7 +117,7 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
 }
 
 /// Prints what the classifier contains, the warnings of the audit, and what to do next.
-fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
+fn print_summary(arguments: &Arguments, predictor: &Predictor, audit: &Audit) {
     let support = predictor.support();
     let bytes = std::fs::metadata(&arguments.output).map_or(0, |file| file.len());
     say!(
@@ -126,7 +128,7 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
         predictor.method(),
         bytes as f64 / 1e3
     );
-    for warning in &found.warnings {
+    for warning in &audit.warnings {
         say!("warning: {warning}");
     }
     let backbone = arguments.support.backbone.as_given();
@@ -135,7 +137,7 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, found: &Audit) {
         // No command audits the earlier examples.
         Some(_) => String::new(),
     };
-    match found.counts.suspect {
+    match audit.counts.suspect {
         0 => {}
         1 => say!("1 label is suspect{see}"),
         suspects => say!("{suspects} labels are suspect{see}"),

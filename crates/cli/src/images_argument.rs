@@ -88,10 +88,11 @@ impl ImagesArgument {
             return Ok(None);
         }
         let split_file = self.split_file.as_deref().filter(|_| split.is_some() && is_same);
-        let found = ImageSelection { split_file, split, pool: self.pool && is_same, limit_per_class: None }
-            .open(outliers)?;
-        check_outliers((path, data), (outliers, &found))?;
-        Ok(Some(found))
+        let collection =
+            ImageSelection { split_file, split, pool: self.pool && is_same, limit_per_class: None }
+                .open(outliers)?;
+        check_outliers((path, data), (outliers, &collection))?;
+        Ok(Some(collection))
     }
 }
 

@@ -36,6 +36,7 @@ enum Format {
     Json,
 }
 
+/// Runs `trueshot inspect`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let embeddings = read_embeddings(&arguments.path, arguments.labels.as_deref())?;
     let inspection = trueshot::embeddings::inspect(&embeddings);

@@ -1,7 +1,7 @@
 //! The command line of trueshot: one module per command, and shared arguments and output. Start with [`main_from`].
 //!
-//! Data goes to standard output, progress and messages to standard error. It is a library because the Python package
-//! has the same command.
+//! Data goes to standard output, progress and messages to standard error. The command line is a library because the
+//! Python package has the same command.
 
 mod attention;
 mod audit;
@@ -125,8 +125,9 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
 /// The long options of the command that the user gave, which may be a subcommand of a command, such as `train
 /// backbone`.
 fn option_names(command: &clap::Command, matches: &clap::ArgMatches) -> messages::OptionNames {
-    let below = matches.subcommand().and_then(|(name, below)| Some((command.find_subcommand(name)?, below)));
-    match below {
+    let subcommand =
+        matches.subcommand().and_then(|(name, matches)| Some((command.find_subcommand(name)?, matches)));
+    match subcommand {
         Some((command, matches)) => option_names(command, matches),
         None => command.get_arguments().filter_map(|option| option.get_long()).map(str::to_owned).collect(),
     }

@@ -39,7 +39,7 @@ fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Res
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     let path = folder.join(format!("{name}.1"));
     write_file(&path, &page(command)?)?;
-    command.get_subcommands().try_fold(1, |pages, below| Ok(pages + write_pages(below, folder)?))
+    command.get_subcommands().try_fold(1, |pages, subcommand| Ok(pages + write_pages(subcommand, folder)?))
 }
 
 /// The page of one command in the format of `man` (roff).

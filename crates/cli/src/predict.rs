@@ -78,7 +78,7 @@ enum Format {
 
 /// The default probability of "none of these" from which it is the answer.
 pub const REFUSED_FROM: f32 = 0.5;
-/// The number of other answers that a table shows with `--all`.
+/// The number of answers that a table shows after the first one with `--all`.
 const OTHER_ANSWERS: usize = 3;
 /// Images or rows that are classified together; their answers are written before the next ones are read.
 const CHUNK: usize = 512;
@@ -122,9 +122,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             written: 0,
             failed: missing,
         };
-        // Consecutive images and folders are classified together; each list, archive or embeddings file is a part
-        // alone.
-        for part in inputs.chunk_by(|one, next| one.is_plain() && next.is_plain()) {
+        // Consecutive images and folders are classified together; each list, archive or embeddings file on its own.
+        for part in inputs.chunk_by(|input, next| input.is_plain() && next.is_plain()) {
             match &part[0] {
                 PredictInput::Path(path) if is_embeddings(path) => writer.predict_rows(path)?,
                 PredictInput::Path(path) if is_list_or_archive(path) => writer.predict_collection(path)?,
@@ -153,7 +152,7 @@ impl PredictInput {
         }
     }
 
-    /// Whether it is an image or a folder of images, which are classified together with the following ones.
+    /// Whether the input is an image or a folder of images, which is classified together with those that follow it.
     fn is_plain(&self) -> bool {
         match self {
             PredictInput::Path(path) => !is_embeddings(path) && !is_list_or_archive(path),
@@ -265,6 +264,7 @@ impl TableLayout {
         };
         let name = match self.width {
             Some(width) => {
+                // Two spaces separate the class and the name.
                 let used = Self::BEFORE_CLASS + self.class + 2 + display_width(note);
                 shortened_item(name, width.saturating_sub(used))
             }
@@ -317,6 +317,7 @@ impl PredictionWriter<'_> {
         self.out()?.flush().context("cannot write the predictions")
     }
 
+    /// Writes the header of the CSV format; other formats have none.
     fn write_header(&mut self) -> anyhow::Result<()> {
         if self.arguments.format == Format::Csv {
             let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
@@ -329,12 +330,12 @@ impl PredictionWriter<'_> {
     /// Classifies the rows of an embeddings file.
     fn predict_rows(&mut self, path: &Path) -> anyhow::Result<()> {
         let data = Embeddings::open(path)?;
-        if let (Some(learned), Some(given)) = (self.predictor.embedder(), data.backbone()) {
+        if let (Some(fitted_with), Some(backbone)) = (self.predictor.embedder(), data.backbone()) {
             anyhow::ensure!(
-                learned == given,
+                fitted_with == backbone,
                 hinted(
                     format!(
-                        "the classifier was trained on embeddings of {learned}, but these are from {given}"
+                        "the classifier was trained on embeddings of {fitted_with}, but these are from {backbone}"
                     ),
                     "embed the images with the same backbone, --size, --fit and --resampling"
                 )
@@ -345,8 +346,8 @@ impl PredictionWriter<'_> {
             let count = CHUNK.min(data.len() - start);
             let values = data.features().rows_between(start..start + count);
             let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
-            let found = self.predictor.predict(&rows)?;
-            for (row, prediction) in (start..).zip(&found) {
+            let predictions = self.predictor.predict(&rows)?;
+            for (row, prediction) in (start..).zip(&predictions) {
                 let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
                 self.write_prediction(&name, prediction)?;
             }
@@ -360,18 +361,18 @@ impl PredictionWriter<'_> {
     /// Classifies the images of a list or an archive.
     fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
         // Opened before the images: an error must not come only after a large archive has been listed.
-        let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
+        let backbone = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let collection = Collection::open(path, SourceOptions::default())?;
         self.report_skipped(collection.skipped());
         let entries = collection.entries().iter();
         let inputs: Vec<_> =
             entries.map(|entry| (entry.item.clone(), ImageInput::Entry(&collection, entry))).collect();
-        self.predict_all(found, &inputs)
+        self.predict_all(backbone, &inputs)
     }
 
     /// Classifies image files and the images in folders.
     fn predict_images(&mut self, given: &[PredictInput]) -> anyhow::Result<()> {
-        let found = self.embedder.is_none().then(|| self.backbone()).transpose()?;
+        let backbone = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let mut listed = Vec::new();
         for input in given {
             match input {
@@ -394,7 +395,7 @@ impl PredictionWriter<'_> {
                 ListedImage::Bytes(bytes) => (name.clone(), ImageInput::Bytes(bytes)),
             })
             .collect();
-        self.predict_all(found, &inputs)
+        self.predict_all(backbone, &inputs)
     }
 
     fn report_skipped(&mut self, skipped: &[Skipped]) {
@@ -402,14 +403,14 @@ impl PredictionWriter<'_> {
         print_skipped(skipped.iter());
     }
 
-    /// Classifies images, given as name and image, in chunks. `found` is the backbone, if it was opened already; it is
-    /// `None` if there is an embedder from the previous input.
+    /// Classifies images, given as name and image, in chunks. `backbone` is `None` if there is an embedder from the
+    /// previous input.
     fn predict_all(
         &mut self,
-        found: Option<Backbone>,
+        backbone: Option<Backbone>,
         inputs: &[(String, ImageInput<'_>)],
     ) -> anyhow::Result<()> {
-        let embedder = self.embedder(found, inputs.len())?;
+        let embedder = self.embedder(backbone, inputs.len())?;
         let progress = ProgressDisplay::counting(inputs.len() as u64, "images");
         for (number, part) in inputs.chunks(CHUNK).enumerate() {
             self.predict_chunk(&embedder, part, (&progress, number * CHUNK))?;
@@ -432,9 +433,9 @@ impl PredictionWriter<'_> {
         inputs: &[(String, ImageInput<'_>)],
         (progress, before): (&ProgressDisplay, usize),
     ) -> anyhow::Result<()> {
-        let given: Vec<ImageInput<'_>> = inputs.iter().map(|(_, given)| *given).collect();
+        let images: Vec<ImageInput<'_>> = inputs.iter().map(|(_, image)| *image).collect();
         let chunk_progress = |done: u64, total: u64| progress.update(before as u64 + done, total);
-        let embedded = embedder.embed_images(&given, &chunk_progress)?;
+        let embedded = embedder.embed_images(&images, &chunk_progress)?;
         let mut rows: Vec<(&str, &[f32])> = Vec::new();
         for ((name, _), row) in inputs.iter().zip(&embedded.rows) {
             match row {
@@ -460,14 +461,15 @@ impl PredictionWriter<'_> {
         self.arguments.backbone.find_for(self.predictor)
     }
 
-    /// The embedder of the previous input, or a new one. One on the CPU is replaced if `images` are enough for a GPU.
-    fn embedder(&mut self, found: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
+    /// The embedder of the previous input, or a new one with the given backbone. An embedder that was made for few
+    /// images, and so on the CPU, is replaced if the number `images` is enough for a GPU.
+    fn embedder(&mut self, backbone: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
         let suffices = self.considered_gpu || images < GPU_MIN_IMAGES;
         if let Some(embedder) = self.embedder.take().filter(|_| suffices) {
             return Ok(embedder);
         }
         self.considered_gpu |= images >= GPU_MIN_IMAGES;
-        let backbone = found.map_or_else(|| self.backbone(), Ok)?;
+        let backbone = backbone.map_or_else(|| self.backbone(), Ok)?;
         self.arguments.backbone.embedder(backbone, images)
     }
 
@@ -522,7 +524,7 @@ impl PredictionWriter<'_> {
         answers.push((NONE_OF_THESE.into(), prediction.unknown));
         let first = if is_unknown { answers.len() - 1 } else { prediction.class as usize };
         answers.remove(first);
-        answers.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        answers.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         let shown = answers.iter().take(OTHER_ANSWERS).map(|(name, p)| format!("{name} {}", percent(*p)));
         shown.collect::<Vec<_>>().join(", ")
     }
@@ -544,6 +546,7 @@ enum ListedImage<'a> {
     Bytes(&'a [u8]),
 }
 
+/// Whether a path is a list of images or an archive, by its extension.
 fn is_list_or_archive(path: &Path) -> bool {
     let name = path.display().to_string().to_lowercase();
     [".csv", ".jsonl", ".zip", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))

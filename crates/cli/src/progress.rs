@@ -22,7 +22,7 @@ impl ProgressDisplay {
         handle_interrupts();
         let bar = ProgressBar::new(count);
         let style = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}  {{rate}}  {{eta}} left");
-        let style = ProgressStyle::with_template(&style).expect("the template is ours");
+        let style = ProgressStyle::with_template(&style).expect("the template is valid");
         bar.set_style(style.with_key("rate", write_rate));
         ProgressDisplay { bar }
     }

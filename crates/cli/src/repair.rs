@@ -105,7 +105,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if arguments.in_place && plan.header.kind != CollectionKind::Folder {
         return Err(hinted(
-            format!("--in-place moves files between class folders, but this plan is for {}", kind(&plan)),
+            format!(
+                "--in-place moves files between class folders, but this plan is for {}",
+                kind_in_words(&plan)
+            ),
             match plan.header.kind {
                 CollectionKind::Embeddings => {
                     "write a copy with --into FILE.safetensors, or a list with --labels FILE"
@@ -131,7 +134,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.repair_pictures(&plan).map_err(|error| match error.downcast_ref() {
                 // The folder may differ from the plan because of an in-place repair: then say that instead.
                 Some(trueshot::Error::CollectionChanged { .. }) => {
-                    arguments.half_done(&plan, path, &text).unwrap_or(error)
+                    arguments.earlier_repair_error(&plan, path, &text).unwrap_or(error)
                 }
                 _ => error,
             })
@@ -159,7 +162,7 @@ fn kind_at(root: &Path, planned: CollectionKind) -> anyhow::Result<CollectionKin
                 false => CollectionKind::ImageList,
             }
         }
-        other => other,
+        unchanged => unchanged,
     })
 }
 
@@ -183,7 +186,7 @@ fn check_destination(into: &Path, kind: CollectionKind) -> anyhow::Result<()> {
 }
 
 /// The kind of the plan's data, in words.
-fn kind(plan: &RepairPlan) -> &'static str {
+fn kind_in_words(plan: &RepairPlan) -> &'static str {
     match plan.header.kind {
         CollectionKind::Folder => "a folder",
         CollectionKind::ImageList => "images in a list or an archive",
@@ -245,7 +248,7 @@ impl Arguments {
             }
             false => {
                 let collection = Collection::open(root, SourceOptions::default())?;
-                check(plan, &collection)?;
+                check_unchanged(plan, &collection)?;
                 warn_of_new_classes(plan, collection.empty_folders());
                 let journal = Journal::new(root, text, repair::moves(plan, repair::files_below(root)?));
                 if let Some(problem) = journal.obstacles(&folder).first() {
@@ -277,7 +280,7 @@ impl Arguments {
     }
 
     /// The error if an in-place repair of this plan was interrupted or finished before; `None` if there was none.
-    fn half_done(&self, plan: &RepairPlan, path: &Path, text: &str) -> Option<anyhow::Error> {
+    fn earlier_repair_error(&self, plan: &RepairPlan, path: &Path, text: &str) -> Option<anyhow::Error> {
         let undo = self.undo_file(path);
         let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
         let journal = journal.with_root(plan.header.root.clone());
@@ -297,7 +300,7 @@ impl Arguments {
     fn repair_pictures(&self, plan: &RepairPlan) -> anyhow::Result<()> {
         let root = &plan.header.root;
         let collection = Collection::open(root, SourceOptions::default())?;
-        check(plan, &collection)?;
+        check_unchanged(plan, &collection)?;
         warn_of_new_classes(plan, collection.empty_folders());
         if let (CollectionKind::ImageList, Some(into)) = (plan.header.kind, &self.into) {
             return self.write_labels(&self.copy_pictures(plan, &collection, into)?);
@@ -309,7 +312,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             copy_folder(plan, into, &moves)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(plan, &moves, self.width.limit(None)));
+            return print_escaped(&changes_text(plan, &moves, self.width.limit(None)));
         }
         // The file of every image, by the name and the class of the item.
         let paths: HashMap<(&str, u32), PathBuf> = collection
@@ -318,9 +321,9 @@ impl Arguments {
             .filter_map(|entry| Some(((entry.item.as_str(), entry.class), entry.path()?.to_owned())))
             .collect();
         let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
-        let place =
+        let file_of =
             |listed: &ListedItem| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
-        self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &place))
+        self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &file_of))
     }
 
     /// The folder that paths in lists of labels are below, if files are moved or copied: the copy or the repaired
@@ -382,9 +385,9 @@ impl Arguments {
         report_copy(into, files, &labelled);
         // The lists of labels name the copies.
         let base = self.base(&plan.header.root).unwrap_or_default();
-        for (one, copy) in labelled.iter_mut().zip(&copies) {
-            one.path = base.join(&copy.to).to_string_lossy().into_owned();
-            one.item = copy.to.clone();
+        for (item, copy) in labelled.iter_mut().zip(&copies) {
+            item.path = base.join(&copy.to).to_string_lossy().into_owned();
+            item.item = copy.to.clone();
         }
         Ok(labelled)
     }
@@ -412,7 +415,7 @@ impl Arguments {
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
-            return print_escaped(&shown(&plan, &[], self.width.limit(None)));
+            return print_escaped(&changes_text(&plan, &[], self.width.limit(None)));
         }
         self.write_labels(&labelled)
     }
@@ -434,8 +437,9 @@ impl Arguments {
             ),
         };
         if let Some(path) = &self.labels {
-            let beside: Vec<Labelled> = labelled.iter().map(|one| relative(one, path)).collect();
-            write_file(path, &repair::labels_csv(&beside))?;
+            let with_relative_paths: Vec<Labelled> =
+                labelled.iter().map(|item| relative(item, path)).collect();
+            write_file(path, &repair::labels_csv(&with_relative_paths))?;
             report(path, format!("{kept} labels"), "left out");
         }
         if let Some(path) = &self.label_studio {
@@ -450,7 +454,7 @@ impl Arguments {
     }
 }
 
-/// Copies a folder with its files in their new places.
+/// Copies a folder with its files at their new paths.
 fn copy_folder(plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result<()> {
     let progress = ProgressDisplay::counting(plan.listing.len() as u64, "files");
     let copied = repair::copy(&plan.header.root, into, moves, &progress);
@@ -472,13 +476,13 @@ fn report_copy(into: &Path, files: usize, labelled: &[Labelled]) {
 
 /// The number of items with a new class, and of items in quarantine.
 fn changed_and_quarantined(labelled: &[Labelled]) -> (usize, usize) {
-    let changed = labelled.iter().filter(|one| one.label.as_ref().is_some_and(|label| *label != one.was));
-    (changed.count(), labelled.iter().filter(|one| one.label.is_none()).count())
+    let changed = labelled.iter().filter(|item| item.label.as_ref().is_some_and(|label| *label != item.was));
+    (changed.count(), labelled.iter().filter(|item| item.label.is_none()).count())
 }
 
 /// The number of moves into the quarantine.
 fn quarantined(moves: &[Move]) -> usize {
-    moves.iter().filter(|one| one.to.starts_with(repair::QUARANTINE)).count()
+    moves.iter().filter(|change| change.to.starts_with(repair::QUARANTINE)).count()
 }
 
 /// The number of files in quarantine and, if there are any, the folder.
@@ -511,7 +515,7 @@ fn entries<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a Im
 }
 
 /// Fails if a collection has changed since the audit.
-fn check(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
+fn check_unchanged(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
     let entries = entries(collection);
     let hash = |listed: &ListedItem| {
         let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
@@ -537,18 +541,22 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
 /// Every item of the listing with its label after the plan, and its path.
 ///
 /// If files are moved or copied, `base` is the folder that they end up in, and `moves` says which of them get another
-/// path below it. Otherwise (`base` is `None`), `place` returns the file of an item, if it has one.
+/// path below it. Otherwise (`base` is `None`), `file_of` returns the file of an item, if it has one.
 fn labelled(
     plan: &RepairPlan,
     listing: &[ListedItem],
     moves: &[Move],
     base: Option<&Path>,
-    place: &dyn Fn(&ListedItem) -> Option<PathBuf>,
+    file_of: &dyn Fn(&ListedItem) -> Option<PathBuf>,
 ) -> Vec<Labelled> {
-    let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
-    let changes: HashMap<(&str, &str), Option<&String>> =
-        plan.changes.iter().map(|one| ((one.item.as_str(), one.from.as_str()), one.to.as_ref())).collect();
-    let one = |listed: &ListedItem| {
+    let targets: HashMap<&str, &str> =
+        moves.iter().map(|change| (change.from.as_str(), change.to.as_str())).collect();
+    let changes: HashMap<(&str, &str), Option<&String>> = plan
+        .changes
+        .iter()
+        .map(|change| ((change.item.as_str(), change.from.as_str()), change.to.as_ref()))
+        .collect();
+    let with_new_label = |listed: &ListedItem| {
         // Items without a class are files other than images, in plans of earlier versions.
         let was = listed.class.clone()?;
         // The new label: that of the change if there is one (`None`: quarantine), otherwise the old one.
@@ -556,36 +564,36 @@ fn labelled(
         // The name of the item after the moves, if files are moved.
         let moved = base.map(|_| targets.get(listed.item.as_str()).map_or(listed.item.as_str(), |to| *to));
         let item = moved.unwrap_or(&listed.item).to_string();
-        let path = base.map(|base| base.join(&item)).or_else(|| place(listed));
+        let path = base.map(|base| base.join(&item)).or_else(|| file_of(listed));
         let path = path.map_or_else(|| item.clone(), |path| path.to_string_lossy().into_owned());
         Some(Labelled { item, path, label, was })
     };
-    listing.iter().filter_map(one).collect()
+    listing.iter().filter_map(with_new_label).collect()
 }
 
 /// The item with its path relative to the folder of the file `list`, if it is below that folder.
-fn relative(one: &Labelled, list: &Path) -> Labelled {
+fn relative(item: &Labelled, list: &Path) -> Labelled {
     let folder = list.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let inside = std::fs::canonicalize(folder).ok().and_then(|folder| {
-        let path = Path::new(&one.path).strip_prefix(folder).ok()?;
+    let relative_path = std::fs::canonicalize(folder).ok().and_then(|folder| {
+        let path = Path::new(&item.path).strip_prefix(folder).ok()?;
         Some(path.to_string_lossy().into_owned())
     });
-    Labelled { path: inside.unwrap_or_else(|| one.path.clone()), ..one.clone() }
+    Labelled { path: relative_path.unwrap_or_else(|| item.path.clone()), ..item.clone() }
 }
 
 /// Writes the rows with their new labels, without those in quarantine.
 fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::Result<()> {
-    let mut classes: Vec<String> = labelled.iter().filter_map(|one| one.label.clone()).collect();
+    let mut classes: Vec<String> = labelled.iter().filter_map(|item| item.label.clone()).collect();
     classes.sort();
     classes.dedup();
     let precision = data.features().precision();
     let notes: Vec<(&str, String)> =
         data.backbone().map(|name| ("backbone", name.to_string())).into_iter().collect();
     let mut writer = Writer::create(into, data.dim(), precision, &classes, &notes)?;
-    for (row, one) in labelled.iter().enumerate() {
-        let class = one.label.as_ref().and_then(|label| classes.binary_search(label).ok());
+    for (row, item) in labelled.iter().enumerate() {
+        let class = item.label.as_ref().and_then(|label| classes.binary_search(label).ok());
         if let Some(class) = class {
-            writer.push(class as u32, &one.item, data.features().bytes_of(row..row + 1))?;
+            writer.push(class as u32, &item.item, data.features().bytes_of(row..row + 1))?;
         }
     }
     let rows = writer.rows();
@@ -596,8 +604,9 @@ fn write_rows(data: &Embeddings, labelled: &[Labelled], into: &Path) -> anyhow::
 
 /// The planned changes as text, and the options that make them. `moves` are the moves in a folder, empty for other
 /// data.
-fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
-    let targets: HashMap<&str, &str> = moves.iter().map(|one| (one.from.as_str(), one.to.as_str())).collect();
+fn changes_text(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
+    let targets: HashMap<&str, &str> =
+        moves.iter().map(|change| (change.from.as_str(), change.to.as_str())).collect();
     let mut table = TextTable::new(vec![Column::Item, Column::Item, Column::Word]);
     // The effects on the accuracy were computed for the changes that the audit planned.
     let is_edited = plan.is_edited();
@@ -607,7 +616,7 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
         let effect = effect(change.effect.filter(|_| !is_edited));
         table.line([visible(&change.item), format!("-> {target}"), effect]);
     }
-    let ways: &[&str] = match plan.header.kind {
+    let options: &[&str] = match plan.header.kind {
         CollectionKind::Folder => &[
             "--into DIR|FILE.zip  writes a repaired copy",
             "--in-place           moves the files, and can be undone",
@@ -620,8 +629,8 @@ fn shown(plan: &RepairPlan, moves: &[Move], width: Option<usize>) -> String {
             &["--into FILE.safetensors  writes a repaired copy", "--labels FILE            writes a list"]
         }
     };
-    let ways: String = ways.iter().map(|way| format!("  {way}\n")).collect();
-    table.render(width) + &format!("{}\nnothing was changed\n{ways}", plan.summary())
+    let options: String = options.iter().map(|option| format!("  {option}\n")).collect();
+    table.render(width) + &format!("{}\nnothing was changed\n{options}", plan.summary())
 }
 
 /// The difference that a change alone makes to the leave-one-out accuracy, in percentage points; empty if unknown.

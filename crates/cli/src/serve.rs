@@ -75,7 +75,7 @@ struct LimitArguments {
     /// Close connections whose headers take longer than this to arrive, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     header_timeout: u32,
-    /// Close connections on which 10 KiB of a body, or reading a response, take longer than this, in seconds
+    /// Give up on clients that send less than 10 KiB of a body, or read nothing of a response, in this time, in seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
     stall_timeout: u32,
     /// Close connections without a request for this time, in seconds
@@ -83,7 +83,7 @@ struct LimitArguments {
     idle_timeout: u32,
 }
 
-/// How long to wait at shutdown for work that cannot be interrupted.
+/// How long to wait for work that cannot be interrupted after the server has stopped.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// Runs `trueshot serve` until Ctrl-C or SIGTERM.
@@ -110,9 +110,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let backbone = arguments.backbone.find()?.map_or_else(default, Ok)?;
     let embedder = arguments.backbone.server_embedder(backbone)?;
     let address = SocketAddr::new(arguments.address, arguments.port);
-    let (app, unreadable) = App::new(embedder, settings).map_err(add_lock_hint)?;
-    for problem in unreadable {
-        say!("warning: {problem}");
+    let (app, warnings) = App::new(embedder, settings).map_err(add_lock_hint)?;
+    for warning in warnings {
+        say!("warning: {warning}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
@@ -158,7 +158,9 @@ fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> anyhow::Error {
 }
 
 impl LimitArguments {
-    /// The limits of the server. The memory for all bodies (256 MiB) grows so that two of the largest fit.
+    /// The limits of the server. The memory for all bodies (256 MiB) grows so that two of the largest bodies fit: the
+    /// server keeps as much as one of them in reserve, so that uploads that wait for memory cannot block each other
+    /// forever.
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
         let max_body_bytes = (self.max_body as usize) << 20;
@@ -178,9 +180,10 @@ impl LimitArguments {
     }
 }
 
-/// The token in the file or, without one, in the environment variable; `None` if there is neither.
+/// The token in the file or, without one, in the environment variable; `None` if there is neither. White space around
+/// the token is removed, such as the line break at the end of a file.
 fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
-    let given = match file {
+    let text = match file {
         Some(path) => {
             Some(std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?)
         }
@@ -189,7 +192,7 @@ fn token(file: Option<&Path>) -> anyhow::Result<Option<String>> {
             Err(_) => anyhow::bail!("{TOKEN_VARIABLE} is not UTF-8; a token may have ASCII characters only"),
         },
     };
-    let Some(token) = given.map(|token| token.trim().to_owned()) else { return Ok(None) };
+    let Some(token) = text.map(|token| token.trim().to_owned()) else { return Ok(None) };
     let is_valid = token.bytes().all(|byte| byte.is_ascii_graphic());
     anyhow::ensure!(is_valid, "the token may have printable ASCII characters only, and no spaces");
     let length = token.len();
@@ -217,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classifiers_are_kept_in_the_users_folder_for_data() {
+    fn classifiers_are_stored_in_the_data_folder_of_the_user() {
         let folder = |variables: &[(&str, &str)]| {
             let find = |name: &str| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, path)| PathBuf::from(path))

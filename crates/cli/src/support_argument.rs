@@ -95,10 +95,10 @@ fn print_notes(rows: &LabelledRows) {
 /// Messages about classes that are empty or unreadable.
 fn notes(rows: &LabelledRows) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut add = |names: Vec<String>, one: &str, many: &str| match names.len() {
+    let mut add = |names: Vec<String>, singular: &str, plural: &str| match names.len() {
         0 => {}
-        1 => notes.push(format!("{} {one}", names[0])),
-        _ => notes.push(format!("{} {many}: {}", names.len(), shortened(&names))),
+        1 => notes.push(format!("{} {singular}", names[0])),
+        _ => notes.push(format!("{} {plural}: {}", names.len(), shortened(&names))),
     };
     add(empty_folders(rows), "is an empty folder", "folders are empty");
     add(unreadable_classes(rows), "has no readable image", "classes have no readable image");
@@ -114,17 +114,18 @@ fn empty_folders(rows: &LabelledRows) -> Vec<String> {
 /// Classes all of whose images were skipped.
 fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
     let listed = rows.images.iter().flat_map(|images| images.collection.classes());
-    let is_gone = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
-    listed.filter(is_gone).map(|class| format!("class {}", quoted(class))).collect()
+    // Classes are sorted by name.
+    let has_no_row = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
+    listed.filter(has_no_row).map(|class| format!("class {}", quoted(class))).collect()
 }
 
 /// The audited files, for a plan: [`listing`] with the hashes of the files as they were embedded.
 pub fn audited_files(images: &RowImages) -> Vec<ListedItem> {
-    let mut all = listing(&images.collection);
-    for (listed, hash) in all.iter_mut().zip(images.hashes()) {
-        listed.hash = hash.map(|hash| blake3::Hash::from_bytes(hash).to_hex().to_string());
+    let mut files = listing(&images.collection);
+    for (file, hash) in files.iter_mut().zip(images.hashes()) {
+        file.hash = hash.map(|hash| blake3::Hash::from_bytes(hash).to_hex().to_string());
     }
-    all
+    files
 }
 
 /// A name in quotes, with control characters escaped.
@@ -151,13 +152,13 @@ pub fn listing(collection: &Collection) -> Vec<ListedItem> {
 
 /// An item of a plan, with the size and modification time of its file if it has one.
 fn listed(item: &str, class: &str, path: Option<&Path>) -> ListedItem {
-    let found = path.and_then(|path| std::fs::metadata(path).ok());
-    let modified = found.as_ref().and_then(|found| found.modified().ok());
+    let metadata = path.and_then(|path| std::fs::metadata(path).ok());
+    let modified = metadata.as_ref().and_then(|metadata| metadata.modified().ok());
     let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     ListedItem {
         item: item.into(),
         class: Some(class.into()),
-        size: found.map(|found| found.len()),
+        size: metadata.map(|metadata| metadata.len()),
         modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
         hash: None,
     }

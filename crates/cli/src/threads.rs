@@ -13,7 +13,8 @@ pub struct Threads {
 impl Threads {
     /// Runs `work` on a pool with this number of threads.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> anyhow::Result<T> + Send) -> anyhow::Result<T> {
-        let threads = self.threads.map_or(0, usize::from);
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build()?.install(work)
+        // 0 stands for all cores.
+        let count = self.threads.map_or(0, usize::from);
+        rayon::ThreadPoolBuilder::new().num_threads(count).build()?.install(work)
     }
 }

@@ -95,16 +95,16 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
         items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
     let labels = items.iter().map(|item| item.given.to_string()).collect();
     let set = Embeddings::from_rows(rows.clone(), data.dim(), labels).expect("rows");
-    let found = Audit::of(&set).run().expect("an audit");
+    let audit = Audit::of(&set).run().expect("an audit");
     let mut result = SetResult {
-        suspicion: found.items.iter().map(|item| item.p_wrong).collect(),
+        suspicion: audit.items.iter().map(|item| item.p_wrong).collect(),
         cosine: cosine_suspicion(&set),
         wrong: items.iter().map(|item| item.is_wrong()).collect(),
         given: items.iter().map(|item| item.given).collect(),
         rows,
         ..SetResult::default()
     };
-    result.verdicts = verdicts(&found, items.iter().map(|item| item.truth));
+    result.verdicts = verdicts(&audit, items.iter().map(|item| item.truth));
     // The classifier, and its predictions for the queries.
     let queries = drawn.episode.classes.iter().zip(0u32..);
     let queries = queries.flat_map(|(draw, class)| draw.queries.iter().map(move |&row| (row, class)));
@@ -114,7 +114,7 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
         None => "relabel".into(),
     };
     let method = Registry::default().parse(&method).expect("a method");
-    let predictor = Predictor::fit(set, &method, Some(&found)).expect("a classifier");
+    let predictor = Predictor::fit(set, &method, Some(&audit)).expect("a classifier");
     let rows: Vec<&[f32]> = queries.iter().map(|(row, _)| &row[..]).collect();
     for (prediction, (_, class)) in predictor.predict(&rows).expect("predictions").iter().zip(&queries) {
         let probability = prediction.probabilities_if_known()[prediction.class as usize];
@@ -139,6 +139,7 @@ fn unknown_rows(
     index: u64,
     row: impl Fn(&Embeddings, u32) -> Vec<f32>,
 ) -> Vec<Vec<f32>> {
+    // Another seed than that of the episodes, 0.
     let mut rng = Rng::new(7, Purpose::Items, index);
     let is_known = |index: usize| {
         std::ptr::eq(pool, data)
@@ -149,7 +150,7 @@ fn unknown_rows(
 }
 
 /// The verdicts of an audit, and whether each is correct.
-fn verdicts(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Verdict, bool)> {
+fn verdicts(audit: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Verdict, bool)> {
     let checked = |(item, truth): (&audit::AuditedItem, Option<u32>)| {
         let truth = truth.map(|class| class.to_string());
         let is_correct = match item.verdict {
@@ -161,7 +162,7 @@ fn verdicts(found: &Audit, truths: impl Iterator<Item = Option<u32>>) -> Vec<(Ve
         };
         (item.verdict, is_correct)
     };
-    found.items.iter().zip(truths).map(checked).collect()
+    audit.items.iter().zip(truths).map(checked).collect()
 }
 
 /// The suspicion of every item by the weights of the method `cosine`.
@@ -180,6 +181,7 @@ fn report(arguments: &Arguments, noise: Noise, results: &[SetResult]) -> serde_j
         results.iter().flat_map(|result| field(result).iter().copied()).collect::<Vec<f32>>()
     };
     let wrong: Vec<bool> = results.iter().flat_map(|result| result.wrong.iter().copied()).collect();
+    // `relabel` is the suspicion of the audit.
     let relabel = Detection::score(&all(|result| &result.suspicion), &wrong, true);
     let cosine = Detection::score(&all(|result| &result.cosine), &wrong, false);
     // For every verdict its number, and how many of these are correct.
@@ -226,7 +228,8 @@ fn write_sets(folder: &Path, results: &[SetResult], dim: usize) {
     std::fs::create_dir_all(folder).expect("a folder");
     let (sets, items) = (results.len(), results[0].given.len());
     let write = |name: &str, descr: &str, shape: &str, bytes: Vec<u8>| {
-        // The header of the `.npy` format, padded so that the data starts at a multiple of 64 bytes.
+        // The header of the `.npy` format, padded so that the data starts at a multiple of 64 bytes. In front of it are
+        // 10 bytes (magic bytes, version and length), and it ends with a line end.
         let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}");
         let length = (10 + header.len() + 1).next_multiple_of(64) - 10;
         header.push_str(&" ".repeat(length - header.len() - 1));

@@ -31,6 +31,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Box<dyn Method>> {
     Ok(Box::new(TrimmedMean { share: parameters.fraction("share")? }))
 }
 
+/// The method: prototypes are the means of the items that are not left out.
 struct TrimmedMean {
     /// The share of the items of a class that is left out, 0 to 1.
     share: f32,
@@ -69,7 +70,7 @@ impl TrimmedMean {
 }
 
 /// The squared distance of every item of a class to the mean of the class, up to a term that is the same for all items.
-/// It is made of inner products, which the methods of an evaluation share: `|x|^2 - 2 <x, mean>`.
+/// It is made of inner products, which the methods of an evaluation share: `|x|^2 - 2 <x, mean>`, without `|mean|^2`.
 fn distances_to_mean(task: &Task<'_>, class: usize) -> Vec<f32> {
     let members = &task.support.members()[class];
     let (gram, items) = (task.gram(), task.support.len());
@@ -81,7 +82,8 @@ fn distances_to_mean(task: &Task<'_>, class: usize) -> Vec<f32> {
     members.iter().map(distance).collect()
 }
 
-/// Eight classes of forty points; `Embeddings::open` reads a file instead.
+/// Eight classes of forty points with 16 values: values c and c + 8 of class c are 3 on average, its others 0, plus
+/// random numbers from -2 to 2. `Embeddings::open` reads a file instead.
 fn data() -> Result<Embeddings> {
     let mut rng = Rng::new(0, trueshot::rng::Purpose::Items, 0);
     let mut value = |row: usize, column: usize| {
@@ -108,10 +110,10 @@ fn the_method_withstands_wrong_labels_better_than_the_mean_and_finds_them() {
     registry.register(TRIMMED);
     let data = data().unwrap();
     let evaluation = Evaluation::of(&data).noise("symmetric=40").unwrap().episodes(300);
-    let found = evaluation.methods_of(&registry, "protonet,trimmed").unwrap().run().unwrap();
-    let [protonet, trimmed] = &found.settings[0].methods[..] else { unreachable!() };
-    assert!(trimmed.accuracy > protonet.accuracy, "{found}");
-    assert!(trimmed.detection.as_ref().unwrap().auroc > 0.6, "{found}");
+    let results = evaluation.methods_of(&registry, "protonet,trimmed").unwrap().run().unwrap();
+    let [protonet, trimmed] = &results.settings[0].methods[..] else { unreachable!() };
+    assert!(trimmed.accuracy > protonet.accuracy, "{results}");
+    assert!(trimmed.detection.as_ref().unwrap().auroc > 0.6, "{results}");
     let refused = registry.parse("trimmed:share=2").err().unwrap().to_string();
     assert!(refused.ends_with("share is a number from 0 to 1"), "{refused}");
 }

@@ -53,6 +53,7 @@ impl Array {
     /// order; otherwise `None`.
     pub fn byte_rows(&self) -> Option<(usize, &[usize])> {
         let (&rows, shape) = self.shape.split_first()?;
+        // With one dimension, both orders are the same.
         let in_order = !self.fortran_order || shape.is_empty();
         ((self.kind, self.width) == ('u', 1) && in_order).then_some((rows, shape))
     }

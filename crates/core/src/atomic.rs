@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -39,7 +39,7 @@ const SUFFIX: &str = ".part";
 pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<()> {
     let attempt = || -> std::io::Result<()> {
         // A device or pipe cannot be replaced by renaming. A folder is left to `persist`, which fails on it.
-        if std::fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir()) {
             let mut device = BufWriter::new(std::fs::OpenOptions::new().write(true).open(path)?);
             fill(&mut device)?;
             return device.flush();
@@ -60,10 +60,10 @@ pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::i
 /// Checks that a file can be written at a path, before long work whose result goes there. The file itself is not
 /// touched.
 pub fn check_writable(path: &Path) -> Result<()> {
-    let found = std::fs::metadata(path);
-    let attempt = match found {
-        Ok(found) if found.is_dir() => Err(std::io::Error::other("it is a folder")),
-        Ok(found) if !found.is_file() => Ok(()),
+    let attempt = match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(std::io::Error::other("it is a folder")),
+        // A device or pipe is written to directly.
+        Ok(metadata) if !metadata.is_file() => Ok(()),
         _ => sibling(path).map(drop),
     };
     attempt.map_err(|source| Error::Write { path: path.into(), source })
@@ -89,10 +89,12 @@ pub(crate) fn sibling(path: &Path) -> std::io::Result<NamedTempFile> {
     }
     loop {
         let file = builder.tempfile_in(folder)?;
-        // Between its creation and its lock, another process may have removed the file as a stale one: then try again.
-        // On a file system without locks, `try_lock` fails and the file is used without one.
-        if file.as_file().try_lock().is_err() || is_still_at(file.as_file(), file.path()) {
-            return Ok(file);
+        // Between its creation and its lock, another process may take the file for a stale one, and lock and remove it:
+        // then try again. On a file system without locks, the file is used without one.
+        match file.as_file().try_lock() {
+            Err(TryLockError::WouldBlock) => {}
+            Ok(()) if !is_still_at(file.as_file(), file.path()) => {}
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
         }
     }
 }
@@ -109,7 +111,9 @@ fn remove_stale_files(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| is_temporary(&entry.file_name())) {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        let Some(file) = is_file.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+        // The lock is held until the file is removed, so that its writer cannot start to use it in between.
+        if file.try_lock().is_ok() {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -128,15 +132,15 @@ mod tests {
     #[cfg(unix)]
     fn stale_temporary_files_are_removed_and_locked_ones_are_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let name = |name: &str| folder.path().join(name);
-        let (stale, locked) = (name(".trueshot-AAAA.part"), name(".trueshot-BBBB.part"));
-        let unrelated = name("other.part");
+        let path = |name: &str| folder.path().join(name);
+        let (stale, locked) = (path(".trueshot-AAAA.part"), path(".trueshot-BBBB.part"));
+        let unrelated = path("other.part");
         std::fs::write(&stale, "half").unwrap();
         std::fs::write(&unrelated, "other").unwrap();
         let writer = File::create(&locked).unwrap();
         writer.try_lock().unwrap();
-        write_atomically(&name("result"), |file| file.write_all(b"whole")).unwrap();
+        write_atomically(&path("result"), |file| file.write_all(b"whole")).unwrap();
         assert!(!stale.exists() && locked.exists() && unrelated.exists());
-        assert_eq!(std::fs::read(name("result")).unwrap(), b"whole");
+        assert_eq!(std::fs::read(path("result")).unwrap(), b"whole");
     }
 }

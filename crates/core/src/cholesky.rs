@@ -32,15 +32,15 @@ impl Cholesky {
         // Row i of A becomes row i of L, in place, from the rows of L above it:
         // L[i][j] = (A[i][j] - sum over k < j of L[i][k] L[j][k]) / L[j][j].
         for i in 0..size {
-            let (above, rest) = matrix.split_at_mut(i * size);
-            let row = &mut rest[..size];
-            row[i] += shift;
-            for (j, other) in above.chunks_exact(size).enumerate() {
-                row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+            let (above, from_i) = matrix.split_at_mut(i * size);
+            let row_i = &mut from_i[..size];
+            row_i[i] += shift;
+            for (j, row_j) in above.chunks_exact(size).enumerate() {
+                row_i[j] = (row_i[j] - dot(&row_i[..j], &row_j[..j])) / row_j[j];
             }
             // Rounding can make the square of the diagonal element slightly negative; 1e-12 keeps divisions by it
             // finite.
-            row[i] = (row[i] - dot(&row[..i], &row[..i])).max(1e-12).sqrt();
+            row_i[i] = (row_i[i] - dot(&row_i[..i], &row_i[..i])).max(1e-12).sqrt();
         }
         Cholesky { lower: matrix, size }
     }
@@ -56,8 +56,8 @@ impl Cholesky {
         // Back substitution: Lᵀ x = y. Once x[i] is known, its part is subtracted from all elements before it.
         for (i, row) in self.lower.chunks_exact(self.size.max(1)).enumerate().rev() {
             solution[i] /= row[i];
-            let (before, rest) = solution.split_at_mut(i);
-            before.iter_mut().zip(row).for_each(|(value, factor)| *value -= factor * rest[0]);
+            let (before, from_i) = solution.split_at_mut(i);
+            before.iter_mut().zip(row).for_each(|(value, factor)| *value -= factor * from_i[0]);
         }
         solution.into_iter().map(|value| value as f32).collect()
     }
@@ -93,13 +93,13 @@ impl Cholesky {
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut sums = [0.0; 8];
     let (a_chunks, b_chunks) = (a.chunks_exact(8), b.chunks_exact(8));
-    let rest: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
+    let tail: f64 = a_chunks.remainder().iter().zip(b_chunks.remainder()).map(|(a, b)| a * b).sum();
     for (a, b) in a_chunks.zip(b_chunks) {
         for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
             *sum += a * b;
         }
     }
-    rest + sums.iter().sum::<f64>()
+    tail + sums.iter().sum::<f64>()
 }
 
 #[cfg(test)]

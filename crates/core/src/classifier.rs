@@ -37,14 +37,14 @@ use crate::task::{Queries, Task};
 /// ```
 #[derive(Debug, Clone)]
 pub struct Mixture {
-    /// For every class its items with nonzero weight, as (item, weight).
+    /// For every class the items of its prototype, as (item, weight).
     terms: Vec<Vec<(u32, f32)>>,
     /// The squared length of every prototype.
     squared_norms: Vec<f32>,
 }
 
 impl Mixture {
-    /// Prototypes that are each a sum of the items with the given label of that class: `weights[class][k]` is the
+    /// Prototypes that are each a weighted sum of the items whose given label is the class: `weights[class][k]` is the
     /// weight of the `k`-th member of the class in [`SupportSet::members`](crate::task::SupportSet::members).
     pub fn within_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let members = task.support.members();
@@ -61,8 +61,8 @@ impl Mixture {
         Mixture { terms: terms.collect(), squared_norms }
     }
 
-    /// Prototypes that are each a sum of items of all classes: `weights[class][item]` is the weight of an item in the
-    /// prototype of a class.
+    /// Prototypes that are each a weighted sum of items of all classes: `weights[class][item]` is the weight of an item
+    /// in the prototype of a class.
     pub fn across_classes(task: &Task<'_>, weights: &[Vec<f32>]) -> Self {
         let (gram, n) = (task.gram(), task.support.len());
         let terms: Vec<Vec<(u32, f32)>> = weights
@@ -127,10 +127,11 @@ impl Mixture {
         for (query, class) in classes.iter_mut().enumerate() {
             let max = scores[*class as usize][query];
             let tolerance = TIE_TOLERANCE * (max.abs() + max_squared_norm);
+            // The class itself is always counted, so more than one is a near tie.
             let near_ties = scores.iter().filter(|scores| max - scores[query] <= tolerance).count();
             if near_ties > 1 {
-                let alone = Queries::new(vec![queries.rows()[query]]);
-                *class = argmax(&self.scores(&alone.products(task.support.rows()), 1), 1)[0];
+                let single = Queries::new(vec![queries.rows()[query]]);
+                *class = argmax(&self.scores(&single.products(task.support.rows()), 1), 1)[0];
             }
         }
         classes
@@ -197,6 +198,7 @@ impl CentredMixture {
     fn scores(&self, queries: &Queries<'_>, products: &[f32]) -> Vec<Vec<f32>> {
         let count = queries.len();
         let mut products = products.to_vec();
+        // The squared lengths of the queries are transformed, too, but the scores do not need them.
         self.space.transform_queries(&mut products, &mut queries.squared_norms().to_vec());
         let score = |(weights, norm): (&Vec<f32>, &f32)| {
             let mut sum = vec![-norm; count];

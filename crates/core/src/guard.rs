@@ -49,8 +49,8 @@ fn silence_caught_panics() {
     });
 }
 
-/// Whether a caught panic must still abort the process: in builds for fuzzing, if it happened in the code of this
-/// workspace. The locations of other caught panics are printed.
+/// Whether a caught panic is an error found by fuzzing, which the previous hook must report: in builds for fuzzing, a
+/// panic in the readers of this workspace. In these builds, the locations of all caught panics are printed.
 fn is_fuzzing_finding(location: Option<&Location<'_>>) -> bool {
     let Some(location) = location.filter(|_| cfg!(fuzzing)) else { return false };
     eprintln!("caught: {location}");

@@ -58,7 +58,8 @@ impl Lock {
 
     /// Locks a folder against changes while it is read; any number of readers may hold this lock together.
     ///
-    /// Returns `None` for a folder that cannot be written to: then no other process can change it either.
+    /// Returns `None` if no lock file can be written, for instance in a read-only folder, which is then read without a
+    /// lock.
     ///
     /// # Errors
     /// [`Error::Locked`] if another process holds an exclusive lock on it.
@@ -80,7 +81,7 @@ impl Lock {
             return Err(Error::Write { path: output.into(), source });
         };
         // The lock file is named after the output. File names have at most 255 bytes, and the prefix and suffix take
-        // 15, so long names are replaced by their hash.
+        // 15, so names of more than 200 bytes are replaced by their hash.
         let name = name.to_string_lossy();
         let name =
             if name.len() > 200 { blake3::hash(name.as_bytes()).to_hex().to_string() } else { name.into() };
@@ -140,10 +141,10 @@ fn open(path: &Path) -> std::io::Result<File> {
         options.custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32);
     }
     let mut file = options.open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file()
-        || (found.len() > 0 && !read_text(&mut file)?.starts_with(MAGIC))
-        || has_other_names(&found)
+    let metadata = file.metadata()?;
+    if !metadata.is_file()
+        || (metadata.len() > 0 && !read_text(&mut file)?.starts_with(MAGIC))
+        || has_other_names(&metadata)
     {
         return Err(std::io::Error::other("a file with that name exists and is not a lock file of trueshot"));
     }
@@ -152,9 +153,9 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 /// Whether a file has hard links under other names: then it may be a file of the user, which must not be overwritten.
 #[cfg(unix)]
-fn has_other_names(found: &std::fs::Metadata) -> bool {
+fn has_other_names(metadata: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
-    found.nlink() > 1
+    metadata.nlink() > 1
 }
 
 #[cfg(not(unix))]
@@ -166,7 +167,7 @@ fn has_other_names(_: &std::fs::Metadata) -> bool {
 #[cfg(unix)]
 pub(crate) fn is_still_at(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let id = |found: &std::fs::Metadata| (found.dev(), found.ino());
+    let id = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
     matches!((file.metadata(), std::fs::symlink_metadata(path)), (Ok(a), Ok(b)) if id(&a) == id(&b))
 }
 
@@ -201,6 +202,7 @@ fn describe_holder(file: &mut File) -> std::io::Result<()> {
 fn holder(file: &mut File) -> String {
     for _ in 0..20 {
         let text = read_text(file).unwrap_or_default();
+        // The process id and the command come after the line with `MAGIC`.
         let mut lines = text.lines().skip(1);
         let (process, command) = (lines.next().and_then(|line| line.parse::<u32>().ok()), lines.next());
         if let (Some(process), Some(command), true) = (process, command, text.ends_with('\n')) {
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_just_taken_the_lock_is_named() {
+    fn a_holder_that_has_not_yet_written_its_name_is_awaited() {
         let folder = tempfile::tempdir().unwrap();
         let mut taken = open(&folder.path().join(LOCK_FILE)).unwrap();
         taken.try_lock().unwrap();

@@ -70,7 +70,7 @@ impl Model {
         Ok(Model { tensors: head_part(tensors) })
     }
 
-    /// The kind of network: `tranfs`, `relabel`, `conv4` and so on.
+    /// The kind of network, for instance `tranfs`, `relabel` or `conv4`.
     pub fn kind(&self) -> &str {
         self.tensors.note("kind").unwrap_or("unknown")
     }
@@ -192,15 +192,16 @@ pub fn flat(layout: &ParameterLayout, tensors: &Tensors) -> Result<Vec<f32>> {
     // All shapes are checked before the buffer is allocated, so that it is no larger than the file.
     for expected in layout.tensors() {
         let name = &expected.name;
-        let found = tensors.get(name).ok_or_else(|| malformed(format!("it has no tensor '{name}'")))?;
-        if found.shape != expected.shape {
-            let (found, expected) = (&found.shape, &expected.shape);
-            return Err(malformed(format!("tensor '{name}' has shape {found:?} instead of {expected:?}")));
+        let tensor = tensors.get(name).ok_or_else(|| malformed(format!("it has no tensor '{name}'")))?;
+        if tensor.shape != expected.shape {
+            let (shape, expected) = (&tensor.shape, &expected.shape);
+            return Err(malformed(format!("tensor '{name}' has shape {shape:?} instead of {expected:?}")));
         }
     }
     let mut parameters = vec![0.0; layout.len()];
-    for (expected, found) in layout.tensors().iter().filter_map(|t| Some((t, tensors.get(&t.name)?))) {
-        parameters[expected.range.clone()].copy_from_slice(&found.values);
+    let pairs = layout.tensors().iter().filter_map(|expected| Some((expected, tensors.get(&expected.name)?)));
+    for (expected, tensor) in pairs {
+        parameters[expected.range.clone()].copy_from_slice(&tensor.values);
     }
     Ok(parameters)
 }

@@ -47,7 +47,8 @@ pub enum NoiseKind {
 }
 
 impl NoiseKind {
-    /// All built-in noise types: those of the paper in its order, then others.
+    /// All built-in noise types: those of Liang et al., "Few-shot Learning with Noisy Labels" (2022), in its
+    /// order, then others.
     pub const ALL: [NoiseKind; 4] =
         [NoiseKind::Symmetric, NoiseKind::Paired, NoiseKind::Outlier, NoiseKind::Similar];
 
@@ -81,7 +82,7 @@ impl NoiseKind {
             return true;
         }
         match self {
-            // Each of the other classes may contribute fewer items than remain clean.
+            // Each of the other classes may contribute fewer items than remain clean, so at most `clean - 1`.
             NoiseKind::Symmetric | NoiseKind::Similar => {
                 ways >= 2 && clean >= 2 && (ways - 1) * (clean - 1) >= noisy
             }
@@ -171,7 +172,7 @@ impl std::fmt::Display for Noise {
 /// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
 /// Levels below 1 % have a percent sign (`symmetric=0.5%`), because `symmetric=0.4` usually means 40 %.
 ///
-/// The default is `symmetric=0,20,40,60`, as in the paper.
+/// The default is `symmetric=0,20,40,60`, as in Liang et al. (2022).
 ///
 /// ```
 /// let levels: trueshot::noise::NoiseLevels = "paired=0,40".parse().unwrap();
@@ -213,7 +214,7 @@ impl std::str::FromStr for NoiseLevels {
             let (number, has_sign) = text.strip_suffix('%').map_or((text, false), |text| (text, true));
             let percent: f64 =
                 number.trim_end().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
-            // A share such as 0.4 is an easy mistake.
+            // A share such as 0.4 is an easy mistake; `meant` is that share in percent, as `Noise::percent` rounds it.
             if percent > 0.0 && percent < 1.0 && !has_sign {
                 let meant = (percent * 1e6).round() / 1e4;
                 return Err(format!(
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_levels_of_the_paper_are_possible() {
+    fn as_many_items_can_be_wrong_as_in_the_paper() {
         let possible = |kind: NoiseKind| (0..=5).filter(|&n| kind.is_possible(5, 5, n)).collect::<Vec<_>>();
         assert_eq!(possible(NoiseKind::Symmetric), [0, 1, 2, 3]);
         assert_eq!(possible(NoiseKind::Paired), [0, 1, 2]);

@@ -44,7 +44,7 @@ pub enum Axis {
 pub struct GraphValue(String);
 
 impl GraphValue {
-    /// The value of a name, in a graph that was imported.
+    /// The value with this name in an imported graph.
     pub fn named(name: impl Into<String>) -> Self {
         GraphValue(name.into())
     }
@@ -187,12 +187,12 @@ impl OnnxGraph {
     /// Adds a reduction (`ReduceMax`, `ReduceMean`, `ReduceSumSquare`) over one axis, which then has length 1, or is
     /// gone if `keeps_axis` is false.
     pub fn reduce(&mut self, operator: &str, value: &GraphValue, axis: i64, keeps_axis: bool) -> GraphValue {
-        let keeps_axis = Attribute::Int("keepdims", keeps_axis.into());
+        let keepdims = Attribute::Int("keepdims", keeps_axis.into());
         if self.opset >= REDUCTION_AXES_INPUT {
             let axes = self.integers(&[axis]);
-            return self.node(operator, &[value, &axes], &[keeps_axis]);
+            return self.node(operator, &[value, &axes], &[keepdims]);
         }
-        self.node(operator, &[value], &[Attribute::Ints("axes", &[axis]), keeps_axis])
+        self.node(operator, &[value], &[Attribute::Ints("axes", &[axis]), keepdims])
     }
 
     /// Adds a node that limits values to a range.

@@ -227,15 +227,15 @@ struct ColumnResizer {
     taps: Taps,
     /// Fixed-point weights `[output rows, window]`.
     weights: Vec<i32>,
-    /// Input rows so far.
+    /// Number of input rows so far.
     added: usize,
-    /// Complete output rows.
+    /// Number of complete output rows.
     done: usize,
     /// Sums of the output rows that are not complete, starting with row `done`.
     open: VecDeque<Vec<i32>>,
     /// Bytes per row.
     length: usize,
-    /// The complete output rows.
+    /// The bytes of the complete output rows.
     pixels: Vec<u8>,
 }
 
@@ -319,20 +319,20 @@ mod tests {
             }
         }
         let (taps, weights) = Taps::with_integers(resampling, shape.height, height);
-        let mut found = Vec::new();
+        let mut resized = Vec::new();
         for output in 0..height {
-            for place in 0..width * count {
+            for byte in 0..width * count {
                 let start = taps.starts[output] as usize;
                 let sum: i32 = (0..taps.width)
                     .map(|tap| {
-                        let value = narrowed[(start + tap) * width * count + place];
+                        let value = narrowed[(start + tap) * width * count + byte];
                         i32::from(value) * weights[output * taps.width + tap]
                     })
                     .sum();
-                found.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
+                resized.push(to_byte(sum + (1 << (WEIGHT_BITS - 1))));
             }
         }
-        found
+        resized
     }
 
     #[test]
@@ -342,12 +342,12 @@ mod tests {
             [(1, Resampling::Bilinear), (3, Resampling::Bilinear), (3, Resampling::Bicubic)]
         {
             for (width, height) in sizes {
-                let bytes = (0..width * height * channels).map(|place| (place * place * 7 + place / 3) as u8);
+                let bytes = (0..width * height * channels).map(|index| (index * index * 7 + index / 3) as u8);
                 let (pixels, shape) = (bytes.collect::<Vec<u8>>(), PixelShape { width, height, channels });
                 for size in sizes {
                     let expected = in_two_passes(&pixels, shape, size, resampling);
-                    let found = resized(&pixels, shape, size, resampling);
-                    assert_eq!(found, expected, "{width} x {height} to {size:?}");
+                    let resized = resized(&pixels, shape, size, resampling);
+                    assert_eq!(resized, expected, "{width} x {height} to {size:?}");
                 }
             }
         }

@@ -84,7 +84,8 @@ impl Rng {
         let bound = u32::try_from(bound).expect("the bound is below 2^32");
         assert!(bound > 0, "the bound is above 0");
         // A random 32-bit number times the bound: the upper half of the product is below the bound, and uniform if
-        // products whose lower half is below 2^32 mod bound are drawn again (Lemire 2019).
+        // products whose lower half is below 2^32 mod bound are drawn again (Lemire 2019). In 32 bits, `wrapping_neg`
+        // is 2^32 - bound, which has the same remainder as 2^32.
         let over_represented = bound.wrapping_neg() % bound;
         loop {
             let product = u64::from(self.0.next_u32()) * u64::from(bound);
@@ -117,7 +118,7 @@ impl Rng {
     }
 
     /// A uniformly random derangement of `0..n`: a permutation without fixed points. Permutations are drawn until one
-    /// has none, which takes e (2.7) attempts on average.
+    /// has none, which takes about e (2.7) attempts on average.
     ///
     /// # Panics
     /// If `n` is 1, because one element has no derangement.
@@ -151,7 +152,7 @@ impl Rng {
 pub struct IndexSampler {
     /// `identity[i] == i` between draws; grows to the largest `n` seen.
     identity: Vec<u32>,
-    /// The swaps of the current draw, to undo them.
+    /// With which index each of the first indices was swapped in the current draw, to undo the swaps.
     swaps: Vec<u32>,
 }
 
@@ -165,13 +166,13 @@ impl IndexSampler {
         self.identity.extend(self.identity.len() as u32..n as u32);
         self.swaps.clear();
         for index in 0..count {
-            let other = index + rng.below(n - index);
-            self.identity.swap(index, other);
-            self.swaps.push(other as u32);
+            let partner = index + rng.below(n - index);
+            self.identity.swap(index, partner);
+            self.swaps.push(partner as u32);
         }
         let drawn = self.identity[..count].to_vec();
-        for (index, &other) in self.swaps.iter().enumerate().rev() {
-            self.identity.swap(index, other as usize);
+        for (index, &partner) in self.swaps.iter().enumerate().rev() {
+            self.identity.swap(index, partner as usize);
         }
         drawn
     }

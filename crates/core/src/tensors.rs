@@ -89,7 +89,7 @@ impl Tensors {
         let mut file = Tensors { notes: notes.collect(), tensors, path };
         let checksum = file.take_checksum();
         accept(&file)?;
-        // The tensors come after the length of the header and the header.
+        // The tensors come after the length of the header (8 bytes) and the header.
         let data = &source.bytes[length.saturating_add(8).min(source.bytes.len())..];
         for (name, info) in header.tensors() {
             let (start, end) = info.data_offsets;
@@ -144,8 +144,8 @@ impl Tensors {
     pub fn values(&self, name: &str, count: usize) -> Result<&[f32]> {
         let tensor = self.get(name).ok_or_else(|| self.malformed(format!("it has no tensor '{name}'")))?;
         if tensor.values.len() != count {
-            let found = tensor.values.len();
-            return Err(self.malformed(format!("tensor '{name}' has {found} numbers instead of {count}")));
+            let len = tensor.values.len();
+            return Err(self.malformed(format!("tensor '{name}' has {len} numbers instead of {count}")));
         }
         Ok(&tensor.values)
     }
@@ -164,9 +164,9 @@ impl Tensors {
         self.tensors.insert(name.into(), Tensor { shape: shape.to_vec(), values });
     }
 
-    /// Adds all tensors of `others`, with a prefix before their names. The notes of `others` are not copied.
-    pub fn insert_all(&mut self, prefix: &str, others: &Tensors) {
-        let renamed = others.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone()));
+    /// Adds all tensors of `source`, with a prefix before their names. The notes of `source` are not copied.
+    pub fn insert_all(&mut self, prefix: &str, source: &Tensors) {
+        let renamed = source.iter().map(|(name, tensor)| (format!("{prefix}{name}"), tensor.clone()));
         self.tensors.extend(renamed);
     }
 
@@ -239,7 +239,8 @@ impl Tensors {
             header.insert(name.clone(), entry);
         }
         let mut header = Value::Object(header).to_string().into_bytes();
-        // Programs that map the file into memory get tensors that start at a multiple of 64 bytes.
+        // The tensors, which come after the 8 bytes of the header's length and the header, start at a multiple of 64
+        // bytes, for programs that map the file into memory.
         header.resize((8 + header.len()).next_multiple_of(64) - 8, b' ');
         header
     }

@@ -31,7 +31,7 @@
   }
   search.addEventListener("input", apply);
   document.addEventListener("decided", () => {
-    const button = buttons.find((one) => one.dataset.show === "decided");
+    const button = buttons.find((candidate) => candidate.dataset.show === "decided");
     const count = document.querySelectorAll("li.item[data-decided]").length;
     button.textContent = `decided (${count})`;
     button.hidden = count === 0 && show !== "decided";

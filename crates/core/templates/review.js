@@ -9,19 +9,19 @@
   const byId = (id) => document.getElementById(id);
   // A new HTML element with properties and children.
   const element = (name, properties, ...children) => {
-    const made = Object.assign(document.createElement(name), properties);
-    made.append(...children);
-    return made;
+    const created = Object.assign(document.createElement(name), properties);
+    created.append(...children);
+    return created;
   };
-  const { key, classes, queue, items: list } = JSON.parse(byId("review-data").textContent);
-  const items = new Map(list.map((item) => [item.row, item]));
+  const { key, classes, queue, items: itemList } = JSON.parse(byId("review-data").textContent);
+  const items = new Map(itemList.map((item) => [item.row, item]));
   // The list element of an item on the page, from which the dialog copies images and similar items.
   const tile = (row) => byId(`i${row}`);
   const dialog = byId("review");
   const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
   /** A name that may be wrapped after separators. */
-  const breakable = (name) => name.split(/(?<=[/\\_-])/).flatMap((part, place) => (place > 0 ? [element("wbr"), part] : [part]));
+  const breakable = (name) => name.split(/(?<=[/\\_-])/).flatMap((part, index) => (index > 0 ? [element("wbr"), part] : [part]));
 
   // ---- Decisions ----
 
@@ -86,11 +86,11 @@
 
   const inWords = (row, to) => (to === null ? "quarantine" : to === items.get(row).given ? "label is right" : `move to ${to}`);
 
-  /** What the review of `left`, a list of rows, shows: "Review 1 item, check 8 planned changes"; empty without rows. */
-  function remainingInWords(left) {
-    const changes = left.filter((row) => items.get(row).planned).length;
+  /** What the review of the rows without a decision shows: "Review 1 item, check 8 planned changes"; empty without rows. */
+  function remainingInWords(remaining) {
+    const changes = remaining.filter((row) => items.get(row).planned).length;
     const parts = [];
-    if (left.length > changes) parts.push(`review ${counted(left.length - changes, "item")}`);
+    if (remaining.length > changes) parts.push(`review ${counted(remaining.length - changes, "item")}`);
     if (changes > 0) parts.push(`check ${counted(changes, "planned change")}`);
     const text = parts.join(", ");
     return text.charAt(0).toUpperCase() + text.slice(1);
@@ -136,13 +136,13 @@
     const listing = lines.pop();
     // The decisions that no line carries out yet. A line names an item and its label instead of the row.
     const decided = decisions();
-    const rows = new Map(list.map(({ row, item, given }) => [JSON.stringify([item, given]), row]));
+    const rowOf = new Map(itemList.map(({ row, item, given }) => [JSON.stringify([item, given]), row]));
     const changes = [], review = [];
     for (const line of lines) {
       const isReview = line.startsWith("#");
       if (isReview && !line.startsWith("# {")) continue;
       const change = JSON.parse(line.replace(/^# /, ""));
-      const row = rows.get(JSON.stringify([change.item, change.from]));
+      const row = rowOf.get(JSON.stringify([change.item, change.from]));
       const isPlanned = decided.get(row) === (change.to ?? null);
       if (isReview && !decided.has(row)) review.push(line);
       if (!isReview && (!decided.has(row) || isPlanned)) {
@@ -163,6 +163,7 @@
     document.body.append(link);
     link.click();
     link.remove();
+    // The browser may read the text some time after the click.
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   }
 
@@ -183,10 +184,10 @@
 
   // ---- Dialog ----
 
-  // The rows to go through, the row that is shown (null at the end), and the place in the rows to continue at.
+  // The rows to go through, the row that is shown (null at the end), and the index in the rows to continue at.
   let rows = queue;
   let current = null;
-  let place = 0;
+  let nextIndex = 0;
   /** Whether items with a decision are shown again. */
   let isRepeat = false;
 
@@ -201,7 +202,7 @@
 
   /** Goes through the rows without a decision, or through all again if there are none. */
   function restart() {
-    place = 0;
+    nextIndex = 0;
     const decided = decisions();
     isRepeat = rows.every((row) => decided.has(row));
     next();
@@ -210,8 +211,8 @@
   /** Shows the next row, without a decision unless all are shown again. */
   function next() {
     const decided = decisions();
-    const found = rows.findIndex((row, index) => index >= place && (isRepeat || !decided.has(row)));
-    show(found < 0 ? null : rows[found]);
+    const shown = rows.findIndex((row, index) => index >= nextIndex && (isRepeat || !decided.has(row)));
+    show(shown < 0 ? null : rows[shown]);
   }
 
   /** Decides about the shown item, and shows the next one. */
@@ -251,7 +252,7 @@
   /** Shows an item, or the end. The default button gets the focus, whatever had it before. */
   function show(row) {
     current = row;
-    if (row !== null && rows.includes(row)) place = rows.indexOf(row) + 1;
+    if (row !== null && rows.includes(row)) nextIndex = rows.indexOf(row) + 1;
     closeClasses();
     byId("review-item").hidden = row === null;
     byId("review-end").hidden = row !== null;
@@ -266,9 +267,9 @@
   /** Shows how many items are decided, after the last one. */
   function showEnd() {
     const decided = decisions();
-    const left = rows.filter((row) => !decided.has(row));
-    byId("review-done").textContent = left.length > 0 ? `${rows.length - left.length} of ${rows.length} decided.` : `All ${rows.length} decided.`;
-    byId("review-restart").textContent = remainingInWords(left) || "Start again";
+    const remaining = rows.filter((row) => !decided.has(row));
+    byId("review-done").textContent = remaining.length > 0 ? `${rows.length - remaining.length} of ${rows.length} decided.` : `All ${rows.length} decided.`;
+    byId("review-restart").textContent = remainingInWords(remaining) || "Start again";
   }
 
   /** A copy of the image of a row, or of its replacement; empty if the page does not show the row. */
@@ -276,10 +277,10 @@
 
   /** What the keys do for the shown item. */
   function help() {
-    const next = rows === queue ? "goes to the next item" : "closes the review";
+    const afterwards = rows === queue ? "goes to the next item" : "closes the review";
     const enter = offered() ? "Enter makes the planned change."
-      : decisions().has(current) ? `Enter leaves your decision as it is and ${next}.`
-      : `No change is planned: Enter decides nothing and ${next}.`;
+      : decisions().has(current) ? `Enter leaves your decision as it is and ${afterwards}.`
+      : `No change is planned: Enter decides nothing and ${afterwards}.`;
     return `${enter} K: the label is right. 1, 2, 3: a probable class. M: another class. Q: quarantine.`;
   }
 
@@ -295,11 +296,11 @@
     byId("review-accept").hidden = !offered();
     if (offered()) byId("review-accept").replaceChildren(...(planned.to === null ? ["Quarantine"] : ["Move to ", ...breakable(planned.to)]), " ", element("kbd", { textContent: "Enter" }));
     byId("review-help").textContent = help();
-    byId("review-probable").replaceChildren(...probable.map((one, index) => {
-      const name = one.class === null ? ["none of these"] : breakable(one.class);
-      const button = element("button", { type: "button", onclick: () => decide(one.class) },
-        element("span", {}, ...name), element("span", { textContent: one.percent }), element("kbd", { textContent: String(index + 1) }));
-      button.style.setProperty("--share", `${(100 * one.p).toFixed(1)}%`);
+    byId("review-probable").replaceChildren(...probable.map((candidate, index) => {
+      const name = candidate.class === null ? ["none of these"] : breakable(candidate.class);
+      const button = element("button", { type: "button", onclick: () => decide(candidate.class) },
+        element("span", {}, ...name), element("span", { textContent: candidate.percent }), element("kbd", { textContent: String(index + 1) }));
+      button.style.setProperty("--share", `${(100 * candidate.p).toFixed(1)}%`);
       return button;
     }));
     byId("review-later").hidden = rows !== queue;
@@ -333,18 +334,19 @@
   /** The classes whose name contains the text, those that begin with it first. */
   function matching() {
     const text = byId("review-class").value.trim().toLowerCase();
-    const found = classes.filter((name) => name.toLowerCase().includes(text));
-    return found.sort((a, b) => b.toLowerCase().startsWith(text) - a.toLowerCase().startsWith(text));
+    const matches = classes.filter((name) => name.toLowerCase().includes(text));
+    // Booleans are subtracted as 1 and 0.
+    return matches.sort((a, b) => b.toLowerCase().startsWith(text) - a.toLowerCase().startsWith(text));
   }
 
   /** Shows one button per matching class. */
   function showChoices() {
-    const found = matching();
+    const matches = matching();
     const choice = (name, index) => element("button", { type: "button", onclick: () => decide(name) },
       ...breakable(name), ...(index === 0 ? [" ", element("kbd", { textContent: "Enter" })] : []));
-    const more = found.length - MAX_CHOICES;
-    const note = found.length === 0 ? "No class has this in its name." : more > 0 ? `and ${more} more: type a part of the name` : "";
-    byId("review-choices").replaceChildren(...found.slice(0, MAX_CHOICES).map(choice), note);
+    const more = matches.length - MAX_CHOICES;
+    const note = matches.length === 0 ? "No class has this in its name." : more > 0 ? `and ${more} more: type a part of the name` : "";
+    byId("review-choices").replaceChildren(...matches.slice(0, MAX_CHOICES).map(choice), note);
   }
 
   byId("review-class").addEventListener("input", showChoices);

@@ -35,7 +35,7 @@ const QUERIES: usize = 8;
 const IMAGES: usize = EPISODES * WAYS * (SHOTS + QUERIES);
 /// Images of the data set on the device.
 const STORED: usize = 4000;
-/// Steps that each figure is the median of.
+/// Steps per figure.
 const REPEATS: usize = 200;
 
 type Failure = Box<dyn std::error::Error>;
@@ -75,7 +75,7 @@ fn main() -> Result<(), Failure> {
                 TranfsTraining::joint(&device, &network, options, &parameters, IMAGES)
             })
         }
-        other => Err(format!("'{other}' is not a head: relabel or tranfs").into()),
+        unknown => Err(format!("'{unknown}' is not a head: relabel or tranfs").into()),
     }
 }
 

@@ -30,7 +30,7 @@ const QUERIES: usize = 15;
 const IMAGES: usize = WAYS * (SHOTS + QUERIES);
 /// Tasks per meta-step.
 const TASKS: usize = 4;
-/// Steps that each figure is the mean of.
+/// Steps that each figure is the mean of, rounded down to whole calls of 64 steps.
 const REPEATS: usize = 200;
 
 type Failure = Box<dyn std::error::Error>;

@@ -26,7 +26,7 @@ const WAYS: usize = 5;
 const SHOTS: usize = 5;
 /// Queries per class.
 const QUERIES: usize = 15;
-/// Steps that each figure is the median of.
+/// Steps, or batches that are embedded, per figure.
 const REPEATS: usize = 400;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

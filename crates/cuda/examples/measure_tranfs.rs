@@ -36,7 +36,7 @@ const PARTS: usize = 4;
 const DIM: usize = 1600;
 /// Rows of features on the device.
 const ROWS: usize = 10_000;
-/// Steps that each figure is the median of.
+/// Steps per figure.
 const REPEATS: usize = 400;
 
 /// A training step. `row` returns the row of the features of each support item, then of each query, episode by episode.
@@ -224,6 +224,6 @@ fn main() -> Outcome {
     match std::env::args().nth(1).as_deref() {
         None => measure_alone(&device, &network, options),
         Some("joint") => measure_joint(&device, &network, options),
-        Some(other) => Err(format!("unknown argument {other}; the only one is \"joint\"").into()),
+        Some(unknown) => Err(format!("unknown argument {unknown}; the only one is \"joint\"").into()),
     }
 }

@@ -37,7 +37,7 @@ const ROWS: usize = 20_000;
 const JOINT_EPISODES: usize = 8;
 /// Queries per class together with a backbone.
 const JOINT_QUERIES: usize = 8;
-/// Steps that each figure is the median of.
+/// Steps per figure.
 const REPEATS: usize = 400;
 
 /// The labels of `each` items per class, sorted by class.
@@ -172,7 +172,7 @@ fn measure(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Measures and prints the time of a step, alone and in a row of steps.
+/// Measures and prints the time of a step, which `launch` starts: with a wait after every step, and without.
 fn print_times(
     name: &str,
     device: &Device,
@@ -237,7 +237,7 @@ fn measure_joint(dim: usize) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// One step on all rows of a features buffer, in their order.
+/// One step on all rows of a features buffer, in the order of the episodes.
 fn joint_step(random: &mut impl FnMut() -> f64) -> StepInput {
     let mut episode = || EpisodeInput {
         classes: WAYS,

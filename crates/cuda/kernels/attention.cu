@@ -151,8 +151,9 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   float* d_map = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
 #pragma unroll 1
   for (int first = 0; first < a.tokens; first += ATTENTION_THREADS / 8) {
+    // A warp has four queries and stops if all of them are beyond the last. Otherwise all of its lanes take part in its
+    // sums, also those without a query.
     if (first + (int)threadIdx.x / 32 * 4 >= a.tokens) break;
-    // All lanes of a warp take part in its sums, also those without a query.
     const int query = first + (threadIdx.x >> 3), real = min(query, a.tokens - 1);
     float largest = -1e30f, sum = 0.f;
 #pragma unroll 4

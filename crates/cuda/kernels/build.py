@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compile the CUDA kernels for every supported architecture into kernels/compiled/.
 
-    python3 kernels/build.py            compile with the CUDA compiler from PyPI (installed into a folder of its own)
-    python3 kernels/build.py --nvcc N   compile with the compiler N
+    python3 kernels/build.py            compile with the CUDA compiler from PyPI (installed into a separate folder)
+    python3 kernels/build.py --nvcc N   compile with the compiler at path N
     python3 kernels/build.py --check    compile into memory and compare with the files that are there; check also that
                                         the log of the tests on a GPU (gpu-tests.log) belongs to these files
 
@@ -40,7 +40,7 @@ TARGETS = {
 
 
 def stored_module(name):
-    """The compiled module that is stored for a target; None if there is none."""
+    """The compiled module that is stored for a target, or None if it does not exist."""
     path = COMPILED / f"{name}.lzma"
     return lzma.decompress(path.read_bytes()) if path.exists() else None
 
@@ -57,17 +57,17 @@ def untested_files():
 def installed_compiler():
     """The compiler from PyPI, installed on the first call."""
     folder = pathlib.Path(os.environ.get("TRUESHOT_NVCC_DIR", WORKSPACE / "target" / "nvcc"))
-    found = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
-    if not found:
+    compilers = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
+    if not compilers:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, *PACKAGES], check=True)
-        found = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
-    return found[0]
+        compilers = list(folder.glob("lib/python*/site-packages/nvidia/cu13/bin/nvcc"))
+    return compilers[0]
 
 
-# The bytes of a target's module. kernels.cu includes all other files.
 def compile_target(nvcc, name):
+    """The bytes of a target's module. kernels.cu includes all other files."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "module"
         command = [nvcc, "-std=c++17", "-O3", *TARGETS[name], "-o", out, "kernels.cu"]
@@ -76,6 +76,7 @@ def compile_target(nvcc, name):
 
 
 def main():
+    """Compile all targets, then compare or write them; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", type=pathlib.Path, help="the CUDA compiler [default: the one from PyPI]")
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 if a file differs")

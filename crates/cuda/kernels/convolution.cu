@@ -188,6 +188,7 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
   for (int current = 0; tile < tiles; tile += gridDim.x, current ^= 1) {
     if (tile + (int)gridDim.x < tiles)
       load_tile<ROWS, 256>(input, buffers + (current ^ 1) * buffer_len, tile + gridDim.x, shape);
+    // Waits for all groups but the newest, that of the next tile (empty after the last tile).
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
@@ -199,8 +200,10 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
 #pragma unroll 1
     for (int tap = 0; tap < TAPS; tap++) {
       const int tap_row = tap / 3;
-      // The buffer row and the filter row whose addresses this lane gives to load_matrices. In each of four steps k, 16
-      // input channels are multiplied.
+      // The buffer row and the filter row whose addresses this lane gives to load_matrices: lanes 0 to 15 the 16
+      // positions of a fragment's first chunk, lanes 16 to 31 those of its second; of the filters, lanes 0 to 7 and 8
+      // to 15 two chunks of 8 output channels, lanes 16 to 31 those of the next 8. In each of four steps k, 16 input
+      // channels (two chunks) are multiplied.
       const int row = warp * 16 * M + (lane & 15) + tap_row * shape.stride + tap - 3 * tap_row;
       const u32 bank = filter_rows + tap * (CHANNELS * 128);
       const int filter = (lane & 7) + ((lane >> 4) << 3);

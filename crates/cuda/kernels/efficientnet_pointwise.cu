@@ -36,6 +36,7 @@ struct PointwiseShape {
 // Starts to copy COUNT rows of `chunks` chunks (2, 4, 6 or 8) to swizzled rows of 128 bytes in shared memory
 // (common.cuh); rows above `last` are copies of row `last`. pitch: chunks from one row to the next.
 template <int COUNT> DEVICE void load_rows(u32 to, const uint4* from, int pitch, int chunks, int last) {
+  // lanes: threads per row, the largest power of two that divides `chunks`.
   const int shift = chunks == 8 ? 3 : chunks == 4 ? 2 : 1, lanes = 1 << shift;
   for (int row = threadIdx.x >> shift; row < COUNT; row += 256 >> shift)
     for (int chunk = threadIdx.x & (lanes - 1); chunk < chunks; chunk += lanes)
@@ -74,6 +75,7 @@ DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bia
     const bool is_last = step + 1 == steps;
     const int next_step = is_last ? 0 : step + 1, next_tile = is_last ? tile + (int)gridDim.x : tile;
     if (next_tile < tiles) load(stage ^ 1, next_tile, next_step);
+    // Waits for all groups but the newest, that of the next step (empty after the last).
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
@@ -85,6 +87,7 @@ DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bia
 #pragma unroll
     for (int k = 0; k < STEP_INPUTS / 16; k++) {
       if (k >= products) break;
+      // The lanes give the addresses of rows as in `convolve` (convolution.cu).
       u32 a[M][4];
 #pragma unroll
       for (int m = 0; m < M; m++)

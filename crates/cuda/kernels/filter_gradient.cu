@@ -3,6 +3,8 @@
 //   partial[tap][ci][co] = sum over positions p of x[p + shift(tap)][ci] * dz[p][co],
 //   shift(3 r + c) = (r - 1) pitch + (c - 1)
 //
+// with ci the input channel, co the output channel, and r and c (0 to 2) the row and column of the tap in the filter.
+//
 //   input     plane, f16: the input x of the convolution. A plane (common.cuh) has 64 channels per position; images
 //             follow each other with pitch * pitch positions each, pitch = side + 1.
 //   d_output  plane, f16: the gradient dz of its output. It must be zero in the margins and in the rest of the last
@@ -10,11 +12,14 @@
 //   partials  [block][tap][input channel][output channel], f32: sums over the positions of one thread block
 //
 // As a matrix product, positions are the inner dimension: x transposed times dz. A block of 12 warps sums
-// tiles_per_block tiles of 128 positions. Each warp computes 3 taps x 32 input channels x 32 output channels: warp =
-// (filter row, half of the input channels, half of the output channels). Shared memory: two buffers, each with the tile
-// of x (laid out as in convolution.cu) and that of dz, so that one is copied while the other is multiplied. The parts
-// of the blocks are added in a fixed order (`sum_partials` in optimiser.cu), so the result does not depend on
-// scheduling.
+// tiles_per_block tiles of 128 positions. Each warp computes the 3 taps of a filter row x 32 input channels x 32 output
+// channels: warp = 4 r + 2 (half of the input channels) + (half of the output channels). The parts of the blocks are
+// added in a fixed order (`sum_partials` in optimiser.cu), so the result does not depend on scheduling.
+//
+// Shared memory: two buffers, so that one is copied while the other is multiplied. A buffer has 128 + 2 + 2 stride rows
+// of x, then 128 rows of dz; a row is a position, 128 bytes. Filter row r needs the positions of the tile moved by
+// (r - 1) pitch, and one more on either side; these 130 positions begin at buffer row r * stride (`load_tile` in
+// convolution.cu). stride = min(pitch, 130): in small images the three ranges overlap and share rows.
 #pragma once
 #include "convolution.cu"
 
@@ -26,20 +31,23 @@ struct GradientPair {
   const uint4 *input, *d_output;
 };
 
-// Block number blockIdx.x sums tiles blockIdx.x * tiles_per_block and so on. With TWO, the sum of the gradients of two
-// pairs of planes, for tangents (tangent.cu): the tiles of the second pair follow those of the first.
+// Block number blockIdx.x sums the tiles_per_block tiles from blockIdx.x * tiles_per_block on. With TWO, it sums these
+// tiles of `pair` and then the same tiles of `second`: the gradient of a product has two terms in tangents
+// (tangent.cu).
 template <bool TWO>
 DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* partials, int tiles_per_block,
                                 ConvolutionShape shape) {
   const u32 buffers = shared_address(dynamic_shared);
-  const int rows = GRADIENT_ROWS + 2 + 2 * shape.stride;
+  const int rows = GRADIENT_ROWS + 2 + 2 * shape.stride;  // of x in a buffer
   const u32 buffer_len = (rows + GRADIENT_ROWS) * 128;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  // tap_row: r. Halves: channels 0 to 31 or 32 to 63.
   const int tap_row = warp >> 2, input_half = (warp >> 1) & 1, output_half = warp & 1;
   const int tiles = (shape.positions + GRADIENT_ROWS - 1) / GRADIENT_ROWS;
   const int first = blockIdx.x * tiles_per_block, end = min(tiles, first + tiles_per_block);
   // Number of the tile after the last; numbers from `end` on are tiles of the second pair.
   const int last = TWO ? 2 * end - first : end;
+  // Starts to copy tile `number` of x and dz to buffer 0 or 1.
   auto load = [&](int number, int buffer) {
     const bool is_second = TWO && number >= end;
     const int tile = is_second ? number - (end - first) : number;
@@ -56,12 +64,18 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
   commit_copies();
   for (int tile = first, current = 0; tile < last; tile++, current ^= 1) {
     if (tile + 1 < last) load(tile + 1, current ^ 1);
+    // Waits for all groups but the newest, which is that of the next tile. After the last tile the newest group is
+    // empty, so the same wait is right.
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
     const u32 x = buffers + current * buffer_len, dz = x + rows * 128;
-    // 16 positions at a time. Both operands are stored with positions as rows, so they are loaded transposed. The three
-    // filter columns are shifts of x by one row, with the same dz.
+    // 16 positions at a time. The operands of mma_f16 have 2 adjacent positions in a register, but both are stored with
+    // positions as rows, so they are loaded transposed. In load_matrices_transposed, lane i gives the address of row
+    // i % 8 of matrix i / 8, a matrix being 8 positions x 8 channels (one chunk):
+    //   dz, b[n]: matrices 0, 1 are positions 0 to 7, 8 to 15 of a chunk; 2, 3 the same of the next chunk
+    //   x, a[m]:  matrices 0, 1 are two chunks of positions 0 to 7; 2, 3 the same of positions 8 to 15
+    // The three filter columns are shifts of x by one row, with the same dz.
 #pragma unroll 2
     for (int k = 0; k < GRADIENT_ROWS; k += 16) {
       u32 b[2][4];
@@ -84,6 +98,7 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
     }
     __syncthreads();
   }
+  // An accumulator of mma_f16 has two adjacent columns (output channels) of rows (input channels) group and group + 8.
   float* partial = partials + (long)blockIdx.x * FILTER_LEN;
 #pragma unroll
   for (int column = 0; column < 3; column++)

@@ -134,6 +134,8 @@ DEVICE void sum_patch_moments(const u32* image, i64* moments, FirstShape shape) 
     __syncwarp();
     store_patches(patches, w, shape.side, group, quad, rows);
     __syncwarp();
+    // 16 patches at a time. Patches are rows, so both operands are loaded transposed; lane i gives the address of row
+    // i % 8 of matrix i / 8 (load_matrices_transposed): the four matrices are 16 patches x 16 numbers of a patch.
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       u32 a[3][4], b[3][4];
@@ -336,7 +338,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      // d_patches += dy^T patches, 16 pixels at a time.
+      // d_patches += dy^T patches, 16 pixels at a time; loaded transposed as in `sum_patch_moments`.
       u32 a[4][4], b[3][4];
 #pragma unroll
       for (int m = 0; m < 4; m++)

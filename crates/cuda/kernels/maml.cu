@@ -78,11 +78,13 @@ DEVICE Element element_of(int index, const MamlShape& shape) {
     e.kind = FILTER_ELEMENT;
     e.block = index / FILTER_LEN;
     e.number = index - e.block * FILTER_LEN;
+    // [tap][ci][co] with 64 = 2^6 channels each.
     const int tap = e.number >> 12, ci = (e.number >> 6) & 63, co = e.number & 63;
     e.at = e.shared = block_start(shape.layout, e.block + 1) + (co * CHANNELS + ci) * TAPS + tap;
     return e;
   }
   index -= 3 * FILTER_LEN;
+  // 50 per channel: the 48 numbers of a patch [3 rows][4 columns][4 inputs], gamma, beta.
   if (index < CHANNELS * 50) {
     e.channel = index / 50;
     e.part = index - e.channel * 50;
@@ -345,6 +347,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   const int index = blockIdx.x * UPDATE_THREADS + threadIdx.x;
   if (index >= len || state->overflow) return;
   if (index < shape.conv4_len) {
+    // Running statistics are not trained.
     int block = 3;
     while (index < block_start(shape.layout, block)) block--;
     if (index - parts_start(shape.layout, block) >= RUNNING_MEAN) return;

@@ -122,9 +122,9 @@ DEVICE double sum_of_squares(double value, double* scratch) {
 
 // gradients[parameter] = gradient / loss scale, in the layout of the parameters, and squares[block] = the sum of
 // squares of each thread block, for clipping. One thread per parameter, 256 per block: first the filters of blocks 2 to
-// 4 in the order of the partials ([3][tap][ci][co]), then [64][50] of block 1 (`first_gradient`), then [3][gamma,
-// beta][64] of blocks 2 to 4. Biases of convolutions and running statistics have no gradient. Shared memory: one double
-// per thread.
+// 4 in the order of the partials ([3][tap][ci][co]), then [64][50] of block 1 (48 numbers of a patch, gamma, beta; see
+// `first_gradient`), then [3][gamma, beta][64] of blocks 2 to 4. Biases of convolutions and running statistics have no
+// gradient. Shared memory: one double per thread.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     collect_gradients(FilterPartials partials, NormSums in, float* gradients, double* squares, TrainingState* state,
                       Conv4Layout layout) {

@@ -400,6 +400,7 @@ DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b
                           int options) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
   bool wait = options & BARRIER;
+  // Tiles of 16 x 8 of the output are numbered row by row: tile (mt, nt). Warps take them in turn.
   int nt = threadIdx.x >> 5, mt = 0;
   if (options & LAST_WARPS) nt ^= (int)(blockDim.x >> 5) / 2;
 #pragma unroll 1

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   }
 }
 
-// A squared length below this fraction of the terms it is the difference of is considered rounding error.
+// ROUNDING: a squared length below this fraction of the terms it is the difference of is considered rounding error.
 // MIN_DEVIATION: the smallest standard deviation that cosines are divided by. MAX_FEATURE: the bound of features that
 // have no natural one, so that one distant item cannot dominate the network. All three are those of the CPU.
 #define ROUNDING 1e-6f
@@ -204,6 +204,7 @@ template <bool JOINT>
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes, const Joint* joint) {
   const int items = e.items, pairs = items * items;
+  // One over the number of pairs of different items, M (M - 1); statistics are over these.
   const float inverse_apart = fast_inverse(max(pairs - items, 1));
   const float mean_square = mean_products(gram, items, with_mean);
 #pragma unroll 1
@@ -214,7 +215,7 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     if (JOINT) joint->edge_scales[2 * e.first_item + items + i] = scales[items + i];
   }
   __syncthreads();
-  Three sums = {};  // distances, raw cosines, squares
+  Three sums = {};  // of distances, of raw cosines, of squared lengths of the items
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float product = gram[p];
@@ -243,6 +244,7 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
   });
   const float variance = block_sums({deviation, 0.f, 0.f}).x * inverse_apart;
   const float raw_scale = rsqrtf(fmaxf(variance, MIN_DEVIATION * MIN_DEVIATION));
+  // Where all items are equal up to rounding (1e-6, ROUNDING), distances are not compared: feature 1 is 0.
   const bool comparable = mean > 1e-6f * squares;
   const float scale = comparable ? fast_inverse(mean) : 0.f, inverse_others = fast_inverse(items - 1);
   if (JOINT && threadIdx.x == 0) {
@@ -280,6 +282,7 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
     const int state = task / EDGE_FEATURES, feature = task - state * EDGE_FEATURES;
     const int i = state / e.classes, c = state - i * e.classes;
     const float* edges = planes + feature * pairs + i * items;
+    // 3.4028..e38: the largest f32.
     float sum = 0.f, high = -3.402823466e38f, low = 3.402823466e38f;
     int others = 0;
 #pragma unroll 4
@@ -291,6 +294,7 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
       low = counts_here ? fminf(low, value) : low;
       others += counts_here;
     }
+    // The value of an average pair: a rank of one half; the other features have a mean near 0.
     const float neutral = feature == 2 || feature == 3 ? 0.5f : 0.f;
     float* row = out + (long)state * STATE_FEATURES;
     row[4 + 3 * feature] = others == 0 ? neutral : sum * fast_inverse(others);
@@ -304,10 +308,10 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
   }
 }
 
-// Pair features and state features of an episode, by one block of RELABEL_THREADS threads. Where the head is centred,
-// gram and products are moved into the centred space before. Shared memory: vectors with_mean [M], scales [2][M],
-// labels [M]; then, where they fit (gram_len > 0), gram, distances and features [M][M], which otherwise are in global
-// memory.
+// Pair features and state features of an episode, by one block of RELABEL_THREADS threads. Where the head is centred
+// (works in the space of `centre`), gram and products are moved into that space before. Shared memory: vectors
+// with_mean [M], scales [2][M], labels [M]; then, where they fit (gram_len > 0), gram, distances and features [M][M],
+// which otherwise are in global memory.
 template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, const Episode& e, const Joint* joint) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;

@@ -184,6 +184,7 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
   const int columns = classes * heads * part, weight_pitch = weight_pitch_of(items);
   const int head_tiles = (part + 7) >> 3, n_tiles = classes * heads * head_tiles;
   float* shared = (float*)dynamic_shared;
+  // Tiles of 8 columns for the 16 items from `first` on; warps take them in turn, then the next 16 items.
   int tile = from_last ? RELABEL_WARPS - 1 - warp : warp, first = 0;
 #pragma unroll 1
   for (;; tile += RELABEL_WARPS) {
@@ -241,6 +242,7 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
   const int weight_pitch = weight_pitch_of(items);
   const int n_tiles = (items + 7) >> 3, m_tiles = (count + 15) >> 4, class_steps = (part + 7) >> 3;
   float* shared = (float*)dynamic_shared;
+  // Tiles of 16 x 8 of the output: 8 columns nt, 16 rows mt, head. Warps take them in turn.
   int head = 0, mt = 0;
 #pragma unroll 1
   for (int nt = threadIdx.x >> 5;; nt += RELABEL_WARPS) {
@@ -253,7 +255,8 @@ SEPARATE void head_products(int left, int pitch, const float* right, int classes
     const float* x = shared + left + min(mt * 16 + group, count - 1) * classes * pitch + head * part + quad;
     const float* y = shared + left + min(mt * 16 + group + 8, count - 1) * classes * pitch + head * part + quad;
     float sums[4] = {};
-    // Where loads and products are within a class.
+    // The steps of 8 columns that loads and products have done in the current class. After the last one, the pointers
+    // move on to the same head of the next class, one row of `width` or `pitch` after the start of this one.
     int load_step = 0, step = 0;
 #pragma unroll 1
     for (int steps = classes * class_steps; steps > 0; steps -= STEPS_AHEAD) {
@@ -731,7 +734,7 @@ DEVICE void attend_backward_columns(const Relabel& r, const Block& b, int layer)
   layer_norm_backward(r.shared.hidden, r.shared.normed, r.shared.states, pitch, b.rows, width,
                       layer_parameters(r, r.attention_norm, layer),
                       r.partials + (long)b.tile * r.partial_len + r.partial_layer + layer * r.partial_layer_len);
-  // The sums over rows of the layer norm must be done before its buffers are used again.
+  // The layer norm's last loop still reads its buffers, which the next function overwrites.
   __syncthreads();
   if (layer > 0) mixing_backward(r, b, layer - 1);
   else input_backward(r, b);

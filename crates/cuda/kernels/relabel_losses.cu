@@ -53,7 +53,7 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   return m;
 }
 
-// tanh(logit / MAX_LOG_MULTIPLIER); 1.4426.. = log2(e).
+// tanh(logit / MAX_LOG_MULTIPLIER), as 1 - 2 / (1 + exp(2 x)); 1.4426.. = log2(e).
 DEVICE float bounded_logit(float logit) {
   return 1.f - 2.f * fast_inverse(1.f + fast_exp2(2.f * 1.4426950408889634f / MAX_LOG_MULTIPLIER * logit));
 }
@@ -83,7 +83,8 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
 #pragma unroll 1
   for (int first = 0; first < items; first += EIGHTS) {
     // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in
-    // the sums, also those without an item.
+    // the sums; those without an item repeat the last one and do not write. counts[c] == 1: i is the only item labelled
+    // c. -3.4028..e38: the smallest f32.
     const int i = first + (threadIdx.x >> 3), item = min(i, items - 1), label = given[item];
     float *row = m.probabilities + item * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
 #pragma unroll 1
@@ -257,8 +258,9 @@ DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* cla
     }
   }
   const Three of_queries = block_sums({loss, slope, 0.f});
-  // The loss depends on the distances over their mean, so the gradient of the mean's logarithm is minus that of
-  // log_scale; every distance has an equal part in the mean.
+  // The gradient of log_scale is `slope` (logits are linear in exp(log_scale)). The logits are also divided by the mean
+  // distance, so the gradient of the mean's logarithm is -slope, that of the mean -slope / mean, and each of the
+  // `count` distances gets one count-th of it.
   const float through_mean = -of_queries.y * fast_inverse(mean * count);
   if (JOINT) {
 #pragma unroll 1
@@ -296,13 +298,15 @@ DEVICE void posterior_backward(const Relabel& r, const Episode& e, int index, co
   each_element(classes, items, [&](int c, int i) {
     const int state = i * classes + c, at = c * items + i;
     const float d = (m.d_weights[at] - m.squares[c]) * m.inverse_totals[c] * m.multipliers[at];
+    // The derivative of 3 tanh(x / 3), the logarithm of the multiplier, is 1 - tanh(x / 3)^2.
     const float bounded = bounded_logit(logits[state * OUTPUTS + 1]);
     m.d_probabilities[i * (classes + 1) + c] = d;
     d_logits[state * OUTPUTS + 1] = d * m.probabilities[i * (classes + 1) + c] * (1.f - bounded * bounded);
   });
   __syncthreads();
-  Three d_prior = {};  // given, alone, none
-  // Eight threads per item.
+  Three d_prior = {};  // of prior[0] (given label), prior[1] (no other item with it), prior[2] ("none")
+  // The backward pass of the softmax, p (d_p - sum of p d_p), with eight threads per item. "none" itself is not in the
+  // weights of a prototype, so its d_p is 0; the votes of the classes are in its logit by their mean.
 #pragma unroll 1
   for (int first = 0; first < items; first += EIGHTS) {
     const int own = first + (threadIdx.x >> 3), i = min(own, items - 1), label = given[i];

@@ -25,7 +25,8 @@
 
 // The largest absolute value of a direction is scaled to between 2^-5 and 2^-4, about the size of weights, so that
 // tangents are about as large as the values they are tangents of. maximum: that value, as the bits of an f32, whose
-// upper bits are the exponent. The factor is a power of two, so it changes no digits.
+// upper bits are the exponent plus 127. The factor is a power of two, so it changes no digits: with maximum = m 2^n and
+// 1 <= m < 2, it is 2^(-5 - n), whose biased exponent is 254 - 5 - (n + 127); limited to the normal numbers, 1 to 254.
 #define DIRECTION_BITS 5
 DEVICE float direction_factor(u32 maximum) {
   const int exponent = (int)(maximum >> 23);
@@ -249,6 +250,7 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int i = 0; i < 8; i++) {
     const int c = w.chunk * 8 + i;
     const ChannelTangent n = norms[c];
+    // z - mean = x std.
     const float tx = (t_of_best[i] - n.t_mean) * n.inverse_std + x_of_best[i] / n.inverse_std * n.t_inverse_std;
     t_of_best[i] = tx;
     best[i] = best[i] > 0.f ? t_gamma[c] * x_of_best[i] + gamma[c] * tx + t_beta[c] : 0.f;

@@ -12,9 +12,9 @@
 //
 // Sizes: D the dimension of features, W the width of tokens, F hidden units, L layers; E episodes, I items, C classes,
 // T tokens and Q queries of all episodes of a step. Items, classes, tokens and queries of all episodes are lists
-// without gaps, so `first_item` and so on are where an episode begins; its items are sorted by given label. In the
-// shapes of buffers, I, C, T and Q are the capacities, the most that a step may have. Numbers are f32, matrix products
-// TF32 (common.cuh).
+// without gaps; `first_item`, `first_class`, .. say where those of an episode begin. The items of an episode are sorted
+// by given label. In the shapes of buffers, I, C, T and Q are the capacities, the most that a step may have. Numbers
+// are f32, matrix products TF32 (common.cuh).
 //
 // The kernels of a step, which work on the sizes that the input of the step says; blocks beyond them return at once:
 //   tranfs_clean_means   means of correctly labelled items, and, together with tranfs_direction, the direction of
@@ -347,6 +347,7 @@ template <bool IN_SHARED> DEVICE void forward_layer(const Tranfs& t, int layer) 
     embed_tokens(t, r);
   } else {
     const long first = (long)(layer - 1) * t.token_capacity + r.e.first_token + r.first;
+    // `first` is a row of [L][T]; norm and norm2 are rows of [L][2][T], of norm 1 and norm 2 of the same layer.
     const long norm = first + (long)(layer - 1) * t.token_capacity, norm2 = norm + t.token_capacity;
     const uint4* packed = packed_next - t.packed_layer_len;
     const u32 token = r.e.dropout_token + r.first;
@@ -476,6 +477,7 @@ template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer)
   for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
 #pragma unroll 4
     for (int column = lane; column < hidden; column += 32) {
+      // Through dropout and ReLU: after either, a unit without a gradient is 0.
       float* at = r.z + row * r.unit_pitch + column;
       const float d = r.units[row * r.unit_pitch + column] > 0.f ? *at * t.dropout_scale : 0.f;
       *at = d;

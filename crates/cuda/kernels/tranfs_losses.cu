@@ -212,8 +212,9 @@ DEVICE float query_loss(float* logits, const float* factors, int classes, int ow
   return loss * weight;
 }
 
-// d_prototypes of CLASS_TILE classes from `first` on, over the block's columns: sum over queries of d_logits q
-// (d_logits holds twice the gradient), minus the sum of d_logits times p, plus a p - b t of the clean loss. A thread
+// d_prototypes of CLASS_TILE classes from `first` on, over the block's columns. The derivative of a logit 2 q.p - p.p
+// with respect to p is 2 (q - p), and d_logits holds twice the gradient of the logits, so it is the sum over queries of
+// d_logits q, minus the sum of d_logits times p, plus a p - b t of the clean loss (`clean_factors`). A thread
 // has one column and every 4th query; the groups' sums are added in scratch. queries: the columns of each, if
 // IN_SHARED. Contains barriers.
 template <bool IN_SHARED>
@@ -282,7 +283,7 @@ template <bool IN_SHARED, bool JOINT> DEVICE void prototype_losses(const Tranfs&
   float *scratch = (float*)dynamic_shared, *free = scratch + LOSS_SCRATCH;
   float* factors = IN_SHARED ? free : t.class_factors + ((long)chunk * t.class_capacity + e.first_class) * 4;
   float* d_logits = IN_SHARED ? free + t.classes * 4 : t.d_query_logits + ((long)chunk * t.query_capacity + e.first_query) * t.classes;
-  // The columns of each query, if IN_SHARED.
+  // The columns of each query, if IN_SHARED; addresses must be at multiples of 8 bytes.
   const float** queries = (const float**)(((u64)(d_logits + (long)e.queries * t.classes) + 7) & ~7ull);
   if (IN_SHARED)
     for (int query = threadIdx.x; query < e.queries; query += LOSS_THREADS)

@@ -31,7 +31,7 @@ enum GradientKind {
 };
 // Which rows a projection has a gradient from: ITEMS for down, PROTOTYPES for up; both if one is the transpose of the
 // other ("tied").
-enum ProjectionParts { ITEMS = 1, PROTOTYPES = 2 };  // down, up; both if they are tied
+enum ProjectionParts { ITEMS = 1, PROTOTYPES = 2 };
 // Which rows a sum counts: all tokens, class token and items of one class (positions), or the class token alone.
 enum TokenFilter { ALL_TOKENS, TOKENS_OF_CLASS, CLASS_TOKEN };
 

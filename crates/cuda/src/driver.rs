@@ -26,7 +26,8 @@ use crate::images;
 
 pub use arguments::{Address, Argument, Grid, Null, Value};
 
-/// The lowest CUDA version of a driver that runs the kernels.
+/// The lowest CUDA version of a driver that runs the kernels: 13.0, as 1000 times the major plus 10 times the minor
+/// number.
 const NEEDED_VERSION: i32 = 13_000;
 /// Bytes of shared memory that a kernel may use without setting an attribute first.
 const DEFAULT_SHARED_LEN: u32 = 48 << 10;
@@ -329,10 +330,10 @@ impl Device {
 
 /// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, of `limit`.
 pub(crate) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Result<()> {
-    match bytes > limit {
-        true => Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 }),
-        false => Ok(()),
+    if bytes > limit {
+        return Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 });
     }
+    Ok(())
 }
 
 /// Checks that there is a driver that is new enough, and a GPU number `ordinal`.
@@ -381,10 +382,10 @@ impl DeviceProperties {
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let shared_limit = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let capability = (major as u32, minor as u32);
-        match images::is_supported(capability.0) {
-            true => Ok(DeviceProperties { device, name, capability, multiprocessors, shared_limit }),
-            false => Err(Error::Unsupported { name, found: format!("{major}.{minor}") }),
+        if !images::is_supported(capability.0) {
+            return Err(Error::Unsupported { name, found: format!("{major}.{minor}") });
         }
+        Ok(DeviceProperties { device, name, capability, multiprocessors, shared_limit })
     }
 }
 
@@ -394,11 +395,12 @@ fn check_version() -> Result<()> {
     // SAFETY: the pointer is valid during the call.
     let status = unsafe { sys::cuDriverGetVersion(&mut version) };
     status.result().map_err(|error| driver_error("reading the version of the driver", error))?;
+    // CUDA 13.1 is 13010.
     let shown = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
-    match version < NEEDED_VERSION {
-        true => Err(Error::OldDriver { found: shown(version), needed: shown(NEEDED_VERSION) }),
-        false => Ok(()),
+    if version < NEEDED_VERSION {
+        return Err(Error::OldDriver { found: shown(version), needed: shown(NEEDED_VERSION) });
     }
+    Ok(())
 }
 
 /// Whether the context, and so the device, can no longer be used after this error.

@@ -7,11 +7,11 @@
 //!
 //! Images are bytes of the right size. Activations and the weights of pointwise convolutions are 16-bit floats; sums
 //! and all other weights are 32-bit floats. Batch norm is folded into the weights, as in [`trueshot_nn::efficientnet`].
-//! An embedding depends on its own image only: neither on the other images of the batch, nor on its place in the batch,
-//! nor on the size of the batch.
+//! An embedding depends on its own image only: not on the other images of the batch, the position in the batch or the
+//! size of the batch.
 //!
-//! One graph embeds a batch. There is one graph per power of two; a batch in between is rounded up, and the images that
-//! are left from earlier batches are embedded with it.
+//! One CUDA graph (recorded kernel launches) embeds a batch. There is one graph per power of two; a batch in between is
+//! rounded up, and images that are left in memory from earlier batches are embedded with it and ignored.
 
 mod layers;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
@@ -178,12 +178,11 @@ impl Network {
         let stem = Stem::new(device, size, weights, bias, normalisation)?;
         let (mut side, mut own) = (stem.side, Vec::new());
         for shape in bottlenecks() {
-            let expand = match shape.expands() {
-                false => None,
-                true => {
-                    let (weights, bias) = pair();
-                    Some(Pointwise::new(device, shape.input, weights, bias, true)?)
-                }
+            let expand = if shape.expands() {
+                let (weights, bias) = pair();
+                Some(Pointwise::new(device, shape.input, weights, bias, true)?)
+            } else {
+                None
             };
             let (weights, bias) = pair();
             let depthwise = Depthwise::new(device, shape.kernel, shape.stride, side, weights, bias)?;

@@ -3,20 +3,25 @@
 //! Start with [`Device::open`], which needs the NVIDIA driver and nothing else: the kernels are compiled ahead of time
 //! and are part of this crate. Without a driver it returns [`Error::NoDriver`], and the caller uses the CPU.
 //!
-//! - [`conv4::Conv4Training`] trains the backbone of the paper, a small convolutional network: one step is one CUDA
-//!   graph, and parameters, images and the state of the optimiser stay on the device.
-//! - [`negmargin::NegMarginTraining`] trains the same network with a cosine softmax over all classes.
+//! A backbone is a network that turns an image into a feature vector. A head turns the features of a support set, whose
+//! labels may be wrong, into a classifier. Conv4, a small convolutional network, is the backbone of the paper that
+//! trueshot follows (*Few-shot Learning with Noisy Labels*, Liang et al., CVPR 2022).
+//!
+//! - [`conv4::Conv4Training`] trains Conv4 on episodes with the loss of nearest prototypes.
+//! - [`negmargin::NegMarginTraining`] trains Conv4 with a cosine softmax over all classes.
 //! - [`maml::MamlTraining`] trains MAML: a Conv4 with a classifier that is adapted to several tasks at once.
 //! - [`tranfs::TranfsTraining`] trains the head TraNFS on features that stay on the device, or together with a backbone
-//!   ([`joint::JointTraining`]). A head turns the features of a support set, whose labels may be wrong, into a
-//!   classifier.
+//!   ([`joint::JointTraining`]).
 //! - [`relabel::RelabelTraining`] trains the head Relabel in the same two ways.
-//! - [`efficientnet::EfficientNetEmbedding`] embeds photographs with EfficientNet-Lite0.
+//! - [`conv4::Conv4Embedding`] and [`efficientnet::EfficientNetEmbedding`] embed images with a trained Conv4 and with
+//!   EfficientNet-Lite0.
 //!
-//! The sessions follow one pattern. The host passes the inputs of several steps at a time, which are copied to slots of
-//! a ring buffer on the device. Methods named `record...` start kernels without waiting for them; [`Device::capture`]
-//! records them once as a CUDA graph, and every step launches that graph. The device counts the steps itself and finds
-//! the slot from that.
+//! Each of the training types is a session: it keeps parameters, activations, data and the state of the optimiser on
+//! the device from step to step. All sessions follow one pattern. The host passes the inputs of several steps at a
+//! time, which are copied to slots of a ring buffer on the device. Methods named `record...` start kernels without
+//! waiting for them; [`Device::capture`] records them as a CUDA graph, and every step launches that graph. The
+//! arguments of the kernels are fixed when the graph is recorded, so the number of the step cannot be one of them: the
+//! device counts the finished steps, and the kernels compute the slot from that count.
 //!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 

@@ -345,6 +345,7 @@ impl RelabelTraining {
     /// call [`run`](Self::run) with [`STEP_SLOTS`] steps first, so that all slots are filled.
     pub fn launch_step(&mut self) -> Result<()> {
         self.launch_graph()?;
+        // As the device counts, in 32 bits.
         self.done = self.done.wrapping_add(1);
         Ok(())
     }

@@ -149,7 +149,9 @@ impl TranfsTraining {
         let extra = device.zeros(0)?;
         let inputs = device.zeros(STEP_SLOTS * layout.slot_len as usize)?;
         let current = device.zeros(layout.slot_len as usize)?;
-        let (buffer, packed, state) = (device.zeros(len)?, device.zeros(4 * packed_len)?, device.zeros(1)?);
+        // `packed_len` is in units of 16 bytes, four words.
+        let (on_device, packed, state) =
+            (device.zeros(len)?, device.zeros(4 * packed_len)?, device.zeros(1)?);
         let argument = TranfsArgument {
             sizes: Sizes::new(&config, limits, &shared, features.len() / config.dim),
             input: layout,
@@ -160,14 +162,15 @@ impl TranfsTraining {
             current: Buffer::address(&current),
             features: features.address(),
             extra: Buffer::address(&extra),
-            parameters: Buffer::address(&buffer),
+            parameters: Buffer::address(&on_device),
             packed_weights: Buffer::address(&packed),
             activations: activations.addresses(),
             state: Buffer::address(&state),
         };
-        let joint = match is_joint {
-            true => Some(JointBuffers::new(device, &config, limits, features.len(), down_t)?),
-            false => None,
+        let joint = if is_joint {
+            Some(JointBuffers::new(device, &config, limits, features.len(), down_t)?)
+        } else {
+            None
         };
         let mut training = TranfsTraining {
             device: device.clone(),
@@ -178,7 +181,7 @@ impl TranfsTraining {
             extra,
             inputs,
             current,
-            parameters: buffer,
+            parameters: on_device,
             packed,
             first_moments: device.zeros(len)?,
             second_moments: device.zeros(len)?,

@@ -126,14 +126,14 @@ impl AdamW {
         };
         let (mut chunks, mut position) = (Vec::new(), 0);
         for range in &self.trained {
-            // Constants between two ranges are in no chunk.
+            // Constant tensors between two ranges are split off and dropped: they are in no chunk.
             rest.split_off(range.start - position);
             position = range.end;
-            let mut left = range.len();
-            while left > 0 {
-                let length = left.min(size.max(1));
+            let mut remaining = range.len();
+            while remaining > 0 {
+                let length = remaining.min(size.max(1));
                 chunks.push(rest.split_off(length));
-                left -= length;
+                remaining -= length;
             }
         }
         chunks
@@ -216,12 +216,13 @@ impl<'a> ParameterChunk<'a> {
     /// Updates parameters and moments, and sets the gradients to zero. Does nothing if there are no gradients.
     pub fn apply(self) {
         let ParameterChunk { isa, factors, parameters, first_moments, second_moments, mut gradients } = self;
-        let Some((gradient, others)) = gradients.split_first_mut() else { return };
+        let Some((sum, later_gradients)) = gradients.split_first_mut() else { return };
         isa.scope(|| {
-            for other in others {
-                move_into(other, gradient);
+            // The first buffer becomes the sum of all.
+            for gradient in later_gradients {
+                move_into(gradient, sum);
             }
-            update(factors, gradient, parameters, first_moments, second_moments);
+            update(factors, sum, parameters, first_moments, second_moments);
         });
     }
 }
@@ -303,6 +304,7 @@ mod tests {
                     let chunks = optimiser.chunks(0.01, 0.5, &mut parameters, &mut gradients, size);
                     chunks.into_iter().for_each(ParameterChunk::apply);
                 });
+                // Tensors a and b have 35 + 20 numbers, the constant one has 9, c has 41.
                 let trained = (0..55).chain(64..105);
                 assert!(trained.into_iter().all(|i| gradients[0][i] == 0.0 && gradients[1][i] == 0.0));
             }

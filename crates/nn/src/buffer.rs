@@ -40,7 +40,7 @@ impl<T: Real> Buffer<T> {
 }
 
 /// The capacity to allocate for `len` numbers: a power of two, since the next step may need a few more. Buffers of 4
-/// MiB and more are not kept for long and get exactly what they need.
+/// MiB and more get exactly what they need: rounded up, a few of them would exceed [`MAX_KEPT_BYTES`].
 fn capacity_for<T>(len: usize) -> usize {
     if len * size_of::<T>() < MAX_KEPT_BYTES / 16 { len.next_power_of_two() } else { len }
 }
@@ -60,8 +60,8 @@ impl<T: Real> Drop for Buffer<T> {
     fn drop(&mut self) {
         let numbers = std::mem::take(&mut self.0);
         with_kept(|kept: &mut Vec<Vec<T>>| {
-            let held: usize = kept.iter().map(Vec::capacity).sum();
-            if (held + numbers.capacity()) * size_of::<T>() <= MAX_KEPT_BYTES {
+            let kept_numbers: usize = kept.iter().map(Vec::capacity).sum();
+            if (kept_numbers + numbers.capacity()) * size_of::<T>() <= MAX_KEPT_BYTES {
                 kept.push(numbers);
             }
         });
@@ -91,9 +91,9 @@ mod tests {
         let first = Buffer::<f32>::new(1000);
         let address = first.as_ptr();
         drop(first);
-        let other = Buffer::<f64>::new(100);
+        let of_another_type = Buffer::<f64>::new(100);
         let second = Buffer::<f32>::new(900);
-        assert_eq!((second.as_ptr(), second.len(), other.len()), (address, 900, 100));
+        assert_eq!((second.as_ptr(), second.len(), of_another_type.len()), (address, 900, 100));
         let third = Buffer::<f32>::new(900);
         assert_ne!(third.as_ptr(), address);
     }

@@ -17,6 +17,7 @@ impl TestRng {
 
     /// A number in [0, 1).
     pub fn uniform(&mut self) -> f64 {
+        // 53 random bits, the precision of an f64.
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
@@ -39,7 +40,7 @@ impl TestRng {
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If one is off by more than 1e-5 of the largest. `what` names the gradient in the message.
+/// If an element is off by more than 1e-5 of the largest element. `what` names the gradient in the message.
 pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
     check_gradient_at(what, at, gradient, 0..at.len(), &mut loss);
 }
@@ -47,7 +48,7 @@ pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl F
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If one is off by more than `tolerance` times the largest.
+/// If an element is off by more than `tolerance` times the largest element.
 pub fn check_gradient_within(
     tolerance: f64,
     what: &str,
@@ -69,7 +70,8 @@ pub fn check_gradient_at(
     compare(1e-5, what, at, gradient, indices, loss);
 }
 
-/// `gradient` is that of `loss` at the point `at`.
+/// Compares the elements of `gradient`, which is that of `loss` at the point `at`, at these indices. A gradient smaller
+/// than 1e-3 is compared as if its largest element were 1e-3: differences of the loss are not more precise.
 fn compare(
     tolerance: f64,
     what: &str,

@@ -51,8 +51,8 @@ pub trait Head: Send + Sync {
     /// Initial parameters; `random` yields uniform numbers in [0, 1).
     fn initial(&self, random: &mut dyn FnMut() -> f64) -> Vec<f32>;
 
-    /// Adjusts initial parameters to the scale or mean of the training features. `statistics` reads all of those, which
-    /// takes time; a head that does not need them does not call it.
+    /// Adjusts initial parameters to the scale or mean of the training features. `statistics` reads all training
+    /// features, which takes time; a head that needs no statistics does not call it.
     fn fit_normalisation(&self, _parameters: &mut [f32], _statistics: &dyn Fn() -> FeatureStatistics) {}
 
     /// The names of the terms of the loss, in the order of [`Head::losses`].
@@ -101,10 +101,10 @@ pub const FEATURE_MEAN_RATE: f32 = 0.01;
 /// };
 /// let mut gradient = vec![0.0; head.layout().len()];
 /// // Four rows of two numbers: the three support items, then the query.
-/// let mut of_features = vec![0.0; episode.feature_count()];
-/// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut of_features);
-/// // The loss falls if the query moves towards its class.
-/// assert!(of_features[6] > 0.0 && of_features[7] < 0.0);
+/// let mut d_features = vec![0.0; episode.feature_count()];
+/// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut d_features);
+/// // Numbers 6 and 7 belong to the query. The loss falls if the query moves towards its class.
+/// assert!(d_features[6] > 0.0 && d_features[7] < 0.0);
 /// ```
 pub trait JointHead: Head {
     /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss
@@ -128,8 +128,8 @@ pub trait JointHead: Head {
         None
     }
 
-    /// Whether [`JointHead::feature_mean`] is subtracted from all rows, which are then scaled to unit length, before
-    /// anything else.
+    /// Whether the head starts by subtracting [`JointHead::feature_mean`] from all rows and scaling them to unit
+    /// length.
     fn subtracts_feature_mean(&self) -> bool {
         false
     }
@@ -149,16 +149,17 @@ impl<'a, T> FeatureGradient<'a, T> {
     ///
     /// # Panics
     /// If `all` does not have as many numbers as the rows of the episodes.
-    pub(crate) fn split(mut all: &'a mut [T], episodes: &[Episode<'_, T>]) -> Vec<Self> {
+    pub(crate) fn split(all: &'a mut [T], episodes: &[Episode<'_, T>]) -> Vec<Self> {
         let expected: usize = episodes.iter().map(Episode::feature_count).sum();
         assert_eq!(all.len(), expected, "one feature gradient per number of the episodes' rows");
         let mut parts = Vec::with_capacity(episodes.len());
+        let mut remaining = all;
         for episode in episodes {
-            let (of_episode, rest) = all.split_at_mut(episode.feature_count());
-            let support = episode.support.iter().map(|row| row.len()).sum();
-            let (support, queries) = of_episode.split_at_mut(support);
+            let (of_episode, after) = remaining.split_at_mut(episode.feature_count());
+            let support_len = episode.support.iter().map(|row| row.len()).sum();
+            let (support, queries) = of_episode.split_at_mut(support_len);
             parts.push(FeatureGradient { support, queries });
-            all = rest;
+            remaining = after;
         }
         parts
     }

@@ -28,8 +28,8 @@ pub fn xavier_bound(inputs: usize, outputs: usize) -> f64 {
     (6.0 / (inputs + outputs) as f64).sqrt()
 }
 
-/// Fills `matrix` (`[rows, columns]`) with a random matrix whose columns are orthonormal; its rows, if there are fewer
-/// rows than columns.
+/// Fills `matrix` (`[rows, columns]`) with a random matrix whose columns are orthonormal. If there are fewer rows
+/// than columns, the rows are orthonormal instead.
 ///
 /// # Panics
 /// If `matrix` does not have `rows * columns` elements.
@@ -48,13 +48,13 @@ pub fn fill_orthogonal(matrix: &mut [f32], rows: usize, columns: usize, random: 
     }
 }
 
-/// A random unit vector orthogonal to `others` (Gram-Schmidt, twice for precision).
-fn orthogonal_direction(others: &[Vec<f64>], dim: usize, random: &mut dyn FnMut() -> f64) -> Vec<f64> {
+/// A random unit vector orthogonal to `previous`, which are unit vectors (Gram-Schmidt, twice for precision).
+fn orthogonal_direction(previous: &[Vec<f64>], dim: usize, random: &mut dyn FnMut() -> f64) -> Vec<f64> {
     let mut vector: Vec<f64> = (0..dim).map(|_| normal(random)).collect();
-    for other in others.iter().chain(others) {
-        let projection: f64 = vector.iter().zip(other).map(|(a, b)| a * b).sum();
-        for (value, other) in vector.iter_mut().zip(other) {
-            *value -= projection * other;
+    for unit in previous.iter().chain(previous) {
+        let projection: f64 = vector.iter().zip(unit).map(|(a, b)| a * b).sum();
+        for (value, component) in vector.iter_mut().zip(unit) {
+            *value -= projection * component;
         }
     }
     let norm = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
@@ -73,6 +73,7 @@ mod tests {
             let mut rng = TestRng::new(1);
             let mut matrix = vec![0.0; rows * columns];
             fill_orthogonal(&mut matrix, rows, columns, &mut || rng.uniform());
+            // Number `d` of vector `i`: a column of a tall matrix, a row of a wide one.
             let element = |i: usize, d: usize| {
                 f64::from(if rows >= columns { matrix[d * columns + i] } else { matrix[i * columns + d] })
             };

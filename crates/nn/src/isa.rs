@@ -184,7 +184,7 @@ pub(crate) fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s)
 
 /// The larger of `a` and `b`; `b` where `a` is NaN, so that ReLU maps NaN to 0 on every set.
 ///
-/// NEON's maximum returns NaN where either number is NaN, so there the numbers are compared and selected.
+/// The maximum of NEON is NaN where either number is NaN, so with NEON the numbers are compared and selected.
 #[inline(always)]
 pub(crate) fn max<S: Simd>(simd: S, a: S::f32s, b: S::f32s) -> S::f32s {
     #[cfg(target_arch = "aarch64")]
@@ -200,7 +200,7 @@ mod tests {
     use rayon::prelude::*;
 
     #[test]
-    fn a_scope_holds_until_it_ends_even_by_a_panic() {
+    fn a_scope_restores_the_outer_set_even_after_a_panic() {
         let outside = Isa::current();
         for isa in Isa::usable() {
             isa.scope(|| {

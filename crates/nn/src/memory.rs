@@ -1,5 +1,5 @@
-//! Prefetching of rows ([`prefetch`]), and conversion of half precision to single precision ([`widen_f16`]), which is
-//! how large files of embeddings are stored.
+//! Prefetching of rows ([`prefetch`]), and conversion of half-precision numbers to single precision ([`widen_f16`]):
+//! large files of embeddings hold half-precision numbers.
 
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Isa;
@@ -8,7 +8,7 @@ use crate::isa::Isa;
 const CACHE_LINE: usize = 64;
 
 /// Prefetches `bytes` into the cache. The rows of an episode are far apart, and the hardware prefetcher starts anew at
-/// each of them.
+/// each of them. If `bytes` does not start at a cache line, its last line may be left out.
 #[inline(always)]
 pub fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(CACHE_LINE) {
@@ -32,13 +32,16 @@ pub(crate) fn prefetch_line(address: *const u8) {
 }
 
 /// Converts half-precision numbers, given as their bits, to single precision, if the current instruction set has an
-/// instruction for it. Otherwise returns `false` and leaves `to` unchanged.
+/// instruction for it (AVX-512 only). Otherwise returns `false` and leaves `to` unchanged, and the caller converts the
+/// numbers itself.
 ///
 /// # Panics
 /// If the lengths differ.
 pub fn widen_f16(from: &[u16], to: &mut [f32]) -> bool {
     assert_eq!(from.len(), to.len());
     #[cfg(target_arch = "x86_64")]
+    // `is_usable` is always true for the current set; it is repeated so that the unsafe call is safe by this line
+    // alone.
     if Isa::current() == Isa::Avx512 && Isa::Avx512.is_usable() {
         // SAFETY: the processor has just been found to have the instruction set.
         #[allow(unsafe_code)]
@@ -50,7 +53,7 @@ pub fn widen_f16(from: &[u16], to: &mut [f32]) -> bool {
     false
 }
 
-/// Sixteen numbers per instruction; the last ones are padded with zeros.
+/// Converts sixteen numbers per instruction; the last group is padded with zeros.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn widen_f16_avx512(from: &[u16], to: &mut [f32]) {

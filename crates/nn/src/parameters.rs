@@ -11,7 +11,8 @@ use std::ops::Range;
 pub enum Role {
     /// The optimiser updates it.
     Trained,
-    /// It keeps its initial values, or the model itself maintains it (running statistics).
+    /// The optimiser treats it as constant. It keeps its initial values, or the model itself changes it (running
+    /// statistics).
     Constant,
 }
 
@@ -20,7 +21,7 @@ pub enum Role {
 pub struct Tensor {
     /// For example `layer1.attention.out.weight`.
     pub name: String,
-    /// Row-major.
+    /// The length of each dimension. The elements are stored in row-major order.
     pub shape: Vec<usize>,
     /// The elements of the flat buffer that hold the tensor.
     pub range: Range<usize>,

@@ -46,9 +46,9 @@ pub fn gram(rows: &[&[f32]], out: &mut [f32]) {
         // `[n - start, left.len()]`: products with earlier rows are known from earlier blocks.
         let block = &mut block[..left.len() * (n - start)];
         products(left, &rows[start..], block);
-        for (j, of_right) in block.chunks_exact(left.len()).enumerate() {
+        for (j, products) in block.chunks_exact(left.len()).enumerate() {
             // Only i <= j, and each value is written twice, so that the result is symmetric to the bit.
-            for (i, &value) in of_right.iter().enumerate().take(j + 1) {
+            for (i, &value) in products.iter().enumerate().take(j + 1) {
                 out[(start + i) * n + start + j] = value;
                 out[(start + j) * n + start + i] = value;
             }
@@ -181,8 +181,8 @@ fn tile<S: Simd, const L: usize, const R: usize>(
         }
     }
     if !dim.is_multiple_of(S::F32_LANES) {
-        // Partial loads in loops of their own: with NEON they are long, and a loop that contains them is not unrolled.
-        // If it used the sums, these would have to be in memory, in the loop above, too.
+        // Partial loads in loops of their own: with NEON they are many instructions, and a loop that contains them is
+        // not unrolled. If that loop used the sums, the sums would have to be in memory, in the loop above, too.
         let (mut a, mut b) = ([simd.splat_f32s(0.0); L], [simd.splat_f32s(0.0); R]);
         for i in 0..L {
             a[i] = simd.partial_load_f32s(lefts[i].1);
@@ -325,7 +325,8 @@ impl WithSimd for Reduction<'_> {
 }
 
 impl Reduction<'_> {
-    /// Four independent sums: an addition takes four cycles, and a single chain would wait for itself.
+    /// Sums the terms in four independent sums: an addition takes four cycles, and each addition of a single sum would
+    /// wait for the one before.
     #[inline(always)]
     fn reduce<S: Simd>(self, simd: S, term: Term) -> f32 {
         let (left, left_tail) = S::as_simd_f32s(self.left);
@@ -341,6 +342,7 @@ impl Reduction<'_> {
         for (&a, &b) in left_rest.iter().zip(right_rest) {
             sums[0] = term.add(simd, sums[0], a, b);
         }
+        // Both tails are padded with zeros, whose term is 0.
         let (left_tail, right_tail) = (simd.partial_load_f32s(left_tail), simd.partial_load_f32s(right_tail));
         sums[1] = term.add(simd, sums[1], left_tail, right_tail);
         let halves = (simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
@@ -354,6 +356,7 @@ mod tests {
     use crate::isa::Isa;
     use proptest::prelude::*;
 
+    /// Pseudo-random numbers in [-0.3, 0.7), from a linear congruential generator.
     fn rows(count: usize, dim: usize, seed: u32) -> Vec<Vec<f32>> {
         let mut state = seed | 1;
         let mut next = || {
@@ -381,7 +384,7 @@ mod tests {
         }
 
         #[test]
-        fn a_product_does_not_depend_on_its_neighbours(n in 1usize..14, dim in 1usize..100, seed: u32) {
+        fn a_product_does_not_depend_on_the_other_rows(n in 1usize..14, dim in 1usize..100, seed: u32) {
             let owned = rows(n, dim, seed);
             let all: Vec<&[f32]> = owned.iter().map(Vec::as_slice).collect();
             for isa in Isa::usable() {
@@ -406,9 +409,9 @@ mod tests {
             for isa in Isa::usable() {
                 let mut out = vec![7.0; dim];
                 isa.scope(|| weighted_sum(&all, &weights, &mut out));
-                for (column, found) in out.iter().enumerate() {
+                for (column, actual) in out.iter().enumerate() {
                     let expected: f64 = (0..count).map(|i| f64::from(weights[i]) * f64::from(all[i][column])).sum();
-                    prop_assert!((f64::from(*found) - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
+                    prop_assert!((f64::from(*actual) - expected).abs() < 1e-5, "{isa:?}: {actual} and {expected}");
                 }
             }
         }
@@ -418,11 +421,14 @@ mod tests {
             let pair = rows(2, dim, seed);
             let expected: f64 = pair[0].iter().zip(&pair[1]).map(|(&a, &b)| f64::from((a - b).abs())).sum();
             for isa in Isa::usable() {
-                let found = f64::from(isa.scope(|| l1_distance(&pair[0], &pair[1])));
-                prop_assert!((found - expected).abs() <= 1e-5 * (1.0 + expected), "{isa:?}: {found} and {expected}");
+                let distance = f64::from(isa.scope(|| l1_distance(&pair[0], &pair[1])));
+                prop_assert!(
+                    (distance - expected).abs() <= 1e-5 * (1.0 + expected),
+                    "{isa:?}: {distance} and {expected}"
+                );
                 let squares: f64 = pair[0].iter().map(|&a| f64::from(a) * f64::from(a)).sum();
-                let found = f64::from(isa.scope(|| squared_norm(&pair[0])));
-                prop_assert!((found - squares).abs() <= 1e-5 * (1.0 + squares), "{isa:?}: {found} and {squares}");
+                let norm = f64::from(isa.scope(|| squared_norm(&pair[0])));
+                prop_assert!((norm - squares).abs() <= 1e-5 * (1.0 + squares), "{isa:?}: {norm} and {squares}");
             }
         }
     }

@@ -12,7 +12,7 @@ use std::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Neg, Sub, SubAssi
 use crate::matmul::{self, InitialSum, Matrix, MatrixMut};
 use crate::products;
 
-/// Partial results of a reduction.
+/// Partial results of a reduction: the lanes of the widest vector of `f32`.
 pub const LANES: usize = 16;
 
 /// A floating-point number: `f32` or `f64`.
@@ -73,17 +73,17 @@ pub trait Real:
     /// The hyperbolic tangent, from `e^(-2 |x|)`, which cannot overflow.
     #[inline(always)]
     fn tanh(self) -> Self {
-        let small = Self::exp(Self::from_f64(-2.0) * Self::abs(self));
-        let size = (Self::ONE - small) / (Self::ONE + small);
-        if self < Self::ZERO { -size } else { size }
+        let exp = Self::exp(Self::from_f64(-2.0) * Self::abs(self));
+        let tanh_of_abs = (Self::ONE - exp) / (Self::ONE + exp);
+        if self < Self::ZERO { -tanh_of_abs } else { tanh_of_abs }
     }
 
     /// `1 / (1 + e^-x)`, from `e^-|x|`, which cannot overflow.
     #[inline(always)]
     fn sigmoid(self) -> Self {
-        let small = Self::exp(-Self::abs(self));
-        let share = Self::ONE / (Self::ONE + small);
-        if self < Self::ZERO { small * share } else { share }
+        let exp = Self::exp(-Self::abs(self));
+        let sigmoid_of_abs = Self::ONE / (Self::ONE + exp);
+        if self < Self::ZERO { exp * sigmoid_of_abs } else { sigmoid_of_abs }
     }
 
     /// Matrix product, see [`matmul::multiply`].
@@ -134,6 +134,7 @@ impl Real for f32 {
         // ln 2 in two parts. The first has few bits, so its multiples are exact.
         const LN2_HIGH: f32 = 355.0 / 512.0;
         const LN2_LOW: f32 = -2.121_944_4e-4;
+        // These bounds keep 2^n a normal number.
         let x = if self < -87.3 { -87.3 } else { self };
         let x = if x > 88.3 { 88.3 } else { x };
         let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -144,7 +145,7 @@ impl Real for f32 {
         let series = series * r + 4.166_579_6e-2;
         let series = series * r + 1.666_666_5e-1;
         let series = series * r + 0.5;
-        // 2^n: the integer, plus the bias of 127, shifted into the exponent.
+        // 2^n: the integer plus the bias of 127, shifted into the exponent. n may be negative, so the addition wraps.
         let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
         (series * (r * r) + r + 1.0) * power
     }
@@ -157,14 +158,14 @@ impl Real for f32 {
     /// Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions. Off by less than 7e-7.
     #[inline(always)]
     fn erf(self) -> f32 {
-        let size = self.abs();
-        let t = 1.0 / (1.0 + 0.327_591_1 * size);
+        let abs = self.abs();
+        let t = 1.0 / (1.0 + 0.327_591_1 * abs);
         let series = 1.061_405_4 * t - 1.453_152;
         let series = series * t + 1.421_413_7;
         let series = series * t - 0.284_496_74;
         let series = (series * t + 0.254_829_6) * t;
-        let value = 1.0 - series * Real::exp(-size * size);
-        if self < 0.0 { -value } else { value }
+        let erf_of_abs = 1.0 - series * Real::exp(-abs * abs);
+        if self < 0.0 { -erf_of_abs } else { erf_of_abs }
     }
 
     fn multiply(
@@ -279,7 +280,7 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     sum_lanes(sums)
 }
 
-/// The largest of `values`, or `least` if it is larger than all of them.
+/// The largest of `values`, or `least` if that is larger than all values.
 #[inline(always)]
 pub fn max_of<T: Real>(values: &[T], least: T) -> T {
     let (chunks, tail) = values.as_chunks::<LANES>();
@@ -316,8 +317,8 @@ pub fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {
-            let other = sums[lane + half];
-            sums[lane] += other;
+            let from_second_half = sums[lane + half];
+            sums[lane] += from_second_half;
         }
         half /= 2;
     }
@@ -328,6 +329,7 @@ pub fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
 mod tests {
     use super::*;
 
+    /// 20,001 numbers at equal distances.
     fn grid(from: f64, to: f64) -> impl Iterator<Item = f32> {
         (0..=20_000).map(move |i| (from + (to - from) * f64::from(i) / 20_000.0) as f32)
     }
@@ -356,6 +358,7 @@ mod tests {
 
     #[test]
     fn reductions_take_slices_of_any_length() {
+        // Sums of small integers are exact in any order.
         for n in 0..50 {
             let a: Vec<f32> = (0..n).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
             assert_eq!(sum(&a), a.iter().sum::<f32>());

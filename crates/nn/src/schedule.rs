@@ -6,9 +6,9 @@
 pub enum Decay {
     /// No decay.
     Constant,
-    /// The rate is multiplied by `factor` every `every` steps, counted from step 0.
+    /// The rate is multiplied by `factor` every `every` steps, counted from step 0 (the warm-up included).
     Steps {
-        /// For example 0.7.
+        /// The factor of each decay, for example 0.7.
         factor: f64,
         /// Steps between two changes.
         every: u64,
@@ -40,7 +40,8 @@ impl Schedule {
         self.rate * warm_up * self.decay_factor(step)
     }
 
-    /// The factor of the rate that the decay has reached, 1 at first. Only the cosine waits for the end of the warm-up.
+    /// The product of all decays up to this step, 1 at first. Decay in steps counts from step 0; only the cosine waits
+    /// for the end of the warm-up.
     fn decay_factor(&self, step: u64) -> f64 {
         match self.decay {
             Decay::Constant => 1.0,

@@ -44,6 +44,7 @@ pub fn train(
     let mut first = vec![0.0; weights.len()];
     let mut second = vec![0.0; weights.len()];
     let mut bias_moments = vec![(0.0, 0.0); classes];
+    // `[C, R]`, without the bias.
     let mut logits = vec![0.0; classes * rows.len()];
     for step in 1..=config.steps {
         let class_rows: Vec<&[f32]> = weights.chunks_exact(dim).collect();
@@ -115,10 +116,10 @@ impl Update {
         gradient: S::f32s,
     ) {
         let (beta1, beta2) = (simd.splat_f32s(BETA1), simd.splat_f32s(BETA2));
-        let fresh1 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA1), gradient);
-        let fresh2 = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
-        *first = multiply_add(simd, beta1, *first, fresh1);
-        *second = multiply_add(simd, beta2, *second, fresh2);
+        let first_term = simd.mul_f32s(simd.splat_f32s(1.0 - BETA1), gradient);
+        let second_term = simd.mul_f32s(simd.splat_f32s(1.0 - BETA2), simd.mul_f32s(gradient, gradient));
+        *first = multiply_add(simd, beta1, *first, first_term);
+        *second = multiply_add(simd, beta2, *second, second_term);
         let denominator = multiply_add(
             simd,
             simd.sqrt_f32s(*second),
@@ -144,7 +145,8 @@ struct WeightUpdate<'a> {
     update: Update,
 }
 
-/// Classes whose gradients are accumulated in registers together: 5 x [`VECTORS`] accumulators.
+/// Classes whose gradients are accumulated in registers together: 5 x [`VECTORS`] accumulators, which leaves registers
+/// for a row's vectors and the error if there are 32.
 const GROUP: usize = 5;
 /// Vectors of each gradient that are accumulated together.
 const VECTORS: usize = 4;
@@ -155,7 +157,7 @@ impl WithSimd for WeightUpdate<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let lanes = S::F32_LANES;
-        // Columns in groups of VECTORS vectors, then in single vectors, then one by one.
+        // Columns in groups of VECTORS vectors (up to column `whole`), then in single vectors, then one by one.
         let whole = self.dim / (VECTORS * lanes) * (VECTORS * lanes);
         let classes = self.weights.len() / self.dim;
         for start in (0..classes).step_by(GROUP) {

@@ -20,35 +20,35 @@ use crate::{numpy_features, thread_pools};
 /// The result of an audit; `trueshot.Audit` wraps it.
 #[pyclass(frozen, module = "trueshot._native")]
 pub struct Audit {
-    found: Arc<library::Audit>,
+    result: Arc<library::Audit>,
     /// The rows that were audited, for the HTML report.
     data: Arc<Embeddings>,
 }
 
 impl Audit {
     /// Wraps the result of the library for `data`.
-    pub fn new(found: Arc<library::Audit>, data: Arc<Embeddings>) -> Self {
-        Audit { found, data }
+    pub fn new(result: Arc<library::Audit>, data: Arc<Embeddings>) -> Self {
+        Audit { result, data }
     }
 
     /// An array with one value per item.
     fn column<T: numpy::Element>(&self, py: Python<'_>, of: impl Fn(&AuditedItem) -> T) -> Py<PyArray1<T>> {
-        PyArray1::from_vec(py, self.found.items.iter().map(of).collect()).unbind()
+        PyArray1::from_vec(py, self.result.items.iter().map(of).collect()).unbind()
     }
 
     /// A value per neighbour of every item, `[items, neighbours]`. Items with fewer neighbours than others are padded
-    /// with `nothing`.
+    /// with `padding`.
     fn neighbours<T: numpy::Element + Copy>(
         &self,
         py: Python<'_>,
-        nothing: T,
+        padding: T,
         of: impl Fn(&library::Neighbour) -> T,
     ) -> PyResult<Py<PyArray2<T>>> {
-        let items = &self.found.items;
+        let items = &self.result.items;
         let most = items.iter().map(|item| item.neighbours.len()).max().unwrap_or(0);
         let row = |item: &AuditedItem| {
-            let known: Vec<T> = item.neighbours.iter().map(&of).collect();
-            known.into_iter().chain(std::iter::repeat(nothing)).take(most).collect::<Vec<T>>()
+            let values: Vec<T> = item.neighbours.iter().map(&of).collect();
+            values.into_iter().chain(std::iter::repeat(padding)).take(most).collect::<Vec<T>>()
         };
         let flat = PyArray1::from_vec(py, items.iter().flat_map(row).collect());
         Ok(flat.reshape([items.len(), most])?.unbind())
@@ -115,16 +115,16 @@ pub fn audit(
     }
     thread_pools::run_on_matrix(py, threads, rows.shape(), |progress| {
         let data = rows.embeddings()?;
-        let found =
+        let result =
             library::Audit::of(&data).options(options).confirmed(&confirmed).progress(progress).run()?;
-        Ok(Audit::new(Arc::new(found), Arc::new(data)))
+        Ok(Audit::new(Arc::new(result), Arc::new(data)))
     })
 }
 
 #[pymethods]
 impl Audit {
     fn __len__(&self) -> usize {
-        self.found.items.len()
+        self.result.items.len()
     }
 
     #[getter]
@@ -144,17 +144,17 @@ impl Audit {
 
     #[getter]
     fn verdict(&self) -> Vec<&'static str> {
-        self.found.items.iter().map(|item| item.verdict.name()).collect()
+        self.result.items.iter().map(|item| item.verdict.name()).collect()
     }
 
     #[getter]
     fn action(&self) -> Vec<&'static str> {
-        self.found.items.iter().map(|item| item.action.name()).collect()
+        self.result.items.iter().map(|item| item.action.name()).collect()
     }
 
     #[getter]
     fn counts(&self) -> HashMap<&'static str, usize> {
-        let counts = &self.found.counts;
+        let counts = &self.result.counts;
         let actions = Action::ALL.map(|action| (action.name(), counts.of(action)));
         let others = [
             ("items", counts.items),
@@ -173,18 +173,18 @@ impl Audit {
     /// The index of the suggested class of every item; -1 without a suggestion.
     #[getter]
     fn suggested(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
-        let places: HashMap<&str, i64> = self.data.classes().iter().map(String::as_str).zip(0..).collect();
-        self.column(py, |item| item.suggested.as_deref().map_or(-1, |name| places[name]))
+        let indices: HashMap<&str, i64> = self.data.classes().iter().map(String::as_str).zip(0..).collect();
+        self.column(py, |item| item.suggested.as_deref().map_or(-1, |name| indices[name]))
     }
 
     #[getter]
     fn advice(&self) -> Vec<Option<&str>> {
-        self.found.items.iter().map(|item| item.advice.as_deref()).collect()
+        self.result.items.iter().map(|item| item.advice.as_deref()).collect()
     }
 
     #[getter]
     fn items(&self) -> Vec<&str> {
-        self.found.items.iter().map(|item| item.item.as_str()).collect()
+        self.result.items.iter().map(|item| item.item.as_str()).collect()
     }
 
     /// The most similar rows of every item, padded with -1.
@@ -202,46 +202,46 @@ impl Audit {
     #[getter]
     fn probabilities(&self, py: Python<'_>) -> PyResult<Py<PyArray2<f32>>> {
         let width = self.data.classes().len() + 1;
-        let mut flat = numpy_features::allocate_results([self.found.shares.len(), width])?;
-        flat.resize(self.found.shares.len() * width, 0.0);
-        for (row, shares) in flat.chunks_exact_mut(width).zip(&self.found.shares) {
+        let mut flat = numpy_features::allocate_results([self.result.shares.len(), width])?;
+        flat.resize(self.result.shares.len() * width, 0.0);
+        for (row, shares) in flat.chunks_exact_mut(width).zip(&self.result.shares) {
             // An item lists only the classes that were considered for it; `width - 1` stands for "none of the classes".
             shares.iter().for_each(|&(class, share)| row[class as usize] += share);
         }
-        Ok(PyArray1::from_vec(py, flat).reshape([self.found.shares.len(), width])?.unbind())
+        Ok(PyArray1::from_vec(py, flat).reshape([self.result.shares.len(), width])?.unbind())
     }
 
     #[getter]
     fn expected_wrong(&self) -> f64 {
-        self.found.expected_wrong
+        self.result.expected_wrong
     }
 
     #[getter]
     fn warnings(&self) -> Vec<String> {
-        self.found.warnings.clone()
+        self.result.warnings.clone()
     }
 
     /// Rows, the most suspicious first.
     #[getter]
     fn ranking(&self, py: Python<'_>) -> Py<PyArray1<i64>> {
-        PyArray1::from_vec(py, self.found.ranking().into_iter().map(|row| row as i64).collect()).unbind()
+        PyArray1::from_vec(py, self.result.ranking().into_iter().map(|row| row as i64).collect()).unbind()
     }
 
     fn to_json(&self) -> String {
-        report::audit_json(&self.found)
+        report::audit_json(&self.result)
     }
 
     fn to_csv(&self) -> String {
-        report::audit_csv(&self.found)
+        report::audit_csv(&self.result)
     }
 
     fn text(&self) -> String {
-        AuditTable::new(&self.found).render()
+        AuditTable::new(&self.result).render()
     }
 
     /// The HTML report. `thumbnails` are data URIs, one per row, or empty.
     fn page(&self, py: Python<'_>, title: &str, thumbnails: Vec<Option<String>>) -> PyResult<String> {
-        let (audit, data, thumbnails) = (&self.found, &*self.data, &thumbnails);
+        let (audit, data, thumbnails) = (&self.result, &*self.data, &thumbnails);
         thread_pools::run_on_matrix(py, None, (data.len(), data.dim()), |progress| {
             let points = library::map(data, progress)?;
             let notes = Vec::new();

@@ -70,15 +70,13 @@ fn run_tasks<A: TaskOutput>(
     let task_schema =
         TaskSchema::find(&input, &columns.features, &columns.labels).map_err(PyTypeError::new_err)?;
     let carried = carried_columns(&input, columns.carried).map_err(PyTypeError::new_err)?;
-    let mut fields: Vec<Field> = carried.iter().map(|place| input.field(*place).clone()).collect();
+    let mut fields: Vec<Field> = carried.iter().map(|&column| input.field(column).clone()).collect();
     fields.extend(A::fields());
     fields.push(Field::new("error", DataType::Utf8, true));
     let mut names = HashSet::new();
-    if let Some(twice) = fields.iter().find(|field| !names.insert(field.name())) {
-        let twice = twice.name();
-        return Err(PyTypeError::new_err(format!(
-            "column '{twice}' would occur twice: remove it from carry"
-        )));
+    if let Some(repeated) = fields.iter().find(|field| !names.insert(field.name())) {
+        let name = repeated.name();
+        return Err(PyTypeError::new_err(format!("column '{name}' would occur twice: remove it from carry")));
     }
     let schema = Arc::new(Schema::new(fields));
     // One task: errors of the support set, of the computation and of the size become the text of its `error`.
@@ -93,7 +91,7 @@ fn run_tasks<A: TaskOutput>(
     };
     // The table of results for some rows of an input batch.
     let output_batch = |batch: &RecordBatch, rows: Range<usize>, results: &[TaskResult<A::Output>]| {
-        let carried = carried.iter().map(|place| batch.column(*place).slice(rows.start, rows.len()));
+        let carried = carried.iter().map(|&column| batch.column(column).slice(rows.start, rows.len()));
         let mut columns: Vec<ArrayRef> = carried.collect();
         columns.extend(A::columns(results));
         columns.push(errors(results));
@@ -152,10 +150,10 @@ fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<us
     match names {
         None => Ok(schema.index_of("task").ok().into_iter().collect()),
         Some(names) => {
-            let place = |name: &String| {
+            let index_of = |name: &String| {
                 schema.index_of(name).map_err(|_| format!("the table has no column '{name}' to carry"))
             };
-            names.iter().map(place).collect()
+            names.iter().map(index_of).collect()
         }
     }
 }
@@ -210,7 +208,7 @@ impl TaskOutput for AuditOutput {
     }
 
     fn size(audit: &Audit) -> usize {
-        // A verdict has at most 8 bytes.
+        // Per item: one entry in columns of numbers, at most 8 bytes in `verdict`, the name in `suggested`.
         audit.items.iter().map(|item| item.suggested.as_ref().map_or(0, String::len).max(8)).sum()
     }
 
@@ -298,8 +296,8 @@ pub fn fit_batch(
     let method = methods::method(method).map_err(to_exception)?;
     let columns = ColumnNames { features, labels, carried };
     run_tasks::<ClassifierOutput>(py, table, columns, threads, |data, progress| {
-        let found = Audit::of(&data).progress(progress).run()?;
-        let predictor = Predictor::fit(data, &method, Some(&found))?;
+        let audit = Audit::of(&data).progress(progress).run()?;
+        let predictor = Predictor::fit(data, &method, Some(&audit))?;
         Ok((predictor.classes().to_vec(), predictor.to_bytes()))
     })
 }
@@ -376,11 +374,8 @@ fn prototypes(
     method: &NamedMethod,
     progress: &dyn Progress,
 ) -> trueshot::Result<UncalibratedPredictor> {
-    let found = match is_large(data.len()) {
-        true => Some(Audit::of(&data).progress(progress).run()?),
-        false => None,
-    };
-    let learned = UncalibratedPredictor::fit(data, method, found.as_ref())?;
+    let audit = if is_large(data.len()) { Some(Audit::of(&data).progress(progress).run()?) } else { None };
+    let learned = UncalibratedPredictor::fit(data, method, audit.as_ref())?;
     match learned.prototypes() {
         Some(_) => Ok(learned),
         None => Err(Error::NoPrototypes { method: method.label.clone() }),

@@ -38,7 +38,7 @@ pub struct Classifier {
     /// The method and the rows it was fitted to; `None` for a classifier from a file.
     origin: Option<(Arc<NamedMethod>, Arc<Embeddings>)>,
     /// The audit of the support set, once it has been computed.
-    found: OnceLock<Arc<library::Audit>>,
+    audit: OnceLock<Arc<library::Audit>>,
     /// The calibrated classifier, once it has been computed; a classifier from a file has it from the start.
     predictor: OnceLock<Predictor>,
 }
@@ -56,18 +56,19 @@ impl Classifier {
         progress: &dyn Progress,
     ) -> trueshot::Result<Self> {
         let data = Arc::new(data);
-        let found = OnceLock::new();
+        let audit = OnceLock::new();
         if is_large(data.len()) {
-            let _ = found.set(audit_support(&data, progress)?);
+            let _ = audit.set(audit_support(&data, progress)?);
         }
-        let learned = UncalibratedPredictor::fit(data.clone(), &method, found.get().map(AsRef::as_ref))?;
+        let learned = UncalibratedPredictor::fit(data.clone(), &method, audit.get().map(AsRef::as_ref))?;
         let (learned, origin) = (Arc::new(learned), Some((method, data)));
-        Ok(Classifier { learned, origin, found, predictor: OnceLock::new() })
+        Ok(Classifier { learned, origin, audit, predictor: OnceLock::new() })
     }
 
+    /// A classifier from a file, which is calibrated.
     fn from_predictor(predictor: Predictor) -> Self {
         let learned = predictor.uncalibrated().clone();
-        Classifier { learned, origin: None, found: OnceLock::new(), predictor: predictor.into() }
+        Classifier { learned, origin: None, audit: OnceLock::new(), predictor: predictor.into() }
     }
 
     /// The audit of the support set, computed on the first call. If two threads call this at once, one result is
@@ -77,11 +78,11 @@ impl Classifier {
         data: &Embeddings,
         progress: &dyn Progress,
     ) -> trueshot::Result<&Arc<library::Audit>> {
-        if let Some(found) = self.found.get() {
-            return Ok(found);
+        if let Some(audit) = self.audit.get() {
+            return Ok(audit);
         }
-        let found = audit_support(data, progress)?;
-        Ok(self.found.get_or_init(|| found))
+        let audit = audit_support(data, progress)?;
+        Ok(self.audit.get_or_init(|| audit))
     }
 
     /// The calibrated classifier, as `trueshot fit` would write it.
@@ -89,7 +90,7 @@ impl Classifier {
         if let Some(predictor) = self.predictor.get() {
             return Ok(predictor);
         }
-        let (method, data) = self.origin.as_ref().expect("one that was read has its predictor");
+        let (method, data) = self.origin.as_ref().expect("a classifier from a file has its predictor");
         let predictor = self.learned.clone().calibrated(method, Some(self.audit_result(data, progress)?))?;
         Ok(self.predictor.get_or_init(|| predictor))
     }
@@ -262,18 +263,18 @@ impl Classifier {
     fn audit(&self, py: Python<'_>, threads: Option<i64>) -> PyResult<Audit> {
         let data = self.origin.as_ref().map_or(self.learned.support(), |(_, data)| data);
         let shape = (data.len(), data.dim());
-        let found = thread_pools::run_on_matrix(py, threads, shape, |progress| {
+        let audit = thread_pools::run_on_matrix(py, threads, shape, |progress| {
             self.audit_result(data, progress).cloned()
         })?;
-        Ok(Audit::new(found, data.clone()))
+        Ok(Audit::new(audit, data.clone()))
     }
 
     /// The prototypes and how rows are compared with them; `None` if the method does not have one vector per class.
     fn prototypes(&self, py: Python<'_>) -> PyResult<Option<PrototypeArrays>> {
-        let Some(known) = self.learned.prototypes() else { return Ok(None) };
-        let flat = PyArray1::from_vec(py, known.vectors.concat());
-        let vectors = flat.reshape([known.vectors.len(), self.learned.dim()])?.unbind();
-        let centre = known.centre.map(|centre| PyArray1::from_slice(py, centre).unbind());
-        Ok(Some((vectors, centre, known.by_cosine)))
+        let Some(prototypes) = self.learned.prototypes() else { return Ok(None) };
+        let flat = PyArray1::from_vec(py, prototypes.vectors.concat());
+        let vectors = flat.reshape([prototypes.vectors.len(), self.learned.dim()])?.unbind();
+        let centre = prototypes.centre.map(|centre| PyArray1::from_slice(py, centre).unbind());
+        Ok(Some((vectors, centre, prototypes.by_cosine)))
     }
 }

@@ -41,14 +41,14 @@ pub struct TaskSchema {
 impl TaskSchema {
     /// Finds the columns with these names and checks their types; `Err` describes the problem of the table.
     pub fn find(schema: &Schema, features: &str, labels: &str) -> Result<Self, String> {
-        let place = |name: &str| {
+        let index_of = |name: &str| {
             schema.index_of(name).map_err(|_| {
                 let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
                 format!("the table has no column '{name}'; it has: {}", known.join(", "))
             })
         };
-        let task_schema = TaskSchema { features: place(features)?, labels: place(labels)? };
-        let kind = |place: usize| schema.field(place).data_type();
+        let task_schema = TaskSchema { features: index_of(features)?, labels: index_of(labels)? };
+        let kind = |column: usize| schema.field(column).data_type();
         // A list of numbers is flat; a list of lists has one list per row.
         let row = element_type(kind(task_schema.features))
             .ok_or_else(|| not_features(features, kind(task_schema.features)))?;
@@ -73,6 +73,7 @@ impl TaskSchema {
     }
 }
 
+/// The problem of a column of features with another type.
 fn not_features(name: &str, kind: &DataType) -> String {
     format!("column '{name}' is {kind}; expected a list of lists of float, half or double, one list per row")
 }
@@ -113,17 +114,17 @@ impl TaskColumns {
     }
 }
 
-/// One entry of a list column of any kind; `None` if it is null.
-fn list_entry(list: &ArrayRef, place: usize) -> Option<ArrayRef> {
-    if list.is_null(place) {
+/// The entry of a list column of any kind in this row; `None` if it is null.
+fn list_entry(list: &ArrayRef, row: usize) -> Option<ArrayRef> {
+    if list.is_null(row) {
         return None;
     }
     Some(match list.data_type() {
-        DataType::List(_) => list.as_list::<i32>().value(place),
-        DataType::LargeList(_) => list.as_list::<i64>().value(place),
-        DataType::ListView(_) => list.as_list_view::<i32>().value(place),
-        DataType::LargeListView(_) => list.as_list_view::<i64>().value(place),
-        DataType::FixedSizeList(_, _) => list.as_fixed_size_list().value(place),
+        DataType::List(_) => list.as_list::<i32>().value(row),
+        DataType::LargeList(_) => list.as_list::<i64>().value(row),
+        DataType::ListView(_) => list.as_list_view::<i32>().value(row),
+        DataType::LargeListView(_) => list.as_list_view::<i64>().value(row),
+        DataType::FixedSizeList(_, _) => list.as_fixed_size_list().value(row),
         _ => unreachable!("TaskSchema::find has checked that it is a list"),
     })
 }
@@ -154,17 +155,17 @@ fn features_of(rows: &ArrayRef, labels: usize) -> Result<Features, Refusal> {
     let (starts, dim) = row_starts(rows)?;
     let values = inner_values(rows);
     // Rows that follow each other without gaps are used in place.
-    let side_by_side = starts.iter().enumerate().all(|(row, start)| *start == starts[0] + row * dim);
-    match side_by_side {
-        true => contiguous_features(&values.slice(starts[0], rows.len() * dim), dim),
-        false => gather_rows(values, &starts, dim),
+    if starts.iter().enumerate().all(|(row, start)| *start == starts[0] + row * dim) {
+        contiguous_features(&values.slice(starts[0], rows.len() * dim), dim)
+    } else {
+        gather_rows(values, &starts, dim)
     }
 }
 
 /// The start of every row in the inner values, and the length that all rows have. `rows` is a list of lists of varying
 /// size.
 fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
-    let place = |row: usize| -> (usize, usize) {
+    let row_bounds = |row: usize| -> (usize, usize) {
         match rows.data_type() {
             DataType::List(_) => start_and_length(rows.as_list::<i32>().value_offsets(), row),
             DataType::LargeList(_) => start_and_length(rows.as_list::<i64>().value_offsets(), row),
@@ -178,10 +179,10 @@ fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
             }
         }
     };
-    let dim = place(0).1;
+    let (_, dim) = row_bounds(0);
     let mut starts = Vec::with_capacity(rows.len());
     for row in 0..rows.len() {
-        let (start, length) = place(row);
+        let (start, length) = row_bounds(row);
         if length != dim {
             return Err(format!("row {row} of the features has {length} numbers, row 0 has {dim}"));
         }
@@ -195,7 +196,8 @@ fn row_starts(rows: &ArrayRef) -> Result<(Vec<usize>, usize), Refusal> {
 
 /// Start and length of a list from the offsets of a list array, of which entry `row + 1` is the end of list `row`.
 fn start_and_length<O: Copy + TryInto<usize>>(offsets: &[O], row: usize) -> (usize, usize) {
-    let at = |place: usize| offsets[place].try_into().unwrap_or(0);
+    // Offsets are never negative, so the conversion does not fail.
+    let at = |index: usize| offsets[index].try_into().unwrap_or(0);
     (at(row), at(row + 1) - at(row))
 }
 
@@ -213,8 +215,8 @@ fn inner_values(rows: &ArrayRef) -> &ArrayRef {
 fn gather_rows(values: &ArrayRef, starts: &[usize], dim: usize) -> Result<Features, Refusal> {
     // List views may overlap: a few numbers could stand for millions of rows, whose copy would not fit into memory.
     if starts.len().saturating_mul(dim) > values.len() {
-        let (rows, held) = (starts.len(), values.len());
-        return Err(format!("the rows of the features overlap: {rows} rows of {dim} numbers among {held}"));
+        let (rows, stored) = (starts.len(), values.len());
+        return Err(format!("the rows of the features overlap: {rows} rows of {dim} numbers among {stored}"));
     }
     let mut all = Vec::with_capacity(starts.len() * dim);
     for (row, &start) in starts.iter().enumerate() {
@@ -247,12 +249,13 @@ fn contiguous_features(values: &ArrayRef, dim: usize) -> Result<Features, Refusa
     })
 }
 
+/// Fails if one of the flat `values` of rows of length `dim` is null.
 fn check_no_nulls(values: &ArrayRef, dim: usize) -> Result<(), Refusal> {
     if values.null_count() == 0 {
         return Ok(());
     }
-    let place = (0..values.len()).find(|&place| values.is_null(place)).unwrap_or(0);
-    Err(format!("feature in row {}, column {} is null", place / dim, place % dim))
+    let index = (0..values.len()).find(|&index| values.is_null(index)).unwrap_or(0);
+    Err(format!("feature in row {}, column {} is null", index / dim, index % dim))
 }
 
 /// The labels of a task as indices into their sorted distinct values, and these as names: the order that the library
@@ -333,7 +336,8 @@ fn whole_numbers(labels: &ArrayRef) -> Result<Vec<i64>, Refusal> {
 fn number_labels<T: Ord + Clone + ToString>(
     labels: impl Iterator<Item = T> + Clone,
 ) -> (Vec<i64>, Vec<String>) {
-    let mut places: BTreeMap<T, i64> = labels.clone().map(|label| (label, 0)).collect();
-    places.values_mut().zip(0..).for_each(|(place, n)| *place = n);
-    (labels.map(|label| places[&label]).collect(), places.keys().map(ToString::to_string).collect())
+    // The distinct labels in order; their indices are filled in once all labels are known.
+    let mut indices: BTreeMap<T, i64> = labels.clone().map(|label| (label, 0)).collect();
+    indices.values_mut().zip(0..).for_each(|(index, n)| *index = n);
+    (labels.map(|label| indices[&label]).collect(), indices.keys().map(ToString::to_string).collect())
 }

@@ -266,8 +266,8 @@ pub fn evaluate(
         question => functions.answer(py, question),
     };
     match run_keeping_results(py, threads, run, on_message)? {
-        (found, None) => Ok((Some(Evaluation(found?)), None)),
-        (found, Some(error)) => Ok((found.ok().map(Evaluation), Some(error.into_value(py)))),
+        (result, None) => Ok((Some(Evaluation(result?)), None)),
+        (result, Some(error)) => Ok((result.ok().map(Evaluation), Some(error.into_value(py)))),
     }
 }
 
@@ -358,12 +358,13 @@ pub fn sample_episodes<'py>(
         let classes = &episode.episode.classes;
         let queries: Vec<i64> =
             classes.iter().flat_map(|class| &class.queries).map(|row| i64::from(*row)).collect();
-        let truths =
+        // Queries are grouped by class, so every index is repeated once per query of its class.
+        let query_labels =
             classes.iter().zip(0i64..).flat_map(|(class, n)| std::iter::repeat_n(n, class.queries.len()));
         entry.set_item("index", episode.episode.index)?;
         entry.set_item("classes", int_array(py, classes.iter().map(|class| i64::from(class.class))))?;
         entry.set_item("queries", PyArray1::from_vec(py, queries))?;
-        entry.set_item("query_labels", int_array(py, truths))?;
+        entry.set_item("query_labels", int_array(py, query_labels))?;
         let supports =
             episode.supports.iter().zip(&noise).map(|(items, noise)| support_dict(py, items, *noise));
         entry.set_item("supports", supports.collect::<PyResult<Vec<_>>>()?)?;
@@ -380,14 +381,14 @@ fn int_array<'py>(py: Python<'py>, values: impl Iterator<Item = i64>) -> Bound<'
 /// item. The level of user-defined noise is its measured share of wrong labels.
 fn support_dict<'py>(py: Python<'py>, items: &[Item], noise: Noise) -> PyResult<Bound<'py, PyDict>> {
     let entry = PyDict::new(py);
-    let outlier = |item: &Item| item.truth.is_none();
-    let wrong = items.iter().filter(|item| item.is_wrong()).count() as f64 / items.len() as f64;
+    let is_outlier = |item: &Item| item.truth.is_none();
+    let wrong_share = items.iter().filter(|item| item.is_wrong()).count() as f64 / items.len() as f64;
     let is_own = matches!(noise.kind, NoiseKind::Named(_));
     entry.set_item("noise", noise.kind.name())?;
-    entry.set_item("level", if is_own { wrong } else { noise.level })?;
+    entry.set_item("level", if is_own { wrong_share } else { noise.level })?;
     entry.set_item("rows", int_array(py, items.iter().map(|item| i64::from(item.row))))?;
     entry.set_item("labels", int_array(py, items.iter().map(|item| i64::from(item.given))))?;
     entry.set_item("truth", int_array(py, items.iter().map(|item| item.truth.map_or(-1, i64::from))))?;
-    entry.set_item("is_outlier", PyArray1::from_vec(py, items.iter().map(outlier).collect()))?;
+    entry.set_item("is_outlier", PyArray1::from_vec(py, items.iter().map(is_outlier).collect()))?;
     Ok(entry)
 }

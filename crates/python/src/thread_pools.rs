@@ -34,7 +34,7 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     if let Some(pool) = pools.get(&key) {
         return Ok(pool.clone());
     }
-    // Dropping the pool of the parent would wait for threads that do not exist.
+    // Pools of the parent, if this process was forked: dropping them would wait for threads that do not exist.
     let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
     foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
     let built =
@@ -76,8 +76,8 @@ pub fn run_on_matrix<T: Send>(
     if threads.is_some() {
         return run_on_pool(py, threads, || work(&()));
     }
-    let here = CALLER_POOL.with(|pool| pool.get_or_init(new_caller_pool).clone());
-    let Some(pool) = here else { return run_on_pool(py, Some(1), || work(&())) };
+    let caller_pool = CALLER_POOL.with(|pool| pool.get_or_init(new_caller_pool).clone());
+    let Some(pool) = caller_pool else { return run_on_pool(py, Some(1), || work(&())) };
     let done = py.detach(|| pool.install(|| caught(|| work(&()))));
     done.ok_or_else(internal_error)?.map_err(to_exception)
 }
@@ -101,6 +101,7 @@ fn new_caller_pool() -> Option<Arc<ThreadPool>> {
     ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().ok().map(Arc::new)
 }
 
+/// The number of threads for a pool; 0 stands for `RAYON_NUM_THREADS`, or all cores.
 fn check_threads(threads: Option<i64>) -> PyResult<usize> {
     match threads {
         None => Ok(0),

@@ -119,13 +119,13 @@ pub fn train_head<'py>(
         }
         other => return Err(value_error(format!("unknown head '{other}'; known: tranfs, relabel"))),
     };
-    let found = PyDict::new(py);
-    found.set_item("done", outcome.done)?;
-    found.set_item("finished", outcome.finished)?;
-    found.set_item("best_step", outcome.best_step)?;
-    found.set_item("best_score", outcome.best_score)?;
-    found.set_item("device", device)?;
-    Ok(found)
+    let result = PyDict::new(py);
+    result.set_item("done", outcome.done)?;
+    result.set_item("finished", outcome.finished)?;
+    result.set_item("best_step", outcome.best_step)?;
+    result.set_item("best_score", outcome.best_score)?;
+    result.set_item("device", device)?;
+    Ok(result)
 }
 
 /// Trains one kind of head, whose architecture options are `M`. Returns the outcome and the device it was trained on.
@@ -218,12 +218,14 @@ fn resolve_configuration<M: HeadOptions>(
     let data = &mut configuration.data;
     let lists = [&mut data.train, &mut data.outliers, &mut data.validation, &mut data.validation_outliers];
     for (names, sets) in lists.into_iter().zip(sets) {
+        // The given names, followed by `None` for data sets without one.
         let named = std::mem::take(names).into_iter().map(Some).chain(std::iter::repeat(None));
-        let or_else =
-            |(place, name): (usize, Option<PathBuf>)| name.unwrap_or(format!("array {place}").into());
-        *names = named.enumerate().map(or_else).take(sets.len()).collect();
+        let or_placeholder =
+            |(index, name): (usize, Option<PathBuf>)| name.unwrap_or(format!("array {index}").into());
+        *names = named.enumerate().map(or_placeholder).take(sets.len()).collect();
     }
     configuration.settle();
+    // A TraNFS has a fixed maximum of classes, by default that of the training episodes.
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
     configuration.model = configuration.model.for_episodes(ways);
     configuration.check()?;
@@ -240,16 +242,16 @@ fn check_sets(
     let mut checked: SetsByRole<Embeddings> = Default::default();
     for ((checked, sets), role) in checked.iter_mut().zip(sets).zip(ROLES) {
         let is_single = sets.len() == 1;
-        for (place, rows) in sets.into_iter().enumerate() {
-            let name = if is_single { role.to_string() } else { format!("{role}[{place}]") };
+        for (index, rows) in sets.into_iter().enumerate() {
+            let name = if is_single { role.to_string() } else { format!("{role}[{index}]") };
             checked.push(check_argument(py, threads, &name, rows)?);
         }
     }
     Ok(checked)
 }
 
-/// The data sets to draw episodes from, each with the outliers at its place in the list, if there are any.
+/// The data sets to draw episodes from, each with the outliers of the same index, if there are any.
 fn banks<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {
-    let bank = |(place, embeddings)| EpisodeData { embeddings, outliers: outliers.get(place).copied() };
+    let bank = |(index, embeddings)| EpisodeData { embeddings, outliers: outliers.get(index).copied() };
     data.iter().enumerate().map(bank).collect()
 }

@@ -170,10 +170,11 @@ fn call_method(py: Python<'_>, method: &UserMethod, batch: Batch) -> PyResult<Pr
     let labels = PyArray1::from_vec(py, batch.labels).reshape([episodes, classes, items])?;
     let query_rows = PyArray1::from_vec(py, batch.queries).reshape([episodes, queries, dim])?;
     let numbers = PyArray1::from_vec(py, batch.episodes);
-    let found = method.run.bind(py).call1((support, labels, query_rows, numbers))?;
-    let (found, p_wrong): (PyReadonlyArray1<'_, i64>, Option<PyReadonlyArray1<'_, f32>>) = found.extract()?;
+    let returned = method.run.bind(py).call1((support, labels, query_rows, numbers))?;
+    let (predicted, p_wrong): (PyReadonlyArray1<'_, i64>, Option<PyReadonlyArray1<'_, f32>>) =
+        returned.extract()?;
     let p_wrong = p_wrong.map(|p_wrong| p_wrong.as_slice().map(<[f32]>::to_vec)).transpose()?;
-    Ok(Predictions { classes: found.as_slice()?.to_vec(), p_wrong })
+    Ok(Predictions { classes: predicted.as_slice()?.to_vec(), p_wrong })
 }
 
 fn call_noise(py: Python<'_>, function: &Py<PyAny>, question: LabelQuestion) -> PyResult<NoisyLabels> {
@@ -229,7 +230,8 @@ impl PythonMethod {
         let classes = tasks.first().map_or(0, |task| task.classes.len());
         let items = items_of_tasks.iter().flatten().map(Vec::len).max().unwrap_or(0);
         let queries = tasks.first().map_or(0, |task| task.queries().count());
-        // Places that no item fills keep the label -1 and, below, a row of zeros.
+        // Where a class has fewer than K = `items` items, the label stays -1 and, below, the row stays zeros. The size
+        // of chunks must not be 0.
         let mut labels = vec![-1; tasks.len() * classes * items];
         for (labels, by_class) in labels.chunks_mut((classes * items).max(1)).zip(&items_of_tasks) {
             for (class, members) in by_class.iter().enumerate() {
@@ -281,7 +283,7 @@ type ItemsByClass = Vec<Vec<usize>>;
 
 fn items_by_class(task: &RowTask<'_>) -> ItemsByClass {
     let mut by_class = vec![Vec::new(); task.classes.len()];
-    task.support.iter().enumerate().for_each(|(item, found)| by_class[found.given as usize].push(item));
+    task.support.iter().enumerate().for_each(|(index, item)| by_class[item.given as usize].push(index));
     by_class
 }
 
@@ -307,7 +309,7 @@ impl RowClassifier for PythonMethod {
         let episode_bytes = (largest * self.data.dim() * size_of::<f32>()).max(1);
         let mut chunks = tasks.chunks((BATCH_BYTES / episode_bytes).max(1));
         let mut next = chunks.next().map(|tasks| (tasks, self.batch(tasks)));
-        let mut found = Vec::with_capacity(tasks.len());
+        let mut row_predictions = Vec::with_capacity(tasks.len());
         while let Some((tasks, (batch, receiver, items_of_tasks))) = next {
             let items = batch.shape[2];
             let queries = batch.shape[3];
@@ -315,13 +317,12 @@ impl RowClassifier for PythonMethod {
             let _ = self.sender.send(Message::Classify(batch));
             next = chunks.next().map(|tasks| (tasks, self.batch(tasks)));
             let predictions = receiver.recv().unwrap_or(Err(Error::Interrupted))?;
-            let is_complete = predictions.classes.len() == tasks.len() * queries;
             let failed = |task: &RowTask<'_>, problem: &str| Error::MethodFailed {
                 method: self.name.clone(),
                 episode: task.episode,
                 problem: problem.into(),
             };
-            if !is_complete {
+            if predictions.classes.len() != tasks.len() * queries {
                 return Err(failed(&tasks[0], "it gave another number of predictions than queries"));
             }
             for (index, (task, by_class)) in tasks.iter().zip(&items_of_tasks).enumerate() {
@@ -330,16 +331,16 @@ impl RowClassifier for PythonMethod {
                 let classes = classes.map(|&class| u32::try_from(class).ok().filter(is_class));
                 let classes = classes.collect::<Option<Vec<u32>>>();
                 let classes =
-                    classes.ok_or_else(|| failed(task, "it predicted a class that is not there"))?;
+                    classes.ok_or_else(|| failed(task, "it predicted a class that is not in the episode"))?;
                 let per_episode = task.classes.len() * items;
                 let p_wrong = predictions.p_wrong.as_ref().and_then(|all| {
                     let of_task = all.get(index * per_episode..(index + 1) * per_episode)?;
                     in_order_of_items(by_class, of_task, items)
                 });
-                found.push(RowPrediction { classes, p_wrong });
+                row_predictions.push(RowPrediction { classes, p_wrong });
             }
         }
-        Ok(found)
+        Ok(row_predictions)
     }
 
     fn max_tasks(&self) -> u64 {

@@ -47,7 +47,8 @@ impl Access {
         Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
-    /// Checks host, origin and token. The page itself needs no token, because it asks for it.
+    /// Checks host, origin and token. The page itself needs no token: it asks the user for the
+    /// token.
     fn check_request(&self, request: &Request) -> Result<(), Problem> {
         let host = parse_host(request)?;
         if !self.is_known_host(host.host()) {
@@ -65,6 +66,7 @@ impl Access {
         if is_guarded { self.check_token(request.headers()) } else { Ok(()) }
     }
 
+    /// Whether requests may name this host: an IP address (IPv6 in brackets), `localhost` or an allowed name.
     fn is_known_host(&self, host: &str) -> bool {
         let name = host.to_ascii_lowercase();
         let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(&name);
@@ -73,27 +75,31 @@ impl Access {
 
     /// Checks the token in the header `Authorization: Bearer TOKEN`, if the server requires one.
     fn check_token(&self, headers: &HeaderMap) -> Result<(), Problem> {
+        const SCHEME: &[u8] = b"bearer ";
         let Some(token) = &self.token else { return Ok(()) };
-        let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
-        let bearer = given.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
-        match bearer.is_some_and(|(_, given)| blake3::hash(given.trim_ascii()) == *token) {
-            true => Ok(()),
-            false => Err(Problem::new(StatusCode::UNAUTHORIZED, "the token is missing or wrong")
-                .hint("send the header 'Authorization: Bearer TOKEN'")),
+        let authorization = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+        let bearer = authorization
+            .split_at_checked(SCHEME.len())
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(SCHEME));
+        if bearer.is_some_and(|(_, sent)| blake3::hash(sent.trim_ascii()) == *token) {
+            return Ok(());
         }
+        Err(Problem::new(StatusCode::UNAUTHORIZED, "the token is missing or wrong")
+            .hint("send the header 'Authorization: Bearer TOKEN'"))
     }
 }
 
 /// The host that the request is for, by its `Host` header.
 fn parse_host(request: &Request) -> Result<Authority, Problem> {
     let header = request.headers().get(header::HOST);
-    let named = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
-    named.ok_or_else(|| Problem::malformed("the request has no valid Host header"))
+    let host = header.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    host.ok_or_else(|| Problem::malformed("the request has no valid Host header"))
 }
 
 /// Whether the origin is this server or missing: only browsers send one, with every request that may change something.
 fn is_own_origin(headers: &HeaderMap, host: &Authority) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    // Browsers send `null` for pages without an address, such as local files. It is refused like any other origin.
     let origin = origin.to_str().unwrap_or("null");
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host.as_str()))

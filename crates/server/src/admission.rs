@@ -24,13 +24,15 @@ use crate::problem::Problem;
 
 /// The slots and the memory that all requests share.
 pub struct Admission {
+    /// One permit per request that waits or computes.
     queue_slots: Arc<Semaphore>,
+    /// One permit per request that computes.
     compute_slots: Arc<Semaphore>,
     memory: BodyMemory,
     /// The maximum length of a body or response in bytes.
-    body: usize,
+    max_bytes: usize,
     /// The maximum duration of a request.
-    time: Duration,
+    time_limit: Duration,
 }
 
 /// A request that was admitted, with the memory of its body.
@@ -38,7 +40,7 @@ pub struct AdmittedRequest {
     queue_slots: Arc<Semaphore>,
     compute_slots: Arc<Semaphore>,
     memory: MemoryReservation,
-    body: usize,
+    max_bytes: usize,
     cancellation: Cancellation,
     /// Cancels the work when the request is dropped, which happens when the client disconnects.
     client_guard: ClientGuard,
@@ -48,8 +50,9 @@ pub struct AdmittedRequest {
 pub struct RunningRequest {
     /// Whether the work should stop.
     pub cancellation: Cancellation,
+    /// The memory of the body, until the response takes it over.
     memory: Option<MemoryReservation>,
-    body: usize,
+    max_bytes: usize,
 }
 
 /// Whether a request is cancelled: its client has disconnected, or its deadline has passed.
@@ -57,7 +60,8 @@ pub struct RunningRequest {
 pub struct Cancellation {
     client_gone: Arc<AtomicBool>,
     deadline: Instant,
-    time: Duration,
+    /// The time from the start of the request to the deadline, for the error message.
+    time_limit: Duration,
 }
 
 /// Marks the client as gone on drop.
@@ -77,32 +81,33 @@ impl Admission {
             // A request keeps its queue slot while it computes.
             queue_slots: semaphore(limits.concurrent_requests + limits.queued_requests),
             compute_slots: semaphore(limits.concurrent_requests),
-            // Half of the minimum is the reserve for the largest body.
+            // `BodyMemory` keeps as much as the largest body in reserve. With at least twice that, another body of this
+            // length fits beside it.
             memory: BodyMemory::new(limits.bodies.max(2 * limits.body), limits.body),
-            body: limits.body,
-            time: limits.request_time,
+            max_bytes: limits.body,
+            time_limit: limits.request_time,
         }
     }
 
     /// Admits a request, unless its announced body is too long or all queue slots are taken. `announced` is the length
     /// of the body in bytes, if the client sent it. No slot is taken yet: [`AdmittedRequest::run`] does that.
     pub fn admit(&self, announced: Option<u64>) -> Result<AdmittedRequest, Problem> {
-        if announced.is_some_and(|length| length > self.body as u64) {
-            return Err(body_too_long(self.body));
+        if announced.is_some_and(|length| length > self.max_bytes as u64) {
+            return Err(body_too_long(self.max_bytes));
         }
         if self.queue_slots.available_permits() == 0 {
             return Err(Problem::busy());
         }
         let client_gone = Arc::new(AtomicBool::new(false));
         let client_guard = ClientGuard(client_gone.clone());
-        let cancellation =
-            Cancellation { client_gone, deadline: Instant::now() + self.time, time: self.time };
+        let deadline = Instant::now() + self.time_limit;
+        let cancellation = Cancellation { client_gone, deadline, time_limit: self.time_limit };
         let (queue_slots, compute_slots) = (self.queue_slots.clone(), self.compute_slots.clone());
         Ok(AdmittedRequest {
             queue_slots,
             compute_slots,
             memory: self.memory.reserve(),
-            body: self.body,
+            max_bytes: self.max_bytes,
             cancellation,
             client_guard,
         })
@@ -133,45 +138,55 @@ impl AdmittedRequest {
         self,
         work: impl FnOnce(&mut RunningRequest) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
-        let AdmittedRequest { queue_slots, compute_slots, memory, body, cancellation, client_guard } = self;
+        let AdmittedRequest { queue_slots, compute_slots, memory, max_bytes, cancellation, client_guard } =
+            self;
         let queue_slot = queue_slots.try_acquire_owned().map_err(|_| Problem::busy())?;
         let compute_slot = cancellation
             .before_deadline(compute_slots.acquire_owned())
             .await?
             .expect("the semaphore is never closed");
-        let mut job = RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), body };
+        let mut job = RunningRequest { cancellation: cancellation.clone(), memory: Some(memory), max_bytes };
         let task = tokio::task::spawn_blocking(move || {
+            // All threads may have been busy until now. If the client has disconnected, the error reaches no one, so
+            // only the passed deadline needs a message.
             let outcome = if job.cancellation.is_cancelled() {
                 Err(job.cancellation.timed_out())
             } else {
                 work(&mut job)
             };
+            // Naming the slots moves them into this task, so they are released here, when the work has ended.
             drop((compute_slot, queue_slot, job));
             outcome
         });
         let outcome = cancellation.before_deadline(task).await?;
+        // The guard had to live until here: if this future is dropped or fails before, the guard cancels the work.
         drop(client_guard);
         outcome.unwrap_or_else(|panic| Err(Problem::failed("the computation", panic)))
     }
 }
 
 impl RunningRequest {
-    /// The bytes of a JSON response. Fails if they are too many.
+    /// Serialises a JSON response. Fails if it would be longer than the largest body, which also limits responses.
     pub fn json_response(&mut self, answer: &impl Serialize) -> Result<Bytes, Problem> {
-        let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.body };
+        let mut written = LimitedBuffer { bytes: Vec::new(), max_bytes: self.max_bytes };
         match serde_json::to_writer(&mut written, answer) {
             Ok(()) => self.response(written.bytes),
-            Err(error) if error.is_io() => Err(response_too_long(self.body)),
+            // The only error of the buffer is its limit.
+            Err(error) if error.is_io() => Err(response_too_long(self.max_bytes)),
             Err(error) => Err(Problem::failed("writing the response", error)),
         }
     }
 
-    /// The bytes of a response, whose memory is reserved until they have been sent.
+    /// The bytes of a response. The memory that was reserved for the body is resized to the response and stays reserved
+    /// until the response has been sent, so that clients that read slowly count too.
     pub fn response(&mut self, bytes: Vec<u8>) -> Result<Bytes, Problem> {
         let mut memory = self.memory.take().expect("a request has one response");
         let handle = tokio::runtime::Handle::current();
-        // A reservation larger than the longest body would never succeed. Only the file of a classifier can be longer.
-        handle.block_on(self.cancellation.before_deadline(memory.resize(bytes.len().min(self.body))))?;
+        // The memory budget is made for at most `max_bytes` per request. Only the file of a classifier can be longer;
+        // what exceeds the limit is not counted.
+        let reserved = bytes.len().min(self.max_bytes);
+        // The work runs on a blocking thread, so it may block until the memory is free.
+        handle.block_on(self.cancellation.before_deadline(memory.resize(reserved)))?;
         Ok(memory.with_bytes(bytes))
     }
 }
@@ -184,10 +199,10 @@ struct LimitedBuffer {
 
 impl std::io::Write for LimitedBuffer {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self.bytes.len() + bytes.len() > self.max_bytes {
-            true => Err(std::io::ErrorKind::FileTooLarge.into()),
-            false => self.bytes.write(bytes),
+        if self.bytes.len() + bytes.len() > self.max_bytes {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
         }
+        self.bytes.write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -209,7 +224,7 @@ impl Cancellation {
 
     /// The error for a request whose deadline has passed.
     pub fn timed_out(&self) -> Problem {
-        Problem::late(self.time.as_secs())
+        Problem::late(self.time_limit.as_secs())
     }
 
     async fn before_deadline<T>(&self, future: impl Future<Output = T>) -> Result<T, Problem> {
@@ -240,15 +255,15 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_request_without_a_place_is_refused_at_once_and_a_place_is_given_back() {
+    async fn a_request_without_a_free_queue_slot_is_refused_at_once_and_slots_are_released() {
         let admission =
             Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
-        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (finish, may_finish) = std::sync::mpsc::channel::<()>();
         let (started, mut has_started) = tokio::sync::mpsc::channel(1);
         let admitted = admission.admit(None).unwrap();
         let first = tokio::spawn(admitted.run(move |_| {
             started.blocking_send(()).unwrap();
-            wait.recv().unwrap();
+            may_finish.recv().unwrap();
             Ok(())
         }));
         has_started.recv().await.unwrap();
@@ -258,15 +273,15 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(admission.admit(None).err().unwrap().status(), 429, "before its body is received");
-        assert_eq!(third.run(|_| Ok(())).await.unwrap_err().status(), 429, "after that");
-        go.send(()).unwrap();
+        assert_eq!(third.run(|_| Ok(())).await.unwrap_err().status(), 429, "after its body was received");
+        finish.send(()).unwrap();
         first.await.unwrap().unwrap();
         second.await.unwrap().unwrap();
         assert!(admission.admit(None).unwrap().run(|_| Ok(())).await.is_ok());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn memory_for_bodies_is_waited_for_and_time_ends_the_wait() {
+    async fn requests_wait_for_body_memory_until_their_deadline() {
         let admission = Admission::new(&small_limits());
         let (mut first, mut second) = (admission.admit(None).unwrap(), admission.admit(None).unwrap());
         first.reserve_memory(10_000).await.unwrap();
@@ -287,50 +302,51 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn an_answer_that_is_too_long_is_refused() {
+    async fn a_response_that_is_too_long_is_refused() {
         let admission = Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
-        let ask = |length: usize| {
+        let respond = |length: usize| {
             let admitted = admission.admit(None).unwrap();
             admitted.run(move |job| job.json_response(&"x".repeat(length)))
         };
-        assert_eq!(ask(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
-        assert_eq!(ask(9_998).await.unwrap().len(), 10_000);
+        assert_eq!(respond(9_999).await.unwrap_err().status(), 413, "with its quotes it has 10,001 bytes");
+        assert_eq!(respond(9_998).await.unwrap().len(), 10_000);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn work_is_cancelled_when_the_client_disconnects_and_holds_its_slot_until_it_ends() {
         let admission =
             Arc::new(Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() }));
-        let (told, heard) = std::sync::mpsc::channel();
-        let (end, may_end) = std::sync::mpsc::channel::<()>();
+        let (cancelled, is_cancelled) = std::sync::mpsc::channel();
+        let (finish, may_finish) = std::sync::mpsc::channel::<()>();
         let admitted = admission.admit(Some(1)).unwrap();
         let work = admitted.run(move |job| {
             while !job.cancellation.is_cancelled() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            told.send(()).unwrap();
-            may_end.recv().unwrap();
+            cancelled.send(()).unwrap();
+            may_finish.recv().unwrap();
             Ok(())
         });
-        let asked = tokio::time::timeout(Duration::from_millis(50), work).await;
-        assert!(asked.is_err(), "the client gave up");
-        heard.recv_timeout(Duration::from_secs(10)).expect("the work hears of it");
+        // The timeout drops the future of the request, as when a client disconnects.
+        let response = tokio::time::timeout(Duration::from_millis(50), work).await;
+        assert!(response.is_err(), "the work must not end before the client disconnects");
+        is_cancelled.recv_timeout(Duration::from_secs(10)).expect("the work is cancelled");
         assert_eq!(
             (admission.compute_slots.available_permits(), admission.queue_slots.available_permits()),
             (0, 1)
         );
-        end.send(()).unwrap();
+        finish.send(()).unwrap();
         while admission.compute_slots.available_permits() == 0 {
             tokio::task::yield_now().await;
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_panic_in_the_work_is_an_answer_and_frees_the_gate() {
+    async fn a_panic_in_the_work_gives_status_500_and_releases_the_slots() {
         let admission = Admission::new(&Limits { request_time: Duration::from_secs(60), ..small_limits() });
         for _ in 0..3 {
             let admitted = admission.admit(Some(1)).unwrap();
-            let outcome = admitted.run(|_| -> Result<(), Problem> { panic!("a fault of ours") }).await;
+            let outcome = admitted.run(|_| -> Result<(), Problem> { panic!("a bug") }).await;
             assert_eq!(outcome.unwrap_err().status(), 500);
         }
     }

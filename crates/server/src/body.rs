@@ -44,17 +44,19 @@ pub async fn receive(state: &SharedApp, request: Request) -> Result<(AdmittedReq
 
 /// The format of the body by its content type.
 fn parse_content_type(request: &Request) -> Result<BodyKind, Problem> {
-    let given = request.headers().get(header::CONTENT_TYPE);
-    let given = given.map_or("", |given| given.to_str().unwrap_or("?"));
-    let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    match essence.as_str() {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    // A content type that is not text is reported as `?`.
+    let content_type = content_type.map_or("", |value| value.to_str().unwrap_or("?"));
+    // Without parameters, such as the boundary of a form.
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    match media_type.as_str() {
         "application/json" => Ok(BodyKind::Json),
         "application/vnd.apache.arrow.file" | "application/vnd.apache.arrow.stream" => Ok(BodyKind::Arrow),
-        "multipart/form-data" => Ok(BodyKind::Form(parse_boundary(given)?)),
+        "multipart/form-data" => Ok(BodyKind::Form(parse_boundary(content_type)?)),
         _ => {
-            let error = match essence.as_str() {
+            let error = match media_type.as_str() {
                 "" => "the request has no content type".into(),
-                _ => format!("the content type '{essence}' is not supported"),
+                _ => format!("the content type '{media_type}' is not supported"),
             };
             Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error).hint(
                 "send application/json, application/vnd.apache.arrow.stream (or .file) or multipart/form-data",
@@ -74,6 +76,7 @@ async fn read_to_end(
     loop {
         let next = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
         let Some(frame) = admitted.before_deadline(next).await? else { return Ok(bytes.into()) };
+        // Frames without data are trailers, which are ignored.
         let Ok(data) = frame.map_err(|error| receive_problem(&error))?.into_data() else { continue };
         if bytes.len() + data.len() > max_bytes {
             return Err(body_too_long(max_bytes));
@@ -83,6 +86,7 @@ async fn read_to_end(
     }
 }
 
+/// The error response for a body that could not be received.
 fn receive_problem(error: &axum::Error) -> Problem {
     match Stalled::from_error(error) {
         Some(stalled) => stalled.into(),

@@ -3,7 +3,7 @@
 //!
 //! Uploads that take memory piece by piece could deadlock: each holds a part and needs more. So there is a reserve the
 //! size of the largest body, which one upload at a time can use. That upload needs nothing from the others, and returns
-//! what it held before.
+//! the shared memory that it held before.
 
 use std::sync::Arc;
 
@@ -90,6 +90,7 @@ impl MemoryReservation {
         }
     }
 
+    /// The number of units of shared memory that the request holds.
     fn units(&self) -> usize {
         self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
@@ -134,7 +135,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_held_is_what_has_arrived() {
+    async fn a_request_holds_as_much_memory_as_has_arrived() {
+        // Of 8 units, 2 are the reserve and 6 are shared.
         let memory = BodyMemory::new(8 * UNIT_BYTES, 2 * UNIT_BYTES);
         let mut first = memory.reserve();
         for _ in 0..2 * UNIT_BYTES {
@@ -148,14 +150,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn uploads_that_need_more_than_there_is_finish_one_after_the_other() {
+    async fn uploads_that_together_exceed_the_budget_finish_one_after_the_other() {
         let memory = BodyMemory::new(8 * UNIT_BYTES, 4 * UNIT_BYTES);
         let (mut first, mut second) = (memory.reserve(), memory.reserve());
         first.grow(2 * UNIT_BYTES).await;
         second.grow(2 * UNIT_BYTES).await;
         // No memory is free, and both need more: the first gets the reserve.
         first.grow(UNIT_BYTES).await;
-        assert_eq!(memory.shared.available_permits(), 2, "the first has given back what it took before");
+        assert_eq!(memory.shared.available_permits(), 2, "the first has returned its shared memory");
         second.grow(2 * UNIT_BYTES).await;
         let mut third = memory.reserve();
         assert!(would_wait(third.grow(UNIT_BYTES)).await);
@@ -166,13 +168,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_holds_its_memory_until_its_last_copy_is_gone() {
+    async fn a_response_holds_its_memory_until_its_last_copy_is_dropped() {
         let memory = BodyMemory::new(8 * UNIT_BYTES, UNIT_BYTES);
         let mut reservation = memory.reserve();
         reservation.grow(3 * UNIT_BYTES).await;
-        let answer = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
-        let part = answer.slice(5..10);
-        drop(answer);
+        let response = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
+        let part = response.slice(5..10);
+        drop(response);
         assert_eq!(memory.shared.available_permits(), 4);
         drop(part);
         assert_eq!(memory.shared.available_permits(), 7);

@@ -2,10 +2,10 @@
 //! many.
 //!
 //! The number of connections is limited, because each takes a file descriptor and some memory. If one more client
-//! connects, the server closes the connection whose client has kept it waiting longest: it sent no request yet,
-//! sends nothing of a body, or does not read a response. So clients that open connections and send nothing cannot block
-//! others. Connections with an earlier response may wait ten times as long. A new client waits only if the requests of
-//! all connections are being processed.
+//! connects, the server closes the connection whose client has kept the server waiting longest: a client that sent
+//! no request yet, sends nothing more of a body, or does not read a response. So clients that open connections and
+//! send nothing cannot block others. A connection on which a response was sent may be silent ten times as long before
+//! it is chosen. A new client waits only if the requests of all connections are being processed.
 //!
 //! `http_server` registers every connection ([`Connections::add`]) and closes those that should be closed. Three
 //! wrappers report what a connection is doing: [`ClientStream`] around the socket, `StallTimeoutBody` around the body
@@ -32,7 +32,8 @@ use crate::limits::Limits;
 const OTHER_DESCRIPTORS: usize = 64;
 /// The interval between checks for connections that keep the server waiting.
 pub const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// Factor on the waiting time after a response, when the server chooses a connection to close.
+/// When the server chooses a connection to close, the waiting time of one that has had a response is divided by this:
+/// its client has shown that it sends complete requests.
 const ANSWERED_PATIENCE: u32 = 10;
 /// The number of connections that are allowed even if the system has few descriptors.
 #[cfg(unix)]
@@ -448,7 +449,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_client_takes_the_place_of_the_one_that_waits_longest() {
+    async fn a_new_client_replaces_the_one_that_has_kept_the_server_waiting_longest() {
         let all = connections(3);
         let working = all.add(0).await;
         working.connection.request_started();
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn while_all_requests_are_worked_on_a_new_client_waits() {
+    async fn a_new_client_waits_while_all_requests_are_processed() {
         let all = connections(1);
         let working = all.add(0).await;
         working.connection.request_started();
@@ -499,7 +500,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_client_takes_the_place_of_a_connection_that_becomes_idle_while_it_waits() {
+    async fn a_waiting_client_replaces_a_connection_that_becomes_idle() {
         let all = connections(1);
         let working = all.add(0).await;
         working.connection.request_started();
@@ -566,28 +567,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn headers_bodies_answers_and_pauses_each_have_their_time() {
+    async fn headers_bodies_responses_and_pauses_have_separate_time_limits() {
         let all = connections(9);
-        let (head, idle, body, answer, working) =
+        let (head, idle, body, unread, working) =
             (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await, all.add(4).await);
-        for open in [&idle, &body, &answer, &working] {
+        for open in [&idle, &body, &unread, &working] {
             open.connection.request_started();
         }
         send_response(&idle);
         body.connection.set_awaits_body(true);
-        answer.connection.body_complete();
-        answer.connection.set_writable(false);
+        unread.connection.body_complete();
+        unread.connection.set_writable(false);
         working.connection.body_complete();
+        // After 11 s the headers and the unread response are overdue, after 21 s the body (twice the stall time,
+        // because it is refused first), after 81 s the pause between requests; work has no limit here.
         for (seconds, closed) in [(9, 0), (2, 2), (10, 3), (60, 4), (3600, 4)] {
             advance_seconds(seconds).await;
             all.close_overdue();
-            let closing = [&head, &answer, &body, &idle, &working].map(is_closing);
+            let closing = [&head, &unread, &body, &idle, &working].map(is_closing);
             assert_eq!(closing.iter().filter(|closing| **closing).count(), closed, "{closing:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_handed_over_and_not_taken_stalls() {
+    async fn a_buffered_response_that_the_client_does_not_read_is_overdue() {
         let all = connections(1);
         let open = all.add(0).await;
         open.connection.request_started();
@@ -600,7 +603,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_header_that_comes_byte_by_byte_gains_no_time() {
+    async fn headers_that_arrive_byte_by_byte_get_no_extra_time() {
         let all = connections(1);
         let open = all.add(0).await;
         open.connection.request_started();
@@ -617,7 +620,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn at_the_end_only_work_and_answers_that_are_taken_may_go_on() {
+    async fn when_the_server_stops_only_work_and_responses_that_are_read_continue() {
         let all = connections(9);
         let (head, body, stuck, working) =
             (all.add(0).await, all.add(1).await, all.add(2).await, all.add(3).await);

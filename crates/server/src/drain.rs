@@ -21,7 +21,8 @@ use crate::state::SharedApp;
 /// The time limit for reading the rest of a refused body.
 const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
-/// A body that the handler of a request borrows: it may drop it unread, and the middleware then reads the rest.
+/// The body as the handler of a request receives it. The handler may drop it unread; the middleware then reads the
+/// rest.
 struct SharedBody(Arc<Mutex<StallTimeoutBody>>);
 
 fn lock(body: &Mutex<StallTimeoutBody>) -> MutexGuard<'_, StallTimeoutBody> {

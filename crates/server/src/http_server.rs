@@ -28,7 +28,7 @@ const WORK_GRACE: Duration = Duration::from_secs(10);
 const BODY_GRACE: Duration = Duration::from_secs(1);
 /// The pause after a failed accept.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// The read buffer of a connection in bytes, which is also the longest headers.
+/// The size of the read buffer of a connection in bytes, and so the maximum length of the headers of a request.
 const READ_AHEAD: usize = 64 << 10;
 
 /// Serves until `stop` is ready, which is usually a [`stop_signal`]. Requests that are complete by then may continue
@@ -36,7 +36,7 @@ const READ_AHEAD: usize = 64 << 10;
 pub async fn serve(listener: TcpListener, app: SharedApp, stop: impl Future<Output = ()>) {
     let connections = Connections::new(&app.limits);
     let (stopping, is_stopping) = watch::channel(false);
-    // The first two never end, so this is the time until the stop signal.
+    // The first two futures never end: this waits for `stop`.
     tokio::select! {
         () = accept(&listener, &connections, crate::app(app), is_stopping) => {}
         () = close_overdue(&connections) => {}
@@ -64,7 +64,7 @@ async fn accept(
                 Ok((stream, _)) => break stream,
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(_) => {
-                    // The system has no descriptors or no memory left.
+                    // The system has no descriptors or no memory left; closing a connection frees some.
                     connections.close_one();
                     tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
                 }
@@ -88,13 +88,13 @@ async fn close_overdue(connections: &Connections) {
 async fn close_gradually(connections: &Connections) {
     connections.close_without_request();
     tokio::time::sleep(BODY_GRACE).await;
-    // After this time, connections that are still open end with the runtime of the caller.
     let work = async {
         loop {
             connections.close_incomplete(BODY_GRACE);
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
+    // Connections that are still open after this time end with the runtime of the caller.
     let _ = tokio::time::timeout(WORK_GRACE, work).await;
 }
 
@@ -112,7 +112,7 @@ async fn serve_connection(
     let mut http = http1::Builder::new();
     http.max_buf_size(READ_AHEAD);
     let mut conversation = std::pin::pin!(http.serve_connection(io, service));
-    // Errors are the client's: it has disconnected, or did not send valid HTTP, which the response told it.
+    // Errors are ignored: the client has disconnected, or has got an error response because it did not send valid HTTP.
     tokio::select! {
         _ = conversation.as_mut() => return,
         () = connection.close_requested() => return,

@@ -1,5 +1,6 @@
-//! Rows and labels as JSON. A list of lists is parsed directly into one array of numbers, and parsing stops when a list
-//! is longer than allowed, so that a body of brackets cannot take many times its size in memory.
+//! Rows and labels as JSON: [`SupportJson`] is a support set, [`QueriesJson`] are rows to classify. A list of lists is
+//! parsed directly into one array of numbers, and parsing stops when a list is longer than allowed, so that a body of
+//! brackets cannot take many times its size in memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -158,14 +159,14 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for BoundedList<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<BoundedList<T>, A::Error> {
-                let mut all = Vec::new();
-                while let Some(one) = list.next_element()? {
-                    if all.len() == MAX_ITEMS {
+                let mut entries = Vec::new();
+                while let Some(entry) = list.next_element()? {
+                    if entries.len() == MAX_ITEMS {
                         return Err(A::Error::custom(format!("a list has more than {MAX_ITEMS} entries")));
                     }
-                    all.push(one);
+                    entries.push(entry);
                 }
-                Ok(BoundedList(all))
+                Ok(BoundedList(entries))
             }
         }
         deserializer.deserialize_seq(ListVisitor(PhantomData))
@@ -207,38 +208,46 @@ impl<'de> Deserialize<'de> for JsonName {
 mod tests {
     use super::*;
 
-    fn refused(text: &str) -> String {
-        serde_json::from_str::<SupportJson>(text).err().expect("it is refused").to_string()
+    fn parse_error(text: &str) -> String {
+        serde_json::from_str::<SupportJson>(text).err().expect("the text must be refused").to_string()
     }
 
     #[test]
     fn rows_become_one_block_and_labels_may_be_numbers() {
-        let read: SupportJson =
+        let support: SupportJson =
             serde_json::from_str(r#"{"rows": [[1, 2.5], [3e0, -4]], "labels": ["a", 7]}"#).unwrap();
-        assert_eq!((read.rows.values, read.rows.dim, read.rows.count), (vec![1.0, 2.5, 3.0, -4.0], 2, 2));
-        assert_eq!(read.labels.into_names(), ["a", "7"]);
+        assert_eq!(
+            (support.rows.values, support.rows.dim, support.rows.count),
+            (vec![1.0, 2.5, 3.0, -4.0], 2, 2)
+        );
+        assert_eq!(support.labels.into_names(), ["a", "7"]);
     }
 
     #[test]
     fn rows_of_unequal_length_and_wrong_types_are_refused_with_their_position() {
         assert!(
-            refused(r#"{"rows": [[1, 2], [3]], "labels": []}"#).contains("row 1 has 1 numbers, row 0 has 2")
+            parse_error(r#"{"rows": [[1, 2], [3]], "labels": []}"#)
+                .contains("row 1 has 1 numbers, row 0 has 2")
         );
-        assert!(refused(r#"{"rows": [[]], "labels": []}"#).contains("a row has no numbers"));
-        assert!(refused(r#"{"rows": [["x"]], "labels": []}"#).contains("invalid type"));
-        assert!(refused(r#"{"rows": [[null]], "labels": []}"#).contains("invalid type"));
-        assert!(refused(r#"{"rows": [[1]], "labels": [1.5]}"#).contains("invalid type"));
-        assert!(refused(r#"{"rows": [[1]]}"#).contains("missing field `labels`"));
+        assert!(parse_error(r#"{"rows": [[]], "labels": []}"#).contains("a row has no numbers"));
+        assert!(parse_error(r#"{"rows": [["x"]], "labels": []}"#).contains("invalid type"));
+        assert!(parse_error(r#"{"rows": [[null]], "labels": []}"#).contains("invalid type"));
+        assert!(parse_error(r#"{"rows": [[1]], "labels": [1.5]}"#).contains("invalid type"));
+        assert!(parse_error(r#"{"rows": [[1]]}"#).contains("missing field `labels`"));
     }
 
     #[test]
-    fn lists_end_where_they_are_longer_than_allowed() {
-        let many = |one: &str| format!("[{}]", vec![one; MAX_ITEMS + 1].join(","));
+    fn lists_that_are_longer_than_allowed_are_refused() {
+        let long_list = |entry: &str| format!("[{}]", vec![entry; MAX_ITEMS + 1].join(","));
         assert!(
-            refused(&format!(r#"{{"rows": {}, "labels": []}}"#, many("[1]"))).contains("more than 20000")
+            parse_error(&format!(r#"{{"rows": {}, "labels": []}}"#, long_list("[1]")))
+                .contains("more than 20000")
         );
-        assert!(refused(&format!(r#"{{"labels": {}, "rows": []}}"#, many("1"))).contains("more than 20000"));
+        assert!(
+            parse_error(&format!(r#"{{"labels": {}, "rows": []}}"#, long_list("1")))
+                .contains("more than 20000")
+        );
         let name = "x".repeat(MAX_NAME_BYTES + 1);
-        assert!(refused(&format!(r#"{{"labels": ["{name}"], "rows": []}}"#)).contains("513 bytes"));
+        assert!(parse_error(&format!(r#"{{"labels": ["{name}"], "rows": []}}"#)).contains("513 bytes"));
     }
 }

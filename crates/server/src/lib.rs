@@ -50,7 +50,7 @@ use routes::{about, audits, classifiers, embeddings, predictions};
 
 /// The router with all paths and middleware.
 pub fn app(state: SharedApp) -> Router {
-    let one = get(classifiers::get).delete(classifiers::delete);
+    let classifier = get(classifiers::get).delete(classifiers::delete);
     Router::new()
         .route("/", get(page::index))
         .route("/assets/{name}", get(page::asset))
@@ -61,7 +61,7 @@ pub fn app(state: SharedApp) -> Router {
         .route("/api/v1/audit", post(audits::post))
         .route("/api/v1/embed", post(embeddings::post))
         .route("/api/v1/classifiers", get(classifiers::list).post(classifiers::post))
-        .route("/api/v1/classifiers/{id}", one)
+        .route("/api/v1/classifiers/{id}", classifier)
         .route("/api/v1/classifiers/{id}/download", get(classifiers::download))
         .route("/api/v1/classifiers/{id}/predict", post(predictions::post))
         .fallback(async || {

@@ -9,7 +9,7 @@ pub const MAX_ITEMS: usize = 20_000;
 pub const MAX_FITTED_ITEMS: usize = 2_000;
 /// Maximum number of classes in a support set.
 pub const MAX_CLASSES: usize = 500;
-/// Maximum of items times classes to fit a classifier on, for the same reason.
+/// Maximum of items times classes to fit a classifier on: methods score every item for every class.
 pub const MAX_FITTED_PAIRS: usize = 100_000;
 /// Maximum of classes times dimensions of a classifier: some methods learn a weight for each pair.
 pub const MAX_FITTED_WEIGHTS: usize = 1 << 22;

@@ -38,7 +38,7 @@ pub fn parse_boundary(content_type: &str) -> Result<String, Problem> {
     })
 }
 
-/// The files of a form in their order. `boundary` is that of the content type ([`parse_boundary`]).
+/// The files of a form, in the order of the body. `boundary` is that of the content type ([`parse_boundary`]).
 pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem> {
     let mut files = Vec::new();
     for part in parts(body, boundary)? {
@@ -51,7 +51,7 @@ pub fn form_files(body: &Bytes, boundary: &str) -> Result<Vec<FormFile>, Problem
 }
 
 /// The error for a form whose structure is invalid.
-fn unreadable(problem: &str) -> Problem {
+fn malformed_form(problem: &str) -> Problem {
     Problem::malformed(format!("the form cannot be parsed: {problem}"))
 }
 
@@ -60,14 +60,15 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
     let delimiter = format!("\r\n--{boundary}");
     let finder = memmem::Finder::new(&delimiter);
     let mut parts = Vec::new();
-    // The first boundary needs no line break before it.
+    // `at` is the position after a boundary. The first boundary needs no line break before it.
     let mut at = match body.starts_with(&delimiter.as_bytes()[2..]) {
         true => delimiter.len() - 2,
         false => {
-            finder.find(body).ok_or_else(|| unreadable("its boundary does not occur in the body"))?
+            finder.find(body).ok_or_else(|| malformed_form("its boundary does not occur in the body"))?
                 + delimiter.len()
         }
     };
+    // `--` after a boundary ends the form.
     while !body[at..].starts_with(b"--") {
         if parts.len() == MAX_ITEMS {
             return Err(Problem::too_large(format!("the form has more than {MAX_ITEMS} images")));
@@ -75,11 +76,11 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
         let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
         let start = at + padding;
         if !body[start..].starts_with(b"\r\n") {
-            return Err(unreadable("a boundary is not followed by a line break"));
+            return Err(malformed_form("a boundary is not followed by a line break"));
         }
-        // If a part is empty, the line break belongs to the next boundary.
+        // The part begins after the line break (2 bytes). If it is empty, the line break belongs to the next boundary.
         let length =
-            finder.find(&body[start..]).ok_or_else(|| unreadable("it ends before its last boundary"))?;
+            finder.find(&body[start..]).ok_or_else(|| malformed_form("it ends before its last boundary"))?;
         parts.push(body.slice((start + 2).min(start + length)..start + length));
         at = start + length + delimiter.len();
     }
@@ -92,10 +93,10 @@ fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
         // No headers.
         _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
         Some(end) => (&part[..end], part.slice(end + 4..)),
-        None => return Err(unreadable(&format!("the headers of part {number} do not end"))),
+        None => return Err(malformed_form(&format!("the headers of part {number} do not end"))),
     };
     if headers.len() > MAX_HEADER_BYTES {
-        return Err(unreadable(&format!(
+        return Err(malformed_form(&format!(
             "the headers of part {number} have more than {MAX_HEADER_BYTES} bytes"
         )));
     }
@@ -221,16 +222,18 @@ mod tests {
         format!("{}--edge--\r\n", parts.iter().map(part).collect::<String>()).into()
     }
 
-    fn one(head: &str) -> FormFile {
+    /// The file of a form with one part that has these headers.
+    fn file_with_headers(head: &str) -> FormFile {
         form_files(&form(&[(head, "contents")]), "edge").unwrap().remove(0)
     }
 
-    fn named(rest: &str) -> FormFile {
-        one(&format!("Content-Disposition: form-data; {rest}\r\nContent-Type: image/png"))
+    /// The file of a form with one part that has these parameters in its `Content-Disposition`.
+    fn file_with_names(parameters: &str) -> FormFile {
+        file_with_headers(&format!("Content-Disposition: form-data; {parameters}\r\nContent-Type: image/png"))
     }
 
     #[test]
-    fn boundaries_are_found_however_they_are_written() {
+    fn boundaries_are_found_in_all_notations() {
         for (content_type, boundary) in [
             ("multipart/form-data; boundary=edge", "edge"),
             ("multipart/form-data; charset=utf-8; Boundary=\"an edge; of it\"", "an edge; of it"),
@@ -245,18 +248,18 @@ mod tests {
     }
 
     #[test]
-    fn fields_files_and_contents_come_out_as_they_went_in() {
+    fn fields_file_names_and_contents_are_parsed() {
         let body = form(&[
             ("content-disposition: form-data; name=\"cat\"; filename=\"1.jpg\"", "one\r\n--edg\r\n"),
             ("Content-Type: image/png\r\nContent-Disposition:form-data;filename=2.png;name=dog", ""),
         ]);
-        let found = form_files(&body, "edge").unwrap();
-        assert_eq!((found[0].field.as_str(), found[0].file.as_str()), ("cat", "1.jpg"));
-        assert_eq!(found[0].contents.as_deref(), Ok(&b"one\r\n--edg\r\n"[..]));
-        assert_eq!((found[1].field.as_str(), found[1].file.as_str()), ("dog", "2.png"));
-        assert_eq!(found[1].contents.as_deref(), Ok(&b""[..]));
-        let with_preamble = [b"to be ignored\r\n".as_slice(), &body, b"this too"].concat();
-        assert_eq!(form_files(&with_preamble.into(), "edge").unwrap(), found);
+        let parsed = form_files(&body, "edge").unwrap();
+        assert_eq!((parsed[0].field.as_str(), parsed[0].file.as_str()), ("cat", "1.jpg"));
+        assert_eq!(parsed[0].contents.as_deref(), Ok(&b"one\r\n--edg\r\n"[..]));
+        assert_eq!((parsed[1].field.as_str(), parsed[1].file.as_str()), ("dog", "2.png"));
+        assert_eq!(parsed[1].contents.as_deref(), Ok(&b""[..]));
+        let with_preamble = [b"ignored\r\n".as_slice(), &body, b"ignored too"].concat();
+        assert_eq!(form_files(&with_preamble.into(), "edge").unwrap(), parsed);
         assert_eq!(
             form_files(&Bytes::from_static(b"--edge \t\r\n\r\nbare\r\n--edge--"), "edge").unwrap()[0]
                 .contents
@@ -266,24 +269,27 @@ mod tests {
     }
 
     #[test]
-    fn names_of_browsers_and_of_other_programs_are_understood() {
+    fn names_are_parsed_as_browsers_and_other_programs_write_them() {
         assert_eq!(
-            named("name=\"a\"; filename=\"K\u{e4}fer \u{1f41e}.png\"").file,
+            file_with_names("name=\"a\"; filename=\"K\u{e4}fer \u{1f41e}.png\"").file,
             "K\u{e4}fer \u{1f41e}.png"
         );
         assert_eq!(
-            named("name=\"a\"; filename=\"with \\\"quotes\\\"; and more.png\"").file,
+            file_with_names("name=\"a\"; filename=\"with \\\"quotes\\\"; and more.png\"").file,
             "with \"quotes\"; and more.png"
         );
-        assert_eq!(named("name=\"a\"; filename=\"C:\\photos\\cat.png\"").file, "C:\\photos\\cat.png");
-        assert_eq!(named("NAME=\"a\"; FileName=\"b\"").file, "b");
-        assert_eq!(named("filename=\"name=x; b\"; name=\"a\"").field, "a");
-        assert_eq!(named("name=\"a\"").file, "image 1");
-        assert_eq!(one("Content-Type: image/png").field, "");
+        assert_eq!(
+            file_with_names("name=\"a\"; filename=\"C:\\photos\\cat.png\"").file,
+            "C:\\photos\\cat.png"
+        );
+        assert_eq!(file_with_names("NAME=\"a\"; FileName=\"b\"").file, "b");
+        assert_eq!(file_with_names("filename=\"name=x; b\"; name=\"a\"").field, "a");
+        assert_eq!(file_with_names("name=\"a\"").file, "image 1");
+        assert_eq!(file_with_headers("Content-Type: image/png").field, "");
     }
 
     #[test]
-    fn a_control_character_in_a_name_spoils_its_own_file_only() {
+    fn a_control_character_in_a_name_makes_only_that_file_unusable() {
         for (name, code) in [
             ("a\u{7}.png", "0007"),
             ("a\0.png", "0000"),
@@ -293,21 +299,24 @@ mod tests {
         ] {
             let head = format!("Content-Disposition: form-data; name=\"cat\"; filename=\"{name}\"");
             let good = "Content-Disposition: form-data; name=\"dog\"; filename=\"good.png\"";
-            let found = form_files(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
-            assert_eq!(found[1].file, name);
+            let parsed = form_files(&form(&[(good, "1"), (&head, "2"), (good, "3")]), "edge").unwrap();
+            assert_eq!(parsed[1].file, name);
             let expected = format!("the file name contains a control character (U+{code}); rename it");
-            assert_eq!(found[1].contents, Err(expected));
-            assert_eq!(found[0].contents.as_deref(), Ok(&b"1"[..]));
-            assert_eq!(found[2].contents.as_deref(), Ok(&b"3"[..]));
+            assert_eq!(parsed[1].contents, Err(expected));
+            assert_eq!(parsed[0].contents.as_deref(), Ok(&b"1"[..]));
+            assert_eq!(parsed[2].contents.as_deref(), Ok(&b"3"[..]));
         }
         assert!(
-            named("name=\"a\u{1b}\"; filename=\"b\"").contents.unwrap_err().contains("name of the field")
+            file_with_names("name=\"a\u{1b}\"; filename=\"b\"")
+                .contents
+                .unwrap_err()
+                .contains("name of the field")
         );
-        assert!(named("name=\"a\"; filename=\"b").contents.is_err());
+        assert!(file_with_names("name=\"a\"; filename=\"b").contents.is_err());
     }
 
     #[test]
-    fn what_is_not_a_form_is_refused() {
+    fn invalid_forms_are_refused() {
         for body in [
             "",
             "nonsense",
@@ -332,11 +341,11 @@ mod tests {
         let refused = form_files(&many_without_end.into(), "edge").unwrap_err();
         assert_eq!(refused.status(), 413, "before the rest of the body is searched");
         let long = "x".repeat(MAX_NAME_BYTES + 1);
-        for (rest, what) in [
+        for (parameters, what) in [
             (format!("name=\"{long}\""), "the name of the field of image 1"),
             (format!("name=\"a\"; filename=\"{long}\""), "the file name of image 1"),
         ] {
-            let head = format!("Content-Disposition: form-data; {rest}");
+            let head = format!("Content-Disposition: form-data; {parameters}");
             let refused = form_files(&form(&[(&head, "")]), "edge").unwrap_err();
             assert_eq!(refused.status(), 422);
             assert!(format!("{refused:?}").contains(what), "{refused:?}");
@@ -345,13 +354,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(pieces in prop::collection::vec(piece(), 0..40)) {
+        fn any_bytes_are_parsed_or_refused(pieces in prop::collection::vec(piece(), 0..40)) {
             let body: Bytes = pieces.concat().into();
             let _ = form_files(&body, "edge");
         }
 
         #[test]
-        fn any_files_are_found_again(files in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(any::<u8>(), 0..60)), 1..10)) {
+        fn any_files_are_parsed(files in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(any::<u8>(), 0..60)), 1..10)) {
             prop_assume!(files.iter().all(|(_, contents)| memmem::find(contents, b"--edge").is_none()));
             let mut body = Vec::new();
             for (name, contents) in &files {
@@ -360,11 +369,11 @@ mod tests {
                 body.extend(b"\r\n");
             }
             body.extend(b"--edge--\r\n");
-            let found = form_files(&body.into(), "edge").unwrap();
-            prop_assert_eq!(found.len(), files.len());
-            for (found, (name, contents)) in found.iter().zip(&files) {
-                prop_assert_eq!(&found.file, name);
-                prop_assert_eq!(found.contents.as_deref(), Ok(&contents[..]));
+            let parsed = form_files(&body.into(), "edge").unwrap();
+            prop_assert_eq!(parsed.len(), files.len());
+            for (parsed_file, (name, contents)) in parsed.iter().zip(&files) {
+                prop_assert_eq!(&parsed_file.file, name);
+                prop_assert_eq!(parsed_file.contents.as_deref(), Ok(&contents[..]));
             }
         }
     }

@@ -71,13 +71,15 @@ fn query_rows_schema() -> Schema {
     rows_schema(1)
 }
 
-/// The schema of at least `least` rows of numbers. Larger numbers are refused when rows are checked.
+/// The schema of at least `least` rows of numbers. Numbers beyond 1e15, whose squares could add up to infinity, are
+/// refused when rows are checked.
 fn rows_schema(least: usize) -> Schema {
     let number = ObjectBuilder::new().schema_type(Type::Number).minimum(Some(-1e15)).maximum(Some(1e15));
     let row = ArrayBuilder::new().items(number).min_items(Some(1)).max_items(Some(MAX_DIM));
     ArrayBuilder::new().items(row).min_items(Some(least)).max_items(Some(MAX_ITEMS)).into()
 }
 
+// At least two labels, because a support set has at least two classes.
 fn labels_schema() -> Schema {
     ArrayBuilder::new().items(name_schema()).min_items(Some(2)).max_items(Some(MAX_ITEMS)).into()
 }

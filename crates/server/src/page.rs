@@ -52,7 +52,7 @@ pub async fn index() -> Response {
 
 /// Serves an asset of the page.
 pub async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response, Problem> {
-    // A name that is not UTF-8 is no asset: 404 as for any other.
+    // No asset has the empty name: a name that is not UTF-8 is answered with 404 like any unknown one.
     let name = name.map_or_else(|_| String::new(), |Path(name)| name);
     match name.as_str() {
         "style.css" => Ok(file_response("text/css; charset=utf-8", include_str!("page/style.css"))),
@@ -65,7 +65,8 @@ pub async fn asset(name: Result<Path<String>, PathRejection>) -> Result<Response
     }
 }
 
-/// Browsers ask again every time, so that scripts of different versions are never mixed after an update.
+/// A file for the browser, which asks for it again every time, so that scripts of different versions are never mixed
+/// after an update.
 fn file_response(content_type: &'static str, contents: &'static str) -> Response {
     ([(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-cache")], contents).into_response()
 }

@@ -99,7 +99,10 @@ impl From<trueshot::Error> for Problem {
         };
         let hint = error.hint().filter(|_| applies_to_requests(&error));
         let problem = Problem::new(status, error.to_string());
-        hint.into_iter().fold(problem, Problem::hint)
+        match hint {
+            Some(hint) => problem.hint(hint),
+            None => problem,
+        }
     }
 }
 

@@ -58,10 +58,10 @@ pub fn parse_labelled_rows(
     let RequestBody { kind, bytes } = body;
     let rows = match kind {
         BodyKind::Json => parse_support_json(parse(&bytes)?)?,
-        BodyKind::Arrow => Embeddings::receive_arrow(bytes.into(), app.limits.body as u64 * 2)?.into(),
+        BodyKind::Arrow => Embeddings::receive_arrow(bytes.into(), max_unpacked(app))?.into(),
         BodyKind::Form(boundary) => embed_labelled(&form_files(&bytes, &boundary)?, app, cancellation)?,
     };
-    check(&rows.embeddings)?;
+    check_rows(&rows.embeddings)?;
     if rows.embeddings.classes().len() > MAX_CLASSES {
         let classes = rows.embeddings.classes().len();
         return Err(Problem::unusable(format!("{classes} classes; at most {MAX_CLASSES} are allowed")));
@@ -69,9 +69,14 @@ pub fn parse_labelled_rows(
     Ok(rows)
 }
 
+/// The maximum length of a compressed Arrow body after decompression in bytes: twice the largest body.
+fn max_unpacked(app: &App) -> u64 {
+    app.limits.body as u64 * 2
+}
+
 /// Checks that all lists have one entry per row, and makes labelled rows of them.
-fn parse_support_json(given: SupportJson) -> Result<LabelledRows, Problem> {
-    let SupportJson { rows, labels, items, confirmed, embedder, images } = given;
+fn parse_support_json(support: SupportJson) -> Result<LabelledRows, Problem> {
+    let SupportJson { rows, labels, items, confirmed, embedder, images } = support;
     let items = items.filter(|items| !items.0.is_empty());
     let confirmed = confirmed.map_or_else(Vec::new, |confirmed| confirmed.0);
     check_length("labels", labels.0.len(), &rows)?;
@@ -143,11 +148,9 @@ impl Queries {
                 let labels = vec![String::new(); rows.count];
                 (Embeddings::from_rows(rows.values, rows.dim, labels)?, items.map(|items| items.into_names()))
             }
-            BodyKind::Arrow => {
-                (Embeddings::receive_unlabelled_arrow(bytes.into(), app.limits.body as u64 * 2)?, None)
-            }
+            BodyKind::Arrow => (Embeddings::receive_unlabelled_arrow(bytes.into(), max_unpacked(app))?, None),
         };
-        check(&rows)?;
+        check_rows(&rows)?;
         let name = |row: usize| rows.item(row).map_or_else(|| format!("row {row}"), str::to_owned);
         let items = items.unwrap_or_else(|| (0..rows.len()).map(name).collect());
         let values = (0..rows.len()).map(|row| Ok(rows.row(row).into_owned())).collect();
@@ -169,15 +172,15 @@ type EmbeddedForm = (Vec<EmbeddingResult>, Vec<Option<ImageMeasures>>);
 /// be used, has a reason instead of a row, and no measures.
 fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Result<EmbeddedForm, Problem> {
     let usable = pictures.iter().filter_map(|picture| picture.contents.as_ref().ok());
-    let given: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
-    let embedded = app.embedder.embed_images(&given, cancellation).map_err(|error| match error {
+    let images: Vec<ImageInput<'_>> = usable.map(|bytes| ImageInput::Bytes(bytes)).collect();
+    let embedded = app.embedder.embed_images(&images, cancellation).map_err(|error| match error {
         trueshot_vision::Error::Core(trueshot::Error::Interrupted) => cancellation.timed_out(),
         error => Problem::failed("embedding images", error),
     })?;
-    let made = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
-    app.metrics.pictures_embedded.fetch_add(made as u64, Ordering::Relaxed);
+    let computed = embedded.rows.iter().filter(|row| row.is_ok()).count() - embedded.from_cache;
+    app.metrics.pictures_embedded.fetch_add(computed as u64, Ordering::Relaxed);
     app.metrics.pictures_from_cache.fetch_add(embedded.from_cache as u64, Ordering::Relaxed);
-    // The embedder got the usable images only: put the others back in their places.
+    // The embedder got the usable images only. Insert the reasons of the others at their positions.
     let mut rows = embedded.rows.into_iter().zip(embedded.measures);
     let row = |picture: &FormFile| match &picture.contents {
         Ok(_) => rows.next().expect("one row per image"),
@@ -189,13 +192,13 @@ fn embed(pictures: &[FormFile], app: &App, cancellation: &Cancellation) -> Resul
 /// The class of an image: the name of its field, or, for a field named `images`, its folder.
 fn class_of(picture: &FormFile) -> Result<String, Problem> {
     if picture.field != "images" {
-        return match picture.field.is_empty() {
-            true => Err(Problem::unusable(format!(
+        if picture.field.is_empty() {
+            return Err(Problem::unusable(format!(
                 "the field of '{}' has no name, which would be its class",
                 picture.file
-            ))),
-            false => Ok(picture.field.clone()),
-        };
+            )));
+        }
+        return Ok(picture.field.clone());
     }
     let mut folders = picture.file.rsplit(['/', '\\']).skip(1);
     let folder = folders.find(|folder| !folder.is_empty() && *folder != ".");
@@ -217,14 +220,15 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
 
 /// Fails if the list `what` does not have one entry per row.
 fn check_length(what: &str, length: usize, rows: &JsonRows) -> Result<(), Problem> {
-    match length == rows.count {
-        true => Ok(()),
-        false => Err(Problem::unusable(format!("'{what}' has {length} entries for {} rows", rows.count))),
+    if length != rows.count {
+        let error = format!("'{what}' has {length} entries for {} rows", rows.count);
+        return Err(Problem::unusable(error));
     }
+    Ok(())
 }
 
-/// Checks the limits that apply to rows in any format.
-fn check(data: &Embeddings) -> Result<(), Problem> {
+/// Checks the limits that apply to rows in any format, and that all their numbers are finite and not too large.
+fn check_rows(data: &Embeddings) -> Result<(), Problem> {
     if data.len() > MAX_ITEMS {
         return Err(Problem::too_large(format!("{} rows; at most {MAX_ITEMS} are allowed", data.len())));
     }

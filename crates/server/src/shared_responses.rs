@@ -65,6 +65,7 @@ impl Modify for SharedResponses {
                 });
                 if is_guarded {
                     let token = SecurityRequirement::new::<_, _, &str>(TOKEN, []);
+                    // The empty requirement makes the token optional: not every server has one.
                     operation.security = Some(vec![SecurityRequirement::default(), token]);
                 }
             }
@@ -76,10 +77,10 @@ impl Modify for SharedResponses {
     }
 }
 
-/// Adds the error responses of the statuses for which `answers` returns true.
-fn add_refusals(operation: &mut Operation, answers: impl Fn(Operations) -> bool) {
+/// Adds the error responses of the statuses for which `can_return` returns true.
+fn add_refusals(operation: &mut Operation, can_return: impl Fn(Operations) -> bool) {
     for (status, operations, description) in REFUSALS {
-        if answers(operations) {
+        if can_return(operations) {
             let response = refusal(description, [429, 503].contains(&status));
             operation.responses.responses.insert(status.to_string(), RefOr::T(response));
         }

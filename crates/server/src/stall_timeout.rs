@@ -1,6 +1,6 @@
 //! A request body that must keep arriving ([`StallTimeoutBody`]): it fails if too few bytes arrive within the stall
-//! time. A limit on the total time would not suffice: a client that sends a byte now and then would hold its connection
-//! and memory until then.
+//! time. A limit on the total time would not suffice: until it is over, a client that sends a single byte from time to
+//! time would hold a connection and memory.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,16 +16,17 @@ use crate::connections::Connection;
 use crate::limits::MIN_PROGRESS_BYTES;
 use crate::problem::Problem;
 
-/// A body that fails with [`Stalled`] when fewer than [`MIN_PROGRESS_BYTES`] bytes arrive while the server waits for
-/// `stall_time`.
+/// A body that fails with [`Stalled`] when the server has waited `stall_time` for the client, in one piece or several,
+/// and fewer than [`MIN_PROGRESS_BYTES`] bytes have arrived meanwhile. Time in which the server does not ask for more
+/// of the body, for instance because it waits for free memory, does not count.
 pub struct StallTimeoutBody {
     body: Body,
     stall_time: Duration,
-    /// The rest of the stall time, which runs only while the server waits for the client.
-    left: Duration,
-    /// Bytes since the stall time started.
+    /// How much of the stall time is left, up to the start of the current wait.
+    remaining: Duration,
+    /// Bytes that have arrived since the stall time last started.
     arrived: usize,
-    /// Since when the server waits, and the timer.
+    /// Since when the server waits for the client, and a timer for the remaining time; `None` while it does not wait.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
     /// `None` in tests.
     connection: Option<Arc<Connection>>,
@@ -33,11 +34,13 @@ pub struct StallTimeoutBody {
 
 /// The error of a body that arrives too slowly.
 #[derive(Debug, Clone, Copy)]
-pub struct Stalled(Duration);
+pub struct Stalled {
+    stall_time: Duration,
+}
 
 impl std::fmt::Display for Stalled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let seconds = self.0.as_secs_f32();
+        let seconds = self.stall_time.as_secs_f32();
         write!(f, "the body stalled: fewer than {MIN_PROGRESS_BYTES} bytes of it arrived in {seconds} s")
     }
 }
@@ -45,11 +48,11 @@ impl std::fmt::Display for Stalled {
 impl std::error::Error for Stalled {}
 
 impl Stalled {
-    /// The cause of an error, if it is a stalled body.
+    /// Finds a stalled body among the causes of an error.
     pub fn from_error(error: &axum::Error) -> Option<Stalled> {
         let first: &(dyn std::error::Error + 'static) = error;
-        std::iter::successors(Some(first), |error| error.source())
-            .find_map(|error| error.downcast_ref::<Stalled>().copied())
+        std::iter::successors(Some(first), |cause| cause.source())
+            .find_map(|cause| cause.downcast_ref::<Stalled>().copied())
     }
 }
 
@@ -63,8 +66,14 @@ impl From<Stalled> for Problem {
 
 impl StallTimeoutBody {
     pub fn new(body: Body, stall_time: Duration, connection: Option<Arc<Connection>>) -> Self {
-        let body =
-            StallTimeoutBody { body, stall_time, left: stall_time, arrived: 0, waiting: None, connection };
+        let body = StallTimeoutBody {
+            body,
+            stall_time,
+            remaining: stall_time,
+            arrived: 0,
+            waiting: None,
+            connection,
+        };
         body.record_end(body.is_end_stream());
         body
     }
@@ -79,11 +88,11 @@ impl StallTimeoutBody {
     /// Counts bytes that have arrived. With [`MIN_PROGRESS_BYTES`] of them, the stall time starts again.
     fn add_arrived(&mut self, bytes: usize) {
         if let Some((since, _)) = self.waiting.take() {
-            self.left = self.left.saturating_sub(since.elapsed());
+            self.remaining = self.remaining.saturating_sub(since.elapsed());
         }
         self.arrived += bytes;
         if self.arrived >= MIN_PROGRESS_BYTES {
-            (self.arrived, self.left) = (0, self.stall_time);
+            (self.arrived, self.remaining) = (0, self.stall_time);
         }
         if let Some(connection) = &self.connection {
             connection.set_awaits_body(false);
@@ -95,10 +104,10 @@ impl StallTimeoutBody {
         if let Some(connection) = &self.connection {
             connection.set_awaits_body(true);
         }
-        let left = self.left;
-        let begin = || (Instant::now(), Box::pin(tokio::time::sleep(left)));
-        let (_, timer) = self.waiting.get_or_insert_with(begin);
-        timer.as_mut().poll(context).map(|()| Stalled(self.stall_time))
+        let remaining = self.remaining;
+        let start_timer = || (Instant::now(), Box::pin(tokio::time::sleep(remaining)));
+        let (_, timer) = self.waiting.get_or_insert_with(start_timer);
+        timer.as_mut().poll(context).map(|()| Stalled { stall_time: self.stall_time })
     }
 }
 
@@ -143,7 +152,11 @@ mod tests {
     use super::*;
 
     /// A body that sends frames, each given as a pause in seconds and a length.
-    struct SlowBody(VecDeque<(u64, usize)>, Option<Pin<Box<Sleep>>>);
+    struct SlowBody {
+        frames: VecDeque<(u64, usize)>,
+        /// The timer of the pause before the next frame.
+        pause: Option<Pin<Box<Sleep>>>,
+    }
 
     impl HttpBody for SlowBody {
         type Data = Bytes;
@@ -153,25 +166,26 @@ mod tests {
             mut self: Pin<&mut Self>,
             context: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-            let Some(&(seconds, bytes)) = self.0.front() else { return Poll::Ready(None) };
-            let pause = || Box::pin(tokio::time::sleep(Duration::from_secs(seconds)));
-            let pause = self.1.get_or_insert_with(pause);
+            let Some(&(seconds, bytes)) = self.frames.front() else { return Poll::Ready(None) };
+            let start_pause = || Box::pin(tokio::time::sleep(Duration::from_secs(seconds)));
+            let pause = self.pause.get_or_insert_with(start_pause);
             std::task::ready!(pause.as_mut().poll(context));
-            self.1 = None;
-            self.0.pop_front();
+            self.pause = None;
+            self.frames.pop_front();
             Poll::Ready(Some(Ok(Frame::data(vec![0; bytes].into()))))
         }
     }
 
+    /// The number of bytes that arrive with a stall time of 10 s, or the error. The clock is simulated.
     fn received(frames: &[(u64, usize)]) -> Result<usize, Stalled> {
-        let slow = SlowBody(frames.iter().copied().collect(), None);
+        let slow = SlowBody { frames: frames.iter().copied().collect(), pause: None };
         let body = StallTimeoutBody::new(Body::new(slow), Duration::from_secs(10), None);
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let collected =
             builder.enable_time().start_paused(true).build().unwrap().block_on(Body::new(body).collect());
         collected
             .map(|body| body.to_bytes().len())
-            .map_err(|error| Stalled::from_error(&error).expect("it stalled"))
+            .map_err(|error| Stalled::from_error(&error).expect("the only error is a stalled body"))
     }
 
     #[test]
@@ -187,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_stops_or_drips_stalls() {
+    fn a_body_that_stops_or_arrives_too_slowly_is_refused() {
         assert!(received(&[(0, 1), (3600, 1)]).is_err());
         assert!(received(&[(1, 100); 20]).is_err(), "a little at a time is not progress");
         let stops = [vec![(1, MIN_PROGRESS_BYTES); 5], vec![(11, 1)]].concat();

@@ -37,11 +37,11 @@ pub struct App {
 pub type SharedApp = Arc<App>;
 
 impl App {
-    /// Makes the state of a server. Also returns the names of classifiers that cannot be read. The memory budget for
-    /// decoded images is that of the process: see [`memory_budget::decoded_images`].
+    /// Makes the state of a server. Also returns a warning for every classifier that cannot be read. The memory
+    /// budget for decoded images is that of the process: see [`memory_budget::decoded_images`].
     pub fn new(embedder: Embedder, settings: ServerSettings) -> trueshot::Result<(SharedApp, Vec<String>)> {
         let ServerSettings { data_dir, access, limits } = settings;
-        let (store, unreadable) = Store::open(&data_dir)?;
+        let (store, warnings) = Store::open(&data_dir)?;
         memory_budget::decoded_images().set_limit(limits.picture_memory);
         let decoding = DecodeLimits { pixels: limits.pixels, memory: limits.picture_memory };
         let app = App {
@@ -53,6 +53,6 @@ impl App {
             limits,
             metrics: Metrics::default(),
         };
-        Ok((Arc::new(app), unreadable))
+        Ok((Arc::new(app), warnings))
     }
 }

@@ -80,14 +80,14 @@ struct FileStamp {
 
 impl FileStamp {
     fn read(path: &Path) -> std::io::Result<Self> {
-        let found = fs::metadata(path)?;
-        Ok(FileStamp { length: found.len(), modified: found.modified()? })
+        let metadata = fs::metadata(path)?;
+        Ok(FileStamp { length: metadata.len(), modified: metadata.modified()? })
     }
 }
 
 impl Store {
-    /// Opens a folder, which is created if necessary. Also returns the names of files that cannot be read; these are
-    /// not changed.
+    /// Opens a folder, which is created if necessary. Also returns a warning for every file that cannot be read;
+    /// these files are not changed.
     ///
     /// # Errors
     /// [`trueshot::Error::Locked`] if another server uses the folder.
@@ -96,7 +96,7 @@ impl Store {
         let refused = |source| trueshot::Error::Write { path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(refused)?;
         let lock = Lock::on_folder(&folder)?;
-        let (mut metadata_by_id, mut unreadable) = (BTreeMap::new(), Vec::new());
+        let (mut metadata_by_id, mut warnings) = (BTreeMap::new(), Vec::new());
         let mut files: Vec<PathBuf> =
             fs::read_dir(&folder).map_err(refused)?.flatten().map(|entry| entry.path()).collect();
         files.sort();
@@ -107,12 +107,12 @@ impl Store {
             let Some(id) = parse_id(&path) else { continue };
             match read(&path, &id) {
                 Ok(metadata) => drop(metadata_by_id.insert(id, metadata)),
-                Err(problem) => unreadable.push(format!("{} is skipped: {problem}", path.display())),
+                Err(problem) => warnings.push(format!("{} is skipped: {problem}", path.display())),
             }
         }
         let (metadata_by_id, loaded, change_lock) =
             (Mutex::new(metadata_by_id), Mutex::default(), Mutex::default());
-        Ok((Store { folder, metadata_by_id, loaded, change_lock, _lock: lock }, unreadable))
+        Ok((Store { folder, metadata_by_id, loaded, change_lock, _lock: lock }, warnings))
     }
 
     /// All classifiers, sorted by id.
@@ -155,12 +155,12 @@ impl Store {
     pub fn predictor(&self, id: &str) -> Result<Arc<Predictor>, Problem> {
         self.metadata(id)?;
         let stamp = FileStamp::read(&self.path(id)).map_err(|error| read_problem(id, error))?;
-        let found = self
+        let in_memory = self
             .loaded()
             .iter()
             .find(|loaded| loaded.id == id && loaded.stamp == stamp)
             .map(|loaded| loaded.predictor.clone());
-        let predictor = match found {
+        let predictor = match in_memory {
             Some(predictor) => predictor,
             None => {
                 let predictor = Predictor::read_bytes(self.bytes(id)?, id);
@@ -210,7 +210,7 @@ impl Store {
     /// too many.
     fn keep_loaded(&self, new: LoadedClassifier) {
         let mut loaded = self.loaded();
-        loaded.retain(|other| other.id != new.id);
+        loaded.retain(|entry| entry.id != new.id);
         if loaded.len() >= MAX_LOADED {
             loaded.remove(0);
         }
@@ -261,7 +261,7 @@ fn parse_id(path: &Path) -> Option<String> {
 /// Whether a file is a temporary one (of `write_atomically`) that no process writes to any more.
 fn is_abandoned(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let age = || fs::metadata(path).and_then(|found| found.modified()).ok()?.elapsed().ok();
+    let age = || fs::metadata(path).and_then(|metadata| metadata.modified()).ok()?.elapsed().ok();
     name.starts_with(".trueshot-") && name.ends_with(".part") && age().is_some_and(|age| age > ABANDONED_AGE)
 }
 
@@ -273,7 +273,7 @@ fn read(path: &Path, id: &str) -> Result<ClassifierMetadata, String> {
     }
     let length = bytes.len() as u64;
     let predictor = Predictor::read_bytes(bytes, id).map_err(|error| error.to_string())?;
-    let created = fs::metadata(path).and_then(|found| found.modified()).unwrap_or(UNIX_EPOCH);
+    let created = fs::metadata(path).and_then(|metadata| metadata.modified()).unwrap_or(UNIX_EPOCH);
     Ok(describe(&predictor, id, length, created))
 }
 
@@ -320,9 +320,9 @@ mod tests {
             .unwrap()
             .map(|entry| entry.unwrap().path())
             .collect();
-        let named: Vec<&PathBuf> = files.iter().filter(|path| parse_id(path).is_some()).collect();
-        let bytes = fs::read(named[0]).unwrap();
-        assert_eq!((named.len(), parse_id(named[0])), (1, Some(saved.id.clone())));
+        let classifiers: Vec<&PathBuf> = files.iter().filter(|path| parse_id(path).is_some()).collect();
+        let bytes = fs::read(classifiers[0]).unwrap();
+        assert_eq!((classifiers.len(), parse_id(classifiers[0])), (1, Some(saved.id.clone())));
         assert_eq!(blake3::hash(&bytes).to_hex()[..32], saved.id);
     }
 
@@ -337,6 +337,10 @@ mod tests {
         assert_eq!(store.save(predictor()).unwrap_err().status(), 409);
         store.metadata_by_id().remove("0");
         let saved = store.save(predictor()).unwrap();
-        assert_eq!(store.save(predictor()).unwrap(), saved, "the same one is not one more");
+        assert_eq!(
+            store.save(predictor()).unwrap(),
+            saved,
+            "a classifier that is stored already does not count again"
+        );
     }
 }

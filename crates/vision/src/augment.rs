@@ -97,6 +97,7 @@ impl Augmentation {
             Jitter::Brightness(around_one(self.brightness).max(0.0)),
             Jitter::Contrast(around_one(self.contrast).max(0.0)),
             Jitter::Saturation(around_one(self.saturation).max(0.0)),
+            // A shift around 0, converted from a share of the circle to sixths.
             Jitter::Hue(6.0 * (around_one(self.hue) - 1.0)),
         ];
         rng.shuffle(&mut jitters);
@@ -106,13 +107,14 @@ impl Augmentation {
     /// Draws a crop: left, top, width and height in pixels.
     fn crop(&self, rng: &mut Rng, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let between = |rng: &mut Rng, [least, most]: [f32; 2]| least + (most - least) * rng.uniform();
-        let area = (width * height) as f32;
+        let image_area = (width * height) as f32;
         // The ratio is uniform on a logarithmic scale, so that 3:4 and 4:3 are equally likely. libm's logarithm is the
         // same on every platform.
         let logarithms = self.crop_ratio.map(libm::logf);
         for _ in 0..CROP_TRIES {
-            let area = area * between(rng, self.crop_scale);
+            let area = image_area * between(rng, self.crop_scale);
             let ratio = libm::expf(between(rng, logarithms));
+            // From area = width * height and ratio = width / height.
             let (crop_width, crop_height) = ((area * ratio).sqrt().round(), (area / ratio).sqrt().round());
             let (crop_width, crop_height) = (crop_width as usize, crop_height as usize);
             if (1..=width).contains(&crop_width) && (1..=height).contains(&crop_height) {
@@ -127,10 +129,12 @@ impl Augmentation {
     fn central_crop(&self, width: usize, height: usize) -> (usize, usize, usize, usize) {
         let [least, most] = self.crop_ratio;
         let ratio = width as f32 / height as f32;
-        let (crop_width, crop_height) = match ratio {
-            _ if ratio < least => (width, ((width as f32 / least).round() as usize).clamp(1, height)),
-            _ if ratio > most => (((height as f32 * most).round() as usize).clamp(1, width), height),
-            _ => (width, height),
+        let (crop_width, crop_height) = if ratio < least {
+            (width, ((width as f32 / least).round() as usize).clamp(1, height))
+        } else if ratio > most {
+            (((height as f32 * most).round() as usize).clamp(1, width), height)
+        } else {
+            (width, height)
         };
         ((width - crop_width) / 2, (height - crop_height) / 2, crop_width, crop_height)
     }
@@ -228,6 +232,7 @@ impl WithSimd for AugmentKernel<'_> {
 }
 
 impl AugmentKernel<'_> {
+    /// Augments an image with one channel.
     #[inline(always)]
     fn grey(self) {
         resample::<1>(self.scratch, self.image, self.drawn, self.size);
@@ -249,6 +254,7 @@ impl AugmentKernel<'_> {
         }
     }
 
+    /// Augments an image with three channels.
     #[inline(always)]
     fn colour(self) {
         resample::<3>(self.scratch, self.image, self.drawn, self.size);
@@ -284,9 +290,9 @@ fn resample<const COUNT: usize>(
         let (start, weights) = rows.output(y);
         row.fill(0.0);
         for (line, &weight) in weights.iter().enumerate() {
-            let place = ((drawn.top + start + line) * image.width + drawn.left) * COUNT;
+            let first = ((drawn.top + start + line) * image.width + drawn.left) * COUNT;
             let weight = weight / 255.0;
-            for (sum, &value) in row.iter_mut().zip(&image.pixels[place..place + drawn.width * COUNT]) {
+            for (sum, &value) in row.iter_mut().zip(&image.pixels[first..first + drawn.width * COUNT]) {
                 *sum += weight * f32::from(value);
             }
         }
@@ -313,11 +319,11 @@ const GREY_WEIGHTS: [f32; 3] = [0.2989, 0.587, 0.114];
 /// Limits a value to [0, 1] by comparisons, which become SIMD instructions.
 #[inline(always)]
 fn clamp_unit(value: f32) -> f32 {
-    let above = if value > 0.0 { value } else { 0.0 };
-    if above < 1.0 { above } else { 1.0 }
+    let non_negative = if value > 0.0 { value } else { 0.0 };
+    if non_negative < 1.0 { non_negative } else { 1.0 }
 }
 
-/// `factor * value` for every value.
+/// `factor * value` for every value, limited to [0, 1].
 #[inline(always)]
 fn scale_brightness(values: &mut [f32], factor: f32) {
     for value in values {
@@ -325,12 +331,12 @@ fn scale_brightness(values: &mut [f32], factor: f32) {
     }
 }
 
-/// `share * value + (1 - share) * grey` for every value.
+/// `share * value + (1 - share) * grey` for every value, limited to [0, 1].
 #[inline(always)]
 fn blend(values: &mut [f32], share: f32, grey: f32) {
-    let rest = (1.0 - share) * grey;
+    let grey_part = (1.0 - share) * grey;
     for value in values {
-        *value = clamp_unit(share * *value + rest);
+        *value = clamp_unit(share * *value + grey_part);
     }
 }
 
@@ -345,16 +351,17 @@ fn lane_sum(count: usize, value: impl Fn(usize) -> f32) -> f32 {
             *sum += value(chunk * LANES + lane);
         }
     }
-    let rest: f32 = (count / LANES * LANES..count).map(value).sum();
-    lanes.iter().sum::<f32>() + rest
+    let remainder: f32 = (count / LANES * LANES..count).map(value).sum();
+    lanes.iter().sum::<f32>() + remainder
 }
 
 /// The mean of the grey version of a colour image.
 #[inline(always)]
 fn mean_grey(planes: &[f32]) -> f32 {
     let count = planes.len() / 3;
-    let (red, rest) = planes.split_at(count);
-    let (green, blue) = rest.split_at(count);
+    let (red, green_blue) = planes.split_at(count);
+    let (green, blue) = green_blue.split_at(count);
+    // The exact length saves bounds checks.
     let blue = &blue[..count];
     let mut total = 0.0;
     for (plane, weight) in [red, green, blue].into_iter().zip(GREY_WEIGHTS) {
@@ -367,8 +374,9 @@ fn mean_grey(planes: &[f32]) -> f32 {
 macro_rules! for_each_pixel {
     ($planes:expr, |$red:ident, $green:ident, $blue:ident| $new_values:block) => {
         let count = $planes.len() / 3;
-        let (red, rest) = $planes.split_at_mut(count);
-        let (green, blue) = rest.split_at_mut(count);
+        let (red, green_blue) = $planes.split_at_mut(count);
+        let (green, blue) = green_blue.split_at_mut(count);
+        // The exact length saves bounds checks.
         let blue = &mut blue[..count];
         for i in 0..count {
             let ($red, $green, $blue) = (red[i], green[i], blue[i]);
@@ -380,12 +388,17 @@ macro_rules! for_each_pixel {
     };
 }
 
-/// Blends every pixel with its grey: `share * value + (1 - share) * grey`.
+/// Blends every pixel with its grey: `share * value + (1 - share) * grey`, limited to [0, 1].
 #[inline(always)]
 fn saturate(planes: &mut [f32], share: f32) {
     for_each_pixel!(planes, |r, g, b| {
-        let rest = (1.0 - share) * (GREY_WEIGHTS[0] * r + GREY_WEIGHTS[1] * g + GREY_WEIGHTS[2] * b);
-        [clamp_unit(share * r + rest), clamp_unit(share * g + rest), clamp_unit(share * b + rest)]
+        let grey = GREY_WEIGHTS[0] * r + GREY_WEIGHTS[1] * g + GREY_WEIGHTS[2] * b;
+        let grey_part = (1.0 - share) * grey;
+        [
+            clamp_unit(share * r + grey_part),
+            clamp_unit(share * g + grey_part),
+            clamp_unit(share * b + grey_part),
+        ]
     });
 }
 
@@ -420,20 +433,20 @@ fn shift_hue(planes: &mut [f32], shift: f32) {
     });
 }
 
-/// A channel of a hue, by the formula of [`shift_hue`]; `k` is from 0 to below 12.
+/// A channel of a hue, by the formula of [`shift_hue`]; `k` is `n + h` there, from 0 to below 12.
 #[inline(always)]
 fn hue_channel(k: f32, value: f32, chroma: f32) -> f32 {
     let k = if k >= 6.0 { k - 6.0 } else { k };
-    let fall = 4.0 - k;
-    value - chroma * clamp_unit(if k < fall { k } else { fall })
+    let mirrored = 4.0 - k;
+    value - chroma * clamp_unit(if k < mirrored { k } else { mirrored })
 }
 
 /// Interleaves planes into pixels and normalises them.
 #[inline(always)]
 fn interleave(planes: &[f32], normalisation: &[[f32; 2]; 3], out: &mut [f32]) {
     let count = planes.len() / 3;
-    let (red, rest) = planes.split_at(count);
-    let (green, blue) = rest.split_at(count);
+    let (red, green_blue) = planes.split_at(count);
+    let (green, blue) = green_blue.split_at(count);
     let [[red_scale, red_shift], [green_scale, green_shift], [blue_scale, blue_shift]] = *normalisation;
     let pixels = out.as_chunks_mut::<3>().0;
     for (((pixel, r), g), b) in pixels.iter_mut().zip(red).zip(green).zip(blue) {
@@ -449,13 +462,14 @@ mod tests {
     use super::*;
     use trueshot_nn::Isa;
 
+    /// An image of blocks of 9 x 7 pixels of one colour each, with noise.
     fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
         let mut rng = Rng::new(3, Purpose::Items, 0);
-        // Blocks of colour: saturated hues, and neighbours that are alike.
         let mut pixels = vec![0; width * height * channels.count()];
-        for (place, value) in pixels.iter_mut().enumerate() {
-            let (x, y) = (place / channels.count() % width, place / channels.count() / width);
-            let block = (x / 9 * 31 + y / 7 * 17 + place % channels.count() * 101) % 256;
+        for (index, value) in pixels.iter_mut().enumerate() {
+            let (pixel, channel) = (index / channels.count(), index % channels.count());
+            let (x, y) = (pixel % width, pixel / width);
+            let block = (x / 9 * 31 + y / 7 * 17 + channel * 101) % 256;
             *value = (block / 2 + rng.below(128)) as u8;
         }
         DecodedImage::new(width, height, channels, pixels)
@@ -467,7 +481,7 @@ mod tests {
         out
     }
 
-    /// The same in f64, pixel by pixel, as torchvision's documentation describes it.
+    /// What [`augmented`] returns, computed in f64, pixel by pixel, as torchvision's documentation describes it.
     fn reference(image: &DecodedImage, drawn: &DrawnAugmentation, to: &Preprocessing) -> Vec<f64> {
         let size = to.size;
         let axis = |length: usize| {
@@ -477,15 +491,15 @@ mod tests {
         };
         let (columns, rows) = (axis(drawn.width), axis(drawn.height));
         let mut reference = vec![[0.0; 3]; size * size];
-        for (place, pixel) in reference.iter_mut().enumerate() {
-            let (x, y) = (place % size, place / size);
+        for (index, pixel) in reference.iter_mut().enumerate() {
+            let (x, y) = (index % size, index / size);
             let ((left, across), (top, down)) =
                 (columns.output(if drawn.flip { size - 1 - x } else { x }), rows.output(y));
             for (dy, weight_y) in down.iter().enumerate() {
                 for (dx, weight_x) in across.iter().enumerate() {
-                    let place = (drawn.top + top + dy) * image.width + drawn.left + left + dx;
+                    let source = (drawn.top + top + dy) * image.width + drawn.left + left + dx;
                     for (channel, sum) in pixel.iter_mut().enumerate() {
-                        let value = f64::from(image.pixels[place * 3 + channel]) / 255.0;
+                        let value = f64::from(image.pixels[source * 3 + channel]) / 255.0;
                         *sum += f64::from(*weight_x) * f64::from(*weight_y) * value;
                     }
                 }
@@ -504,11 +518,11 @@ mod tests {
         let grey = |p: &[f64; 3]| 0.2989 * p[0] + 0.587 * p[1] + 0.114 * p[2];
         let mean = image.iter().map(grey).sum::<f64>() / image.len() as f64;
         for pixel in image {
-            let own = grey(pixel);
+            let own_grey = grey(pixel);
             *pixel = match jitter {
                 Jitter::Brightness(f) => pixel.map(|v| v * f64::from(f)),
                 Jitter::Contrast(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * mean),
-                Jitter::Saturation(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * own),
+                Jitter::Saturation(f) => pixel.map(|v| f64::from(f) * v + (1.0 - f64::from(f)) * own_grey),
                 Jitter::Hue(shift) => reference_hue_shift(*pixel, f64::from(shift) / 6.0),
             }
             .map(|value| value.clamp(0.0, 1.0));
@@ -522,10 +536,12 @@ mod tests {
         if chroma == 0.0 {
             return [r, g, b];
         }
-        let sixths = match value {
-            _ if value == r => (g - b) / chroma,
-            _ if value == g => (b - r) / chroma + 2.0,
-            _ => (r - g) / chroma + 4.0,
+        let sixths = if value == r {
+            (g - b) / chroma
+        } else if value == g {
+            (b - r) / chroma + 2.0
+        } else {
+            (r - g) / chroma + 4.0
         };
         let hue = (sixths / 6.0 + shift).rem_euclid(1.0) * 6.0;
         let (sector, part) = (hue.floor() as usize % 6, hue - hue.floor());
@@ -534,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fused_passes_do_what_the_plain_ones_do() {
+    fn augmentation_agrees_with_the_reference() {
         let augmentation = Augmentation { hue: 0.5, brightness: 0.6, contrast: 0.6, ..Default::default() };
         for (number, (width, height, size)) in
             [(84, 84, 84), (100, 60, 84), (32, 32, 32), (20, 33, 28), (150, 90, 33)].into_iter().enumerate()
@@ -543,9 +559,9 @@ mod tests {
             let to = Preprocessing::colour(size);
             for copy in 0..8 {
                 let drawn = augmentation.draw(number as u64, 5, copy, width, height);
-                let found = augmented(&image, &drawn, &to);
-                for (found, expected) in found.iter().zip(reference(&image, &drawn, &to)) {
-                    assert!((f64::from(*found) - expected).abs() < 2e-4, "{found} {expected} {drawn:?}");
+                let values = augmented(&image, &drawn, &to);
+                for (value, expected) in values.iter().zip(reference(&image, &drawn, &to)) {
+                    assert!((f64::from(*value) - expected).abs() < 2e-4, "{value} {expected} {drawn:?}");
                 }
             }
         }
@@ -556,14 +572,14 @@ mod tests {
         let image = image(61, 50, Channels::Colour);
         let to = Preprocessing::colour(33);
         let drawn = Augmentation::default().draw(1, 2, 3, 61, 50);
-        let plain = Isa::Portable.scope(|| augmented(&image, &drawn, &to));
+        let portable = Isa::Portable.scope(|| augmented(&image, &drawn, &to));
         for isa in Isa::usable() {
-            assert_eq!(isa.scope(|| augmented(&image, &drawn, &to)), plain, "{isa:?}");
+            assert_eq!(isa.scope(|| augmented(&image, &drawn, &to)), portable, "{isa:?}");
         }
     }
 
     #[test]
-    fn no_change_is_normalising() {
+    fn identity_parameters_only_normalise() {
         for channels in [Channels::Grey, Channels::Colour] {
             let image = image(28, 28, channels);
             let to = match channels {
@@ -572,13 +588,13 @@ mod tests {
             };
             let mut expected = vec![0.0; to.input_len()];
             to.normalise(&image, &mut expected);
-            let found = augmented(&image, &DrawnAugmentation::identity(28, 28), &to);
-            assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
+            let values = augmented(&image, &DrawnAugmentation::identity(28, 28), &to);
+            assert!(values.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5));
         }
     }
 
     #[test]
-    fn a_change_depends_on_seed_picture_and_copy_and_on_nothing_else() {
+    fn parameters_depend_on_seed_image_and_copy_only() {
         let draw = |seed, image, copy| Augmentation::default().draw(seed, image, copy, 84, 84);
         assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
         assert!([draw(0, 2, 3), draw(1, 0, 3), draw(1, 2, 0)].iter().all(|other| *other != draw(1, 2, 3)));
@@ -601,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strip_that_no_crop_fits_is_cropped_in_the_middle() {
+    fn a_strip_that_is_too_narrow_for_any_crop_is_cropped_in_the_middle() {
         let drawn = Augmentation::default().draw(0, 0, 0, 200, 20);
         assert_eq!((drawn.left, drawn.top, drawn.width, drawn.height), (86, 0, 27, 20));
         let drawn = Augmentation::default().draw(0, 0, 0, 1, 1);
@@ -625,7 +641,7 @@ mod tests {
                 }
                 best = best.min(start.elapsed().as_secs_f64() / 100.0);
             }
-            println!("{size} px: {:.4} ms a picture", best * 1e3);
+            println!("{size} px: {:.4} ms per image", best * 1e3);
         }
     }
 }

@@ -154,6 +154,7 @@ impl Backbone {
         onnx::check(bytes, Path::new(name))
     }
 
+    /// Makes a backbone of an opened ONNX model. The name of the backbone is made from the stem of `path`.
     fn from_opened(opened: onnx::OnnxModel, path: &Path) -> Result<Self> {
         let onnx::OnnxModel { network, preprocessing, differences, output, hash, warning } = opened;
         let (stem, size) = (file_stem(path), preprocessing.size);
@@ -173,14 +174,14 @@ impl Backbone {
         let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
         let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
         check_options(options, is_efficientnet)?;
-        let usual = read_preprocessing_notes(tensors, architecture)?;
+        let from_file = read_preprocessing_notes(tensors, architecture)?;
         let preprocessing = Preprocessing {
-            size: options.size.unwrap_or(usual.size),
-            fit: options.fit.unwrap_or(usual.fit),
-            resampling: options.resampling.unwrap_or(usual.resampling),
-            ..usual.clone()
+            size: options.size.unwrap_or(from_file.size),
+            fit: options.fit.unwrap_or(from_file.fit),
+            resampling: options.resampling.unwrap_or(from_file.resampling),
+            ..from_file.clone()
         };
-        let differences = preprocessing.differences(&usual);
+        let differences = preprocessing.differences(&from_file);
         if is_efficientnet {
             return Self::efficientnet(tensors, name, preprocessing, &differences);
         }
@@ -269,6 +270,7 @@ impl Backbone {
         self.start_on_device(name, move || gpu.open())
     }
 
+    /// [`Self::start_on_gpu`] for any function that opens a GPU; `name` is the name of the GPU.
     #[cfg(feature = "cuda")]
     pub(crate) fn start_on_device(
         &mut self,
@@ -282,6 +284,7 @@ impl Backbone {
         Ok(())
     }
 
+    /// The parameters for a GPU; an error for a network that runs on the CPU only.
     #[cfg(feature = "cuda")]
     fn movable_parameters(&self) -> Result<&Parameters> {
         self.parameters.as_ref().ok_or_else(|| {
@@ -406,7 +409,7 @@ impl Backbone {
         self.network.is_costly()
     }
 
-    /// The queue of a network on a GPU.
+    /// The queue of a network on a GPU; `None` on the CPU.
     pub(crate) fn queue(&self) -> Option<&BatchQueue> {
         self.network.queue()
     }
@@ -417,10 +420,12 @@ impl Backbone {
     }
 }
 
+/// Whether a file has an extension, in upper or lower case.
 fn has_extension(path: &Path, wanted: &str) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(wanted))
 }
 
+/// The name of a file without its extension.
 fn file_stem(path: &Path) -> String {
     path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
 }
@@ -442,13 +447,13 @@ const IMAGE_SIZE: &str = "the image size";
 
 /// Refuses options that the file of a Conv4 or EfficientNet-Lite0 defines.
 fn check_options(options: &BackboneOptions, is_efficientnet: bool) -> Result<()> {
-    let given = [
+    let refused = [
         ("the mean", options.mean.is_some()),
         ("the standard deviation", options.std.is_some()),
         ("the output", options.output.is_some()),
         (IMAGE_SIZE, options.size.is_some() && !is_efficientnet),
     ];
-    let Some((what, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
+    let Some((what, _)) = refused.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
     let allowed = match what {
         IMAGE_SIZE => format!(
             "for {EFFICIENTNET_ARCHITECTURE} and ONNX models only, because the file of this backbone defines it"
@@ -496,10 +501,11 @@ pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Resul
     let channels = match mean.len() {
         1 => Channels::Grey,
         3 => Channels::Colour,
-        other => return Err(bad(format!("its metadata 'mean' has {other} numbers; expected 1 or 3"))),
+        count => return Err(bad(format!("its metadata 'mean' has {count} numbers; expected 1 or 3"))),
     };
     let size = note("input_size")?;
     let size = size.trim().parse().map_err(|_| bad(format!("its metadata 'input_size' is '{size}'")))?;
+    // The range of a Conv4. That of an EfficientNet-Lite0 is smaller, and is checked by `Backbone::efficientnet`.
     if !(Shape { size, channels: channels.count() }).is_possible() {
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
         return Err(bad(format!("its metadata 'input_size' is {size}; allowed: {least} to {most}")));
@@ -507,9 +513,9 @@ pub(crate) fn read_preprocessing_notes(tensors: &Tensors, wanted: &str) -> Resul
     let resampling = match tensors.note("resampling") {
         None | Some("bilinear") => Resampling::Bilinear,
         Some("bicubic") => Resampling::Bicubic,
-        Some(other) => {
+        Some(unknown) => {
             return Err(bad(format!(
-                "its metadata 'resampling' is '{other}'; supported: bilinear and bicubic"
+                "its metadata 'resampling' is '{unknown}'; supported: bilinear and bicubic"
             )));
         }
     };

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use crate::error::Unreadable;
 
-/// The most bytes of images in the queue, if that is at least two batches.
+/// The most bytes of images in the queue, unless two batches are more: then two batches are allowed.
 const MAX_WAITING_BYTES: usize = 256 << 20;
 
 /// Why a device has failed and embeds nothing more.
@@ -71,9 +71,9 @@ pub struct BatchQueue {
 /// What the callers and the thread of the queue share.
 struct Shared {
     state: Mutex<QueueState>,
-    /// An image was submitted, or a row is waited for, or the queue ends.
+    /// Wakes the thread of the queue: the queue has a full batch, a thread waits for a row, or the queue is dropped.
     submitted: Condvar,
-    /// A batch was taken from the queue or is finished.
+    /// Wakes the callers: a batch was taken from the queue, or its rows are finished.
     taken: Condvar,
 }
 
@@ -138,10 +138,10 @@ impl BatchQueue {
     /// If the length of the image is not [`BatchShape::image_len`].
     pub fn submit(&self, image: Vec<u8>) -> PendingRow {
         assert_eq!(image.len(), self.shape.image_len, "bytes of an image");
-        let most = (MAX_WAITING_BYTES / self.shape.image_len).max(2 * self.shape.batch);
+        let max_waiting = (MAX_WAITING_BYTES / self.shape.image_len).max(2 * self.shape.batch);
         let row = Arc::new(Slot::new());
         let mut state = self.shared.state();
-        while state.waiting.len() >= most && state.failure.is_none() {
+        while state.waiting.len() >= max_waiting && state.failure.is_none() {
             state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let number = state.submitted;
@@ -190,20 +190,23 @@ impl PendingRow {
             state = self.shared.taken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
+        // Without a copy, unless the thread of the queue still holds its reference to the slot.
         match Arc::try_unwrap(self.row) {
-            Ok(row) => row.into_inner().expect("the row has appeared"),
-            Err(shared) => shared.get().cloned().expect("the row has appeared"),
+            Ok(slot) => slot.into_inner().expect("the slot has been filled"),
+            Err(slot) => slot.get().cloned().expect("the slot has been filled"),
         }
     }
 }
 
 impl DeviceFailure {
+    /// The failure as the result of an image.
     fn unreadable(&self) -> Unreadable {
         Unreadable::Network(self.message.clone())
     }
 }
 
 impl Shared {
+    /// Locks the state. Ignores poisoning: a thread that panicked left the state consistent.
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,7 +234,7 @@ impl Worker {
                 Err(failure) => Err(failure.clone()),
             };
             let outcome = outcome.and_then(|rows| self.check_length(rows, batch.len()));
-            // Set before a thread that waits for a row can ask for it.
+            // The failure is set before the rows: a thread that gets an error as its row may ask for it at once.
             if let Err(failure) = &outcome {
                 self.fail(failure.clone());
                 opened = Err(failure.clone());
@@ -263,26 +266,24 @@ impl Worker {
 
     /// Checks that a batch of this number of images has resulted in one row per image.
     fn check_length(&self, rows: Vec<f32>, images: usize) -> Result<Vec<f32>, DeviceFailure> {
-        match rows.len() == images * self.shape.dim {
-            true => Ok(rows),
-            false => {
-                let dim = self.shape.dim;
-                Err(broken(format!("{} numbers for {images} images of {dim} numbers each", rows.len())))
-            }
+        let dim = self.shape.dim;
+        if rows.len() != images * dim {
+            return Err(broken(format!("{} numbers for {images} images of {dim} numbers each", rows.len())));
         }
+        Ok(rows)
     }
 
     /// Gives each image of a batch its row, or the failure, and wakes the threads that wait.
     fn answer(&self, batch: &[Request], outcome: &Result<Vec<f32>, DeviceFailure>) {
-        for (number, request) in batch.iter().enumerate() {
+        for (index, request) in batch.iter().enumerate() {
             let row = match outcome {
-                Ok(rows) => Ok(rows[number * self.shape.dim..][..self.shape.dim].to_vec()),
+                Ok(rows) => Ok(rows[index * self.shape.dim..][..self.shape.dim].to_vec()),
                 Err(failure) => Err(failure.unreadable()),
             };
             // Each request is in one batch only, so its slot is empty.
             let _ = request.row.set(row);
         }
-        // Takes the lock so that no thread is between its check of the slot and its wait.
+        // With the lock no thread is between its check of the slot and its wait, where it would miss the notification.
         let _state = self.shared.state();
         self.shared.taken.notify_all();
     }
@@ -303,10 +304,10 @@ fn caught<T>(work: impl FnOnce() -> Result<T, DeviceFailure>) -> Result<T, Devic
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| panicked())
 }
 
-/// The failure for something that should not happen.
-fn broken(what: String) -> DeviceFailure {
+/// The failure for a problem that should not happen.
+fn broken(problem: String) -> DeviceFailure {
     let hint = "use the CPU, and report this as a bug in trueshot".into();
-    DeviceFailure { message: format!("embedding on the GPU failed: {what}"), hint }
+    DeviceFailure { message: format!("embedding on the GPU failed: {problem}"), hint }
 }
 
 #[cfg(test)]

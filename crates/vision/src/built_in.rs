@@ -48,6 +48,9 @@ pub fn omniglot_tranfs() -> Result<Model> {
 }
 
 /// Embeds drawings on all threads. Returns `[drawing, dim]`.
+///
+/// # Panics
+/// If the network fails, which Conv4 and EfficientNet-Lite0 do not.
 pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let mut features = vec![0.0; drawings.len() * backbone.dim()];
     let blocks = drawings
@@ -56,8 +59,8 @@ pub fn embed_drawings(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     blocks.for_each_init(
         || backbone.session(),
         |session, (drawings, out)| {
-            let embedded = session.embed(&network_inputs(backbone, drawings), out);
-            embedded.expect("networks of our own do not fail");
+            let outcome = session.embed(&network_inputs(backbone, drawings), out);
+            outcome.expect("a Conv4 or EfficientNet-Lite0 does not fail");
         },
     );
     features
@@ -68,6 +71,7 @@ fn network_inputs(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let to = backbone.preprocessing();
     let mut inputs = vec![0.0; drawings.len() * to.input_len()];
     for (drawing, input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
+        // Resized as for training without augmentation.
         to.normalise(&resize_for_training(drawing.to_image(to.channels), to, false), input);
     }
     inputs

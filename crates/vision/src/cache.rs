@@ -1,21 +1,21 @@
 //! The cache of embeddings on disk, keyed by backbone and by the contents of the image. Start with [`EmbeddingCache`],
 //! which [`Embedder`](crate::Embedder) uses.
 //!
-//! Each backbone with its preprocessing has a folder, named by a hash of its identity. New rows (the embeddings of
-//! single images, with what was measured about them) are collected in memory and then written as a *pack*, a file of
-//! many rows. A pack is written whole and never changed, so any number of programs can share the folder without locks.
-//! Every row has a checksum and is used only if it matches. Problems of the cache are not errors: rows that cannot be
-//! read are computed again, and rows that cannot be written are not kept. When all packs together are too large, the
-//! least recently used ones are removed.
+//! Each backbone with its preprocessing has a folder, named by a hash of its identity. A *record* is what is stored
+//! about one image: its embedding and its measures. New records are collected in memory and then written as a *pack*, a
+//! file of many records. A pack is written whole and never changed, so any number of programs can share the folder
+//! without locks. Every record has a checksum and is used only if the checksum matches. Problems of the cache are not
+//! errors: the caller computes embeddings again whose records cannot be read, and records that cannot be written are
+//! dropped. When all packs together are too large, the least recently used ones are removed.
 //!
-//! A pack, integers and floats little-endian:
+//! A pack, integers and floats little-endian; first the index of all records, then all records in the same order:
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 8 | `trucach2` |
-//! | 4, 4 | the length of an embedding, the number of rows |
-//! | per row: 32, 8 | the hash of the image's contents, the checksum of the hash and the row |
-//! | per row: 4 per value, then [`ImageMeasures::BYTES`] | the embedding as f32, the measures of the image |
+//! | 4, 4 | the length of an embedding, the number of records |
+//! | index, per record: 32, 8 | the hash of the image's contents (the key), the checksum of key and record |
+//! | per record: 4 per value, then [`ImageMeasures::BYTES`] | the embedding as f32, the measures of the image |
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ use trueshot::audit::ImageMeasures;
 const MAGIC: &[u8; 8] = b"trucach2";
 /// The first two lines of the table above.
 const HEADER_BYTES: u64 = 16;
-/// Hash and checksum of one row.
+/// Key and checksum of one record, in the index of a pack.
 const ENTRY_BYTES: u64 = 40;
 /// The most bytes of all packs: some 170,000 images with embeddings of 1,280 numbers.
 const MAX_BYTES: u64 = 1 << 30;
@@ -92,15 +92,16 @@ pub struct EmbeddingCache {
 struct CacheState {
     /// The packs of this backbone, open for reading.
     packs: Vec<File>,
-    /// Where the row of each image is.
-    rows: HashMap<ContentHash, RowLocation>,
-    /// Rows that are not written yet.
+    /// Where the record of each image is.
+    records: HashMap<ContentHash, RecordLocation>,
+    /// Records that are not written yet.
     pending: Vec<(ContentHash, CachedImage)>,
-    /// Why the last pack could not be written.
+    /// The last reason why a pack could not be written. It stays when later packs are written: the embeddings of the
+    /// earlier pack were not kept, and the caller reports that at the end.
     problem: Option<String>,
 }
 
-/// What is stored about an image.
+/// The record of an image: what is stored about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CachedImage {
     /// The embedding.
@@ -109,18 +110,18 @@ pub struct CachedImage {
     pub measures: ImageMeasures,
 }
 
-/// Where a row is.
+/// Where a record is.
 #[derive(Clone, Copy)]
-enum RowLocation {
-    /// In the list of rows that are not written yet, at this index.
+enum RecordLocation {
+    /// In the list of records that are not written yet, at this index.
     Pending(usize),
-    /// In the pack of this index in the list of packs, from this byte on.
+    /// In the pack with this index in the list of packs, from the byte `offset` on.
     Packed { pack: usize, offset: u64, checksum: [u8; 8] },
 }
 
 impl EmbeddingCache {
     /// Opens the cache in the folder `root` for a backbone with this [identity](crate::Backbone::identity) and
-    /// embeddings of length `dim`, and lists its rows. The folder need not exist.
+    /// embeddings of length `dim`, and lists its records. The folder need not exist.
     pub fn open(root: &Path, identity: &str, dim: usize) -> Self {
         let folder = root.join(folder_name(identity));
         let cache = EmbeddingCache {
@@ -131,7 +132,7 @@ impl EmbeddingCache {
             state: Mutex::new(CacheState::default()),
         };
         let is_small =
-            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.len() < SMALL_PACK_BYTES);
+            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() < SMALL_PACK_BYTES);
         let small: Vec<PathBuf> = cache.packs().into_iter().filter(is_small).collect();
         if small.len() > MAX_SMALL_PACKS {
             cache.merge(&small);
@@ -149,48 +150,50 @@ impl EmbeddingCache {
         self
     }
 
-    /// The row and the measures of an image, if they are stored and intact; otherwise the caller computes them.
+    /// The embedding and the measures of an image, if they are stored and intact; otherwise the caller computes them.
     pub fn get(&self, key: &ContentHash) -> Option<CachedImage> {
         let mut state = self.state();
-        let (pack, offset, checksum) = match *state.rows.get(key)? {
-            RowLocation::Pending(number) => return Some(state.pending[number].1.clone()),
-            RowLocation::Packed { pack, offset, checksum } => (pack, offset, checksum),
+        let (pack, offset, checksum) = match *state.records.get(key)? {
+            RecordLocation::Pending(index) => return Some(state.pending[index].1.clone()),
+            RecordLocation::Packed { pack, offset, checksum } => (pack, offset, checksum),
         };
-        let bytes = read_bytes(&mut state.packs[pack], offset, self.dim);
+        let record = read_record(&mut state.packs[pack], offset, self.dim);
         drop(state);
-        let image = decode(&bytes.filter(|bytes| checksum_of(key, bytes) == checksum)?, self.dim)?;
+        let image = decode(&record.filter(|record| checksum_of(key, record) == checksum)?, self.dim)?;
+        // The checksum does not exclude NaN: `put` does not check the values.
         image.row.iter().all(|value| value.is_finite()).then_some(image)
     }
 
-    /// Stores the row and the measures of an image, in memory until the next [`flush`](Self::flush).
+    /// Stores the embedding and the measures of an image, in memory until the next [`flush`](Self::flush).
     ///
     /// # Panics
-    /// If the length of the row is not the dimension of the backbone.
+    /// If the length of the embedding is not the dimension of the backbone.
     pub fn put(&self, key: ContentHash, image: CachedImage) {
         assert_eq!(image.row.len(), self.dim, "numbers of an embedding");
         let mut state = self.state();
-        let number = state.pending.len();
-        state.rows.insert(key, RowLocation::Pending(number));
+        let index = state.pending.len();
+        state.records.insert(key, RecordLocation::Pending(index));
         state.pending.push((key, image));
     }
 
-    /// Writes the collected rows if they are enough for a pack.
+    /// Writes the collected records if they are enough for a pack.
     pub fn flush_if_large(&self) {
         if self.state().pending.len() * self.dim >= MAX_PENDING_VALUES {
             self.flush();
         }
     }
 
-    /// Writes the collected rows as a pack, then removes the least recently used packs beyond the limit.
+    /// Writes the collected records as a pack, then removes the least recently used packs beyond the limit.
     pub fn flush(&self) {
         let mut state = self.state();
         let pending = std::mem::take(&mut state.pending);
         if pending.is_empty() {
             return;
         }
-        // They are found again in the pack. If it cannot be written, they are forgotten.
+        // `index_pack` adds these records again, at their locations in the pack. If the pack cannot be written, they
+        // are lost.
         for (key, _) in &pending {
-            state.rows.remove(key);
+            state.records.remove(key);
         }
         match self.write(&pending) {
             Ok(path) => {
@@ -201,13 +204,13 @@ impl EmbeddingCache {
         }
     }
 
-    /// Writes the collected rows; returns why embeddings could not be kept, if so.
+    /// Writes the collected records, and returns [`problem`](Self::problem).
     pub fn finish(&self) -> Option<String> {
         self.flush();
         self.problem()
     }
 
-    /// Why embeddings could not be kept, if so.
+    /// Why embeddings could not be written since the cache was opened; `None` if all were written.
     pub fn problem(&self) -> Option<String> {
         self.state().problem.clone()
     }
@@ -217,11 +220,12 @@ impl EmbeddingCache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The paths of the packs of this backbone.
     fn packs(&self) -> Vec<PathBuf> {
         packs_in(&self.folder)
     }
 
-    /// Adds the rows of a pack to the index; removes a file that is not a valid pack.
+    /// Adds the records of a pack to those that can be read; removes a file that is not a valid pack.
     fn index_pack(&self, state: &mut CacheState, path: &Path) {
         let Ok(mut file) = File::open(path) else { return };
         let Some(entries) = read_entries(&mut file, self.dim) else {
@@ -229,10 +233,10 @@ impl EmbeddingCache {
             return;
         };
         let pack = state.packs.len();
-        let rows = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
-        for (number, (key, checksum)) in entries.into_iter().enumerate() {
-            let offset = rows + (number * row_bytes(self.dim)) as u64;
-            state.rows.insert(key, RowLocation::Packed { pack, offset, checksum });
+        let first_record = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
+        for (index, (key, checksum)) in entries.into_iter().enumerate() {
+            let offset = first_record + (index * record_bytes(self.dim)) as u64;
+            state.records.insert(key, RecordLocation::Packed { pack, offset, checksum });
         }
         state.packs.push(file);
         // Marks the pack as recently used. In a read-only folder this does nothing.
@@ -242,43 +246,46 @@ impl EmbeddingCache {
     /// Writes a pack, named by the hash of its bytes, and returns its path, or why it could not be written.
     fn write(&self, images: &[(ContentHash, CachedImage)]) -> Result<PathBuf, String> {
         std::fs::create_dir_all(&self.folder).map_err(|error| error.to_string())?;
-        let rows: Vec<(&ContentHash, Vec<u8>)> =
+        let records: Vec<(&ContentHash, Vec<u8>)> =
             images.iter().map(|(key, image)| (key, encode(image))).collect();
-        let row_and_entry = ENTRY_BYTES as usize + row_bytes(self.dim);
-        let mut bytes = Vec::with_capacity(rows.len() * row_and_entry + HEADER_BYTES as usize);
+        let entry_and_record = ENTRY_BYTES as usize + record_bytes(self.dim);
+        let mut bytes = Vec::with_capacity(records.len() * entry_and_record + HEADER_BYTES as usize);
         bytes.extend(MAGIC);
         bytes.extend((self.dim as u32).to_le_bytes());
-        bytes.extend((rows.len() as u32).to_le_bytes());
-        for (key, row) in &rows {
+        bytes.extend((records.len() as u32).to_le_bytes());
+        for (key, record) in &records {
             bytes.extend(*key);
-            bytes.extend(checksum_of(key, row));
+            bytes.extend(checksum_of(key, record));
         }
-        rows.iter().for_each(|(_, row)| bytes.extend(row));
+        records.iter().for_each(|(_, record)| bytes.extend(record));
         let name = format!("{}.rows", &blake3::hash(&bytes).to_hex()[..32]);
         let path = self.folder.join(name);
         write_atomically(&path, |out| out.write_all(&bytes)).map_err(|error| error.to_string())?;
         Ok(path)
     }
 
-    /// Writes the rows of some packs as one pack, and removes these packs.
+    /// Writes the intact records of some packs as one pack, and removes these packs.
     fn merge(&self, packs: &[PathBuf]) {
-        let mut rows = HashMap::new();
+        let mut images = HashMap::new();
         for path in packs {
             let Ok(mut file) = File::open(path) else { continue };
             let Some(entries) = read_entries(&mut file, self.dim) else { continue };
-            let start = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
-            for (number, (key, checksum)) in entries.into_iter().enumerate() {
-                let offset = start + (number * row_bytes(self.dim)) as u64;
-                let bytes = read_bytes(&mut file, offset, self.dim);
-                let bytes = bytes.filter(|bytes| checksum_of(&key, bytes) == checksum);
-                if let Some(image) = bytes.and_then(|bytes| decode(&bytes, self.dim)) {
-                    rows.insert(key, image);
+            let first_record = HEADER_BYTES + ENTRY_BYTES * entries.len() as u64;
+            for (index, (key, checksum)) in entries.into_iter().enumerate() {
+                let offset = first_record + (index * record_bytes(self.dim)) as u64;
+                let record = read_record(&mut file, offset, self.dim);
+                let record = record.filter(|record| checksum_of(&key, record) == checksum);
+                if let Some(image) = record.and_then(|record| decode(&record, self.dim)) {
+                    images.insert(key, image);
                 }
             }
         }
-        let mut rows: Vec<(ContentHash, CachedImage)> = rows.into_iter().collect();
-        rows.sort_by_key(|(key, _)| *key);
-        let Ok(merged) = self.write(&rows) else { return };
+        let mut images: Vec<(ContentHash, CachedImage)> = images.into_iter().collect();
+        // A pack is named by the hash of its bytes. In a fixed order of records, programs that merge the same packs at
+        // the same time write the same file rather than several copies.
+        images.sort_by_key(|(key, _)| *key);
+        let Ok(merged) = self.write(&images) else { return };
+        // The merged pack is one of the given ones, with the same name, if that one contained all intact records.
         for path in packs.iter().filter(|path| **path != merged) {
             let _ = std::fs::remove_file(path);
         }
@@ -289,10 +296,11 @@ impl EmbeddingCache {
     fn prune(&self, newest: &Path) {
         let folders = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
         let packs = folders.flat_map(|folder| packs_in(&folder.path())).filter_map(|path| {
-            let found = std::fs::metadata(&path).ok()?;
-            Some((found.modified().ok()?, found.len(), path))
+            let metadata = std::fs::metadata(&path).ok()?;
+            Some((metadata.modified().ok()?, metadata.len(), path))
         });
         let mut packs: Vec<(SystemTime, u64, PathBuf)> = packs.collect();
+        // By time: the least recently used first.
         packs.sort();
         let mut total: u64 = packs.iter().map(|(_, length, _)| length).sum();
         for (_, length, path) in packs {
@@ -313,7 +321,7 @@ impl Drop for EmbeddingCache {
 }
 
 /// The name of the folder of a backbone. It contains a version of decoding and resizing (the 2 in `pictures/2`). When
-/// one of these changes its results, the version must change: old and new rows must not mix.
+/// one of these changes its results, the version must change: old and new embeddings must not mix.
 fn folder_name(identity: &str) -> String {
     blake3::hash(format!("pictures/2 {identity}").as_bytes()).to_hex()[..16].to_owned()
 }
@@ -327,12 +335,12 @@ fn packs_in(folder: &Path) -> Vec<PathBuf> {
     packs
 }
 
-/// The bytes of a row of `dim` values and the measures of its image.
-fn row_bytes(dim: usize) -> usize {
+/// The bytes of a record with an embedding of `dim` values, each an f32 of 4 bytes.
+fn record_bytes(dim: usize) -> usize {
     dim * 4 + ImageMeasures::BYTES
 }
 
-/// A row as it is stored in a pack.
+/// A record as it is stored in a pack.
 fn encode(image: &CachedImage) -> Vec<u8> {
     let mut bytes: Vec<u8> = image.row.iter().flat_map(|value| value.to_le_bytes()).collect();
     bytes.extend(image.measures.to_bytes());
@@ -346,25 +354,26 @@ fn decode(bytes: &[u8], dim: usize) -> Option<CachedImage> {
     Some(CachedImage { row, measures: ImageMeasures::from_bytes(measures)? })
 }
 
-/// The checksum of a stored row: the first 8 bytes of the BLAKE3 hash of its key and its bytes.
-fn checksum_of(key: &ContentHash, row: &[u8]) -> [u8; 8] {
+/// The checksum of a stored record: the first 8 bytes of the BLAKE3 hash of its key and its bytes.
+fn checksum_of(key: &ContentHash, record: &[u8]) -> [u8; 8] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(key);
-    hasher.update(row);
+    hasher.update(record);
     let mut checksum = [0; 8];
     checksum.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
     checksum
 }
 
-/// The keys and checksums of a pack; `None` if it is not a pack of rows of length `dim` or is truncated.
+/// The keys and checksums in the index of a pack, in the order of its records; `None` if the file is truncated or is
+/// not a pack of embeddings of length `dim`.
 fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8])>> {
     let length = file.metadata().ok()?.len();
     let mut header = [0; HEADER_BYTES as usize];
     file.read_exact(&mut header).ok()?;
-    let number = |place: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[place + byte]));
-    let (found, count) = (u64::from(number(8)), u64::from(number(12)));
-    let whole = HEADER_BYTES + count * ENTRY_BYTES + count * row_bytes(dim) as u64;
-    if &header[..8] != MAGIC || found != dim as u64 || whole != length {
+    let number_at = |start: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[start + byte]));
+    let (stored_dim, count) = (u64::from(number_at(8)), u64::from(number_at(12)));
+    let expected_length = HEADER_BYTES + count * ENTRY_BYTES + count * record_bytes(dim) as u64;
+    if &header[..8] != MAGIC || stored_dim != dim as u64 || expected_length != length {
         return None;
     }
     let mut entries = vec![0; (count * ENTRY_BYTES) as usize];
@@ -378,9 +387,9 @@ fn read_entries(file: &mut File, dim: usize) -> Option<Vec<(ContentHash, [u8; 8]
     Some(entries.as_chunks().0.iter().map(entry).collect())
 }
 
-/// The bytes of the stored row at an offset of a pack.
-fn read_bytes(file: &mut File, offset: u64, dim: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; row_bytes(dim)];
+/// The bytes of the record at an offset of a pack.
+fn read_record(file: &mut File, offset: u64, dim: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; record_bytes(dim)];
     file.seek(SeekFrom::Start(offset)).ok()?;
     file.read_exact(&mut bytes).ok()?;
     Some(bytes)
@@ -413,28 +422,31 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_pack_is_no_reason_to_fail() {
+    fn damaged_records_are_not_used_and_files_that_are_not_packs_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let cache = EmbeddingCache::open(root.path(), "a", 2);
         (0..4).for_each(|number| cache.put(key(number), image(&[f32::from(number), 1.0])));
         drop(cache);
         let path = packs_in(&root.path().join(folder_name("a"))).pop().unwrap();
-        let whole = std::fs::read(&path).unwrap();
-        for place in 0..whole.len() {
-            let mut damaged = whole.clone();
-            damaged[place] ^= 0x40;
+        let intact = std::fs::read(&path).unwrap();
+        for position in 0..intact.len() {
+            let mut damaged = intact.clone();
+            damaged[position] ^= 0x40;
             std::fs::write(&path, &damaged).unwrap();
             let cache = EmbeddingCache::open(root.path(), "a", 2);
-            let rows: Vec<Option<CachedImage>> = (0..4).map(|number| cache.get(&key(number))).collect();
-            for (number, row) in rows.iter().enumerate() {
-                assert!(row.is_none() || *row == Some(image(&[number as f32, 1.0])), "{place}: {row:?}");
+            let images: Vec<Option<CachedImage>> = (0..4).map(|number| cache.get(&key(number))).collect();
+            for (number, read) in images.iter().enumerate() {
+                assert!(
+                    read.is_none() || *read == Some(image(&[number as f32, 1.0])),
+                    "{position}: {read:?}"
+                );
             }
-            assert!(rows.iter().any(Option::is_none), "byte {place} is not watched over");
+            assert!(images.iter().any(Option::is_none), "damage of byte {position} is not noticed");
         }
-        for length in 0..whole.len() {
-            std::fs::write(&path, &whole[..length]).unwrap();
+        for length in 0..intact.len() {
+            std::fs::write(&path, &intact[..length]).unwrap();
             assert_eq!(EmbeddingCache::open(root.path(), "a", 2).get(&key(1)), None);
-            assert!(!path.exists(), "a pack that is none is removed");
+            assert!(!path.exists(), "a truncated pack is removed");
         }
     }
 
@@ -450,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_used_for_longest_makes_room() {
+    fn the_least_recently_used_pack_is_removed_first() {
         let root = tempfile::tempdir().unwrap();
         let pack = |backbone: &str, number: u8| {
             let cache = EmbeddingCache::open(root.path(), backbone, 100).with_limit(1000);
@@ -466,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_said_and_no_more() {
+    fn a_folder_that_cannot_be_written_is_a_problem_but_not_an_error() {
         let root = tempfile::NamedTempFile::new().unwrap();
         let cache = EmbeddingCache::open(root.path(), "a", 1);
         cache.put(key(1), image(&[1.0]));
@@ -476,14 +488,17 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_folder_is_where_the_system_keeps_such_things() {
-        let of = |pairs: &'static [(&'static str, &'static str)]| {
+    fn the_default_folder_is_in_the_cache_folder_of_the_user() {
+        let folder_with = |variables: &'static [(&'static str, &'static str)]| {
             default_folder(&|name| {
-                pairs.iter().find(|(key, _)| *key == name).map(|(_, path)| PathBuf::from(*path))
+                variables.iter().find(|(key, _)| *key == name).map(|(_, path)| PathBuf::from(*path))
             })
         };
-        assert_eq!(of(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/trueshot".into()));
-        assert_eq!(of(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]), Some("/h/.cache/trueshot".into()));
-        assert_eq!(of(&[]), None);
+        assert_eq!(folder_with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/trueshot".into()));
+        assert_eq!(
+            folder_with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]),
+            Some("/h/.cache/trueshot".into())
+        );
+        assert_eq!(folder_with(&[]), None);
     }
 }

@@ -71,6 +71,7 @@ impl Dataset {
         Self::new(images, items, classes, skipped)
     }
 
+    /// A data set of `images` with their names and classes, in the same order.
     fn new(
         images: Vec<DecodedImage>,
         items: Vec<String>,
@@ -95,6 +96,7 @@ impl Dataset {
         Self::new(images, items, classes, self.skipped)
     }
 
+    /// The name of the class of an image.
     fn class_name(&self, row: usize) -> &str {
         &self.labels.classes()[self.labels.labels()[row] as usize]
     }
@@ -134,7 +136,7 @@ impl Dataset {
         let (count, dim) = (self.images.len(), self.images.first().map_or(0, |first| first.pixels.len()));
         let mut bytes = Vec::with_capacity(count * dim * Precision::F16.size());
         for image in &self.images {
-            assert_eq!(image.pixels.len(), dim, "pictures of one size");
+            assert_eq!(image.pixels.len(), dim, "all images have the same size");
             bytes.extend(image.pixels.iter().flat_map(|&value| f16::from(value).to_le_bytes()));
         }
         let features = Features::new(Bytes::from(bytes), Precision::F16, count, dim);
@@ -151,10 +153,10 @@ impl Dataset {
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (row, image) in self.images.iter().enumerate() {
-            let size = [image.width, image.height, self.items[row].len()];
-            size.iter().for_each(|number| {
-                hasher.update(&(*number as u64).to_le_bytes());
-            });
+            // The lengths make it unambiguous where pixels and names end.
+            for length in [image.width, image.height, self.items[row].len()] {
+                hasher.update(&(length as u64).to_le_bytes());
+            }
             hasher.update(&image.pixels);
             hasher.update(self.items[row].as_bytes());
             hasher.update(&self.labels.labels()[row].to_le_bytes());

@@ -66,7 +66,8 @@ impl ImageHeader<'_> {
             }
             // A frame smaller than the image is decoded separately, with four bytes per pixel.
             ImageFormat::Gif => 4 * pixels,
-            // A second copy of the image, with four channels if it is CMYK, and the packed strip.
+            // A second copy of the image, and the packed strip. The copy of a CMYK image has four channels, although
+            // the decoded image has three.
             ImageFormat::Tiff => pixels * u64::from(self.color.bytes_per_pixel()) * 4 / 3 + length,
             ImageFormat::WebP => {
                 let tables = table_bytes(self.bytes, self.width, self.height);
@@ -123,7 +124,8 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
         }
         rest = after.get(usize::from(u16::from_be_bytes([*high, *low]))..).unwrap_or_default();
     }
-    // The decoder may understand markers that this function does not: assume four components of full size.
+    // The decoder may understand markers that this function does not: assume four components of full size. In 0x44 both
+    // factors are 4; equal factors mean full size.
     jpeg_samples(&[0, 0x44, 0].repeat(4), width, height) * 2
 }
 
@@ -133,20 +135,22 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
 fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     let factors =
         || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
-    let (across, down) = factors().fold((1, 1), |most, factor| (factor.0.max(most.0), factor.1.max(most.1)));
-    let blocks = u64::from(width).div_ceil(8 * across) * u64::from(height).div_ceil(8 * down);
-    factors().map(|(across, down)| blocks * across * down * 64).sum()
+    let (most_across, most_down) =
+        factors().fold((1, 1), |most, factor| (factor.0.max(most.0), factor.1.max(most.1)));
+    let areas = u64::from(width).div_ceil(8 * most_across) * u64::from(height).div_ceil(8 * most_down);
+    factors().map(|(across, down)| areas * across * down * 64).sum()
 }
 
 /// Bytes that the WebP decoder allocates per pixel besides the decoded image, by the first chunk of the file: lossy,
 /// lossless, or extended (with transparency or animation).
 fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
     match bytes.get(12..16) {
-        // Luminance, and two planes of a quarter of the size.
+        // One byte of luminance, and two planes of chroma of a quarter of the size: 1.5, rounded up.
         Some(b"VP8 ") => 2,
         // Four channels, and predictors of at most a byte per pixel.
         Some(b"VP8L") => 5,
-        // Canvas and frame of four channels each, planes as above, and transparency unpacked as four channels and one.
+        // Canvas and frame of four channels each; planes as of a lossy image; transparency, decoded like a lossless
+        // image and then copied to one channel.
         _ => 4 + 4 + 2 + 5 + 1,
     }
 }
@@ -156,6 +160,7 @@ fn webp_bytes_per_pixel(bytes: &[u8]) -> u64 {
 /// everywhere: after the letters and the length (8 bytes) come a tag of 3 bytes, a start code of 3, and 14 bits each of
 /// width and height.
 fn largest_webp_frame(bytes: &[u8]) -> u64 {
+    // The lowest 14 of the 16 bits at a position; the others are a scale for display.
     let side = |at: usize| {
         bytes.get(at..at + 2).map_or(0, |side| u64::from(u16::from_le_bytes([side[0], side[1]]) & 0x3fff))
     };
@@ -170,7 +175,8 @@ fn largest_webp_frame(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// A JPEG's markers up to its first scan, with chroma at a quarter of the size.
+    /// The markers of a JPEG up to its first scan, with two components of chroma at a quarter of the size. `frame` is
+    /// the marker of the frame, `in_first_scan` the number of components in the first scan.
     fn jpeg(frame: u8, in_first_scan: u8) -> Vec<u8> {
         let mut bytes = vec![0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, frame, 0, 17, 8, 0, 9, 0, 9, 3];
         bytes.extend([1, 0x22, 0, 2, 0x11, 0, 3, 0x11, 0]);
@@ -180,6 +186,7 @@ mod tests {
 
     #[test]
     fn only_jpegs_that_come_in_several_scans_keep_their_coefficients() {
+        // Two bytes per sample, and 1 + 1/4 + 1/4 = 3/2 samples per pixel of whole areas of 16 x 16 pixels.
         assert_eq!(jpeg_coefficients(&jpeg(0xc0, 3), 64, 64), 0);
         assert_eq!(jpeg_coefficients(&jpeg(0xc0, 1), 64, 64), 2 * 64 * 64 * 3 / 2);
         assert_eq!(jpeg_coefficients(&jpeg(0xc2, 3), 1, 17), 2 * 16 * 32 * 3 / 2);

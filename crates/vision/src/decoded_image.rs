@@ -92,7 +92,7 @@ impl DecodedImage {
     /// Makes an image of pixels.
     ///
     /// # Panics
-    /// If the number of bytes is not that of the size, or is 0.
+    /// If a side is 0, or `pixels` does not have `width * height * channels` bytes.
     pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
         assert!(width > 0 && height > 0, "a picture of {width} x {height}");
         assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
@@ -119,9 +119,11 @@ impl DecodedImage {
         if bytes.is_empty() {
             return Err(Unreadable::Empty);
         }
-        let caught = trueshot::guard::caught(|| decode(bytes, channels, limits));
-        let contradiction = || Err(Unreadable::Decoder("its contents are inconsistent".into()));
-        let (image, _share) = caught.unwrap_or_else(contradiction)?;
+        // `None` if the decoder panics.
+        let decoded = trueshot::guard::caught(|| decode(bytes, channels, limits));
+        let inconsistent = || Err(Unreadable::Decoder("its contents are inconsistent".into()));
+        // The share of the budget is dropped after `then` has returned.
+        let (image, _share) = decoded.unwrap_or_else(inconsistent)?;
         Ok(then(image))
     }
 
@@ -135,7 +137,7 @@ impl DecodedImage {
             Channels::Grey => GrayImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
             Channels::Colour => RgbImage::from_raw(width, height, self.pixels).map(DynamicImage::from),
         };
-        let image = image.expect("a picture has as many bytes as its size says");
+        let image = image.expect("the number of bytes fits the size");
         DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
@@ -144,8 +146,8 @@ impl DecodedImage {
     pub fn to_data_uri(self, most: usize) -> String {
         // Both sides are scaled by the same factor, so that the longer one becomes `most`.
         let longest = self.width.max(self.height);
-        let side = |side: usize| (side * most).div_ceil(longest).max(1);
-        let (width, height) = (side(self.width), side(self.height));
+        let scaled = |side: usize| (side * most).div_ceil(longest).max(1);
+        let (width, height) = (scaled(self.width), scaled(self.height));
         let small = if longest > most { self.resized(width, height) } else { self };
         let (width, height) = (small.width as u32, small.height as u32);
         let mut bytes = Vec::new();
@@ -159,7 +161,7 @@ impl DecodedImage {
                 ("jpeg", encoder.write_image(&small.pixels, width, height, ExtendedColorType::Rgb8))
             }
         };
-        written.expect("memory takes every byte, and there are as many as the size says");
+        written.expect("writing to memory does not fail, and the number of bytes fits the size");
         format!("data:image/{kind};base64,{}", BASE64.encode(bytes))
     }
 
@@ -170,15 +172,15 @@ impl DecodedImage {
             if quarters.is_multiple_of(2) { (self.width, self.height) } else { (self.height, self.width) };
         let mut pixels = Vec::with_capacity(self.pixels.len());
         for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
-            // The pixel of this image that comes to `(x, y)`.
+            // The position in this image of the pixel that comes to `(x, y)` of the rotated one.
             let (from_x, from_y) = match quarters % 4 {
                 0 => (x, y),
                 1 => (y, self.height - 1 - x),
                 2 => (self.width - 1 - x, self.height - 1 - y),
                 _ => (self.width - 1 - y, x),
             };
-            let place = (from_y * self.width + from_x) * count;
-            pixels.extend_from_slice(&self.pixels[place..place + count]);
+            let start = (from_y * self.width + from_x) * count;
+            pixels.extend_from_slice(&self.pixels[start..start + count]);
         }
         DecodedImage::new(width, height, self.channels, pixels)
     }
@@ -190,7 +192,7 @@ fn decode(
     channels: Channels,
     limits: &DecodeLimits,
 ) -> Result<(DecodedImage, Share<'static>), Unreadable> {
-    // The decoder also recognises formats that it cannot read.
+    // The `image` crate also recognises formats that it cannot read.
     let format = image::guess_format(bytes).ok().filter(ImageFormat::reading_enabled);
     let format = format.ok_or_else(|| unknown_format(bytes))?;
     if format == ImageFormat::Jpeg && is_truncated_jpeg(bytes) {
@@ -266,21 +268,26 @@ fn max_pixels_of_file(bytes: usize) -> u64 {
 fn check_size(header: &ImageHeader<'_>, limits: &DecodeLimits) -> Result<(), Unreadable> {
     let (width, height, bytes) = (header.width, header.height, header.bytes.len());
     let pixels = header.pixels();
-    match pixels {
-        _ if width == 0 || height == 0 => Err(Unreadable::NoPixels { width, height }),
-        _ if pixels > max_pixels_of_file(bytes) => Err(Unreadable::TooManyPixels { width, height, bytes }),
-        _ if pixels > limits.pixels => Err(Unreadable::OverLimit { width, height, most: limits.pixels }),
-        _ if width.max(height) > MAX_SIDE => Err(Unreadable::TooLong { width, height, longest: MAX_SIDE }),
-        _ => Ok(()),
+    if width == 0 || height == 0 {
+        Err(Unreadable::NoPixels { width, height })
+    } else if pixels > max_pixels_of_file(bytes) {
+        Err(Unreadable::TooManyPixels { width, height, bytes })
+    } else if pixels > limits.pixels {
+        Err(Unreadable::OverLimit { width, height, most: limits.pixels })
+    } else if width.max(height) > MAX_SIDE {
+        Err(Unreadable::TooLong { width, height, longest: MAX_SIDE })
+    } else {
+        Ok(())
     }
 }
 
-/// Whether a JPEG has no end marker. The decoder would fill the missing part with grey. Goes from marker to marker: a
-/// segment may contain a thumbnail with an end marker of its own, and any bytes may follow the image, such as the video
-/// of a motion photo.
+/// Whether a JPEG has no end marker. The decoder would fill the missing part with grey. Goes from marker to marker
+/// rather than searching for the end marker from either end: a segment may contain a thumbnail with its own end marker,
+/// and any bytes may follow the image, such as the video of a motion photo.
 fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     // In a scan, FF 00 is a byte of data and FF D0 to FF D7 are restarts; FF may be repeated before a marker.
     let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7);
+    // The first two bytes are the start marker.
     let mut rest = bytes.get(2..).unwrap_or_default();
     while let Some(start) = rest.windows(2).position(is_marker) {
         let marker = rest[start + 1];
@@ -290,6 +297,7 @@ fn is_truncated_jpeg(bytes: &[u8]) -> bool {
             0xd9 => return false,
             // Markers without a segment.
             0x01 | 0xd8 => 0,
+            // A segment starts with its length, which includes the two bytes of the length.
             _ => rest.first_chunk().map_or(0, |&length| u16::from_be_bytes(length)),
         };
         rest = rest.get(usize::from(length)..).unwrap_or_default();
@@ -297,12 +305,13 @@ fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     true
 }
 
+/// The reason for skipping a file, from an error of a decoder; on one line.
 fn decode_error(error: image::ImageError) -> Unreadable {
     use image::ImageError::*;
     match error {
         Limits(_) => Unreadable::Decoder("needs more memory than is allowed for an image".into()),
         IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Unreadable::Truncated,
-        other => Unreadable::Decoder(other.to_string().trim().replace('\n', " ")),
+        error => Unreadable::Decoder(error.to_string().trim().replace('\n', " ")),
     }
 }
 
@@ -312,32 +321,33 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
     }
-    let row = width as usize * usize::from(color.bytes_per_pixel());
-    let converted_row = width as usize * channels.count();
-    let rows = raw.len() / row;
-    let rows_per_strip = (STRIP_BYTES / row).max(1);
-    // Converts the strip that starts with row `first`.
+    let row_bytes = width as usize * usize::from(color.bytes_per_pixel());
+    let converted_row_bytes = width as usize * channels.count();
+    let rows = raw.len() / row_bytes;
+    let rows_per_strip = (STRIP_BYTES / row_bytes).max(1);
+    // Converts the strip that starts with row `first`. The converted rows start at the beginning of `raw`, too.
     let convert = |raw: &mut [u8], first: usize| {
         let end = rows.min(first + rows_per_strip);
-        let strip = Strip { bytes: &raw[first * row..end * row], color, width };
-        let image = DynamicImage::from_decoder(strip).expect("a strip has as many bytes as its size says");
-        raw[first * converted_row..end * converted_row].copy_from_slice(&to_opaque_bytes(image, channels));
+        let strip = Strip { bytes: &raw[first * row_bytes..end * row_bytes], color, width };
+        let image = DynamicImage::from_decoder(strip).expect("a strip has whole rows");
+        let target = first * converted_row_bytes..end * converted_row_bytes;
+        raw[target].copy_from_slice(&to_opaque_bytes(image, channels));
     };
     let strips = (0..rows).step_by(rows_per_strip);
-    if converted_row > row {
+    if converted_row_bytes > row_bytes {
         // Rows that become longer are written from the last to the first, so that no row is overwritten before it is
         // read.
-        raw.resize(rows * converted_row, 0);
+        raw.resize(rows * converted_row_bytes, 0);
         strips.rev().for_each(|first| convert(&mut raw, first));
     } else {
         strips.for_each(|first| convert(&mut raw, first));
-        raw.truncate(rows * converted_row);
+        raw.truncate(rows * converted_row_bytes);
         raw.shrink_to_fit();
     }
     raw
 }
 
-/// Some rows of a decoded image, in the form from which the `image` crate makes an image.
+/// Some rows of a decoded image, as a decoder from which the `image` crate makes an image.
 struct Strip<'a> {
     bytes: &'a [u8],
     color: ColorType,
@@ -346,8 +356,8 @@ struct Strip<'a> {
 
 impl ImageDecoder for Strip<'_> {
     fn dimensions(&self) -> (u32, u32) {
-        let row = self.width as usize * usize::from(self.color.bytes_per_pixel());
-        (self.width, (self.bytes.len() / row) as u32)
+        let row_bytes = self.width as usize * usize::from(self.color.bytes_per_pixel());
+        (self.width, (self.bytes.len() / row_bytes) as u32)
     }
 
     fn color_type(&self) -> ColorType {
@@ -394,7 +404,7 @@ fn apply_orientation(
         Channels::Grey => GrayImage::from_raw(width, height, pixels).map(DynamicImage::from),
         Channels::Colour => RgbImage::from_raw(width, height, pixels).map(DynamicImage::from),
     };
-    let mut image = image.expect("a picture has as many bytes as its size says");
+    let mut image = image.expect("the number of bytes fits the size");
     image.apply_orientation(orientation);
     DecodedImage::new(image.width() as usize, image.height() as usize, channels, image.into_bytes())
 }
@@ -402,6 +412,6 @@ fn apply_orientation(
 /// A value blended with white by its opacity `alpha`, rounded.
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
-    // At most (255 * 255 + 127) / 255, which fits.
+    // 127, half of the divisor, rounds. The result is at most (255 * 255 + 127) / 255 = 255.
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }

@@ -40,7 +40,7 @@ impl Bitmap {
     }
 
     /// Makes an image from strips of eight columns, left to right; a strip has one byte per row, from top to bottom.
-    /// `None` if the number of bytes is not that of the size.
+    /// `None` if the number of bytes does not fit the width and height.
     pub(crate) fn from_strips(width: usize, height: usize, strips: &[u8]) -> Option<Self> {
         let mut bitmap = Self::blank(width, height);
         let stride = bitmap.stride();
@@ -58,6 +58,7 @@ impl Bitmap {
         Some(bitmap)
     }
 
+    /// An image without ink.
     fn blank(width: usize, height: usize) -> Self {
         let allowed = 1..=Self::MAX_SIDE;
         assert!(allowed.contains(&width) && allowed.contains(&height), "a drawing of {width} x {height}");
@@ -88,8 +89,9 @@ impl Bitmap {
     pub fn ink(&self) -> impl Iterator<Item = (usize, usize)> {
         let stride = self.stride();
         let filled = self.rows.iter().enumerate().filter(|(_, byte)| **byte != 0);
-        filled.flat_map(move |(place, &byte)| {
-            let (x, y) = (place % stride * 8, place / stride);
+        filled.flat_map(move |(index, &byte)| {
+            // The position of the leftmost pixel of the byte, which is its highest bit.
+            let (x, y) = (index % stride * 8, index / stride);
             (0..8).filter(move |bit| byte << bit & 0x80 != 0).map(move |bit| (x + bit, y))
         })
     }
@@ -98,8 +100,8 @@ impl Bitmap {
     pub fn to_image(&self, channels: Channels) -> DecodedImage {
         let mut pixels = vec![255; self.width * self.height * channels.count()];
         for (x, y) in self.ink() {
-            let place = (y * self.width + x) * channels.count();
-            pixels[place..place + channels.count()].fill(0);
+            let start = (y * self.width + x) * channels.count();
+            pixels[start..start + channels.count()].fill(0);
         }
         DecodedImage::new(self.width, self.height, channels, pixels)
     }
@@ -114,7 +116,7 @@ impl Bitmap {
         encoder.set_color(png::ColorType::Grayscale);
         encoder.set_depth(png::BitDepth::One);
         encoder.set_compression(png::Compression::High);
-        // Filters work on bytes and make one-bit images larger.
+        // PNG's filters take differences of bytes, which makes one-bit images larger.
         encoder.set_filter(png::Filter::NoFilter);
         let mut writer = encoder.write_header().expect("writing to memory does not fail");
         writer.write_image_data(&paper).expect("the rows have the size that the header says");

@@ -122,13 +122,13 @@ impl EmbedRequest<'_> {
         window: Window<'_>,
         report: &mut EmbedReport,
     ) -> Result<Vec<EncodedRows>> {
-        let given: Vec<ImageInput<'_>> =
+        let images: Vec<ImageInput<'_>> =
             entries.iter().map(|entry| ImageInput::Entry(self.collection, entry)).collect();
         let encode = |image: EmbeddedImage| {
             report.from_cache += usize::from(image.was_cached);
             image.row.and_then(|row| self.encode(&row))
         };
-        Ok(self.embedder.embed_window(&given, window)?.into_iter().map(encode).collect())
+        Ok(self.embedder.embed_window(&images, window)?.into_iter().map(encode).collect())
     }
 
     /// Embeds the augmented copies of images.
@@ -157,7 +157,7 @@ impl EmbedRequest<'_> {
         Ok(Writer::create(output, self.backbone().dim(), self.precision, classes, &notes)?)
     }
 
-    /// Writes the rows of an image, or lists it as skipped. Copies are named `item#1`, `item#2`, and so on.
+    /// Writes the rows of an image, or lists the image as skipped. Copy `n` of `item`, from 1, is named `item#n`.
     fn write(
         &self,
         writer: &mut Writer,
@@ -174,8 +174,8 @@ impl EmbedRequest<'_> {
             }
         };
         report.images += 1;
-        let length = self.backbone().dim() * self.precision.size();
-        for (copy, row) in rows.chunks_exact(length).enumerate() {
+        let row_bytes = self.backbone().dim() * self.precision.size();
+        for (copy, row) in rows.chunks_exact(row_bytes).enumerate() {
             match self.copies {
                 None => writer.push(entry.class, &entry.item, row)?,
                 Some(_) => writer.push(entry.class, &format!("{}#{}", entry.item, copy + 1), row)?,
@@ -187,6 +187,7 @@ impl EmbedRequest<'_> {
     /// Returns an error if a class has too few readable images.
     fn check_classes(&self, report: &EmbedReport) -> Result<()> {
         let classes = self.collection.classes();
+        // The numbers of readable and of skipped images of each class.
         let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
         self.collection.entries().iter().for_each(|entry| have[entry.class as usize] += 1);
         for class in
@@ -195,8 +196,8 @@ impl EmbedRequest<'_> {
             have[class] -= 1;
             skipped[class] += 1;
         }
-        let short = (0..classes.len()).find(|&class| have[class] < self.min_per_class);
-        match short {
+        let too_small = (0..classes.len()).find(|&class| have[class] < self.min_per_class);
+        match too_small {
             None => Ok(()),
             Some(class) => Err(Error::TooFewImages {
                 class: classes[class].clone(),
@@ -208,8 +209,8 @@ impl EmbedRequest<'_> {
     }
 }
 
-/// A number that identifies an image (or a class) by its name, from which what is random about it is drawn: it does not
-/// depend on the other images.
+/// A hash of the name of an image (or a class), from which its random numbers are drawn: they do not depend on the
+/// other images.
 pub(crate) fn item_seed(item: &str) -> u64 {
     let hash = blake3::hash(item.as_bytes());
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
@@ -219,8 +220,8 @@ pub(crate) fn item_seed(item: &str) -> u64 {
 /// times that size, so a crop of 80 % of each side has the size of the input.
 const CROP_MARGIN_SIXTEENTHS: usize = 20;
 
-/// The image at the network's input size; if it will be augmented, whose crops need more pixels, a little larger, but
-/// never enlarged.
+/// The image at the network's input size. If it will be augmented, it stays a little larger, because it will be
+/// cropped; it is then never enlarged, and its sides may differ.
 pub(crate) fn resize_for_training(image: DecodedImage, to: &Preprocessing, augmented: bool) -> DecodedImage {
     if !augmented {
         return to.fitted(image);
@@ -254,13 +255,13 @@ impl AugmentWorker {
         self.inputs.clear();
         let read: Vec<std::result::Result<(), Unreadable>> =
             entries.iter().map(|entry| self.read(request, entry)).collect();
-        let values = backbone.preprocessing().input_len();
-        self.features.resize(self.inputs.len() / values * backbone.dim(), 0.0);
+        let input_len = backbone.preprocessing().input_len();
+        self.features.resize(self.inputs.len() / input_len * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(request.copies() * backbone.dim());
         let encode = |read: std::result::Result<(), Unreadable>| {
             read.and(outcome.clone())?;
-            request.encode(rows.next().expect("rows for every picture that was read"))
+            request.encode(rows.next().expect("rows for every image that was read"))
         };
         read.into_iter().map(encode).collect()
     }
@@ -295,9 +296,10 @@ impl EmbedRequest<'_> {
         let mut bytes = Vec::with_capacity(features.len() * self.precision.size());
         let Err(index) = self.precision.encode(features, &mut bytes) else { return Ok(bytes) };
         let (place, value) = (index % self.backbone().dim(), features[index].to_string());
-        Err(match features[index].is_finite() {
-            true => Unreadable::TooLargeToStore { place, value },
-            false => Unreadable::NotFinite { place, value },
+        Err(if features[index].is_finite() {
+            Unreadable::TooLargeToStore { place, value }
+        } else {
+            Unreadable::NotFinite { place, value }
         })
     }
 }

@@ -115,6 +115,7 @@ pub struct Embedder {
     location: CacheLocation,
     /// `None`: embeddings are not cached.
     cache: Option<EmbeddingCache>,
+    /// Limits on the images that are decoded.
     limits: DecodeLimits,
     /// Working memory that no thread is using.
     idle: Mutex<Vec<EmbedWorker>>,
@@ -127,7 +128,7 @@ pub struct Embedder {
 /// Receives the reason why the GPU has failed.
 type FailureNotice = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The working memory of one thread.
+/// The session and the working memory of one thread that embeds blocks on the CPU.
 struct EmbedWorker {
     session: Box<dyn EmbeddingSession>,
     /// The normalised images of a block: `[image, row, column, channel]`.
@@ -236,8 +237,8 @@ impl Embedder {
 
     /// Embeds the contents of image files: one result per file, in order.
     pub fn embed_bytes(&self, files: &[impl AsRef<[u8]> + Sync]) -> Result<Vec<EmbeddingResult>> {
-        let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
-        Ok(self.embed_images(&given, &())?.rows)
+        let images: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file.as_ref())).collect();
+        Ok(self.embed_images(&images, &())?.rows)
     }
 
     /// Embeds all readable images of a collection.
@@ -249,9 +250,9 @@ impl Embedder {
         collection: &Collection,
         progress: &dyn Progress,
     ) -> Result<EmbeddedCollection> {
-        let given: Vec<ImageInput<'_>> =
+        let images: Vec<ImageInput<'_>> =
             collection.entries().iter().map(|entry| ImageInput::Entry(collection, entry)).collect();
-        let EmbeddedImages { rows, from_cache, hashes, measures } = self.embed_images(&given, progress)?;
+        let EmbeddedImages { rows, from_cache, hashes, measures } = self.embed_images(&images, progress)?;
         let mut skipped = collection.skipped().to_vec();
         let entries: Vec<u32> =
             (0..).zip(&rows).filter(|(_, row)| row.is_ok()).map(|(entry, _)| entry).collect();
@@ -260,7 +261,7 @@ impl Embedder {
                 let class = Some(collection.class_of(entry).to_owned());
                 Some(Skipped { item: entry.item.clone(), class, reason: row.err()? })
             });
-            // Images first: what is wrong with them matters more than other files.
+            // The message names an unreadable image rather than a file that is not an image.
             let first = unreadable.chain(skipped).next();
             return Err(Error::NoImages {
                 path: collection.path().into(),
@@ -318,10 +319,10 @@ impl Embedder {
         window: Window<'_>,
     ) -> Result<Vec<EmbeddedImage>> {
         let done = AtomicU64::new(window.before);
-        let submit = |given: &ImageInput<'_>| {
+        let submit = |image: &ImageInput<'_>| {
             // After a failure of the GPU, the other images are not decoded.
             self.backbone.check_network()?;
-            let submitted = self.submit(queue, given);
+            let submitted = self.submit(queue, image);
             window.progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, window.total)?;
             Ok(submitted)
         };
@@ -343,22 +344,22 @@ impl Embedder {
     }
 
     /// Reads an image and submits it to the queue, unless its row was in the cache.
-    fn submit(&self, queue: &BatchQueue, given: &ImageInput<'_>) -> SubmittedImage {
-        let ReadImage { source, hash, measures } = self.read(given);
+    fn submit(&self, queue: &BatchQueue, image: &ImageInput<'_>) -> SubmittedImage {
+        let ReadImage { source, hash, measures } = self.read(image);
         let source = match source {
             RowSource::Cache(row) => RowSource::Cache(row),
             RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
-            RowSource::Network(key, image) => RowSource::Network(key, queue.submit(image.pixels)),
+            RowSource::Network(key, resized) => RowSource::Network(key, queue.submit(resized.pixels)),
         };
         SubmittedImage { source, hash, measures }
     }
 
     /// Looks up an image in the cache, or decodes, measures and resizes it.
-    fn read(&self, given: &ImageInput<'_>) -> ReadImage {
+    fn read(&self, image: &ImageInput<'_>) -> ReadImage {
         // Set as soon as they are known, so that they are kept if a later step fails.
         let (mut hash, mut measures) = (None, None);
         let mut attempt = || {
-            let contents = self.read_contents(given)?;
+            let contents = self.read_contents(image)?;
             let key = Embedder::content_hash(&contents);
             hash = matches!(contents, ImageContents::File(_)).then_some(key);
             match self.cache.as_ref().and_then(|cache| cache.get(&key)) {
@@ -367,9 +368,9 @@ impl Embedder {
                     Ok(RowSource::Cache(cached.row))
                 }
                 None => {
-                    let (measured, image) = self.decode_and_resize(contents)?;
+                    let (measured, resized) = self.decode_and_resize(contents)?;
                     measures = Some(measured);
-                    Ok(RowSource::Network(key, image))
+                    Ok(RowSource::Network(key, resized))
                 }
             }
         };
@@ -380,8 +381,8 @@ impl Embedder {
     /// Embeds images on the current thread.
     fn embed_block(&self, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = idle().pop();
-        let mut worker = found.unwrap_or_else(|| EmbedWorker {
+        let idle_worker = idle().pop();
+        let mut worker = idle_worker.unwrap_or_else(|| EmbedWorker {
             session: self.backbone.session(),
             inputs: Vec::new(),
             features: Vec::new(),
@@ -406,8 +407,8 @@ impl Embedder {
     }
 
     /// The bytes of an image file, or the pixels of an image that is stored as pixels.
-    fn read_contents(&self, given: &ImageInput<'_>) -> std::result::Result<ImageContents, Unreadable> {
-        match given {
+    fn read_contents(&self, image: &ImageInput<'_>) -> std::result::Result<ImageContents, Unreadable> {
+        match image {
             ImageInput::File(path) => Ok(ImageContents::File(source::file_bytes(path)?.into())),
             ImageInput::Bytes(bytes) => Ok(ImageContents::File(Bytes::copy_from_slice(bytes))),
             ImageInput::Entry(collection, entry) => {
@@ -469,35 +470,35 @@ impl EmbedWorker {
     fn embed(&mut self, embedder: &Embedder, images: &[ImageInput<'_>]) -> Vec<EmbeddedImage> {
         let backbone = &embedder.backbone;
         self.inputs.clear();
-        let sources: Vec<ReadImage<()>> = images.iter().map(|given| self.prepare(embedder, given)).collect();
+        let prepared: Vec<ReadImage<()>> = images.iter().map(|image| self.prepare(embedder, image)).collect();
         self.features.resize(self.inputs.len() / backbone.preprocessing().input_len() * backbone.dim(), 0.0);
         let outcome = self.session.embed(&self.inputs, &mut self.features);
         let mut rows = self.features.chunks_exact(backbone.dim());
-        let mut row = |ReadImage { source, hash, measures }: ReadImage<()>| {
+        let result = |ReadImage { source, hash, measures }: ReadImage<()>| {
             let (row, was_cached) = match source {
                 RowSource::Cache(row) => (Ok(row), true),
                 RowSource::Unreadable(reason) => (Err(reason), false),
                 RowSource::Network(key, ()) => {
-                    let row = rows.next().expect("a row for every picture that was read");
+                    let row = rows.next().expect("a row for every appended input");
                     (outcome.clone().and_then(|()| check_and_cache(row, key, &measures, embedder)), false)
                 }
             };
             EmbeddedImage { row, was_cached, hash, measures }
         };
-        sources.into_iter().map(&mut row).collect()
+        prepared.into_iter().map(result).collect()
     }
 
     /// Looks up an image in the cache, or appends its network input.
-    fn prepare(&mut self, embedder: &Embedder, given: &ImageInput<'_>) -> ReadImage<()> {
-        let ReadImage { source, hash, measures } = embedder.read(given);
+    fn prepare(&mut self, embedder: &Embedder, image: &ImageInput<'_>) -> ReadImage<()> {
+        let ReadImage { source, hash, measures } = embedder.read(image);
         let source = match source {
             RowSource::Cache(row) => RowSource::Cache(row),
             RowSource::Unreadable(reason) => RowSource::Unreadable(reason),
-            RowSource::Network(key, image) => {
+            RowSource::Network(key, resized) => {
                 let to = embedder.backbone.preprocessing();
                 let start = self.inputs.len();
                 self.inputs.resize(start + to.input_len(), 0.0);
-                to.normalise(&image, &mut self.inputs[start..]);
+                to.normalise(&resized, &mut self.inputs[start..]);
                 RowSource::Network(key, ())
             }
         };

@@ -351,7 +351,7 @@ pub enum UnsupportedFormat {
 
 impl UnsupportedFormat {
     /// What to do with such a file, with a command that does it if there is a usual one.
-    fn way_out(self) -> &'static str {
+    fn advice(self) -> &'static str {
         match self {
             UnsupportedFormat::Heic => "convert it to JPEG or PNG first (mogrify -format jpg *.heic)",
             UnsupportedFormat::Avif => "convert it to JPEG or PNG first (mogrify -format jpg *.avif)",
@@ -389,7 +389,7 @@ pub enum Unreadable {
     /// The operating system refused to list a folder below the given one; the images in it are not known.
     #[error("a folder that cannot be read: {0}")]
     Folder(String),
-    /// The name that a client sent with it cannot be used.
+    /// The name that a client sent with an image cannot be used.
     #[error("{0}")]
     BadName(String),
     /// The file extension is not that of an image.
@@ -410,7 +410,7 @@ pub enum Unreadable {
     )]
     Compression(String),
     /// An image format that is not supported and must be converted first.
-    #[error("{format} is not supported: {way_out}", format = .0, way_out = .0.way_out())]
+    #[error("{format} is not supported: {advice}", format = .0, advice = .0.advice())]
     ConvertFirst(UnsupportedFormat),
     /// A video.
     #[error("a video, not an image: extract single frames")]
@@ -511,8 +511,8 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
-    /// Whether this is an image whose file or contents cannot be used: not a folder or a file that was left out for its
-    /// name or place, and not an image on which only the network failed.
+    /// Whether this is an image whose file or contents cannot be used. False for a folder, for a file that was skipped
+    /// because of its name or location, and for an image on which only the network failed.
     pub fn is_unreadable_image(&self) -> bool {
         use Unreadable::*;
         !matches!(

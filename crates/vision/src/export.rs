@@ -96,9 +96,10 @@ pub fn network_file(backbone: &Backbone) -> Option<Vec<u8>> {
     };
     let mut file = model::named(&layout, values);
     write_preprocessing_notes(&mut file, preprocessing, architecture);
-    let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_string();
-    file.set_note("fit", word(json!(preprocessing.fit)));
-    file.set_note("resampling", word(json!(preprocessing.resampling)));
+    // The name of an enum's variant, such as `crop`.
+    let variant = |value: serde_json::Value| value.as_str().unwrap_or_default().to_string();
+    file.set_note("fit", variant(json!(preprocessing.fit)));
+    file.set_note("resampling", variant(json!(preprocessing.resampling)));
     Some(file.to_compact_bytes())
 }
 
@@ -122,8 +123,8 @@ fn input_shape(preprocessing: &Preprocessing, batch: Axis) -> [Axis; 4] {
 fn add_normalisation(graph: &mut OnnxGraph, image: &GraphValue, preprocessing: &Preprocessing) -> GraphValue {
     let pairs = preprocessing.scale_and_shift(255.0);
     let count = preprocessing.channels.count();
-    // Of each channel the scale (0) or the shift (1).
-    let column = |place: usize| pairs.iter().take(count).map(|pair| pair[place]).collect::<Vec<f32>>();
+    // The scales (0) or the shifts (1) of all channels.
+    let column = |index: usize| pairs.iter().take(count).map(|pair| pair[index]).collect::<Vec<f32>>();
     let (scale, shift) = (graph.floats(&[count], &column(0)), graph.floats(&[count], &column(1)));
     let floats = graph.node("Cast", &[image], &[Attribute::Int("to", ElementType::Float as i64)]);
     let scaled = graph.node("Mul", &[&floats, &scale], &[]);
@@ -150,10 +151,8 @@ fn add_row(graph: &mut OnnxGraph, output: &GraphValue, model: &crate::onnx::Expo
             graph.node("Flatten", &[&token], &[Attribute::Int("axis", 1)])
         }
         4 => {
-            let planes = match model.has_channels_first {
-                true => output.clone(),
-                false => add_channels_first(graph, output),
-            };
+            let planes =
+                if model.has_channels_first { output.clone() } else { add_channels_first(graph, output) };
             let means = graph.node("GlobalAveragePool", &[&planes], &[]);
             graph.node("Flatten", &[&means], &[Attribute::Int("axis", 1)])
         }
@@ -182,10 +181,8 @@ fn add_conv4(graph: &mut OnnxGraph, image: &GraphValue, tensors: &NamedTensors<'
     let mut value = image.clone();
     for block in 1..=conv4::BLOCKS {
         let name = |part: &str| format!("block{block}.{part}");
-        let inputs = match block {
-            1 => tensors.layout.tensors()[0].shape[1],
-            _ => conv4::WIDTH,
-        };
+        // Input channels: of the image, which its weights `[filters, channels, 3, 3]` know, or of the block before.
+        let inputs = if block == 1 { tensors.layout.tensors()[0].shape[1] } else { conv4::WIDTH };
         let weight = tensors.add(graph, &name("conv.weight"), &[conv4::WIDTH, inputs, 3, 3]);
         let [bias, scale, shift, mean, variance] =
             ["conv.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"]
@@ -240,10 +237,8 @@ fn add_efficientnet(
         side = depthwise.output_side(side);
         let project = Convolution::pointwise(block.inner, block.output);
         let projected = project.add(graph, &filtered, side, (tensors, &name("project")));
-        value = match block.adds_input() {
-            true => graph.node("Add", &[&projected, &value], &[]),
-            false => projected,
-        };
+        // The residual connection.
+        value = if block.adds_input() { graph.node("Add", &[&projected, &value], &[]) } else { projected };
         channels = block.output;
     }
     let head = Convolution::pointwise(channels, FEATURES);
@@ -270,6 +265,7 @@ impl Convolution {
         Convolution { kernel: 1, stride: 1, inputs, outputs, groups: 1 }
     }
 
+    /// The height and width of the output for an input of height and width `side`.
     fn output_side(&self, side: usize) -> usize {
         efficientnet::same_padding(side, self.kernel, self.stride).0
     }
@@ -287,6 +283,8 @@ impl Convolution {
         let bias = tensors.add(graph, &format!("{name}.bias"), &[outputs]);
         // Output pixels per side, and the padding before and after the input.
         let (positions, before) = efficientnet::same_padding(side, kernel, stride);
+        // The last filter starts at `(positions - 1) * stride` of the padded input; what it needs beyond the input is
+        // padding.
         let after = ((positions - 1) * stride + kernel).saturating_sub(side + before);
         let [kernel, stride, before, after, groups] =
             [kernel, stride, before, after, groups].map(|number| number as i64);

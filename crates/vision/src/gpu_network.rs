@@ -51,8 +51,8 @@ impl GpuNetwork {
         preprocessing: &Preprocessing,
     ) -> Result<Self, DeviceFailure> {
         let network = upload(device, parameters, preprocessing).map_err(failure)?;
-        let pixels = preprocessing.input_len();
-        Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(pixels))))
+        let image_len = preprocessing.input_len();
+        Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(image_len))))
     }
 
     /// Starts the queue; `open` runs on its thread and returns the function that embeds a batch.
@@ -75,6 +75,7 @@ impl GpuNetwork {
     }
 }
 
+/// The shape of the images of a Conv4.
 fn conv4_shape(preprocessing: &Preprocessing) -> Shape {
     Shape { size: preprocessing.size, channels: preprocessing.channels.count() }
 }
@@ -98,6 +99,7 @@ enum Uploaded {
 }
 
 impl Uploaded {
+    /// The most images per call of [`Self::embed`], by the memory of the GPU.
     fn max_batch(&self) -> usize {
         match self {
             Uploaded::Conv4(network) => network.max_batch(),
@@ -105,6 +107,7 @@ impl Uploaded {
         }
     }
 
+    /// Embeds the bytes of whole images; returns `[image, dim]`.
     fn embed(&mut self, images: &[u8]) -> Result<Vec<f32>, GpuError> {
         match self {
             Uploaded::Conv4(network) => network.embed(images),
@@ -112,13 +115,13 @@ impl Uploaded {
         }
     }
 
-    /// A function that embeds any number of images of `pixels` bytes each, in batches that fit into the memory of the
-    /// GPU.
-    fn into_closure(mut self, pixels: usize) -> EmbedBatch {
+    /// A function that embeds any number of images of `image_len` bytes each, in batches that fit into the memory of
+    /// the GPU.
+    fn into_closure(mut self, image_len: usize) -> EmbedBatch {
         Box::new(move |images| {
             let mut rows = Vec::new();
-            for part in images.chunks(self.max_batch() * pixels) {
-                rows.extend(self.embed(part).map_err(failure)?);
+            for batch in images.chunks(self.max_batch() * image_len) {
+                rows.extend(self.embed(batch).map_err(failure)?);
             }
             Ok(rows)
         })
@@ -131,6 +134,7 @@ fn upload(
     parameters: &Parameters,
     preprocessing: &Preprocessing,
 ) -> Result<Uploaded, GpuError> {
+    // The kernels of Conv4 normalise values from 0 to 1, those of EfficientNet bytes from 0 to 255.
     match parameters {
         Parameters::Conv4(parameters) => {
             let shape = conv4_shape(preprocessing);

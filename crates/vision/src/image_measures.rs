@@ -40,7 +40,7 @@ fn reduced(image: &DecodedImage) -> DecodedImage {
     let (columns, rows) = (n.min(image.width), n.min(image.height));
     let (width, height) = (image.width / columns, image.height / rows);
     let count = image.channels.count();
-    // For one row of blocks, the sum of each channel of each block: `[block][channel]`.
+    // The sum of each channel of each block in one row of blocks: `[block][channel]`.
     let mut sums = vec![0u32; width * count];
     let mut pixels = Vec::with_capacity(width * height * count);
     for lines in image.pixels.chunks_exact(image.width * count * rows).take(height) {
@@ -54,13 +54,14 @@ fn reduced(image: &DecodedImage) -> DecodedImage {
             }
         }
         let area = (columns * rows) as u32;
+        // The mean of each block, rounded.
         pixels.extend(sums.iter().map(|sum| ((sum + area / 2) / area) as u8));
     }
     DecodedImage::new(width, height, image.channels, pixels)
 }
 
-/// The luminance of every pixel, 0 to 255, by Rec. 601: 0.299 red + 0.587 green + 0.114 blue. Computed in fixed point
-/// with 16 fractional bits and rounded, as Pillow does.
+/// The luminance of every pixel, 0 to 255, by Rec. 601: 0.299 red + 0.587 green + 0.114 blue. Computed in fixed point,
+/// with the weights times 2^16, and rounded by adding a half (0x8000), as Pillow does.
 pub(crate) fn shades(image: &DecodedImage) -> Vec<u8> {
     let luminance = |&[red, green, blue]: &[u8; 3]| {
         let sum = u32::from(red) * 19_595 + u32::from(green) * 38_470 + u32::from(blue) * 7_471;
@@ -76,9 +77,10 @@ pub(crate) fn shades(image: &DecodedImage) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    /// An image of vertical stripes of 5 pixels, in two colours of about the same luminance.
     fn striped(width: usize, height: usize) -> DecodedImage {
         let pixel =
-            |place: usize| if (place % width / 5).is_multiple_of(2) { [170, 10, 0] } else { [15, 80, 25] };
+            |index: usize| if (index % width / 5).is_multiple_of(2) { [170, 10, 0] } else { [15, 80, 25] };
         let pixels = (0..width * height).flat_map(pixel).collect();
         DecodedImage::new(width, height, Channels::Colour, pixels)
     }
@@ -86,8 +88,8 @@ mod tests {
     #[test]
     fn images_of_every_shape_are_measured_with_their_own_size() {
         for (width, height) in [(1, 1), (1, 700), (700, 1), (31, 3000), (255, 256), (257, 511), (513, 1030)] {
-            let found = measure(&striped(width, height));
-            assert_eq!((found.width, found.height), (width as u32, height as u32));
+            let measures = measure(&striped(width, height));
+            assert_eq!((measures.width, measures.height), (width as u32, height as u32));
             let grey = striped(width, height).with_channels(Channels::Grey);
             assert_eq!(measure(&grey).width, width as u32);
         }
@@ -95,8 +97,8 @@ mod tests {
 
     #[test]
     fn stripes_of_the_same_shade_have_a_range_of_colours() {
-        let found = measure(&striped(120, 90));
-        assert!(found.range > 100 && found.brightest > 100, "{found:?}");
+        let colour = measure(&striped(120, 90));
+        assert!(colour.range > 100 && colour.brightest > 100, "{colour:?}");
         let grey = measure(&striped(120, 90).with_channels(Channels::Grey));
         assert!(grey.range < 30, "{grey:?}");
     }

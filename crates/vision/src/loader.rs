@@ -3,8 +3,8 @@
 //!
 //! The batch of a step is a function of the step alone, so the result does not depend on timing. With `w` threads, each
 //! makes the batches of every `w`-th step and holds a few ready in a bounded channel; used batches are returned to the
-//! thread, so that their memory is reused. A few threads suffice: making a batch takes a twentieth of the work of a
-//! step.
+//! thread, so that their memory is reused. The caller chooses the number of threads. For training on the CPU a few
+//! suffice: making a batch takes less than a tenth of the work of a training step.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -24,14 +24,14 @@ pub trait BatchSource: Send + Sync + 'static {
 }
 
 /// Batches in the order of the steps.
-pub struct Loader<M: BatchSource> {
-    source: Arc<M>,
-    threads: usize,
+pub struct Loader<S: BatchSource> {
+    source: Arc<S>,
+    thread_count: usize,
     /// The number of batches that each thread holds ready.
-    ready: usize,
-    /// Empty until the first batch is taken.
-    threads_running: Vec<LoaderThread<M::Batch>>,
-    /// The step with which the threads started.
+    ready_per_thread: usize,
+    /// Empty until the first batch is taken; then `thread_count` threads.
+    threads: Vec<LoaderThread<S::Batch>>,
+    /// The step with which the threads started: the first one of the first thread.
     first: u64,
     /// The step whose batch is expected to be taken next.
     next: u64,
@@ -45,74 +45,77 @@ struct LoaderThread<B> {
     used: Sender<B>,
 }
 
-impl<M: BatchSource> Loader<M> {
-    /// A loader with `threads` threads, each of which holds `ready` batches ready. They start with the first call of
-    /// [`Loader::take`].
-    pub fn new(source: M, threads: usize, ready: usize) -> Self {
+impl<S: BatchSource> Loader<S> {
+    /// A loader with `threads` threads (at least one), each of which holds `ready` batches ready. The threads start
+    /// with the first call of [`Loader::take`].
+    pub fn new(source: S, threads: usize, ready: usize) -> Self {
         Loader {
             source: Arc::new(source),
-            threads: threads.max(1),
-            ready,
-            threads_running: Vec::new(),
+            thread_count: threads.max(1),
+            ready_per_thread: ready,
+            threads: Vec::new(),
             first: 0,
             next: 0,
         }
     }
 
-    /// The batch of a step. Consecutive steps are fast; after any other step the threads start again.
-    pub fn take(&mut self, step: u64) -> M::Batch {
-        if self.threads_running.is_empty() || step != self.next {
+    /// The batch of a step. If the step is not the one after the previous call's, the threads start again, and the
+    /// batches that they hold ready are lost.
+    pub fn take(&mut self, step: u64) -> S::Batch {
+        if self.threads.is_empty() || step != self.next {
             self.start(step);
         }
         self.next = step + 1;
-        let worker = self.thread_of(step);
-        self.threads_running[worker].batches.recv().expect("a thread of the loader panicked")
+        let thread = self.thread_of(step);
+        self.threads[thread].batches.recv().expect("a thread of the loader panicked")
     }
 
     /// Returns the batch of a step, so that its memory can be reused.
-    pub fn give_back(&mut self, step: u64, batch: M::Batch) {
-        let worker = self.thread_of(step);
+    pub fn give_back(&mut self, step: u64, batch: S::Batch) {
+        let thread = self.thread_of(step);
         // If the thread has ended, the memory is not needed.
-        let _ = self.threads_running[worker].used.send(batch);
+        let _ = self.threads[thread].used.send(batch);
     }
 
-    /// The index of the thread that makes the batch of a step.
+    /// The index of the thread that makes the batch of a step. A batch that is given back after a restart may be of a
+    /// step before `first`; the subtraction then wraps, and any thread gets its memory.
     fn thread_of(&self, step: u64) -> usize {
-        (step.wrapping_sub(self.first) % self.threads as u64) as usize
+        (step.wrapping_sub(self.first) % self.thread_count as u64) as usize
     }
 
     /// Starts all threads, the first of which begins with the batch of this step.
     fn start(&mut self, step: u64) {
         self.first = step;
         // Dropping the old channels ends the old threads.
-        self.threads_running = (0..self.threads as u64)
+        self.threads = (0..self.thread_count as u64)
             .map(|offset| {
-                let (ready, batches) = sync_channel(self.ready);
+                let (finished, batches) = sync_channel(self.ready_per_thread);
                 let (used, old) = channel();
-                let (source, stride) = (Arc::clone(&self.source), self.threads);
+                let (source, stride) = (Arc::clone(&self.source), self.thread_count);
                 let first = step + offset;
                 std::thread::Builder::new()
                     .name(format!("loader {offset}"))
-                    .spawn(move || produce_batches(&*source, first, stride, &ready, &old))
-                    .expect("the system has a thread left");
+                    .spawn(move || produce_batches(&*source, first, stride, &finished, &old))
+                    .expect("a thread can be started");
                 LoaderThread { batches, used }
             })
             .collect();
     }
 }
 
-/// Makes the batches of every `stride`-th step from `first` on, until the channel `ready` is closed.
-fn produce_batches<M: BatchSource>(
-    source: &M,
+/// Makes the batches of every `stride`-th step from `first` on, until the channel `finished` is closed. Reuses the
+/// memory of the batches in `old`.
+fn produce_batches<S: BatchSource>(
+    source: &S,
     first: u64,
     stride: usize,
-    ready: &SyncSender<M::Batch>,
-    old: &Receiver<M::Batch>,
+    finished: &SyncSender<S::Batch>,
+    old: &Receiver<S::Batch>,
 ) {
     let mut scratch = source.scratch();
     for step in (first..).step_by(stride) {
         let batch = source.make(step, &mut scratch, old.try_recv().ok());
-        if ready.send(batch).is_err() {
+        if finished.send(batch).is_err() {
             return;
         }
     }
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_come_in_order_whatever_the_threads_and_from_wherever_one_begins() {
+    fn batches_are_in_order_for_any_number_of_threads_and_any_first_step() {
         for threads in [1, 2, 3] {
             let mut loader = Loader::new(Squares, threads, 2);
             for step in (5..40).chain(2..9) {

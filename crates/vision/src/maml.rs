@@ -119,7 +119,7 @@ impl Maml {
         let preprocessing = read_preprocessing_notes(model.tensors(), KIND).map_err(|error| match error {
             Error::Core(error) => error,
             Error::NotABackbone { problem, .. } => bad(problem),
-            other => bad(other.to_string()),
+            error => bad(error.to_string()),
         })?;
         let size = model_size(&preprocessing, config.ways);
         let parameters = model.parameters(&maml::layout(size))?;
@@ -191,14 +191,14 @@ impl MamlNetwork {
             let (path, model) = (self.path.clone(), shape.pixels());
             return Err(trueshot::Error::ModelDimension { path, features: dim, model });
         }
-        match classes == ways {
-            true => Ok(()),
-            false => Err(trueshot::Error::OutOfRange {
+        if classes != ways {
+            return Err(trueshot::Error::OutOfRange {
                 what: "the number of ways",
                 given: classes.to_string(),
                 allowed: format!("{ways}, the classes of the model in {}", self.path.display()),
-            }),
+            });
         }
+        Ok(())
     }
 
     /// Rows of pixels with values from 0 to 255 as normalised inputs of the network: `[row][column][channel]` of each.
@@ -212,10 +212,10 @@ impl MamlNetwork {
         out
     }
 
-    /// Calls `work` with a free learner, or with a new one.
+    /// Calls `work` with a learner (the working memory of a thread) that no other thread is using.
     fn with_learner<T>(&self, work: impl FnOnce(&mut MamlLearner) -> T) -> T {
-        let taken = self.learners.lock().expect("no thread panics while it holds the lock").pop();
-        let mut learner = taken.unwrap_or_else(|| MamlLearner::new(self.size));
+        let unused = self.learners.lock().expect("no thread panics while it holds the lock").pop();
+        let mut learner = unused.unwrap_or_else(|| MamlLearner::new(self.size));
         let out = work(&mut learner);
         self.learners.lock().expect("no thread panics while it holds the lock").push(learner);
         out

@@ -30,12 +30,14 @@ pub fn decoded_images() -> &'static Budget {
 #[derive(Debug)]
 pub struct Budget {
     state: Mutex<BudgetState>,
+    /// The limit, the bytes taken or the turn has changed.
     changed: Condvar,
 }
 
+/// The limit, the shares and the queue of callers that wait for a share.
 #[derive(Debug)]
 struct BudgetState {
-    /// Bytes.
+    /// In bytes.
     limit: u64,
     /// Bytes of all shares.
     taken: u64,
@@ -91,6 +93,7 @@ impl Budget {
 }
 
 impl BudgetState {
+    /// Whether a share of `bytes` can be taken now; a share above the limit only as the only one.
     fn fits(&self, bytes: u64) -> bool {
         self.taken == 0 || self.taken.saturating_add(bytes) <= self.limit
     }
@@ -135,15 +138,15 @@ mod tests {
     #[test]
     fn a_share_larger_than_the_budget_is_the_only_one() {
         let budget = Budget::new(100);
-        let alone = AtomicU64::new(0);
+        let shares = AtomicU64::new(0);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..50 {
                         let _share = budget.take(1000);
-                        assert_eq!(alone.fetch_add(1, Ordering::SeqCst), 0);
+                        assert_eq!(shares.fetch_add(1, Ordering::SeqCst), 0);
                         std::thread::yield_now();
-                        alone.fetch_sub(1, Ordering::SeqCst);
+                        shares.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
             }

@@ -19,8 +19,8 @@
 //! A drawing consists of strips of eight columns, from left to right; a strip has one byte per row, from top to bottom.
 //!
 //! Opening reads only the table of alphabets. An alphabet is unpacked when one of its drawings is first needed: a demo
-//! needs a few characters and not 45 MB. Unpacking everything takes about a tenth of a second. The file is treated as
-//! untrusted: every length is checked before it is used, sizes before anything is allocated.
+//! needs a few characters and not the 45 MB of all alphabets. Unpacking everything takes about a tenth of a second. The
+//! file is treated as untrusted: every length is checked before it is used, sizes before anything is allocated.
 
 use std::io::Read;
 use std::ops::Range;
@@ -161,8 +161,8 @@ pub struct Character<'a> {
     pub split: OmniglotHalf,
     /// The index of the alphabet's stream.
     stream: usize,
-    /// The index of the character in its alphabet.
-    place: usize,
+    /// The index of the character in its alphabet, from 0.
+    index_in_alphabet: usize,
 }
 
 /// The packed drawings of one alphabet, unpacked on first use.
@@ -204,6 +204,7 @@ impl<'a> Omniglot<'a> {
     /// Reads the table of a packed file; drawings are unpacked when they are needed.
     pub fn open(bytes: &'a [u8]) -> Result<Self, OmniglotError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(OmniglotError::Magic)?;
+        // The upper ends are excluded. These limits are generous; they keep products of counts far from overflow.
         let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
         let drawings_per_character = check_range("drawings per character", read_u16(&mut rest)?, 1..257)?;
         let alphabets = check_range("the number of alphabets", read_u16(&mut rest)?, 1..1025)?;
@@ -228,7 +229,7 @@ impl<'a> Omniglot<'a> {
         self.side
     }
 
-    /// Drawings per character; drawing `n` is by the `n`th person of the alphabet.
+    /// Drawings per character; drawing `n` of each character of an alphabet is by the same person.
     pub fn drawings_per_character(&self) -> usize {
         self.drawings_per_character
     }
@@ -247,16 +248,17 @@ impl<'a> Omniglot<'a> {
     /// Drawing `n` of the character with index `character` in [`Omniglot::characters`], both from 0. Unpacks its
     /// alphabet when that is needed for the first time.
     pub fn drawing(&self, character: usize, n: usize) -> Result<Bitmap, OmniglotError> {
-        let found = self.characters.get(character);
         let no_character =
             || OmniglotError::NoCharacter { given: character, most: self.characters.len() - 1 };
-        let &Character { stream, place, .. } = found.ok_or_else(no_character)?;
+        let &Character { stream, index_in_alphabet, .. } =
+            self.characters.get(character).ok_or_else(no_character)?;
         if n >= self.drawings_per_character {
             return Err(OmniglotError::NoDrawing { given: n, most: self.drawings_per_character - 1 });
         }
         let drawings = self.streams[stream].drawings()?;
+        // A drawing is whole strips of eight columns, each with one byte per row.
         let length = self.side.div_ceil(8) * self.side;
-        let start = (place * self.drawings_per_character + n) * length;
+        let start = (index_in_alphabet * self.drawings_per_character + n) * length;
         let strips = &drawings[start..start + length];
         Ok(Bitmap::from_strips(self.side, self.side, strips).expect("the length is that of the size"))
     }
@@ -265,8 +267,7 @@ impl<'a> Omniglot<'a> {
 /// An entry of the table of alphabets.
 struct AlphabetEntry<'a> {
     split: OmniglotHalf,
-    /// Number of characters.
-    characters: usize,
+    character_count: usize,
     /// Bytes of the stream.
     stream_length: usize,
     /// The name.
@@ -281,12 +282,12 @@ impl<'a> AlphabetEntry<'a> {
             0 => OmniglotHalf::Background,
             _ => OmniglotHalf::Evaluation,
         };
-        let characters = check_range("the number of characters", read_u16(rest)?, 1..4097)?;
+        let character_count = check_range("the number of characters", read_u16(rest)?, 1..4097)?;
         let [name_length] = read_array(rest)?;
         let stream_length = u32::from_le_bytes(read_array(rest)?) as usize;
         let name = take_bytes(rest, name_length.into(), "the name of an alphabet")?;
         let name = std::str::from_utf8(name).map_err(|_| OmniglotError::Name { alphabet })?;
-        Ok(Self { split, characters, stream_length, alphabet: name })
+        Ok(Self { split, character_count, stream_length, alphabet: name })
     }
 
     /// Takes the stream of this alphabet from the start of `rest`. `character_length`: bytes of all drawings of a
@@ -297,8 +298,9 @@ impl<'a> AlphabetEntry<'a> {
         character_length: usize,
     ) -> Result<PackedAlphabet<'a>, OmniglotError> {
         let packed = take_bytes(rest, self.stream_length, "the drawings of an alphabet")?;
+        // A stream cannot unpack to more than the largest factor of deflate allows.
         let most = MAX_UNPACKED.min(packed.len().saturating_mul(MAX_DEFLATE_RATIO));
-        let length = self.characters.saturating_mul(character_length);
+        let length = self.character_count.saturating_mul(character_length);
         let unpacked_length = check_range("the unpacked size of an alphabet", length, 1..most + 1)?;
         Ok(PackedAlphabet { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
     }
@@ -307,8 +309,10 @@ impl<'a> AlphabetEntry<'a> {
     /// gaps, so the file does not contain their names.
     fn characters(&self, stream: usize) -> impl Iterator<Item = Character<'a>> {
         let (alphabet, split) = (self.alphabet, self.split);
-        let name = |place| format!("character{:02}", place + 1);
-        (0..self.characters).map(move |place| Character { alphabet, name: name(place), split, stream, place })
+        (0..self.character_count).map(move |index_in_alphabet| {
+            let name = format!("character{:02}", index_in_alphabet + 1);
+            Character { alphabet, name, split, stream, index_in_alphabet }
+        })
     }
 }
 
@@ -319,11 +323,13 @@ impl PackedAlphabet<'_> {
         unpacked.as_deref().map_err(Clone::clone)
     }
 
+    /// Decompresses the stream, and checks that it has the expected length and no bytes after its end.
     fn unpack(&self) -> Result<Vec<u8>, OmniglotError> {
         let damaged = |reason: String| OmniglotError::Damaged { alphabet: self.alphabet.into(), reason };
         let mut drawings = Vec::with_capacity(self.unpacked_length);
         let mut decoder = ZlibDecoder::new(self.packed);
-        // One byte more than expected: detects a stream that is too long, and otherwise reads its checksum.
+        // One byte more than expected: a stream that is too long then has a wrong length, and for one that is not, the
+        // decoder reads on to the end and checks the checksum.
         let limit = self.unpacked_length as u64 + 1;
         let outcome = decoder.by_ref().take(limit).read_to_end(&mut drawings);
         outcome.map_err(|error| damaged(error.to_string()))?;
@@ -339,8 +345,8 @@ impl PackedAlphabet<'_> {
 
 /// Takes `needed` bytes from the start of `rest`; `what` they are, for errors.
 fn take_bytes<'a>(rest: &mut &'a [u8], needed: usize, what: &'static str) -> Result<&'a [u8], OmniglotError> {
-    let cut_off = OmniglotError::Truncated { what, needed, left: rest.len() };
-    let (taken, left) = rest.split_at_checked(needed).ok_or(cut_off)?;
+    let truncated = OmniglotError::Truncated { what, needed, left: rest.len() };
+    let (taken, left) = rest.split_at_checked(needed).ok_or(truncated)?;
     *rest = left;
     Ok(taken)
 }
@@ -377,12 +383,15 @@ mod tests {
     fn the_sample_has_alphabets_of_the_data_set_that_no_model_was_trained_on() {
         let (sample, all) = (Omniglot::sample(), Omniglot::embedded().unwrap());
         let (test, val) = (Split::omniglot("test").unwrap(), Split::omniglot("val").unwrap());
-        for (place, character) in sample.characters().iter().enumerate() {
+        for (index_in_sample, character) in sample.characters().iter().enumerate() {
             let is_same =
                 |other: &Character| (other.alphabet, &other.name) == (character.alphabet, &character.name);
-            let same = all.characters().iter().position(is_same).unwrap();
+            let index = all.characters().iter().position(is_same).unwrap();
             for number in 0..sample.drawings_per_character() {
-                assert_eq!(sample.drawing(place, number).unwrap(), all.drawing(same, number).unwrap());
+                assert_eq!(
+                    sample.drawing(index_in_sample, number).unwrap(),
+                    all.drawing(index, number).unwrap()
+                );
             }
             let split = match character.split {
                 OmniglotHalf::Evaluation => &test,
@@ -394,7 +403,8 @@ mod tests {
         assert_eq!(sample.characters_of(OmniglotHalf::Background).count(), 22);
     }
 
-    /// Two alphabets with one and two characters, two drawings of 9 px each, numbered by their first byte.
+    /// A file with two alphabets, of one and two characters. Each character has two drawings of 9 px, 18 bytes each.
+    /// The first byte of a drawing is its number in the alphabet.
     fn small_file() -> Vec<u8> {
         let mut file = [MAGIC.as_slice(), &[9, 0, 2, 0, 2, 0]].concat();
         let mut streams = Vec::new();
@@ -408,6 +418,7 @@ mod tests {
         [file, streams].concat()
     }
 
+    /// The stream of an alphabet of [`small_file`].
     fn deflated(characters: u8) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
         for drawing in 0..characters * 2 {
@@ -422,8 +433,8 @@ mod tests {
     fn read_everything(bytes: &[u8]) -> Result<Vec<Bitmap>, OmniglotError> {
         let omniglot = Omniglot::open(bytes)?;
         let drawings = 0..omniglot.drawings_per_character();
-        let places = (0..omniglot.characters().len()).flat_map(|c| drawings.clone().map(move |n| (c, n)));
-        places.map(|(character, n)| omniglot.drawing(character, n)).collect()
+        let all = (0..omniglot.characters().len()).flat_map(|c| drawings.clone().map(move |n| (c, n)));
+        all.map(|(character, n)| omniglot.drawing(character, n)).collect()
     }
 
     #[test]
@@ -452,24 +463,25 @@ mod tests {
     }
 
     #[test]
-    fn drawings_stand_where_the_table_says() {
+    fn a_drawing_is_at_its_position_in_the_stream_of_its_alphabet() {
         let file = small_file();
         let omniglot = Omniglot::open(&file).unwrap();
         assert_eq!(omniglot.characters()[2].alphabet, "Second");
         assert_eq!(omniglot.characters()[2].name, "character02");
-        let third = Bitmap::from_fn(9, 9, |x, y| y == 0 && (x == 6 || x == 7));
-        assert_eq!(omniglot.drawing(2, 1).unwrap(), third);
+        // Drawing 3 of the alphabet: the bits of 3 are the last two of the first strip's first row.
+        let expected = Bitmap::from_fn(9, 9, |x, y| y == 0 && (x == 6 || x == 7));
+        assert_eq!(omniglot.drawing(2, 1).unwrap(), expected);
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_with_the_allowed_range() {
+    fn a_missing_character_or_drawing_is_an_error_with_the_allowed_range() {
         let omniglot = Omniglot::embedded().unwrap();
         assert_eq!(omniglot.drawing(1623, 0), Err(OmniglotError::NoCharacter { given: 1623, most: 1622 }));
         assert_eq!(omniglot.drawing(0, 20), Err(OmniglotError::NoDrawing { given: 20, most: 19 }));
     }
 
     #[test]
-    fn every_cut_of_a_file_is_refused() {
+    fn truncated_and_extended_files_are_refused() {
         let file = small_file();
         for length in 0..file.len() {
             assert!(read_everything(&file[..length]).is_err(), "cut to {length} bytes");
@@ -481,8 +493,8 @@ mod tests {
     #[test]
     fn a_size_that_the_stream_cannot_hold_is_refused_before_it_is_allocated() {
         let mut file = small_file();
-        file[10] = 0xff; // drawings per character: 255
-        file[8..10].copy_from_slice(&512_u16.to_le_bytes());
+        file[10] = 0xff; // Drawings per character: 255.
+        file[8..10].copy_from_slice(&512_u16.to_le_bytes()); // Side of a drawing.
         let refused = Omniglot::open(&file).unwrap_err();
         assert!(matches!(refused, OmniglotError::OutOfRange { given: 8_355_840, .. }), "{refused}");
     }
@@ -493,9 +505,9 @@ mod tests {
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         ) {
             let mut file = small_file();
-            for (place, byte) in changes {
-                let place = place.index(file.len());
-                file[place] = byte;
+            for (index, byte) in changes {
+                let position = index.index(file.len());
+                file[position] = byte;
             }
             let _ = read_everything(&file);
         }
@@ -506,15 +518,15 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_stream_is_never_taken_for_the_right_drawings(place: prop::sample::Index, flip in 1_u8..) {
+        fn a_changed_stream_is_never_taken_for_the_right_drawings(index: prop::sample::Index, flip in 1_u8..) {
             let file = small_file();
-            let streams = deflated(1).len() + deflated(2).len();
+            let streams_length = deflated(1).len() + deflated(2).len();
             let mut changed = file.clone();
-            let place = file.len() - streams + place.index(streams);
-            changed[place] ^= flip;
-            let wrong = read_everything(&changed);
+            let position = file.len() - streams_length + index.index(streams_length);
+            changed[position] ^= flip;
+            let drawings = read_everything(&changed);
             // Some bits of a zlib header do not affect the drawings; all others are detected.
-            prop_assert!(wrong.is_err() || wrong == read_everything(&file));
+            prop_assert!(drawings.is_err() || drawings == read_everything(&file));
         }
     }
 }

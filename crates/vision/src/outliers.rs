@@ -106,15 +106,16 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     refuse_overlap(request, &chosen)?;
     let asked = chosen.len();
     chosen.retain(|class| folders.contains(class));
+    // At least one class for each half.
     if chosen.len() < request.classes.max(2) {
         let (have, need) = (chosen.len(), request.classes.max(2));
         return Err(Error::TooFewClasses { path: request.source.into(), have, need, asked });
     }
     let mut rng = Rng::new(request.seed, Purpose::Items, 0);
     let drawn = IndexSampler::default().draw(&mut rng, chosen.len(), request.classes);
-    // Sorted by name, and then alternately for meta-training and meta-test.
-    let drawn: BTreeSet<&String> = drawn.into_iter().map(|place| &chosen[place as usize]).collect();
-    let half = |odd: usize| drawn.iter().skip(odd).step_by(2).map(|class| class.to_string()).collect();
+    // Sorted by name, and then alternately for meta-training (0) and meta-test (1).
+    let drawn: BTreeSet<&String> = drawn.into_iter().map(|index| &chosen[index as usize]).collect();
+    let half = |first: usize| drawn.iter().skip(first).step_by(2).map(|class| class.to_string()).collect();
     let OutlierRequest { seed, per_class, size, fit, .. } = *request;
     let (per_class, size, fit) = (Some(per_class), Some(size), Some(fit));
     Ok(OutlierPlan { seed, per_class, size, fit, train: half(0), test: half(1) })
@@ -149,7 +150,7 @@ fn refuse_overlap(request: &OutlierRequest<'_>, classes: &[String]) -> Result<()
 
 /// The folder that contains the class folders.
 fn imagenet_root(request: &OutlierRequest<'_>) -> PathBuf {
-    let folders = IMAGENET_FOLDERS.map(|below| request.source.join(below));
+    let folders = IMAGENET_FOLDERS.map(|subfolder| request.source.join(subfolder));
     folders.into_iter().rev().find(|folder| folder.is_dir()).unwrap_or_else(|| request.source.into())
 }
 
@@ -158,10 +159,10 @@ fn class_folders(request: &OutlierRequest<'_>) -> Result<BTreeSet<String>> {
     let root = imagenet_root(request);
     let failed = |source| trueshot::Error::Read { path: root.clone(), source };
     let mut folders = BTreeSet::new();
-    for found in std::fs::read_dir(&root).map_err(failed)? {
-        let found = found.map_err(failed)?;
-        let name = found.file_name().to_string_lossy().into_owned();
-        if found.path().is_dir() && !name.starts_with('.') {
+    for entry in std::fs::read_dir(&root).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().is_dir() && !name.starts_with('.') {
             folders.insert(name);
         }
     }
@@ -214,7 +215,7 @@ pub fn write_validation_classes(
     let test = by_folder.into_keys().collect();
     let plan = OutlierPlan { seed, per_class, size: None, fit: None, train: Vec::new(), test };
     write_set(output, &plan, progress, |folder| {
-        let class = folders.iter().position(|name| name == folder).expect("a folder of this list");
+        let class = folders.iter().position(|name| name == folder).expect("the plan has only these folders");
         let entries = collection.entries().iter().filter(|entry| entry.class as usize == class);
         let images = entries.enumerate().map(|(number, entry)| {
             let name = Path::new(&entry.item).file_stem().unwrap_or_default().to_string_lossy();
@@ -255,22 +256,22 @@ fn write_set<'a>(
         .flat_map(|(half, classes)| classes.iter().map(move |class| (output.join(half), class)))
         .collect();
     let done = AtomicU64::new(0);
-    let made: Vec<WrittenClass> = classes
+    let written: Vec<WrittenClass> = classes
         .par_iter()
         .map(|(half, class)| {
-            let made = write_class(plan, half, class, || images(class))?;
+            let written = write_class(plan, half, class, || images(class))?;
             progress.check(done.fetch_add(1, Ordering::Relaxed) + 1, classes.len() as u64)?;
-            Ok(made)
+            Ok(written)
         })
         .collect::<Result<_>>()?;
     let mut report =
         OutlierReport { classes: classes.len(), train_classes: plan.train.len(), ..OutlierReport::default() };
-    for ((_, class), made) in classes.into_iter().zip(made) {
-        report.kept += usize::from(made.existed);
-        report.images += if made.existed { 0 } else { made.images };
-        report.unreadable += made.unreadable;
-        if plan.per_class.is_some_and(|per_class| made.images < per_class) {
-            report.short.push((class.clone(), made.images));
+    for ((_, class), written) in classes.into_iter().zip(written) {
+        report.kept += usize::from(written.existed);
+        report.images += if written.existed { 0 } else { written.images };
+        report.unreadable += written.unreadable;
+        if plan.per_class.is_some_and(|per_class| written.images < per_class) {
+            report.short.push((class.clone(), written.images));
         }
     }
     Ok(report)
@@ -281,20 +282,20 @@ fn write_or_compare_plan(output: &Path, plan: &OutlierPlan) -> Result<()> {
     let path = output.join(PLAN_FILE);
     let refused = |problem: &str| Error::BadOutput { path: output.into(), problem: problem.into() };
     if let Ok(text) = std::fs::read_to_string(&path) {
-        let before: Option<OutlierPlan> = serde_json::from_str(&text).ok();
-        // Plans of earlier versions do not say how images were fitted.
-        let before = before.map(|before| OutlierPlan { fit: before.fit.or(plan.fit), ..before });
-        return match before.as_ref() == Some(plan) {
-            true => Ok(()),
-            false => Err(refused("it was started with other options")),
-        };
+        let existing: Option<OutlierPlan> = serde_json::from_str(&text).ok();
+        // Plans of earlier versions do not say how images were fitted; the requested `fit` is assumed.
+        let existing = existing.map(|existing| OutlierPlan { fit: existing.fit.or(plan.fit), ..existing });
+        if existing.as_ref() != Some(plan) {
+            return Err(refused("it was started with other options"));
+        }
+        return Ok(());
     }
     let failed = |source| trueshot::Error::Write { path: output.into(), source };
     std::fs::create_dir_all(output).map_err(failed)?;
     if std::fs::read_dir(output).map_err(failed)?.next().is_some() {
         return Err(refused("it is not empty and contains no set of outliers"));
     }
-    let text = serde_json::to_string_pretty(plan).expect("names and numbers");
+    let text = serde_json::to_string_pretty(plan).expect("names and numbers can be written as JSON");
     write_atomically(&path, |file| writeln!(file, "{text}"))?;
     Ok(())
 }
@@ -309,7 +310,7 @@ struct WrittenClass {
     existed: bool,
 }
 
-/// Writes a class to a folder in `half`, unless it exists.
+/// Writes a class to a folder in `half`, unless it exists. The folder gets its name only when it is complete.
 fn write_class<'a>(
     plan: &OutlierPlan,
     half: &Path,
@@ -348,6 +349,7 @@ fn write_class<'a>(
     Ok(WrittenClass { images: written, unreadable, existed: false })
 }
 
+/// Writes a colour image as a PNG file.
 fn write_png(path: &Path, image: DecodedImage) -> Result<()> {
     let (width, height) = (image.width as u32, image.height as u32);
     let image = image::RgbImage::from_raw(width, height, image.pixels).expect("three values per pixel");
@@ -362,6 +364,7 @@ mod tests {
     use super::*;
     use crate::source::SourceOptions;
 
+    /// Writes equal small images with these paths in a folder.
     fn write_images(folder: &Path, names: &[&str]) {
         for name in names {
             let path = folder.join(name);
@@ -370,6 +373,7 @@ mod tests {
         }
     }
 
+    /// The names of the files in a folder.
     fn names(folder: &Path) -> BTreeSet<String> {
         let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
         files.map(|name| name.to_string_lossy().into_owned()).collect()

@@ -33,12 +33,12 @@ impl Overlap {
         let names: HashSet<&String> = first.labels().classes().iter().collect();
         let classes = second.labels().classes().iter().filter(|class| names.contains(class)).cloned();
         let mut overlap = Overlap { classes: classes.collect(), ..Overlap::default() };
-        let (known, wanted) = (ImageIndex::new(first), signatures(second));
-        let found: Vec<Option<(usize, bool)>> =
-            wanted.par_iter().map(|signature| known.find(signature)).collect();
-        for (row, found) in found.into_iter().enumerate() {
-            let Some((other, is_same)) = found else { continue };
-            let pair = (first.items()[other].clone(), second.items()[row].clone());
+        let (index, signatures) = (ImageIndex::new(first), signatures(second));
+        let matches: Vec<Option<(usize, bool)>> =
+            signatures.par_iter().map(|signature| index.find(signature)).collect();
+        for (second_row, found) in matches.into_iter().enumerate() {
+            let Some((first_row, is_same)) = found else { continue };
+            let pair = (first.items()[first_row].clone(), second.items()[second_row].clone());
             if is_same { overlap.same.push(pair) } else { overlap.alike.push(pair) }
         }
         overlap
@@ -68,12 +68,14 @@ struct ImageIndex {
     signatures: Vec<ImageSignature>,
     by_pixels: HashMap<blake3::Hash, usize>,
     /// Images by each quarter (16 bits) of their pattern: the key is the number of the quarter and its bits. Only
-    /// images that share a quarter are compared. Patterns that differ in at most three bits always
-    /// share one, and most patterns of similar images do.
+    /// images that share a quarter are compared. Patterns that differ in at most three bits differ in at most three of
+    /// the four quarters, so they share one (unless it is 0, see [`ImageSignature::quarters`]). Most other patterns of
+    /// similar images share one, too.
     by_quarter: HashMap<(usize, u16), Vec<usize>>,
 }
 
 impl ImageIndex {
+    /// Indexes the images of a data set.
     fn new(dataset: &Dataset) -> Self {
         let signatures = signatures(dataset);
         let (mut by_pixels, mut by_quarter) = (HashMap::new(), HashMap::<_, Vec<usize>>::new());
@@ -86,14 +88,16 @@ impl ImageIndex {
         ImageIndex { signatures, by_pixels, by_quarter }
     }
 
-    /// The first image with the same pixels, or else the first that looks the same; true in the first case.
+    /// The row of the first image with the same pixels and `true`, or else the row of the first image that looks the
+    /// same and `false`.
     fn find(&self, signature: &ImageSignature) -> Option<(usize, bool)> {
-        if let Some(&same) = self.by_pixels.get(&signature.pixels) {
-            return Some((same, true));
+        if let Some(&row) = self.by_pixels.get(&signature.pixels) {
+            return Some((row, true));
         }
         let candidates = signature.quarters().filter_map(|quarter| self.by_quarter.get(&quarter)).flatten();
-        let alike = candidates.copied().filter(|&other| signature.is_similar(&self.signatures[other])).min();
-        alike.map(|other| (other, false))
+        let first_similar =
+            candidates.copied().filter(|&row| signature.is_similar(&self.signatures[row])).min();
+        first_similar.map(|row| (row, false))
     }
 }
 
@@ -120,6 +124,7 @@ struct ImageSignature {
 }
 
 impl ImageSignature {
+    /// Computes the signature of an image.
     fn new(image: &DecodedImage) -> Self {
         let grey = DecodedImage::new(image.width, image.height, Channels::Grey, shades(image));
         let cells = grey.resized(COLUMNS, ROWS).pixels;
@@ -133,20 +138,23 @@ impl ImageSignature {
         ImageSignature { pixels: blake3::hash(&image.pixels), pattern, is_flat: spread < FLAT_SPREAD, cells }
     }
 
-    /// The quarters of the pattern under which it is indexed, each with its number. Uniform images and quarters without
-    /// a bit are left out: too many images share them.
+    /// The quarters of the pattern under which the image is indexed, each with its number. Uniform images and quarters
+    /// of zeros are left out: too many images share them.
     fn quarters(&self) -> impl Iterator<Item = (usize, u16)> {
         let (pattern, is_flat) = (self.pattern, self.is_flat);
-        let quarters = (0..4).map(move |place| (place, (pattern >> (16 * place)) as u16));
+        let quarters = (0..4).map(move |number| (number, (pattern >> (16 * number)) as u16));
         quarters.filter(move |(_, quarter)| !is_flat && *quarter != 0)
     }
 
+    /// Whether two images look the same: both their patterns and the brightness of their cells nearly agree.
     fn is_similar(&self, other: &ImageSignature) -> bool {
-        let near = (self.pattern ^ other.pattern).count_ones() <= MAX_DIFFERENT_BITS;
-        near && self.cells.iter().zip(&other.cells).all(|(a, b)| a.abs_diff(*b) <= BRIGHTNESS_TOLERANCE)
+        let has_similar_pattern = (self.pattern ^ other.pattern).count_ones() <= MAX_DIFFERENT_BITS;
+        let mut cells = self.cells.iter().zip(&other.cells);
+        has_similar_pattern && cells.all(|(a, b)| a.abs_diff(*b) <= BRIGHTNESS_TOLERANCE)
     }
 }
 
+/// The signatures of all images of a data set, in order.
 fn signatures(dataset: &Dataset) -> Vec<ImageSignature> {
     dataset.images().par_iter().map(ImageSignature::new).collect()
 }

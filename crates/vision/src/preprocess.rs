@@ -51,8 +51,8 @@ impl Preprocessing {
     /// is 0.
     pub fn check(&self) -> Result<()> {
         let count = self.channels.count();
-        let fine = |values: &[f32]| values.len() == count && values.iter().all(|value| value.is_finite());
-        if !fine(&self.mean) || !fine(&self.std) || self.std.contains(&0.0) {
+        let is_valid = |values: &[f32]| values.len() == count && values.iter().all(|value| value.is_finite());
+        if !is_valid(&self.mean) || !is_valid(&self.std) || self.std.contains(&0.0) {
             return Err(Error::OutOfRange {
                 what: "the normalisation",
                 given: format!("mean {:?}, std {:?}", self.mean, self.std),
@@ -89,6 +89,7 @@ impl Preprocessing {
     pub(crate) fn scale_and_shift(&self, unit: f32) -> [[f32; 2]; 3] {
         let mut pairs = [[0.0; 2]; 3];
         for (pair, (mean, std)) in pairs.iter_mut().zip(self.mean.iter().zip(&self.std)) {
+            // From (value / unit - mean) / std.
             *pair = [1.0 / (unit * std), -mean / std];
         }
         pairs

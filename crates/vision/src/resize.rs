@@ -41,12 +41,14 @@ impl DecodedImage {
         DecodedImage::new(width, height, self.channels, pixels)
     }
 
+    /// The largest square in the middle of the image.
     fn central_square(mut self) -> DecodedImage {
         let shape = self.shape();
         let side = resample::crop_to_square(&mut self.pixels, shape);
         DecodedImage::new(side, side, self.channels, self.pixels)
     }
 
+    /// The size of the image as `trueshot::resample` takes it.
     fn shape(&self) -> PixelShape {
         PixelShape { width: self.width, height: self.height, channels: self.channels.count() }
     }
@@ -57,6 +59,7 @@ mod tests {
     use super::*;
     use crate::decoded_image::Channels;
 
+    /// A grey image of one row.
     fn row(values: &[u8]) -> DecodedImage {
         DecodedImage::new(values.len(), 1, Channels::Grey, values.to_vec())
     }
@@ -68,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn enlarging_is_linear_between_the_middles_of_pixels() {
+    fn enlarging_is_linear_between_the_centres_of_pixels() {
         assert_eq!(row(&[0, 100]).resized(4, 1).pixels, [0, 25, 75, 100]);
         let column = DecodedImage::new(1, 2, Channels::Grey, vec![0, 100]);
         assert_eq!(column.resized(1, 4).pixels, [0, 25, 75, 100]);
@@ -84,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn bicubic_is_what_pillow_makes_of_it() {
+    fn bicubic_resizing_agrees_with_pillow() {
         // Image.fromarray(numpy.array([[0, 10, 200, 255, 30, 90, 77]], "uint8")).resize((3, 1), BICUBIC), and to 11.
         let values = row(&[0, 10, 200, 255, 30, 90, 77]);
         assert_eq!(values.clone().resized_by(3, 1, Resampling::Bicubic).pixels, [46, 172, 69]);
@@ -95,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_of_the_right_size_is_left_alone() {
+    fn an_image_of_the_right_size_is_not_changed() {
         let image = row(&[1, 2, 3]);
         assert_eq!(image.clone().resized(3, 1), image);
     }
@@ -107,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn four_quarter_turns_lead_back() {
+    fn four_quarter_turns_give_the_original_image() {
         let image = DecodedImage::new(3, 2, Channels::Grey, vec![1, 2, 3, 4, 5, 6]);
         assert_eq!(image.rotated(1).pixels, [4, 1, 5, 2, 6, 3]);
         assert_eq!(image.rotated(1).rotated(1), image.rotated(2));

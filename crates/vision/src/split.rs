@@ -44,7 +44,7 @@ pub fn imagenet_outliers() -> impl Iterator<Item = &'static str> {
 pub struct Split {
     /// The name, usually `train`, `val` or `test`.
     pub name: String,
-    /// Its names: of classes, or of folders or superclasses above classes.
+    /// The names in the split: of classes, or of folders or superclasses above classes.
     pub classes: BTreeSet<String>,
 }
 
@@ -64,7 +64,7 @@ impl Split {
     /// The split `name` of a parsed split file.
     fn from_json(path: &Path, splits: &Map<String, Value>, name: &str) -> Result<Self> {
         let bad = |problem: String| Error::BadSplitFile { path: path.into(), problem };
-        let Some(found) = splits.get(name) else {
+        let Some(lists) = splits.get(name) else {
             let known = splits.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(Error::UnknownSplit {
                 origin: path.display().to_string(),
@@ -73,8 +73,8 @@ impl Split {
             });
         };
         let mut classes = BTreeSet::new();
-        collect_names("", found, &mut classes)
-            .map_err(|place| bad(format!("'{name}{place}' is not a list of names")))?;
+        collect_names("", lists, &mut classes)
+            .map_err(|keys| bad(format!("'{name}{keys}' is not a list of names")))?;
         Ok(Split { name: name.into(), classes })
     }
 
@@ -93,8 +93,8 @@ impl Split {
 
     /// Whether a class belongs to the split, by its name or by that of a folder above it.
     pub fn contains(&self, class: &str) -> bool {
-        let above = class.match_indices('/').map(|(place, _)| &class[..place]);
-        self.classes.contains(class) || above.into_iter().any(|above| self.classes.contains(above))
+        let mut folders = class.match_indices('/').map(|(end, _)| &class[..end]);
+        self.classes.contains(class) || folders.any(|folder| self.classes.contains(folder))
     }
 
     /// Names of the split that match none of these classes.
@@ -102,8 +102,8 @@ impl Split {
         let is_at_or_below = |name: &str, class: &str| {
             class.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        let present = |name: &&String| classes.iter().any(|class| is_at_or_below(name, class));
-        self.classes.iter().filter(|name| !present(name)).cloned().collect()
+        let has_match = |name: &&String| classes.iter().any(|class| is_at_or_below(name, class));
+        self.classes.iter().filter(|name| !has_match(name)).cloned().collect()
     }
 }
 
@@ -119,15 +119,15 @@ fn read_splits(path: &Path) -> Result<Map<String, Value>> {
 
 /// The text of a split file, or of a built-in one if `path` is its name.
 fn read_text(path: &Path) -> Result<Cow<'static, str>> {
-    let given = path.to_string_lossy();
-    let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&given.as_ref()));
+    let name = path.to_string_lossy();
+    let built_in = BUILT_IN.iter().find(|(names, _)| names.contains(&name.as_ref()));
     // A folder `mini` is common; only a file of that name takes precedence over the built-in split.
     if let Some((_, text)) = built_in.filter(|_| !path.is_file()) {
         return Ok(Cow::Borrowed(text));
     }
-    if !path.exists() && !given.contains(['.', '/']) {
+    if !path.exists() && !name.contains(['.', '/']) {
         let known = BUILT_IN.map(|(names, _)| names[0]).join(", ");
-        return Err(Error::UnknownSplitFile { given: given.into(), known });
+        return Err(Error::UnknownSplitFile { given: name.into(), known });
     }
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let length = std::fs::metadata(path).map_err(failed)?.len();
@@ -152,8 +152,8 @@ fn omniglot_split(index: usize, character: &omniglot::Character<'_>) -> &'static
     }
 }
 
-/// Collects the names in nested lists, each after `prefix` and the keys of the objects around it; `Err` is the path of
-/// a value that is neither a list of texts nor an object, such as `.Latin.character01`.
+/// Collects the names in nested lists, each after `prefix` and the keys of the objects around it; `Err` has the keys
+/// that lead to a value that is neither a list of texts nor an object, such as `.Latin.character01`.
 fn collect_names(
     prefix: &str,
     value: &Value,
@@ -169,8 +169,8 @@ fn collect_names(
         }
         Value::Object(parts) => parts.iter().try_for_each(|(name, part)| {
             let is_half = prefix.is_empty() && OMNIGLOT_HALVES.contains(&name.as_str());
-            let deeper = if is_half { String::new() } else { format!("{prefix}{name}/") };
-            collect_names(&deeper, part, classes).map_err(|place| format!(".{name}{place}"))
+            let prefix = if is_half { String::new() } else { format!("{prefix}{name}/") };
+            collect_names(&prefix, part, classes).map_err(|keys| format!(".{name}{keys}"))
         }),
         _ => Err(String::new()),
     }
@@ -180,6 +180,7 @@ fn collect_names(
 mod tests {
     use super::*;
 
+    /// The split `name` of a split file with this text.
     fn split(json: &str, name: &str) -> Result<Split> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("splits.json");
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stands_for_what_is_below_it_and_for_nothing_else() {
+    fn a_name_stands_for_all_classes_below_it_and_no_others() {
         let split = split(r#"{"test": ["fish", "owl"]}"#, "test").unwrap();
         assert!(split.contains("fish/trout") && split.contains("fish"));
         assert!(!split.contains("fishes") && !split.contains("trout/fish"));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_there_is() {
+    fn errors_name_the_missing_split_or_the_invalid_value() {
         let problem = |json, name| split(json, name).unwrap_err().to_string();
         assert!(problem(r#"{"train": []}"#, "val").contains("no split 'val'"));
         assert!(
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn omniglots_splits_share_nothing_and_miss_nothing() {
+    fn the_splits_of_omniglot_are_disjoint_and_have_all_characters() {
         let [train, val, test] = ["train", "val", "test"].map(|name| Split::omniglot(name).unwrap());
         assert_eq!([train.classes.len(), val.classes.len(), test.classes.len()], [1028, 172, 423]);
         assert!(train.classes.is_disjoint(&test.classes) && train.classes.is_disjoint(&val.classes));
@@ -223,10 +224,10 @@ mod tests {
     }
 
     #[test]
-    fn omniglots_splits_are_the_published_ones() {
+    fn the_splits_of_omniglot_are_the_published_ones() {
         let path = Path::new("../../../shared/data/splits/omniglot.json");
         if !path.exists() {
-            eprintln!("SKIPPED: {} is not there", path.display());
+            eprintln!("SKIPPED: {} does not exist", path.display());
             return;
         }
         for name in ["train", "val", "test"] {

@@ -130,7 +130,7 @@ impl PublishedDataset {
     pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
         let mut problems = Vec::new();
         let name = SPLITS[number];
-        let mut add = |what: String| problems.push(format!("{name}: {what}"));
+        let mut add = |problem: String| problems.push(format!("{name}: {problem}"));
         let (have, want) = (survey.classes.len(), self.classes[number]);
         if have != want {
             add(format!("{have} classes instead of {want}"));
@@ -143,9 +143,9 @@ impl PublishedDataset {
             if !missing.is_empty() {
                 add(format!("{} missing: {}", class_count(missing.len()), list_names(&missing)));
             }
-            let strange: Vec<String> = present.into_iter().filter(|class| !split.contains(class)).collect();
-            if !strange.is_empty() {
-                add(format!("{} not in this split: {}", class_count(strange.len()), list_names(&strange)));
+            let extra: Vec<String> = present.into_iter().filter(|class| !split.contains(class)).collect();
+            if !extra.is_empty() {
+                add(format!("{} not in this split: {}", class_count(extra.len()), list_names(&extra)));
             }
         }
         if let Some(per_class) = self.per_class {
@@ -167,7 +167,7 @@ impl PublishedDataset {
         }
         if let Some(size) = self.size {
             let wrong: usize =
-                survey.sizes.iter().filter(|(found, _)| **found != (size, size)).map(|(_, n)| n).sum();
+                survey.sizes.iter().filter(|(sides, _)| **sides != (size, size)).map(|(_, n)| n).sum();
             if wrong > 0 {
                 add(format!("{wrong} images are not {size} x {size} px"));
             }
@@ -183,19 +183,21 @@ impl PublishedDataset {
 /// names.
 pub fn shared_classes(parts: &[(&str, &Survey)]) -> Vec<String> {
     let mut problems = Vec::new();
-    for (place, (first, one)) in parts.iter().enumerate() {
-        for (second, other) in &parts[place + 1..] {
-            let both = one.classes.keys().filter(|class| other.classes.contains_key(*class));
-            let both: Vec<String> = both.cloned().collect();
-            if !both.is_empty() {
-                let count = class_count(both.len());
-                problems.push(format!("{first} and {second} share {count}: {}", list_names(&both)));
+    for (index, (first_name, first)) in parts.iter().enumerate() {
+        for (second_name, second) in &parts[index + 1..] {
+            let shared = first.classes.keys().filter(|class| second.classes.contains_key(*class));
+            let shared: Vec<String> = shared.cloned().collect();
+            if !shared.is_empty() {
+                let count = class_count(shared.len());
+                problems
+                    .push(format!("{first_name} and {second_name} share {count}: {}", list_names(&shared)));
             }
         }
     }
     problems
 }
 
+/// A number of classes in words, such as `3 classes`.
 fn class_count(count: usize) -> String {
     if count == 1 { "1 class".into() } else { format!("{count} classes") }
 }
@@ -210,26 +212,27 @@ fn list_names(names: &[String]) -> String {
 mod tests {
     use super::*;
 
+    /// A survey of `classes` classes with `images` images each, and one image of 84 x 84 pixels.
     fn survey(classes: usize, images: usize) -> Survey {
         let classes = (0..classes).map(|class| (format!("class {class:02}"), images)).collect();
         Survey { classes, sizes: BTreeMap::from([((84, 84), 1)]), skipped: Vec::new() }
     }
 
     #[test]
-    fn what_is_as_published_has_no_problems() {
+    fn a_data_set_with_the_published_numbers_has_no_problems() {
         let mini = PublishedDataset::find("mini").unwrap();
         assert!(mini.problems(1, &survey(16, 600), None).is_empty());
     }
 
     #[test]
-    fn what_differs_is_said_with_names_and_numbers() {
+    fn differences_are_described_with_names_and_numbers() {
         let mini = PublishedDataset::find("mini").unwrap();
-        let mut found = survey(15, 600);
-        found.classes.insert("class 03".into(), 599);
-        found.sizes.insert((64, 64), 7);
+        let mut survey = survey(15, 600);
+        survey.classes.insert("class 03".into(), 599);
+        survey.sizes.insert((64, 64), 7);
         let split = Split { name: "val".into(), classes: (0..16).map(|n| format!("class {n:02}")).collect() };
         assert_eq!(
-            mini.problems(1, &found, Some(&split)),
+            mini.problems(1, &survey, Some(&split)),
             [
                 "val: 15 classes instead of 16",
                 "val: 1 class missing: class 15",
@@ -241,8 +244,8 @@ mod tests {
 
     #[test]
     fn classes_in_two_splits_are_named() {
-        let (one, other) = (survey(2, 5), survey(5, 5));
-        let problems = shared_classes(&[("train", &one), ("test", &other)]);
+        let (train, test) = (survey(2, 5), survey(5, 5));
+        let problems = shared_classes(&[("train", &train), ("test", &test)]);
         assert_eq!(problems, ["train and test share 2 classes: class 00, class 01"]);
     }
 

@@ -33,13 +33,14 @@ pub(crate) fn changed_folder() -> (TempDir, Collection) {
     std::fs::create_dir(path("folder")).unwrap();
     std::fs::remove_file(path("removed")).unwrap();
     std::fs::write(path("replaced"), photograph(7)).unwrap();
-    let whole = std::fs::read(path("truncated")).unwrap();
-    std::fs::write(path("truncated"), &whole[..whole.len() / 2]).unwrap();
+    let complete = std::fs::read(path("truncated")).unwrap();
+    std::fs::write(path("truncated"), &complete[..complete.len() / 2]).unwrap();
     (folder, collection)
 }
 
-/// Checks the embeddings of the [`changed_folder`].
-pub(crate) fn assert_changes_are_told(embedded: &EmbeddedCollection, collection: &Collection) {
+/// Checks that the embeddings of the [`changed_folder`] have rows of the readable files only, and that the others are
+/// skipped with the reason.
+pub(crate) fn assert_changes_are_reported(embedded: &EmbeddedCollection, collection: &Collection) {
     let items: Vec<&str> =
         (0..embedded.embeddings.len()).map(|row| embedded.embeddings.item(row).unwrap()).collect();
     assert_eq!(items, ["owl/replaced.png", "owl/same.png"]);

@@ -24,6 +24,7 @@ pub fn data_uri(collection: &Collection, entry: &ImageEntry, side: usize) -> Res
     Ok(format!("data:image/jpeg;base64,{}", BASE64.encode(jpeg)))
 }
 
+/// The image as a JPEG file.
 fn jpeg(image: &DecodedImage) -> Result<Vec<u8>, Unreadable> {
     let mut bytes = Vec::new();
     let (width, height) = (image.width as u32, image.height as u32);

@@ -63,16 +63,17 @@ pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
     let size = (width as usize, height as usize);
     // The decoder uses the first chunk of each kind, and the first frame of an animation.
     let first =
-        |kind: &[u8]| RiffChunks(file.get(12..).unwrap_or_default()).find(|(found, _)| *found == kind);
+        |wanted: &[u8]| RiffChunks(file.get(12..).unwrap_or_default()).find(|(kind, _)| *kind == wanted);
     let frame = first(b"ANMF").map_or(&[][..], |(_, data)| data);
     // A frame starts with its x and y, its width and height minus 1 (three bytes each), a duration and flags: 16 bytes.
     // Its chunks follow, at most one of transparency and one of colours.
     let frame_size = (three_bytes(frame, 6) + 1, three_bytes(frame, 9) + 1);
-    let parts = RiffChunks(frame.get(16..).unwrap_or_default()).take(2).map(|part| (part, frame_size));
+    let frame_chunks =
+        RiffChunks(frame.get(16..).unwrap_or_default()).take(2).map(|chunk| (chunk, frame_size));
     // The decoder refuses a frame that is larger than the image.
-    let parts = parts.filter(|_| frame_size.0 <= size.0 && frame_size.1 <= size.1);
-    let whole = [first(b"VP8L"), first(b"ALPH")].into_iter().flatten().map(|part| (part, size));
-    let counted = whole.chain(parts).map(|((kind, data), size)| match kind {
+    let frame_chunks = frame_chunks.filter(|_| frame_size.0 <= size.0 && frame_size.1 <= size.1);
+    let image_chunks = [first(b"VP8L"), first(b"ALPH")].into_iter().flatten().map(|chunk| (chunk, size));
+    let counted = image_chunks.chain(frame_chunks).map(|((kind, data), size)| match kind {
         b"VP8L" => lossless_table_bytes(data, size),
         b"ALPH" => alpha_table_bytes(data, size),
         _ => 0,
@@ -107,12 +108,13 @@ impl<'a> Iterator for RiffChunks<'a> {
 /// transparency and version, then the stream. The decoder refuses a size other than the expected one.
 fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     let mut bits = BitReader { bytes: data, at: 8 };
-    let found = bits.read(14).zip(bits.read(14));
-    bits.at = 40;
-    match found == Some((width - 1, height - 1)) {
-        true => stream_table_bytes(&mut bits, width, height),
-        false => 0,
+    let size_minus_1 = bits.read(14).zip(bits.read(14));
+    if size_minus_1 != Some((width - 1, height - 1)) {
+        return 0;
     }
+    // 8 + 14 + 14 + 4 bits.
+    bits.at = 40;
+    stream_table_bytes(&mut bits, width, height)
 }
 
 /// Bytes of the tables in a chunk `ALPH`, the transparency of a lossy image. The lowest two bits of its first byte are
@@ -149,8 +151,8 @@ fn add_stream_tables(
         match bits.read(2)? {
             // Prediction and colour transformation: a sub-image with one pixel per block.
             0 | 1 => {
-                let block = bits.read(3)? + 2;
-                drop(decode_subimage(bits, block_count(width, block), block_count(height, block))?);
+                let block_bits = bits.read(3)? + 2;
+                drop(decode_subimage(bits, block_count(width, block_bits), block_count(height, block_bits))?);
             }
             // Subtraction of green has no parameters.
             2 => {}
@@ -158,20 +160,24 @@ fn add_stream_tables(
             _ => {
                 let colours = bits.read(8)? + 1;
                 drop(decode_subimage(bits, colours, 1)?);
-                width = block_count(
-                    width,
-                    [3, 2, 1, 0][[2, 4, 16].iter().filter(|most| colours > **most).count()],
-                );
+                // The binary logarithm of the number of pixels that are packed into one.
+                let packing_bits = match colours {
+                    0..=2 => 3,
+                    3..=4 => 2,
+                    5..=16 => 1,
+                    _ => 0,
+                };
+                width = block_count(width, packing_bits);
             }
         }
     }
     let cache = cache_bits(bits)?;
     let mut groups = 1;
     if bits.read(1)? == 1 {
-        let block = bits.read(3)? + 2;
+        let block_bits = bits.read(3)? + 2;
         // The group of a block is in the red and green bytes of its pixel; every group up to the largest is stored.
-        let numbers = decode_subimage(bits, block_count(width, block), block_count(height, block))?;
-        groups = numbers.iter().map(|pixel| (pixel >> 8 & 0xffff) as usize).max().unwrap_or(0) + 1;
+        let pixels = decode_subimage(bits, block_count(width, block_bits), block_count(height, block_bits))?;
+        groups = pixels.iter().map(|pixel| (pixel >> 8 & 0xffff) as usize).max().unwrap_or(0) + 1;
     }
     for _ in 0..groups {
         *bytes += GROUP_BYTES;
@@ -252,13 +258,14 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
     Some(pixels)
 }
 
-/// Decodes a length or a distance, 1 or more: the symbol gives its highest bits, and extra bits follow.
+/// Decodes a length or a distance code, 1 or more: symbols below 4 are the number minus 1; the others give its two
+/// highest bits, 10 or 11, and the number of extra bits that follow.
 fn read_length(bits: &mut BitReader<'_>, symbol: usize) -> Option<usize> {
     if symbol < 4 {
         return Some(symbol + 1);
     }
-    let extra = (symbol - 2) >> 1;
-    Some(((2 + (symbol & 1)) << extra) + bits.read(extra)? + 1)
+    let extra_bits = (symbol - 2) >> 1;
+    Some(((2 + (symbol & 1)) << extra_bits) + bits.read(extra_bits)? + 1)
 }
 
 /// The distance, in pixels of an image of this width, that a distance code (1 or more) stands for.
@@ -294,10 +301,11 @@ impl PrefixCode {
             1 => return Some(PrefixCode { counts: [0; 16], symbols: by_length, bytes: 0 }),
             _ => {}
         }
-        // The code must be complete: every sequence of 15 bits starts with exactly one code.
-        let used: u32 =
+        // The code must be complete: each of the 2^15 sequences of 15 bits starts with exactly one code. A code of
+        // `length` bits is the start of 2^(15 - length) of them.
+        let covered: u32 =
             counts.iter().enumerate().skip(1).map(|(length, &count)| u32::from(count) << (15 - length)).sum();
-        if used != 1 << 15 {
+        if covered != 1 << 15 {
             return None;
         }
         let longest = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
@@ -308,16 +316,19 @@ impl PrefixCode {
         Some(PrefixCode { counts, symbols: by_length, bytes })
     }
 
+    /// A code with one symbol, which takes no bits.
     fn single(symbol: u16) -> Self {
         PrefixCode { counts: [0; 16], symbols: vec![symbol], bytes: 0 }
     }
 
+    /// A code with two symbols, of one bit each.
     fn pair(first: u16, second: u16) -> Self {
         let mut counts = [0; 16];
         counts[1] = 2;
         PrefixCode { counts, symbols: vec![first, second], bytes: PAIR_BYTES }
     }
 
+    /// Whether the code has one symbol.
     fn is_single(&self) -> bool {
         self.symbols.len() == 1
     }
@@ -335,6 +346,7 @@ impl PrefixCode {
             if code < first + count {
                 return self.symbols.get(index + code - first).map(|&symbol| usize::from(symbol));
             }
+            // The codes of the next length continue after those of this length, with one bit more.
             index += count;
             first = (first + count) << 1;
             code <<= 1;
@@ -361,8 +373,8 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
     // The long form describes an inner code, with which the lengths of the codes of all symbols are stored.
     let mut lengths = [0_u8; 19];
     let count = 4 + bits.read(4)?;
-    for place in &CODE_LENGTH_ORDER[..count] {
-        lengths[*place] = bits.read(3)? as u8;
+    for symbol in &CODE_LENGTH_ORDER[..count] {
+        lengths[*symbol] = bits.read(3)? as u8;
     }
     let code = PrefixCode::new(&lengths)?;
     // The number of symbols of the inner code that follow; the remaining lengths are 0.
@@ -404,9 +416,9 @@ impl BitReader<'_> {
     /// The next `count` bits as a number, lowest bit first; `None` at the end.
     fn read(&mut self, count: usize) -> Option<usize> {
         let mut value = 0;
-        for place in 0..count {
+        for bit in 0..count {
             let byte = *self.bytes.get(self.at / 8)?;
-            value |= usize::from(byte >> (self.at % 8) & 1) << place;
+            value |= usize::from(byte >> (self.at % 8) & 1) << bit;
             self.at += 1;
         }
         Some(value)
@@ -422,21 +434,23 @@ mod tests {
     #[derive(Default)]
     struct BitWriter {
         bytes: Vec<u8>,
-        count: usize,
+        /// The number of bits written so far.
+        written: usize,
     }
 
     impl BitWriter {
+        /// Writes the lowest `count` bits of a value.
         fn put(&mut self, value: usize, count: usize) {
-            for place in 0..count {
-                if self.count.is_multiple_of(8) {
+            for bit in 0..count {
+                if self.written.is_multiple_of(8) {
                     self.bytes.push(0);
                 }
-                *self.bytes.last_mut().unwrap() |= ((value >> place & 1) << (self.count % 8)) as u8;
-                self.count += 1;
+                *self.bytes.last_mut().unwrap() |= ((value >> bit & 1) << (self.written % 8)) as u8;
+                self.written += 1;
             }
         }
 
-        /// A code with one symbol.
+        /// A code with one symbol: the short form, not a pair, and a symbol of 8 bits.
         fn put_single(&mut self, symbol: usize) {
             self.put(0b101, 3);
             self.put(symbol, 8);
@@ -446,26 +460,26 @@ mod tests {
     /// A lossless WebP of 8 x 8 pixels with `groups` groups of prefix codes, each of 2,048 codes of 11 bits.
     fn many_tables(groups: usize) -> Vec<u8> {
         let mut bits = BitWriter::default();
-        bits.put(0x2f, 8);
-        bits.put(7, 14);
-        bits.put(7, 14);
+        bits.put(0x2f, 8); // The signature.
+        bits.put(8 - 1, 14);
+        bits.put(8 - 1, 14); // Width and height.
         bits.put(0, 4);
         bits.put(0, 1); // No transformation.
         bits.put(1, 1);
         bits.put(11, 4); // A colour cache.
         bits.put(1, 1);
         bits.put(0, 3); // Groups for blocks of 4 x 4 pixels.
-        bits.put(0, 1);
+        bits.put(0, 1); // The sub-image has no colour cache; all its pixels are the largest group.
         for symbol in [(groups - 1) & 0xff, (groups - 1) >> 8, 0, 0, 0] {
             bits.put_single(symbol);
         }
         for _ in 0..groups {
-            bits.put(0, 1);
+            bits.put(0, 1); // The long form, with an inner code of one symbol: the length 11.
             bits.put(15 - 4, 4);
             for length in &CODE_LENGTH_ORDER[..15] {
                 bits.put(usize::from(*length == 11), 3);
             }
-            bits.put(1, 1);
+            bits.put(1, 1); // The first 2,048 symbols have a length, stored in 2 + 2 * 5 bits.
             bits.put(5, 3);
             bits.put(2048 - 2, 12);
             for _ in 0..4 {
@@ -484,9 +498,10 @@ mod tests {
 
     #[test]
     fn tables_are_counted_one_by_one() {
-        let each = GROUP_BYTES + PAIR_BYTES + (4 << 10) + 2 * 2048 * 16;
+        // A table of 2^10 entries, and two nodes for each of the 2,048 codes of 11 bits.
+        let group = GROUP_BYTES + PAIR_BYTES + (4 << 10) + 2 * 2048 * 16;
         for groups in [1, 2, 300] {
-            assert_eq!(table_bytes(&many_tables(groups), 8, 8), groups as u64 * each, "{groups}");
+            assert_eq!(table_bytes(&many_tables(groups), 8, 8), groups as u64 * group, "{groups}");
         }
     }
 
@@ -505,7 +520,7 @@ mod tests {
             ("lossy-packed-alpha.webp", b"ALPH", 8, 1),
         ] {
             let file = std::fs::read(format!("tests/large/{name}")).unwrap();
-            let (_, data) = RiffChunks(&file[12..]).find(|(found, _)| found == kind).unwrap();
+            let (_, data) = RiffChunks(&file[12..]).find(|(chunk_kind, _)| chunk_kind == kind).unwrap();
             let (mut bytes, mut bits) = (0, BitReader { bytes: data, at: start });
             assert!(add_stream_tables(&mut bits, 640, 480, &mut bytes).is_some(), "{name}");
             assert!(bytes > least * GROUP_BYTES && bytes < 4 << 20, "{name}: {bytes}");
@@ -531,8 +546,8 @@ mod tests {
         for round in 0..3000 {
             let mut file = many_tables(1 + round % 3);
             for _ in 0..1 + random() % 6 {
-                let place = 12 + random() % (file.len() - 12);
-                file[place] = random() as u8;
+                let position = 12 + random() % (file.len() - 12);
+                file[position] = random() as u8;
             }
             table_bytes(&file, 8, 8);
         }

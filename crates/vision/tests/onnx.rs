@@ -239,7 +239,7 @@ fn weights_inputs_and_outputs_may_be_16_bit_floats() {
 }
 
 #[test]
-fn bfloat16_is_refused_with_the_way_out() {
+fn bfloat16_is_refused_with_advice() {
     let problem = opened(&scaled_means(FLOAT, tensor("factors", BFLOAT16, &[3], &[0; 6])), &plain());
     let problem = problem.err().unwrap();
     assert!(problem.contains("'factors' is of type bfloat16"), "{problem}");

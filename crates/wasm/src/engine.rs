@@ -1,5 +1,5 @@
 //! [`Engine`]: a backbone (the network that turns an image into a row of numbers, its embedding) and a classifier of
-//! these rows. `interface` calls [`Engine::read`] once and [`Engine::classify`] for each image.
+//! embeddings. `interface` calls [`Engine::read`] once and [`Engine::classify`] for each image.
 //!
 //! Every step of the preprocessing is done as in the crate `trueshot-vision`, so that the page and `trueshot predict`
 //! answer alike.
@@ -66,7 +66,7 @@ impl Engine {
                 let parameters = flat(efficientnet::layout())?;
                 Session::EfficientNet(EfficientNetEmbedder::new(size, &parameters).session())
             }
-            (other, _) => return Err(format!("the architecture '{other}' is not supported")),
+            (architecture, _) => return Err(format!("the architecture '{architecture}' is not supported")),
         };
         let fit = if tensors.note("fit") == Some("crop") { Fit::Crop } else { Fit::Squash };
         let resampling = match tensors.note("resampling") {
@@ -105,25 +105,25 @@ impl Engine {
             pixels = resample::resized(&pixels, shape, (self.size, self.size), self.resampling);
         }
         let input = self.normalised(&pixels);
-        let mut row = vec![0.0; self.predictor.dim()];
+        let mut embedding = vec![0.0; self.predictor.dim()];
         match &mut self.session {
-            Session::Conv4(session) => session.embed(&input, &mut row),
-            Session::EfficientNet(session) => session.embed(&input, &mut row),
+            Session::Conv4(session) => session.embed(&input, &mut embedding),
+            Session::EfficientNet(session) => session.embed(&input, &mut embedding),
         }
-        let found = self.predictor.predict(&[&row]).map_err(|error| error.to_string())?;
-        found.into_iter().next().ok_or_else(|| "no prediction".into())
+        let predictions = self.predictor.predict(&[&embedding]).map_err(|error| error.to_string())?;
+        predictions.into_iter().next().ok_or_else(|| "no prediction".into())
     }
 
     /// The network's input `(value / 255 - mean) / std`, as `value * scale + shift`. The order of operations is that of
     /// `Preprocessing::normalise` in trueshot-vision, so that the inputs of the network are the same.
     fn normalised(&self, pixels: &[u8]) -> Vec<f32> {
-        // Scale and shift of each channel.
-        let pairs: Vec<[f32; 2]> =
+        // [scale, shift] of each channel.
+        let factors: Vec<[f32; 2]> =
             self.mean.iter().zip(&self.std).map(|(mean, std)| [1.0 / (255.0 * std), -mean / std]).collect();
         let scaled = |pixel: &[u8]| -> Vec<f32> {
             pixel
                 .iter()
-                .zip(&pairs)
+                .zip(&factors)
                 .map(|(&value, [scale, shift])| f32::from(value) * scale + shift)
                 .collect()
         };
@@ -140,9 +140,9 @@ fn colour(rgba: &[u8]) -> Vec<u8> {
 /// Luminance from RGBA (Rec. 709, as the `image` crate computes it), with transparent pixels blended with white.
 fn grey(rgba: &[u8]) -> Vec<u8> {
     let luminance = |colours: [u8; 3]| {
-        let shares = colours.map(|value| f32::from(value) * (1.0 / 255.0));
-        let terms = shares.iter().zip([0.2126, 0.7152, 0.0722]);
-        (255.0 * terms.fold(0.0f32, |sum, (share, weight)| sum + share * weight)).round() as u8
+        let in_unit_range = colours.map(|value| f32::from(value) * (1.0 / 255.0));
+        let terms = in_unit_range.iter().zip([0.2126, 0.7152, 0.0722]);
+        (255.0 * terms.fold(0.0f32, |sum, (value, weight)| sum + value * weight)).round() as u8
     };
     rgba.as_chunks::<4>().0.iter().map(|&[r, g, b, a]| on_white(luminance([r, g, b]), a)).collect()
 }
@@ -150,6 +150,7 @@ fn grey(rgba: &[u8]) -> Vec<u8> {
 /// A value on a white background, rounded; `alpha` is from 0 (transparent) to 255.
 fn on_white(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
+    // Adding 127, half of the divisor, rounds the quotient to the nearest integer.
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }
 
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transparency_is_laid_on_white() {
+    fn transparent_pixels_are_blended_with_white() {
         let rgba = [10, 20, 30, 255, 10, 20, 30, 0, 0, 0, 0, 128];
         assert_eq!(colour(&rgba), [10, 20, 30, 255, 255, 255, 127, 127, 127]);
         assert_eq!(grey(&rgba), [19, 255, 127]);

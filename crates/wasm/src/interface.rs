@@ -46,7 +46,7 @@ pub unsafe extern "C" fn load(
 ) -> *const u32 {
     // SAFETY: required of the caller.
     let (backbone, classifier) =
-        unsafe { (taken(backbone, backbone_length), taken(classifier, classifier_length)) };
+        unsafe { (take_buffer(backbone, backbone_length), take_buffer(classifier, classifier_length)) };
     answer(Engine::read(backbone, classifier).map(|engine| {
         ENGINE.set(Some(engine));
         Vec::new()
@@ -60,11 +60,11 @@ pub unsafe extern "C" fn load(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn classify(pixels: *mut u8, width: usize, height: usize) -> *const u32 {
     // SAFETY: required of the caller.
-    let pixels = unsafe { taken(pixels, 4 * width * height) };
+    let pixels = unsafe { take_buffer(pixels, 4 * width * height) };
     answer(ENGINE.with_borrow_mut(|engine| {
         let engine = engine.as_mut().ok_or("no classifier is loaded")?;
-        let found = engine.classify(&pixels, width, height)?;
-        Ok(std::iter::once(found.unknown).chain(found.probabilities).collect())
+        let prediction = engine.classify(&pixels, width, height)?;
+        Ok(std::iter::once(prediction.unknown).chain(prediction.probabilities).collect())
     }))
 }
 
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn classify(pixels: *mut u8, width: usize, height: usize) 
 ///
 /// # Safety
 /// The buffer comes from [`allocate`] with this length and is not used afterwards.
-unsafe fn taken(buffer: *mut u8, length: usize) -> Vec<u8> {
+unsafe fn take_buffer(buffer: *mut u8, length: usize) -> Vec<u8> {
     // SAFETY: `allocate` leaked a boxed slice of this address and length.
     unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer, length)) }.into_vec()
 }
@@ -88,7 +88,7 @@ fn answer(result: Result<Vec<f32>, String>) -> *const u32 {
             }
             Err(message) => {
                 answer.extend([1, message.len() as u32]);
-                // Four bytes per word, in the order of the bytes; the last word is filled up with zeros.
+                // Four bytes per word, in the order of the bytes; the last word is padded with zeros.
                 let words = message.as_bytes().chunks(4).map(|bytes| {
                     let mut word = [0; 4];
                     word[..bytes.len()].copy_from_slice(bytes);

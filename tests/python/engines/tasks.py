@@ -37,12 +37,12 @@ def task(number: int) -> tuple[list, list | None]:
 
 def table() -> pa.Table:
     """All tasks as one table, one per row."""
-    made = [task(number) for number in range(TASKS)]
+    tasks = [task(number) for number in range(TASKS)]
     return pa.table(
         {
             "task": pa.array([f"task {number:03}" for number in range(TASKS)]),
-            "features": pa.array([rows for rows, _ in made], pa.list_(pa.list_(pa.float32(), DIM))),
-            "labels": pa.array([names for _, names in made], pa.list_(pa.string())),
+            "features": pa.array([rows for rows, _ in tasks], pa.list_(pa.list_(pa.float32(), DIM))),
+            "labels": pa.array([names for _, names in tasks], pa.list_(pa.string())),
             "shard": pa.array(range(TASKS), pa.int64()),
         }
     )
@@ -51,6 +51,7 @@ def table() -> pa.Table:
 def write(folder: Path, files: int = 8) -> str:
     """Writes the tasks as Parquet files, a few in each."""
     whole = table()
+    # TASKS / files, rounded up.
     size = -(-TASKS // files)
     for number in range(files):
         parquet.write_table(whole.slice(number * size, size), folder / f"{number}.parquet")
@@ -69,5 +70,5 @@ def check_errors(found: pa.Table) -> None:
     """Checks that the broken tasks have their errors, and no other task has one."""
     errors = {row["task"]: row["error"] for row in found.to_pylist() if row["error"] is not None}
     assert sorted(errors) == [f"task {number:03}" for number in BROKEN]
-    for number, said in BROKEN.items():
-        assert said in errors[f"task {number:03}"]
+    for number, message in BROKEN.items():
+        assert message in errors[f"task {number:03}"]

@@ -10,7 +10,8 @@ import pytest
 def support_set(ways=5, shots=5, dim=64, wrong=(3,), seed=0, spread=3.0):
     """Rows around class centres `[ways * shots, dim]`, sorted by class, with their given labels and their true classes.
 
-    The rows in ``wrong`` have the label of the next class. A larger ``spread`` moves the classes further apart.
+    The rows in ``wrong`` have the label of the next class. A larger ``spread`` moves the classes further apart: the mean
+    squared distance of a coordinate of two centres is ``spread`` squared, and rows have the variance 1.
     """
     random = np.random.default_rng(seed)
     truth = np.repeat(np.arange(ways), shots)
@@ -24,6 +25,7 @@ def support_set(ways=5, shots=5, dim=64, wrong=(3,), seed=0, spread=3.0):
 
 @pytest.fixture
 def rows():
+    """A support set of five classes of which row 3 has a wrong label."""
     return support_set()
 
 

@@ -20,9 +20,9 @@ use super::{
     fresh_backbone, given_labels, query_labels, random_embeddings, true_labels,
 };
 
-/// Scale and shift of pixel values in [0, 1].
+/// Scale and shift of pixel values in [0, 1], per channel: values from -2 to 2, as on the CPU.
 const NORMALISATION: [[f32; 2]; 3] = [[4.0, -2.0]; 3];
-/// Episodes that share a dropout seed.
+/// The parts of a training step. The episodes of a part share a dropout seed.
 const PARTS: usize = 4;
 
 /// Prepares a workload on a GPU, which is not timed.

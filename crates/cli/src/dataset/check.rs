@@ -146,7 +146,7 @@ fn table(parts: &[(String, Survey)]) -> String {
     text
 }
 
-/// The sizes of the images in words: the only one, or their number and the most frequent one.
+/// The sizes of the images in words: the size that all have, or the number of sizes and the most frequent one.
 fn sizes(survey: &Survey) -> String {
     let mut sizes: Vec<(&(usize, usize), &usize)> = survey.sizes.iter().collect();
     sizes.sort_by_key(|(_, count)| std::cmp::Reverse(**count));

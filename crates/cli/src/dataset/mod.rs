@@ -18,6 +18,7 @@ enum Command {
     Outliers(outliers::Arguments),
 }
 
+/// Runs `trueshot dataset`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     match &arguments.command {
         Command::Check(arguments) => check::run(arguments),

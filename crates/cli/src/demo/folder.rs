@@ -55,7 +55,7 @@ pub(super) struct DemoFolder {
 pub(super) struct AuditedFolder {
     drawings: Vec<SortedDrawing>,
     rows: LabelledRows,
-    found: Audit,
+    audit: Audit,
 }
 
 /// Checks that writing the drawings would overwrite nothing.
@@ -94,6 +94,7 @@ impl DemoFolder {
             let truth = class_name(character);
             Ok(SortedDrawing {
                 folder: characters.classes()[class(item.given)].clone(),
+                // Drawings are counted from 1 in file names.
                 file: format!("{truth}-{:02}.png", number + 1),
                 truth,
                 png: drawing.to_png(),
@@ -125,8 +126,8 @@ impl DemoFolder {
         let results =
             results.map(|((drawing, row), measures)| (drawing.item(), drawing.folder.clone(), row, measures));
         let rows = LabelledRows::from_results(results, embedder.backbone())?;
-        let found = rows.audit().run()?;
-        Ok(AuditedFolder { drawings: self.drawings, rows, found })
+        let audit = rows.audit().run()?;
+        Ok(AuditedFolder { drawings: self.drawings, rows, audit })
     }
 }
 
@@ -140,7 +141,7 @@ impl AuditedFolder {
         let plan = self.plan();
         let page = AuditPage {
             title: "Audit of drawings in folders",
-            audit: &self.found,
+            audit: &self.audit,
             data,
             plan: &plan,
             thumbnails: &thumbnails,
@@ -153,7 +154,7 @@ impl AuditedFolder {
     /// What the audit finds and what a repair does about it, as text. `columns` limits the width of the table.
     pub(super) fn summary(&self, page: &Path, folder: Option<&Path>, columns: Option<usize>) -> String {
         let (items, wrong) = (self.drawings.len(), self.drawings.len() - self.right_before());
-        let table = AuditTable::new(&self.found).width(columns).render();
+        let table = AuditTable::new(&self.audit).width(columns).render();
         let plan = self.plan();
         let classes = CLASSES.len();
         let mut text = format!(
@@ -190,7 +191,7 @@ impl AuditedFolder {
             ..ListedItem::default()
         });
         RepairPlan::new(
-            &self.found,
+            &self.audit,
             &self.rows.embeddings,
             CollectionKind::Folder,
             Path::new("drawings"),
@@ -205,7 +206,7 @@ impl AuditedFolder {
 
     /// The number of drawings in the right folder after the repair. A drawing in quarantine counts as wrong.
     fn right_after(&self) -> usize {
-        let repaired = self.drawings.iter().zip(&self.found.items).filter(|(drawing, item)| {
+        let repaired = self.drawings.iter().zip(&self.audit.items).filter(|(drawing, item)| {
             let folder = match item.action {
                 Action::Relabel => item.suggested.as_ref(),
                 Action::Quarantine => None,

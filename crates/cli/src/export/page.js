@@ -4,6 +4,8 @@
 // turns images into embeddings) and the classifier in base64, and the names of the classes as JSON.
 
 const element = (id) => document.getElementById(id);
+// `refusedFrom` is the probability of "none of these" from which that is the answer; `listed` is the number of classes to
+// list.
 const { classes, refusedFrom, listed } = JSON.parse(element("config").textContent);
 const canvas = document.createElement("canvas");
 const context = canvas.getContext("2d", { willReadFrequently: true });
@@ -19,7 +21,7 @@ let latest = 0;
 let shownUrl;
 
 /** Decodes the base64 contents of an element, and removes them from the page to free memory. */
-function embedded(id) {
+function decodeElement(id) {
   const text = atob(element(id).textContent);
   element(id).textContent = "";
   const bytes = new Uint8Array(text.length);
@@ -28,15 +30,15 @@ function embedded(id) {
 }
 
 /** Copies bytes into the memory of the engine and returns their address. The engine frees them. */
-function handed(bytes) {
+function copyToEngine(bytes) {
   const address = engine.allocate(bytes.length);
   new Uint8Array(engine.memory.buffer, address, bytes.length).set(bytes);
   return address;
 }
 
 /** The numbers in the reply of the engine at an address; throws if the reply is an error message. A reply is two 32-bit
- * words, whether it is an error (1) and its length, followed by 32-bit floats or by the bytes of the message. */
-function answer(address) {
+ * words (8 bytes), whether it is an error (1) and its length, followed by 32-bit floats or by the bytes of the message. */
+function readReply(address) {
   const [failed, length] = new Uint32Array(engine.memory.buffer, address, 2);
   if (failed) throw new Error(new TextDecoder().decode(new Uint8Array(engine.memory.buffer, address + 8, length)));
   return Array.from(new Float32Array(engine.memory.buffer, address + 8, length));
@@ -44,11 +46,11 @@ function answer(address) {
 
 /** Starts the engine and loads backbone and classifier into it. */
 async function start() {
-  const { instance } = await WebAssembly.instantiate(embedded("engine"), {});
+  const { instance } = await WebAssembly.instantiate(decodeElement("engine"), {});
   engine = instance.exports;
-  const [backbone, classifier] = [embedded("backbone"), embedded("classifier")];
-  const [backboneAt, classifierAt] = [handed(backbone), handed(classifier)];
-  answer(engine.load(backboneAt, backbone.length, classifierAt, classifier.length));
+  const [backbone, classifier] = [decodeElement("backbone"), decodeElement("classifier")];
+  const [backboneAt, classifierAt] = [copyToEngine(backbone), copyToEngine(classifier)];
+  readReply(engine.load(backboneAt, backbone.length, classifierAt, classifier.length));
   element("answer").textContent = "No image yet";
   element("detail").textContent = "Choose an image to see its class.";
   element("camera").hidden = !navigator.mediaDevices?.getUserMedia;
@@ -62,28 +64,29 @@ function classify(source, width, height) {
   context.drawImage(source, 0, 0);
   // RGBA, one byte each. The engine resizes the image.
   const { data } = context.getImageData(0, 0, width, height);
-  const [unknown, ...probabilities] = answer(engine.classify(handed(data), width, height));
+  const [unknown, ...probabilities] = readReply(engine.classify(copyToEngine(data), width, height));
   show(unknown, probabilities);
 }
 
 /** A probability in percent as in tables and reports: only exactly 0 and 1 become 0 % and 100 %. */
 function percent(probability) {
   const share = 100 * probability;
-  if (share > 0 && share < 0.5) return "<1 %";
-  if (share > 99.5 && share < 100) return ">99 %";
+  if (share > 0 && share <= 0.5) return "<1 %";
+  if (share >= 99.5 && share < 100) return ">99 %";
   return `${Math.round(share)} %`;
 }
 
 /** Shows the answer: the probability of "none of these", and one probability per class, in the order of `classes`. */
 function show(unknown, probabilities) {
-  const order = classes.map((_, number) => number).sort((a, b) => probabilities[b] - probabilities[a]);
+  // The indices of the classes, the most probable first.
+  const order = classes.map((_, index) => index).sort((a, b) => probabilities[b] - probabilities[a]);
   const best = order[0];
   const refused = unknown >= refusedFrom;
   element("answer").textContent = refused ? "None of these" : classes[best];
   element("detail").textContent = refused
     ? `${percent(unknown)}; most similar: ${classes[best]}`
     : `${percent(probabilities[best])}`;
-  const rows = order.slice(0, listed).map((number) => row(classes[number], probabilities[number], ""));
+  const rows = order.slice(0, listed).map((index) => row(classes[index], probabilities[index], ""));
   rows.push(row("none of these", unknown, "none"));
   element("classes").replaceChildren(...rows);
   element("more").hidden = order.length <= listed;
@@ -181,7 +184,7 @@ function stopCamera() {
 }
 
 /** The first image of dropped or pasted files, or else the first file, for which an error is shown. */
-const images = (list) => Array.from(list ?? []).find((file) => file.type.startsWith("image/")) ?? list?.[0];
+const firstImage = (list) => Array.from(list ?? []).find((file) => file.type.startsWith("image/")) ?? list?.[0];
 
 start().then(
   () => {
@@ -192,7 +195,7 @@ start().then(
     });
     element("camera").addEventListener("click", () => (stream ? stopCamera() : startCamera()));
     document.addEventListener("paste", (event) => {
-      const file = images(event.clipboardData?.files);
+      const file = firstImage(event.clipboardData?.files);
       if (file) open(file);
     });
     document.addEventListener("dragover", (event) => {
@@ -203,7 +206,7 @@ start().then(
     document.addEventListener("drop", (event) => {
       event.preventDefault();
       element("drop").classList.remove("over");
-      const file = images(event.dataTransfer?.files);
+      const file = firstImage(event.dataTransfer?.files);
       if (file) open(file);
     });
     document.body.dataset.ready = "true";

@@ -171,12 +171,12 @@ impl Experiments {
 
     /// Reads a list of experiments, and puts the rows of groups into the tables that name them.
     fn parse(text: &str) -> anyhow::Result<Self> {
-        let all = toml::from_str(text).map_err(|problem| anyhow::anyhow!(toml_message(&problem)));
-        let mut all: Experiments = all.context("the list of experiments")?;
-        for table in &mut all.table {
+        let experiments = toml::from_str(text).map_err(|problem| anyhow::anyhow!(toml_message(&problem)));
+        let mut experiments: Experiments = experiments.context("the list of experiments")?;
+        for table in &mut experiments.table {
             let mut rows = Vec::new();
             for name in &table.groups {
-                let group = all.group.iter().find(|group| group.name == *name);
+                let group = experiments.group.iter().find(|group| group.name == *name);
                 rows.extend(
                     group.with_context(|| format!("{}: no group '{name}'", table.name))?.rows.iter().cloned(),
                 );
@@ -193,7 +193,7 @@ impl Experiments {
             }
             table.rows = rows;
         }
-        Ok(all)
+        Ok(experiments)
     }
 
     /// All figures, in the order of the file.
@@ -201,9 +201,10 @@ impl Experiments {
         &self.figure
     }
 
+    /// The table with this name. Fails if the name is unknown.
     pub fn table(&self, name: &str) -> anyhow::Result<&PaperTable> {
-        let found = self.table.iter().find(|table| table.name == name);
-        found.with_context(|| format!("unknown table '{name}'"))
+        let table = self.table.iter().find(|table| table.name == name);
+        table.with_context(|| format!("unknown table '{name}'"))
     }
 
     /// All tables, in the order of the file.
@@ -219,10 +220,10 @@ impl Experiments {
             return Ok(all);
         }
         let find = |name: &String| {
-            let known = || all.iter().map(Experiment::name).collect::<Vec<_>>().join(", ");
-            let found = all.iter().find(|known| known.name() == name).copied();
-            found.ok_or_else(|| {
-                hinted(format!("unknown experiment '{name}'"), format!("known: all, {}", known()))
+            let names = || all.iter().map(Experiment::name).collect::<Vec<_>>().join(", ");
+            let experiment = all.iter().find(|experiment| experiment.name() == name).copied();
+            experiment.ok_or_else(|| {
+                hinted(format!("unknown experiment '{name}'"), format!("known: all, {}", names()))
             })
         };
         names.iter().map(find).collect()
@@ -325,7 +326,7 @@ fn percent_column(level: f64) -> i64 {
     (level * 100.0).round() as i64
 }
 
-/// The fields of a line of CSV; fields with commas are quoted.
+/// The fields of a line of CSV. Fields with commas are quoted; no field contains a quotation mark.
 fn csv_fields(line: &str) -> Vec<String> {
     let (mut fields, mut quoted) = (vec![String::new()], false);
     for character in line.chars() {
@@ -358,18 +359,18 @@ mod tests {
     fn every_cell_of_the_paper_belongs_to_a_row_of_an_experiment() {
         let (experiments, paper) = (Experiments::load_paper().unwrap(), PaperResults::new().unwrap());
         assert_eq!(paper.0.len(), 1237);
-        for (table, dataset, row, column) in paper.0.keys() {
-            let found = experiments.tables().iter().find(|known| known.name == *table);
-            let found = found.unwrap_or_else(|| panic!("no experiment '{table}'"));
-            assert!(found.datasets.contains(dataset), "{table} does not run on {dataset}");
-            let known = found.rows.iter().find(|known| known.row == *row);
-            let known = known.unwrap_or_else(|| panic!("{table} has no row '{row}'"));
-            let noise = known.noise.as_ref().or(found.noise.as_ref());
-            let levels: Vec<i64> =
-                noise.iter().flat_map(|noise| &noise.0).map(|n| super::percent_column(n.level)).collect();
+        for (table_name, dataset, row_name, column) in paper.0.keys() {
+            let table = experiments.tables().iter().find(|table| table.name == *table_name);
+            let table = table.unwrap_or_else(|| panic!("no experiment '{table_name}'"));
+            assert!(table.datasets.contains(dataset), "{table_name} does not run on {dataset}");
+            let row = table.rows.iter().find(|row| row.row == *row_name);
+            let row = row.unwrap_or_else(|| panic!("{table_name} has no row '{row_name}'"));
+            let noise = row.noise.as_ref().or(table.noise.as_ref());
+            let levels = noise.iter().flat_map(|noise| &noise.0).map(|noise| noise.level);
+            let columns: Vec<i64> = levels.map(super::percent_column).collect();
             assert!(
-                known.missing.is_some() || levels.contains(column),
-                "{table}, {row}: no {column} % in {levels:?}"
+                row.missing.is_some() || columns.contains(column),
+                "{table_name}, {row_name}: no {column} % in {columns:?}"
             );
         }
     }

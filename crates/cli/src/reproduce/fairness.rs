@@ -18,7 +18,7 @@ pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     let mut warnings = Vec::new();
     if settings.scale != 1.0 {
         warnings.push(format!(
-            "Training was shortened to {} of its length: trained rows are not comparable with full training.",
+            "Training took {} times the usual number of steps: trained rows are not comparable with full training.",
             settings.scale
         ));
     }

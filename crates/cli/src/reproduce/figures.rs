@@ -92,16 +92,16 @@ impl<'a> Planner<'a> {
         tables: &[&'a PaperTable],
         source: &DatasetSource<'a>,
     ) -> Vec<PlannedTable<'a>> {
-        let mut all = Vec::new();
+        let mut planned_tables = Vec::new();
         for table in tables.iter().filter(|table| table.datasets.iter().any(|name| name == source.name)) {
             let mut planned = self.plan(table, source);
             planned.curve = Some(figure);
             let drawn: Vec<usize> = planned.rows().map(|(index, _)| index).collect();
             planned.evaluations.retain(|evaluation| evaluation.rows.iter().any(|row| drawn.contains(row)));
             planned.missing.retain(|row, _| drawn.contains(row));
-            all.push(planned);
+            planned_tables.push(planned);
         }
-        all
+        planned_tables
     }
 
     /// Adds all jobs of a figure of images on one dataset; `None` for a figure of curves.
@@ -136,7 +136,7 @@ impl<'a> Planner<'a> {
             if has_outliers(noise) {
                 args.extend(source.test_outliers(splits).outlier_arguments());
             }
-            self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), 1.0, args)
+            self.jobs.add(JobKind::SupportSet, format!("{title}: the support set"), DRAWING_SECONDS, args)
         });
         PlannedPanel { title, job }
     }
@@ -165,7 +165,7 @@ impl<'a> Planner<'a> {
             if has_outliers(&map.noise) {
                 args.extend([Argument::text("--outliers"), Argument::result(features.outliers.test)]);
             }
-            Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), 1.0, args))
+            Ok(self.jobs.add(JobKind::Attention, format!("{title}: attention"), DRAWING_SECONDS, args))
         });
         Ok(PlannedPanel { title, job })
     }
@@ -178,6 +178,8 @@ impl<'a> Planner<'a> {
 
 /// Shots of the support sets in figures.
 const SHOTS: usize = 5;
+/// The estimated duration of a job that draws an image, in seconds.
+const DRAWING_SECONDS: f64 = 1.0;
 
 /// Noise types with their levels in words, such as "paired noise of 40 %".
 fn noise_title(noise: &NoiseLevels) -> String {

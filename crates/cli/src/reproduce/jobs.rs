@@ -93,6 +93,7 @@ impl Argument {
         Argument(vec![ArgumentPart::External(path.into(), fingerprint.into())])
     }
 
+    /// Appends another argument to this one, without a space between them.
     pub fn concat(mut self, mut other: Argument) -> Self {
         self.0.append(&mut other.0);
         self
@@ -143,6 +144,7 @@ impl Jobs {
         let mut needs: Vec<usize> = parts
             .filter_map(|part| if let ArgumentPart::Job(job) = part { Some(*job) } else { None })
             .collect();
+        // Most repetitions are next to each other; others do no harm.
         needs.dedup();
         let output =
             PathBuf::from("cache").join(format!("{}-{}.{}", kind.name(), &key[..16], kind.extension()));
@@ -213,6 +215,7 @@ impl Jobs {
         let mut needed = vec![false; self.all.len()];
         let mut pending = wanted.to_vec();
         while let Some(job) = pending.pop() {
+            // `replace` returns whether the job was visited before.
             if !std::mem::replace(&mut needed[job], true) {
                 pending.extend(&self.all[job].needs);
             }
@@ -266,8 +269,8 @@ mod tests {
         assert_ne!(on_a, on_b);
         assert_eq!(jobs.with_needs(&[on_b]), [b, on_b]);
         assert_eq!(jobs.unfinished(&[on_a, on_b], |job| job.key == jobs.all()[a].key), [b, on_a, on_b]);
-        let evaluated = |job: &Job| job.key == jobs.all()[on_b].key;
-        assert!(jobs.unfinished(&[on_b], evaluated).is_empty(), "nothing else needs the result of {b}");
+        let is_done = |job: &Job| job.key == jobs.all()[on_b].key;
+        assert!(jobs.unfinished(&[on_b], is_done).is_empty(), "only a finished job needs the result of {b}");
         let job = &jobs.all()[on_b];
         assert!(
             jobs.command(job).starts_with(&format!("trueshot x:model={}", jobs.all()[b].output.display()))

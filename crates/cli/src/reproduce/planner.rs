@@ -443,6 +443,7 @@ impl<'a> Planner<'a> {
             args.extend(plain_arguments(&format!("--queries {}", source.dataset.queries)));
         }
         args.extend(plain_arguments(&format!("--val-queries {}", source.dataset.queries)));
+        // A Relabel head, or a TraNFS.
         let seconds_per_step = if trainer == "relabel" { 0.055 } else { 0.018 };
         let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
         self.jobs.add(JobKind::Head, label, seconds_per_step * steps as f64, args)

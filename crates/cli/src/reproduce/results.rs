@@ -58,6 +58,7 @@ struct PairedDifference {
 }
 
 impl EvaluationResult {
+    /// Reads the result file of an evaluation job.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -71,6 +72,7 @@ impl EvaluationResult {
 }
 
 impl SettingResult {
+    /// The result of a row of the table, by its index.
     fn method_of_row(&self, row: usize) -> Option<&MethodResult> {
         self.methods.iter().find(|method| method.method == row_label(row))
     }
@@ -91,11 +93,12 @@ pub fn table(
     let mut levels: Vec<f64> = noises.clone().flat_map(|noise| &noise.0).map(|noise| noise.level).collect();
     levels.sort_by(f64::total_cmp);
     levels.dedup();
+    // The type of the first noise; a table without any counts as symmetric.
     let noise = noises
         .clone()
         .flat_map(|noise| &noise.0)
         .next()
-        .map_or(trueshot::noise::NoiseKind::Symmetric, |n| n.kind);
+        .map_or(trueshot::noise::NoiseKind::Symmetric, |noise| noise.kind);
     let rows = planned.rows().map(|(index, _)| row(planned, index, &levels, evaluated, paper)).collect();
     let needed =
         jobs.with_needs(&planned.evaluations.iter().map(|evaluation| evaluation.job).collect::<Vec<_>>());
@@ -175,14 +178,12 @@ fn measured(
     // A reference is a row with the backbone of the dataset. It may be in another evaluation, which has the same
     // episodes.
     let accuracy_of = |name: &str| {
-        let is_reference = |row: &super::experiments::PaperRow| {
-            row.method.as_deref() == Some(name) && row.backbone.is_none()
-        };
-        let row = planned.table.rows.iter().position(is_reference)?;
+        let is_reference = |row: &PaperRow| row.method.as_deref() == Some(name) && row.backbone.is_none();
+        let reference = planned.table.rows.iter().position(is_reference)?;
         evaluated
             .iter()
-            .filter_map(|evaluated| evaluated.setting(setting.level))
-            .find_map(|s| s.method_of_row(row)?.accuracy)
+            .filter_map(|evaluation| evaluation.setting(setting.level))
+            .find_map(|setting| setting.method_of_row(reference)?.accuracy)
     };
     // The share of the gap that is closed is not reported for gaps below one point.
     let gap = accuracy_of("oracle")
@@ -218,10 +219,10 @@ fn published(
 /// Notes on the noise levels at which the difference between the best two rows is not significant.
 fn notes(planned: &PlannedTable<'_>, evaluated: &[EvaluationResult]) -> Vec<String> {
     let mut notes = Vec::new();
-    for (evaluation, evaluated) in planned.evaluations.iter().zip(evaluated) {
+    for (evaluation, result) in planned.evaluations.iter().zip(evaluated) {
         let name = |row: usize| &planned.table.rows[row].row;
         let is_oracle = |row: usize| planned.table.rows[row].method.as_deref() == Some("oracle");
-        for setting in &evaluated.settings {
+        for setting in &result.settings {
             let accuracy = |row: usize| setting.method_of_row(row).and_then(|method| method.accuracy);
             // The shown rows other than the oracle with their accuracies, the best first.
             let mut rows: Vec<(usize, f64)> = evaluation

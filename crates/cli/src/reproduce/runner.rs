@@ -2,7 +2,7 @@
 //! [`JobRunner::run`].
 //!
 //! A job can be stopped (by Ctrl-C or `--job-minutes`): training writes a checkpoint and exits with status 130, and the
-//! next run resumes it. Then no other job is started, and this program exits with status 130 too.
+//! next run resumes it. After a job was stopped, no other job is started, and this program exits with status 130 too.
 
 use std::fs::File;
 use std::path::Path;
@@ -144,7 +144,7 @@ impl JobRunner<'_> {
             }
             false => status.code() == Some(130) || check_interrupted().is_break(),
         };
-        // Time of a run that was stopped or killed (no exit code) counts too.
+        // The time of a run that was stopped or killed (no exit code) is part of the duration of the job.
         if is_stopped || status.code().is_none() {
             self.cache.add_time(job, start.elapsed().as_secs_f64())?;
         }
@@ -153,11 +153,11 @@ impl JobRunner<'_> {
         }
         let log = self.log_path(job);
         if !status.success() {
-            let end = match status.code() {
+            let outcome = match status.code() {
                 Some(_) => "failed".to_string(),
                 None => format!("was killed ({status})"),
             };
-            let message = format!("this step {end}: {}", self.jobs.command(job));
+            let message = format!("this step {outcome}: {}", self.jobs.command(job));
             return Err(match self.parallel > 1 {
                 true => hinted(message, format!("see {}", log.display())),
                 false => anyhow::anyhow!(message),
@@ -204,6 +204,7 @@ impl JobRunner<'_> {
         Ok(command)
     }
 
+    /// The file for the messages of a job that runs in parallel with others.
     fn log_path(&self, job: &Job) -> std::path::PathBuf {
         self.cache.path(job).with_extension("log")
     }

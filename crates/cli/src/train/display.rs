@@ -11,7 +11,7 @@ use trueshot::training::{Event, Observer, Record};
 use crate::messages::say;
 use crate::progress::check_interrupted;
 
-/// The weight of a step's loss in the running mean that is shown.
+/// The weight of a step's loss in the running mean that is shown: about the mean of the last 33 steps.
 const LOSS_SMOOTHING: f64 = 0.03;
 /// The shortest time between two updates of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -43,13 +43,13 @@ impl TrainingDisplay {
         let all = MultiProgress::new();
         let bar = all.add(ProgressBar::new(0));
         let line = |bar: ProgressBar| {
-            bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is ours"));
+            bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is valid"));
             bar
         };
         let losses = line(all.add(ProgressBar::new(0)));
         let validation = line(all.add(ProgressBar::new(0)));
         let style = "{bar:30} step {human_pos}/{human_len}  {msg}";
-        bar.set_style(ProgressStyle::with_template(style).expect("the template is ours"));
+        bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
         let now = Instant::now();
         TrainingDisplay {
             all,
@@ -80,7 +80,7 @@ impl TrainingDisplay {
         }
     }
 
-    /// Adds the loss terms of a step to the running means, and redraws if the last time is long enough ago.
+    /// Adds the loss terms of a step to the running means, and redraws unless the screen was updated a moment ago.
     fn step(&mut self, done: u64, terms: &[f64]) {
         if self.means.is_empty() {
             self.means = terms.to_vec();
@@ -98,6 +98,7 @@ impl TrainingDisplay {
     /// Steps per second since this process started, and the remaining time.
     fn pace(&self, done: u64) -> String {
         let (before, since) = self.started;
+        // At the first step the elapsed time or the rate can be 0.
         let rate = (done - before) as f64 / since.elapsed().as_secs_f64().max(1e-9);
         let left = (self.steps - done) as f64 / rate.max(1e-9);
         format!("{} steps/s  {} left", format_number(rate), format_duration(left))
@@ -176,7 +177,7 @@ fn format_validation(record: &Record) -> String {
     }
 }
 
-/// Formats a number with three or four significant digits.
+/// Formats a number with three or four significant digits, below 1 with three decimals.
 fn format_number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -298,6 +298,7 @@ fn train<M: HeadOptions + Send + Sync>(
     flags: toml::Table,
 ) -> anyhow::Result<()> {
     let mut configuration = configuration::read(&defaults, run.config.as_deref(), flags)?;
+    // Fills in what follows from other options, such as the noise in validation from that in training.
     configuration.settle();
     // A TraNFS has a fixed maximum of classes, by default that of the training episodes.
     let ways = configuration.episodes.ways.iter().map(|ways| ways.max).max().unwrap_or(0);
@@ -310,17 +311,17 @@ fn train<M: HeadOptions + Send + Sync>(
     let steps = configuration.steps;
     let outcome = run.threads.run(|| {
         let files = open_all(&configuration)?;
-        // Pairs every file of `data` with the file of outliers in the same place, if there is one.
-        let banks = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<EpisodeData<'_>> {
-            let bank = |(place, path): (usize, &PathBuf)| EpisodeData {
+        // Pairs every file of `data` with the file at the same position in `outliers`, if there is one.
+        let episode_data = |data: &[PathBuf], outliers: &[PathBuf]| -> Vec<EpisodeData<'_>> {
+            let pair = |(position, path): (usize, &PathBuf)| EpisodeData {
                 embeddings: &files[path.as_path()],
-                outliers: outliers.get(place).map(|path| &files[path.as_path()]),
+                outliers: outliers.get(position).map(|path| &files[path.as_path()]),
             };
-            data.iter().enumerate().map(bank).collect()
+            data.iter().enumerate().map(pair).collect()
         };
         let data = &configuration.data;
-        let training = banks(&data.train, &data.outliers);
-        let validation = banks(&data.validation, &data.validation_outliers);
+        let training = episode_data(&data.train, &data.outliers);
+        let validation = episode_data(&data.validation, &data.validation_outliers);
         for overlap in heads::overlaps(&training, &validation) {
             say!("warning: {overlap}");
         }
@@ -339,16 +340,16 @@ fn train<M: HeadOptions + Send + Sync>(
         say!("{} parameters, seed {}", with_separators(trainee.parameters()?.len()), configuration.seed);
         run.train(claim, &mut trainee, training_run)
     })?;
-    run.print_outcome(&outcome, steps);
+    run.report_and_exit_if_stopped(&outcome, steps);
     Ok(())
 }
 
 /// Opens the files of the configuration, each once even if it is named several times. Returns them by path.
 fn open_all<M>(configuration: &Configuration<M>) -> anyhow::Result<BTreeMap<&Path, Embeddings>> {
     let data = &configuration.data;
-    let all = [&data.train, &data.outliers, &data.validation, &data.validation_outliers];
+    let lists = [&data.train, &data.outliers, &data.validation, &data.validation_outliers];
     let mut files = BTreeMap::new();
-    for path in all.into_iter().flatten() {
+    for path in lists.into_iter().flatten() {
         if !files.contains_key(path.as_path()) {
             let embeddings = crate::eval::open(path, None)?;
             say!(

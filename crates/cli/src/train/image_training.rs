@@ -179,11 +179,11 @@ impl DataFlags {
     /// Whether the built-in drawings are trained on, by flag or by file. Their defaults differ from those of
     /// photographs.
     fn is_built_in(&self, file: Option<&Path>) -> bool {
-        let written = || {
+        let train_in_file = || {
             let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
             Some(PathBuf::from(table.get("data")?.get("train")?.as_str()?))
         };
-        let data = self.train.clone().or_else(written);
+        let data = self.train.clone().or_else(train_in_file);
         data.is_some_and(|data| trueshot_vision::source::is_built_in(&data))
     }
 }
@@ -236,7 +236,7 @@ impl ImageTraining<'_> {
             say!("{} {}, seed {seed}", with_separators(count(&trainee)?), self.parameters);
             run.train(claim, &mut trainee, training_run)
         })?;
-        run.print_outcome(&outcome, steps);
+        run.report_and_exit_if_stopped(&outcome, steps);
         Ok(())
     }
 
@@ -248,14 +248,15 @@ impl ImageTraining<'_> {
             "no images to train on: give DATASET, or data.train in the configuration"
         );
         let train = open_split(data, &data.train, &data.train_split)?;
+        // The training images themselves as outliers mean the default: classes that are not in the episode.
         let is_separate = is_given(&data.outliers) && data.outliers != data.train;
-        let others = is_separate.then(|| open_outliers(data, &data.outliers)).transpose()?;
-        if let Some(others) = &others {
-            check_outliers((data.train.as_path(), &train), (data.outliers.as_path(), others))?;
+        let outliers = is_separate.then(|| open_outliers(data, &data.outliers)).transpose()?;
+        if let Some(outliers) = &outliers {
+            check_outliers((data.train.as_path(), &train), (data.outliers.as_path(), outliers))?;
         }
         let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
-        if let Some(others) = &others {
-            datasets.outliers = Some(Arc::new(load_images(pictures, others, ImageUse::Outliers)?));
+        if let Some(outliers) = &outliers {
+            datasets.outliers = Some(Arc::new(load_images(pictures, outliers, ImageUse::Outliers)?));
         }
         if is_given(&data.outliers) && !self.noise.iter().any(is_outlier) {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
@@ -277,6 +278,7 @@ impl ImageTraining<'_> {
                 true => open_outliers(data, &data.validation_outliers)?,
                 false => train,
             };
+            // The same number from every class.
             outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
             let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
             datasets.validation_outliers = Some(Arc::new(outliers));
@@ -308,25 +310,25 @@ fn has_validation(data: &training::DataSettings) -> bool {
 /// splits.
 fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow::Result<Collection> {
     let is_split = is_given(&data.split_file) || trueshot_vision::source::has_splits(path);
-    let part = ImageSelection {
+    let selection = ImageSelection {
         split_file: is_given(&data.split_file).then_some(&data.split_file),
         split: is_split.then_some(split),
         pool: data.pool,
         limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
     };
-    part.open(path)
+    selection.open(path)
 }
 
 /// Opens outliers. Of a source with splits, only the training split is used, so that no validation or test class is
 /// seen.
 fn open_outliers(data: &training::DataSettings, path: &Path) -> anyhow::Result<Collection> {
-    let part = ImageSelection {
+    let selection = ImageSelection {
         split_file: None,
         split: trueshot_vision::source::has_splits(path).then_some(&data.train_split),
         pool: false,
         limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
     };
-    part.open(path)
+    selection.open(path)
 }
 
 /// What images are loaded for.
@@ -343,12 +345,12 @@ enum ImageUse {
 fn load_images(
     pictures: &training::ImageSettings,
     collection: &Collection,
-    used: ImageUse,
+    image_use: ImageUse,
 ) -> anyhow::Result<Dataset> {
     let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
-    let augmented = matches!(used, ImageUse::Training | ImageUse::Outliers) && pictures.augment;
-    let to = pictures.preprocessing();
-    let loaded = Dataset::load(collection, &to, augmented, &progress);
+    let augmented = matches!(image_use, ImageUse::Training | ImageUse::Outliers) && pictures.augment;
+    let preprocessing = pictures.preprocessing();
+    let loaded = Dataset::load(collection, &preprocessing, augmented, &progress);
     progress.finish();
     let mut dataset = loaded?;
     print_skipped(collection.skipped().iter().chain(dataset.skipped()));
@@ -357,7 +359,7 @@ fn load_images(
         let (class, skipped) = (empty.clone(), dataset.skipped().len());
         return Err(Error::TooFewImages { class, have: 0, need: 1, skipped }.into());
     }
-    if used == ImageUse::Training && pictures.rotations {
+    if image_use == ImageUse::Training && pictures.rotations {
         dataset = dataset.with_rotations()?;
     }
     say!(
@@ -365,7 +367,7 @@ fn load_images(
         collection.path().display(),
         with_separators(dataset.images().len()),
         with_separators(dataset.labels().classes().len()),
-        match used {
+        match image_use {
             ImageUse::Training => "to train on",
             ImageUse::Outliers => "as outliers",
             ImageUse::Validation => "to validate on",

@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// What every training has.
+/// The options of every training command.
 #[derive(Args)]
 #[command(next_help_heading = "The run")]
 pub struct RunArguments {
@@ -98,7 +98,7 @@ pub struct TrainingRun {
     pub validate_every: u64,
     /// The complete configuration as TOML, which is saved with the model.
     pub configuration: String,
-    /// Everything that the result depends on. A run is resumed only if its identity is equal.
+    /// Everything that the result depends on. A checkpoint is resumed only if it was written with the same identity.
     pub identity: toml::Table,
 }
 
@@ -145,8 +145,8 @@ impl RunArguments {
         Ok(outcome?)
     }
 
-    /// Prints how the run ended. Exits with status 130 if it was stopped before its last step.
-    pub fn print_outcome(&self, outcome: &Outcome, steps: u64) {
+    /// Prints how the run ended. If it was stopped before its last step, ends this process with status 130.
+    pub fn report_and_exit_if_stopped(&self, outcome: &Outcome, steps: u64) {
         let files = Files::of(&self.output);
         let score = outcome.best_score.map_or(String::new(), |score| format!(", validation {score:.2}"));
         if outcome.best_step > 0 {
@@ -156,9 +156,13 @@ impl RunArguments {
             say!("{}: learning curves", files.curves.display());
         } else {
             // clap refuses --resume together with --overwrite.
-            let and = if self.overwrite { "with --resume in place of --overwrite" } else { "and --resume" };
+            let change = match self.start() {
+                Start::Resume => "",
+                Start::Overwrite => " with --resume in place of --overwrite",
+                Start::Fresh => " and --resume",
+            };
             say!(
-                "stopped after {} of {steps} steps, all saved; resume with the same command {and}",
+                "stopped after {} of {steps} steps, all saved; resume with the same command{change}",
                 outcome.done
             );
             std::process::exit(130);

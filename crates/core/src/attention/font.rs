@@ -10,6 +10,7 @@ pub(super) const HEIGHT: usize = 8;
 /// The five pixel columns of a character from left to right, with the top pixel in the lowest bit. Characters other
 /// than printable ASCII are drawn as `?`.
 pub(super) fn columns(character: char) -> [u8; 5] {
+    // Control characters, below 0x20, wrap around to an index beyond the table.
     let index = (character as usize).wrapping_sub(0x20);
     GLYPHS.get(index).copied().unwrap_or(GLYPHS['?' as usize - 0x20])
 }

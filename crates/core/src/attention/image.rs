@@ -42,7 +42,7 @@ impl AttentionImage {
     /// of the class tokens' rows.
     pub(super) fn draw(title: &str, tokens: &[Token], map: &[Vec<f32>], truths: bool) -> Self {
         let side = tokens.len() * CELL;
-        // Below the cells there is a line of text.
+        // Below the cells there is a line of text, with space above and below it.
         let (width, height) = (LEFT + side + EDGE, TOP + side + EDGE + 2 * font::HEIGHT);
         let mut image = AttentionImage { width, height, pixels: BACKGROUND.repeat(width * height) };
         image.text(EDGE, 10, title, TEXT, 2 * DOT);
@@ -155,6 +155,7 @@ impl AttentionImage {
                     (false, false) => TEXT,
                 };
                 let width = name.len() * font::ADVANCE * DOT;
+                // Centred in the cell without its first pixel row and column, which a class border may cover.
                 let x = LEFT + column * CELL + CELL.saturating_sub(width) / 2 + 1;
                 self.text(x, TOP + row * CELL + (CELL - font::HEIGHT) / 2 + 1, &name, colour, DOT);
             }
@@ -198,7 +199,8 @@ impl ColourScale {
         ColourScale { low: values().fold(f32::INFINITY, f32::min), high: values().fold(0.0, f32::max) }
     }
 
-    /// An attention weight scaled to the range from 0 (smallest) to 1 (largest).
+    /// An attention weight scaled to the range from 0 (smallest) to 1 (largest); 0 if all weights of the map are equal,
+    /// because `max` prevents a division by 0.
     fn intensity(self, weight: f32) -> f32 {
         ((weight - self.low) / (self.high - self.low).max(f32::MIN_POSITIVE)).clamp(0.0, 1.0)
     }
@@ -235,6 +237,7 @@ mod tests {
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         reader.next_frame(&mut pixels).unwrap();
         assert_eq!(pixels, image.pixels);
+        // The red value of a pixel inside a cell of the first row; lower is darker.
         let at = |column: usize| {
             let start = 3 * ((TOP + 2) * image.width + LEFT + column * CELL + 2);
             pixels[start]

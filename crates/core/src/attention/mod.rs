@@ -134,6 +134,7 @@ impl AttentionMaps {
             correct / total.max(f32::MIN_POSITIVE)
         };
         let fractions: Vec<f32> = self.layers[layer].iter().map(correct_fraction).collect();
+        // `max_by` returns the last of several maxima, so the heads are reversed to get the first.
         (0..fractions.len()).rev().max_by(|&a, &b| fractions[a].total_cmp(&fractions[b])).unwrap_or(0)
     }
 

@@ -25,8 +25,8 @@ impl Action {
     /// All actions, in the order in which reports list them.
     pub const ALL: [Action; 4] = [Action::Relabel, Action::Quarantine, Action::Review, Action::Keep];
 
-    /// The action that follows from a verdict. Relabel and outlier need the certainty for an action anyway;
-    /// [`Verdict::Wrong`] may need less, so its probability `p_wrong` is compared here.
+    /// The action that follows from a verdict. An item gets the verdict relabel or outlier only with the certainty for
+    /// an action; [`Verdict::Wrong`] may need less, so its probability `p_wrong` is compared here.
     pub(super) fn new(verdict: Verdict, p_wrong: f32, certainty: Certainty) -> Self {
         match verdict {
             Verdict::Keep => Action::Keep,
@@ -65,7 +65,7 @@ pub struct AuditCounts {
     pub keep: usize,
     /// Items whose label the user has confirmed.
     pub confirmed: usize,
-    /// Suspect labels: more likely wrong than right ([`AuditedItem::is_suspect`]), whatever the action.
+    /// Suspect labels: more likely wrong than right ([`AuditedItem::is_suspect`]), with any action.
     pub suspect: usize,
 }
 

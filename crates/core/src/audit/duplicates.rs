@@ -99,23 +99,24 @@ pub(super) fn find(
     let mut pairs: Vec<Pair> = groups.iter().flat_map(|group| equal_pairs(data, group)).collect();
     pairs.extend(near_pairs(data, &groups, input, poll)?);
     let class = |row: u32| data.labels()[row as usize];
-    // By names, so that the order of the rows does not matter.
+    // Order the items of a pair, and then the pairs, by names, so that the order of the rows does not matter. Pairs of
+    // different classes come first (`false` before `true`).
     let key = |row: u32| (data.item(row as usize), row);
-    for (one, other, _) in &mut pairs {
-        if key(*one) > key(*other) {
-            std::mem::swap(one, other);
+    for (first, second, _) in &mut pairs {
+        if key(*first) > key(*second) {
+            std::mem::swap(first, second);
         }
     }
-    pairs.sort_by_key(|&(one, other, _)| (class(one) == class(other), key(one), key(other)));
+    pairs.sort_by_key(|&(first, second, _)| (class(first) == class(second), key(first), key(second)));
     let name = |row: u32| data.classes()[class(row) as usize].clone();
-    let to_duplicate = |(one, other, kind): Pair| Duplicate {
+    let to_duplicate = |(first, second, kind): Pair| Duplicate {
         kind,
-        item: item_name(data, one as usize),
-        given: name(one),
-        other: item_name(data, other as usize),
-        other_given: name(other),
-        label_conflict: class(one) != class(other),
-        rows: [one, other],
+        item: item_name(data, first as usize),
+        given: name(first),
+        other: item_name(data, second as usize),
+        other_given: name(second),
+        label_conflict: class(first) != class(second),
+        rows: [first, second],
     };
     let duplicates = pairs.into_iter().map(to_duplicate).collect();
     Ok(DuplicateFindings { duplicates, warnings: warnings(data, &groups) })
@@ -143,6 +144,7 @@ fn equal_rows(data: &Embeddings, poll: &Poll<'_>) -> Result<Vec<Vec<u32>>> {
 /// Pairs each row of a group with the first row of its class in the group, and the first rows of the classes with the
 /// first row of the group.
 fn equal_pairs(data: &Embeddings, group: &[u32]) -> Vec<Pair> {
+    // By class, its first row in the group.
     let mut firsts: HashMap<u32, u32> = HashMap::new();
     let mut pairs = Vec::new();
     for &row in group {
@@ -199,22 +201,22 @@ fn near_pairs(
     let mut first_of = vec![0; data.len()];
     groups.iter().for_each(|group| group.iter().for_each(|&row| first_of[row as usize] = group[0]));
     let mut candidates: Vec<Candidate> = Vec::new();
-    for (row, others) in input.neighbours.iter().enumerate() {
-        let one = first_of[row];
-        let others = others.iter().map(|&(other, cosine)| (first_of[other as usize], cosine));
-        let others = others.filter(|&(other, _)| other != one);
-        candidates.extend(others.map(|(other, cosine)| (one.min(other), one.max(other), cosine)));
+    for (row, neighbours) in input.neighbours.iter().enumerate() {
+        let own = first_of[row];
+        let others = neighbours.iter().map(|&(neighbour, cosine)| (first_of[neighbour as usize], cosine));
+        let others = others.filter(|&(other, _)| other != own);
+        candidates.extend(others.map(|(other, cosine)| (own.min(other), own.max(other), cosine)));
     }
     candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
-    candidates.dedup_by_key(|&mut (one, other, _)| (one, other));
+    candidates.dedup_by_key(|&mut (first, second, _)| (first, second));
     // Keep those whose thumbnails are alike or, without thumbnails that show enough, whose embeddings are.
     let distances = Distances::new(input.neighbours);
-    let is_near = |&(one, other, cosine): &Candidate| {
+    let is_near = |&(first, second, cosine): &Candidate| {
         let of_image = |row: u32| input.measures.get(row as usize).and_then(Option::as_ref);
         let is_similar = 1.0 - cosine <= SIMILAR_SHARE * distances.usual;
-        let compare = |(one, other)| thumbnails::is_copy(one, other, is_similar);
-        let by_pixels = of_image(one).zip(of_image(other)).and_then(compare);
-        by_pixels.unwrap_or_else(|| distances.are_near(one, other, cosine))
+        let compare = |(first, second)| thumbnails::is_copy(first, second, is_similar);
+        let by_pixels = of_image(first).zip(of_image(second)).and_then(compare);
+        by_pixels.unwrap_or_else(|| distances.are_near(first, second, cosine))
     };
     let near_of_block = |block: &[Candidate]| {
         poll.check()?;
@@ -234,7 +236,7 @@ struct Distances<'a> {
 
 impl<'a> Distances<'a> {
     fn new(neighbours: &'a [Vec<(u32, f32)>]) -> Self {
-        let distance = |others: &Vec<(u32, f32)>| others.get(1).map(|&(_, cosine)| 1.0 - cosine);
+        let distance = |nearest: &Vec<(u32, f32)>| nearest.get(1).map(|&(_, cosine)| 1.0 - cosine);
         let mut distances: Vec<f32> = neighbours.iter().filter_map(distance).collect();
         distances.sort_unstable_by(f32::total_cmp);
         Distances { usual: distances.get(distances.len() / 2).copied().unwrap_or(0.0), neighbours }
@@ -243,9 +245,9 @@ impl<'a> Distances<'a> {
     /// Whether two items are near duplicates by their embeddings alone: their distance is far smaller than is usual in
     /// the collection, and far smaller than the distances to the last of their own neighbours. The latter rules out
     /// items in dense regions, where many items are equally close.
-    fn are_near(&self, one: u32, other: u32, cosine: f32) -> bool {
+    fn are_near(&self, first: u32, second: u32, cosine: f32) -> bool {
         let last = |row: u32| self.neighbours[row as usize].last().map_or(0.0, |&(_, cosine)| 1.0 - cosine);
-        let reference = self.usual.min(last(one)).min(last(other));
+        let reference = self.usual.min(last(first)).min(last(second));
         1.0 - cosine <= NEAR_DISTANCE.min(NEAR_SHARE * reference)
     }
 }
@@ -257,16 +259,17 @@ fn most_similar(data: &Embeddings, mut near: Vec<Candidate>) -> Vec<Pair> {
     near.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| (key(a.0), key(a.1)).cmp(&(key(b.0), key(b.1)))));
     // Per item, the pairs so far within its class and across classes. All pairs count, also those that are not kept.
     let mut counts = vec![[0; 2]; data.len()];
-    let mut is_kept = |&(one, other, _): &Candidate| {
-        let across = usize::from(data.labels()[one as usize] != data.labels()[other as usize]);
+    let mut is_kept = |&(first, second, _): &Candidate| {
+        let across = usize::from(data.labels()[first as usize] != data.labels()[second as usize]);
         let mut count = |row: u32| {
             let count = &mut counts[row as usize][across];
             *count += 1;
             *count <= MAX_PAIRS_PER_ITEM
         };
-        let (of_one, of_other) = (count(one), count(other));
-        of_one || of_other
+        // Both items are counted, even if the first one suffices to keep the pair.
+        let (of_first, of_second) = (count(first), count(second));
+        of_first || of_second
     };
     near.retain(|pair| is_kept(pair));
-    near.into_iter().map(|(one, other, _)| (one, other, DuplicateKind::Near)).collect()
+    near.into_iter().map(|(first, second, _)| (first, second, DuplicateKind::Near)).collect()
 }

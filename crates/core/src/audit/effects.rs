@@ -99,14 +99,14 @@ impl<'a> LeaveOneOut<'a> {
             })
             .collect();
         let views: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
-        let mut all = vec![0.0; rows.len() * classes];
-        all.par_chunks_exact_mut(classes).zip(rows).for_each(|(out, row)| {
+        let mut with_sums = vec![0.0; rows.len() * classes];
+        with_sums.par_chunks_exact_mut(classes).zip(rows).for_each(|(out, row)| {
             products::products(&views, &[row], out);
         });
         let squared_lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
         let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         let mut leave_one_out =
-            LeaveOneOut { rows, labels, classes, products: all, squared_lengths, own, nearest: Vec::new() };
+            LeaveOneOut { rows, labels, classes, products: with_sums, squared_lengths, own, nearest: vec![] };
         leave_one_out.nearest =
             (0..rows.len()).into_par_iter().map(|row| leave_one_out.nearest_to(row)).collect();
         leave_one_out
@@ -123,11 +123,11 @@ impl<'a> LeaveOneOut<'a> {
     fn nearest_to(&self, row: usize) -> [(u32, f32); 3] {
         let mut best = [(0, ABSENT); 3];
         for class in 0..self.classes as u32 {
-            let found = (class, self.score(row, class));
-            let place = best.iter().position(|(_, score)| found.1 > *score);
-            if let Some(place) = place {
-                best[place..].rotate_right(1);
-                best[place] = found;
+            let score = self.score(row, class);
+            let rank = best.iter().position(|(_, lower)| score > *lower);
+            if let Some(rank) = rank {
+                best[rank..].rotate_right(1);
+                best[rank] = (class, score);
             }
         }
         best
@@ -151,23 +151,25 @@ impl<'a> LeaveOneOut<'a> {
         products::products(self.rows, &[self.rows[moved]], &mut with_moved);
         let product_with = |class: u32| self.products[moved * self.classes + class as usize];
         let own = with_moved[moved];
-        let length_without =
+        // |sum - row|^2 and |sum + row|^2.
+        let squared_without =
             |class: u32| self.squared_lengths[class as usize] - 2.0 * product_with(class) + own;
-        let length_with = |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + own;
+        let squared_with =
+            |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + own;
         let (mut right, mut known) = (0, 0);
         for (row, product) in with_moved.iter().enumerate() {
             let label = if row == moved { change.to } else { self.labels[row] };
             let Some(label) = label else { continue };
             // The best class is one of the two that change, with new scores, or the best of those that do not.
             let unchanged = |class: u32| Some(class) != from && Some(class) != change.to;
-            let changed_score = |class: u32, sign: f32, length: f32| {
-                let sum = self.products[row * self.classes + class as usize] + sign * product;
-                (class, score(sum, length, if class == label { self.own[row] } else { 0.0 }))
+            let changed_score = |class: u32, sign: f32, squared_length: f32| {
+                let with_sum = self.products[row * self.classes + class as usize] + sign * product;
+                (class, score(with_sum, squared_length, if class == label { self.own[row] } else { 0.0 }))
             };
             let mut candidates: Vec<(u32, f32)> =
                 self.nearest[row].iter().copied().filter(|(class, _)| unchanged(*class)).collect();
-            candidates.extend(from.map(|class| changed_score(class, -1.0, length_without(class))));
-            candidates.extend(change.to.map(|class| changed_score(class, 1.0, length_with(class))));
+            candidates.extend(from.map(|class| changed_score(class, -1.0, squared_without(class))));
+            candidates.extend(change.to.map(|class| changed_score(class, 1.0, squared_with(class))));
             known += 1;
             right += usize::from(best_class(&candidates) == Some(label));
         }
@@ -178,6 +180,7 @@ impl<'a> LeaveOneOut<'a> {
 /// The cosine of a row with a sum, from their product and the squared length of the sum. If the row is part of the sum,
 /// `own` is the squared length of the row, and the row is left out; otherwise `own` is 0.
 fn score(product: f32, squared_length: f32, own: f32) -> f32 {
+    // For a row x and a sum c: (c - x).x = c.x - |x|^2, and |c - x|^2 = |c|^2 - 2 c.x + |x|^2.
     let (product, squared) = if own > 0.0 {
         (product - own, squared_length - 2.0 * product + own)
     } else {
@@ -198,8 +201,8 @@ mod tests {
 
     /// Two clusters on a curve, with one item of each in the wrong class.
     fn data() -> Embeddings {
-        let places = [-1.0, -1.2, -0.9, 1.1, 1.0, 1.3, 0.9, -1.1];
-        let values = places.iter().flat_map(|place| [*place, 0.3 * place * place]).collect();
+        let positions = [-1.0, -1.2, -0.9, 1.1, 1.0, 1.3, 0.9, -1.1];
+        let values = positions.iter().flat_map(|x| [*x, 0.3 * x * x]).collect();
         let labels = ["a", "a", "a", "a", "b", "b", "b", "b"].map(String::from).to_vec();
         Embeddings::from_rows(values, 2, labels).unwrap()
     }
@@ -227,20 +230,23 @@ mod tests {
     }
 
     #[test]
-    fn effects_are_what_leaving_out_item_by_item_gives() {
+    fn effects_equal_those_of_leaving_out_one_item_after_the_other() {
         let data = data();
         let changes =
             [(3, Some(1)), (7, Some(0)), (7, None), (0, Some(1))].map(|(row, to)| Change { row, to });
         let given: Vec<Option<u32>> = data.labels().iter().copied().map(Some).collect();
-        let found = effects(&data, &changes);
-        assert_eq!(accuracy(&data), found.before);
-        assert!((found.before - plain(&data, &given)).abs() < 1e-9);
-        for (change, alone) in changes.iter().zip(&found.alone) {
+        let effects_of_changes = effects(&data, &changes);
+        assert_eq!(accuracy(&data), effects_of_changes.before);
+        assert!((effects_of_changes.before - plain(&data, &given)).abs() < 1e-9);
+        for (change, alone) in changes.iter().zip(&effects_of_changes.alone) {
             let mut labels = given.clone();
             labels[change.row as usize] = change.to;
-            assert!((found.before + alone - plain(&data, &labels)).abs() < 1e-9, "{change:?}");
+            assert!((effects_of_changes.before + alone - plain(&data, &labels)).abs() < 1e-9, "{change:?}");
         }
-        assert!(found.alone[0] > 0.0 && found.alone[3] < 0.0, "{found:?}");
+        assert!(
+            effects_of_changes.alone[0] > 0.0 && effects_of_changes.alone[3] < 0.0,
+            "{effects_of_changes:?}"
+        );
         let repaired = effects(&data, &changes[..2]);
         assert!(repaired.after > repaired.before && repaired.after == 1.0, "{repaired:?}");
     }
@@ -253,7 +259,10 @@ mod tests {
             ["a", "a", "b"].map(String::from).to_vec(),
         )
         .unwrap();
-        let found = effects(&data, &[Change { row: 2, to: None }]);
-        assert!(found.before <= 2.0 / 3.0 && found.alone[0] > 0.0, "{found:?}");
+        let effects_of_removal = effects(&data, &[Change { row: 2, to: None }]);
+        assert!(
+            effects_of_removal.before <= 2.0 / 3.0 && effects_of_removal.alone[0] > 0.0,
+            "{effects_of_removal:?}"
+        );
     }
 }

@@ -46,6 +46,7 @@ const VOTERS: [usize; 2] = [3, 10];
 const PENALTIES: [f64; 2] = [1.0, 8.0];
 /// Ridge penalty of the regression on random Fourier features (`waves`).
 const WAVE_PENALTY: f64 = 1.0;
+/// Number of regressions: those with [`PENALTIES`] and the one on random Fourier features.
 const REGRESSIONS: usize = 3;
 /// Indices of the class features whose means over all items, each with its given class, tell how well the labels of the
 /// collection can be predicted: all scores but the typicality of the cosine (4), and the log-probability of the logit
@@ -207,7 +208,7 @@ impl<'a> Evidence<'a> {
         let scored: Vec<CandidateScores> = items.clone().into_par_iter().map(to_scores).collect();
         let logs = score_model::log_probabilities(&scored);
         // The features of every item with each of its candidates: `[item][candidate][feature]`.
-        let of_classes = |item: usize| {
+        let class_features = |item: usize| {
             let given = self.collection.given[item];
             let of_class = |(number, score): (usize, &ClassScore)| {
                 // The expected number of other items of the class.
@@ -225,7 +226,7 @@ impl<'a> Evidence<'a> {
             scores[item].candidates.iter().enumerate().map(of_class).collect()
         };
         let of_classes: Vec<Vec<[f32; CLASS_FEATURES]>> =
-            items.clone().into_par_iter().map(of_classes).collect();
+            items.clone().into_par_iter().map(class_features).collect();
         // Features of the whole collection, which are the same for all items. Candidate 0 is the given class.
         let mean = |value: &dyn Fn(usize) -> f32| {
             (items.clone().map(|item| f64::from(value(item))).sum::<f64>() / items.len() as f64) as f32
@@ -238,11 +239,11 @@ impl<'a> Evidence<'a> {
                 return vec![(self.collection.given[item], 1.0)];
             }
             let votes = self.votes(item, VOTERS[1], before).iter().map(|(_, votes)| votes).sum::<f32>();
-            let of_item = self.item_features(item, wrong, 1.0 - votes, averages);
+            let item_features = self.item_features(item, wrong, 1.0 - votes, averages);
             let to_features = |of_class: &[f32; CLASS_FEATURES]| {
                 let mut features = [0.0; FEATURES];
                 features[..CLASS_FEATURES].copy_from_slice(of_class);
-                features[CLASS_FEATURES..CLASS_FEATURES + ITEM_FEATURES].copy_from_slice(&of_item);
+                features[CLASS_FEATURES..CLASS_FEATURES + ITEM_FEATURES].copy_from_slice(&item_features);
                 features
             };
             let mut features: Vec<[f32; FEATURES]> = of_classes[item].iter().map(to_features).collect();
@@ -272,7 +273,7 @@ impl<'a> Evidence<'a> {
         // The order is that of the training.
         let parts = [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &outlier, &size, &averages]
             .concat();
-        parts.try_into().expect("as many as there are")
+        parts.try_into().expect("the parts have ITEM_FEATURES values")
     }
 
     /// Compares all items with all classes, by matrix products of blocks of rows with one vector per class.
@@ -304,14 +305,14 @@ impl<'a> Evidence<'a> {
             poll.check()?;
             let block = start..(start + BLOCK).min(self.rows.len());
             // Per matrix, the products `[items of the block][classes]`.
-            let found = matrices.each_ref().map(|(matrix, rows)| {
-                let mut found = vec![0.0; count * block.len()];
-                products::products(matrix, &rows[block.clone()], &mut found);
-                found
+            let products = matrices.each_ref().map(|(matrix, rows)| {
+                let mut products = vec![0.0; count * block.len()];
+                products::products(matrix, &rows[block.clone()], &mut products);
+                products
             });
-            let of_item = |place: usize| {
-                let item = start + place;
-                let product = |matrix: usize, class: u32| found[matrix][place * count + class as usize];
+            let of_item = |index: usize| {
+                let item = start + index;
+                let product = |matrix: usize, class: u32| products[matrix][index * count + class as usize];
                 let score = |class: u32| {
                     let share = share(&before[item], class);
                     // Each prediction, corrected for the item's own part in the regression.
@@ -332,6 +333,7 @@ impl<'a> Evidence<'a> {
                 let given = self.collection.given[item];
                 let mut candidates: Vec<ClassScore> =
                     (0..count as u32).filter(|&class| class != given).map(score).collect();
+                // The factors are those of the class features in `round`.
                 let rank = |score: &ClassScore| 5.0 * (score.ridge[1] + score.ridge[2]) + 4.0 * score.cosine;
                 let order =
                     |a: &ClassScore, b: &ClassScore| rank(b).total_cmp(&rank(a)).then(a.class.cmp(&b.class));
@@ -389,17 +391,18 @@ pub(super) fn share(shares: &[(u32, f32)], class: u32) -> f32 {
 }
 
 /// Fills in the last [`RELATIVE_FEATURES`] of every candidate: for each of its first features, the difference to the
-/// largest value among the other candidates of the item. `features` has one entry per candidate.
+/// largest value among the other candidates of the item (0 without other candidates). `features` has one entry per
+/// candidate.
 fn compare_candidates(features: &mut [[f32; FEATURES]]) {
     for n in 0..RELATIVE_FEATURES {
-        let best_other = |own: usize, features: &[[f32; FEATURES]]| {
-            let others = features.iter().enumerate().filter(|(other, _)| *other != own);
-            others.map(|(_, feature)| feature[n]).max_by(f32::total_cmp)
+        let best_other = |candidate: usize, features: &[[f32; FEATURES]]| {
+            let others = features.iter().enumerate().filter(|(other, _)| *other != candidate);
+            others.map(|(_, features)| features[n]).max_by(f32::total_cmp)
         };
-        for own in 0..features.len() {
-            let value = features[own][n];
-            features[own][FEATURES - RELATIVE_FEATURES + n] =
-                value - best_other(own, features).unwrap_or(value);
+        for candidate in 0..features.len() {
+            let value = features[candidate][n];
+            features[candidate][FEATURES - RELATIVE_FEATURES + n] =
+                value - best_other(candidate, features).unwrap_or(value);
         }
     }
 }
@@ -448,9 +451,9 @@ impl<'a> ClassSums<'a> {
         let dim = rows[0].len();
         let mut sums = vec![0.0; members.items.len() * dim];
         sums.par_chunks_exact_mut(dim).zip(&members.items).for_each(|(out, members)| {
-            let members_rows: Vec<&[f32]> = members.iter().map(|&(item, _)| rows[item as usize]).collect();
+            let member_rows: Vec<&[f32]> = members.iter().map(|&(item, _)| rows[item as usize]).collect();
             let weights: Vec<f32> = members.iter().map(|&(_, share)| share).collect();
-            products::weighted_sum(&members_rows, &weights, out);
+            products::weighted_sum(&member_rows, &weights, out);
         });
         let mut total = vec![0.0; dim];
         products::weighted_sum(rows, &vec![1.0; rows.len()], &mut total);

@@ -97,7 +97,7 @@ impl ImageMeasures {
     pub const THUMBNAIL_SIDE: usize = 32;
     /// The number of pixels of the thumbnail.
     pub const THUMBNAIL_LEN: usize = Self::THUMBNAIL_SIDE * Self::THUMBNAIL_SIDE;
-    /// The number of bytes of [`Self::to_bytes`].
+    /// The number of bytes of [`Self::to_bytes`]: 12 before the thumbnail.
     pub const BYTES: usize = 12 + Self::THUMBNAIL_LEN;
 
     /// Measures a grey image of `width` x `height` pixels, in rows from the top. `thumbnail` is the same image,
@@ -109,8 +109,8 @@ impl ImageMeasures {
     pub fn of_grey(width: usize, height: usize, pixels: &[u8], thumbnail: &[u8]) -> Self {
         assert_eq!(pixels.len(), width * height, "pixels of a grey image");
         assert_eq!(thumbnail.len(), Self::THUMBNAIL_LEN, "pixels of a thumbnail");
-        // Pixels that are `EDGE_WIDTH` apart and differ enough are an edge. Of the steps between neighbouring pixels,
-        // as many count as strongest.
+        // Pixels that are `EDGE_WIDTH` apart and differ enough are an edge. `rare_edge` is the number of strongest
+        // edges, and the same number of steps between neighbouring pixels count as strongest.
         let [steps, contrasts] = [1, EDGE_WIDTH].map(|distance| differences(width, pixels, distance));
         let edges: usize = contrasts[usize::from(MIN_EDGE_CONTRAST)..].iter().sum();
         let rare_edge = edges.div_ceil(RARE_EDGE);
@@ -134,6 +134,7 @@ impl ImageMeasures {
         levels.for_each(|level| counts[usize::from(level)] += 1);
         let rare = counts.iter().sum::<usize>().div_ceil(RARE_LEVEL);
         let brightest = reached(&counts, rare);
+        // The darkest level is the brightest one of the inverted image.
         counts.reverse();
         let darkest = 255 - reached(&counts, rare);
         self.brightest = self.brightest.max(brightest);
@@ -161,7 +162,7 @@ impl ImageMeasures {
         if bytes.len() != Self::BYTES {
             return None;
         }
-        let number = |place: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[place + byte]));
+        let number = |offset: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[offset + byte]));
         Some(ImageMeasures {
             width: number(0),
             height: number(4),
@@ -188,13 +189,13 @@ impl ImageMeasures {
         let has_edges = self.edge_contrast >= MIN_EDGE_CONTRAST && !self.is_blank();
         let is_soft = u32::from(self.edge_step) * 100 < u32::from(self.edge_contrast) * BLURRED_PERCENT;
         let side = self.shorter_side();
-        let found = [
+        let checks = [
             (ImageProblemKind::Blurred, has_edges && is_soft),
             (ImageProblemKind::Dark, is_dark),
             (ImageProblemKind::Blank, self.is_blank() && !is_dark),
             (ImageProblemKind::Tiny, side < TINY_SIDE && usual_side / 2 >= side),
         ];
-        found.into_iter().filter(|(_, found)| *found).map(|(kind, _)| kind).collect()
+        checks.into_iter().filter(|(_, has_problem)| *has_problem).map(|(kind, _)| kind).collect()
     }
 }
 
@@ -216,10 +217,11 @@ fn differences(width: usize, pixels: &[u8], distance: usize) -> [usize; 256] {
 
 /// The largest value that at least `rare` of the values counted in a histogram reach; 0 if there are no values.
 fn reached(counts: &[usize; 256], rare: usize) -> u8 {
-    let mut larger = 0;
+    // The number of values from `value` on.
+    let mut count_above = 0;
     for (value, count) in (0..=255).zip(counts).rev() {
-        larger += count;
-        if larger >= rare && rare > 0 {
+        count_above += count;
+        if count_above >= rare && rare > 0 {
             return value;
         }
     }
@@ -241,15 +243,15 @@ pub(super) fn find(
         let given = Some(data.classes()[data.labels()[row] as usize].clone());
         (!kinds.is_empty()).then(|| ImageProblem { item: item_name(data, row), given, kinds })
     };
-    let mut found: Vec<ImageProblem> = measures.iter().enumerate().filter_map(of_row).collect();
+    let mut problems: Vec<ImageProblem> = measures.iter().enumerate().filter_map(of_row).collect();
     let mut unreadable: Vec<&(String, Option<String>)> = unreadable.iter().collect();
     unreadable.sort();
-    found.extend(unreadable.into_iter().map(|(item, class)| ImageProblem {
+    problems.extend(unreadable.into_iter().map(|(item, class)| ImageProblem {
         item: item.clone(),
         given: class.clone(),
         kinds: vec![ImageProblemKind::Unreadable],
     }));
-    found
+    problems
 }
 
 #[cfg(test)]
@@ -258,7 +260,7 @@ pub(super) mod tests {
 
     /// The measures of a grey image given by a function, and the image reduced to a thumbnail by the mean of blocks.
     pub fn measured(side: usize, level: impl Fn(usize, usize) -> u8) -> ImageMeasures {
-        let pixels: Vec<u8> = (0..side * side).map(|place| level(place % side, place / side)).collect();
+        let pixels: Vec<u8> = (0..side * side).map(|pixel| level(pixel % side, pixel / side)).collect();
         let small = ImageMeasures::THUMBNAIL_SIDE;
         let cell = |cell: usize| {
             let range = |at: usize| at * side / small..((at + 1) * side / small).max(at * side / small + 1);
@@ -304,7 +306,7 @@ pub(super) mod tests {
     fn colours_of_the_same_shade_are_neither_dark_nor_blank() {
         let mut red_and_green = measured(64, |_, _| 40);
         assert_eq!(red_and_green.problems(64), [ImageProblemKind::Dark]);
-        red_and_green.add_channel((0..64 * 64).map(|place| if place % 64 < 32 { 130 } else { 0 }));
+        red_and_green.add_channel((0..64 * 64).map(|pixel| if pixel % 64 < 32 { 130 } else { 0 }));
         assert_eq!(red_and_green.problems(64), []);
     }
 
@@ -319,18 +321,18 @@ pub(super) mod tests {
     #[test]
     fn images_of_every_size_can_be_measured() {
         for (width, height) in [(1, 1), (1, 300), (300, 1), (8, 9), (9, 8)] {
-            let pixels: Vec<u8> = (0..width * height).map(|place| (place % 251) as u8).collect();
-            let found = ImageMeasures::of_grey(width, height, &pixels, &[0; ImageMeasures::THUMBNAIL_LEN]);
-            assert!(found.range <= found.brightest, "{found:?}");
-            found.problems(100);
+            let pixels: Vec<u8> = (0..width * height).map(|pixel| (pixel % 251) as u8).collect();
+            let measures = ImageMeasures::of_grey(width, height, &pixels, &[0; ImageMeasures::THUMBNAIL_LEN]);
+            assert!(measures.range <= measures.brightest, "{measures:?}");
+            measures.problems(100);
         }
     }
 
     #[test]
     fn bytes_of_another_length_are_refused() {
-        let one = edge(3);
-        let bytes = one.to_bytes();
-        assert_eq!(ImageMeasures::from_bytes(&bytes), Some(one));
+        let measures = edge(3);
+        let bytes = measures.to_bytes();
+        assert_eq!(ImageMeasures::from_bytes(&bytes), Some(measures));
         assert_eq!(ImageMeasures::from_bytes(&bytes[1..]), None);
         assert_eq!(ImageMeasures::from_bytes(&[]), None);
         let extreme = ImageMeasures::from_bytes(&vec![255; ImageMeasures::BYTES]).unwrap();

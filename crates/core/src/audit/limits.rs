@@ -29,14 +29,14 @@ pub(super) struct Merged {
 impl Merged {
     /// `None` if no two classes have the same items, or if fewer than two classes would be left.
     pub fn new(data: &Embeddings) -> Option<Self> {
-        // The features of a class, without repetitions. `first_of` is, for each class, the first one with the same
-        // content.
+        // The features of a class, without repetitions.
         let content = |class: usize| -> BTreeSet<&[u8]> {
             data.rows_of(class)
                 .iter()
                 .map(|&row| data.features().bytes_of(row as usize..row as usize + 1))
                 .collect()
         };
+        // For each class, the first one with the same content.
         let mut firsts = HashMap::new();
         let first_of: Vec<usize> =
             (0..data.classes().len()).map(|class| *firsts.entry(content(class)).or_insert(class)).collect();
@@ -63,11 +63,11 @@ impl Merged {
             let shares = item.posterior.shares().iter().flat_map(|&(class, share)| {
                 let originals = &self.originals[class as usize];
                 let has_given = originals.len() > 1 && originals.contains(&given);
-                let others = if has_given { originals.len() - 1 } else { originals.len() };
-                let rest = if has_given { share / 2.0 } else { share };
+                let other_classes = if has_given { originals.len() - 1 } else { originals.len() };
+                let of_others = if has_given { share / 2.0 } else { share };
                 originals.iter().map(move |&original| {
-                    let part =
-                        if has_given && original == given { share / 2.0 } else { rest / others as f32 };
+                    let is_given = has_given && original == given;
+                    let part = if is_given { share / 2.0 } else { of_others / other_classes as f32 };
                     (original, part)
                 })
             });

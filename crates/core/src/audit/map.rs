@@ -42,14 +42,14 @@ fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     let dim = rows[0].len();
     // Any start works that is not orthogonal to the components.
     let start = |seed: usize| -> Vec<f32> {
-        (0..dim).map(|place| ((place * 2 + seed) as f32 * 12.9898).sin() + 0.01).collect()
+        (0..dim).map(|column| ((column * 2 + seed) as f32 * 12.9898).sin() + 0.01).collect()
     };
     let mut axes = [start(0), start(1)];
     for _ in 0..POWER_ITERATIONS {
         poll.check()?;
         orthonormal(&mut axes);
-        let placed = project(rows, &axes);
-        axes = power_iteration(rows, &placed);
+        let projections = project(rows, &axes);
+        axes = power_iteration(rows, &projections);
     }
     orthonormal(&mut axes);
     for axis in &mut axes {
@@ -66,23 +66,23 @@ fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
 /// The inner products of every row with both axes.
 fn project(rows: &[&[f32]], axes: &[Vec<f32>; 2]) -> Vec<Point> {
     let views = [axes[0].as_slice(), axes[1].as_slice()];
-    let place = |row: &&[f32]| {
+    let projection = |row: &&[f32]| {
         let mut point = [0.0; 2];
         products::products(&views, &[*row], &mut point);
         point
     };
-    rows.par_iter().map(place).collect()
+    rows.par_iter().map(projection).collect()
 }
 
 /// One power iteration: the sums of the rows, weighted by their projections on each axis.
-fn power_iteration(rows: &[&[f32]], placed: &[Point]) -> [Vec<f32>; 2] {
-    let axis = |axis: usize| {
-        let weights: Vec<f32> = placed.iter().map(|point| point[axis]).collect();
+fn power_iteration(rows: &[&[f32]], projections: &[Point]) -> [Vec<f32>; 2] {
+    let weighted_sum = |axis: usize| {
+        let weights: Vec<f32> = projections.iter().map(|point| point[axis]).collect();
         let mut sum = vec![0.0; rows[0].len()];
         products::weighted_sum(rows, &weights, &mut sum);
         sum
     };
-    let (first, second) = rayon::join(|| axis(0), || axis(1));
+    let (first, second) = rayon::join(|| weighted_sum(0), || weighted_sum(1));
     [first, second]
 }
 
@@ -142,7 +142,8 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
 }
 
 /// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. Perplexity is the
-/// effective number of neighbours of an item.
+/// effective number of neighbours of an item, the exponential of the entropy of its affinities: 30, or a third of the
+/// other items if that is less.
 fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let items = rows.len();
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
@@ -154,16 +155,18 @@ fn affinities(rows: &[&[f32]]) -> Vec<f32> {
         let distances: Vec<f32> = out.iter().map(|cosine| (2.0 - 2.0 * cosine).max(0.0)).collect();
         conditional_affinities(&distances, item, perplexity.ln(), out);
     });
-    let symmetric = |(index, one): (usize, &f32)| {
+    // The mean of both directions. All rows sum to `items`, so the division by `items` makes the sum 1.
+    let symmetric = |(index, affinity): (usize, &f32)| {
         let (row, column) = (index / items, index % items);
-        (one + conditional[column * items + row]) / (2.0 * items as f32)
+        (affinity + conditional[column * items + row]) / (2.0 * items as f32)
     };
     conditional.iter().enumerate().map(symmetric).collect()
 }
 
 /// Writes to `out` the Gaussian weights `exp(-precision * distance)` of all items, seen from `item`, scaled to sum 1.
 /// `distances` are the squared distances of all items from `item`. The precision is found by bisection, so that the
-/// weights have the given entropy.
+/// weights have the given entropy. The smallest distance is subtracted from all, which changes no scaled weight but
+/// keeps their sum above 0.
 fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mut [f32]) {
     let nearest = distances
         .iter()
@@ -180,12 +183,13 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
             mean += *out * (distance - nearest);
         }
         out.iter_mut().for_each(|value| *value /= total);
-        // The entropy of the weights, whose sum before scaling is `total`.
-        let found = total.ln() + precision * mean / total;
-        if (found - entropy).abs() < 1e-4 {
+        // The entropy of the scaled weights: `total` is the sum of the weights before, and `mean / total` the mean of
+        // `distance - nearest`.
+        let current = total.ln() + precision * mean / total;
+        if (current - entropy).abs() < 1e-4 {
             break;
         }
-        if found > entropy {
+        if current > entropy {
             low = precision
         } else {
             high = precision
@@ -194,23 +198,24 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
     }
 }
 
-/// The gradient of the t-SNE objective at every point. Similarities in the plane are `1 / (1 + d^2)` for the distance
-/// `d`.
+/// The gradient of the t-SNE objective (the Kullback-Leibler divergence of the similarities in the plane from the
+/// affinities) at every point `a`: the sum over all points `b` of `4 (p - s / S) s (a - b)`, with the affinity `p`, the
+/// similarity `s = 1 / (1 + d^2)` for the distance `d`, and the sum `S` of all similarities.
 fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Point> {
     let items = points.len();
-    let near = |a: Point, b: Point| {
+    let similarity = |a: Point, b: Point| {
         let (x, y) = (a[0] - b[0], a[1] - b[1]);
         1.0 / (1.0 + x * x + y * y)
     };
     // The sum over all pairs, without those of a point with itself, whose similarity is 1.
     let sums: Vec<f32> =
-        points.par_iter().map(|a| points.iter().map(|b| near(*a, *b)).sum::<f32>() - 1.0).collect();
+        points.par_iter().map(|a| points.iter().map(|b| similarity(*a, *b)).sum::<f32>() - 1.0).collect();
     let total: f32 = sums.iter().sum::<f32>().max(1e-12);
     let gradient = |(a, affinities): (&Point, &[f32])| {
         let mut gradient = [0.0; 2];
         for (b, affinity) in points.iter().zip(affinities) {
-            let near = near(*a, *b);
-            let force = 4.0 * (exaggeration * affinity - near / total) * near;
+            let similarity = similarity(*a, *b);
+            let force = 4.0 * (exaggeration * affinity - similarity / total) * similarity;
             gradient[0] += force * (a[0] - b[0]);
             gradient[1] += force * (a[1] - b[1]);
         }
@@ -223,17 +228,21 @@ fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Poi
 mod tests {
     use super::*;
 
-    fn heaps(heaps: usize, items: usize) -> Embeddings {
+    /// Clusters in 12 dimensions, each with `items` items.
+    fn clusters(clusters: usize, items: usize) -> Embeddings {
         let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
-        let value = |row: usize, column: usize| if row / items == column % heaps { 2.0 } else { 0.0 } + scatter(row, column);
+        let value = |row: usize, column: usize| {
+            let centre = if row / items == column % clusters { 2.0 } else { 0.0 };
+            centre + scatter(row, column)
+        };
         let values =
-            (0..heaps * items).flat_map(|row| (0..12).map(move |column| value(row, column))).collect();
-        let labels = (0..heaps * items).map(|row| format!("{}", row / items)).collect();
+            (0..clusters * items).flat_map(|row| (0..12).map(move |column| value(row, column))).collect();
+        let labels = (0..clusters * items).map(|row| format!("{}", row / items)).collect();
         Embeddings::from_rows(values, 12, labels).unwrap()
     }
 
     /// The share of points whose nearest point is of the same class.
-    fn order(data: &Embeddings, points: &[Point]) -> f64 {
+    fn nearest_neighbour_accuracy(data: &Embeddings, points: &[Point]) -> f64 {
         let distance = |a: Point, b: Point| (a[0] - b[0]).powi(2) + (a[1] - b[1]).powi(2);
         let nearest = |item: usize| {
             let others = (0..points.len()).filter(|other| *other != item);
@@ -246,16 +255,17 @@ mod tests {
     }
 
     #[test]
-    fn items_that_are_alike_lie_together() {
-        let data = heaps(6, 12);
+    fn similar_items_lie_close_together() {
+        let data = clusters(6, 12);
         let points = map(&data, &()).unwrap();
         assert!(points.iter().flatten().all(|value| value.is_finite()));
-        assert!(order(&data, &points) > 0.95, "{}", order(&data, &points));
+        let accuracy = nearest_neighbour_accuracy(&data, &points);
+        assert!(accuracy > 0.95, "{accuracy}");
     }
 
     #[test]
     fn the_map_is_the_same_with_any_number_of_threads() {
-        let data = heaps(4, 10);
+        let data = clusters(4, 10);
         let with = |threads| {
             rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)
@@ -267,11 +277,11 @@ mod tests {
     }
 
     #[test]
-    fn few_many_and_equal_items_have_places_too() {
+    fn few_many_and_equal_items_have_finite_positions() {
         let equal =
             Embeddings::from_rows(vec![1.0; 40], 4, (0..10).map(|row| format!("{}", row / 5)).collect())
                 .unwrap();
-        for data in [heaps(2, 1), heaps(2, 600), equal] {
+        for data in [clusters(2, 1), clusters(2, 600), equal] {
             let points = map(&data, &()).unwrap();
             assert_eq!(points.len(), data.len());
             assert!(points.iter().flatten().all(|value| value.is_finite()));

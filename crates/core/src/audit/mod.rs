@@ -229,7 +229,7 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
 }
 
 /// Checks for cancellation in phases during which the number of finished items stays the same. Loops over the items
-/// call [`Poll::check`], on whatever thread they run; matrix decompositions do not.
+/// call [`Poll::check`], on any thread; matrix decompositions do not.
 struct Poll<'a> {
     progress: &'a dyn Progress,
     /// Items that have finished, and the number of all items: the arguments of [`Progress::check`].
@@ -329,9 +329,9 @@ impl Audit {
         for (row, ScoredItem { posterior, weight, neighbours }) in scored.into_iter().enumerate() {
             let given = data.labels()[row];
             let (verdict, suggested) = posterior.verdict(certainty);
-            let own = &mut classes[given as usize];
-            own.items += 1;
-            own.expected_wrong += f64::from(posterior.p_wrong());
+            let given_class = &mut classes[given as usize];
+            given_class.items += 1;
+            given_class.expected_wrong += f64::from(posterior.p_wrong());
             if let Some(class) = suggested {
                 classes[class as usize].found_elsewhere += 1;
             }

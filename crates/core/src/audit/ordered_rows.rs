@@ -63,7 +63,7 @@ impl OrderedRows {
         self.dim
     }
 
-    /// All rows in their order; a row that equals the centre is zero.
+    /// All rows, sorted as in `order`; a row that equals the centre is zero.
     pub fn rows(&self) -> Vec<&[f32]> {
         self.values.chunks_exact(self.dim).collect()
     }

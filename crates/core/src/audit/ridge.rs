@@ -69,15 +69,15 @@ impl Ridge {
         for penalty in penalties {
             poll.check()?;
             let inverse = Cholesky::new(gram.products.clone(), size, penalty).inverse();
-            let single: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
+            let inverse_f32: Vec<f32> = inverse.iter().map(|&value| value as f32).collect();
             // The hat matrix `X X' (X X' + c I)^-1` is `I - c (X X' + c I)^-1`.
             let mut leverage: Vec<f32> = match by_rows {
                 true => (0..size).map(|i| (1.0 - penalty * inverse[i * size + i]) as f32).collect(),
-                false => leverages(rows, &single),
+                false => leverages(rows, &inverse_f32),
             };
             // Below 1, because `without` divides by one minus the leverage, and above 0 for its logarithm.
             leverage.iter_mut().for_each(|leverage| *leverage = leverage.clamp(1e-6, 0.999));
-            all.push(Ridge { inverse: single, by_rows, leverage });
+            all.push(Ridge { inverse: inverse_f32, by_rows, leverage });
         }
         Ok(all.try_into().unwrap_or_else(|_| unreachable!("one for each penalty")))
     }
@@ -132,9 +132,9 @@ fn gram_of_columns(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<f64>> {
             out.iter_mut().zip(block).for_each(|(out, row)| *out = row[column]);
         });
         let columns: Vec<&[f32]> = transposed.chunks_exact(block.len()).collect();
-        gram.par_chunks_mut(COLUMNS * dim).zip(columns.par_chunks(COLUMNS)).for_each(|(gram, some)| {
-            let mut sums = vec![0.0; some.len() * dim];
-            products::products(&columns, some, &mut sums);
+        gram.par_chunks_mut(COLUMNS * dim).zip(columns.par_chunks(COLUMNS)).for_each(|(gram, block)| {
+            let mut sums = vec![0.0; block.len() * dim];
+            products::products(&columns, block, &mut sums);
             gram.iter_mut().zip(sums).for_each(|(gram, sum)| *gram += f64::from(sum));
         });
     }
@@ -150,7 +150,8 @@ fn leverages(rows: &[&[f32]], matrix: &[f32]) -> Vec<f32> {
     let of_block = |rows: &[&[f32]]| {
         let mut multiplied = vec![0.0; rows.len() * dim];
         products::products(&matrix, rows, &mut multiplied);
-        let dot = |(row, other): (&&[f32], &[f32])| row.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
+        let dot =
+            |(row, product): (&&[f32], &[f32])| row.iter().zip(product).map(|(a, b)| a * b).sum::<f32>();
         rows.iter().zip(multiplied.chunks_exact(dim)).map(dot).collect::<Vec<f32>>()
     };
     rows.par_chunks(ROWS).map(of_block).collect::<Vec<_>>().concat()
@@ -161,9 +162,10 @@ mod tests {
     use super::*;
     use crate::rng::{Purpose, Rng};
 
-    struct One(Vec<f32>, Vec<Vec<f32>>);
+    /// A single target: one value per row, and the rows.
+    struct SingleTarget(Vec<f32>, Vec<Vec<f32>>);
 
-    impl Targets for One {
+    impl Targets for SingleTarget {
         fn count(&self) -> usize {
             1
         }
@@ -181,12 +183,13 @@ mod tests {
         }
     }
 
+    /// The predictions for all rows of a regression on all rows, and the regression.
     fn predictions(rows: &[Vec<f32>], targets: &[f32]) -> (Vec<f32>, Ridge) {
         let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
         let poll = Poll { progress: &(), done: 0, total: 1 };
         let gram = Gram::new(&views, &poll).unwrap();
         let [ridge] = Ridge::all(&views, &gram, [0.7], &poll).unwrap();
-        let coefficients = ridge.coefficients(&views, &One(targets.to_vec(), rows.to_vec()));
+        let coefficients = ridge.coefficients(&views, &SingleTarget(targets.to_vec(), rows.to_vec()));
         let of_row = |row: &Vec<f32>| row.iter().zip(&coefficients).map(|(a, b)| a * b).sum();
         (rows.iter().map(of_row).collect(), ridge)
     }
@@ -208,10 +211,10 @@ mod tests {
                 let poll = Poll { progress: &(), done: 0, total: 1 };
                 let gram = Gram::new(&views, &poll).unwrap();
                 let [fitted] = Ridge::all(&views, &gram, [0.7], &poll).unwrap();
-                let coefficients = fitted.coefficients(&views, &One(other_targets, others.clone()));
+                let coefficients = fitted.coefficients(&views, &SingleTarget(other_targets, others.clone()));
                 let expected: f32 = rows[left_out].iter().zip(&coefficients).map(|(a, b)| a * b).sum();
-                let found = ridge.without(left_out, with[left_out], targets[left_out]);
-                assert!((found - expected).abs() < 1e-4, "{found} {expected}");
+                let predicted = ridge.without(left_out, with[left_out], targets[left_out]);
+                assert!((predicted - expected).abs() < 1e-4, "{predicted} {expected}");
             }
         }
     }

@@ -32,7 +32,7 @@ struct Network {
 }
 
 impl Network {
-    /// Reads the tensors `NAME.0.weight`, `NAME.0.bias` and so on, up to layer 2.
+    /// Reads the tensors `NAME.LAYER.weight` and `NAME.LAYER.bias` of the layers 0, 1 and 2.
     fn new(tensors: &Tensors, name: &str, inputs: usize) -> Result<Self> {
         let layer = |(number, (inputs, outputs)): (usize, (usize, usize))| {
             let values = |kind: &str, count: usize| -> Result<Vec<f32>> {
@@ -44,10 +44,12 @@ impl Network {
         Ok(Network { inputs, layers: shapes.into_iter().enumerate().map(layer).collect::<Result<_>>()? })
     }
 
+    /// The output for one vector of features, `[inputs]`.
     fn output(&self, features: &[f32]) -> f32 {
         assert_eq!(features.len(), self.inputs);
         let mut values = features.to_vec();
         for (number, (weights, biases)) in self.layers.iter().enumerate() {
+            // ReLU before every layer but the first.
             if number > 0 {
                 values.iter_mut().for_each(|value| *value = value.max(0.0));
             }
@@ -82,22 +84,25 @@ impl Scorer {
         rounds.map(scorer).collect()
     }
 
-    /// The probabilities of the candidates, in their order: the softmax over their logits and that of "none of the
-    /// classes", whose probability is the rest. The first candidate must be the given class.
+    /// The probabilities of the classes whose features are `candidates`, in the same order: the softmax over their
+    /// logits and that of "none of the classes", which has the remaining probability. The first candidate must be the
+    /// given class.
     pub fn probabilities(&self, candidates: &[[f32; FEATURES]]) -> Vec<f32> {
-        let mut scores: Vec<f32> = candidates.iter().map(|features| self.class.output(features)).collect();
+        let mut logits: Vec<f32> = candidates.iter().map(|features| self.class.output(features)).collect();
         // Maximum and mean of every feature over the candidates, and the features of the given class.
         let mut pooled = Vec::with_capacity(3 * FEATURES);
         let of_feature = |n: usize| candidates.iter().map(move |features| features[n]);
         pooled.extend((0..FEATURES).map(|n| of_feature(n).fold(f32::NEG_INFINITY, f32::max)));
         pooled.extend((0..FEATURES).map(|n| of_feature(n).sum::<f32>() / candidates.len() as f32));
         pooled.extend(candidates[0]);
-        scores.push(self.none.output(&pooled));
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        scores.iter_mut().for_each(|score| *score = (*score - largest).exp());
-        let sum: f32 = scores.iter().sum();
-        scores.pop();
-        scores.iter_mut().for_each(|score| *score /= sum);
-        scores
+        logits.push(self.none.output(&pooled));
+        // The largest logit is subtracted so that `exp` cannot overflow.
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut probabilities: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+        let sum: f32 = probabilities.iter().sum();
+        // Without that of "none of the classes".
+        probabilities.pop();
+        probabilities.iter_mut().for_each(|probability| *probability /= sum);
+        probabilities
     }
 }

@@ -29,18 +29,18 @@ pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Resu
     }
     let projected = project(rows, dim);
     let projected: Vec<&[f32]> = projected.chunks_exact(PROJECTED_DIM).collect();
-    let mut found = search(&projected, COMPARED * count, poll)?;
+    let mut neighbours = search(&projected, COMPARED * count, poll)?;
     // Replace the cosines in the projection by the exact ones, and keep the best.
-    found.par_iter_mut().enumerate().for_each(|(row, others)| {
-        let compared: Vec<&[f32]> = others.iter().map(|&(other, _)| rows[other as usize]).collect();
+    neighbours.par_iter_mut().enumerate().for_each(|(row, candidates)| {
+        let compared: Vec<&[f32]> = candidates.iter().map(|&(other, _)| rows[other as usize]).collect();
         let mut cosines = vec![0.0; compared.len()];
         products::products(&compared, &[rows[row]], &mut cosines);
-        others.iter_mut().zip(cosines).for_each(|(other, cosine)| other.1 = cosine);
-        others.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        others.truncate(count);
-        others.shrink_to_fit();
+        candidates.iter_mut().zip(cosines).for_each(|(candidate, cosine)| candidate.1 = cosine);
+        candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        candidates.truncate(count);
+        candidates.shrink_to_fit();
     });
-    Ok(found)
+    Ok(neighbours)
 }
 
 /// The neighbours as in [`neighbours`], by comparing all pairs: for each block of items, the best so far are kept while
@@ -59,12 +59,12 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
             {
                 let own = block * BLOCK + item;
                 // `best` is sorted. Of equal cosines, the first row comes first and is kept.
-                for (other, &cosine) in cosines.iter().enumerate() {
-                    let other = part * OTHERS + other;
+                for (column, &cosine) in cosines.iter().enumerate() {
+                    let other = part * OTHERS + column;
                     let is_better = best.len() < count || best.last().is_some_and(|last| cosine > last.1);
                     if is_better && other != own && count > 0 {
-                        let place = best.partition_point(|known| known.1 >= cosine);
-                        best.insert(place, (other as u32, cosine));
+                        let position = best.partition_point(|known| known.1 >= cosine);
+                        best.insert(position, (other as u32, cosine));
                         best.truncate(count);
                     }
                 }
@@ -72,8 +72,8 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
         }
         Ok(best)
     };
-    let found: Vec<Vec<Vec<(u32, f32)>>> = blocks.par_iter().map(of_block).collect::<Result<_>>()?;
-    Ok(found.into_iter().flatten().collect())
+    let by_block: Vec<Vec<Vec<(u32, f32)>>> = blocks.par_iter().map(of_block).collect::<Result<_>>()?;
+    Ok(by_block.into_iter().flatten().collect())
 }
 
 /// The projections of all rows on [`PROJECTED_DIM`] random directions, scaled to unit length, `[rows][PROJECTED_DIM]`.
@@ -112,13 +112,13 @@ mod tests {
         let values = random_rows(150, 7);
         let rows: Vec<&[f32]> = values.chunks_exact(7).collect();
         let poll = Poll { progress: &(), done: 0, total: 150 };
-        let found = neighbours(&rows, 4, &poll).unwrap();
-        for (row, found) in found.iter().enumerate() {
+        let nearest = neighbours(&rows, 4, &poll).unwrap();
+        for (row, nearest) in nearest.iter().enumerate() {
             let cosine = |other: usize| rows[row].iter().zip(rows[other]).map(|(a, b)| a * b).sum::<f32>();
             let mut expected: Vec<usize> = (0..150).filter(|&other| other != row).collect();
             expected.sort_by(|&a, &b| cosine(b).total_cmp(&cosine(a)));
-            let found: Vec<usize> = found.iter().map(|&(other, _)| other as usize).collect();
-            assert_eq!(found, expected[..4]);
+            let nearest: Vec<usize> = nearest.iter().map(|&(other, _)| other as usize).collect();
+            assert_eq!(nearest, expected[..4]);
         }
     }
 

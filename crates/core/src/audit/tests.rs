@@ -5,21 +5,24 @@ use super::*;
 use crate::error::Error;
 use crate::rng::{Purpose, Rng};
 
-/// Classes around places of their own; the last item of every class is one of the next class.
+/// Classes around random centres, with `items` rows per label. The last row with each label belongs to the next class.
+/// Returns the rows, and for each row whether its label is wrong.
 fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool>) {
+    // A pseudo-random number from -0.5 to 0.5 for each pair of indices.
     let scatter = |row: usize, column: usize| {
         let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed >> 40) as f32 / (1u64 << 24) as f32 - 0.5
     };
-    let place = |class: usize, column: usize| scatter(class + 100_003, column) * 3.0;
+    // Rows from 100,003 on are not those of items.
+    let centre = |class: usize, column: usize| scatter(class + 100_003, column) * 3.0;
     let (mut values, mut labels, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
     for class in 0..classes {
         for item in 0..items {
             let is_wrong = item + 1 == items;
             let truth = if is_wrong { (class + 1) % classes } else { class };
             values
-                .extend((0..dim).map(|column| place(truth, column) + scatter(class * items + item, column)));
+                .extend((0..dim).map(|column| centre(truth, column) + scatter(class * items + item, column)));
             labels.push(format!("class {class:03}"));
             wrong.push(is_wrong);
         }
@@ -27,14 +30,15 @@ fn collection(classes: usize, items: usize, dim: usize) -> (Embeddings, Vec<bool
     (Embeddings::from_rows(values, dim, labels).unwrap(), wrong)
 }
 
-fn look(data: &Embeddings, options: &Options, confirmed: &[bool]) -> Audit {
+fn run_audit(data: &Embeddings, options: &Options, confirmed: &[bool]) -> Audit {
     Audit::of(data).options(options.clone()).confirmed(confirmed).run().unwrap()
 }
 
-fn check(data: &Embeddings, wrong: &[bool]) {
-    let found = look(data, &Options::default(), &[]);
+/// Checks that an audit finds exactly the wrong labels, and their true classes.
+fn check_verdicts(data: &Embeddings, wrong: &[bool]) {
+    let audit = run_audit(data, &Options::default(), &[]);
     let classes = data.classes().len();
-    for ((item, &wrong), &label) in found.items.iter().zip(wrong).zip(data.labels()) {
+    for ((item, &wrong), &label) in audit.items.iter().zip(wrong).zip(data.labels()) {
         assert_eq!(item.verdict == Verdict::Keep, !wrong, "{item:?}");
         assert_eq!(item.is_suspect(), wrong, "{item:?}");
         let truth = format!("class {:03}", (label as usize + usize::from(wrong)) % classes);
@@ -43,24 +47,24 @@ fn check(data: &Embeddings, wrong: &[bool]) {
         assert_eq!(item.neighbours.len(), 5);
     }
     let expected = wrong.iter().filter(|&&wrong| wrong).count() as f64;
-    assert!((found.expected_wrong - expected).abs() < 0.1 * expected + 0.5, "{}", found.expected_wrong);
-    assert!(found.ranking()[..expected as usize].iter().all(|&item| wrong[item]));
-    let suggested: usize = found.classes.iter().map(|class| class.found_elsewhere).sum();
+    assert!((audit.expected_wrong - expected).abs() < 0.1 * expected + 0.5, "{}", audit.expected_wrong);
+    assert!(audit.ranking()[..expected as usize].iter().all(|&item| wrong[item]));
+    let suggested: usize = audit.classes.iter().map(|class| class.found_elsewhere).sum();
     assert!(
-        suggested as f64 >= 0.9 * expected && found.classes.iter().all(|class| class.found_elsewhere <= 1)
+        suggested as f64 >= 0.9 * expected && audit.classes.iter().all(|class| class.found_elsewhere <= 1)
     );
 }
 
 #[test]
-fn misfiled_items_are_found_and_sent_where_they_belong() {
+fn wrong_labels_are_found_and_the_right_classes_suggested() {
     let (data, wrong) = collection(5, 6, 24);
-    check(&data, &wrong);
+    check_verdicts(&data, &wrong);
 }
 
 #[test]
 fn a_large_collection_is_scored_like_a_small_one() {
     let (data, wrong) = collection(30, 40, 24);
-    check(&data, &wrong);
+    check_verdicts(&data, &wrong);
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn threads_do_not_change_a_byte() {
     let (data, _) = collection(25, 20, 16);
     let with = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| serde_json::to_string(&look(&data, &Options::default(), &[])).unwrap())
+        pool.install(|| serde_json::to_string(&run_audit(&data, &Options::default(), &[])).unwrap())
     };
     assert_eq!(with(1), with(3));
 }
@@ -90,7 +94,7 @@ fn overlapping(classes: usize, items: usize, dim: usize) -> (Vec<f32>, Vec<usize
 fn p_wrong(values: &[f32], dim: usize, labels: &[usize], name: impl Fn(usize) -> String) -> Vec<f32> {
     let labels = labels.iter().map(|&label| name(label)).collect();
     let data = Embeddings::from_rows(values.to_vec(), dim, labels).unwrap();
-    look(&data, &Options::default(), &[]).items.iter().map(|item| item.p_wrong).collect()
+    run_audit(&data, &Options::default(), &[]).items.iter().map(|item| item.p_wrong).collect()
 }
 
 #[test]
@@ -99,7 +103,7 @@ fn order_and_names_change_nothing() {
     let expected = p_wrong(&values, 12, &labels, |label| format!("{label}"));
     assert!(
         expected.iter().filter(|p| (0.02..0.98).contains(*p)).count() > 20,
-        "a task without doubt tests nothing"
+        "too few uncertain probabilities to test anything"
     );
     let mut rng = Rng::new(6, Purpose::Method, 0);
     for _ in 0..50 {
@@ -110,20 +114,20 @@ fn order_and_names_change_nothing() {
         let rows: Vec<f32> =
             order.iter().flat_map(|&row| &values[row * 12..(row + 1) * 12]).copied().collect();
         let given: Vec<usize> = order.iter().map(|&row| labels[row]).collect();
-        let found = p_wrong(&rows, 12, &given, |label| format!("class {}", names[label]));
-        for (&row, found) in order.iter().zip(found) {
-            assert!((found - expected[row]).abs() <= 1e-5, "{found} {}", expected[row]);
+        let shuffled = p_wrong(&rows, 12, &given, |label| format!("class {}", names[label]));
+        for (&row, actual) in order.iter().zip(shuffled) {
+            assert!((actual - expected[row]).abs() <= 1e-5, "{actual} {}", expected[row]);
         }
     }
 }
 
-/// The value that 99 of 100 are no larger than.
+/// The value that 99 % of the values do not exceed.
 fn percentile_99(mut differences: Vec<f32>) -> f32 {
     differences.sort_by(f32::total_cmp);
     differences[(differences.len() - 1) * 99 / 100]
 }
 
-/// With fewer items per class, one of them matters more.
+/// 30 items per class: with fewer, a single item matters more.
 #[test]
 fn one_item_less_and_small_noise_change_little() {
     let dim = 12;
@@ -136,14 +140,14 @@ fn one_item_less_and_small_noise_change_little() {
         values.drain(removed * dim..(removed + 1) * dim);
         labels.remove(removed);
         expected.remove(removed);
-        let found = p_wrong(&values, dim, &labels, name);
-        differences.extend(found.iter().zip(&expected).map(|(a, b)| (a - b).abs()));
+        let without_item = p_wrong(&values, dim, &labels, name);
+        differences.extend(without_item.iter().zip(&expected).map(|(a, b)| (a - b).abs()));
     }
     assert!(percentile_99(differences.clone()) <= 0.05, "{}", percentile_99(differences));
     let mut rng = Rng::new(7, Purpose::Method, 0);
     let noisy: Vec<f32> = values.iter().map(|value| value * (1.0 + 2e-4 * (rng.uniform() - 0.5))).collect();
-    let found = p_wrong(&noisy, dim, &labels, name);
-    let differences: Vec<f32> = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).collect();
+    let with_noise = p_wrong(&noisy, dim, &labels, name);
+    let differences: Vec<f32> = with_noise.iter().zip(&expected).map(|(a, b)| (a - b).abs()).collect();
     assert!(percentile_99(differences.clone()) <= 0.05, "{}", percentile_99(differences));
 }
 
@@ -159,36 +163,37 @@ fn probabilities_are_those_of_the_program_that_trained_the_network() {
     let example: Example = serde_json::from_str(include_str!("../../tests/audit/example.json")).unwrap();
     let labels = example.given.iter().map(|class| format!("{class:02}")).collect();
     let data = Embeddings::from_rows(example.rows.concat(), example.rows[0].len(), labels).unwrap();
-    let found = look(&data, &Options::default(), &[]);
+    let audit = run_audit(&data, &Options::default(), &[]);
     let mut uncertain = 0;
-    for (shares, expected) in found.shares.iter().zip(&example.shares) {
+    for (shares, expected) in audit.shares.iter().zip(&example.shares) {
         for (class, &expected) in (0..).zip(expected) {
             let share = evidence::share(shares, class);
             assert!((share - expected).abs() < 1e-4, "class {class}: {share}, not {expected}");
             uncertain += usize::from((0.05..0.95).contains(&expected));
         }
     }
-    assert!(uncertain > 10, "an example without doubt tests little");
+    assert!(uncertain > 10, "too few uncertain probabilities to test much");
 }
 
 #[test]
-fn what_is_confirmed_stays() {
+fn confirmed_labels_are_kept() {
     let (data, wrong) = collection(4, 5, 16);
-    let found = look(&data, &Options::default(), &wrong);
-    assert!(found.items.iter().all(|item| item.verdict == Verdict::Keep && !item.is_suspect()));
-    assert_eq!(found.items.iter().filter(|item| item.confirmed).count(), 4);
+    let audit = run_audit(&data, &Options::default(), &wrong);
+    assert!(audit.items.iter().all(|item| item.verdict == Verdict::Keep && !item.is_suspect()));
+    assert_eq!(audit.items.iter().filter(|item| item.confirmed).count(), 4);
 }
 
 #[test]
 fn an_expected_noise_of_zero_leaves_no_suspect_label() {
     let (data, _) = collection(4, 5, 16);
-    let expecting = |share| look(&data, &Options { expected_noise: Some(share), ..Options::default() }, &[]);
+    let expecting =
+        |share| run_audit(&data, &Options { expected_noise: Some(share), ..Options::default() }, &[]);
     assert_eq!(expecting(0.0).counts.suspect, 0);
     assert!((expecting(0.5).expected_wrong - 10.0).abs() < 0.01);
 }
 
 #[test]
-fn copies_are_named_those_across_classes_first() {
+fn copies_are_listed_and_those_across_classes_come_first() {
     let (data, _) = collection(3, 4, 16);
     let mut values = vec![0.0; data.len() * 16];
     for (row, out) in values.chunks_exact_mut(16).enumerate() {
@@ -199,11 +204,12 @@ fn copies_are_named_those_across_classes_first() {
     values[8 * 16..9 * 16].iter_mut().zip(&copy).for_each(|(out, value)| *out = value * 1.0001);
     let labels = (0..12).map(|row| format!("class {}", row / 4)).collect();
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
-    let found = look(&data, &Options::default(), &[]).duplicates;
-    let pairs: Vec<([u32; 2], DuplicateKind)> = found.iter().map(|pair| (pair.rows, pair.kind)).collect();
+    let duplicates = run_audit(&data, &Options::default(), &[]).duplicates;
+    let pairs: Vec<([u32; 2], DuplicateKind)> =
+        duplicates.iter().map(|pair| (pair.rows, pair.kind)).collect();
     let (exact, near) = (DuplicateKind::Exact, DuplicateKind::Near);
     assert_eq!(pairs, [([0, 8], near), ([0, 1], exact)]);
-    assert!(found[0].label_conflict && !found[1].label_conflict);
+    assert!(duplicates[0].label_conflict && !duplicates[1].label_conflict);
 }
 
 #[test]
@@ -212,14 +218,14 @@ fn rows_that_do_not_distinguish_their_classes_cause_a_warning() {
     let values: Vec<f32> = (0..100 * 16).map(|_| rng.uniform() - 0.5).collect();
     let labels = (0..100).map(|row| format!("class {}", row % 5)).collect();
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
-    let found = look(&data, &Options::default(), &[]);
+    let audit = run_audit(&data, &Options::default(), &[]);
     assert!(
-        found.warnings.iter().any(|warning| warning.contains("hardly distinguish")),
+        audit.warnings.iter().any(|warning| warning.contains("hardly distinguish")),
         "{:?}",
-        found.warnings
+        audit.warnings
     );
     let expected = Options { expected_noise: Some(0.1), ..Options::default() };
-    assert_eq!(look(&data, &expected, &[]).warnings, Vec::<String>::new());
+    assert_eq!(run_audit(&data, &expected, &[]).warnings, Vec::<String>::new());
 }
 
 #[test]
@@ -228,12 +234,12 @@ fn classes_with_the_same_items_and_items_that_are_all_the_same_cause_a_warning()
     let labels = |names: [&str; 6]| names.map(String::from).to_vec();
     let names = labels(["a", "a", "b", "b", "c", "c"]);
     let data = Embeddings::from_rows(rows(&[1.0, 2.0, 5.0, 9.0, 2.0, 1.0]), 2, names.clone()).unwrap();
-    let found = look(&data, &Options::default(), &[]);
-    assert_eq!(found.warnings, ["classes 'a' and 'c' contain the same items: remove one or merge them"]);
+    let audit = run_audit(&data, &Options::default(), &[]);
+    assert_eq!(audit.warnings, ["classes 'a' and 'c' contain the same items: remove one or merge them"]);
     let data = Embeddings::from_rows(rows(&[1.0; 6]), 2, names).unwrap();
-    let found = look(&data, &Options::default(), &[]);
-    assert_eq!(found.warnings, ["all items are identical: their labels cannot be checked"]);
-    assert_eq!(found.duplicates.len(), 5, "each with another, not all with all");
+    let audit = run_audit(&data, &Options::default(), &[]);
+    assert_eq!(audit.warnings, ["all items are identical: their labels cannot be checked"]);
+    assert_eq!(audit.duplicates.len(), 5, "each item in one pair with another, not all pairs");
 }
 
 #[test]
@@ -250,13 +256,13 @@ fn a_single_class_and_impossible_expectations_are_refused() {
 }
 
 #[test]
-fn of_many_equal_items_only_some_pairs_are_named() {
+fn of_many_equal_items_only_some_pairs_are_listed() {
     let labels = (0..600).map(|row| format!("class {}", row % 2)).collect();
     let data = Embeddings::from_rows(vec![1.0; 600 * 2], 2, labels).unwrap();
-    let found = look(&data, &Options::default(), &[]);
-    assert!(found.duplicates.len() <= 600 * 8, "{} pairs", found.duplicates.len());
-    let named: std::collections::HashSet<u32> = found.duplicates.iter().flat_map(|pair| pair.rows).collect();
-    assert_eq!(named.len(), 600, "every one is named");
+    let audit = run_audit(&data, &Options::default(), &[]);
+    assert!(audit.duplicates.len() <= 600 * 8, "{} pairs", audit.duplicates.len());
+    let listed: std::collections::HashSet<u32> = audit.duplicates.iter().flat_map(|pair| pair.rows).collect();
+    assert_eq!(listed.len(), 600, "every item is listed");
 }
 
 #[test]
@@ -272,9 +278,9 @@ fn similar_items_of_tight_classes_are_not_copies() {
         (values, (0..100).map(|row| format!("{}", row % 5)).collect())
     };
     let data = Embeddings::from_rows(values, 20, labels).unwrap();
-    let found = look(&data, &Options::default(), &[]);
-    assert!(found.items.iter().all(|item| item.neighbours[0].similarity > 0.9));
-    assert_eq!(found.duplicates, []);
+    let audit = run_audit(&data, &Options::default(), &[]);
+    assert!(audit.items.iter().all(|item| item.neighbours[0].similarity > 0.9));
+    assert_eq!(audit.duplicates, []);
 }
 
 #[test]
@@ -288,8 +294,8 @@ fn items_of_a_dense_region_are_not_copies() {
         values[100 * 20..101 * 20].iter().map(|value| value * 1.001 + 1e-4).collect();
     values[60 * 20..61 * 20].copy_from_slice(&nearly_equal);
     let labels = (0..160).map(|row| format!("{}", row % 4)).collect();
-    let found = look(&Embeddings::from_rows(values, 20, labels).unwrap(), &Options::default(), &[]);
-    let pairs: Vec<[u32; 2]> = found.duplicates.iter().map(|pair| pair.rows).collect();
+    let audit = run_audit(&Embeddings::from_rows(values, 20, labels).unwrap(), &Options::default(), &[]);
+    let pairs: Vec<[u32; 2]> = audit.duplicates.iter().map(|pair| pair.rows).collect();
     assert_eq!(pairs, [[60, 100]]);
 }
 
@@ -307,7 +313,8 @@ fn image(seed: usize, shift: f64) -> ImageMeasures {
     })
 }
 
-/// The names of duplicates, of a collection in which items 0 and 1 (of one class) and 2 and 3 (of two) show the same.
+/// The duplicates (names, and whether the labels differ) of a collection in which items 0 and 1, of one class, show the
+/// same picture, and so do items 2 and 3, of two classes. `order` are the items in the order of the rows.
 fn copies_by_pixels(order: &[usize], rename: impl Fn(usize) -> String) -> Vec<(String, String, bool)> {
     let (values, labels) = overlapping(4, 10, 12);
     let mut labels = labels;
@@ -325,18 +332,18 @@ fn copies_by_pixels(order: &[usize], rename: impl Fn(usize) -> String) -> Vec<(S
         }
     };
     let picture = |row: usize| image(if row < 4 { row / 2 * 2 } else { row }, 0.04 * (row % 2) as f64);
-    let rows = order.iter().flat_map(|&place| row(place)).map(value).collect();
+    let rows = order.iter().flat_map(|&item| row(item)).map(value).collect();
     let given = order.iter().map(|&row| format!("class {}", labels[row])).collect();
     let data = Embeddings::from_rows(rows, 12, given).unwrap();
     let names: Vec<String> = order.iter().map(|&row| rename(row)).collect();
     let data = data.with_items(crate::embeddings::Items::from_names(names)).unwrap();
     let measures: Vec<Option<ImageMeasures>> = order.iter().map(|&row| Some(picture(row))).collect();
-    let found = Audit::of(&data).image_measures(&measures).run().unwrap();
-    found.duplicates.into_iter().map(|pair| (pair.item, pair.other, pair.label_conflict)).collect()
+    let audit = Audit::of(&data).image_measures(&measures).run().unwrap();
+    audit.duplicates.into_iter().map(|pair| (pair.item, pair.other, pair.label_conflict)).collect()
 }
 
 #[test]
-fn pixels_tell_copies_in_any_order_of_the_items() {
+fn copies_are_recognised_by_their_pixels_in_any_order_of_the_items() {
     let order: Vec<usize> = (0..40).collect();
     let name = |row: usize| format!("{row:02}.jpg");
     let expected = [("02.jpg", "03.jpg", true), ("00.jpg", "01.jpg", false)];
@@ -366,59 +373,59 @@ fn image_problems_are_listed_with_their_items() {
     let measures = [Some(checks), Some(black), None];
     let unreadable = [("z.png".to_string(), Some("b".to_string())), ("c.png".to_string(), None)];
     let data = data.unwrap();
-    let found = Audit::of(&data).image_measures(&measures).unreadable_images(unreadable).run().unwrap();
+    let audit = Audit::of(&data).image_measures(&measures).unreadable_images(unreadable).run().unwrap();
     let kinds = |problem: &ImageProblem| (problem.item.clone(), problem.kinds.clone());
     let expected = [
         ("row 1".to_string(), vec![ImageProblemKind::Dark]),
         ("c.png".to_string(), vec![ImageProblemKind::Unreadable]),
         ("z.png".to_string(), vec![ImageProblemKind::Unreadable]),
     ];
-    assert_eq!(found.image_problems.iter().map(kinds).collect::<Vec<_>>(), expected);
+    assert_eq!(audit.image_problems.iter().map(kinds).collect::<Vec<_>>(), expected);
     assert!(Audit::of(&data).image_measures(&measures[1..]).run().is_err());
 }
 
-/// Progress that asks to stop from the n-th update on in which `done` items are finished.
-struct Refusal {
+/// Progress that asks to stop after `allowed` updates in which `done` items are finished.
+struct StopAfter {
     done: u64,
-    patience: usize,
+    allowed: usize,
     asked: AtomicUsize,
     asked_afterwards: AtomicUsize,
 }
 
-impl Progress for Refusal {
+impl Progress for StopAfter {
     fn update(&self, done: u64, _total: u64) -> ControlFlow<()> {
         if done != self.done {
             return ControlFlow::Continue(());
         }
         let asked = self.asked.fetch_add(1, Ordering::Relaxed);
-        self.asked_afterwards.fetch_add(usize::from(asked > self.patience), Ordering::Relaxed);
-        if asked < self.patience { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        self.asked_afterwards.fetch_add(usize::from(asked > self.allowed), Ordering::Relaxed);
+        if asked < self.allowed { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 
 /// Stops an audit and returns how often the progress was updated after it had asked to stop.
-fn stopped(data: &Embeddings, done: u64, patience: usize) -> usize {
-    let refusal = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
+fn updates_after_stop(data: &Embeddings, done: u64, allowed: usize) -> usize {
+    let stop_after = StopAfter { done, allowed, asked: 0.into(), asked_afterwards: 0.into() };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let found = pool.install(|| Audit::of(data).progress(&refusal).run());
-    assert!(matches!(found, Err(Error::Interrupted)), "{done} done, {patience} times answered");
-    refusal.asked_afterwards.into_inner()
+    let result = pool.install(|| Audit::of(data).progress(&stop_after).run());
+    assert!(matches!(result, Err(Error::Interrupted)), "{done} done, {allowed} updates allowed");
+    stop_after.asked_afterwards.into_inner()
 }
 
 #[test]
-fn an_interrupt_is_honoured_in_every_phase() {
+fn an_audit_can_be_stopped_in_every_phase() {
     let (data, _) = collection(30, 40, 24);
     // While the regressions and the neighbours are prepared.
-    for patience in [0, 1, 3, 10, 20] {
-        assert_eq!(stopped(&data, 0, patience), 0);
+    for allowed in [0, 1, 3, 10, 20] {
+        assert_eq!(updates_after_stop(&data, 0, allowed), 0);
     }
     // Within the first round.
-    for patience in [0, 1, 10] {
-        assert_eq!(stopped(&data, data.len() as u64 / 2, patience), 0);
+    for allowed in [0, 1, 10] {
+        assert_eq!(updates_after_stop(&data, data.len() as u64 / 2, allowed), 0);
     }
     // While duplicates are searched; the last round updates the progress once.
-    for patience in [1, 2, 5, 10] {
-        assert_eq!(stopped(&data, data.len() as u64, patience), 0);
+    for allowed in [1, 2, 5, 10] {
+        assert_eq!(updates_after_stop(&data, data.len() as u64, allowed), 0);
     }
 }
 
@@ -426,11 +433,11 @@ fn an_interrupt_is_honoured_in_every_phase() {
 fn a_map_can_be_interrupted() {
     for (classes, items) in [(5, 10), (30, 40)] {
         let (data, _) = collection(classes, items, 24);
-        for patience in [0, 1, 20] {
+        for allowed in [0, 1, 20] {
             let done = data.len() as u64;
-            let refusal = Refusal { done, patience, asked: 0.into(), asked_afterwards: 0.into() };
-            assert!(matches!(map(&data, &refusal), Err(Error::Interrupted)));
-            assert_eq!(refusal.asked_afterwards.into_inner(), 0);
+            let stop_after = StopAfter { done, allowed, asked: 0.into(), asked_afterwards: 0.into() };
+            assert!(matches!(map(&data, &stop_after), Err(Error::Interrupted)));
+            assert_eq!(stop_after.asked_afterwards.into_inner(), 0);
         }
     }
 }

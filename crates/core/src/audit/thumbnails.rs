@@ -68,9 +68,10 @@ impl Pyramid {
 /// An image with half of the side: the means of 2 x 2 pixels.
 fn halved(image: &[f32], side: usize) -> Vec<f32> {
     let half = side / 2;
-    let mean = |place: usize| {
-        let at = place / half * 2 * side + place % half * 2;
-        (image[at] + image[at + 1] + image[at + side] + image[at + side + 1]) / 4.0
+    let mean = |pixel: usize| {
+        // The top left of the four pixels: twice the row and twice the column of `pixel`.
+        let corner = pixel / half * 2 * side + pixel % half * 2;
+        (image[corner] + image[corner + 1] + image[corner + side] + image[corner + side + 1]) / 4.0
     };
     (0..half * half).map(mean).collect()
 }
@@ -104,6 +105,7 @@ fn contains(larger: &Pyramid, smaller: &Pyramid, min_detail: f32) -> bool {
                 && aligned.correlation(&details(&aligned.values, side), &details(to, side)) >= min_detail;
         }
     }
+    // Not reached: the last level has returned.
     false
 }
 
@@ -151,7 +153,8 @@ impl Alignment {
         for (i, row) in normal.iter_mut().enumerate() {
             (i + 1..6).for_each(|j| row[j] = lower[j][i]);
         }
-        // Damping (Levenberg-Marquardt) keeps the steps small where the image has no slopes.
+        // Damping (Levenberg-Marquardt) keeps the steps small where the image has no slopes. It is weaker for the gain
+        // and the offset, the last two unknowns.
         (0..6).for_each(|i| normal[i][i] += normal[i][i] * if i < 4 { 1e-3 } else { 1e-6 } + 1e-3);
         let [dx_scale, dx_shift, dy_scale, dy_shift, gain, _] = solve(normal, right)?;
         // The steps are divided by the gain, which may be near 0 before the images are aligned; long steps are cut.
@@ -207,13 +210,13 @@ fn solve(mut matrix: [[f64; 6]; 6], mut right: [f64; 6]) -> Option<[f64; 6]> {
         }
         for row in column + 1..6 {
             let factor = matrix[row][column] / pivot_row[column];
-            (column..6).for_each(|place| matrix[row][place] -= factor * pivot_row[place]);
+            (column..6).for_each(|j| matrix[row][j] -= factor * pivot_row[j]);
             right[row] -= factor * pivot_right;
         }
     }
     let mut solution = [0.0; 6];
     for row in (0..6).rev() {
-        let known: f64 = (row + 1..6).map(|place| matrix[row][place] * solution[place]).sum();
+        let known: f64 = (row + 1..6).map(|j| matrix[row][j] * solution[j]).sum();
         solution[row] = (right[row] - known) / matrix[row][row];
     }
     solution.iter().all(|value| value.is_finite()).then_some(solution)
@@ -231,10 +234,10 @@ impl Aligned {
     /// The image `from` of the alignment, resampled at the pixels of `to`.
     fn new(image: &[f32], alignment: Alignment, side: usize) -> Self {
         let (columns, rows) = (alignment.positions(0, side), alignment.positions(1, side));
-        let places = || rows.iter().flat_map(|&row| columns.iter().map(move |&column| (column, row)));
+        let positions = || rows.iter().flat_map(|&row| columns.iter().map(move |&column| (column, row)));
         Aligned {
-            values: places().map(|(x, y)| sample(image, side, x, y).value as f32).collect(),
-            inside: places().map(|(x, y)| is_inside(x, side) && is_inside(y, side)).collect(),
+            values: positions().map(|(x, y)| sample(image, side, x, y).value as f32).collect(),
+            inside: positions().map(|(x, y)| is_inside(x, side) && is_inside(y, side)).collect(),
         }
     }
 
@@ -265,11 +268,12 @@ impl Aligned {
 
 /// The difference between each pixel and the mean of the 3 x 3 pixels around it.
 fn details(image: &[f32], side: usize) -> Vec<f32> {
+    // A row or column with its neighbours; at the border, the border is repeated.
     let near = |at: usize| [at.saturating_sub(1), at, (at + 1).min(side - 1)];
-    let detail = |place: usize| {
-        let (row, column) = (place / side, place % side);
+    let detail = |pixel: usize| {
+        let (row, column) = (pixel / side, pixel % side);
         let sum: f32 = near(row).iter().flat_map(|y| near(column).map(|x| image[y * side + x])).sum();
-        image[place] - sum / 9.0
+        image[pixel] - sum / 9.0
     };
     (0..image.len()).map(detail).collect()
 }
@@ -345,9 +349,9 @@ mod tests {
             |width: usize| measured(64, move |x, _| if (x / width).is_multiple_of(2) { 0 } else { 255 });
         let corner = measured(64, |x, y| if x + y == 0 { 255 } else { 0 });
         let images = [stripes(2), stripes(4), stripes(32), corner, picture(0, WHOLE)];
-        for one in &images {
-            for other in &images {
-                is_copy(one, other, false);
+        for first in &images {
+            for second in &images {
+                is_copy(first, second, false);
             }
         }
     }

@@ -44,8 +44,8 @@ pub struct Certainty {
     pub keep: f32,
     /// For [`Verdict::Relabel`]: of the suggested class.
     pub relabel: f32,
-    /// For [`Verdict::Outlier`]: of none of the classes. Also that of a wrong label from which a repair puts an item
-    /// with the verdict [`Verdict::Wrong`] into quarantine.
+    /// For [`Verdict::Outlier`]: of none of the classes. Also the smallest probability of a wrong label at which a
+    /// repair puts an item with the verdict [`Verdict::Wrong`] into quarantine.
     pub outlier: f32,
     /// For [`Verdict::Wrong`]: of a wrong label.
     pub wrong: f32,
@@ -199,7 +199,8 @@ pub(super) fn match_expected_noise(posteriors: &mut [&mut Posterior], noise_rate
     let expected = |log_odds: f64| -> f64 {
         posteriors.iter().map(|posterior| shifted(f64::from(posterior.p_wrong()), log_odds)).sum()
     };
-    // Bisection: the expected number of wrong labels grows with the shift. 60 halvings reach the precision of f64.
+    // Bisection: the expected number of wrong labels grows with the shift. A shift of 40 makes nearly every label wrong
+    // or right (e^-40 is 4e-18), and 60 halvings reach the precision of f64.
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;

@@ -142,19 +142,21 @@ fn next_message(bytes: &[u8], position: usize) -> Result<Option<(Block, Message<
     if length == 0 {
         return Ok(None);
     }
-    let metadata = usize::try_from(length).map_err(|_| "a message has a negative length")? + prefix;
-    let flat = rest.get(prefix..metadata).ok_or(TRUNCATED)?;
-    let message = root_as_message(flat).map_err(|problem| format!("a message is damaged: {problem}"))?;
+    // The length of the metadata, with the bytes before it.
+    let metadata_length = usize::try_from(length).map_err(|_| "a message has a negative length")? + prefix;
+    let metadata = rest.get(prefix..metadata_length).ok_or(TRUNCATED)?;
+    let message = root_as_message(metadata).map_err(|problem| format!("a message is damaged: {problem}"))?;
     let body = usize::try_from(message.bodyLength()).map_err(|_| "a message has a negative length")?;
-    let end = position.checked_add(metadata).and_then(|end| end.checked_add(body));
+    let end = position.checked_add(metadata_length).and_then(|end| end.checked_add(body));
     let end = end.filter(|&end| end <= bytes.len()).ok_or(TRUNCATED)?;
-    let metadata = i32::try_from(metadata).map_err(|_| "a message is too long")?;
-    Ok(Some((Block::new(position as i64, metadata, body as i64), message, end)))
+    let metadata_length = i32::try_from(metadata_length).map_err(|_| "a message is too long")?;
+    Ok(Some((Block::new(position as i64, metadata_length, body as i64), message, end)))
 }
 
 /// (The metadata, with the marker and length in front of it; the body) of a block. `None` if it is outside the file.
 fn bytes_of<'a>(bytes: &'a [u8], block: &Block) -> Option<(&'a [u8], &'a [u8])> {
     let start = usize::try_from(block.offset()).ok()?;
+    // The marker and the length in front of the metadata take up to eight bytes.
     let metadata = usize::try_from(block.metaDataLength()).ok().filter(|&length| length >= 8)?;
     let body = usize::try_from(block.bodyLength()).ok()?;
     let (metadata, rest) = bytes.get(start..)?.split_at_checked(metadata)?;
@@ -176,8 +178,9 @@ fn check_block(bytes: &[u8], block: &Block) -> Result<u64, String> {
 /// Parses the metadata of a block, which the continuation marker (not in older files) and a length of four bytes
 /// precede.
 fn message_of(metadata: &[u8]) -> Result<Message<'_>, String> {
-    let flat = metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is truncated")?;
-    root_as_message(flat).map_err(|problem| problem.to_string())
+    let message =
+        metadata.strip_prefix(&CONTINUATION).unwrap_or(metadata).get(4..).ok_or("it is truncated")?;
+    root_as_message(message).map_err(|problem| problem.to_string())
 }
 
 /// Checks that every buffer is inside the body, and returns the number of bytes after decompression. A compressed

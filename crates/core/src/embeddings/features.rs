@@ -146,7 +146,8 @@ impl Features {
         &self.bytes[rows.start * width..rows.end * width]
     }
 
-    /// The whole matrix without decoding, if it is stored as `f32` and aligned in memory.
+    /// The whole matrix without decoding, if it is stored as `f32` and aligned in memory; always `None` on big-endian
+    /// processors.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match self.precision {
             Precision::F32 if cfg!(target_endian = "little") => bytemuck::try_cast_slice(&self.bytes).ok(),
@@ -154,12 +155,13 @@ impl Features {
         }
     }
 
-    /// One row as `f32`: borrowed if the matrix is stored as `f32`, otherwise decoded.
+    /// One row as `f32`: borrowed if [`Features::as_f32`] returns the matrix, otherwise decoded.
     pub fn row(&self, row: usize) -> Cow<'_, [f32]> {
         self.rows_between(row..row + 1)
     }
 
-    /// Consecutive rows as `f32`, one after the other: borrowed if the matrix is stored as `f32`, otherwise decoded.
+    /// Consecutive rows as `f32`, one after the other: borrowed if [`Features::as_f32`] returns the matrix, otherwise
+    /// decoded.
     pub fn rows_between(&self, rows: Range<usize>) -> Cow<'_, [f32]> {
         if let Some(all) = self.as_f32() {
             return Cow::Borrowed(&all[rows.start * self.dim..rows.end * self.dim]);
@@ -167,8 +169,8 @@ impl Features {
         self.decoded(rows.len(), |index| rows.start + index)
     }
 
-    /// The given rows as `f32`, one after the other, in the given order. Borrowed if the matrix is stored as `f32` and
-    /// the rows are consecutive.
+    /// The given rows as `f32`, one after the other, in the given order. Borrowed if [`Features::as_f32`] returns the
+    /// matrix and the rows are consecutive.
     ///
     /// # Panics
     /// If a row is out of range.
@@ -182,12 +184,13 @@ impl Features {
         self.decoded(rows.len(), |index| rows[index] as usize)
     }
 
-    /// Decodes `count` rows, one after the other, with `row(0)`, `row(1)` and so on being their numbers.
+    /// Decodes `count` rows, one after the other; `row(index)` is the row number of the one at `index`.
     fn decoded(&self, count: usize, row: impl Fn(usize) -> usize + Sync) -> Cow<'_, [f32]> {
         /// The number of values up to which one thread decodes faster than several.
         const SERIAL_VALUES: usize = 1 << 18;
         let mut values = vec![0.0; count * self.dim];
         if values.len() <= SERIAL_VALUES {
+            // `max`: a chunk size of 0 would panic, even if there are no values.
             let out = values.chunks_exact_mut(self.dim.max(1)).enumerate();
             out.for_each(|(index, out)| self.decode_row(row(index), out));
         } else {
@@ -203,11 +206,12 @@ impl Features {
     }
 }
 
-/// A copy of the values as bytes that start on a cache line: behind as many zeros as are needed to get to one.
+/// A copy of the values as bytes that start on a cache line. In memory, zeros fill the space in front of them up to the
+/// start of the line.
 fn cache_aligned_bytes(values: &[f32]) -> Bytes {
     /// Bytes per cache line.
     const LINE: usize = 64;
-    /// The largest number of values before the next cache line.
+    /// The largest number of zeros in front of the values.
     const MARGIN: usize = LINE / size_of::<f32>();
     /// Owns the values whose bytes are returned.
     struct Numbers(Vec<f32>);
@@ -217,6 +221,7 @@ fn cache_aligned_bytes(values: &[f32]) -> Bytes {
         }
     }
     let mut padded: Vec<f32> = Vec::with_capacity(values.len() + MARGIN);
+    // `min`: `align_offset` may return a huge number if it cannot align.
     let start = padded.as_ptr().align_offset(LINE).min(MARGIN);
     padded.resize(start, 0.0);
     padded.extend_from_slice(values);
@@ -265,17 +270,17 @@ mod tests {
             (Precision::F16, (|bits| f16::from_bits(bits).to_f32()) as fn(u16) -> f32),
             (Precision::Bf16, |bits| bf16::from_bits(bits).to_f32()),
         ] {
-            // Aligned and unaligned bytes take different paths.
+            // Aligned and unaligned bytes take different paths; a byte in front makes them unaligned.
             let mut bytes = vec![0];
             bytes.extend(halves.iter().flat_map(|bits| bits.to_le_bytes()));
             let aligned = bytes[1..].to_vec();
             for bytes in [&bytes[1..], &aligned] {
-                let mut found = vec![0.0; halves.len()];
-                decode(bytes, precision, &mut found);
-                for (&bits, found) in halves.iter().zip(found) {
+                let mut decoded = vec![0.0; halves.len()];
+                decode(bytes, precision, &mut decoded);
+                for (&bits, value) in halves.iter().zip(decoded) {
                     let expected = widen(bits);
                     assert!(
-                        found == expected || (found.is_nan() && expected.is_nan()),
+                        value == expected || (value.is_nan() && expected.is_nan()),
                         "{precision:?} {bits:#x}"
                     );
                 }
@@ -287,9 +292,9 @@ mod tests {
     fn rows_of_any_length_are_decoded_completely() {
         for dim in 1..40 {
             let halves: Vec<u8> = (0..dim).flat_map(|i| f16::from_f32(i as f32).to_le_bytes()).collect();
-            let mut found = vec![-1.0; dim];
-            decode(&halves, Precision::F16, &mut found);
-            assert_eq!(found, (0..dim).map(|i| i as f32).collect::<Vec<_>>());
+            let mut decoded = vec![-1.0; dim];
+            decode(&halves, Precision::F16, &mut decoded);
+            assert_eq!(decoded, (0..dim).map(|i| i as f32).collect::<Vec<_>>());
         }
     }
 }

@@ -91,8 +91,8 @@ impl Features {
     }
 }
 
-/// The largest magnitude of a feature. Distances are sums of squares over a row, which must stay finite: 1e8 times the
-/// square of this number, 1e30, is below the largest `f32` (3.4e38).
+/// The largest magnitude of a feature. Distances are sums of squares over a row, which must stay finite: the square of
+/// this number is 1e30, and the sum of 1e8 such squares is still below the largest `f32` (3.4e38).
 const MAX_ABS: f32 = 1e15;
 
 /// Computes the fingerprint and checks the values in the same pass; the errors are those of [`Features::check`].
@@ -103,6 +103,7 @@ pub(crate) fn check_and_fingerprint(embeddings: &Embeddings) -> Result<Fingerpri
     hash_text(&mut hasher, features.precision().name());
     hash_count(&mut hasher, features.rows());
     hash_count(&mut hasher, features.dim());
+    // At least one row, even if a row is larger than a chunk.
     let chunk_rows = (CHUNK_BYTES / (features.dim() * features.precision().size())).max(1);
     for start in (0..features.rows()).step_by(chunk_rows) {
         let rows = start..features.rows().min(start + chunk_rows);
@@ -142,8 +143,9 @@ pub(super) fn contains_unusable(bytes: &[u8], precision: Precision) -> bool {
     match precision {
         Precision::F32 => {
             let unusable = |bits: u32| bits & 0x7fff_ffff > MAX_ABS.to_bits();
-            bytes.as_chunks().0.iter().fold(false, |found, &four| found | unusable(u32::from_le_bytes(four)))
+            bytes.as_chunks().0.iter().fold(false, |any, &four| any | unusable(u32::from_le_bytes(four)))
         }
+        // All finite numbers are below 1e15.
         Precision::F16 => any_above(bytes, f16::MAX.to_bits()),
         Precision::Bf16 => any_above(bytes, bf16::from_f32(MAX_ABS).to_bits()),
     }
@@ -152,10 +154,11 @@ pub(super) fn contains_unusable(bytes: &[u8], precision: Precision) -> bool {
 /// Whether the magnitude of a 16-bit number has a bit pattern above `max_bits`.
 fn any_above(bytes: &[u8], max_bits: u16) -> bool {
     let unusable = |bits: u16| bits & 0x7fff > max_bits;
-    bytes.as_chunks().0.iter().fold(false, |found, &two| found | unusable(u16::from_le_bytes(two)))
+    bytes.as_chunks().0.iter().fold(false, |any, &two| any | unusable(u16::from_le_bytes(two)))
 }
 
-/// The error about the first value, from row `start` on, that is not finite or too large. There must be one.
+/// The error about the first value, from row `start` on, that is not finite or too large. The caller has
+/// found that there is such a value.
 fn first_unusable(features: &Features, start: usize) -> Error {
     // The same limit as in `contains_unusable`: for bf16, 1e15 rounded to a bf16 number.
     let largest = match features.precision() {

@@ -1,8 +1,8 @@
 //! Inspection of embeddings: [`inspect`] examines every value of a file and counts what is unusual, without refusing
 //! it.
 //!
-//! It is used on files that were refused, so it accepts values that are not finite. Per row it keeps only a norm and a
-//! hash (20 bytes), so a million rows take tens of megabytes instead of gigabytes.
+//! It is used on files that were refused, so it accepts values that are not finite. Per row it keeps only a norm (4
+//! bytes) and a hash (16 bytes), so a million rows take tens of megabytes instead of gigabytes.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use super::fingerprint::{check_and_fingerprint, contains_unusable};
 use super::inspection::{ClassCount, Duplicates, Inspection, NonFinite, Norms, QUERIES, ValueLocation};
 use super::warnings::warnings;
 
-/// The number of rows per unit of work of a thread.
+/// The number of rows that a thread examines before it takes the next chunk.
 const CHUNK_ROWS: usize = 1024;
 /// The maximum number of groups of duplicates in [`Duplicates::examples`], and of rows per group.
 const MAX_EXAMPLES: usize = 5;
@@ -23,6 +23,7 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     let features = embeddings.features();
     let findings = Findings::new(features);
     let classes = class_counts(embeddings);
+    // Only finite data has a fingerprint. `ok`: values that are finite but too large have none either.
     let fingerprint = match findings.non_finite.count {
         0 => embeddings.fingerprint.get().copied().or_else(|| check_and_fingerprint(embeddings).ok()),
         _ => None,
@@ -38,7 +39,7 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
         fingerprint,
         largest_shots: smallest_class.as_ref().and_then(max_shots),
         smallest_class,
-        // Of several largest classes the first, as for the smallest.
+        // `max_by_key` returns the last of several maxima, so the classes are reversed to get the first.
         largest_class: classes.iter().rev().max_by_key(|class| class.count).cloned(),
         norms: findings.norms(),
         duplicates: find_duplicates(&findings.hashes, embeddings.labels()),
@@ -61,7 +62,8 @@ fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
 }
 
 /// The maximum number of shots (labelled items per class) of an episode (a small classification problem drawn from the
-/// data): a class needs the shots, the same number of rows for noise, and the queries. `None` if it has too few rows.
+/// data): a class needs the shots, the queries, and the same number of rows as shots for the pool from which label
+/// noise takes wrong items of other classes. `None` if the smallest class has too few rows.
 fn max_shots(smallest: &ClassCount) -> Option<usize> {
     smallest.count.checked_sub(QUERIES).map(|left| left / 2).filter(|&shots| shots > 0)
 }
@@ -109,10 +111,12 @@ impl Findings {
         if contains_unusable(stored, features.precision()) {
             self.count_non_finite(row, values);
         }
+        // Summed in `f64`, because the squares of large `f32` values overflow an `f32`.
         let squares: f64 = values.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
         self.norms.push(squares.sqrt() as f32);
         let hash = blake3::hash(stored);
         self.hashes.push(u128::from_le_bytes(hash.as_bytes()[..16].try_into().expect("a hash has 32 bytes")));
+        // Bits are compared, because NaN does not equal itself.
         for ((varies, value), first) in self.varies.iter_mut().zip(&*values).zip(first) {
             *varies |= value.to_bits() != first.to_bits();
         }
@@ -143,6 +147,7 @@ impl Findings {
         let mut finite: Vec<f32> = self.norms.iter().copied().filter(|norm| norm.is_finite()).collect();
         finite.sort_unstable_by(f32::total_cmp);
         let (&min, &max) = (finite.first()?, finite.last()?);
+        // The norms are ascending, so those that are 0 come first.
         let zero = finite.iter().take_while(|&&norm| norm == 0.0).count();
         Some(Norms { min, median: finite[finite.len() / 2], max, zero })
     }
@@ -150,11 +155,12 @@ impl Findings {
 
 /// Groups equal rows by their hashes; two different rows practically never have the same 128 bits.
 fn find_duplicates(hashes: &[u128], labels: &[u32]) -> Duplicates {
+    // The rows sorted by hash, then by row number: equal rows are next to each other.
     let mut order: Vec<u32> = (0..hashes.len() as u32).collect();
     order.par_sort_unstable_by_key(|&row| (hashes[row as usize], row));
     let equal = |a: &u32, b: &u32| hashes[*a as usize] == hashes[*b as usize];
     let mut groups: Vec<&[u32]> = order.chunk_by(equal).filter(|group| group.len() > 1).collect();
-    // Sorted by their first rows, so that the order does not depend on the hashes.
+    // Groups are sorted by their first rows, so that their order does not depend on the hashes.
     groups.sort_unstable_by_key(|group| group[0]);
     let label = |row: u32| labels[row as usize];
     let crosses_classes = |group: &&&[u32]| group.iter().any(|&row| label(row) != label(group[0]));
@@ -186,6 +192,7 @@ mod tests {
         let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
         let inspection = inspect_rows(values, 2, &labels);
         assert_eq!(inspection.warnings, Vec::<String>::new());
+        // Every class has 50 rows: 15 queries leave 35, half for the shots and half for the noise pool.
         assert_eq!(inspection.largest_shots, Some(17));
         assert!(inspection.fingerprint.is_some());
     }

@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::features::Precision;
 use super::fingerprint::Fingerprint;
 
-/// The number of queries (items to classify) per class in the episodes (small classification problems drawn from the
-/// data) for which [`Inspection::largest_shots`] is computed; most papers use 15.
+/// The number of queries per class that [`Inspection::largest_shots`] assumes; most papers use 15. An episode is a
+/// small classification problem drawn from the data, and its queries are the items to classify.
 pub(super) const QUERIES: usize = 15;
 
 /// A description of an embeddings file and of everything unusual in it, as [`inspect`](super::inspect()) returns it.
@@ -38,16 +38,18 @@ pub struct Inspection {
     pub backbone: Option<String>,
     /// Whether every row has the name of its item, such as the path of its image.
     pub has_items: bool,
-    /// The hash that identifies features, labels and class names in results; `None` if a value is not finite.
+    /// The hash that identifies features, labels and class names in results; `None` if a value is not finite or is too
+    /// large.
     pub fingerprint: Option<Fingerprint>,
     /// Every class with its number of rows, in the order of [`Embeddings::classes`](super::Embeddings::classes).
     pub classes: Vec<ClassCount>,
-    /// The class with the fewest rows, the first of several; `None` without classes.
+    /// The class with the fewest rows; if several are equally small, the first of them. `None` without classes.
     pub smallest_class: Option<ClassCount>,
-    /// The class with the most rows, the first of several; `None` without classes.
+    /// The class with the most rows; if several are equally large, the first of them. `None` without classes.
     pub largest_class: Option<ClassCount>,
-    /// The largest number of shots (labelled items per class of an episode) for which every class has enough rows: the
-    /// shots, the same number of rows for noise, and 15 queries. `None` if not even one shot is possible.
+    /// The largest number of shots (labelled items per class of an episode) for which every class has enough rows: its
+    /// shots, 15 queries, and the same number of rows as shots for the noise pool, from which label noise takes items
+    /// and puts them under the labels of other classes. `None` if not even one shot is possible.
     pub largest_shots: Option<usize>,
     /// The Euclidean norms of the rows without NaN or infinite values; `None` if there is no such row.
     pub norms: Option<Norms>,
@@ -81,16 +83,16 @@ pub struct Norms {
     pub zero: usize,
 }
 
-/// Rows that are bitwise equal. All rows that equal each other form one set.
+/// Rows that are bitwise equal. All rows that equal each other form one group.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Duplicates {
     /// The number of rows that repeat an earlier row.
     pub rows: usize,
-    /// The number of sets of two or more equal rows.
+    /// The number of groups of two or more equal rows.
     pub groups: usize,
-    /// The number of sets whose rows have different labels: at least one of these labels is wrong.
+    /// The number of groups whose rows have different labels: at least one of these labels is wrong.
     pub across_classes: usize,
-    /// The row numbers, from 0, of the first five rows of each of the first five sets.
+    /// The row numbers, from 0, of the first five rows of each of the first five groups.
     pub examples: Vec<Vec<usize>>,
 }
 

@@ -81,7 +81,7 @@ pub struct Embeddings {
     classes: Vec<String>,
     items: Option<Items>,
     backbone: Option<String>,
-    /// For every class its rows, ascending.
+    /// For every class the numbers of its rows, ascending.
     rows_by_class: Vec<Vec<u32>>,
     /// Computed on first use, or by [`Embeddings::check`].
     fingerprint: OnceLock<Fingerprint>,
@@ -388,7 +388,8 @@ fn unknown_format(extension: Option<&str>, path: &Path) -> Error {
 
 /// Converts labels to (the class index of every row, the class names).
 fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
-    // The distinct labels, sorted, become the classes.
+    // The distinct labels, sorted, become the classes. The map first collects them with the placeholder 0, then numbers
+    // them in its (sorted) order.
     fn sorted_classes<T: Ord + Clone + ToString>(labels: &[T]) -> (Vec<u32>, Vec<String>) {
         let mut indices: BTreeMap<&T, u32> = labels.iter().map(|label| (label, 0)).collect();
         indices.values_mut().zip(0..).for_each(|(index, n)| *index = n);
@@ -399,13 +400,13 @@ fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
         Labels::Named(names) => Ok(sorted_classes(&names)),
         Labels::Numbered(numbers) => Ok(sorted_classes(&numbers)),
         Labels::Indexed { labels, classes } => {
-            let in_range = |(row, &label): (usize, &i64)| {
+            let checked = |(row, &label): (usize, &i64)| {
                 u32::try_from(label)
                     .ok()
                     .filter(|&l| (l as usize) < classes.len())
                     .ok_or(Error::LabelOutOfRange { row, label, classes: classes.len() })
             };
-            let numbered = labels.iter().enumerate().map(in_range).collect::<Result<_>>()?;
+            let numbered = labels.iter().enumerate().map(checked).collect::<Result<_>>()?;
             Ok((numbered, classes))
         }
     }

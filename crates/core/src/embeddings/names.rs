@@ -42,7 +42,7 @@ impl Names {
     pub fn into_labels(self) -> Labels {
         let mut sorted: Vec<(String, i64)> = self.numbers.into_iter().collect();
         sorted.sort_unstable();
-        // The class of every number.
+        // The class (the rank of the name) by the number of the name.
         let mut renumbered = vec![0; sorted.len()];
         for (rank, (_, number)) in sorted.iter().enumerate() {
             renumbered[*number as usize] = rank as i64;

@@ -36,8 +36,8 @@ pub(crate) fn read_array(source: &Source) -> Result<arrays::Array> {
 pub(crate) fn labels_path(features: &Path) -> Result<PathBuf> {
     let stem = features.file_stem().unwrap_or_default().to_string_lossy();
     let candidates = label_names(&stem);
-    let found = candidates.iter().map(|name| features.with_file_name(name)).find(|path| path.is_file());
-    found.ok_or_else(|| Error::NoLabels { path: features.into(), looked_for: candidates.join(", ") })
+    let existing = candidates.iter().map(|name| features.with_file_name(name)).find(|path| path.is_file());
+    existing.ok_or_else(|| Error::NoLabels { path: features.into(), looked_for: candidates.join(", ") })
 }
 
 /// Usual file names of labels for a features file with the given stem, such as `y_train.npy` for `X_train`.
@@ -172,7 +172,7 @@ impl<'a> Array<'a> {
 
     /// The array as labels: integers, booleans or strings.
     pub fn labels(&self) -> Result<LabelArray> {
-        let _rows = self.only_dimension("labels")?;
+        self.only_dimension("labels")?;
         let Header { kind, width, big_endian, .. } = self.header;
         match kind {
             'i' | 'u' | 'b' if matches!(width, 1 | 2 | 4 | 8) => {
@@ -252,7 +252,8 @@ fn decode_utf8(stored: &[u8]) -> Option<String> {
 struct Header {
     /// The type as it is written in the file, such as `<f4`, for messages.
     descr: String,
-    /// The kind of type: `f`, `i`, `u`, `b`, `U`, `S` and others.
+    /// The kind of type: `f` (float), `i` and `u` (signed and unsigned integer), `b` (boolean), `U` (Unicode string),
+    /// `S` (byte string) and others.
     kind: char,
     /// The number of bytes per element, never 0.
     width: usize,
@@ -269,7 +270,7 @@ impl Header {
         let (length, start) = match *rest {
             [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 10usize),
             [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 12),
-            [version, _, ..] if version > 3 => {
+            [version, _, ..] if !(1..=3).contains(&version) => {
                 return Err(format!("its version is {version}; supported: 1 to 3"));
             }
             _ => return Err("it ends within the header".into()),
@@ -354,6 +355,7 @@ impl DictParser<'_> {
 
     /// A string in single or double quotes. Escapes are not needed for the strings that occur.
     fn string(&mut self) -> Result<String, String> {
+        // A string that does not start with a double quote must start with a single one.
         let quote = if self.accept('"') { '"' } else { '\'' };
         if quote == '\'' {
             self.expect('\'')?;
@@ -387,8 +389,9 @@ impl DictParser<'_> {
         self.expect('(')?;
         while !self.accept(')') {
             self.rest = self.rest.trim_start();
-            let digits = self.rest.len() - self.rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-            let (number, rest) = self.rest.split_at(digits);
+            let digit_count =
+                self.rest.len() - self.rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            let (number, rest) = self.rest.split_at(digit_count);
             shape.push(number.parse().map_err(|_| "its shape is not a list of integers")?);
             // Python 2 wrote long integers with an L.
             self.rest = rest.strip_prefix('L').unwrap_or(rest);
@@ -419,7 +422,7 @@ pub(super) mod tests {
         Source::in_memory(bytes, "npy")
     }
 
-    fn first_rows(bytes: Vec<u8>) -> Vec<f32> {
+    fn all_rows(bytes: Vec<u8>) -> Vec<f32> {
         let source = source(bytes);
         let features = Array::parse(&source, source.bytes.clone()).unwrap().features().unwrap();
         let mut out = vec![0.0; features.rows() * features.dim()];
@@ -445,11 +448,11 @@ pub(super) mod tests {
         let fortran: Vec<u8> = columns.iter().flat_map(|v| v.to_le_bytes()).collect();
         let double: Vec<u8> = columns.iter().flat_map(|&v| f64::from(v).to_be_bytes()).collect();
         let half: Vec<u8> = flat.iter().flat_map(|&v| half::f16::from_f32(v).to_be_bytes()).collect();
-        assert_eq!(first_rows(array("<f4", false, "(2, 3)", &little)), flat);
-        assert_eq!(first_rows(array(">f4", false, "(2, 3)", &big)), flat);
-        assert_eq!(first_rows(array("<f4", true, "(2, 3)", &fortran)), flat);
-        assert_eq!(first_rows(array(">f8", true, "(2L, 3L)", &double)), flat);
-        assert_eq!(first_rows(array(">f2", false, "(2,3)", &half)), flat);
+        assert_eq!(all_rows(array("<f4", false, "(2, 3)", &little)), flat);
+        assert_eq!(all_rows(array(">f4", false, "(2, 3)", &big)), flat);
+        assert_eq!(all_rows(array("<f4", true, "(2, 3)", &fortran)), flat);
+        assert_eq!(all_rows(array(">f8", true, "(2L, 3L)", &double)), flat);
+        assert_eq!(all_rows(array(">f2", false, "(2,3)", &half)), flat);
     }
 
     #[test]

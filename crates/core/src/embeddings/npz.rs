@@ -39,6 +39,7 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
     let classes = archive.member("classes")?;
     let items = archive.member("items")?;
 
+    // `strings` reads an optional list of strings; `what` names it in messages.
     let array = |bytes: Bytes| Array::parse(source, bytes);
     let strings = |bytes: Option<Bytes>, what| bytes.map(|bytes| array(bytes)?.strings(what)).transpose();
     let features = array(features)?.features()?;
@@ -133,14 +134,14 @@ impl<'a> Archive<'a> {
                 source.allow(self.unpacked)?;
                 inflate(member, claimed, packed).map_err(|problem| malformed(&problem))
             }
-            other => Err(malformed(&format!(
-                "a member is compressed with {other}; supported: stored and deflated"
+            method => Err(malformed(&format!(
+                "a member is compressed with {method}; supported: stored and deflated"
             ))),
         }
     }
 }
 
-/// The name of a member for messages.
+/// The name of a member for messages, with invisible characters escaped.
 fn printable_name(name: &[u8]) -> String {
     crate::visible::visible(&String::from_utf8_lossy(name))
 }

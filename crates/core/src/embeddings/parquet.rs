@@ -51,15 +51,18 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
 /// Checks the footer: its schema must be a tree of bounded depth with the number of nodes that it claims.
 fn check_footer(source: &Source) -> Result<(), String> {
     let bytes = &source.bytes;
+    // Files with an encrypted footer end with these bytes.
     if bytes.ends_with(b"PARE") {
         return Err("it is encrypted".into());
     }
+    // The shortest file: the magic bytes twice and the length of the footer, four bytes each.
     if !bytes.starts_with(MAGIC) || !bytes.ends_with(MAGIC) || bytes.len() < 12 {
         return Err("it does not begin and end with PAR1".into());
     }
     // A file ends with the footer, the length of the footer in four bytes, and the magic bytes.
     let footer_end = bytes.len() - 8;
     let length: [u8; 4] = bytes[footer_end..footer_end + 4].try_into().expect("four bytes");
+    // The footer cannot start within the magic bytes at the start of the file.
     let start = footer_end.checked_sub(u32::from_le_bytes(length) as usize).filter(|&start| start >= 4);
     let footer = &bytes[start.ok_or("its footer is longer than the file")?..footer_end];
     // FileMetaData: field 2 is the schema. There must be exactly one.
@@ -91,6 +94,7 @@ fn check_schema(reader: &mut CompactReader<'_>) -> Option<()> {
         let children = schema_children(reader)?;
         let innermost = missing.last_mut()?;
         *innermost = innermost.checked_sub(1)?;
+        // No more children than nodes that follow.
         if children > nodes - node - 1 {
             return None;
         }
@@ -162,19 +166,20 @@ fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &Projectio
 /// Checks the pages of one column chunk and returns the number of bytes that they claim to decompress to.
 fn check_chunk(source: &Source, chunk: &ColumnChunkMetaData) -> Result<u64> {
     let damaged = || damaged_column(source, chunk);
-    let mut rest = bytes_of(source, chunk).ok_or_else(damaged)?;
-    // `delta_lengths`: whether a page has the encoding that `check_delta_lengths` checks.
+    let mut unread = bytes_of(source, chunk).ok_or_else(damaged)?;
+    // `claimed`: see the return value; `delta_lengths`: whether a page has the encoding that `check_delta_lengths`
+    // checks.
     let (mut claimed, mut delta_lengths) = (0u64, false);
-    while !rest.is_empty() {
-        let mut reader = CompactReader::new(rest);
+    while !unread.is_empty() {
+        let mut reader = CompactReader::new(unread);
         let page = PageHeader::read(&mut reader).ok_or_else(damaged)?;
-        let body = &rest[reader.position()..];
+        let body = &unread[reader.position()..];
         let (body, next) = body.split_at_checked(page.compressed).ok_or_else(damaged)?;
         claimed = claimed.saturating_add(page.claim(chunk));
         source.allow(claimed)?;
         page.check_body(source, chunk, body)?;
         delta_lengths |= page.delta_lengths;
-        rest = next;
+        unread = next;
     }
     if delta_lengths {
         guarded(source, FORMAT, || check_delta_lengths(source, chunk))?;
@@ -189,6 +194,7 @@ fn damaged_column(source: &Source, chunk: &ColumnChunkMetaData) -> Error {
 
 /// The bytes of a column chunk; `None` if it is outside the file.
 fn bytes_of<'a>(source: &'a Source, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]> {
+    // A dictionary page comes before the data pages.
     let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
     let length = usize::try_from(chunk.compressed_size()).ok()?;
     source.bytes.get(usize::try_from(start).ok()?..)?.get(..length)
@@ -196,7 +202,7 @@ fn bytes_of<'a>(source: &'a Source, chunk: &ColumnChunkMetaData) -> Option<&'a [
 
 /// Checks strings in the encoding DELTA_LENGTH_BYTE_ARRAY, which start with a list of their lengths. The decoder
 /// reserves memory for the number of strings that this list claims, and the claim is inside the compressed page; so
-/// these pages, and no others, are decompressed twice.
+/// a chunk with such pages is decompressed twice, other chunks only once.
 fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<()> {
     let malformed = |problem| source.malformed(FORMAT, problem);
     let mut pages =
@@ -223,11 +229,12 @@ fn values_of<'a>(page: &'a Page, chunk: &ColumnChunkMetaData) -> Option<&'a [u8]
                 [(descr.max_rep_level(), rep_level_encoding), (descr.max_def_level(), def_level_encoding)];
             levels.into_iter().filter(|(max_level, _)| *max_level > 0).try_fold(
                 &buf[..],
-                |rest, (_, encoding)| {
-                    // The older encoding of levels has no length in front; writers do not combine it with such strings.
-                    let (length, rest) =
-                        rest.split_first_chunk::<4>().filter(|_| *encoding == Encoding::RLE)?;
-                    rest.get(u32::from_le_bytes(*length) as usize..)
+                |unread, (_, encoding)| {
+                    // The older encoding of levels has no length in front. Writers do not combine it with strings in
+                    // DELTA_LENGTH_BYTE_ARRAY, so a page that does is refused.
+                    let (length, unread) =
+                        unread.split_first_chunk::<4>().filter(|_| *encoding == Encoding::RLE)?;
+                    unread.get(u32::from_le_bytes(*length) as usize..)
                 },
             )
         }
@@ -262,7 +269,7 @@ struct PageHeader {
     levels: usize,
     /// Whether the values are not compressed (data pages of version 2).
     plain_body: bool,
-    /// The CRC-32 of the stored page without this header, if there is one.
+    /// The CRC-32 of the stored page without this header; writers may leave it out.
     checksum: Option<u32>,
 }
 
@@ -277,7 +284,7 @@ impl PageHeader {
         let mut page = PageHeader::default();
         // Fields of PageHeader: 2 is the size after decompression, 3 the stored size, 4 the CRC-32, and 5, 7 and 8 are
         // the inner headers of the kinds of pages.
-        let mut has_size = [false; 2];
+        let mut has_size = [false; 2]; // whether fields 2 and 3 were read
         reader.fields(0, |reader, id, kind| match (id, kind) {
             (2 | 3, wire::I32) => {
                 let size = usize::try_from(reader.i32()?).ok()?;
@@ -336,7 +343,7 @@ impl PageHeader {
             Type::BOOLEAN => 1,
             Type::INT32 | Type::FLOAT => 4,
             Type::INT64 | Type::DOUBLE => 8,
-            // Strings are decoded into views of 16 bytes.
+            // Strings are decoded into views of 16 bytes. INT96 has 12 bytes, which is rounded up.
             Type::INT96 | Type::BYTE_ARRAY => 16,
             Type::FIXED_LEN_BYTE_ARRAY => chunk.column_descr().type_length().max(1) as u64,
         };
@@ -345,8 +352,9 @@ impl PageHeader {
 
     /// Checks the checksum of a page and limits its decompressed size.
     ///
-    /// Two codecs of the decoder (gzip and LZ4) decompress without a limit: their pages are measured or estimated
-    /// first. One encoding (DELTA_BYTE_ARRAY) can expand without a limit: it is refused.
+    /// Two codecs of the decoder (gzip and LZ4) decompress without a limit: gzip pages are decompressed here to measure
+    /// them, and the size of LZ4 pages is estimated. One encoding (DELTA_BYTE_ARRAY) can expand without a limit: it is
+    /// refused.
     fn check_body(&self, source: &Source, chunk: &ColumnChunkMetaData, body: &[u8]) -> Result<()> {
         if self.checksum.is_some_and(|checksum| crc32fast::hash(body) != checksum) {
             return Err(source.damaged(format!("a page of column '{}'", chunk.column_path().string())));
@@ -360,15 +368,14 @@ impl PageHeader {
         }
         match chunk.compression() {
             Compression::GZIP(_) if !self.plain_body => {
+                // The levels in front of the values are not compressed.
                 let claimed = self.uncompressed.saturating_sub(self.levels) as u64;
                 let packed = body.get(self.levels..).unwrap_or_default();
-                match inflates_beyond(packed, claimed) {
-                    true => {
-                        let problem = format!("a page unpacks to more than the {claimed} bytes it claims");
-                        Err(source.malformed(FORMAT, problem))
-                    }
-                    false => Ok(()),
+                if inflates_beyond(packed, claimed) {
+                    let problem = format!("a page unpacks to more than the {claimed} bytes it claims");
+                    return Err(source.malformed(FORMAT, problem));
                 }
+                Ok(())
             }
             // LZ4 compresses by a factor of at most 255.
             Compression::LZ4 => source.allow(255 * body.len() as u64),
@@ -380,6 +387,7 @@ impl PageHeader {
 /// Whether gzip data decompresses to more than `limit` bytes.
 fn inflates_beyond(packed: &[u8], limit: u64) -> bool {
     use std::io::Read;
+    // One byte more than the limit is enough to notice that the data is longer.
     let mut unpacked = flate2::read::MultiGzDecoder::new(packed).take(limit + 1);
     // Damaged data ends the loop; the decoder refuses it later.
     let mut buffer = [0; 1 << 14];
@@ -416,10 +424,11 @@ mod tests {
 
     use super::*;
 
-    /// A list of schema nodes with these numbers of children.
+    /// Checks a schema whose nodes have these numbers of children.
     fn schema(children: &[u8]) -> Option<()> {
+        // A list of structures whose length follows.
         let mut bytes = vec![0xfc, children.len() as u8];
-        // Field 5, a number in zigzag encoding, end of the node.
+        // Each node: field 5 with a number in zigzag encoding (2 n for n), and the end of the structure.
         children.iter().for_each(|&count| bytes.extend([0x55, 2 * count, 0]));
         check_schema(&mut CompactReader::new(&bytes))
     }

@@ -251,6 +251,7 @@ fn header(embeddings: &Embeddings) -> Vec<u8> {
     }
     let mut header = Value::Object(header).to_string().into_bytes();
     const CACHE_LINE: usize = 64;
+    // The bytes before the features: the length of the header, the header, labels and item offsets.
     let before = 8 + header.len() + features_start;
     header.resize(header.len() + before.next_multiple_of(CACHE_LINE) - before, b' ');
     header
@@ -300,13 +301,14 @@ mod tests {
 
     #[test]
     fn offsets_that_overflow_are_refused() {
+        // Eight tensors end close to the largest u64, so adding the length of the header to their end overflows.
         let huge = u64::MAX / 8;
         let mut header = json!({});
         for i in 0..8 {
             header[format!("t{i}")] = tensor("U8", &[huge], i * huge, (i + 1) * huge);
         }
         let end = 8 * huge;
-        header["features"] = tensor("F32", &[1, 1], end, end.wrapping_add(4));
+        header["features"] = tensor("F32", &[1, 1], end, end + 4);
         problem_of(file(&header, 64));
     }
 

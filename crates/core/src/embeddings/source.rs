@@ -26,6 +26,7 @@ impl Source {
         if metadata.is_dir() {
             return Err(read_error(std::io::Error::other("it is a folder")));
         }
+        // Mapping an empty file is an error on some systems.
         if metadata.len() == 0 {
             return Ok(Source { path: path.into(), bytes: Bytes::new(), max_unpacked: u64::MAX });
         }
@@ -60,8 +61,8 @@ impl Source {
 
     /// Checks that the file may decompress to `claimed` bytes.
     ///
-    /// Features compress by a factor of 2 to 4, sparse ones of 20; labels compress better, but they are small. So a
-    /// limit of 64 times the file size plus 64 MiB accepts every real file and refuses decompression bombs.
+    /// Features compress by a factor of 2 to 4, sparse ones by about 20; labels compress better, but they are small. So
+    /// a limit of 64 times the file size plus 64 MiB accepts every real file and refuses decompression bombs.
     ///
     /// # Errors
     /// [`Error::TooLarge`].

@@ -72,9 +72,10 @@ impl Columns {
         indices
     }
 
-    /// The index among the chosen columns of the column with index `index` in the schema.
+    /// The index among the chosen columns of the column with index `index` in the schema: the number of chosen columns
+    /// before it.
     fn projected(&self, index: usize) -> usize {
-        self.indices().iter().take_while(|&&other| other < index).count()
+        self.indices().iter().take_while(|&&chosen| chosen < index).count()
     }
 }
 
@@ -243,6 +244,7 @@ impl<'a> Table<'a> {
         let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first + row * dim);
         let matrix =
             self.matrix.get_or_insert_with(|| Matrix { precision, dim, bytes: RowBytes::Copied(Vec::new()) });
+        // Contiguous lists are one slice; otherwise every row is copied.
         if contiguous {
             let start = first * precision.size();
             matrix.append(stored.slice(start..start + lists.rows * width));
@@ -250,6 +252,7 @@ impl<'a> Table<'a> {
         }
         let starts = (0..lists.rows).map(|row| lists.span(row).0 * precision.size());
         let gathered = matrix.gather(&stored, starts, width);
+        // `check_lists` limits the size of one batch, this the size of all batches.
         self.source.allow(gathered)
     }
 
@@ -274,7 +277,8 @@ impl<'a> Table<'a> {
                 return Err(self.malformed(format!("row {row_number} has a feature that is null")));
             }
         }
-        // Lists may overlap, so their total size can exceed the size of the file.
+        // Lists may overlap, so their total size can exceed the size of the file. A value takes at most four bytes,
+        // because `f64` is converted to `f32`.
         let bytes = (lists.rows as u64).saturating_mul(dim as u64).saturating_mul(4);
         self.source.allow(bytes)
     }
@@ -411,6 +415,7 @@ fn spans_of_view<O: OffsetSizeTrait>(lists: &GenericListViewArray<O>) -> (ArrayR
 
 /// The bytes of a column of floating-point numbers: not copied, except `f64`, which is converted to `f32`.
 fn stored_numbers(values: &ArrayRef) -> Option<(Precision, Bytes)> {
+    /// Owns the buffer whose bytes are returned.
     struct Owner(Buffer);
     impl AsRef<[u8]> for Owner {
         fn as_ref(&self) -> &[u8] {

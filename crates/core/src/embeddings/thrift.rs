@@ -4,7 +4,8 @@
 //! It builds nothing and allocates nothing: it moves over the bytes field by field and stops where they end. Nesting is
 //! bounded, so that a file cannot exhaust the stack.
 
-/// The wire types of the protocol: the numbers that mark the type of a field.
+/// The wire types of the protocol: the numbers that mark the type of a field. A boolean field has no further bytes, its
+/// value is its wire type.
 pub(crate) mod wire {
     pub const TRUE: u8 = 1;
     pub const FALSE: u8 = 2;
@@ -55,7 +56,8 @@ impl<'a> CompactReader<'a> {
         Some(byte)
     }
 
-    /// Reads an unsigned number with seven bits per byte (a varint).
+    /// Reads an unsigned number (a varint): seven bits per byte, the lowest first. The eighth bit of a byte says
+    /// whether another byte follows. A `u64` takes at most ten bytes.
     pub fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
@@ -68,7 +70,8 @@ impl<'a> CompactReader<'a> {
         None
     }
 
-    /// Reads a signed number in zigzag encoding: 0, -1, 1, -2, ...
+    /// Reads a signed number in zigzag encoding: 0, -1, 1, -2 are stored as the varints 0, 1, 2, 3. The lowest bit is
+    /// the sign; of a negative number, the other bits are inverted.
     fn zigzag(&mut self) -> Option<i64> {
         let value = self.varint()?;
         Some((value >> 1) as i64 ^ -((value & 1) as i64))
@@ -87,6 +90,7 @@ impl<'a> CompactReader<'a> {
         depth: usize,
         mut visit: impl FnMut(&mut Self, i16, u8) -> Option<bool>,
     ) -> Option<()> {
+        // The id of the previous field.
         let mut last = 0i16;
         if depth > MAX_DEPTH {
             return None;
@@ -94,6 +98,7 @@ impl<'a> CompactReader<'a> {
         loop {
             let head = self.byte()?;
             let kind = head & 0x0f;
+            // A wire type of 0 marks the end of the structure.
             if kind == 0 {
                 return Some(());
             }
@@ -120,7 +125,7 @@ impl<'a> CompactReader<'a> {
         (length <= self.remaining()).then_some((head & 0x0f, length))
     }
 
-    /// Skips a field of a wire type.
+    /// Skips the value of a field with the wire type `kind`.
     fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
             wire::TRUE | wire::FALSE => Some(()),
@@ -171,7 +176,8 @@ mod tests {
 
     #[test]
     fn numbers_and_fields_are_read() {
-        // Field 1: i32 -3; field 2: binary "ab"; field 18 (long form): i32 64; stop.
+        // Field 1: i32 -3; field 2: binary "ab"; field 18 (its id follows as a number): i32 64, whose varint is 128 and
+        // takes two bytes; end. All numbers but the length of the binary are in zigzag encoding.
         let bytes = [0x15, 5, 0x18, 2, b'a', b'b', 0x05, 36, 0x80, 1, 0];
         let mut seen = Vec::new();
         let mut reader = CompactReader::new(&bytes);
@@ -190,10 +196,12 @@ mod tests {
     #[test]
     fn deep_nesting_and_lengths_beyond_the_end_are_refused() {
         let skip_all = |bytes: &[u8]| CompactReader::new(bytes).fields(0, |_, _, _| Some(false));
-        assert_eq!(skip_all(&[0x1c; 100_000]), None);
-        assert_eq!(skip_all(&[0x19; 100_000]), None);
-        assert_eq!(skip_all(&[0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), None);
-        assert_eq!(skip_all(&[0x19, 0xf5, 0xff, 0xff, 0x7f, 0]), None);
-        assert_eq!(skip_all(&[]), None);
+        assert_eq!(skip_all(&[0x1c; 100_000]), None, "nested structures");
+        assert_eq!(skip_all(&[0x19; 100_000]), None, "nested lists");
+        let long_binary = [0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+        assert_eq!(skip_all(&long_binary), None);
+        let long_list = [0x19, 0xf5, 0xff, 0xff, 0x7f, 0];
+        assert_eq!(skip_all(&long_list), None);
+        assert_eq!(skip_all(&[]), None, "the end of the structure is missing");
     }
 }

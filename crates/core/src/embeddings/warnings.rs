@@ -5,7 +5,7 @@ use crate::visible::counted;
 
 /// The number of classes (ways) of an episode, a small classification problem drawn from the data, in most papers.
 const WAYS: usize = 5;
-/// The ratio of the sizes of the largest and the smallest class from which on there is a warning.
+/// The ratio of the sizes of the largest and the smallest class at or above which there is a warning.
 const IMBALANCE: usize = 20;
 
 /// One sentence for each problem that was found, the most serious first.
@@ -92,6 +92,7 @@ fn few_shots(inspection: &Inspection) -> Option<String> {
     let limit = format!("'{}' has {}", smallest.name, counted(smallest.count, "row", "rows"));
     let episodes = format!("{WAYS}-way episodes with {QUERIES} queries");
     match inspection.largest_shots {
+        // One shot needs one row for the shot, one for the noise pool (see `largest_shots`), and the queries.
         None => Some(format!("no {episodes} fit: {limit}, and 1 shot needs {}", QUERIES + 2)),
         Some(shots @ ..5) => Some(format!("the largest number of shots for {episodes} is {shots}: {limit}")),
         Some(_) => None,

@@ -56,7 +56,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a file of rows with `dim` numbers each. `notes` are key and value of further metadata, such as
+    /// Creates a file of rows with `dim` numbers each. `notes` are further metadata as (key, value), such as
     /// `backbone`.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl Writer {
         notes: &[(&str, String)],
     ) -> Result<Self> {
         check_writable(path)?;
-        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
             let source = std::io::Error::other("embeddings are written to a file, not to a pipe or device");
             return Err(Error::Write { path: path.into(), source });
         }
@@ -78,7 +78,9 @@ impl Writer {
             notes.iter().map(|(key, text)| (key.to_string(), text.clone().into())).collect();
         metadata.insert("format".into(), VERSION.into());
         metadata.insert("classes".into(), json!(classes).to_string().into());
-        // Lengths with more digits than any that can occur: rows are counted in 32 bits.
+        // The longest possible header: the largest number of rows (they are counted in 32 bits) and, on a 64-bit
+        // processor, 2^48 bytes of item names. The first row comes after the length of the header (eight bytes) and
+        // the header, and starts on a cache line.
         let max_header_len = header(&metadata, precision, dim, u32::MAX as usize, usize::MAX >> 16).len();
         let header_len = (8 + max_header_len).next_multiple_of(CACHE_LINE) - 8;
         let failed = |source| Error::Write { path: path.clone(), source };
@@ -134,6 +136,7 @@ impl Writer {
         for &label in &self.labels {
             self.file.write_all(&i64::from(label).to_le_bytes())?;
         }
+        // The offsets of the item names: 0, then the end of every name.
         for end in std::iter::once(&0).chain(&self.item_ends) {
             self.file.write_all(&end.to_le_bytes())?;
         }

@@ -66,6 +66,7 @@ impl ClassImages {
         let mut images: Vec<Vec<u32>> = Vec::new();
         for &row in rows {
             let name = embeddings.item(row as usize).map_or("", image_name);
+            // A name that is new gets the next index.
             let index = *indices.entry(name).or_insert(images.len());
             images.resize_with(images.len().max(index + 1), Vec::new);
             images[index].push(row);
@@ -79,7 +80,7 @@ impl ClassImages {
     }
 }
 
-/// The name of the image behind an item: the item's name without the suffix `#` and digits of a copy.
+/// The name of the image that an item shows: the item's name without the suffix of a copy, `#` and digits.
 pub fn image_name(item: &str) -> &str {
     match item.rsplit_once('#') {
         Some((image, number)) if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) => image,

@@ -14,12 +14,12 @@ use crate::embeddings::Features;
 use crate::noise::{Noise, NoisyLabels};
 use crate::rng::{IndexSampler, Rng};
 
-/// Number of times that a failed draw of symmetric or paired noise is repeated. If all fail, classes of
-/// unequal size leave no valid draw, and the noise is reported as impossible.
+/// The maximum number of attempts to draw symmetric or paired noise. If all fail, classes of unequal size leave no
+/// valid draw, and the noise is reported as impossible.
 const ATTEMPTS: usize = 10_000;
 
 /// For every class the items that replace its noisy ones, as (row, true class); the true class is `None` for an
-/// outlier. The first replaces the first item in [`ClassDraw::noise_order`](super::ClassDraw::noise_order), and so on.
+/// outlier. The n-th replaces the n-th item in [`ClassDraw::noise_order`](super::ClassDraw::noise_order).
 pub(super) type Replacements = Vec<Vec<(u32, Option<u32>)>>;
 
 /// The support set of an episode with the replacements applied, class after class.
@@ -118,6 +118,7 @@ fn similar_attempt(
     // In each round, every class that needs more than `round` items takes one.
     for round in 0..noisy.iter().copied().max().unwrap_or(0) {
         for &class in order.iter().filter(|&&class| noisy[class] > round) {
+            // As in `symmetric_attempt`: one fewer than the clean items of this class.
             let allowed = classes[class].support.len().saturating_sub(noisy[class] + 1);
             let taken = &replacements[class];
             let is_free = |&&(source, row): &&(usize, u32)| {
@@ -162,7 +163,8 @@ fn nearest_pool_items(episode: &Episode, features: &Features) -> Vec<Vec<(usize,
     (0..classes.len()).map(nearest_to).collect()
 }
 
-/// The squared Euclidean distance, summed in an order that is the same on all processors.
+/// The squared Euclidean distance. The 16 partial sums fix the order of the additions, so the result is the same with
+/// vector instructions of any width.
 fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];
@@ -182,6 +184,7 @@ pub(super) fn relabelled(
     labels: &NoisyLabels,
     data: &EpisodeData<'_>,
 ) -> Result<Vec<Item>, String> {
+    // The clean support set.
     let mut items = support_set(episode, &vec![Vec::new(); episode.classes.len()]);
     let (ways, count) = (episode.classes.len(), items.len());
     if labels.given.len() != count {
@@ -193,11 +196,12 @@ pub(super) fn relabelled(
             ways - 1
         ));
     }
-    // Other labels. The items are still in the order of the clean support set, to which the outliers below refer.
+    // The given labels. The items stay in the order of the clean support set, because the item indices of the outliers
+    // below refer to it.
     let is_changed = items.iter().zip(&labels.given).any(|(item, &given)| item.given != given);
     items.iter_mut().zip(&labels.given).for_each(|(item, &given)| item.given = given);
-    // Outliers, each an item index and the row that replaces it. If they are rows of the data itself, their class must
-    // not be in the episode.
+    // The outliers, each an item index and the row that replaces this item. If outliers are rows of the data itself,
+    // their classes must not be in the episode.
     let pool = data.outlier_rows();
     let is_separate = data.outliers.is_some_and(|pool| !std::ptr::eq(pool, data.embeddings));
     let mut used = std::collections::HashSet::new();
@@ -220,6 +224,7 @@ pub(super) fn relabelled(
         let name = &data.embeddings.classes()[episode.classes[class].class as usize];
         return Err(format!("class {class} ('{name}') has no item left; every class must keep one or more"));
     }
+    // Without changed labels, the items are already grouped.
     if is_changed {
         group_by_given(&mut items);
     }

@@ -36,7 +36,7 @@ struct Header {
     noises: Vec<Noise>,
     /// The fingerprint of the data.
     embeddings: String,
-    /// The fingerprint of the outlier pool.
+    /// The fingerprint of the outlier pool; `None` if outliers are rows of the data itself.
     outliers: Option<String>,
 }
 
@@ -163,9 +163,10 @@ impl Changes {
         let mut changes = Changes { replaced: Vec::new(), relabelled: Vec::new() };
         for (class, draw) in (0..).zip(&episode.classes) {
             for (index, row) in (0..).zip(&draw.support) {
-                let kept = support.iter().find(|item| item.row == *row && !is_new(item));
-                let Some(item) = kept.or_else(|| new.next()) else { continue };
-                if kept.is_none() {
+                // The item with this row, unless another one replaced it.
+                let original = support.iter().find(|item| item.row == *row && !is_new(item));
+                let Some(item) = original.or_else(|| new.next()) else { continue };
+                if original.is_none() {
                     changes.replaced.push((class, index, item.row, item.truth.map_or(-1, i64::from)));
                 }
                 if item.given != class {
@@ -211,8 +212,8 @@ impl Manifest {
     /// Reads a manifest and checks every line against the data.
     ///
     /// # Errors
-    /// [`Error::ManifestOfOtherData`] if it was written for other data, [`Error::BadManifest`] with the number of the line if a
-    /// line is not valid.
+    /// [`Error::ManifestOfOtherData`] if it was written for other data, [`Error::BadManifest`] with the number of the
+    /// line if a line is not valid.
     pub fn open(path: &Path, embeddings: &Embeddings, outliers: Option<&Embeddings>) -> Result<Self> {
         let read_error = |source| Error::Read { path: path.into(), source };
         let mut file = BufReader::new(std::fs::File::open(path).map_err(read_error)?);
@@ -281,24 +282,24 @@ impl Header {
         for noise in &self.noises {
             Noise::new(noise.kind, noise.level)?;
         }
-        let same = |what, expected: &str, data: &Embeddings| match data.fingerprint().to_string() {
+        let check_data = |what, expected: &str, data: &Embeddings| match data.fingerprint().to_string() {
             found if found == expected => Ok(()),
             found => Err(Error::ManifestOfOtherData { what, expected: expected.into(), found }),
         };
-        same("embeddings", &self.embeddings, embeddings)?;
+        check_data("embeddings", &self.embeddings, embeddings)?;
         // The outlier pool matters only if a noise setting can draw from it.
         let may_have_outliers = |noise: &Noise| match noise.kind {
             NoiseKind::Outlier => noise.level > 0.0,
             NoiseKind::Named(_) => true,
             _ => false,
         };
-        let used = self.noises.iter().any(may_have_outliers);
-        if let Some(pool) = outliers.filter(|pool| used && pool.dim() != embeddings.dim()) {
+        let uses_outliers = self.noises.iter().any(may_have_outliers);
+        if let Some(pool) = outliers.filter(|pool| uses_outliers && pool.dim() != embeddings.dim()) {
             return Err(Error::OutlierDimension { pool: pool.dim(), data: embeddings.dim() });
         }
-        if used {
+        if uses_outliers {
             let expected = self.outliers.as_ref().unwrap_or(&self.embeddings);
-            same("an outlier pool", expected, outliers.unwrap_or(embeddings))?;
+            check_data("an outlier pool", expected, outliers.unwrap_or(embeddings))?;
         }
         Ok(())
     }
@@ -507,7 +508,8 @@ mod tests {
         assert!(message.contains("an outlier of a class of its own episode"), "{message}");
     }
 
-    /// Changes the label of the first item of every other class, and replaces the last item by an outlier.
+    /// Gives each item the label of the next class with probability 1/6, except the first item of each class, and
+    /// replaces the last item by a random outlier.
     struct Mixed;
 
     impl crate::noise::LabelNoise for Mixed {
@@ -533,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_of_the_users_own_is_replayed_under_its_name() {
+    fn custom_noise_is_replayed_under_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let (data, pool, path) = (embeddings(0.0), embeddings(0.5), folder.path().join("own.jsonl"));
         let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };
@@ -595,6 +597,7 @@ mod tests {
             let message = Manifest::open(&path, &data, Some(&pool)).err().unwrap().to_string();
             assert!(message.contains("line 3") && message.contains(expected), "{expected}: {message}");
         }
+        // The last line, of episode 20 after the header, is truncated.
         std::fs::write(&path, &text[..text.len() - 9]).unwrap();
         assert!(Manifest::open(&path, &data, Some(&pool)).err().unwrap().to_string().contains("line 21"));
     }

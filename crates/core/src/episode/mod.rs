@@ -159,8 +159,8 @@ pub struct DrawnEpisode {
 pub struct EpisodeData<'a> {
     /// The labelled rows.
     pub embeddings: &'a Embeddings,
-    /// Rows of other classes, for outlier noise. `None`, or the embeddings themselves: outliers are items of classes
-    /// that are not in the episode.
+    /// Rows of other classes, for outlier noise. If this is `None` or the same object as `embeddings`, outliers are
+    /// items of classes that are not in the episode.
     pub outliers: Option<&'a Embeddings>,
 }
 
@@ -184,7 +184,7 @@ pub trait Episodes: Sync {
     fn is_sequential(&self) -> bool {
         false
     }
-    /// The number of episodes, if it is limited.
+    /// The number of episodes, if the source has a limited number of them.
     fn limit(&self) -> Option<u64> {
         None
     }

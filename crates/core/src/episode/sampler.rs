@@ -144,6 +144,8 @@ impl<'a> Sampler<'a> {
             let images = count_images(self.embeddings, self.images.as_deref(), class as usize);
             let drawn = index_sampler.draw(&mut items, images, 2 * shots.max + queries);
             let rows = self.rows(class as usize, drawn, &mut copies);
+            // The first `shots.max` rows are for the support set, the next `shots.max` for the pool, the last for the
+            // queries.
             let take = |range: std::ops::Range<usize>| rows[range].to_vec();
             let mut noise_order: Vec<u32> = (0..count as u32).collect();
             noise_orders.shuffle(&mut noise_order);
@@ -165,6 +167,7 @@ impl<'a> Sampler<'a> {
 
     /// Turns indices of images within a class into rows, choosing one of the copies of each image at random.
     fn rows(&self, class: usize, mut images: Vec<u32>, copies: &mut Rng) -> Vec<u32> {
+        // Every index is overwritten with its row.
         let all = self.embeddings.rows_of(class);
         images.iter_mut().for_each(|image| {
             *image = match &self.images {
@@ -379,6 +382,7 @@ fn impossible(noise: Noise, spec: &EpisodeSpec) -> Error {
     // The levels that correspond to 0, 1, 2, .. wrong items in the largest class.
     let level = |noisy: usize| Noise { level: noisy as f64 / shots as f64, ..noise };
     let valid = (0..shots).map(level).filter(|&noise| is_possible(noise, spec));
+    // In percent, with at most two decimals.
     let valid: Vec<String> = valid.map(|noise| ((noise.level * 1e4).round() / 1e2).to_string()).collect();
     Error::ImpossibleNoise {
         kind: noise.kind.name(),
@@ -427,6 +431,7 @@ mod tests {
     use crate::noise::NoisyLabels;
     use std::collections::HashSet;
 
+    /// One-dimensional rows in the order of their classes; row i has the value i.
     fn embeddings(classes: usize, items: usize) -> Embeddings {
         let labels = (0..classes * items).map(|i| format!("class {:02}", i / items)).collect();
         Embeddings::from_rows((0..classes * items).map(|i| i as f32).collect(), 1, labels).unwrap()
@@ -518,6 +523,7 @@ mod tests {
 
     #[test]
     fn no_episode_contains_two_copies_of_one_image() {
+        // Row r is copy r / 120 of image r % 120 (0 is the original); there are 20 images per class.
         let names = (0..3).flat_map(|copy| {
             (0..6 * 20).map(move |i| if copy == 0 { format!("{i}") } else { format!("{i}#{copy}") })
         });
@@ -575,12 +581,12 @@ mod tests {
         let alone = Sampler::new(&data, None, shape, noises(&ALL[3..4])).unwrap();
         let mut index_sampler = IndexSampler::default();
         (0..50).for_each(|index| drop(all.draw(index, &mut index_sampler).unwrap()));
-        let (one, other) = (
+        let (with_all, by_itself) = (
             all.draw(77, &mut index_sampler).unwrap(),
             alone.draw(77, &mut IndexSampler::default()).unwrap(),
         );
-        assert_eq!(one.episode, other.episode);
-        assert_eq!(one.supports[3], other.supports[0]);
+        assert_eq!(with_all.episode, by_itself.episode);
+        assert_eq!(with_all.supports[3], by_itself.supports[0]);
     }
 
     #[test]
@@ -601,7 +607,7 @@ mod tests {
         }
     }
 
-    /// Gives items of one class the label of another, and replaces one item by an outlier.
+    /// A noise type with fixed results: the given labels, and outliers as (item, row).
     struct Fixed {
         given: Vec<u32>,
         outliers: Vec<(u32, u32)>,
@@ -626,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn own_noise_moves_items_between_labels_and_replaces_them_by_outliers() {
+    fn custom_noise_moves_items_between_labels_and_replaces_them_by_outliers() {
         let (data, pool) = (embeddings(5, 10), embeddings(2, 10));
         let noise = Fixed { given: vec![0, 1, 1, 1, 2, 0], outliers: vec![(3, 7)] };
         let items = relabelled(&data, Some(&pool), noise).unwrap();
@@ -638,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn own_noise_with_labels_that_are_not_allowed_is_refused_with_the_episode() {
+    fn custom_noise_with_labels_that_are_not_allowed_is_refused_with_the_episode() {
         let data = embeddings(5, 10);
         let refused = |given: &[u32], outliers: &[(u32, u32)]| {
             let noise = Fixed { given: given.to_vec(), outliers: outliers.to_vec() };
@@ -652,6 +658,7 @@ mod tests {
         assert!(refused(&[0, 0, 1, 1, 1, 1], &[]).contains("has no item left; every class must keep one"));
         assert!(refused(&right, &[(6, 0)]).contains("there are 6 items"));
         assert!(refused(&right, &[(0, 50)]).contains("row 50 is not an outlier: there are 50 rows"));
+        // One row of each of the five classes, three of which are in the episode.
         let all_rows: Vec<(u32, u32)> = (0..6).zip((0..50).step_by(10)).collect();
         assert!(refused(&right, &all_rows[..5]).contains("it is of a class of the episode"));
     }
@@ -687,9 +694,13 @@ mod tests {
         };
         assert_eq!(percents(Shots::exactly(5)), [0.0, 20.0, 40.0, 60.0]);
         assert_eq!(percents(Shots::exactly(1)), [0.0]);
-        assert_eq!(percents(Shots::exactly(2)), [0.0], "20 % of two items are none, and one of two is a tie");
+        assert_eq!(
+            percents(Shots::exactly(2)),
+            [0.0],
+            "20 % of two items round to 0 items, and one wrong of two is a tie"
+        );
         assert_eq!(percents(Shots::exactly(3)), [0.0, 20.0, 40.0]);
-        assert_eq!(percents(Shots { min: 2, max: usize::MAX }).len(), 4, "refused elsewhere");
+        assert_eq!(percents(Shots { min: 2, max: usize::MAX }).len(), 4, "the sampler refuses this shape");
         let note = DefaultNoise::of(&spec(5, Shots::exactly(5), 15)).note(&spec(5, Shots::exactly(5), 15));
         assert_eq!(note, None);
     }

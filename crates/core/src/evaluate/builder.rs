@@ -173,6 +173,7 @@ impl<'a> EvaluationBuilder<'a> {
 mod tests {
     use super::*;
 
+    /// Six classes of 30 rows with 8 values; in rows of class c, value c is larger by 3.
     fn data() -> Embeddings {
         let value =
             |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { 3.0 } else { 0.0 };
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_builder_gives_what_its_parts_give() {
+    fn a_builder_has_the_same_result_as_an_experiment_made_by_hand() {
         let data = data();
         let built =
             Evaluation::of(&data).noise("symmetric=0,40").unwrap().methods("protonet,median").unwrap();

@@ -21,8 +21,9 @@ pub struct Detection {
     pub auroc: f64,
     /// The average precision, 0 to 1: the area under the curve of precision against recall, as a sum over recall steps.
     pub average_precision: f64,
-    /// The expected calibration error, 0 to 1: the mean difference of predicted probability and observed frequency over
-    /// 15 bins of equal width. `None` for methods whose scores are not probabilities.
+    /// The expected calibration error, 0 to 1: the mean distance between predicted probability and observed frequency
+    /// over 15 bins of equal width, weighted by the number of items. `None` for methods whose scores are not
+    /// probabilities.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration_error: Option<f64>,
     /// The number of items.
@@ -60,18 +61,18 @@ impl Detection {
 fn ranking(suspicion: &[f32], wrong: &[bool], total_wrong: usize, total_right: usize) -> (f64, f64) {
     let mut order: Vec<(f32, bool)> = suspicion.iter().copied().zip(wrong.iter().copied()).collect();
     order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
-    // The wrong and the right labels in the ranking so far.
-    let (mut found, mut false_alarms) = (0usize, 0usize);
+    // The numbers of wrong and of right labels in the ranking so far.
+    let (mut wrong_above, mut right_above) = (0usize, 0usize);
     let (mut area, mut precision_sum) = (0.0, 0.0);
     for tied in order.chunk_by(|a, b| a.0 == b.0) {
-        let hits = tied.iter().filter(|&&(_, wrong)| wrong).count();
-        let misses = tied.len() - hits;
+        let wrong_here = tied.iter().filter(|&&(_, wrong)| wrong).count();
+        let right_here = tied.len() - wrong_here;
         // For each right label of this step, the wrong labels that rank above it; those of the same step count half.
-        area += misses as f64 * (found as f64 + hits as f64 / 2.0);
-        found += hits;
-        false_alarms += misses;
+        area += right_here as f64 * (wrong_above as f64 + wrong_here as f64 / 2.0);
+        wrong_above += wrong_here;
+        right_above += right_here;
         // The precision at the end of this step, once for each wrong label in it.
-        precision_sum += hits as f64 * found as f64 / (found + false_alarms) as f64;
+        precision_sum += wrong_here as f64 * wrong_above as f64 / (wrong_above + right_above) as f64;
     }
     (area / (total_wrong as f64 * total_right as f64), precision_sum / total_wrong as f64)
 }
@@ -80,7 +81,7 @@ fn ranking(suspicion: &[f32], wrong: &[bool], total_wrong: usize, total_right: u
 /// of equal width, weighted by the number of items.
 fn calibration_error(probability: &[f32], wrong: &[bool]) -> f64 {
     const BINS: usize = 15;
-    // For every bin the sum of the predicted probabilities and the number of wrong labels. The difference of these sums
+    // For every bin the sum of the predicted probabilities and the number of wrong labels. The difference of these two
     // is the distance of their means times the number of items in the bin, which is the weight of the bin.
     let mut bins = [(0.0f64, 0usize); BINS];
     for (&p, &wrong) in probability.iter().zip(wrong) {
@@ -101,22 +102,23 @@ mod tests {
         // roc_auc_score and average_precision_score of scikit-learn 1.7 on the same scores, with ties.
         let suspicion = [0.1, 0.4, 0.35, 0.8, 0.4, 0.4, 0.9, 0.05];
         let wrong = [false, false, true, true, true, false, true, false];
-        let found = Detection::score(&suspicion, &wrong, false).unwrap();
-        assert!((found.auroc - 0.8125).abs() < 1e-12, "{}", found.auroc);
+        let detection = Detection::score(&suspicion, &wrong, false).unwrap();
+        assert!((detection.auroc - 0.8125).abs() < 1e-12, "{}", detection.auroc);
         assert!(
-            (found.average_precision - 0.816_666_666_666_666_7).abs() < 1e-12,
+            (detection.average_precision - 0.816_666_666_666_666_7).abs() < 1e-12,
             "{}",
-            found.average_precision
+            detection.average_precision
         );
-        assert_eq!((found.items, found.wrong, found.calibration_error), (8, 4, None));
+        assert_eq!((detection.items, detection.wrong, detection.calibration_error), (8, 4, None));
     }
 
     #[test]
     fn calibration_error_of_a_known_case() {
         let probability = [0.95, 0.95, 0.95, 0.95, 0.05, 0.05];
         let wrong = [true, true, true, false, false, true];
-        let found = Detection::score(&probability, &wrong, true).unwrap().calibration_error.unwrap();
-        assert!((found - ((3.8f64 - 3.0).abs() + (0.1f64 - 1.0).abs()) / 6.0).abs() < 1e-6, "{found}");
+        let error = Detection::score(&probability, &wrong, true).unwrap().calibration_error.unwrap();
+        // Two bins: probabilities that sum to 3.8 with 3 wrong labels, and to 0.1 with 1 wrong label.
+        assert!((error - ((3.8f64 - 3.0).abs() + (0.1f64 - 1.0).abs()) / 6.0).abs() < 1e-6, "{error}");
     }
 
     #[test]

@@ -22,11 +22,12 @@ use crate::method::{Fitted, Method, NamedMethod, RowPrediction, RowTask};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
-/// The maximum number of items in the union for which all inner products are computed in advance: 64 MiB per thread.
-/// For more items, the tasks compute those that their methods need.
+/// The maximum number of items in the union for which all inner products are computed in advance: 4096² `f32`
+/// values, 64 MiB per thread.
+/// For more items, the tasks compute the products that their methods need.
 const MAX_SHARED_ITEMS: usize = 4096;
 
-/// While a row is decoded, the row this many places later is prefetched into the processor's cache.
+/// While a row is decoded, the row `PREFETCH_ROWS` rows later is prefetched into the processor's cache.
 const PREFETCH_ROWS: usize = 4;
 
 /// Runs episodes on one thread and keeps the buffers between them.
@@ -59,12 +60,13 @@ pub(super) struct EpisodeOutcome {
 
 impl Outcome {
     /// The outcome of a row classifier.
-    fn of_rows(found: RowPrediction, answers: &[u32]) -> Self {
-        let (correct, are_probabilities) = (correct(&found.classes, answers), found.p_wrong.is_some());
-        Outcome { correct, suspicion: found.p_wrong, are_probabilities, predictions: found.classes }
+    fn of_rows(prediction: RowPrediction, answers: &[u32]) -> Self {
+        let RowPrediction { classes, p_wrong } = prediction;
+        let (correct, are_probabilities) = (correct(&classes, answers), p_wrong.is_some());
+        Outcome { correct, suspicion: p_wrong, are_probabilities, predictions: classes }
     }
 
-    /// The place of a method that failed, whose results are not reported.
+    /// A placeholder for a method that failed, whose results are not reported.
     fn of_failure() -> Self {
         Outcome { correct: 0, suspicion: None, are_probabilities: false, predictions: Vec::new() }
     }
@@ -168,16 +170,16 @@ pub(super) fn classify_rows(
         for setting in 0..settings {
             let tasks: Vec<RowTask<'_>> =
                 round.iter().map(|(drawn, _)| RowTask::new(drawn, setting)).collect();
-            let found = match failed.iter().any(|failed| failed.method == method.label) {
+            let predictions = match failed.iter().any(|failed| failed.method == method.label) {
                 true => None,
                 false => classify_or_fail(classifier.classify(&tasks), &method.label, failed)?,
             };
-            // One answer per episode; a failed method gets an empty outcome.
-            let mut found = found.map(Vec::into_iter);
+            // One prediction per episode; a failed method gets placeholders.
+            let mut predictions = predictions.map(Vec::into_iter);
             for (drawn, outcome) in round.iter_mut() {
-                let found = found.as_mut().and_then(Iterator::next);
-                let of_method =
-                    found.map_or_else(Outcome::of_failure, |found| Outcome::of_rows(found, &answers(drawn)));
+                let prediction = predictions.as_mut().and_then(Iterator::next);
+                let of_method = prediction
+                    .map_or_else(Outcome::of_failure, |rows| Outcome::of_rows(rows, &answers(drawn)));
                 outcome.outcomes[setting].insert(position, of_method);
             }
         }
@@ -185,14 +187,15 @@ pub(super) fn classify_rows(
     Ok(())
 }
 
-/// The answers of a row classifier; `None` if the method failed, which is then added to `failed`.
+/// The predictions that a row classifier returned as `answer`; `None` if the method failed, which is then added to
+/// `failed`.
 fn classify_or_fail(
     answer: Result<Vec<RowPrediction>>,
     label: &str,
     failed: &mut Vec<FailedMethod>,
 ) -> Result<Option<Vec<RowPrediction>>> {
     match answer {
-        Ok(found) => Ok(Some(found)),
+        Ok(predictions) => Ok(Some(predictions)),
         Err(Error::MethodFailed { episode, problem, .. }) => {
             failed.push(FailedMethod { method: label.into(), episode, problem });
             Ok(None)
@@ -233,8 +236,9 @@ fn run_method(
     Ok(fitted.into_iter().zip(prepared).zip(&mut rngs).map(outcome).collect())
 }
 
-/// The `wanted` rows (row, and whether it is a row of the outlier pool), in their order: borrowed from the data if it
-/// is stored as `f32`, otherwise decoded into `buffer`. The outlier pool and the data may be stored differently.
+/// The `wanted` rows (row, and whether it is a row of the outlier pool), in the order of `wanted`: borrowed from the
+/// data if it is stored as `f32`, otherwise decoded into `buffer`. The outlier pool and the data may be stored
+/// differently.
 pub(crate) fn fetch<'a>(
     data: &EpisodeData<'a>,
     wanted: &[(u32, bool)],
@@ -271,6 +275,7 @@ fn cache_aligned(buffer: &mut Vec<f32>, count: usize) -> &mut [f32] {
     if buffer.len() < count + margin {
         buffer.resize(count + margin, 0.0);
     }
+    // `min`: `align_offset` may return a huge number if it cannot align.
     let start = buffer.as_ptr().align_offset(LINE).min(margin);
     &mut buffer[start..start + count]
 }
@@ -303,8 +308,8 @@ impl Shared {
         Shared { items: rows.len(), queries: queries.len(), gram, products }
     }
 
-    /// The task with its part of the Gram matrix, and its part of the products with the queries, `[its items,
-    /// queries]`; `indices` are the indices of its items in the union.
+    /// The task with its part of the Gram matrix, and its part of the products with the queries, `[items of
+    /// the task, queries]`; `indices` are the indices of the task's items in the union.
     fn fill<'a>(&self, task: Task<'a>, indices: &[u32]) -> (Task<'a>, Option<Cow<'_, [f32]>>) {
         let task = match &self.gram {
             Some(gram) => {
@@ -338,7 +343,7 @@ mod tests {
     use crate::method::{Registry, RowClassifier};
     use crate::noise;
 
-    /// ProtoNet on rows that it holds itself.
+    /// ProtoNet as a row classifier, which holds the rows itself.
     struct HeldProtonet {
         rows: Embeddings,
         outliers: Embeddings,
@@ -379,7 +384,7 @@ mod tests {
         }
     }
 
-    /// A method that fails in one episode under the second noise setting.
+    /// A method with a row classifier that fails in one episode, under the first setting with wrong labels.
     struct FailsLater {
         episode: u64,
         error: fn(u64) -> Error,
@@ -405,6 +410,7 @@ mod tests {
         }
     }
 
+    /// Six classes of 30 rows with 8 values; in rows of class c, value c is larger by `shift`.
     fn data(shift: f32) -> Embeddings {
         let value =
             |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { shift } else { 0.0 };
@@ -414,8 +420,8 @@ mod tests {
 
     /// The results of all methods as JSON.
     fn results(methods: &[NamedMethod]) -> Vec<String> {
-        let found = evaluation(methods).unwrap();
-        found.settings.iter().map(|setting| serde_json::to_string(setting).unwrap()).collect()
+        let result = evaluation(methods).unwrap();
+        result.settings.iter().map(|setting| serde_json::to_string(setting).unwrap()).collect()
     }
 
     fn evaluation(methods: &[NamedMethod]) -> Result<crate::Evaluation> {
@@ -442,10 +448,10 @@ mod tests {
         let error = |episode| Error::MethodFailed { method: "x".into(), episode, problem: "no".into() };
         let failing = FailsLater { episode: 270, error };
         methods.insert(1, NamedMethod { label: "mine".into(), method: Box::new(failing) });
-        let found = evaluation(&methods).unwrap();
-        assert_eq!(found.failed.len(), 1);
-        assert_eq!((found.failed[0].method.as_str(), found.failed[0].episode), ("mine", 270));
-        assert!(!found.interrupted);
+        let result = evaluation(&methods).unwrap();
+        assert_eq!(result.failed.len(), 1);
+        assert_eq!((result.failed[0].method.as_str(), result.failed[0].episode), ("mine", 270));
+        assert!(!result.interrupted);
         assert_eq!(results(&methods), results(&parsed()));
         let alone = evaluation(&methods[1..2]).unwrap();
         assert!(alone.settings[0].methods.is_empty() && alone.settings[0].episodes == 300);
@@ -456,9 +462,10 @@ mod tests {
         let mut methods = Registry::default().parse_all(&["protonet"]).unwrap();
         let interrupted = |episode| FailsLater { episode, error: |_| Error::Interrupted };
         methods.push(NamedMethod { label: "mine".into(), method: Box::new(interrupted(270)) });
-        let found = evaluation(&methods).unwrap();
-        assert!(found.interrupted && found.failed.is_empty());
-        assert_eq!((found.settings[0].episodes, found.settings[0].methods.len()), (256, 2));
+        let result = evaluation(&methods).unwrap();
+        assert!(result.interrupted && result.failed.is_empty());
+        assert_eq!((result.settings[0].episodes, result.settings[0].methods.len()), (256, 2));
+        // An interruption in the first round leaves no results.
         methods[1].method = Box::new(interrupted(3));
         assert!(matches!(evaluation(&methods), Err(Error::Interrupted)));
     }

@@ -7,7 +7,8 @@
 //! ```
 //! use trueshot::{Embeddings, Evaluation};
 //!
-//! // Five classes of thirty points; `Embeddings::open` reads a file instead.
+//! // Five classes of thirty points with eight values; in class c, value c is larger by 3. `Embeddings::open` reads a
+//! // file instead.
 //! let value = |i: usize| ((i * 7919) % 997) as f32 / 400.0 + if i / (8 * 30) == i % 8 { 3.0 } else { 0.0 };
 //! let labels = (0..150).map(|row| format!("class {}", row / 30)).collect();
 //! let rows = Embeddings::from_rows((0..150 * 8).map(value).collect(), 8, labels)?;
@@ -82,7 +83,7 @@ use tally::Tally;
 pub struct Experiment<'a> {
     /// The labelled rows that episodes are drawn from.
     pub embeddings: &'a Embeddings,
-    /// Rows of other classes, for outlier noise; `None`: outliers are of classes that are not in the episode.
+    /// Rows of other classes, for outlier noise. If `None`, outliers are of classes that are not in the episode.
     pub outliers: Option<&'a Embeddings>,
     /// The source of the episodes and their noise settings, usually a [`Sampler`](crate::episode::Sampler).
     pub episodes: &'a dyn Episodes,
@@ -181,6 +182,7 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
         drawn.into_par_iter().map_init(EpisodeRunner::default, run).collect()
     };
     let row_classifiers = experiment.methods.iter().filter_map(|method| method.method.row_classifier());
+    // A round fits into one call of every row classifier.
     let round_size =
         row_classifiers.map(|classifier| classifier.max_tasks().max(1)).fold(MAX_ROUND, u64::min);
     let mut tally = Tally::new(experiment);

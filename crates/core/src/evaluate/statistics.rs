@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-/// The half-width of the 95 % interval of a standard normal distribution.
+/// The half-width of the 95 % interval of a standard normal distribution, in standard deviations.
 const Z95: f64 = 1.96;
 
 /// A mean and its 95 % confidence interval under a normal distribution.
@@ -61,7 +61,8 @@ pub fn holm(p_values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p_values.len()).collect();
     order.sort_by(|&a, &b| p_values[a].total_cmp(&p_values[b]));
     let mut corrected = vec![0.0; p_values.len()];
-    // The k-th smallest of n values is multiplied by n - k + 1, and never becomes smaller than the one before it.
+    // The k-th smallest of n values (k = `rank` + 1) is multiplied by n - k + 1, and never becomes smaller than
+    // the one before it.
     let mut largest = 0.0f64;
     for (rank, &index) in order.iter().enumerate() {
         largest = largest.max(p_values[index] * (p_values.len() - rank) as f64).min(1.0);

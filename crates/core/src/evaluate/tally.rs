@@ -120,8 +120,8 @@ pub struct SettingResult {
     pub significance: Vec<Comparison>,
 }
 
-/// The difference between the declared and the measured share of wrong labels above which a note tells it: half a
-/// percent.
+/// The difference between the declared and the measured share of wrong labels above which there is a note: half a
+/// percentage point.
 const SHARE_TOLERANCE: f64 = 0.005;
 
 impl SettingResult {
@@ -178,7 +178,7 @@ fn number_or_range<S: serde::Serializer>(shots: &Shots, serializer: S) -> Result
 pub struct MethodResult {
     /// The label of the method, such as `median:eps=0.1`.
     pub method: String,
-    /// Whether the method classifies all queries of a task together; serialised only if it does.
+    /// Whether the method classifies all queries of an episode together; serialised only if it does.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub transductive: bool,
     /// The mean accuracy over all episodes; `None` if episodes have no queries.
@@ -278,9 +278,9 @@ impl Tally {
         let pairs = if per_class || confusion { classes * classes } else { 0 };
         let cell = || Cell { confusion: vec![0; pairs], ..Cell::default() };
         let settings = experiment.episodes.noises();
-        let row = |_: &Noise| experiment.methods.iter().map(|_| cell()).collect();
+        let cells_of_setting = |_: &Noise| experiment.methods.iter().map(|_| cell()).collect();
         Tally {
-            cells: settings.iter().map(row).collect(),
+            cells: settings.iter().map(cells_of_setting).collect(),
             wrong: vec![Vec::new(); settings.len()],
             unpaired: vec![0; settings.len()],
             noises: settings.to_vec(),
@@ -311,6 +311,7 @@ impl Tally {
 
     /// Computes the result; `planned` is the number of episodes there would be without an interruption.
     pub fn finish(mut self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
+        // Every cell has one entry per finished episode.
         let done = self.cells.first().and_then(|cells| cells.first()).map_or(0, |cell| cell.correct.len());
         // Keep the methods that did not fail, and their cells.
         let has_failed =
@@ -334,14 +335,13 @@ impl Tally {
         let is_outlier = |noise: &Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let own_outliers =
             experiment.episodes.noises().iter().any(is_outlier).then_some(experiment.embeddings);
-        let done = if settings.is_empty() { 0 } else { done as u64 };
         Evaluation {
             seed: experiment.episodes.spec().seed,
             embeddings: source(experiment.embeddings),
             outliers: experiment.outliers.or(own_outliers).map(source),
             manifest: experiment.episodes.manifest_hash().map(str::to_string),
             baseline: experiment.baseline.into(),
-            interrupted: done < planned,
+            interrupted: (done as u64) < planned,
             version: env!("CARGO_PKG_VERSION"),
             instructions: trueshot_nn::Isa::current().name(),
             device: None,
@@ -355,7 +355,7 @@ impl Tally {
 /// no other label has wrong items of that class. `ways` is the number of classes.
 fn is_paired(support: &[Item], ways: usize) -> bool {
     // For every given class the true class of its wrong items, and for every true class the given class of its wrong
-    // items, as far as they are known.
+    // items; `None` before the first such item.
     let (mut truths, mut givens) = (vec![None; ways], vec![None; ways]);
     support.iter().filter(|item| item.is_wrong()).all(|item| {
         item.truth.is_some_and(|truth| {
@@ -492,25 +492,26 @@ impl Scores<'_> {
 
 /// The accuracy on every class of the data, from the confusion counts; 0 for a class without queries.
 fn per_class(embeddings: &Embeddings, cell: &Cell) -> Vec<ClassAccuracy> {
-    let rows = cell.confusion.chunks(embeddings.classes().len()).zip(embeddings.classes());
-    let accuracy = |(index, (row, class)): (usize, (&[u64], &String))| {
-        let queries: u64 = row.iter().sum();
-        let accuracy = 100.0 * row[index] as f64 / queries.max(1) as f64;
+    // For every true class the number of its queries by predicted class.
+    let counts = cell.confusion.chunks(embeddings.classes().len()).zip(embeddings.classes());
+    let accuracy = |(index, (predicted, class)): (usize, (&[u64], &String))| {
+        let queries: u64 = predicted.iter().sum();
+        let accuracy = 100.0 * predicted[index] as f64 / queries.max(1) as f64;
         ClassAccuracy { class: class.clone(), queries, accuracy: rounded(accuracy) }
     };
-    rows.enumerate().map(accuracy).collect()
+    counts.enumerate().map(accuracy).collect()
 }
 
-fn rounded_detection(found: Detection) -> Detection {
+fn rounded_detection(detection: Detection) -> Detection {
     Detection {
-        auroc: rounded(found.auroc),
-        average_precision: rounded(found.average_precision),
-        calibration_error: found.calibration_error.map(rounded),
-        ..found
+        auroc: rounded(detection.auroc),
+        average_precision: rounded(detection.average_precision),
+        calibration_error: detection.calibration_error.map(rounded),
+        ..detection
     }
 }
 
-/// Rounds to four decimals; more would be noise in all results here.
+/// Rounds to four decimals; further digits of these results are noise.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

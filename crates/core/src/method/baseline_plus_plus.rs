@@ -41,7 +41,10 @@ pub(super) const INFO: MethodInfo = MethodInfo {
                 "means or random",
                 &[("means", Init::Means), ("random", Init::Random)],
             )?,
-            scale: given.positive("scale")?,
+            // Above 88, the exponential of a logit overflows.
+            scale: given.parsed("scale", "a number above 0 and at most 80", |scale: &f32| {
+                *scale > 0.0 && *scale <= 80.0
+            })?,
             epochs: given.count("epochs")?,
             batch: given.count("batch")?,
             rate: given.positive("rate")?,
@@ -205,9 +208,10 @@ impl BaselinePlusPlus {
         lengths: &[f32],
     ) -> Vec<f32> {
         let mut gradients = vec![0.0; states.len() * batch.len()];
-        // `position` is the place of the item in the batch.
+        // `position` is the index of the item in the batch.
         for (position, &item) in batch.iter().enumerate() {
-            // Logits are at most the scale, so the exponential is safe without subtracting the maximum.
+            // Logits lie between -scale and scale, and the scale is at most 80, so the exponential cannot overflow and
+            // the maximum need not be subtracted.
             let exp = |(state, length): (&ClassState, &f32)| {
                 (self.scale * state.weight.products[item] / length).exp()
             };

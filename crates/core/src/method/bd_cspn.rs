@@ -51,10 +51,10 @@ impl TransductiveScorer for BdCspn {
             query_rows(&gram).map(|row| inverse_length(gram.at(row, row), 0.0)).collect();
         let cosines = |prototype: Vec<f64>| {
             let with_rows = gram.times(&prototype);
-            let length = inverse_length(dot(&with_rows, &prototype), 0.0);
+            let prototype_scale = inverse_length(dot(&with_rows, &prototype), 0.0);
             query_rows(&gram)
                 .zip(&inverse_lengths)
-                .map(|(row, scale)| with_rows[row] * scale * length)
+                .map(|(row, query_scale)| with_rows[row] * query_scale * prototype_scale)
                 .collect()
         };
         let scores: Vec<Vec<f64>> =
@@ -80,14 +80,14 @@ pub(super) fn rectified_prototypes(gram: &JointGram, classes: &PresentClasses, s
             coefficients[item] = (scale * cosines[class][item]).exp();
         }
         // The queries with this pseudo-label, and the sum of their weights.
-        let mut of_queries = 0.0;
+        let mut query_weight = 0.0;
         for (row, _) in query_rows(gram).zip(&labels).filter(|&(_, &label)| label == class) {
             coefficients[row] = (scale * cosines[class][row]).exp();
-            of_queries += coefficients[row];
+            query_weight += coefficients[row];
         }
         let total: f64 = coefficients.iter().sum();
         // Every query enters the mean with the shift added, so the shift enters once per unit of query weight.
-        let shifted = coefficients.iter().zip(&shift).map(|(weight, shift)| weight + of_queries * shift);
+        let shifted = coefficients.iter().zip(&shift).map(|(weight, shift)| weight + query_weight * shift);
         shifted.map(|weight| weight / total).collect()
     };
     classes.members().enumerate().map(prototype).collect()
@@ -115,11 +115,11 @@ fn shifted_cosines(gram: &JointGram, prototypes: &[Vec<f64>], shift: &[f64]) -> 
     let scales: Vec<f64> = (0..gram.rows()).map(inverse_length_of).collect();
     let cosines = |prototype: &Vec<f64>| {
         let with_rows = gram.times(prototype);
-        let length = inverse_length(dot(&with_rows, prototype), 0.0);
+        let prototype_scale = inverse_length(dot(&with_rows, prototype), 0.0);
         // <p, q + shift> = <p, q> + <p, shift>
         let of_shift = dot(&with_rows, shift);
         let product = |row: usize| with_rows[row] + if row < gram.items() { 0.0 } else { of_shift };
-        (0..gram.rows()).map(|row| product(row) * scales[row] * length).collect()
+        (0..gram.rows()).map(|row| product(row) * scales[row] * prototype_scale).collect()
     };
     prototypes.iter().map(cosines).collect()
 }

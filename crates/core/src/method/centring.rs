@@ -1,4 +1,4 @@
-//! What `simpleshot` and the transductive methods share. Transductive methods (`laplacianshot`, `tim`, `bd-cspn`,
+//! Types that `simpleshot` and the transductive methods share. Transductive methods (`laplacianshot`, `tim`, `bd-cspn`,
 //! `pt-map`) classify all queries of a task together.
 //!
 //! - [`Centre`] and [`Preparation`]: centring and scaling of rows, as chosen with the parameters `centre` and
@@ -277,8 +277,9 @@ impl JointGram {
         if self.items == 0 {
             return;
         }
-        let share = 1.0 / self.items as f64;
-        let mean: Vec<f64> = (0..self.rows).map(|row| if row < self.items { share } else { 0.0 }).collect();
+        // The mean as coefficients `[rows]`.
+        let weight = 1.0 / self.items as f64;
+        let mean: Vec<f64> = (0..self.rows).map(|row| if row < self.items { weight } else { 0.0 }).collect();
         let with_centre = self.times(&mean);
         let squared = dot(&with_centre, &mean);
         self.centre(&with_centre, squared);
@@ -293,6 +294,7 @@ impl JointGram {
             for j in 0..rows {
                 self.values[i * rows + j] += squared - with_centre[i] - with_centre[j];
             }
+            // The squared length of row i, 0 if it is only a rounding error.
             let squared_length = &mut self.values[i * rows + i];
             *squared_length = if *squared_length > ROUNDING * terms { *squared_length } else { 0.0 };
         }

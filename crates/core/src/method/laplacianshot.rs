@@ -148,7 +148,8 @@ fn neighbour_sums(assignments: &[Vec<f64>], neighbours: &[Vec<usize>]) -> Vec<Ve
     neighbours.iter().map(sum).collect()
 }
 
-/// `exp(logit)`, divided by the sum over all logits.
+/// `exp(logit)`, divided by the sum over all logits. The maximum is subtracted from the logits, so that `exp` cannot
+/// overflow.
 pub(super) fn softmax(logits: impl Iterator<Item = f64> + Clone) -> Vec<f64> {
     let max = logits.clone().fold(f64::NEG_INFINITY, f64::max);
     let exps: Vec<f64> = logits.map(|logit| (logit - max).exp()).collect();

@@ -150,10 +150,10 @@ fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Option<Vec<f32>
     (0..n).for_each(|i| system[i][i] += total);
     let right: Vec<f64> = (0..n).map(|i| scale[i] * product(&directions[i], &gradient)).collect();
     let solution = solve(system, right)?;
-    // p - (g + V x) / W
+    // p - (g + V x) / W; the correction is V x.
     let step = |j: usize| {
-        let curved: f64 = (0..n).map(|i| scale[i] * solution[i] * directions[i][j]).sum();
-        (f64::from(weights[j]) - (gradient[j] + curved) / total) as f32
+        let correction: f64 = (0..n).map(|i| scale[i] * solution[i] * directions[i][j]).sum();
+        (f64::from(weights[j]) - (gradient[j] + correction) / total) as f32
     };
     Some((0..n).map(step).collect())
 }

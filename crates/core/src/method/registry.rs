@@ -111,8 +111,8 @@ impl<'a> Parameters<'a> {
         choices: &[(&str, T)],
     ) -> Result<T> {
         let text = self.text(name);
-        let found = choices.iter().find(|(word, _)| *word == text).map(|&(_, value)| value);
-        found.ok_or_else(|| self.refuse(name, allowed))
+        let value = choices.iter().find(|(word, _)| *word == text).map(|&(_, value)| value);
+        value.ok_or_else(|| self.refuse(name, allowed))
     }
 
     /// The error for a parameter whose value is not allowed; `allowed` says what is.
@@ -120,7 +120,8 @@ impl<'a> Parameters<'a> {
         Error::BadParameter { method: self.info.name, name, given: self.text(name).into(), allowed }
     }
 
-    fn parsed<T: std::str::FromStr>(
+    /// A parameter of any type; `allowed` describes the values for which `is_allowed` is true.
+    pub(super) fn parsed<T: std::str::FromStr>(
         &self,
         name: &'static str,
         allowed: &'static str,
@@ -298,6 +299,7 @@ fn method_parts(text: &str) -> Vec<&str> {
     for end in ends {
         let part = &text[start..end];
         let is_path = part.split_once('=').is_some_and(|(key, _)| FILE_PARAMETERS.contains(&key));
+        // The text up to the next colon; `None` at the end of the text.
         let next = text.get(end + 1..).and_then(|rest| rest.split(':').next());
         if !is_path || next.is_none_or(|next| next.contains('=')) {
             parts.push(part);
@@ -394,6 +396,7 @@ mod tests {
         {
             assert!(parse_error(text).to_string().ends_with("T is a number above 0"), "{text}");
         }
+        assert!(parse_error("baseline++:scale=100").to_string().ends_with("a number above 0 and at most 80"));
         assert!(parse_error("nearest:k=0").to_string().ends_with("a whole number from 1 to 1000000"));
         assert!(parse_error("median:hessian=half").to_string().contains("diagonal or full"));
     }

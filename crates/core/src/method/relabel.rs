@@ -248,6 +248,7 @@ impl TrainedRelabel {
         let config: RelabelConfig = model.config()?;
         // A network for features of any dimension ignores this number.
         let dim = config.dim.unwrap_or(1);
+        // Features have at most 2^20 dimensions, because the file is not trusted.
         let fits =
             (1..=1 << 20).contains(&dim) && config.dim.is_none() == config.options.takes_any_dimension();
         let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");

@@ -39,14 +39,16 @@ impl Similarities {
     }
 }
 
-/// The mean similarity of every item to the other items of its class; 0 for an only item.
+/// The mean similarity of every item to the other items of its class; 0 if the class has a single item.
 fn mean_of_others(similarities: &Similarities) -> Vec<f32> {
     let n = similarities.n;
+    // At least 1, so that the mean for a single item is 0 and not undefined.
     let others = n.saturating_sub(1).max(1) as f32;
     (0..n).map(|i| similarities.values[i * n..(i + 1) * n].iter().sum::<f32>() / others).collect()
 }
 
-/// `exp(score / temperature)`, divided by the sum over all scores.
+/// `exp(score / temperature)`, divided by the sum over all scores. The maximum is subtracted from the scores, so that
+/// `exp` cannot overflow.
 fn softmax(scores: &[f32], temperature: f32) -> Vec<f32> {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let exps: Vec<f32> = scores.iter().map(|score| ((score - max) / temperature).exp()).collect();

@@ -17,7 +17,7 @@ struct Problem {
 }
 
 impl Problem {
-    /// Classes of the given sizes around different centres; item 2 of every class is really of the next class.
+    /// Classes of the given sizes around different centres; item 2 of every class really belongs to the next class.
     fn new(sizes: &[usize], dim: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed, Purpose::Items, 0);
         let mut row = |class: usize| -> Vec<f32> {
@@ -65,7 +65,7 @@ impl Problem {
         }
     }
 
-    fn answers(&self, method: &str) -> Vec<u32> {
+    fn predictions(&self, method: &str) -> Vec<u32> {
         let queries = Queries::new(self.queries.iter().map(Vec::as_slice).collect());
         self.fit(method).0.classify(&self.task(), &queries, &mut rng())
     }
@@ -79,7 +79,7 @@ fn squared_distance(a: &[f64], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, &b)| (a - f64::from(b)).powi(2)).sum()
 }
 
-fn wide(row: &[f32]) -> Vec<f64> {
+fn to_f64(row: &[f32]) -> Vec<f64> {
     row.iter().map(|&value| f64::from(value)).collect()
 }
 
@@ -90,8 +90,8 @@ fn weighted_sum(rows: &[&Vec<f32>], weights: &[f64]) -> Vec<f64> {
     (0..rows[0].len()).map(column).collect()
 }
 
-fn assert_near(found: &[f32], expected: &[f64], what: &str) {
-    let worst = found.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
+fn assert_near(actual: &[f32], expected: &[f64], what: &str) {
+    let worst = actual.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
     assert!(worst < 2e-4, "{what} is off by {worst}");
 }
 
@@ -114,14 +114,14 @@ fn protonet_is_the_class_mean_and_the_oracle_the_mean_of_clean_items() {
 fn the_median_takes_weiszfeld_steps() {
     let problem = Problem::new(&SIZES, 37, 2);
     for (method, steps, eps) in [("median", 5, 0.5), ("median:steps=2:eps=0.1", 2, 0.1)] {
-        for (class, found) in problem.prototypes(method).iter().enumerate() {
+        for (class, prototype) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
             let mut point = weighted_sum(&members, &vec![1.0; members.len()]);
             for _ in 0..steps {
                 let weight = |row: &&Vec<f32>| (squared_distance(&point, row) + eps * eps).sqrt().recip();
                 point = weighted_sum(&members, &members.iter().map(weight).collect::<Vec<_>>());
             }
-            assert_near(found, &point, method);
+            assert_near(prototype, &point, method);
         }
     }
 }
@@ -133,15 +133,15 @@ fn both_hessians_converge_to_the_same_median() {
     let full = problem.prototypes("median:steps=converge:hessian=full");
     let six_steps = problem.prototypes("median:steps=6:hessian=full");
     for class in 0..3 {
-        assert_near(&full[class], &wide(&diagonal[class]), "the converged median");
-        assert_near(&six_steps[class], &wide(&diagonal[class]), "six full Newton steps");
-        // At the minimum the unit vectors to the items cancel.
-        let point = wide(&diagonal[class]);
+        assert_near(&full[class], &to_f64(&diagonal[class]), "the converged median");
+        assert_near(&six_steps[class], &to_f64(&diagonal[class]), "six full Newton steps");
+        // At the minimum the smoothed unit vectors to the items cancel; 0.25 is eps^2 for the default eps of 0.5.
+        let point = to_f64(&diagonal[class]);
         for d in 0..23 {
-            let pull = |row: &&Vec<f32>| {
+            let unit_vector = |row: &&Vec<f32>| {
                 (point[d] - f64::from(row[d])) / (squared_distance(&point, row) + 0.25).sqrt()
             };
-            let gradient: f64 = problem.members(class).iter().map(pull).sum();
+            let gradient: f64 = problem.members(class).iter().map(unit_vector).sum();
             assert!(gradient.abs() < 1e-3, "gradient {gradient} at the median");
         }
     }
@@ -150,7 +150,7 @@ fn both_hessians_converge_to_the_same_median() {
 #[test]
 fn similarity_weights_follow_their_definitions() {
     type Similarity = fn(&[f32], &[f32]) -> f64;
-    let euclidean: Similarity = |a, b| -squared_distance(&wide(a), b);
+    let euclidean: Similarity = |a, b| -squared_distance(&to_f64(a), b);
     let absolute: Similarity = |a, b| -a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>();
     let cosine: Similarity = |a, b| {
         let dot =
@@ -168,7 +168,7 @@ fn similarity_weights_follow_their_definitions() {
     for (method, similarity, temperature) in cases {
         let assessments = problem.fit(method).1.unwrap();
         let mut item = 0;
-        for (class, found) in problem.prototypes(method).iter().enumerate() {
+        for (class, prototype) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
             let score = |i: usize| {
                 let others =
@@ -176,7 +176,7 @@ fn similarity_weights_follow_their_definitions() {
                 others.sum::<f64>() / (members.len() - 1) as f64
             };
             let weights: Vec<f64> = (0..members.len()).map(|i| (score(i) / temperature).exp()).collect();
-            assert_near(found, &weighted_sum(&members, &weights), method);
+            assert_near(prototype, &weighted_sum(&members, &weights), method);
             for weight in &weights {
                 let expected = weight / weights.iter().sum::<f64>() * members.len() as f64;
                 assert!((f64::from(assessments[item].weight) - expected).abs() < 1e-3, "{method}");
@@ -190,21 +190,21 @@ fn similarity_weights_follow_their_definitions() {
 fn nearest_and_matching_classify_by_their_definitions() {
     let problem = Problem::new(&SIZES, 37, 5);
     let by_distance = |query: &[f32]| {
-        let distance = |row: &Vec<f32>| squared_distance(&wide(query), row);
+        let distance = |row: &Vec<f32>| squared_distance(&to_f64(query), row);
         let mut order: Vec<(f64, u32)> =
             problem.rows.iter().map(distance).zip(problem.given.iter().copied()).collect();
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
         order
     };
     let nearest: Vec<u32> = problem.queries.iter().map(|query| by_distance(query)[0].1).collect();
-    assert_eq!(problem.answers("nearest:k=1"), nearest);
-    for (query, answer) in problem.queries.iter().zip(problem.answers("nearest:k=5")) {
+    assert_eq!(problem.predictions("nearest:k=1"), nearest);
+    for (query, prediction) in problem.queries.iter().zip(problem.predictions("nearest:k=5")) {
         let mut votes = [0; 4];
         by_distance(query)[..5].iter().for_each(|&(_, class)| votes[class as usize] += 1);
-        assert_eq!(Some(&votes[answer as usize]), votes.iter().max(), "a class with most votes wins");
+        assert_eq!(Some(&votes[prediction as usize]), votes.iter().max(), "a class with most votes wins");
     }
-    let with_large_k = problem.answers("nearest:k=1000");
-    assert!(with_large_k.iter().all(|&answer| answer == 2), "all items vote, and class 2 has most");
+    let with_large_k = problem.predictions("nearest:k=1000");
+    assert!(with_large_k.iter().all(|&prediction| prediction == 2), "all items vote, and class 2 has most");
     let matching = |query: &Vec<f32>| {
         let length = |row: &[f32]| squared_distance(&vec![0.0; row.len()], row).sqrt();
         let mut scores = [0.0; 4];
@@ -214,7 +214,7 @@ fn nearest_and_matching_classify_by_their_definitions() {
         }
         (0..4).max_by(|&a, &b| scores[a as usize].total_cmp(&scores[b as usize])).unwrap()
     };
-    assert_eq!(problem.answers("matching"), problem.queries.iter().map(matching).collect::<Vec<u32>>());
+    assert_eq!(problem.predictions("matching"), problem.queries.iter().map(matching).collect::<Vec<u32>>());
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn rnnp_is_k_means_over_items_and_hybrids() {
         let members = problem.members(class);
         centres.push(weighted_sum(&members, &vec![1.0; members.len()]));
         for (i, a) in members.iter().enumerate() {
-            points.push(wide(a));
+            points.push(to_f64(a));
             for b in members.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, b)| b) {
                 points.push(weighted_sum(&[a, b], &[0.8, 0.2]));
             }
@@ -241,18 +241,19 @@ fn rnnp_is_k_means_over_items_and_hybrids() {
         };
         let assignment: Vec<usize> = points.iter().map(nearest).collect();
         for (class, centre) in centres.iter_mut().enumerate() {
-            let mine =
+            let assigned =
                 || points.iter().zip(&assignment).filter(|&(_, &a)| a == class).map(|(point, _)| point);
-            let count = mine().count();
-            *centre = (0..37).map(|d| mine().map(|point| point[d]).sum::<f64>() / count as f64).collect();
+            let count = assigned().count();
+            *centre = (0..37).map(|d| assigned().map(|point| point[d]).sum::<f64>() / count as f64).collect();
         }
     }
-    for (found, expected) in problem.prototypes("rnnp").iter().zip(&centres) {
-        assert_near(found, expected, "the centre");
+    for (centre, expected) in problem.prototypes("rnnp").iter().zip(&centres) {
+        assert_near(centre, expected, "the centre");
     }
 }
 
-/// SGD over explicit vectors, with the random numbers the method itself draws.
+/// SGD over explicit vectors, with the random numbers that the method itself draws and its default batch size (4),
+/// decay (0.001), momentum and dampening (0.9) and learning rate (0.01).
 fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epochs: usize) -> Vec<Vec<f64>> {
     let (dim, mut rng) = (problem.rows[0].len(), rng());
     let bound = (dim as f32).sqrt().recip();
@@ -266,8 +267,11 @@ fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epo
     let mut weights: Vec<Vec<f64>> = (0..problem.classes).map(&mut start).collect();
     let mut velocity: Option<Vec<Vec<f64>>> = None;
     let length = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
-    let units: Vec<Vec<f64>> =
-        problem.rows.iter().map(|row| wide(row).iter().map(|x| x / length(&wide(row))).collect()).collect();
+    let units: Vec<Vec<f64>> = problem
+        .rows
+        .iter()
+        .map(|row| to_f64(row).iter().map(|x| x / length(&to_f64(row))).collect())
+        .collect();
     let mut order: Vec<usize> = (0..units.len()).collect();
     for _ in 0..epochs {
         rng.shuffle(&mut order);
@@ -313,8 +317,8 @@ fn baseline_plus_plus_trains_as_sgd_over_the_vectors_would() {
         ("baseline++:init=random:epochs=20:scale=10", true, 10.0),
     ] {
         let expected = baseline_plus_plus_reference(&problem, random, scale, 20);
-        for (found, expected) in problem.prototypes(method).iter().zip(&expected) {
-            assert_near(found, expected, method);
+        for (prototype, expected) in problem.prototypes(method).iter().zip(&expected) {
+            assert_near(prototype, expected, method);
         }
     }
 }
@@ -345,9 +349,13 @@ fn every_method_handles_classes_with_one_item() {
         let mut problem = Problem::new(sizes, 19, 8);
         problem.truth = problem.given.iter().map(|&class| Some(class)).collect();
         for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
-            let answers = problem.answers(info.name);
-            assert_eq!(answers.len(), 6 * sizes.len(), "{}", info.name);
-            assert!(answers.iter().all(|&answer| (answer as usize) < sizes.len()), "{}", info.name);
+            let predictions = problem.predictions(info.name);
+            assert_eq!(predictions.len(), 6 * sizes.len(), "{}", info.name);
+            assert!(
+                predictions.iter().all(|&prediction| (prediction as usize) < sizes.len()),
+                "{}",
+                info.name
+            );
             let assessments = problem.fit(info.name).1.unwrap_or_default();
             assert!(assessments.iter().all(|assessment| assessment.weight.is_finite()), "{}", info.name);
             if sizes == [1, 1, 1] && ["median", "euclidean", "absolute", "cosine"].contains(&info.name) {
@@ -366,7 +374,7 @@ fn every_method_handles_rows_of_zeros() {
     let mut problem = Problem::new(&[3, 3], 11, 9);
     problem.rows.iter_mut().for_each(|row| row.fill(0.0));
     for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
-        assert_eq!(problem.answers(info.name).len(), 12, "{}", info.name);
+        assert_eq!(problem.predictions(info.name).len(), 12, "{}", info.name);
         let assessments = problem.fit(info.name).1.unwrap_or_default();
         assert!(assessments.iter().all(|assessment| assessment.weight.is_finite()), "{}", info.name);
     }
@@ -387,7 +395,7 @@ fn the_order_of_items_does_not_matter() {
             .into_iter()
             .chain(SIMPLESHOT_AND_TRANSDUCTIVE)
     {
-        assert_eq!(problem.answers(method), reversed.answers(method), "{method}");
+        assert_eq!(problem.predictions(method), reversed.predictions(method), "{method}");
     }
 }
 
@@ -424,20 +432,20 @@ fn scores_are_those_of_easyfsl() {
     let tasks: Vec<EasyfslTask> =
         serde_json::from_str(include_str!("../../tests/easyfsl/scores.json")).unwrap();
     assert_eq!(tasks.len(), 3);
-    for (number, drawn) in tasks.iter().enumerate() {
-        let classes = 1 + drawn.labels.iter().max().copied().unwrap() as usize;
-        let support = drawn.support.iter().map(Vec::as_slice).collect();
-        let task = Task::new(SupportSet::new(support, drawn.labels.clone(), classes));
-        let queries = Queries::new(drawn.queries.iter().map(Vec::as_slice).collect());
+    for (number, easyfsl) in tasks.iter().enumerate() {
+        let classes = 1 + easyfsl.labels.iter().max().copied().unwrap() as usize;
+        let support = easyfsl.support.iter().map(Vec::as_slice).collect();
+        let task = Task::new(SupportSet::new(support, easyfsl.labels.clone(), classes));
+        let queries = Queries::new(easyfsl.queries.iter().map(Vec::as_slice).collect());
         let products = queries.products(task.support.rows());
-        assert_eq!(drawn.scores.len(), 15);
-        for (method, expected) in &drawn.scores {
+        assert_eq!(easyfsl.scores.len(), 15);
+        for (method, expected) in &easyfsl.scores {
             let fitted = Registry::default().parse(method).unwrap().method.fit(&task, &mut rng()).unwrap();
-            let found = fitted.classifier.scores(&task, &queries, &products);
+            let scores = fitted.classifier.scores(&task, &queries, &products);
             for (query, expected) in expected.iter().enumerate() {
                 for (class, expected) in expected.iter().enumerate() {
                     // Scores of `simpleshot` are 2 cos - 1, which is largest for the largest cosine.
-                    let score = found[class][query];
+                    let score = scores[class][query];
                     let score = if method.starts_with("simpleshot") { (score + 1.0) / 2.0 } else { score };
                     let difference = (score - expected).abs();
                     assert!(difference < 1e-4, "{method}, task {number}: {score} instead of {expected}");
@@ -481,7 +489,7 @@ fn simpleshot_is_the_nearest_mean_of_centred_unit_rows() {
             (0..SIZES.len()).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap() as u32
         };
         let expected: Vec<u32> = problem.queries.iter().map(nearest).collect();
-        assert_eq!(problem.answers(method), expected, "{method}");
+        assert_eq!(problem.predictions(method), expected, "{method}");
     }
 }
 
@@ -512,8 +520,8 @@ fn the_order_of_queries_changes_only_the_order_of_answers() {
         classes: problem.classes,
     };
     for method in SIMPLESHOT_AND_TRANSDUCTIVE {
-        let answers: Vec<u32> = reversed.answers(method).into_iter().rev().collect();
-        assert_eq!(problem.answers(method), answers, "{method}");
+        let predictions: Vec<u32> = reversed.predictions(method).into_iter().rev().collect();
+        assert_eq!(problem.predictions(method), predictions, "{method}");
     }
 }
 
@@ -538,11 +546,11 @@ fn transductive_methods_never_predict_a_class_without_items() {
     let mut problem = Problem::new(&[3, 3, 3], 11, 16);
     problem.given.iter_mut().filter(|given| **given == 1).for_each(|given| *given = 2);
     for method in SIMPLESHOT_AND_TRANSDUCTIVE.iter().filter(|name| !name.starts_with("simpleshot")) {
-        let answers = problem.answers(method);
-        assert!(answers.iter().all(|&answer| answer != 1), "{method}: {answers:?}");
+        let predictions = problem.predictions(method);
+        assert!(predictions.iter().all(|&prediction| prediction != 1), "{method}: {predictions:?}");
         // With all queries as neighbours of each other, one class can take all of them.
-        let has_both = answers.contains(&0) && answers.contains(&2);
-        assert!(has_both || method.ends_with("knn=1000"), "{method}: {answers:?}");
+        let has_both = predictions.contains(&0) && predictions.contains(&2);
+        assert!(has_both || method.ends_with("knn=1000"), "{method}: {predictions:?}");
     }
 }
 
@@ -568,8 +576,8 @@ fn degenerate_tasks_get_answers() {
         [no_queries, one_query, identical, zeros, negative, huge, problem(&[4], 9), problem(&[1, 1, 1], 1)];
     for (number, problem) in tasks.iter().enumerate() {
         for method in SIMPLESHOT_AND_TRANSDUCTIVE {
-            let answers = problem.answers(method);
-            assert_eq!(answers.len(), problem.queries.len(), "{method}, task {number}");
+            let predictions = problem.predictions(method);
+            assert_eq!(predictions.len(), problem.queries.len(), "{method}, task {number}");
             let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
             let task = problem.task();
             if queries.is_empty() {
@@ -581,7 +589,7 @@ fn degenerate_tasks_get_answers() {
         }
     }
     for method in SIMPLESHOT_AND_TRANSDUCTIVE.iter().filter(|name| !name.starts_with("simpleshot")) {
-        assert_eq!(no_items.answers(method).len(), 12, "{method}");
+        assert_eq!(no_items.predictions(method).len(), 12, "{method}");
     }
 }
 
@@ -659,11 +667,11 @@ mod heads {
                 assert_eq!(alone.assessments, batched.assessments, "{name}");
                 let rows = queries(problem);
                 let queries = Queries::new(rows.iter().map(Vec::as_slice).collect());
-                let answers = |fitted: &Classifier| fitted.classify(task, &queries, &mut rng());
-                assert_eq!(answers(&alone.classifier), answers(&batched.classifier), "{name}");
+                let predictions = |fitted: &Classifier| fitted.classify(task, &queries, &mut rng());
+                assert_eq!(predictions(&alone.classifier), predictions(&batched.classifier), "{name}");
                 let products = queries.products(task.support.rows());
                 let with_products = alone.classifier.classify_with(task, &queries, &products, &mut rng());
-                assert_eq!(answers(&alone.classifier), with_products, "{name}, with given products");
+                assert_eq!(predictions(&alone.classifier), with_products, "{name}, with given products");
             }
         }
     }
@@ -677,9 +685,9 @@ mod heads {
                 for (name, method) in all() {
                     let fitted = method.fit(&problem.task(), &mut rng()).unwrap();
                     let assessments = fitted.assessments.unwrap();
-                    let fine =
+                    let is_finite =
                         |v: &ItemAssessment| v.weight.is_finite() && v.p_wrong.is_some_and(|p| p.is_finite());
-                    assert!(assessments.iter().all(fine), "{name}");
+                    assert!(assessments.iter().all(is_finite), "{name}");
                 }
             }
         }
@@ -729,7 +737,7 @@ mod heads {
             queries: centred(&problem.queries),
             ..Problem::new(&SIZES, DIM, 22)
         };
-        let answers = |method: &TrainedRelabel, problem: &Problem| {
+        let predictions = |method: &TrainedRelabel, problem: &Problem| {
             let task = problem.task();
             let fitted = method.fit(&task, &mut rng()).unwrap();
             let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
@@ -737,11 +745,16 @@ mod heads {
                 fitted.assessments.unwrap().iter().map(|item| item.p_wrong.unwrap()).collect();
             (fitted.classifier.classify(&task, &queries, &mut rng()), p_wrong)
         };
-        let (found, expected) = (answers(&with_centre, &problem), answers(&noisy_relabel(false), &before));
-        assert_eq!(found.0, expected.0);
+        let actual = predictions(&with_centre, &problem);
+        let expected = predictions(&noisy_relabel(false), &before);
+        assert_eq!(actual.0, expected.0);
         let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
-        assert!(found.1.iter().zip(&expected.1).all(close), "{:?} and {:?}", found.1, expected.1);
-        assert_ne!(answers(&noisy_relabel(false), &problem).1, expected.1, "the centre makes a difference");
+        assert!(actual.1.iter().zip(&expected.1).all(close), "{:?} and {:?}", actual.1, expected.1);
+        assert_ne!(
+            predictions(&noisy_relabel(false), &problem).1,
+            expected.1,
+            "the centre makes a difference"
+        );
     }
 
     #[test]
@@ -793,9 +806,9 @@ mod heads {
         for _ in 0..600 {
             let mut changed = bytes.clone();
             for _ in 0..1 + rng.below(4) {
-                // Most of what can go wrong is in the header.
-                let reach = if rng.below(4) == 0 { bytes.len() } else { 3000.min(bytes.len()) };
-                changed[rng.below(reach)] = rng.below(256) as u8;
+                // Mostly within the first 3000 bytes, which contain the header: most errors are there.
+                let end = if rng.below(4) == 0 { bytes.len() } else { 3000.min(bytes.len()) };
+                changed[rng.below(end)] = rng.below(256) as u8;
             }
             std::fs::write(file.path(), changed).unwrap();
             if let Ok(read) = TrainedTranfs::open(file.path()) {

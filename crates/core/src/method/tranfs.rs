@@ -236,6 +236,7 @@ impl TrainedTranfs {
     pub fn from_model(model: &Model) -> Result<Self> {
         model.expect_kind(KIND)?;
         let config: TranfsConfig = model.config()?;
+        // Features have at most 2^20 dimensions, because the file is not trusted.
         let fits = (1..=1 << 20).contains(&config.dim) && config.options.classes > 0;
         let bad_sizes = || model.malformed("its metadata 'config' has sizes that no model has");
         let network = config.options.network(config.dim).ok().filter(|_| fits).ok_or_else(bad_sizes)?;

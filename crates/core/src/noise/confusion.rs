@@ -94,7 +94,8 @@ impl ConfusionNoise {
     }
 }
 
-/// The rows and columns of a CSV matrix that belong to `classes`, in their order; `Err` is the problem with the text.
+/// The rows and columns of a CSV matrix that belong to `classes`, in the order of `classes`; `Err` is the problem with
+/// the text.
 fn parse_csv(text: &str, classes: &[String]) -> Result<Vec<Vec<f64>>, String> {
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let (_, header) = lines.next().ok_or("the file is empty")?;
@@ -134,13 +135,13 @@ fn parse_csv(text: &str, classes: &[String]) -> Result<Vec<Vec<f64>>, String> {
 
 /// The position of every name; an error if a name occurs twice. `what` is the word for a position in the message.
 fn positions(names: impl Iterator<Item = String>, what: &str) -> Result<HashMap<String, usize>, String> {
-    let mut found = HashMap::new();
+    let mut positions = HashMap::new();
     for (position, name) in names.enumerate() {
-        if found.insert(name.clone(), position).is_some() {
+        if positions.insert(name.clone(), position).is_some() {
             return Err(format!("class '{name}' has two {what}s"));
         }
     }
-    Ok(found)
+    Ok(positions)
 }
 
 /// The cells of a line of CSV. Cells in quotes may contain commas, and quotes that are doubled.
@@ -218,13 +219,15 @@ impl LabelNoise for ConfusionNoise {
 /// with the weights `others`; kept as well if all weights are 0.
 fn draw_label(position: usize, keep: f64, others: &[f64], rng: &mut Rng) -> u32 {
     // Both numbers are always drawn, so that the labels of later items do not depend on whether this one is kept.
-    let (is_kept, mut rest) = (rng.fraction() < keep, rng.fraction() * others.iter().sum::<f64>());
+    let (is_kept, mut remaining) = (rng.fraction() < keep, rng.fraction() * others.iter().sum::<f64>());
     if is_kept {
         return position as u32;
     }
+    // `remaining` is uniform below the sum of the weights. The first position at which the weights so far exceed it is
+    // chosen, each with a probability proportional to its weight.
     let chosen = others.iter().position(|&weight| {
-        let is_chosen = rest < weight;
-        rest -= weight;
+        let is_chosen = remaining < weight;
+        remaining -= weight;
         is_chosen
     });
     chosen.unwrap_or(position) as u32

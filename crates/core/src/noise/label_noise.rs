@@ -11,8 +11,8 @@ use crate::rng::Rng;
 
 use super::NoiseKind;
 
-/// The name of a noise type that is not built in: 1 to 40 characters without commas, equals signs and control
-/// characters.
+/// The name of a noise type that is not built in: 1 to 40 characters without commas, equals signs, control characters
+/// and spaces at the ends.
 ///
 /// Names are kept until the program ends, so that noise settings are `Copy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,9 +44,9 @@ impl NoiseName {
         if let Some(&known) = known.get(name) {
             return Ok(NoiseName(known));
         }
-        let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
-        known.insert(kept);
-        Ok(NoiseName(kept))
+        let leaked: &'static str = Box::leak(name.to_owned().into_boxed_str());
+        known.insert(leaked);
+        Ok(NoiseName(leaked))
     }
 
     /// The name as text.

@@ -29,16 +29,16 @@ impl LabelPosterior {
         let classes = data.classes().len();
         let shares = match audit {
             Some(audit) => {
-                // `number` maps the class numbers of the audit to those of the data, and "none of the classes", the
-                // number after the last class, likewise. `None` is a class without items, whose shares are left out.
+                // `number` maps the class numbers of the audit to those of the data. "None of the classes" is the
+                // number after the last class in both. `None` is a class without items, whose shares are left out.
                 let has_items = audit.classes.iter().map(|class| class.items > 0);
                 let mut numbers = 0..classes as u32;
                 let mut number: Vec<Option<u32>> =
                     has_items.map(|has_items| if has_items { numbers.next() } else { None }).collect();
                 number.push(Some(classes as u32));
                 let renumbered = |shares: &Vec<(u32, f32)>| -> Vec<(u32, f32)> {
-                    let one = |&(class, share): &(u32, f32)| Some((number[class as usize]?, share));
-                    shares.iter().filter_map(one).collect()
+                    let in_data = |&(class, share): &(u32, f32)| Some((number[class as usize]?, share));
+                    shares.iter().filter_map(in_data).collect()
                 };
                 audit.shares.iter().map(renumbered).collect()
             }
@@ -116,6 +116,7 @@ struct HeldOut {
     shares: Vec<(u32, f32)>,
 }
 
+/// Folds of the cross-validation.
 const FOLDS: usize = 5;
 /// Cross-validation is skipped above this number of items, so that the typical sharpness is used; the spread of scores
 /// is measured on the first items only.
@@ -165,7 +166,8 @@ fn cross_validate(
         return Ok(held_out);
     }
     let mut seen = vec![0; classes];
-    // Every row with its fold, `None` if it is never held out.
+    // Every row with its fold, `None` if it is never held out. The items of a class are dealt to the folds in turn; a
+    // class with fewer items than folds uses only the first of them.
     let with_fold = |&row: &u32| {
         let class = data.labels()[row as usize] as usize;
         seen[class] += 1;
@@ -178,19 +180,19 @@ fn cross_validate(
             let chosen = folds.iter().filter(move |(_, of_row)| (*of_row == Some(fold)) == in_fold);
             chosen.map(|&(row, _)| row).collect::<Vec<usize>>()
         };
-        let (out, kept) = (rows_where(true), rows_where(false));
-        if out.is_empty() {
+        let (out_rows, kept_rows) = (rows_where(true), rows_where(false));
+        if out_rows.is_empty() {
             continue;
         }
-        let labels = kept.iter().map(|&row| data.labels()[row]).collect();
-        let items: Vec<&[f32]> = kept.iter().map(|&row| rows[row]).collect();
+        let labels = kept_rows.iter().map(|&row| data.labels()[row]).collect();
+        let items: Vec<&[f32]> = kept_rows.iter().map(|&row| rows[row]).collect();
         let task = Task::new(SupportSet::new(items, labels, classes));
         let fitted = method.method.fit(&task, &mut Rng::new(0, Purpose::Method, 0))?;
-        let queries: Vec<&[f32]> = out.iter().map(|&row| rows[row]).collect();
+        let queries: Vec<&[f32]> = out_rows.iter().map(|&row| rows[row]).collect();
         let scores = fitted.classifier.row_scores(&task, &queries);
-        held_out.extend(out.iter().zip(scores).map(|(&row, scores)| HeldOut {
-            scores,
-            shares: posterior.shares[row].iter().copied().filter(|(c, _)| (*c as usize) < classes).collect(),
+        held_out.extend(out_rows.iter().zip(scores).map(|(&row, scores)| {
+            let shares = posterior.shares[row].iter().copied();
+            HeldOut { scores, shares: shares.filter(|(class, _)| (*class as usize) < classes).collect() }
         }));
     }
     Ok(held_out)
@@ -237,7 +239,8 @@ fn most_likely_sharpness(held_out: &[HeldOut], typical: f32) -> f32 {
     typical * ((low + high) / 2.0).exp()
 }
 
-/// Class probabilities `softmax(sharpness * scores)`.
+/// Class probabilities `softmax(sharpness * scores)`. The maximum is subtracted from the scores, so that `exp` cannot
+/// overflow.
 pub(super) fn softmax(scores: &[f32], sharpness: f32) -> Vec<f32> {
     let max = scores.iter().copied().fold(f32::MIN, f32::max);
     let exps: Vec<f32> = scores.iter().map(|score| ((score - max) * sharpness).exp()).collect();

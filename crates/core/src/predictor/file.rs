@@ -29,7 +29,7 @@ const VERSION_1: &str = "trueshot-classifier/1";
 /// Length of the tensor `numbers`: the sharpness, the threshold, and the middle and width of every similarity.
 const NUMBERS: usize = 2 + 2 * MEASURES;
 
-/// Maximum number of classes of a file, which limits the memory that an untrusted file makes us allocate.
+/// Maximum number of classes of a file, which limits the memory that is allocated for an untrusted file.
 const MAX_CLASSES: usize = 100_000;
 /// Maximum number of classes times dimension of a file of version 1, whose class vectors are computed. Files of version
 /// 2 contain them.
@@ -73,11 +73,9 @@ impl Predictor {
         file.set_note("method", self.method());
         file.set_note("classes", json!(self.classes()).to_string());
         file.set_note("labels", json!(self.support().labels()).to_string());
-        let names = |items: &Items| {
-            (0..items.len()).map(|row| items.get(row).unwrap_or_default().to_string()).collect()
-        };
         if let Some(items) = self.support().items() {
-            let names: Vec<String> = names(items);
+            let name = |row: usize| items.get(row).unwrap_or_default().to_string();
+            let names: Vec<String> = (0..items.len()).map(name).collect();
             file.set_note("items", json!(names).to_string());
         }
         if let Some(embedder) = self.embedder() {

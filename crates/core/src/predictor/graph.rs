@@ -77,7 +77,7 @@ impl Predictor {
     /// The probability of "none of the classes", `[batch, 1]`: `Novelty::probabilities` as nodes.
     fn add_unknown(&self, graph: &mut OnnxGraph, embedding: &GraphValue) -> GraphValue {
         let (similarity, calibration) = (&self.novelty.similarity, &self.novelty.calibration);
-        // The four similarities, `[batch, 4]`, each the largest of a row's products with the vectors of one kind.
+        // The four similarities, `[batch, 4]`: for each kind of vectors the largest product of a row with one of them.
         let unit = add_unit(graph, embedding);
         let mean = graph.floats(&[self.dim()], &similarity.mean);
         let centred = graph.node("Sub", &[embedding, &mean], &[]);
@@ -111,6 +111,7 @@ impl ScoringRule {
     fn add_to_graph(&self, graph: &mut OnnxGraph, rows: &GraphValue, support: &Embeddings) -> GraphValue {
         match self {
             ScoringRule::Vectors(Classifier::CosineVectors(vectors)) => {
+                // Rows are not scaled to unit length: as in `Classifier::scores`, only the prototypes are.
                 let zero = vec![0.0; support.dim()];
                 let unit = |vector: &Vec<f32>| crate::classifier::centred_unit(vector, &zero);
                 add_products(graph, rows, &vectors.iter().map(unit).collect::<Vec<_>>())
@@ -155,7 +156,7 @@ fn add_products(graph: &mut OnnxGraph, rows: &GraphValue, vectors: &[Vec<f32>]) 
     let dim = vectors.first().map_or(0, Vec::len);
     // `MatMul` takes the vectors as columns.
     let columns: Vec<f32> =
-        (0..dim).flat_map(|place| vectors.iter().map(move |vector| vector[place])).collect();
+        (0..dim).flat_map(|feature| vectors.iter().map(move |vector| vector[feature])).collect();
     let columns = graph.floats(&[dim, vectors.len()], &columns);
     graph.node("MatMul", &[rows, &columns], &[])
 }
@@ -177,6 +178,7 @@ fn add_vote_shares(graph: &mut OnnxGraph, rows: &GraphValue, support: &Embedding
     let items: Vec<Vec<f32>> = values.chunks_exact(support.dim()).map(<[f32]>::to_vec).collect();
     let nearness = add_nearest(graph, rows, &items);
     let k = graph.integers(&[k.min(items.len()) as i64]);
+    // The outputs are the largest values and their indices.
     let [_, nearest] = graph.node_of_two("TopK", &[&nearness, &k], &[Attribute::Int("axis", 1)]);
     let members = add_members(graph, support);
     let votes = graph.node("Gather", &[&members, &nearest], &[Attribute::Int("axis", 0)]);

@@ -44,20 +44,19 @@ impl LeftOut {
     /// the rows in an order that does not depend on that of the data, and `posterior` has one entry per row.
     pub fn measure(rows: &[&[f32]], order: &[u32], posterior: &LabelPosterior) -> (ClassSimilarity, Self) {
         let classes = posterior.classes();
-        let mut found = LeftOut { known: Vec::new(), unknown: Vec::new(), classes: 0 };
+        let mut left_out = LeftOut { known: Vec::new(), unknown: Vec::new(), classes: 0 };
         let (items, class_rank) = ordered_items(rows, order, posterior);
         let rounds = if items.len() > SMALL { ROUNDS.1 } else { ROUNDS.0 };
         let mut sizes = vec![0; classes];
         items.iter().filter_map(|item| item.member).for_each(|(class, _)| sizes[class as usize] += 1);
-        // The number of classes with members.
-        let members = class_rank.iter().filter(|rank| rank.is_some()).count();
+        let classes_with_members = class_rank.iter().filter(|rank| rank.is_some()).count();
         for round in 0..rounds {
             // The classes to leave out in this round, unless too few would remain.
             let mut is_out: Vec<bool> =
                 class_rank.iter().map(|rank| rank.is_some_and(|rank| rank % rounds == round)).collect();
             let out_classes = is_out.iter().filter(|&&out| out).count();
-            if members >= MIN_REMAINING + out_classes {
-                found.classes += out_classes;
+            if classes_with_members >= MIN_REMAINING + out_classes {
+                left_out.classes += out_classes;
             } else {
                 is_out.fill(false);
             }
@@ -66,10 +65,10 @@ impl LeftOut {
                 Some((class, number)) if number % rounds == round && sizes[class as usize] > 1 => Role::Known,
                 _ => Role::Kept,
             };
-            found.add_round(&items, role, &is_out);
+            left_out.add_round(&items, role, &is_out);
         }
         let all: Vec<&Item<'_>> = items.iter().collect();
-        (fit(&all, &vec![false; classes]), found)
+        (fit(&all, &vec![false; classes]), left_out)
     }
 
     /// One round: fits the class vectors to the items that are kept, and adds the similarities of the left-out items.

@@ -80,8 +80,8 @@ impl Novelty {
 
     /// The probability of "none of the classes" for every row.
     pub fn probabilities(&self, rows: &[&[f32]]) -> Vec<f32> {
-        let found = self.similarity.of_rows(rows);
-        found.iter().map(|similarity| self.calibration.probability(similarity)).collect()
+        let similarities = self.similarity.of_rows(rows);
+        similarities.iter().map(|similarity| self.calibration.probability(similarity)).collect()
     }
 }
 
@@ -97,24 +97,25 @@ impl Calibration {
         let share = left_out.classes as f32 / (left_out.classes as f32 + TYPICAL_CLASSES);
         let mut calibration = Calibration { middle: [0.0; MEASURES], width: [0.0; MEASURES], threshold: 0.0 };
         for measure in 0..MEASURES {
-            // Nearly equal items must not make the width zero. A discriminant has no natural scale, unlike a cosine.
+            // Nearly equal items must not make the width zero. A discriminant (the last measure) has no natural scale,
+            // unlike a cosine.
             let is_cosine = measure + 1 < MEASURES;
             let floor = if is_cosine { 0.01 } else { 0.02 * known_mean[measure].abs().max(1.0) };
             let deviation = known_deviation[measure].max(floor);
             let typical_mean = known_mean[measure] - TYPICAL_DISTANCE[measure] * deviation;
             let typical_deviation = TYPICAL_RATIO[measure] * deviation;
-            let other_mean = share * unknown_mean[measure] + (1.0 - share) * typical_mean;
-            let other_deviation = share * unknown_deviation[measure] + (1.0 - share) * typical_deviation;
-            calibration.middle[measure] = (known_mean[measure] + other_mean) / 2.0;
+            let combined_mean = share * unknown_mean[measure] + (1.0 - share) * typical_mean;
+            let combined_deviation = share * unknown_deviation[measure] + (1.0 - share) * typical_deviation;
+            calibration.middle[measure] = (known_mean[measure] + combined_mean) / 2.0;
             calibration.width[measure] =
-                ((deviation * deviation + other_deviation * other_deviation) / 2.0).sqrt();
+                ((deviation * deviation + combined_deviation * combined_deviation) / 2.0).sqrt();
         }
         // The threshold follows from the log odds of the left-out known items.
         let log_odds: Vec<[f32; 1]> =
             left_out.known.iter().map(|similarity| [calibration.equal_log_odds(similarity)]).collect();
         let ([mean], [deviation]) = mean_and_deviation(&log_odds);
-        // If the classes are far apart, nothing is gained by refusing 5 % of their items.
         let deviations = REFUSED_FROM + FEW_ITEMS_MARGIN / left_out.known.len() as f32;
+        // At least 0: if the classes are far apart, a negative threshold would only refuse 5 % of their items.
         calibration.threshold = (mean + deviations * deviation).max(0.0);
         calibration
     }

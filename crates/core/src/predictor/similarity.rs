@@ -87,10 +87,12 @@ impl ClassSimilarity {
             // Measures 0 and 2 compare the rows themselves, 1 and 3 the centred rows, all at unit length.
             let compared = as_slices(if measure % 2 == 0 { &units } else { &centred });
             let biases = if measure == 3 { &self.biases } else { &no_biases };
-            let mut found = vec![0.0; vectors.len() * rows.len()];
-            products::products(vectors, &compared, &mut found);
-            for (similarity, found) in similarities.iter_mut().zip(found.chunks_exact(vectors.len().max(1))) {
-                let biased = found.iter().zip(biases).map(|(product, bias)| product + bias);
+            // `[rows, vectors]`
+            let mut products = vec![0.0; vectors.len() * rows.len()];
+            products::products(vectors, &compared, &mut products);
+            let products_of_rows = products.chunks_exact(vectors.len().max(1));
+            for (similarity, products) in similarities.iter_mut().zip(products_of_rows) {
+                let biased = products.iter().zip(biases).map(|(product, bias)| product + bias);
                 similarity[measure] = biased.fold(f32::MIN, f32::max);
             }
         }
@@ -169,15 +171,18 @@ fn discriminants(
                 return (vec![0.0; dim], NEVER);
             }
             // The formulas above: d is `difference`, and `explained` is what is subtracted from it.
-            let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(own, all)| own - all).collect();
+            let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(own, mean)| own - mean).collect();
             let mut explained = vec![0.0; dim];
             let mut with_residuals = vec![0.0; residual_rows.len()];
             products::products(&residual_rows, &[&difference], &mut with_residuals);
             products::weighted_sum(&residual_rows, &gram.solve(&with_residuals), &mut explained);
-            let discriminant: Vec<f32> =
-                difference.iter().zip(&explained).map(|(all, explained)| (all - explained) * scale).collect();
-            let middle = class_mean.iter().zip(&mean).map(|(own, all)| own + all);
-            let bias = -0.5 * middle.zip(&discriminant).map(|(middle, value)| middle * value).sum::<f32>();
+            let discriminant: Vec<f32> = difference
+                .iter()
+                .zip(&explained)
+                .map(|(value, explained)| (value - explained) * scale)
+                .collect();
+            let sum = class_mean.iter().zip(&mean).map(|(own, mean)| own + mean);
+            let bias = -0.5 * sum.zip(&discriminant).map(|(sum, value)| sum * value).sum::<f32>();
             (discriminant, bias)
         })
         .unzip()
@@ -193,12 +198,13 @@ mod tests {
         let rows = [[1.0, 0.1], [0.8, -0.3], [-0.9, 0.2], [-0.7, 0.2]].map(|row| row.to_vec());
         let shares: Vec<Vec<(u32, f32)>> = [0, 0, 1, 1].map(|class| vec![(class, 1.0)]).to_vec();
         let (sums, totals) = class_sums(&rows, &shares, 2, 2);
-        let (found, biases) = discriminants(&rows, &shares, &sums, &totals);
+        let (fitted, biases) = discriminants(&rows, &shares, &sums, &totals);
         let means = [[0.9, -0.1], [-0.8, 0.2]];
         let mean = [0.05, 0.05];
-        // Scatter of the residuals, divided by 4 items - 2 classes.
+        // The covariance [[a, b], [b, c]]: the scatter of the residuals, divided by 4 items - 2 classes.
         let (a, b, c) = (0.04 / 2.0, 0.04 / 2.0, 0.08 / 2.0);
         let variance = (a + c) / 2.0;
+        // The factors are 1 - SHRINKAGE and SHRINKAGE.
         let shrunk = [0.4 * a + 0.6 * variance, 0.4 * b, 0.4 * c + 0.6 * variance];
         let determinant = shrunk[0] * shrunk[2] - shrunk[1] * shrunk[1];
         for class in 0..2 {
@@ -209,8 +215,8 @@ mod tests {
             ];
             let bias = -0.5
                 * ((means[class][0] + mean[0]) * expected[0] + (means[class][1] + mean[1]) * expected[1]);
-            assert!((found[class][0] - expected[0]).abs() < 0.05, "{found:?} {expected:?}");
-            assert!((found[class][1] - expected[1]).abs() < 0.05, "{found:?} {expected:?}");
+            assert!((fitted[class][0] - expected[0]).abs() < 0.05, "{fitted:?} {expected:?}");
+            assert!((fitted[class][1] - expected[1]).abs() < 0.05, "{fitted:?} {expected:?}");
             assert!((biases[class] - bias).abs() < 0.05, "{biases:?} {bias}");
         }
     }

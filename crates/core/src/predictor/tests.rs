@@ -26,8 +26,8 @@ fn support() -> Embeddings {
 
 fn fit(method: &str) -> Predictor {
     let data = support();
-    let found = Audit::of(&data).run().unwrap();
-    Predictor::fit(data, &Registry::default().parse(method).unwrap(), Some(&found)).unwrap()
+    let audit = Audit::of(&data).run().unwrap();
+    Predictor::fit(data, &Registry::default().parse(method).unwrap(), Some(&audit)).unwrap()
 }
 
 fn query(class: usize) -> Vec<f32> {
@@ -42,23 +42,23 @@ fn every_method_predicts_the_same_after_saving_and_loading() {
         let predictor = fit(method);
         let queries: Vec<Vec<f32>> = (0..3).map(query).collect();
         let rows: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
-        let answers = predictor.predict(&rows).unwrap();
-        for (class, answer) in answers.iter().enumerate() {
+        let predictions = predictor.predict(&rows).unwrap();
+        for (class, prediction) in predictions.iter().enumerate() {
             // A hundred small steps are too few to train a linear layer on features this small.
-            assert!(answer.class as usize == class || method == "linear", "{method}: {answer:?}");
-            let sum = answer.probabilities.iter().sum::<f32>();
-            assert!((sum + answer.unknown - 1.0).abs() < 1e-5, "{method}: {answer:?}");
-            let if_known = answer.probabilities_if_known();
+            assert!(prediction.class as usize == class || method == "linear", "{method}: {prediction:?}");
+            let sum = prediction.probabilities.iter().sum::<f32>();
+            assert!((sum + prediction.unknown - 1.0).abs() < 1e-5, "{method}: {prediction:?}");
+            let if_known = prediction.probabilities_if_known();
             assert!((if_known.iter().sum::<f32>() - 1.0).abs() < 1e-5);
-            assert!(if_known[answer.class as usize] >= answer.probability);
-            assert!(answer.probability > 0.4 && answer.unknown < 0.5, "{method}: {answer:?}");
+            assert!(if_known[prediction.class as usize] >= prediction.probability);
+            assert!(prediction.probability > 0.4 && prediction.unknown < 0.5, "{method}: {prediction:?}");
         }
         let bytes = predictor.to_bytes();
         let again = Predictor::read_bytes(bytes.clone(), "file").unwrap();
-        assert_eq!(again.predict(&rows).unwrap(), answers, "{method}");
+        assert_eq!(again.predict(&rows).unwrap(), predictions, "{method}");
         assert_eq!(again.to_bytes(), bytes, "{method}");
         assert_eq!((again.embedder(), again.dim(), again.classes().len()), (Some("test"), 12, 3));
-        assert_eq!(again.predict(&rows[1..2]).unwrap()[0], answers[1], "alone as in a batch");
+        assert_eq!(again.predict(&rows[1..2]).unwrap()[0], predictions[1], "the same alone as in a batch");
     }
 }
 
@@ -66,8 +66,8 @@ fn every_method_predicts_the_same_after_saving_and_loading() {
 fn a_row_unlike_all_classes_probably_belongs_to_none() {
     let predictor = fit("relabel");
     let outlier: Vec<f32> = (0..12).map(|d| if d % 2 == 0 { -1.0 } else { 1.0 }).collect();
-    let answers = predictor.predict(&[&query(0), &outlier]).unwrap();
-    assert!(answers[1].unknown > 0.8 && answers[0].unknown < 0.5, "{answers:?}");
+    let predictions = predictor.predict(&[&query(0), &outlier]).unwrap();
+    assert!(predictions[1].unknown > 0.8 && predictions[0].unknown < 0.5, "{predictions:?}");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_large_support_set_is_reduced_to_its_most_typical_items() {
         labels.push(format!("class {class}"));
     }
     let data = Embeddings::from_rows(values, 16, labels).unwrap();
-    let found = Audit::of(&data).run().unwrap();
+    let audit = Audit::of(&data).run().unwrap();
     for method in ["relabel", "protonet"] {
         let named = Registry::default().parse(method).unwrap();
         let data = Embeddings::from_rows(
@@ -123,14 +123,16 @@ fn a_large_support_set_is_reduced_to_its_most_typical_items() {
             16,
             (0..800).map(|row| format!("class {}", row % 4)).collect(),
         );
-        let predictor = Predictor::fit(data.unwrap(), &named, Some(&found)).unwrap();
+        let predictor = Predictor::fit(data.unwrap(), &named, Some(&audit)).unwrap();
         assert_eq!(predictor.support().len(), 4 * KEPT_PER_CLASS);
         for class in 0..4 {
             let row: Vec<f32> = (0..16).map(|d| 0.5 + if d / 4 == class { 1.5 } else { 0.0 }).collect();
-            let answer = &predictor.predict(&[&row]).unwrap()[0];
+            let prediction = &predictor.predict(&[&row]).unwrap()[0];
             assert!(
-                answer.class as usize == class && answer.probability > 0.8 && answer.unknown < 0.5,
-                "{answer:?}"
+                prediction.class as usize == class
+                    && prediction.probability > 0.8
+                    && prediction.unknown < 0.5,
+                "{prediction:?}"
             );
         }
         assert_eq!(
@@ -220,9 +222,10 @@ impl Clusters {
 /// The probability of "none of the classes" of every item.
 fn unknown(predictor: &Predictor, items: &[(usize, Vec<f32>)]) -> Vec<f32> {
     let rows: Vec<&[f32]> = items.iter().map(|(_, row)| &row[..]).collect();
-    predictor.predict(&rows).unwrap().iter().map(|answer| answer.unknown).collect()
+    predictor.predict(&rows).unwrap().iter().map(|prediction| prediction.unknown).collect()
 }
 
+/// The share of the items that more probably belong to none of the classes.
 fn share_refused(unknown: &[f32]) -> f32 {
     unknown.iter().filter(|&&unknown| unknown >= 0.5).count() as f32 / unknown.len() as f32
 }
@@ -234,6 +237,7 @@ fn items_of_other_classes_are_refused_and_items_of_the_classes_are_not() {
     {
         let mut clusters = Clusters::new(20);
         let mut support = clusters.items(0..classes, shots);
+        // Wrong labels, spread evenly over the items.
         for number in 0..wrong {
             let item = number * support.len() / wrong;
             support[item].0 = (support[item].0 + 1 + number % (classes - 1)) % classes;
@@ -258,12 +262,12 @@ fn the_order_of_the_support_items_does_not_matter() {
         let mut shuffled = support.clone();
         shuffled.reverse();
         shuffled.rotate_left(11);
-        let (one, other) = (Clusters::fit(&support), Clusters::fit(&shuffled));
-        for (a, b) in unknown(&one, &queries).iter().zip(unknown(&other, &queries)) {
+        let (first, second) = (Clusters::fit(&support), Clusters::fit(&shuffled));
+        for (a, b) in unknown(&first, &queries).iter().zip(unknown(&second, &queries)) {
             assert!((a - b).abs() < 1e-3, "{per_class} items: {a} {b}");
         }
-        let ratio = one.sharpness / other.sharpness;
-        assert!((ratio - 1.0).abs() < 1e-3, "{per_class} items: {} {}", one.sharpness, other.sharpness);
+        let ratio = first.sharpness / second.sharpness;
+        assert!((ratio - 1.0).abs() < 1e-3, "{per_class} items: {} {}", first.sharpness, second.sharpness);
     }
 }
 
@@ -271,11 +275,11 @@ fn the_order_of_the_support_items_does_not_matter() {
 fn one_item_per_class_is_enough_for_probabilities() {
     let mut clusters = Clusters::new(4);
     let predictor = Clusters::fit(&clusters.items(0..3, 1));
-    let answers = unknown(&predictor, &clusters.items(0..4, 5));
-    assert!(answers.iter().all(|unknown| (0.0..=1.0).contains(unknown)), "{answers:?}");
+    let predictions = unknown(&predictor, &clusters.items(0..4, 5));
+    assert!(predictions.iter().all(|unknown| (0.0..=1.0).contains(unknown)), "{predictions:?}");
     assert!(
-        answers[..15].iter().sum::<f32>() / 15.0 < answers[15..].iter().sum::<f32>() / 5.0,
-        "{answers:?}"
+        predictions[..15].iter().sum::<f32>() / 15.0 < predictions[15..].iter().sum::<f32>() / 5.0,
+        "{predictions:?}"
     );
 }
 
@@ -283,8 +287,8 @@ fn one_item_per_class_is_enough_for_probabilities() {
 fn equal_items_do_not_lead_to_infinite_or_undefined_numbers() {
     let items = [0, 0, 0, 1, 1, 1, 2, 2, 2].map(|class| (class, vec![class as f32; 32])).to_vec();
     let predictor = Clusters::fit(&items);
-    let answers = unknown(&predictor, &[items[0].clone(), items[8].clone(), (0, vec![-5.0; 32])]);
-    assert!(answers.iter().all(|unknown| unknown.is_finite()), "{answers:?}");
+    let predictions = unknown(&predictor, &[items[0].clone(), items[8].clone(), (0, vec![-5.0; 32])]);
+    assert!(predictions.iter().all(|unknown| unknown.is_finite()), "{predictions:?}");
 }
 
 #[test]
@@ -303,9 +307,9 @@ fn a_classifier_of_version_1_is_calibrated_when_it_is_read() {
         earlier.insert(name, &shape, values);
     }
     let read = Predictor::read_bytes(earlier.to_bytes(), "file").unwrap();
-    let answers = read.predict(&[&query(0), &[-1.0; 12]]).unwrap();
-    assert_eq!(answers[0].class, 0);
-    assert!(answers[0].unknown < 0.5 && answers[1].unknown > 0.8, "{answers:?}");
+    let predictions = read.predict(&[&query(0), &[-1.0; 12]]).unwrap();
+    assert_eq!(predictions[0].class, 0);
+    assert!(predictions[0].unknown < 0.5 && predictions[1].unknown > 0.8, "{predictions:?}");
     assert!(Predictor::read_bytes(read.to_bytes(), "file").is_ok());
     earlier.set_note("format", "trueshot-classifier/3");
     let error = Predictor::read_bytes(earlier.to_bytes(), "file").err().unwrap().to_string();
@@ -336,17 +340,17 @@ fn a_class_without_items_is_left_out() {
         for method in ["protonet", "relabel"] {
             let predictor = Predictor::of(data(classes)).method(method).unwrap().fit().unwrap();
             assert_eq!(predictor.classes(), ["a", "b"]);
-            let answers = predictor.predict(&[&[2.0, 0.0], &[0.0, 2.0]]).unwrap();
-            assert_eq!((answers[0].class, answers[1].class), (0, 1), "{method}: {answers:?}");
+            let predictions = predictor.predict(&[&[2.0, 0.0], &[0.0, 2.0]]).unwrap();
+            assert_eq!((predictions[0].class, predictions[1].class), (0, 1), "{method}: {predictions:?}");
         }
     }
-    let one = Embeddings::from_numbered(
+    let single_class = Embeddings::from_numbered(
         Features::from_f32(values.clone(), 2),
         vec![0; 6],
         ["a", "empty"].map(String::from).to_vec(),
     );
     let method = Registry::default().parse("protonet").unwrap();
-    assert!(matches!(UncalibratedPredictor::fit(one.unwrap(), &method, None), Err(Error::OneClass)));
+    assert!(matches!(UncalibratedPredictor::fit(single_class.unwrap(), &method, None), Err(Error::OneClass)));
 }
 
 #[test]
@@ -356,9 +360,9 @@ fn a_class_of_a_large_set_whose_labels_all_look_wrong_keeps_its_most_probable_it
     let values = items.iter().flat_map(|(_, row)| row.clone()).collect();
     let labels = items.iter().map(|(class, _)| format!("class {class}")).collect();
     let data = Embeddings::from_rows(values, Clusters::DIM, labels).unwrap();
-    let mut found = Audit::of(&data).run().unwrap();
+    let mut audit = Audit::of(&data).run().unwrap();
     for row in 400..600 {
-        found.shares[row] = vec![(0, 0.9), (2, if row == 433 { 0.1 } else { 0.05 })];
+        audit.shares[row] = vec![(0, 0.9), (2, if row == 433 { 0.1 } else { 0.05 })];
     }
     for method in ["protonet", "relabel"] {
         let method = Registry::default().parse(method).unwrap();
@@ -367,10 +371,10 @@ fn a_class_of_a_large_set_whose_labels_all_look_wrong_keeps_its_most_probable_it
             Clusters::DIM,
             items.iter().map(|(class, _)| format!("class {class}")).collect(),
         );
-        let predictor = Predictor::fit(data.unwrap(), &method, Some(&found)).unwrap();
-        let kept = predictor.support();
-        assert_eq!((kept.classes().len(), kept.rows_of(2).len()), (3, 1));
-        assert_eq!(*kept.row(kept.rows_of(2)[0] as usize), items[433].1[..]);
+        let predictor = Predictor::fit(data.unwrap(), &method, Some(&audit)).unwrap();
+        let support = predictor.support();
+        assert_eq!((support.classes().len(), support.rows_of(2).len()), (3, 1));
+        assert_eq!(*support.row(support.rows_of(2)[0] as usize), items[433].1[..]);
     }
 }
 

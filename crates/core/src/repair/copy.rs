@@ -45,11 +45,11 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
     let _source = Lock::for_reading(root)?;
     // The new path of every moved file, by its old one.
     let targets: HashMap<&str, &str> = moves.iter().map(|m| (m.from.as_str(), m.to.as_str())).collect();
-    let mut found = FolderContents::read(root)?;
+    let mut source_contents = FolderContents::read(root)?;
     // The log of an earlier repair is replaced.
-    found.files.retain(|(item, _)| item != LOG);
+    source_contents.files.retain(|(item, _)| item != LOG);
     // A repair in place may have ended after the caller checked the plan.
-    let names: HashSet<&str> = found.files.iter().map(|(item, _)| item.as_str()).collect();
+    let names: HashSet<&str> = source_contents.files.iter().map(|(item, _)| item.as_str()).collect();
     let gone: Vec<&str> =
         moves.iter().map(|m| m.from.as_str()).filter(|from| !names.contains(from)).collect();
     if let Some(problem) = names_in_words(&gone, "gone") {
@@ -61,12 +61,12 @@ pub fn copy(root: &Path, into: &Path, moves: &[Move], progress: &dyn Progress) -
         targets.get(item.as_str()).map_or(same_name, Path::new).to_owned()
     };
     let new_copy = NewCopy {
-        folders: found.folders,
-        targets: found.files.iter().map(target).collect(),
-        contents: &|file| Ok(FileContents::Path(found.files[file].1.clone())),
+        folders: source_contents.folders,
+        targets: source_contents.files.iter().map(target).collect(),
+        contents: &|file| Ok(FileContents::Path(source_contents.files[file].1.clone())),
         log: log(moves),
     };
-    Ok(Copied { files: new_copy.write(into, progress)?, left_out: found.left_out })
+    Ok(Copied { files: new_copy.write(into, progress)?, left_out: source_contents.left_out })
 }
 
 /// The contents of a file that [`copy_items`] copies.
@@ -157,8 +157,8 @@ impl NewCopy<'_> {
         written.map(|()| self.targets.len())
     }
 
-    /// Writes all files to the hidden folder `part` and renames it to `into`. Errors name the place in the finished
-    /// copy: the hidden folder is unknown to the user.
+    /// Writes all files to the hidden folder `part` and renames it to `into`. Errors name the path in the
+    /// finished copy: the hidden folder is unknown to the user.
     fn write_below(&self, part: &Path, into: &Path, progress: &dyn Progress) -> Result<()> {
         let failed = |path: PathBuf| move |source| Error::Write { path, source };
         for folder in &self.folders {
@@ -182,11 +182,11 @@ pub fn is_zip(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"))
 }
 
-/// The relative paths of everything below a folder but folders, following links: files, and what [`Copied::left_out`]
-/// would name.
+/// The relative paths of everything below a folder except folders, following links: files, and the entries that
+/// [`Copied::left_out`] would name.
 pub fn files_below(root: &Path) -> Result<Vec<String>> {
-    let found = FolderContents::read(root)?;
-    Ok(found.files.into_iter().map(|(item, _)| item).chain(found.left_out).collect())
+    let contents = FolderContents::read(root)?;
+    Ok(contents.files.into_iter().map(|(item, _)| item).chain(contents.left_out).collect())
 }
 
 /// The paths of an unfinished copy: the hidden folder `part` that it is built in, and the file `mark` that marks the
@@ -222,7 +222,7 @@ impl UnfinishedCopy {
                 _ => fs::remove_file(&mark).map_err(failed)?,
             }
         }
-        if into.exists() && !fs::read_dir(into).is_ok_and(|mut found| found.next().is_none()) {
+        if into.exists() && !fs::read_dir(into).is_ok_and(|mut entries| entries.next().is_none()) {
             return refused("it already exists");
         }
         if part.exists() {
@@ -279,7 +279,7 @@ fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
     };
     fs::copy(from, to)?;
     // Keep the modification time, by which people sort photos.
-    if let Ok(time) = fs::metadata(from).and_then(|found| found.modified()) {
+    if let Ok(time) = fs::metadata(from).and_then(|metadata| metadata.modified()) {
         // Unix needs no write access for this, which a copy of a read-only file does not allow.
         let file = fs::File::options().read(true).write(!cfg!(unix)).open(to);
         let _ = file.and_then(|file| file.set_modified(time));
@@ -289,7 +289,7 @@ fn write_new(contents: &FileContents, to: &Path) -> std::io::Result<()> {
 
 /// The log of a copy: one line of JSON per move.
 fn log(moves: &[Move]) -> String {
-    let line = |one: &Move| serde_json::to_string(one).expect("a move is plain data") + "\n";
+    let line = |file_move: &Move| serde_json::to_string(file_move).expect("a move is plain data") + "\n";
     moves.iter().map(line).collect()
 }
 
@@ -304,12 +304,12 @@ struct FolderContents {
 }
 
 impl FolderContents {
-    /// Lists everything below the folder `root` but its lock file.
+    /// Lists everything below the folder `root` except its lock file.
     fn read(root: &Path) -> Result<Self> {
-        let mut found = Self::default();
-        found.add_folder(root, "", &mut Vec::new())?;
-        found.files.retain(|(item, _)| item != LOCK_FILE);
-        Ok(found)
+        let mut contents = Self::default();
+        contents.add_folder(root, "", &mut Vec::new())?;
+        contents.files.retain(|(item, _)| item != LOCK_FILE);
+        Ok(contents)
     }
 
     /// Adds the contents of a folder. `prefix` is its name below the root with a `/` at the end, empty for the root.
@@ -329,11 +329,11 @@ impl FolderContents {
             let item = format!("{prefix}{}", entry.file_name().to_string_lossy());
             let path = entry.path();
             match fs::metadata(&path) {
-                Ok(found) if found.is_dir() => {
+                Ok(metadata) if metadata.is_dir() => {
                     self.folders.push(item.clone());
                     self.add_folder(&path, &format!("{item}/"), parents)?;
                 }
-                Ok(found) if found.is_file() => self.files.push((item, path)),
+                Ok(metadata) if metadata.is_file() => self.files.push((item, path)),
                 _ => self.left_out.push(item),
             }
         }

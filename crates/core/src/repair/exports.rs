@@ -34,8 +34,8 @@ pub struct Labelled {
 /// The labels as CSV with the columns `path,label,was`, which `trueshot` itself reads. Items in quarantine are left
 /// out.
 pub fn labels_csv(labelled: &[Labelled]) -> String {
-    let line = |one: &Labelled| {
-        let fields = [&one.path, one.label.as_ref()?, &one.was].map(|field| csv_field(field));
+    let line = |entry: &Labelled| {
+        let fields = [&entry.path, entry.label.as_ref()?, &entry.was].map(|field| csv_field(field));
         Some(fields.join(",") + "\n")
     };
     std::iter::once("path,label,was\n".to_string()).chain(labelled.iter().filter_map(line)).collect()
@@ -44,15 +44,15 @@ pub fn labels_csv(labelled: &[Labelled]) -> String {
 /// The labels as Label Studio tasks (JSON), for a labelling interface with `<Image name="image" value="$image"/>` and
 /// `<Choices name="label" toName="image">`. Label Studio must serve the folder of the collection as local files.
 pub fn label_studio(labelled: &[Labelled]) -> String {
-    let task = |one: &Labelled| {
+    let task = |entry: &Labelled| {
         let result = |label: &String| {
             json!([{"result": [{
                 "from_name": "label", "to_name": "image", "type": "choices", "value": {"choices": [label]},
             }]}])
         };
         json!({
-            "data": {"image": format!("/data/local-files/?d={}", percent_encoded(&one.item)), "item": one.item, "was": one.was},
-            "annotations": one.label.as_ref().map_or_else(|| json!([]), result),
+            "data": {"image": format!("/data/local-files/?d={}", percent_encoded(&entry.item)), "item": entry.item, "was": entry.was},
+            "annotations": entry.label.as_ref().map_or_else(|| json!([]), result),
         })
     };
     pretty(&Value::Array(labelled.iter().map(task).collect()))
@@ -61,13 +61,13 @@ pub fn label_studio(labelled: &[Labelled]) -> String {
 /// The labels in FiftyOne's format `FiftyOneImageClassificationDataset` (JSON), with files by their full path. Items in
 /// quarantine are left out.
 pub fn fiftyone(labelled: &[Labelled]) -> String {
-    let mut classes: Vec<&String> = labelled.iter().filter_map(|one| one.label.as_ref()).collect();
+    let mut classes: Vec<&String> = labelled.iter().filter_map(|entry| entry.label.as_ref()).collect();
     classes.sort();
     classes.dedup();
     let class_index = |label: &String| classes.binary_search(&label).ok();
     let labels: serde_json::Map<String, Value> = labelled
         .iter()
-        .filter_map(|one| Some((one.path.clone(), json!(class_index(one.label.as_ref()?)?))))
+        .filter_map(|entry| Some((entry.path.clone(), json!(class_index(entry.label.as_ref()?)?))))
         .collect();
     pretty(&json!({"classes": classes, "labels": labels}))
 }
@@ -76,7 +76,7 @@ fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).expect("a JSON value is plain data") + "\n"
 }
 
-/// A path with all bytes percent-encoded that are not allowed in a URL.
+/// A path with all bytes percent-encoded except `/` and the characters that a URL never needs to encode.
 fn percent_encoded(path: &str) -> String {
     let mut text = String::new();
     for byte in path.bytes() {
@@ -84,7 +84,7 @@ fn percent_encoded(path: &str) -> String {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' | b'~' => {
                 text.push(byte.into())
             }
-            other => text.push_str(&format!("%{other:02X}")),
+            _ => text.push_str(&format!("%{byte:02X}")),
         }
     }
     text

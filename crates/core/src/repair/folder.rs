@@ -22,7 +22,7 @@ pub struct LockedFolder {
 
 /// The metadata of an existing directory entry.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct EntryInfo {
     /// Whether the entry is a regular file, not a link or a folder.
     pub is_file: bool,
     /// Device and inode number, equal for two names of one file; `None` on systems other than Unix.
@@ -69,25 +69,31 @@ impl LockedFolder {
     }
 
     /// Looks up a name; `None` if it does not exist.
-    pub(super) fn find(&self, name: &str) -> io::Result<Option<Found>> {
+    pub(super) fn find(&self, name: &str) -> io::Result<Option<EntryInfo>> {
         match self.root.find(name) {
-            Ok(found) => Ok(Some(found)),
+            Ok(info) => Ok(Some(info)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// The relation of two existing files, given by name and metadata.
-    pub(super) fn compare(&self, one: (&str, Found), other: (&str, Found)) -> io::Result<Pair> {
+    pub(super) fn compare(
+        &self,
+        (old, old_info): (&str, EntryInfo),
+        (new, new_info): (&str, EntryInfo),
+    ) -> io::Result<Pair> {
         // Without inode numbers, only the contents can be compared.
-        let (Some(a), Some(b)) = (one.1.id, other.1.id) else {
-            let equal = self.root.contents_are_equal(one.0, other.0)?;
+        let (Some(old_id), Some(new_id)) = (old_info.id, new_info.id) else {
+            let equal = self.root.contents_are_equal(old, new)?;
             return Ok(if equal { Pair::Copy } else { Pair::Different });
         };
-        Ok(match a == b {
-            true if one.1.links > 1 => Pair::TwoNames,
+        let same_device = old_id.0 == new_id.0;
+        Ok(match old_id == new_id {
+            true if old_info.links > 1 => Pair::TwoNames,
             true => Pair::OneName,
-            false if a.0 != b.0 && self.root.contents_are_equal(one.0, other.0)? => Pair::Copy,
+            // Moves copy a file only to another file system, so equal files on the same one are different files.
+            false if !same_device && self.root.contents_are_equal(old, new)? => Pair::Copy,
             false => Pair::Different,
         })
     }
@@ -112,7 +118,7 @@ impl LockedFolder {
     pub(super) fn obstacle(&self, from: &str, to: &str) -> Option<String> {
         let shown = crate::visible::visible(from);
         match self.find(from) {
-            Ok(Some(found)) if found.is_file => {}
+            Ok(Some(info)) if info.is_file => {}
             Ok(Some(_)) => {
                 return Some(format!("{shown} is a link or not a file"));
             }
@@ -145,7 +151,7 @@ mod system {
     use rustix::fs::{self as sys, Access, AtFlags, Mode, OFlags};
     use rustix::io::Errno;
 
-    use super::Found;
+    use super::EntryInfo;
 
     const FOLDER: OFlags =
         OFlags::DIRECTORY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::RDONLY);
@@ -180,24 +186,24 @@ mod system {
             Ok((folder, leaf))
         }
 
-        pub fn find(&self, name: &str) -> io::Result<Found> {
+        pub fn find(&self, name: &str) -> io::Result<EntryInfo> {
             let (folder, leaf) = self.parent(name, false)?;
-            let found = sys::statat(&folder, leaf, AtFlags::SYMLINK_NOFOLLOW)?;
-            let is_file = sys::FileType::from_raw_mode(found.st_mode) == sys::FileType::RegularFile;
+            let status = sys::statat(&folder, leaf, AtFlags::SYMLINK_NOFOLLOW)?;
+            let is_file = sys::FileType::from_raw_mode(status.st_mode) == sys::FileType::RegularFile;
             #[allow(clippy::unnecessary_cast, reason = "the widths differ between systems")]
-            Ok(Found {
+            Ok(EntryInfo {
                 is_file,
-                id: Some((found.st_dev as u64, found.st_ino as u64)),
-                links: found.st_nlink as u64,
+                id: Some((status.st_dev as u64, status.st_ino as u64)),
+                links: status.st_nlink as u64,
             })
         }
 
-        pub fn contents_are_equal(&self, one: &str, other: &str) -> io::Result<bool> {
+        pub fn contents_are_equal(&self, first: &str, second: &str) -> io::Result<bool> {
             let open = |name: &str| -> io::Result<io::BufReader<File>> {
                 let (folder, leaf) = self.parent(name, false)?;
                 Ok(io::BufReader::new(open_file(&folder, leaf)?))
             };
-            super::readers_are_equal(open(one)?, open(other)?)
+            super::readers_are_equal(open(first)?, open(second)?)
         }
 
         /// Adds the new name with a hard link, then removes the old one. Across file systems the file is copied
@@ -231,6 +237,7 @@ mod system {
         /// nearest existing one above that.
         pub fn check_writable(&self, name: &str) -> io::Result<()> {
             let mut name = name;
+            // Ends at the latest with a name in the root folder, which exists.
             loop {
                 match self.parent(name, false) {
                     Ok((folder, _)) => {
@@ -277,9 +284,9 @@ mod system {
         // Temporary files are locked, so that no other process removes them as stale.
         let _ = to.try_lock();
         io::copy(&mut from.by_ref(), &mut to)?;
-        let about = from.metadata()?;
-        to.set_permissions(about.permissions())?;
-        about.modified().and_then(|time| to.set_modified(time))?;
+        let metadata = from.metadata()?;
+        to.set_permissions(metadata.permissions())?;
+        metadata.modified().and_then(|time| to.set_modified(time))?;
         to.sync_all()?;
         rename(target, &part, target, new)?;
         Ok(())
@@ -308,7 +315,7 @@ mod system {
     use std::io;
     use std::path::{Path, PathBuf};
 
-    use super::Found;
+    use super::EntryInfo;
 
     /// The absolute path of the root folder.
     #[derive(Debug)]
@@ -325,7 +332,7 @@ mod system {
             let path = self.0.join(name);
             let mut above = path.parent();
             while let Some(folder) = above.filter(|folder| *folder != self.0) {
-                if fs::symlink_metadata(folder).is_ok_and(|found| !found.is_dir()) {
+                if fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir()) {
                     let shown = crate::visible::visible(&folder.to_string_lossy());
                     return Err(io::Error::other(format!("'{shown}' is a link or not a folder")));
                 }
@@ -334,14 +341,14 @@ mod system {
             Ok(path)
         }
 
-        pub fn find(&self, name: &str) -> io::Result<Found> {
-            let found = fs::symlink_metadata(self.resolve(name)?)?;
-            Ok(Found { is_file: found.is_file(), id: None, links: 1 })
+        pub fn find(&self, name: &str) -> io::Result<EntryInfo> {
+            let metadata = fs::symlink_metadata(self.resolve(name)?)?;
+            Ok(EntryInfo { is_file: metadata.is_file(), id: None, links: 1 })
         }
 
-        pub fn contents_are_equal(&self, one: &str, other: &str) -> io::Result<bool> {
+        pub fn contents_are_equal(&self, first: &str, second: &str) -> io::Result<bool> {
             let open = |name: &str| io::Result::Ok(io::BufReader::new(File::open(self.resolve(name)?)?));
-            super::readers_are_equal(open(one)?, open(other)?)
+            super::readers_are_equal(open(first)?, open(second)?)
         }
 
         pub fn move_file(&self, from: &str, to: &str) -> io::Result<()> {
@@ -371,14 +378,15 @@ mod system {
 }
 
 /// Whether two readers have the same contents.
-fn readers_are_equal(mut one: impl io::BufRead, mut other: impl io::BufRead) -> io::Result<bool> {
+fn readers_are_equal(mut first: impl io::BufRead, mut second: impl io::BufRead) -> io::Result<bool> {
     loop {
-        let (a, b) = (one.fill_buf()?, other.fill_buf()?);
+        let (a, b) = (first.fill_buf()?, second.fill_buf()?);
         let shared = a.len().min(b.len());
+        // Nothing is shared at the end of one of them, which must be the end of both.
         if shared == 0 || a[..shared] != b[..shared] {
             return Ok(a.is_empty() && b.is_empty());
         }
-        one.consume(shared);
-        other.consume(shared);
+        first.consume(shared);
+        second.consume(shared);
     }
 }

@@ -4,8 +4,9 @@
 //! The first line of the file is a header, followed by one line of JSON per [`Move`]. A move links the file under its
 //! new name and then removes the old name, so a file always has a name and nothing is overwritten. Across file systems
 //! it is copied instead, and where there are no hard links it is renamed. Which of the two names exist tells whether a
-//! move has been made; if both do, it was interrupted and is completed. So an interrupted repair can be finished
-//! ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of times. A move that fails does not stop the others.
+//! move has been made. If both are names of the same file, or of a file and its copy, the move was interrupted and is
+//! completed. So an interrupted repair can be finished ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of
+//! times. A move that fails does not stop the others.
 
 use crate::progress::Progress;
 use std::collections::HashSet;
@@ -69,10 +70,10 @@ pub struct Outcome {
 impl Journal {
     /// A journal of moves below the folder `root`; `plan` is the text of the plan they come from.
     pub fn new(root: &Path, plan: &str, moves: Vec<Move>) -> Self {
-        let mut folders: Vec<String> = Vec::new();
         // Folders that do not exist yet: `undo` removes them again.
-        for one in &moves {
-            for folder in folders_above(&one.to) {
+        let mut folders: Vec<String> = Vec::new();
+        for file_move in &moves {
+            for folder in folders_above(&file_move.to) {
                 if !root.join(folder).exists() && !folders.iter().any(|known| known == folder) {
                     folders.push(folder.into());
                 }
@@ -97,16 +98,16 @@ impl Journal {
         let header = header.ok_or_else(|| bad(1, "not an undo file that `trueshot repair` wrote"))?;
         let (mut moves, mut names, mut needed_folders) = (Vec::new(), HashSet::new(), HashSet::new());
         for (number, line) in lines {
-            let one: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
-            if !is_inside(&one.from) || !is_inside(&one.to) {
+            let file_move: Move = serde_json::from_str(line).map_err(|_| bad(number, "not a move"))?;
+            if !is_inside(&file_move.from) || !is_inside(&file_move.to) {
                 return Err(bad(number, "a path that leaves the folder or is not in its simplest form"));
             }
             // Every name occurs once, so the moves do not depend on each other.
-            if !names.insert(one.from.clone()) || !names.insert(one.to.clone()) {
+            if !names.insert(file_move.from.clone()) || !names.insert(file_move.to.clone()) {
                 return Err(bad(number, "a name appears in two moves, or twice in one"));
             }
-            needed_folders.extend(folders_above(&one.to).map(str::to_string));
-            moves.push(one);
+            needed_folders.extend(folders_above(&file_move.to).map(str::to_string));
+            moves.push(file_move);
         }
         // Undo removes these folders; a changed undo file must not name any others.
         if !header.folders.iter().all(|folder| needed_folders.contains(folder)) {
@@ -118,8 +119,8 @@ impl Journal {
     /// Writes the undo file; this must happen before [`Journal::apply`].
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_string(&self.header).expect("a header is plain data") + "\n";
-        for one in &self.moves {
-            text += &(serde_json::to_string(one).expect("a move is plain data") + "\n");
+        for file_move in &self.moves {
+            text += &(serde_json::to_string(file_move).expect("a move is plain data") + "\n");
         }
         write_atomically(path, |file| file.write_all(text.as_bytes()))
     }
@@ -148,12 +149,12 @@ impl Journal {
     /// The number of files that are still under their old name.
     pub fn pending(&self) -> usize {
         let exists = |name: &String| fs::symlink_metadata(self.header.root.join(name)).is_ok();
-        self.moves.iter().filter(|one| exists(&one.from)).count()
+        self.moves.iter().filter(|file_move| exists(&file_move.from)).count()
     }
 
     /// Reasons why moves would fail, one message per move, without moving anything.
     pub fn obstacles(&self, folder: &LockedFolder) -> Vec<String> {
-        self.moves.iter().filter_map(|one| folder.obstacle(&one.from, &one.to)).collect()
+        self.moves.iter().filter_map(|file_move| folder.obstacle(&file_move.from, &file_move.to)).collect()
     }
 
     /// Makes all moves that have not been made yet. `progress` counts the moves.
@@ -162,7 +163,7 @@ impl Journal {
     /// [`Error::Interrupted`] if `progress` stopped it. A move that fails is not an error but one of
     /// [`Outcome::problems`].
     pub fn apply(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
-        let moves = self.moves.iter().map(|one| (one.from.as_str(), one.to.as_str()));
+        let moves = self.moves.iter().map(|file_move| (file_move.from.as_str(), file_move.to.as_str()));
         move_all(folder, moves, progress)
     }
 
@@ -171,7 +172,7 @@ impl Journal {
     /// # Errors
     /// As for [`Journal::apply`].
     pub fn undo(&self, folder: &LockedFolder, progress: &dyn Progress) -> Result<Outcome> {
-        let moves = self.moves.iter().rev().map(|one| (one.to.as_str(), one.from.as_str()));
+        let moves = self.moves.iter().rev().map(|file_move| (file_move.to.as_str(), file_move.from.as_str()));
         let outcome = move_all(folder, moves, progress)?;
         for created in self.header.folders.iter().rev() {
             // A folder into which the user has put files since is not empty, and stays.
@@ -208,8 +209,8 @@ fn move_all<'a>(
 /// Moves one file; `false` if an earlier call has already done so. The error is a message for the user.
 fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<bool, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", visible(from));
-    // Which of the two names exist tells how far an earlier attempt got.
     let remove_source = || folder.remove_file(from).map(|()| true).map_err(failed);
+    // Which of the two names exist tells how far an earlier attempt got.
     match (folder.find(from).map_err(failed)?, folder.find(to).map_err(failed)?) {
         (Some(source), None) if source.is_file => folder.move_file(from, to).map(|()| true).map_err(failed),
         (Some(_), None) => Err(format!("{} is a link or not a file", visible(from))),

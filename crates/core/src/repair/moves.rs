@@ -40,6 +40,7 @@ pub fn moves(plan: &RepairPlan, taken: impl IntoIterator<Item = String>) -> Vec<
         // The new folder; `None` stands for quarantine.
         let folder = match &change.to {
             Some(class) => folders.folder(class),
+            None if folder.is_empty() => QUARANTINE.into(),
             None => format!("{QUARANTINE}/{folder}"),
         };
         let to = free_name(&folder, name, &names);
@@ -69,7 +70,8 @@ pub fn copies(plan: &RepairPlan, layout: CopyLayout) -> Result<Vec<Move>> {
     if layout == CopyLayout::ByLabel {
         return copies_by_label(plan, &labelled);
     }
-    let moved: HashMap<String, String> = moves(plan, []).into_iter().map(|one| (one.from, one.to)).collect();
+    let moved: HashMap<String, String> =
+        moves(plan, []).into_iter().map(|file_move| (file_move.from, file_move.to)).collect();
     let copy = |(item, _): &(&String, &String)| {
         let to = moved.get(*item).unwrap_or(item);
         Move { from: item.to_string(), to: to.to_string() }
@@ -86,10 +88,10 @@ fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result
     }
     // The class of every item after the repair; `None` stands for quarantine.
     let changes: HashMap<(&String, &String), Option<&String>> =
-        plan.changes.iter().map(|one| ((&one.item, &one.from), one.to.as_ref())).collect();
-    let new_class = |one: &(&String, &String)| changes.get(one).map_or(Some(one.1), |to| *to).cloned();
+        plan.changes.iter().map(|change| ((&change.item, &change.from), change.to.as_ref())).collect();
+    let new_class = |entry: &(&String, &String)| changes.get(entry).map_or(Some(entry.1), |to| *to).cloned();
     let new_classes: Vec<Option<String>> = labelled.iter().map(new_class).collect();
-    // Unchanged items choose their names first, so that moved ones get the numbers.
+    // Unchanged items choose their names first (`false` sorts before `true`), so that moved ones get the numbers.
     let mut order: Vec<usize> = (0..labelled.len()).collect();
     order.sort_by_key(|index| new_classes[*index].as_ref() != Some(labelled[*index].1));
     let mut names = HashSet::new();
@@ -108,8 +110,8 @@ fn copies_by_label(plan: &RepairPlan, labelled: &[(&String, &String)]) -> Result
 /// Maximum length of a file name in bytes on common file systems.
 pub(super) const MAX_NAME_BYTES: usize = 255;
 
-/// The first of `folder/owl.jpg`, `folder/owl-2.jpg`, `folder/owl-3.jpg` and so on that is not in `names`, which are in
-/// lower case. A long stem is truncated so that the number fits.
+/// The first path of the sequence `folder/owl.jpg`, `folder/owl-2.jpg`, `folder/owl-3.jpg`, … that is not in `names`,
+/// which are in lower case. A long stem is truncated so that the number fits.
 fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
     let (stem, extension) = match name.rsplit_once('.') {
         Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),
@@ -128,7 +130,8 @@ fn free_name(folder: &str, name: &str, names: &HashSet<String>) -> String {
 struct ClassFolders<'a> {
     /// For every class that has items, the folder of the first of them.
     known: HashMap<&'a str, &'a str>,
-    /// What precedes the class name in these folders, such as `all/`; empty if the class folders are in the root.
+    /// What precedes the class name in the folder of the last item, such as `all/`; empty if the class folders are in
+    /// the root.
     parent: String,
 }
 

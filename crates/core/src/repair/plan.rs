@@ -118,7 +118,7 @@ pub struct PlannedChange {
     /// The new class; `None` if the item goes into quarantine.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
-    /// Whether the item goes into quarantine, because it belongs to none of the classes, or to which one is uncertain.
+    /// Whether the item goes into quarantine, because it belongs to none of the classes or to an uncertain one.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub quarantine: bool,
     /// The probability that the given label is wrong.
@@ -242,7 +242,7 @@ impl RepairPlan {
         }
     }
 
-    /// Whether the changes may differ from those that the audit planned. If so, the accuracies in the header and the
+    /// Whether the changes may differ from those that the audit planned. Then the accuracies in the header and the
     /// effects of changes do not apply.
     pub fn is_edited(&self) -> bool {
         self.header.digest.as_deref() != Some(digest(&self.changes).as_str())
@@ -271,8 +271,8 @@ impl RepairPlan {
         let mut plan = RepairPlan { header, changes: Vec::new(), review, listing: Vec::new() };
         let (mut numbers, mut has_listing) = (Vec::new(), false);
         for (number, line) in lines {
-            if let Ok(found) = serde_json::from_str::<Listing>(line) {
-                plan.listing = found.listing;
+            if let Ok(last_line) = serde_json::from_str::<Listing>(line) {
+                plan.listing = last_line.listing;
                 has_listing = true;
                 continue;
             }
@@ -287,7 +287,7 @@ impl RepairPlan {
             return Err(bad(0, problem.into()));
         }
         plan.check_distinct(path)?;
-        match plan.first_refused() {
+        match plan.first_with_invalid_class() {
             None => Ok(plan),
             Some(index) => {
                 let class = visible(plan.changes[index].to.as_deref().unwrap_or_default());
@@ -299,7 +299,7 @@ impl RepairPlan {
     /// The index of the first change to a class to which no item can move. A new class needs a name that is valid on
     /// every system, and a class of the collection one that stays below the root folder. Classes of embeddings have no
     /// folders, so their names are arbitrary.
-    fn first_refused(&self) -> Option<usize> {
+    fn first_with_invalid_class(&self) -> Option<usize> {
         if self.header.kind == CollectionKind::Embeddings {
             return None;
         }
@@ -400,7 +400,7 @@ impl RepairPlan {
     }
 }
 
-/// Items by class and name: a list may contain one image under two labels.
+/// Items by (class, name): a list may contain one image under two labels.
 type ByName<'a> = BTreeMap<(&'a str, &'a str), &'a ListedItem>;
 
 /// The items of a listing that have a class.

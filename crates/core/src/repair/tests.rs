@@ -78,21 +78,21 @@ fn plan_text(root: &Path) -> String {
 
 /// The contents of all files below a folder, by relative path.
 fn contents(root: &Path) -> BTreeMap<String, String> {
-    fn walk(folder: &Path, root: &Path, found: &mut BTreeMap<String, String>) {
+    fn walk(folder: &Path, root: &Path, files: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             match path.is_dir() {
-                true => walk(&path, root, found),
+                true => walk(&path, root, files),
                 false => {
                     let name = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-                    found.insert(name, fs::read_to_string(&path).unwrap());
+                    files.insert(name, fs::read_to_string(&path).unwrap());
                 }
             }
         }
     }
-    let mut found = BTreeMap::new();
-    walk(root, root, &mut found);
-    found
+    let mut files = BTreeMap::new();
+    walk(root, root, &mut files);
+    files
 }
 
 /// The contents of the folder after the plan was carried out.
@@ -122,25 +122,25 @@ fn a_copy_is_repaired_and_the_original_is_unchanged() {
     let into = out.path().join("clean");
     let copied = copy(root.path(), &into, &moves, &()).unwrap();
     assert_eq!(copied.files, 6);
-    let mut found = contents(&into);
-    assert!(found.remove("trueshot-repair.jsonl").unwrap().contains("lynx"));
-    assert_eq!(found, repaired());
+    let mut copied_files = contents(&into);
+    assert!(copied_files.remove("trueshot-repair.jsonl").unwrap().contains("lynx"));
+    assert_eq!(copied_files, repaired());
     assert_eq!(contents(root.path()), before);
     assert!(matches!(copy(root.path(), &into, &moves, &()), Err(Error::Write { .. })), "not twice");
     let inside = root.path().join("all/copy");
     assert!(matches!(copy(root.path(), &inside, &moves, &()), Err(Error::Write { .. })), "not inside");
 }
 
-/// The contents of all files in a ZIP archive, in their order.
+/// The names and contents of all files in a ZIP archive, in the order of the archive.
 fn zipped(path: &Path) -> Vec<(String, String)> {
     let mut archive = zip::ZipArchive::new(fs::File::open(path).unwrap()).unwrap();
     let names: Vec<String> = archive.file_names().map(|name| name.unwrap().into_owned()).collect();
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for name in names.into_iter().filter(|name| !name.ends_with('/')) {
         let text = std::io::read_to_string(archive.by_name(&name).unwrap()).unwrap();
-        found.push((name, text));
+        files.push((name, text));
     }
-    found
+    files
 }
 
 #[test]
@@ -150,13 +150,13 @@ fn a_copy_to_a_zip_archive_has_the_same_files_and_always_the_same_bytes() {
     let into = out.path().join("clean.zip");
     fs::create_dir(root.path().join("all/empty")).unwrap();
     assert_eq!(copy(root.path(), &into, &moves, &()).unwrap().files, 6);
-    let mut found = zipped(&into);
-    let (name, log) = found.pop().unwrap();
+    let mut files = zipped(&into);
+    let (name, log) = files.pop().unwrap();
     assert!(name == LOG && log.contains("lynx"), "{name}: {log}");
-    assert_eq!(found, repaired().into_iter().collect::<Vec<_>>(), "sorted by name");
+    assert_eq!(files, repaired().into_iter().collect::<Vec<_>>(), "sorted by name");
     let mut archive = zip::ZipArchive::new(fs::File::open(&into).unwrap()).unwrap();
     assert!(archive.by_name("all/empty/").unwrap().is_dir());
-    // Other times of the files, and another copy of the folder.
+    // An equal folder whose files have other times gives the same bytes.
     let other = folder();
     fs::create_dir(other.path().join("all/empty")).unwrap();
     let file = fs::File::options().write(true).open(other.path().join("all/cat/2.jpg")).unwrap();
@@ -194,8 +194,8 @@ fn a_name_that_is_not_utf_8_cannot_be_in_a_zip_archive() {
     use std::os::unix::ffi::OsStrExt;
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     fs::write(root.path().join(std::ffi::OsStr::from_bytes(b"all/cat/\xff.jpg")), "x").unwrap();
-    let said = copy(root.path(), &out.path().join("clean.zip"), &[], &()).unwrap_err().to_string();
-    assert!(said.contains("is not valid UTF-8: rename the file"), "{said}");
+    let message = copy(root.path(), &out.path().join("clean.zip"), &[], &()).unwrap_err().to_string();
+    assert!(message.contains("is not valid UTF-8: rename the file"), "{message}");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_copy_killed_before_its_first_or_after_its_last_file_does_not_block_the_next
     copy(root.path(), &into, &moves, &()).unwrap();
     // Interrupted between the last rename and the removal of the mark.
     fs::write(&mark, "").unwrap();
-    assert!(copy(root.path(), &into, &moves, &()).is_err(), "it is there");
+    assert!(copy(root.path(), &into, &moves, &()).is_err(), "the copy exists");
     assert_eq!(fs::read_dir(out.path()).unwrap().count(), 1, "nothing else is left");
     // A folder of the user is not touched.
     fs::remove_dir_all(&into).unwrap();
@@ -263,16 +263,16 @@ fn a_repair_interrupted_at_any_move_can_be_finished_or_undone() {
             let root = folder();
             let before = contents(root.path());
             let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
-            for one in &journal.moves()[..interrupted_at] {
-                let target = root.path().join(&one.to);
+            for made in &journal.moves()[..interrupted_at] {
+                let target = root.path().join(&made.to);
                 fs::create_dir_all(target.parent().unwrap()).unwrap();
-                fs::rename(root.path().join(&one.from), target).unwrap();
+                fs::rename(root.path().join(&made.from), target).unwrap();
             }
             // In the middle of a move a file has both names.
-            let one = &journal.moves()[interrupted_at];
-            let target = root.path().join(&one.to);
+            let interrupted = &journal.moves()[interrupted_at];
+            let target = root.path().join(&interrupted.to);
             fs::create_dir_all(target.parent().unwrap()).unwrap();
-            fs::hard_link(root.path().join(&one.from), target).unwrap();
+            fs::hard_link(root.path().join(&interrupted.from), target).unwrap();
             match is_undone {
                 false => {
                     journal.apply(&locked(root.path()), &()).unwrap();
@@ -292,8 +292,11 @@ fn nothing_is_ever_overwritten() {
     let root = folder();
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     fs::write(root.path().join("all/dog/2-2.jpg"), "another file").unwrap();
-    let done = journal.apply(&locked(root.path()), &()).unwrap();
-    assert_eq!((done.moved, &done.problems[..]), (3, &["all/dog/2-2.jpg already exists".to_string()][..]));
+    let result = journal.apply(&locked(root.path()), &()).unwrap();
+    assert_eq!(
+        (result.moved, &result.problems[..]),
+        (3, &["all/dog/2-2.jpg already exists".to_string()][..])
+    );
     assert_eq!(fs::read_to_string(root.path().join("all/cat/2.jpg")).unwrap(), "a dog");
     assert_eq!(fs::read_to_string(root.path().join("all/dog/2-2.jpg")).unwrap(), "another file");
     let others = moves(&plan(root.path()), ["all/DOG/2-2.jpg".to_string()]);
@@ -358,14 +361,14 @@ fn invalid_plans_are_refused_with_the_line() {
 
 #[test]
 fn exported_labels_contain_the_paths_of_the_files() {
-    let one = |item: &str, label: Option<&str>| Labelled {
+    let entry = |item: &str, label: Option<&str>| Labelled {
         item: item.into(),
         path: format!("/photos/{item}"),
         label: label.map(String::from),
         was: "cat".into(),
     };
     let labelled =
-        [one("cat/a, b.jpg", Some("dog")), one("cat/ü 1.jpg", Some("cat")), one("cat/x.jpg", None)];
+        [entry("cat/a, b.jpg", Some("dog")), entry("cat/ü 1.jpg", Some("cat")), entry("cat/x.jpg", None)];
     assert_eq!(
         labels_csv(&labelled),
         "path,label,was\n\"/photos/cat/a, b.jpg\",dog,cat\n/photos/cat/ü 1.jpg,cat,cat\n"
@@ -436,7 +439,7 @@ fn new_classes_have_the_most_similar_existing_name() {
 }
 
 #[test]
-fn items_are_copied_by_label_without_a_name_twice_and_never_out_of_the_copy() {
+fn items_copied_by_label_have_distinct_names_inside_the_copy() {
     let mut plan = plan(Path::new("list.csv"));
     plan.listing.retain(|listed| listed.class.is_some());
     // An item with two labels is copied twice.
@@ -451,8 +454,8 @@ fn items_are_copied_by_label_without_a_name_twice_and_never_out_of_the_copy() {
     let out = tempfile::tempdir().unwrap();
     let into = out.path().join("clean");
     assert_eq!(copy_items(&items, &contents_of, &into, &()).unwrap(), 6);
-    let found = contents(&into);
-    assert_eq!((found.len(), found["cat/2.jpg"].as_str()), (7, "all/dog/2.jpg"));
+    let copied_files = contents(&into);
+    assert_eq!((copied_files.len(), copied_files["cat/2.jpg"].as_str()), (7, "all/dog/2.jpg"));
     let outside = [Move { from: "a.jpg".into(), to: "../a.jpg".into() }];
     let other = out.path().join("other");
     assert!(matches!(copy_items(&outside, &contents_of, &other, &()), Err(Error::Write { .. })));
@@ -462,7 +465,7 @@ fn items_are_copied_by_label_without_a_name_twice_and_never_out_of_the_copy() {
     // In class folders, unchanged items keep their path.
     let items = copies(&plan, CopyLayout::ClassFolders).unwrap();
     assert_eq!((items[2].to.as_str(), items[4].to.as_str()), ("all/dog/1.jpg", "_quarantine/all/dog/3.jpg"));
-    // An item that moves leaves the name to the one that stays.
+    // Of two items with the same name, the one that does not move keeps it.
     plan.changes[3].to = Some("dog".into());
     let items = copies(&plan, CopyLayout::ByLabel).unwrap();
     assert_eq!((items[0].to.as_str(), items[2].to.as_str()), ("dog/1-2.jpg", "dog/1.jpg"));
@@ -476,12 +479,12 @@ fn undo_reverts_the_moves_it_can_and_can_be_repeated() {
     let before = contents(root.path());
     let journal = Journal::new(root.path(), "", moves(&plan(root.path()), []));
     journal.apply(&locked(root.path()), &()).unwrap();
-    let (missing, kept) = (root.path().join("all/dog/2-2.jpg"), root.path().with_extension("kept"));
-    fs::rename(&missing, &kept).unwrap();
-    let done = journal.undo(&locked(root.path()), &()).unwrap();
-    assert_eq!((done.moved, done.already_moved), (3, 0));
-    assert_eq!(done.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg exists"]);
-    fs::rename(&kept, &missing).unwrap();
+    let (missing, elsewhere) = (root.path().join("all/dog/2-2.jpg"), root.path().with_extension("kept"));
+    fs::rename(&missing, &elsewhere).unwrap();
+    let result = journal.undo(&locked(root.path()), &()).unwrap();
+    assert_eq!((result.moved, result.already_moved), (3, 0));
+    assert_eq!(result.problems, ["neither all/dog/2-2.jpg nor all/cat/2.jpg exists"]);
+    fs::rename(&elsewhere, &missing).unwrap();
     assert_eq!(journal.undo(&locked(root.path()), &()).unwrap(), outcome(1, 3));
     assert_eq!(contents(root.path()), before);
 }
@@ -493,7 +496,7 @@ fn undo_files_that_would_delete_or_leave_the_folder_are_refused() {
     let outside = root.path().with_extension("outside");
     fs::create_dir(&outside).unwrap();
     let name = outside.file_name().unwrap().to_string_lossy().into_owned();
-    let file = |folders: &str, moves: &[(&str, &str)]| {
+    let undo_file = |folders: &str, moves: &[(&str, &str)]| {
         let header = format!(
             "{{\"format\": \"trueshot-undo/1\", \"root\": {:?}, \"plan\": \"\", \"folders\": [{folders}]}}",
             root.path()
@@ -502,15 +505,15 @@ fn undo_files_that_would_delete_or_leave_the_folder_are_refused() {
         std::iter::once(header).chain(lines).collect::<Vec<_>>().join("\n")
     };
     let hostile = [
-        file("", &[("all/cat/1.jpg", "all/cat/1.jpg")]),
-        file("", &[("all/cat/1.jpg", "all/cat/./1.jpg")]),
-        file("", &[("all/./cat/1.jpg", "all/cat/1.jpg")]),
-        file("", &[("../x", "all/cat/9.jpg")]),
-        file("", &[("/etc/hosts", "all/cat/9.jpg")]),
-        file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/8.jpg", "all/cat/1.jpg")]),
-        file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/1.jpg", "all/cat/8.jpg")]),
-        file(&format!("\"../{name}\""), &[]),
-        file("\"all/dog\"", &[("all/dog/9.jpg", "all/cat/9.jpg")]),
+        undo_file("", &[("all/cat/1.jpg", "all/cat/1.jpg")]),
+        undo_file("", &[("all/cat/1.jpg", "all/cat/./1.jpg")]),
+        undo_file("", &[("all/./cat/1.jpg", "all/cat/1.jpg")]),
+        undo_file("", &[("../x", "all/cat/9.jpg")]),
+        undo_file("", &[("/etc/hosts", "all/cat/9.jpg")]),
+        undo_file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/8.jpg", "all/cat/1.jpg")]),
+        undo_file("", &[("all/cat/9.jpg", "all/cat/1.jpg"), ("all/cat/1.jpg", "all/cat/8.jpg")]),
+        undo_file(&format!("\"../{name}\""), &[]),
+        undo_file("\"all/dog\"", &[("all/dog/9.jpg", "all/cat/9.jpg")]),
     ];
     for text in hostile {
         let path = root.path().with_extension("undo");
@@ -536,9 +539,9 @@ fn links_in_the_folder_are_never_followed() {
         let folder = locked(root.path());
         let obstacles = journal.obstacles(&folder);
         assert!(obstacles.len() == 1 && obstacles[0].contains("is a link or not a folder"), "{obstacles:?}");
-        // A link swapped in after that check does not help either: that move fails, the others are made.
-        let done = journal.apply(&folder, &()).unwrap();
-        assert_eq!((done.moved, done.problems.len()), (3, 1));
+        // A link that appears only after this check is not followed either: its move fails, the others are made.
+        let result = journal.apply(&folder, &()).unwrap();
+        assert_eq!((result.moved, result.problems.len()), (3, 1));
         journal.undo(&folder, &()).unwrap();
         drop(folder);
         fs::remove_file(root.path().join(link)).unwrap();
@@ -572,7 +575,7 @@ fn a_move_to_another_file_system_copies_and_can_be_finished_or_undone() {
     let (from, to) = (root.path().join("all/cat/1.jpg"), other.path().join("lynx/1.jpg"));
     let name = |path: &Path| path.strip_prefix("/").unwrap().to_str().unwrap().to_owned();
     let journal = Journal::new(Path::new("/"), "", vec![Move { from: name(&from), to: name(&to) }]);
-    let moved = |done: Result<Outcome, Error>| done.unwrap().moved;
+    let moved = |result: Result<Outcome, Error>| result.unwrap().moved;
     let folder = LockedFolder::unlocked(Path::new("/"));
     assert_eq!(moved(journal.apply(&folder, &())), 1);
     assert!(!from.exists() && fs::read_to_string(&to).unwrap() == "cat one");

@@ -31,8 +31,8 @@ pub(super) fn write(copy: &NewCopy<'_>, into: &Path, progress: &dyn Progress) ->
     for folder in folders {
         zip.add_directory(folder, options().unix_permissions(0o755)).map_err(|error| failed(error.into()))?;
     }
-    for (done, (name, file)) in (1..).zip(&members) {
-        let contents = (copy.contents)(*file)?;
+    for (done, (name, index)) in (1..).zip(&members) {
+        let contents = (copy.contents)(*index)?;
         match &contents {
             FileContents::Bytes(bytes) => add_bytes(&mut zip, name, bytes),
             FileContents::Path(path) => add_file(&mut zip, name, super::copy::open(path)?),
@@ -55,12 +55,12 @@ pub(super) fn write(copy: &NewCopy<'_>, into: &Path, progress: &dyn Progress) ->
 /// The names of the files in the archive, sorted, and their indices in the copy.
 fn members<'a>(copy: &'a NewCopy<'_>) -> std::io::Result<Vec<(&'a str, usize)>> {
     let mut members = Vec::with_capacity(copy.targets.len());
-    for (file, target) in copy.targets.iter().enumerate() {
+    for (index, target) in copy.targets.iter().enumerate() {
         let name = target.to_str().ok_or_else(|| {
             let shown = visible(&target.to_string_lossy());
             std::io::Error::other(format!("the name of {shown} is not valid UTF-8: rename the file"))
         })?;
-        members.push((name, file));
+        members.push((name, index));
     }
     members.sort_unstable();
     Ok(members)

@@ -103,12 +103,12 @@ pub(super) fn accuracy_against_noise(evaluation: &Evaluation, kind: NoiseKind) -
 /// The importance of every method. It is the same in the charts of all noise kinds, and so are the colours.
 fn importance(evaluation: &Evaluation) -> Vec<Importance> {
     let methods = evaluation.settings.first().map_or(&[][..], |setting| &setting.methods);
-    let one = |(m, method): (usize, &crate::evaluate::MethodResult)| {
+    let of_method = |(m, method): (usize, &crate::evaluate::MethodResult)| {
         let is_reference = method.method == "oracle" || method.method == evaluation.baseline;
         let accuracies = evaluation.settings.iter().filter_map(|setting| setting.methods.get(m)?.accuracy);
         (is_reference, false, mean(accuracies))
     };
-    methods.iter().enumerate().map(one).collect()
+    methods.iter().enumerate().map(of_method).collect()
 }
 
 /// The mean of some values; 0 if there are none.
@@ -150,16 +150,16 @@ pub(super) fn figure(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<Stri
     let featured = || lines.iter().filter(|line| line.colour.is_some());
     let both =
         |lines: &[&Line]| Some(plot(axis, levels, lines, &WIDE)? + &plot(axis, levels, lines, &NARROW)?);
-    let few = both(&featured().collect::<Vec<_>>())?;
+    let featured_charts = both(&featured().collect::<Vec<_>>())?;
     if featured().count() == lines.len() {
-        return Some(format!("<div class=\"charts\">\n{few}</div>\n"));
+        return Some(format!("<div class=\"charts\">\n{featured_charts}</div>\n"));
     }
     // Lines without a colour come first, so that the others are drawn on top of them.
     let others = lines.iter().filter(|line| line.colour.is_none());
-    let all = both(&others.chain(featured()).collect::<Vec<_>>())?;
+    let all_charts = both(&others.chain(featured()).collect::<Vec<_>>())?;
     let summary = format!("Show all {} lines instead of {}", lines.len(), featured().count());
     Some(format!(
-        "<div class=\"charts\">\n<details><summary>{summary}</summary>\n{all}</details>\n{few}</div>\n"
+        "<div class=\"charts\">\n<details><summary>{summary}</summary>\n{all_charts}</details>\n{featured_charts}</div>\n"
     ))
 }
 
@@ -247,9 +247,9 @@ struct Scale {
 
 impl Scale {
     /// The scale for levels and accuracies from a lowest to a highest value. The margin is as wide as the names need,
-    /// up to a third of the chart, and the chart is higher if it has many lines.
+    /// up to 36 % of the chart, and the chart is higher if it has many lines.
     fn new(levels: (f64, f64), (low, high): (f64, f64), lines: &[&Line], size: &Size) -> Self {
-        // The smallest step with at most about seven grid lines.
+        // The smallest step with at most about seven grid lines. As accuracies are percentages, 20 is always enough.
         let step = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
             .into_iter()
             .find(|step| (high - low) / step <= 7.0)
@@ -284,6 +284,7 @@ impl Scale {
         // 1e-9 makes up for rounding errors of the sum, so that the last line is drawn.
         let mut accuracy = self.accuracies.0;
         while accuracy <= self.accuracies.1 + 1e-9 {
+            // Text 4 units lower is centred on the line.
             let (y, text_y) = (self.y(accuracy), self.y(accuracy) + 4.0);
             let value = (accuracy * 10.0).round() / 10.0;
             svg.push_str(&format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"));

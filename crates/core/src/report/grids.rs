@@ -166,8 +166,8 @@ fn grid(
 
 /// The index of the method with the highest value under one noise setting; the oracle does not take part.
 fn best(setting: &SettingResult, value: impl Fn(&MethodResult) -> Option<f64>) -> Option<usize> {
-    let compared = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
-    let valued = compared.filter_map(|(index, method)| Some((index, value(method)?)));
+    let candidates = setting.methods.iter().enumerate().filter(|(_, method)| method.method != "oracle");
+    let valued = candidates.filter_map(|(index, method)| Some((index, value(method)?)));
     valued.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
 }
 
@@ -207,14 +207,15 @@ pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
             format!("Row minus column in points, {} noise of {}", setting.noise, percent(setting.level));
         Grid { title, columns, rows: names.iter().zip(&setting.methods).map(row).collect() }
     };
-    let compared = evaluation.settings.iter().filter(|setting| !setting.significance.is_empty());
-    compared.map(setting_grid).collect()
+    let with_comparisons = evaluation.settings.iter().filter(|setting| !setting.significance.is_empty());
+    with_comparisons.map(setting_grid).collect()
 }
 
 /// The cell that compares two methods: the accuracy of `name` minus that of `other`, in points. A difference in
 /// brackets is not significant at 5 % after the correction for the number of pairs, or rounds to 0.00.
 fn compared(setting: &SettingResult, name: &str, other: &str) -> Cell {
-    let found = setting.significance.iter().find_map(|pair| {
+    // (The difference, its corrected p-value); the evaluation has every pair in one of the two orders.
+    let comparison = setting.significance.iter().find_map(|pair| {
         let (method, against) = (pair.method.as_str(), pair.against.as_str());
         match (name, other) {
             _ if (name, other) == (method, against) => Some((pair.difference, pair.p_corrected)),
@@ -222,7 +223,7 @@ fn compared(setting: &SettingResult, name: &str, other: &str) -> Cell {
             _ => None,
         }
     });
-    let text = match found {
+    let text = match comparison {
         Some((difference, _)) if difference.abs() < 0.005 => "(0.00)".into(),
         Some((difference, p)) if p < 0.05 => format!("{difference:+.2}"),
         Some((difference, _)) => format!("({difference:+.2})"),

@@ -13,7 +13,7 @@ const FACT_NAME: usize = 15;
 
 /// Formats an inspection as plain text. In a terminal of `width` columns, texts are wrapped and long names of classes
 /// are shortened.
-pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
+pub fn inspection_text(inspection: &Inspection, width: Option<usize>) -> String {
     let mut lines = Vec::new();
     let fact_width = width.map(|width| width.saturating_sub(FACT_NAME));
     // Adds a fact: its name, and its value beside it, on several lines if it is long.
@@ -24,22 +24,25 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
             lines.push(format!("{:<FACT_NAME$}{part}", if number == 0 { name } else { "" }));
         }
     };
-    if let Some(path) = &found.path {
+    if let Some(path) = &inspection.path {
         fact("file", path.display().to_string());
     }
-    let rows = if found.rows == 1 { "row" } else { "rows" };
-    let (count, precision) = (thousands(found.rows), found.precision.name());
-    fact("features", format!("{count} {rows} of {} ({precision})", found.dim));
-    if let Some(backbone) = &found.backbone {
+    let rows = if inspection.rows == 1 { "row" } else { "rows" };
+    let (count, precision) = (thousands(inspection.rows), inspection.precision.name());
+    fact("features", format!("{count} {rows} of {} ({precision})", inspection.dim));
+    if let Some(backbone) = &inspection.backbone {
         fact("backbone", backbone.clone());
     }
-    fact("items", if found.has_items { "named".into() } else { "not named".into() });
+    fact("items", if inspection.has_items { "named".into() } else { "not named".into() });
     fact(
         "fingerprint",
-        found.fingerprint.as_ref().map_or("none: not all values are finite".into(), ToString::to_string),
+        inspection
+            .fingerprint
+            .as_ref()
+            .map_or("none: some values are NaN, infinite or above 1e15".into(), ToString::to_string),
     );
-    fact("classes", sizes(found));
-    if let Some(norms) = &found.norms {
+    fact("classes", sizes(inspection));
+    if let Some(norms) = &inspection.norms {
         let zero = match norms.zero {
             0 => String::new(),
             count => format!("; {} all zero", counted(count, "row is", "rows are")),
@@ -47,7 +50,7 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
         let [min, max, median] = [norms.min, norms.max, norms.median].map(rounded);
         fact("norms", format!("{min} to {max}, median {median}{zero}"));
     }
-    let duplicates = &found.duplicates;
+    let duplicates = &inspection.duplicates;
     fact(
         "duplicates",
         match duplicates.rows {
@@ -62,18 +65,18 @@ pub fn inspection_text(found: &Inspection, width: Option<usize>) -> String {
     );
     fact(
         "not finite",
-        match &found.non_finite.first {
+        match &inspection.non_finite.first {
             None => "none".into(),
             Some(first) => {
-                let (count, value) = (found.non_finite.count, &first.value);
+                let (count, value) = (inspection.non_finite.count, &first.value);
                 let values = counted(count, "value", "values");
                 format!("{values}, the first {value} in row {}, column {}", first.row, first.column)
             }
         },
     );
-    let mut text = lines.join("\n") + "\n\n" + &class_list(found, width);
-    if !found.warnings.is_empty() {
-        let warnings = found.warnings.iter().map(|warning| format!("warning: {warning}"));
+    let mut text = lines.join("\n") + "\n\n" + &class_list(inspection, width);
+    if !inspection.warnings.is_empty() {
+        let warnings = inspection.warnings.iter().map(|warning| format!("warning: {warning}"));
         let lines: Vec<String> = warnings.flat_map(|warning| wrapped(&warning, width)).collect();
         text.push_str(&format!("\n{}\n", lines.join("\n")));
     }
@@ -92,9 +95,9 @@ fn rounded(number: f32) -> String {
 }
 
 /// The number of classes and the range of their sizes.
-fn sizes(found: &Inspection) -> String {
-    let count = found.classes.len();
-    match (&found.smallest_class, &found.largest_class) {
+fn sizes(inspection: &Inspection) -> String {
+    let count = inspection.classes.len();
+    match (&inspection.smallest_class, &inspection.largest_class) {
         (Some(small), Some(large)) if small.count == large.count => {
             format!("{count}, each of {}", counted(small.count, "row", "rows"))
         }
@@ -104,12 +107,12 @@ fn sizes(found: &Inspection) -> String {
 }
 
 /// The sizes and names of the first classes.
-fn class_list(found: &Inspection, width: Option<usize>) -> String {
+fn class_list(inspection: &Inspection, width: Option<usize>) -> String {
     let mut table = TextTable::new(vec![Column::Number, Column::Name]);
-    for class in found.classes.iter().take(MAX_CLASSES) {
+    for class in inspection.classes.iter().take(MAX_CLASSES) {
         table.line([format!("{:>9}", thousands(class.count)), visible(&class.name)]);
     }
-    let more = found.classes.len().saturating_sub(MAX_CLASSES);
+    let more = inspection.classes.len().saturating_sub(MAX_CLASSES);
     if more > 0 {
         table.line([String::new(), format!("and {}", counted(more, "more class", "more classes"))]);
     }

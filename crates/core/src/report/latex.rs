@@ -13,6 +13,7 @@ pub(super) fn tables(evaluation: &Evaluation, grids: &[Grid]) -> String {
         let line = |cells: Vec<String>| format!("{} \\\\\n", cells.join(" & "));
         text.push_str("\n\\begin{table}\n\\centering\n");
         text.push_str(&format!("\\caption{{{}}}\n", escaped(&visible(&grid.title))));
+        // Names are aligned left, numbers right.
         text.push_str(&format!("\\begin{{tabular}}{{l{}}}\n\\toprule\n", "r".repeat(grid.columns.len() - 1)));
         text.push_str(&line(grid.columns.iter().map(|name| escaped(&visible(name))).collect()));
         text.push_str("\\midrule\n");

@@ -241,7 +241,7 @@ impl Cell {
     /// The measured accuracy as text.
     fn accuracy(&self) -> String {
         let Some(Measured { accuracy, ci95, .. }) = self.measured else {
-            // A row may have fewer levels than its table.
+            // Without a reason, the row has no cell at this level: it may have fewer levels than its table.
             return if self.missing.is_some() { "not measured".into() } else { String::new() };
         };
         format!("{accuracy:.2}{}", ci95.map_or(String::new(), |ci| format!(" ±{ci:.2}")))
@@ -542,8 +542,8 @@ impl Reproduction {
         text
     }
 
-    /// How many cells of each table agree with the paper, as a Markdown table; empty if the paper has none of the
-    /// tables.
+    /// How many cells of each table agree with the paper, as a Markdown table; empty if the paper does not contain any
+    /// of the tables.
     fn summary(&self) -> String {
         let mut text = String::new();
         // Cells that agree, agree partly, disagree and are not measured, over all tables.

@@ -109,6 +109,7 @@ impl SupportSetFigure {
 impl FigureClass {
     /// The row of the class, from the y coordinate `top` on.
     fn svg(&self, top: usize) -> String {
+        // The baseline of the name, near the middle of the images.
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
             "<text x=\"0\" y=\"{middle}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
@@ -124,7 +125,9 @@ impl FigureClass {
 impl FigureItem {
     /// The image with its frame and, if the label is wrong, the true class below.
     fn svg(&self, left: usize, top: usize) -> String {
-        // The sides of the frame and of the background, and the top left corner of the image.
+        // The sides of the frame and of the background, and the top left corner of the image. The line of the frame is
+        // 4 units wide: its middle is 2 units inside `left` and `top`, the background begins at its inner edge, and the
+        // image 2 units further in.
         let (frame, background, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };

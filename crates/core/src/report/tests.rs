@@ -9,8 +9,8 @@ use crate::method::Registry;
 use crate::noise::NoiseKind;
 
 /// The report of an evaluation with its usual tables.
-fn report(found: &Evaluation, format: Format) -> String {
-    super::evaluation(found, format, Tables::Usual)
+fn report(evaluation: &Evaluation, format: Format) -> String {
+    super::evaluation(evaluation, format, Tables::Usual)
 }
 
 /// A name with the special characters of all formats.
@@ -51,7 +51,7 @@ fn detection(auroc: f64, calibration_error: Option<f64>) -> Detection {
     Detection { auroc, average_precision: auroc - 0.0625, calibration_error, items: 250_000, wrong: 100_000 }
 }
 
-fn found(settings: Vec<SettingResult>) -> Evaluation {
+fn evaluation_of(settings: Vec<SettingResult>) -> Evaluation {
     let embeddings = Source {
         path: Some("test.safetensors".into()),
         fingerprint: "0123456789abcdef".into(),
@@ -77,6 +77,7 @@ fn found(settings: Vec<SettingResult>) -> Evaluation {
 
 /// An evaluation with three settings and every kind of result, stopped early.
 fn everything() -> Evaluation {
+    // Results under noise; `lift` is added to all accuracies.
     let noisy = |lift: f64| {
         let mut methods = vec![
             method("oracle", 61.7 + lift),
@@ -98,7 +99,7 @@ fn everything() -> Evaluation {
         methods
     };
     let clean = ["oracle", "protonet", "median", "relabel"].into_iter().zip([67.4, 67.4, 66.8, 67.5]);
-    let mut all = found(vec![
+    let mut all = evaluation_of(vec![
         setting(NoiseKind::Symmetric, 0.0, clean.map(|(name, accuracy)| method(name, accuracy)).collect()),
         setting(NoiseKind::Symmetric, 0.4, noisy(0.0)),
         setting(NoiseKind::Outlier, 0.3333, noisy(1.5)),
@@ -125,13 +126,13 @@ fn awkward() -> Evaluation {
     entry.detection = Some(detection(0.75, None));
     let difference = Some(Difference { mean: 1.0, ci95: None });
     let other = |accuracy| MethodResult { difference, ..method("median", accuracy) };
-    let mut found = found(vec![
+    let mut evaluation = evaluation_of(vec![
         setting(NoiseKind::Symmetric, 0.0, vec![method(AWKWARD, 60.0), other(61.0)]),
         setting(NoiseKind::Symmetric, 0.4, vec![entry, other(51.0)]),
     ]);
-    found.embeddings.path = Some(AWKWARD.into());
-    found.baseline = AWKWARD.into();
-    found
+    evaluation.embeddings.path = Some(AWKWARD.into());
+    evaluation.baseline = AWKWARD.into();
+    evaluation
 }
 
 #[test]
@@ -140,18 +141,18 @@ fn the_table_matches_its_snapshot() {
 }
 
 #[test]
-fn own_noise_has_its_name_and_notes_in_every_format() {
+fn custom_noise_has_its_name_and_notes_in_every_format() {
     let mine = NoiseKind::try_from("<script>alert(1)</script>".to_string()).unwrap();
     let methods = || vec![method("protonet", 50.0), method("median", 51.0)];
-    let mut found = found(vec![
+    let mut evaluation = evaluation_of(vec![
         setting(NoiseKind::Symmetric, 0.4, methods()),
         setting(mine, 0.25, methods()),
         setting(mine, 0.0, methods()),
     ]);
-    found.settings[0].wrong_share = 0.1234;
+    evaluation.settings[0].wrong_share = 0.1234;
     let problem = "ValueError: <no>".to_string();
-    found.failed.push(crate::evaluate::FailedMethod { method: "mine".into(), episode: 7, problem });
-    let text = report(&found, Format::Table);
+    evaluation.failed.push(crate::evaluate::FailedMethod { method: "mine".into(), episode: 7, problem });
+    let text = report(&evaluation, Format::Table);
     assert!(text.contains("\nunder symmetric noise of 40 %, 12.34 % of the labels are wrong\n"), "{text}");
     assert!(
         text.contains("\n<script>alert(1)</script> noise changed no label: no label is wrong under it\n"),
@@ -159,22 +160,25 @@ fn own_noise_has_its_name_and_notes_in_every_format() {
     );
     assert!(text.contains("\nmine is left out: it failed in episode 7 (ValueError: <no>)\n"), "{text}");
     assert!(text.contains("Accuracy in percent, <script>alert(1)</script> noise\n"), "{text}");
-    assert!(report(&found, Format::Markdown).contains("12.34 % of the labels are wrong.\n"));
-    assert!(report(&found, Format::Latex).contains("12.34 \\% of the labels are wrong\n"));
-    let html = report(&found, Format::Html);
+    assert!(report(&evaluation, Format::Markdown).contains("12.34 % of the labels are wrong.\n"));
+    assert!(report(&evaluation, Format::Latex).contains("12.34 \\% of the labels are wrong\n"));
+    let html = report(&evaluation, Format::Html);
     assert!(html.contains("12.34 % of the labels are wrong."));
     assert!(html.contains("(ValueError: &#60;no&#62;)"), "names are escaped");
     assert!(!html.contains("<script>alert"), "also in tables and charts");
     assert!(html.contains("share of wrong labels, &lt;script&gt;alert(1)&lt;/script&gt; noise"), "{html}");
-    let csv = report(&found, Format::Csv);
+    let csv = report(&evaluation, Format::Csv);
     assert!(
         csv.contains("\n<script>alert(1)</script>,0.25,5,5,15,10000,median,51,")
             && csv.contains(",false,0.1234\n"),
         "{csv}"
     );
-    found.settings.iter_mut().for_each(|setting| setting.methods.clear());
+    evaluation.settings.iter_mut().for_each(|setting| setting.methods.clear());
     for format in [Format::Table, Format::Markdown, Format::Latex, Format::Html, Format::Csv, Format::Json] {
-        assert!(report(&found, format).len() > 50, "an evaluation whose methods all failed is shown, too");
+        assert!(
+            report(&evaluation, format).len() > 50,
+            "an evaluation whose methods all failed is shown, too"
+        );
     }
 }
 
@@ -272,7 +276,7 @@ fn latex_escapes_awkward_names() {
 
 #[test]
 fn the_page_escapes_awkward_names() {
-    let found = awkward();
+    let evaluation = awkward();
     let item = FigureItem {
         image: "data:,".into(),
         truth: Some(AWKWARD.into()),
@@ -283,7 +287,7 @@ fn the_page_escapes_awkward_names() {
         caption: AWKWARD.into(),
         classes: vec![FigureClass { name: AWKWARD.into(), items: vec![item] }],
     };
-    let shown = Page::new(AWKWARD, &found).introduce(AWKWARD).show(figure).render();
+    let shown = Page::new(AWKWARD, &evaluation).introduce(AWKWARD).show(figure).render();
     assert!(!shown.contains("<a>") && !shown.contains("&\"") && !shown.contains("\"b\""), "{shown}");
     assert!(shown.contains("|c\\d_e,f*g"));
 }
@@ -331,8 +335,9 @@ fn tables_of_the_papers_settings_fit_80_columns() {
             };
             registry.infos().iter().map(|info| entry(info.name)).collect()
         };
-        let found = found(levels.iter().map(|level| setting(kind, level / 100.0, methods())).collect());
-        let shown = report(&found, Format::Table);
+        let evaluation =
+            evaluation_of(levels.iter().map(|level| setting(kind, level / 100.0, methods())).collect());
+        let shown = report(&evaluation, Format::Table);
         let widest = shown.lines().max_by_key(|line| line.chars().count()).unwrap();
         assert!(widest.chars().count() <= 80, "{kind} noise of {levels:?}:\n{widest}");
         let heads: Vec<&str> = shown
@@ -342,6 +347,7 @@ fn tables_of_the_papers_settings_fit_80_columns() {
             .collect();
         for level in levels.iter().map(|level| format!("{level} %")) {
             let columns = heads.iter().filter(|head| **head == level).count();
+            // Accuracy, difference, gap and detection.
             assert_eq!(columns, 4, "{level} heads a column of every table:\n{shown}");
         }
     }
@@ -349,8 +355,8 @@ fn tables_of_the_papers_settings_fit_80_columns() {
 
 #[test]
 fn a_chart_has_one_series_per_method_and_finite_coordinates() {
-    let found = everything();
-    let html = chart::accuracy_against_noise(&found, NoiseKind::Symmetric).unwrap();
+    let evaluation = everything();
+    let html = chart::accuracy_against_noise(&evaluation, NoiseKind::Symmetric).unwrap();
     assert!(!html.contains("<details>"), "four lines need no toggle: {html}");
     for size in ["wide", "narrow"] {
         let svg = chart_of_size(&html, size);
@@ -359,7 +365,7 @@ fn a_chart_has_one_series_per_method_and_finite_coordinates() {
         assert_eq!(svg.matches("class=\"point\"").count(), 4 * 2, "one point per level");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
-    let outlier = chart::accuracy_against_noise(&found, NoiseKind::Outlier).unwrap();
+    let outlier = chart::accuracy_against_noise(&evaluation, NoiseKind::Outlier).unwrap();
     let points = chart_of_size(&outlier, "wide").matches("class=\"point\"").count();
     assert_eq!(points, 4 * 2, "the clean level is in every chart");
 }
@@ -375,8 +381,9 @@ fn a_chart_of_many_methods_shows_the_references_and_the_best_and_the_others_behi
     let names = ["oracle", "protonet", "a", "b", "c", "d", "e", "a method with a very long name indeed"];
     let accuracies = [90.0, 20.0, 50.0, 51.0, 30.0, 52.0, 53.0, 54.0];
     let methods = || names.iter().zip(accuracies).map(|(name, accuracy)| method(name, accuracy)).collect();
-    let found = found([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
-    let html = chart::accuracy_against_noise(&found, NoiseKind::Paired).unwrap();
+    let evaluation =
+        evaluation_of([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
+    let html = chart::accuracy_against_noise(&evaluation, NoiseKind::Paired).unwrap();
     assert!(html.contains("<summary>Show all 8 lines instead of 6</summary>"), "{html}");
     assert_eq!(html.matches("<svg ").count(), 4, "six and all lines, each in two sizes");
     assert_eq!(html.matches("<g class=\"series").count(), 2 * (8 + 6));
@@ -395,8 +402,9 @@ fn a_chart_of_many_methods_shows_the_references_and_the_best_and_the_others_behi
 #[test]
 fn names_at_the_ends_of_lines_do_not_overlap_however_many_there_are() {
     let methods = || (0..40).map(|m| method(&format!("method {m}"), 50.0 + 0.01 * f64::from(m))).collect();
-    let found = found([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
-    let html = chart::accuracy_against_noise(&found, NoiseKind::Paired).unwrap();
+    let evaluation =
+        evaluation_of([0.0, 0.4].map(|level| setting(NoiseKind::Paired, level, methods())).into());
+    let html = chart::accuracy_against_noise(&evaluation, NoiseKind::Paired).unwrap();
     for svg in html.split("<svg ").skip(1) {
         let labels = svg.split("class=\"lead\"").skip(1);
         let height = |rest: &str| rest.split("y=\"").nth(1)?.split('"').next()?.parse::<f64>().ok();
@@ -412,18 +420,19 @@ fn names_at_the_ends_of_lines_do_not_overlap_however_many_there_are() {
 fn charts_of_equal_or_perfect_accuracies_have_finite_coordinates() {
     for accuracy in [0.0, 37.0, 100.0] {
         let levels = [0.0, 0.2].map(|l| setting(NoiseKind::Paired, l, vec![method("protonet", accuracy)]));
-        let svg = chart::accuracy_against_noise(&found(levels.into()), NoiseKind::Paired).unwrap();
+        let svg = chart::accuracy_against_noise(&evaluation_of(levels.into()), NoiseKind::Paired).unwrap();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 }
 
 #[test]
 fn one_level_or_no_accuracy_makes_no_chart() {
-    let one = found(vec![setting(NoiseKind::Paired, 0.4, vec![method("protonet", 50.0)])]);
-    assert!(chart::accuracy_against_noise(&one, NoiseKind::Paired).is_none());
-    let silent = || vec![MethodResult { accuracy: None, ci95: None, ..method("cosine", 0.0) }];
-    let none = found([0.0, 0.4].map(|l| setting(NoiseKind::Paired, l, silent())).into());
-    assert!(chart::accuracy_against_noise(&none, NoiseKind::Paired).is_none());
+    let one_level = evaluation_of(vec![setting(NoiseKind::Paired, 0.4, vec![method("protonet", 50.0)])]);
+    assert!(chart::accuracy_against_noise(&one_level, NoiseKind::Paired).is_none());
+    let without_accuracy = || vec![MethodResult { accuracy: None, ci95: None, ..method("cosine", 0.0) }];
+    let no_points =
+        evaluation_of([0.0, 0.4].map(|l| setting(NoiseKind::Paired, l, without_accuracy())).into());
+    assert!(chart::accuracy_against_noise(&no_points, NoiseKind::Paired).is_none());
 }
 
 #[test]
@@ -434,7 +443,7 @@ fn transductive_methods_have_a_mark_and_a_footnote() {
         vec![method("protonet", 67.0), MethodResult { difference, ..tim }]
     };
     let levels = [0.0, 0.4].map(|level| setting(NoiseKind::Symmetric, level, methods()));
-    let marked = found(levels.into());
+    let marked = evaluation_of(levels.into());
     let (mark, note) = ("tim†", "† transductive: classifies all queries");
     for format in [Format::Table, Format::Markdown, Format::Html] {
         let shown = report(&marked, format);
@@ -449,7 +458,7 @@ fn transductive_methods_have_a_mark_and_a_footnote() {
     let json: serde_json::Value = serde_json::from_str(&report(&marked, Format::Json)).unwrap();
     assert_eq!(json["settings"][0]["methods"][1]["transductive"], true);
     assert_eq!(json["settings"][0]["methods"][0].get("transductive"), None);
-    let plain = found(vec![setting(NoiseKind::Symmetric, 0.4, vec![method("protonet", 67.0)])]);
+    let plain = evaluation_of(vec![setting(NoiseKind::Symmetric, 0.4, vec![method("protonet", 67.0)])]);
     assert!(!report(&plain, Format::Table).contains('†'));
 }
 
@@ -461,27 +470,27 @@ fn a_transductive_baseline_is_not_compared_with_itself() {
         true => method,
         false => MethodResult { difference, ..method },
     });
-    let mut found = found(vec![setting(NoiseKind::Symmetric, 0.4, methods.collect())]);
-    found.baseline = "tim".into();
-    let shown = report(&found, Format::Table);
+    let mut evaluation = evaluation_of(vec![setting(NoiseKind::Symmetric, 0.4, methods.collect())]);
+    evaluation.baseline = "tim".into();
+    let shown = report(&evaluation, Format::Table);
     let compared = shown.split("Points above tim").nth(1).unwrap();
     assert!(compared.contains("protonet") && !compared.contains("tim†"), "{shown}");
 }
 
 #[test]
 fn a_line_break_in_a_name_does_not_split_a_row() {
-    let mut found = awkward();
-    found.settings[1].methods[0].per_class.as_mut().unwrap()[0].class = "two\nlines".into();
+    let mut evaluation = awkward();
+    evaluation.settings[1].methods[0].per_class.as_mut().unwrap()[0].class = "two\nlines".into();
     for (format, shown) in
         [(Format::Markdown, "two\\\\nlines"), (Format::Latex, "two\\textbackslash{}nlines")]
     {
-        let text = report(&found, format);
+        let text = report(&evaluation, format);
         assert!(text.contains(shown) && !text.contains("two\nlines"), "{text}");
     }
 }
 
 #[test]
-fn an_inspection_says_one_row_and_two_rows() {
+fn an_inspection_uses_the_singular_for_one_row() {
     let labels = ["a", "b", "c"].map(String::from).to_vec();
     let data = crate::Embeddings::from_rows(vec![1.0, 1.0, 0.0], 1, labels).unwrap();
     let text = super::inspection_text(&crate::embeddings::inspect(&data), None);

@@ -27,7 +27,8 @@ fn table(grid: &Grid, max_width: usize) -> String {
         let cell = |cell: &grids::Cell| format!("{}{}", cell.text, if cell.best { "*" } else { " " });
         lines.push(std::iter::once(visible(name)).chain(cells.iter().map(cell)).collect());
     }
-    // Column 0 has the row names. Other columns have at least 6 characters, and two spaces in front.
+    // Column 0 has the row names. Other columns have at least 6 characters, and two spaces in front; `widths` has no
+    // entry for column 0, so its index is one lower.
     let width = |column: usize| lines.iter().map(|line| display_width(&line[column])).max().unwrap_or(0);
     let names = width(0);
     let widths: Vec<usize> = (1..grid.columns.len()).map(|column| width(column).max(6)).collect();

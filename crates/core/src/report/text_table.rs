@@ -2,10 +2,10 @@
 
 use crate::visible::{MIN_FILE_NAME, display_width, padded, shortened, shortened_item, wrapped};
 
-/// How a table is narrowed: in this order, all columns of the kind, from left to right, are shortened to this width
-/// until the table fits. For items, it is the width of the file name. Names of classes come last; 15 is the width of
-/// "class uncertain". The label is left of the suggested class and is shortened first, because it is usually the folder
-/// of the item, too.
+/// How a table is narrowed, as steps of a kind of column and a width: each step shortens the columns of its kind to its
+/// width, from left to right, until the table fits. For items, it is the width of the file name. Names of classes come
+/// last; 15 is the width of "class uncertain". The label is left of the suggested class and is shortened first, because
+/// it is usually the folder of the item, too.
 const NARROWED: [(Column, usize); 3] =
     [(Column::Item, MIN_FILE_NAME), (Column::Name, 15), (Column::Name, 10)];
 /// The smallest width to which notes are wrapped, even if the terminal is narrower.
@@ -99,18 +99,19 @@ impl TextTable {
         let cells = |column: usize| self.lines.iter().map(move |line| line.cells[column].as_str());
         let largest = |column: usize| cells(column).map(display_width).max().unwrap_or(0);
         let mut widths: Vec<usize> = (0..self.columns.len()).map(largest).collect();
+        // There are two spaces between columns.
         let total = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
         let mut excess = total.saturating_sub(max_width);
         for (kind, smallest) in NARROWED {
-            for number in (0..widths.len()).filter(|number| self.columns[*number] == kind) {
+            for column in (0..widths.len()).filter(|column| self.columns[*column] == kind) {
                 let min_width = match kind {
                     Column::Item => {
-                        cells(number).map(|item| min_item_width(item, smallest)).max().unwrap_or(0)
+                        cells(column).map(|item| min_item_width(item, smallest)).max().unwrap_or(0)
                     }
                     _ => smallest,
                 };
-                let narrower = excess.min(widths[number].saturating_sub(min_width));
-                widths[number] -= narrower;
+                let narrower = excess.min(widths[column].saturating_sub(min_width));
+                widths[column] -= narrower;
                 excess -= narrower;
             }
         }

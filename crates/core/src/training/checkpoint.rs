@@ -58,9 +58,9 @@ impl RunState {
         file.set_note("window", serde_json::json!([self.window.count, sums]).to_string());
         if let Some(best) = &self.best {
             file.insert_all("best.", &best.model);
-            let about =
+            let best_note =
                 serde_json::json!([best.step, best.score.map(f64::to_bits), notes_as_json(&best.model)]);
-            file.set_note("best", about.to_string());
+            file.set_note("best", best_note.to_string());
         }
         file.write(path)
     }
@@ -78,23 +78,23 @@ impl RunState {
             return Err(malformed(format!("its format is not '{VERSION}'")));
         }
         let note = |key: &str| file.note(key).ok_or_else(|| malformed(format!("it has no metadata '{key}'")));
-        let broken = |key: &str| malformed(format!("its metadata '{key}' cannot be parsed"));
-        let earlier: Table = note("identity")?.parse().map_err(|_| broken("identity"))?;
+        let unreadable = |key: &str| malformed(format!("its metadata '{key}' cannot be parsed"));
+        let earlier: Table = note("identity")?.parse().map_err(|_| unreadable("identity"))?;
         if let Some((key, then, now)) = super::configuration::difference(&earlier, identity) {
             return Err(Error::OtherConfiguration { path: path.into(), key, then, now });
         }
         let (count, sums): (u64, Vec<u64>) =
-            serde_json::from_str(note("window")?).map_err(|_| broken("window"))?;
-        let best = file.note("best").map(|text| read_best(&file, text).ok_or_else(|| broken("best")));
+            serde_json::from_str(note("window")?).map_err(|_| unreadable("window"))?;
+        let best = file.note("best").map(|text| read_best(&file, text).ok_or_else(|| unreadable("best")));
         let run = RunState {
-            done: note("done")?.parse().map_err(|_| broken("done"))?,
-            seconds: note("seconds")?.parse().map_err(|_| broken("seconds"))?,
+            done: note("done")?.parse().map_err(|_| unreadable("done"))?,
+            seconds: note("seconds")?.parse().map_err(|_| unreadable("seconds"))?,
             best: best.transpose()?,
             lines: note("metrics")?.lines().map(str::to_string).collect(),
             window: Window { count, sums: sums.into_iter().map(f64::from_bits).collect() },
         };
         let mut state = file.with_prefix("state.");
-        set_notes(&mut state, note("state")?).ok_or_else(|| broken("state"))?;
+        set_notes(&mut state, note("state")?).ok_or_else(|| unreadable("state"))?;
         Ok((run, state))
     }
 }

@@ -142,8 +142,8 @@ fn merge(base: &mut Table, overrides: Table) {
 pub fn toml_message(problem: &toml::de::Error) -> String {
     let problem = problem.to_string();
     let lines = problem.lines().map(str::trim).filter(|line| !line.is_empty());
-    let kept: Vec<&str> = lines.filter(|line| !line.starts_with(['|', '^'])).collect();
-    kept.join(": ")
+    let message: Vec<&str> = lines.filter(|line| !line.starts_with(['|', '^'])).collect();
+    message.join(": ")
 }
 
 #[cfg(test)]
@@ -208,8 +208,8 @@ mod tests {
     fn the_first_difference_is_named_with_both_values() {
         let mut other = defaults();
         other.optimiser.rate = 0.25;
-        let found = difference(&table(&defaults()), &table(&other)).unwrap();
-        assert_eq!(found, ("optimiser.rate".into(), "0.001".into(), "0.25".into()));
+        let first = difference(&table(&defaults()), &table(&other)).unwrap();
+        assert_eq!(first, ("optimiser.rate".into(), "0.001".into(), "0.25".into()));
         assert_eq!(difference(&table(&other), &table(&other)), None);
     }
 }

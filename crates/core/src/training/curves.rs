@@ -260,6 +260,7 @@ fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
     let all = (first..=last).flat_map(|power| multiples.iter().map(move |m| m * 10f64.powi(power)));
     let all: Vec<f64> = all.collect();
+    // From the last tick that is not above `low` to the first that is not below `high`.
     let from = all.iter().rposition(|&tick| tick <= low).unwrap_or(0);
     let to = all.iter().position(|&tick| tick >= high).unwrap_or(all.len() - 1);
     all[from..=to].to_vec()
@@ -301,6 +302,7 @@ mod tests {
     #[test]
     fn a_run_is_drawn_with_a_line_per_loss_term_and_figure() {
         let svg = draw("TraNFS & more", &records(2000));
+        // The loss and its two terms; the score and its two figures.
         assert_eq!(svg.matches("<polyline").count(), 6);
         assert!(svg.contains("TraNFS &amp; more") && svg.contains("clean &lt;prototypes&gt;"));
         assert!(svg.contains("best") && !svg.contains("NaN") && !svg.contains("inf"));

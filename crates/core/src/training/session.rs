@@ -83,14 +83,14 @@ pub trait TrainingSession {
     /// # Errors
     /// Those of [`TrainingSession::step`].
     fn steps(&mut self, first: u64, batches: &[&Self::Batch]) -> Result<Vec<Vec<f64>>> {
-        let mut all = Vec::new();
+        let mut terms_of_steps = Vec::new();
         for (step, batch) in (first..).zip(batches) {
-            all.push(self.step(step, batch)?);
-            if all.last().is_some_and(|terms| terms.iter().any(|term| !term.is_finite())) {
+            terms_of_steps.push(self.step(step, batch)?);
+            if terms_of_steps.last().is_some_and(|terms| terms.iter().any(|term| !term.is_finite())) {
                 break;
             }
         }
-        Ok(all)
+        Ok(terms_of_steps)
     }
 
     /// The learning rate of step number `step`.
@@ -168,7 +168,7 @@ pub struct CpuWeights {
     /// All parameters in one list, in the order of the layout.
     pub parameters: Vec<f32>,
     /// Partial gradients, each as long as the parameters, so that threads can work on parts of a batch at the same
-    /// time. An update adds them in their order, whatever the number of threads, and sets them to zero.
+    /// time. An update adds them in the order of this list, whatever the number of threads, and sets them to zero.
     pub gradients: Vec<Vec<f32>>,
     optimiser: AdamW,
     schedule: Schedule,
@@ -244,9 +244,9 @@ impl CpuWeights {
         }
         let not_finite = |values: &[f32]| values.iter().copied().find(|value| !value.is_finite());
         let tensors = self.layout.tensors().iter();
-        let mut found = tensors
+        let mut not_finite_tensors = tensors
             .filter_map(|tensor| Some((&tensor.name, not_finite(&self.parameters[tensor.range.clone()])?)));
-        let (name, value) = found.next().expect("every parameter belongs to a tensor");
+        let (name, value) = not_finite_tensors.next().expect("every parameter belongs to a tensor");
         Err(Error::Diverged { step: step + 1, what: format!("parameter '{name}'"), value: value.into() })
     }
 

@@ -185,16 +185,16 @@ impl Run<'_> {
     /// Prepares the files and resumes an earlier run if `start` says so. Returns the outcome if that run is already
     /// finished.
     fn start(&mut self, start: Start) -> Result<Option<Outcome>> {
-        let (model, checkpoint) = (self.files.model.exists(), self.files.checkpoint.exists());
+        let (has_model, has_checkpoint) = (self.files.model.exists(), self.files.checkpoint.exists());
         match start {
-            Start::Overwrite if model => std::fs::remove_file(&self.files.model)
+            Start::Overwrite if has_model => std::fs::remove_file(&self.files.model)
                 .map_err(|source| Error::Write { path: self.files.model.clone(), source })?,
-            Start::Resume if checkpoint => self.resume()?,
-            Start::Resume if model => return self.finished_outcome().map(Some),
+            Start::Resume if has_checkpoint => self.resume()?,
+            Start::Resume if has_model => return self.finished_outcome().map(Some),
             _ => {}
         }
         write_text(&self.files.configuration, &self.options.configuration)?;
-        if !checkpoint || start == Start::Overwrite {
+        if !has_checkpoint || start == Start::Overwrite {
             // A checkpoint before the first step: the run can be resumed from the start, and the files of an older run
             // are replaced.
             self.save()?;
@@ -211,6 +211,7 @@ impl Run<'_> {
         let (run, state) = RunState::read(&self.files.checkpoint, &self.options.identity)?;
         self.trainee.restore(&state)?;
         self.state = run;
+        // The earlier run may have ended between writing the checkpoint and the model file.
         self.unsaved_best = self.state.best.is_some();
         Ok(())
     }
@@ -289,6 +290,7 @@ impl Run<'_> {
         let score = validation.as_ref().map(|validation| validation.score);
         let record = Record {
             step: done,
+            // Steps are counted from 0, so the last one has the number `done - 1`.
             rate: self.trainee.rate(done - 1),
             loss: means.iter().sum(),
             terms: self.trainee.terms().into_iter().zip(means).collect(),
@@ -378,7 +380,7 @@ impl Run<'_> {
 fn with_checkpoint(error: Error, path: &Path) -> Error {
     match error {
         Error::Gpu { message, hint, .. } => Error::Gpu { message, hint, checkpoint: Some(path.into()) },
-        other => other,
+        error => error,
     }
 }
 

@@ -265,11 +265,12 @@ impl ImageFeed {
     ) -> Result<()> {
         let shape = Value(self.augment_shape());
         let grid = self.grid(group.images).tasks(group.tasks);
-        let place = Value([group.first_task as i32, group.images as i32]);
+        // `TaskImages` of the kernels.
+        let task_images = Value([group.first_task as i32, group.images as i32]);
         let stride = Value(group.stride);
         match &self.source {
             Source::Prepared(images) => {
-                let arguments: [&dyn Argument; 5] = [images, &plane, &shape, &place, &stride];
+                let arguments: [&dyn Argument; 5] = [images, &plane, &shape, &task_images, &stride];
                 self.device.launch(Queue::Main, "task_pack_floats", grid, &arguments)
             }
             Source::DataSet { images, requests, scratch } => {
@@ -282,7 +283,7 @@ impl ImageFeed {
                     &plane,
                     state,
                     &shape,
-                    &place,
+                    &task_images,
                     &stride,
                 ];
                 self.device.launch(Queue::Main, "task_augment_images", grid, &arguments)

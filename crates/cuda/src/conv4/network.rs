@@ -591,10 +591,10 @@ pub(crate) fn check_shared_memory(device: &Device, shape: Shape, is_training: bo
     let pitch = shape.side(1) + 1;
     let limit = device.shared_limit();
     check_shared("the convolution", convolution_shared_len(device, 128, pitch), limit)?;
-    match is_training {
-        true => check_shared("the gradient of the filters", gradient_shared_len(pitch), limit),
-        false => Ok(()),
+    if is_training {
+        check_shared("the gradient of the filters", gradient_shared_len(pitch), limit)?;
     }
+    Ok(())
 }
 
 /// Starts a convolution with the fastest kernel for the shape and the device. The arguments are input, filters, output,

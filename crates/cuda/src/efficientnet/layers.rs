@@ -70,7 +70,8 @@ impl Stem {
         normalisation: [[f32; 2]; 3],
     ) -> Result<Self> {
         let (side, margin) = same_padding(size, 3, 2);
-        // 27 taps: 3 rows, 3 columns and 3 channels. The device has the channels last.
+        // 27 taps: 3 rows, 3 columns and 3 channels. The device has the channels last: its tap
+        // `3 (3 row + column) + channel` is tap `9 channel + 3 row + column` of `weights`.
         let taps = (0..27).flat_map(|tap| (0..STEM).map(move |output| (output, tap % 3 * 9 + tap / 3)));
         let weights: Vec<f32> = taps.map(|(output, tap)| weights[output * 27 + tap]).collect();
         let (weights, bias) = (device.upload(&weights)?, device.upload(bias)?);
@@ -314,8 +315,8 @@ pub(super) fn record_mean(
 /// which it writes at once.
 fn output_of_row(row: usize) -> usize {
     let (group, row) = (row / GROUP, row % GROUP);
-    let (fragment, thread, one) = (row / 8, row % 8 / 2, row % 2);
-    group * GROUP + 8 * thread + 2 * fragment + one
+    let (f, t, j) = (row / 8, row % 8 / 2, row % 2);
+    group * GROUP + 8 * t + 2 * f + j
 }
 
 /// A grid of one thread per unit.

@@ -115,13 +115,13 @@ fn depthwise_convolutions_are_those_of_the_definition() {
         let (outputs, margin) = same_padding(side, kernel, stride);
         let mut expected = Vec::new();
         for at in 0..images * outputs * outputs * channels {
-            let (place, c) = (at / channels, at % channels);
+            let (position, c) = (at / channels, at % channels);
             let (image, y, column) =
-                (place / (outputs * outputs), place / outputs % outputs, place % outputs);
+                (position / (outputs * outputs), position / outputs % outputs, position % outputs);
             let mut sum = f64::from(bias[c]);
             for tap in 0..kernel * kernel {
                 let (row, column) = (y * stride + tap / kernel, column * stride + tap % kernel);
-                let inside = |place: usize| place >= margin && place - margin < side;
+                let inside = |padded: usize| padded >= margin && padded - margin < side;
                 if inside(row) && inside(column) {
                     let from = ((image * side + row - margin) * side + column - margin) * channels + c;
                     sum += f64::from(x[from]) * f64::from(weights[c * kernel * kernel + tap]);
@@ -149,12 +149,12 @@ fn the_first_convolution_is_that_of_the_definition() {
         let (side, margin) = same_padding(size, 3, 2);
         let mut expected = Vec::new();
         for at in 0..images * side * side * STEM {
-            let (place, output) = (at / STEM, at % STEM);
-            let (image, y, x) = (place / (side * side), place / side % side, place % side);
+            let (position, output) = (at / STEM, at % STEM);
+            let (image, y, x) = (position / (side * side), position / side % side, position % side);
             let mut sum = f64::from(bias[output]);
             for (tap, channel) in (0..9).flat_map(|tap| (0..3).map(move |channel| (tap, channel))) {
                 let (row, column) = (2 * y + tap / 3, 2 * x + tap % 3);
-                let inside = |place: usize| place >= margin && place - margin < size;
+                let inside = |padded: usize| padded >= margin && padded - margin < size;
                 if inside(row) && inside(column) {
                     let from = ((image * size + row - margin) * size + column - margin) * 3 + channel;
                     let [scale, shift] = NORMALISATION[channel].map(f64::from);
@@ -224,7 +224,7 @@ fn embeddings_are_nearly_those_of_the_cpu_and_depend_on_their_own_image_only() {
             // At these sizes the mean is over one or four positions only, so the rounding of activations shows.
             assert!(error < 4e-3 && cosine(own, expected) > 0.99999, "{size} px: {error}");
         }
-        // Three images in the graph of four, then one; each at another place than before.
+        // Three images in the graph of four, then one, each at another position in the batch than before.
         let later = gpu.embed(&bytes[2 * pixels..]).unwrap();
         assert_eq!(later, all[2 * FEATURES..]);
         assert_eq!(gpu.embed(&bytes[4 * pixels..]).unwrap(), all[4 * FEATURES..]);

@@ -250,7 +250,7 @@ fn steps_of_other_sizes_and_overflows_do_not_change_later_steps() {
         training.run(steps).unwrap();
         training.state().unwrap()
     };
-    // A scale that overflows in the first attempts ends at the largest one that does not, and then takes the same steps.
+    // A scale that overflows is halved until it does not. Then the steps are those of a run that starts with it.
     let first = run(std::slice::from_ref(&large), 1e8);
     let scale = first.backbone.scale;
     assert!(scale < 1e8 && first.backbone.updates == 1, "{scale}");

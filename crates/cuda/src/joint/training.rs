@@ -147,9 +147,10 @@ impl<H: HeadTraining> JointTraining<H> {
             d_points: device.zeros(points)?,
             d_logits: device.zeros(rows * options.classes)?,
             losses: device.zeros(rows)?,
-            uncentred: match options.subtracts_mean {
-                true => Some(Uncentred { features: device.zeros(rows * dim)?, scales: device.zeros(rows)? }),
-                false => None,
+            uncentred: if options.subtracts_mean {
+                Some(Uncentred { features: device.zeros(rows * dim)?, scales: device.zeros(rows)? })
+            } else {
+                None
             },
             average: device.zeros(parameters.len() + head.parameters().len())?,
             graphs: HashMap::new(),
@@ -289,8 +290,9 @@ impl<H: HeadTraining> JointTraining<H> {
         Ok(())
     }
 
-    /// Launches the step that was run last again, on the inputs of the next slot, and does not wait. For measurements:
-    /// after [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, all slots are filled.
+    /// Launches the graph of a step on the inputs that the next slot already has, and does not wait. For measurements
+    /// after [`run`](Self::run) with [`STEP_SLOTS`] steps of one size, so that all slots are filled and there is one
+    /// graph.
     pub fn launch_step(&self) -> Result<()> {
         self.graphs.values().next().expect("a step was run").launch()
     }

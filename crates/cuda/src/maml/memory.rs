@@ -221,7 +221,7 @@ impl GroupMemory {
         check_shared_memory(device, size.model.shape, true)?;
         // Assigns addresses twice: first to find the length of a task's memory, then in the allocated memory.
         let stride = Self::at(0, device, size).stride;
-        // The stride is that of an aligned start.
+        // `stride` was computed for a start at a multiple of `ALIGNMENT`; the additional bytes make one possible.
         let buffer = device.zeros::<u8>(stride as usize * size.tasks + ALIGNMENT as usize)?;
         let start = buffer.address().next_multiple_of(ALIGNMENT);
         Ok(GroupMemory { _buffer: Some(buffer), stride, ..Self::at(start, device, size) })
@@ -268,14 +268,13 @@ impl GroupMemory {
             activations: Activations::new(arena, model, queries),
             sums: sums[steps],
         };
-        let tangents = match tangent_sums.is_empty() {
-            true => Vec::new(),
-            false => {
-                let (weights, activations) =
-                    (Weights::new(arena, model), Activations::new(arena, model, support));
-                let tangent = |sums| PassMemory { images: supports, weights, activations, sums };
-                tangent_sums.into_iter().map(tangent).collect()
-            }
+        let tangents = if tangent_sums.is_empty() {
+            Vec::new()
+        } else {
+            let (weights, activations) =
+                (Weights::new(arena, model), Activations::new(arena, model, support));
+            let tangent = |sums| PassMemory { images: supports, weights, activations, sums };
+            tangent_sums.into_iter().map(tangent).collect()
         };
         // Partial gradients of a pass: one per thread block, of the filters of blocks 2 to 4.
         let blocks = |images: usize| -> usize {

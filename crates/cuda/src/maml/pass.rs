@@ -293,17 +293,23 @@ impl Group<'_> {
 
     /// Starts a convolution over `images` images of height and width `side`, with the fastest kernel for its size and
     /// the device.
-    pub fn convolve(&self, queue: Queue, images: usize, side: usize, given: &Convolution) -> Result<()> {
+    pub fn convolve(
+        &self,
+        queue: Queue,
+        images: usize,
+        side: usize,
+        convolution: &Convolution,
+    ) -> Result<()> {
         let shape = ConvolutionShape::new(images, side);
         let ConvolutionTiles { rows, shape, grid } = ConvolutionTiles::new(self.device, shape, self.tasks);
-        let [wgmma, small, large] = given.kind.kernels();
+        let [wgmma, small, large] = convolution.kind.kernels();
         let kernel = match (self.device.has_wgmma(), rows) {
             (true, _) => wgmma,
             (false, 128) => small,
             (false, _) => large,
         };
-        let sums: &dyn Argument = given.sums.as_ref().map_or(&Null, |sums| sums);
-        let Convolution { input, filters, output, planes, .. } = given;
+        let sums: &dyn Argument = convolution.sums.as_ref().map_or(&Null, |sums| sums);
+        let Convolution { input, filters, output, planes, .. } = convolution;
         let arguments: [&dyn Argument; 6] = [input, filters, output, sums, &Value(*planes), &Value(shape)];
         self.launch(queue, kernel, grid, &arguments)
     }

@@ -83,8 +83,8 @@ impl ClassifierPlanes {
     }
 }
 
-/// Bytes of shared memory of `first_forward_tangent`: the filters of block 1 and their tangents, and three numbers per
-/// channel.
+/// Bytes of shared memory of `first_forward_tangent`: the filters of block 1 and their tangents (3 rows of 8 groups of
+/// 8 channels, 8 bytes for each of 32 lanes), and three numbers per channel.
 const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
 
 impl Group<'_> {

@@ -107,8 +107,8 @@ impl Example {
     }
 }
 
-/// Compares tensor by tensor. In networks this small, single maxima that differ because of the rounding of f16 change the
-/// gradients of earlier layers by much.
+/// Compares tensor by tensor. In networks this small, a single maximum of the pooling that differs because of the
+/// rounding of f16 changes the gradients of earlier layers a lot.
 fn compare(name: &str, example: &Example, found: &[f32], expected: &[f32]) {
     for tensor in layout(example.options.size).tensors() {
         let (found, expected) = (&found[tensor.range.clone()], &expected[tensor.range.clone()]);
@@ -277,10 +277,10 @@ fn logits_after_adaptation_are_those_of_the_cpu_and_do_not_depend_on_the_group()
     }
     let values: Vec<f32> =
         pixels[1..1 + IMAGES].concat().iter().map(|&byte| f32::from(byte) / 255.0 * 4.0 - 2.0).collect();
-    let (images, rest) = values.split_at(SUPPORT * shape.pixels());
+    let (images, query_images) = values.split_at(SUPPORT * shape.pixels());
     let support = LabelledImages { images, classes: &[0, 1, 0, 1] };
     let adapted = learner.adapt(&example.parameters, support, adaptation);
-    let expected = learner.logits(&adapted, rest);
+    let expected = learner.logits(&adapted, query_images);
     let error = relative_error(&logits[1], &expected);
     println!("logits differ by {error}");
     assert!(error < 0.02, "{error}");

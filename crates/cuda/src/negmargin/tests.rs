@@ -187,7 +187,7 @@ fn an_overflow_changes_nothing_and_the_step_is_repeated_with_a_smaller_scale() {
     let mut direct = NegMarginTraining::new(&device(), &options, &start, None).unwrap();
     direct.load(&Conv4State { scale: after.scale, ..large.clone() }).unwrap();
     assert_eq!(direct.run(std::slice::from_ref(&input)).unwrap(), losses);
-    assert_eq!(direct.state().unwrap(), after, "as if the first attempts had not been");
+    assert_eq!(direct.state().unwrap(), after, "as if there had been no attempt before");
 
     // Features that overflow cannot be repaired by a smaller scale. Few scales are left to try.
     let mut broken = Conv4State { scale: 8.0 * SMALLEST_SCALE, ..after };

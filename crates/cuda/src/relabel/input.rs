@@ -458,6 +458,7 @@ impl EncodedStep {
         sizes.gram_tiles = sizes.gram_tiles.max(items.div_ceil(32) * (items + queries).div_ceil(32));
         sizes.tile_items = sizes.tile_items.max(per_tile);
         sizes.tile_states = sizes.tile_states.max(per_tile * classes);
+        // Rows of attention weights are `weight_pitch_of(items)` (`kernels/relabel.cuh`) floats apart.
         sizes.tile_pairs = sizes.tile_pairs.max(per_tile * (items.next_multiple_of(8) + 4));
         let mut counts = vec![0; classes];
         input.given.iter().for_each(|&class| counts[class as usize] += 1);

@@ -169,6 +169,7 @@ impl HeadTraining for RelabelTraining {
         let [items, queries] = of_next;
         if !(items + queries).is_finite() {
             losses.push(StepLosses { items, queries });
+            // So that it is returned once.
             self.persistent.results.write(slot, &[0.0; 2])?;
         }
         Ok(losses)

@@ -1,4 +1,5 @@
-//! Training steps on the emulated device against the CPU's losses, gradients and updates.
+//! Training steps against the CPU's losses, gradients and updates: on an emulated device, or with the feature
+//! `gpu-tests` on GPU 0.
 
 mod joint;
 mod ten_steps;
@@ -203,8 +204,8 @@ fn the_default_head_agrees_on_five_classes_of_five_items() {
 #[test]
 fn heads_of_12_columns_and_rows_longer_than_a_chunk_agree() {
     let mut random = random(15);
-    // Rows of 300 numbers: inner products are summed in chunks of 256. Tiles of the second episode have more items than
-    // a thread sums at once.
+    // Rows of 300 numbers: inner products are summed in chunks of 256 (640 on Hopper). Tiles of the second episode have
+    // more items than a thread sums at once.
     let episodes =
         [OwnedEpisode::new(&[3, 4, 2], 300, 6, &mut random), OwnedEpisode::new(&[9, 9], 300, 6, &mut random)];
     // The width is a multiple of 16, but that of a head is not one of 8.
@@ -301,18 +302,17 @@ fn rows_on_the_device_and_their_blends_give_the_losses_of_rows_given_directly() 
         (losses, training.parameters().unwrap())
     };
     let direct = EpisodeRows::Given { dim: 6, values: episode.rows.concat() };
-    let given = run(&[step(direct), step(blended)]);
+    let from_host = run(&[step(direct), step(blended)]);
     let on_device = run(&[
         step(EpisodeRows::Stored(stored.collect())),
         step(EpisodeRows::Stored(stored_blends.collect())),
     ]);
-    assert_eq!(given.0[0], on_device.0[0]);
+    assert_eq!(from_host.0[0], on_device.0[0]);
     let close = |a: f32, b: f32| (a - b).abs() < 1e-5;
-    assert!(
-        close(given.0[1].items, on_device.0[1].items) && close(given.0[1].queries, on_device.0[1].queries)
-    );
-    assert!(given.0[0] != given.0[1], "blends change the episode");
-    assert!(relative_error(&given.1, &on_device.1) < 1e-5);
+    let (own, expected) = (from_host.0[1], on_device.0[1]);
+    assert!(close(own.items, expected.items) && close(own.queries, expected.queries));
+    assert!(from_host.0[0] != from_host.0[1], "blends change the episode");
+    assert!(relative_error(&from_host.1, &on_device.1) < 1e-5);
 }
 
 #[test]

@@ -20,7 +20,8 @@ pub(super) const CHUNK: usize = 128;
 pub(super) const ROWS: usize = 8;
 /// Classes that `tranfs_prototypes` handles at once (`PROTOTYPE_ROWS` in `kernels/tranfs_losses.cu`).
 const PROTOTYPE_ROWS: usize = 8;
-/// Words of shared memory that the losses need for episodes of any size (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`).
+/// Words of shared memory that the losses need for episodes of any size (`LOSS_SCRATCH` in `kernels/tranfs_losses.cu`):
+/// sums of three groups of threads over 8 classes.
 const LOSS_SCRATCH: usize = 3 * 8 * CHUNK;
 /// Columns of D that a thread block of `tranfs_project` handles (`PROJECTED_COLUMNS` in `kernels/tranfs.cu`).
 const PROJECTED_COLUMNS: usize = 320;
@@ -327,7 +328,8 @@ impl SharedMemory {
         // Queries, keys or values of one head, and its attention weights. Odd pitches (`| 1`) avoid bank conflicts.
         // Forward: three copies of the head and one map; backward: five copies, two maps and one number per token.
         let (head, map) = (tokens * ((width / heads) | 1), tokens * (tokens | 1));
-        // What the losses keep per query and class of an episode.
+        // What the losses keep of an episode: per query the gradients of its logits and an address (2 words), per class
+        // four factors, and up to 2 words to align the addresses.
         let queries = limits.queries * (config.classes + 2) + 4 * config.classes + 2;
         SharedMemory {
             row_len: forward.max(backward).next_multiple_of(4),

@@ -62,16 +62,16 @@ impl ParameterPlaces {
             .iter()
             .map(|tensor| (tensor.name.as_str(), tensor.range.start as i32))
             .collect();
-        let place = |name: &str| starts[name];
-        let layer = place("layer0.attention.in.weight");
+        let start_of = |name: &str| starts[name];
+        let layer = start_of("layer0.attention.in.weight");
         let in_layer = |name: &str| starts[format!("layer0.{name}").as_str()] - layer;
         ParameterPlaces {
-            down: place("down.weight"),
-            up: *starts.get("up.weight").unwrap_or(&place("down.weight")),
-            positions: place("positions"),
+            down: start_of("down.weight"),
+            up: *starts.get("up.weight").unwrap_or(&start_of("down.weight")),
+            positions: start_of("positions"),
             class_tokens: starts.get("class_tokens").copied().unwrap_or(-1),
-            mislabelled: place("mislabelled.weight"),
-            mislabelled_bias: place("mislabelled.bias"),
+            mislabelled: start_of("mislabelled.weight"),
+            mislabelled_bias: start_of("mislabelled.bias"),
             layer,
             layer_len: in_layer("norm2.shift") + network.config().width as i32,
             qkv_bias: in_layer("attention.in.bias"),
@@ -134,6 +134,7 @@ impl PackedPlaces {
         let transposed = shapes.map(|(inputs, outputs)| add(outputs, inputs) - layer);
         let layer_len = add(0, 0) - layer;
         let len = layer as usize + layers * layer_len as usize;
+        // Tied: the up-projection is the down-projection, so its transposed copy is there already.
         let (down_t, len) = match (tied, is_joint) {
             (true, _) => (up_t, len),
             (false, true) => (len as i32, len + packed_len(width, dim)),
@@ -321,9 +322,10 @@ pub(super) fn gradient_tasks(network: &Tranfs, activations: &Activations) -> Vec
 fn projection_tasks(network: &Tranfs) -> Vec<GradientTask> {
     let places = ParameterPlaces::new(network);
     let Config { dim, width, tied, .. } = *network.config();
-    let tensors: &[(i32, i32)] = match tied {
-        true => &[(places.down, ITEMS | PROTOTYPES)],
-        false => &[(places.down, ITEMS), (places.up, PROTOTYPES)],
+    let tensors: &[(i32, i32)] = if tied {
+        &[(places.down, ITEMS | PROTOTYPES)]
+    } else {
+        &[(places.down, ITEMS), (places.up, PROTOTYPES)]
     };
     let mut tasks = Vec::new();
     for &(start, option) in tensors {

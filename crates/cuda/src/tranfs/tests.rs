@@ -1,4 +1,5 @@
-//! Training steps on the emulated device against the CPU's losses and optimiser.
+//! Training steps against the CPU's losses and optimiser: on an emulated device, or with the feature `gpu-tests` on
+//! GPU 0.
 
 mod joint;
 mod ten_steps;
@@ -220,6 +221,7 @@ fn updates_are_those_of_adamw_also_with_clipping() {
             training.run(&[StepInput { rate, ..step.clone() }]).unwrap();
             // The device's gradient, because the first updates of AdamW depend on little else than signs.
             let gradient = training.gradient().unwrap();
+            // The gradient is a sum over two episodes; the norm and the update are those of the mean.
             let norm = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt() / 2.0;
             let factor = if clip > 0.0 { (clip / norm).min(1.0) } else { 1.0 };
             assert!(clip == 0.0 || factor < 0.9, "the gradient is clipped");

@@ -145,14 +145,15 @@ impl WithSimd for OutputTransform<'_> {
                         }
                     }
                 }
+                // The tile's 2 x 2 pooling windows; (row, column) is that of the first one.
                 let (row, column) = (tile.row / 2, tile.column / 2);
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < pooled && column + c < pooled {
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
-                            let at = (tile.image * pooled + row + r) * pooled + column + c;
-                            self.maxima[at].set::<S>(v, isa::max(simd, upper, lower));
+                            let index = (tile.image * pooled + row + r) * pooled + column + c;
+                            self.maxima[index].set::<S>(v, isa::max(simd, upper, lower));
                         }
                     }
                 }
@@ -206,8 +207,8 @@ impl WithSimd for OutputTransformBackward<'_> {
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < pooled.side && column + c < pooled.side {
-                            let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
-                            let mut dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), dy_factor);
+                            let index = tile.image * pooled.len() + pooled.at(row + r, column + c);
+                            let mut dy = simd.mul_f32s(self.d_pooled[index].get::<S>(v), dy_factor);
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
                             let max = isa::max(simd, upper, lower);

@@ -1,7 +1,7 @@
 //! Inference: [`Conv4Embedder`] computes embeddings of images, with batch norm folded into the filters.
 //!
-//! Each image passes blocks 1 and 2 alone; four images together pass blocks
-//! 3 and 4, which have few tiles per image. `Conv4Session::embed_group` shows the order.
+//! Each image passes blocks 1 and 2 alone; four images together pass blocks 3 and 4, which have few tiles per image.
+//! `Conv4Session::embed_group` shows the order.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ struct BlockScratch {
 }
 
 impl Conv4Embedder {
-    /// Takes parameters of [`layout`](super::layout).
+    /// A network for images of this shape, with parameters in the order of [`layout`](super::layout).
     ///
     /// # Panics
     /// If the shape is not possible or the number of parameters is not that of the layout.
@@ -89,7 +89,7 @@ impl Conv4Embedder {
         });
         let winograd = winograd.collect();
         let mut bias = [Pixel::ZERO; BLOCKS];
-        bias.iter_mut().zip(&folded).for_each(|(bias, folded)| *bias = folded.1);
+        bias.iter_mut().zip(&folded).for_each(|(bias, (_, shift))| *bias = *shift);
         Conv4Embedder(Arc::new(FoldedNetwork { shape, first, winograd, bias }))
     }
 
@@ -130,7 +130,7 @@ impl Conv4Session {
 
     /// [`Conv4Session::embed`] of at most [`GROUP`] images.
     fn embed_group(&mut self, images: &[f32], out: &mut [f32]) {
-        // `plane1` is the input of block 1 counted from 0, and so on.
+        // `plane1`, `plane2` and `plane3` are the inputs of blocks 1, 2 and 3, counted from 0.
         let Conv4Session { network, padded, planes: [plane1, plane2, plane3], scratch, pooled } = self;
         let shape = network.shape;
         let count = images.len() / shape.pixels();

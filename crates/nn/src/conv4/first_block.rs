@@ -88,6 +88,7 @@ impl Forward<'_> {
                 let start = 2 * row * line + 2 * column * C;
                 let rows = window::<C>(self.padded, start, line);
                 let pixel = self.plane.at(row, column);
+                // The positions of the maxima, 0 to 3, as floats.
                 let mut positions = Pixel::ZERO;
                 for v in (0..vectors::<S>()).step_by(V) {
                     let sums = convolve::<S, C, V>(simd, rows, self.taps, self.bias, v);
@@ -200,17 +201,18 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
             sum[j] = bias;
         }
     }
-    // Tap row `dy`, value `k` of that row; output `at` reads it `at / 2` rows lower and `at % 2` pixels further right.
+    // Tap row `dy`, value `k` of that row. Output 0 reads row `dy` of the patch; output `o` reads `o / 2` rows lower
+    // and `o % 2` pixels further right.
     for dy in 0..3 {
         for k in 0..3 * C {
             let mut weights = [simd.splat_f32s(0.0); V];
             for j in 0..V {
                 weights[j] = taps[dy * 3 * C + k].get::<S>(v + j);
             }
-            for at in 0..4 {
-                let value = simd.splat_f32s(rows[at / 2 + dy][at % 2 * C + k]);
+            for o in 0..4 {
+                let value = simd.splat_f32s(rows[o / 2 + dy][o % 2 * C + k]);
                 for j in 0..V {
-                    sums[at][j] = multiply_add(simd, value, weights[j], sums[at][j]);
+                    sums[o][j] = multiply_add(simd, value, weights[j], sums[o][j]);
                 }
             }
         }
@@ -218,7 +220,8 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
     sums
 }
 
-/// The maximum of four values and its position; the first position if several are equal.
+/// The maximum of four values and its position, as a float so that both are selected with the same mask; the first
+/// position if several values are equal.
 #[inline(always)]
 fn max_and_position<S: Simd>(simd: S, values: [S::f32s; 4]) -> (S::f32s, S::f32s) {
     let (mut max, mut position) = (values[0], simd.splat_f32s(0.0));
@@ -256,6 +259,7 @@ impl WithSimd for PatchMoments<'_> {
                 }
                 patch[3 * run] = 1.0;
             }
+            // The values of a patch and the constant 1.
             let values = 3 * run + 1;
             if S::REGISTER_COUNT >= 32 {
                 accumulate::<S, 14>(simd, &patches, values, self.moments);
@@ -378,9 +382,9 @@ fn relu_backward(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pix
     }
 }
 
-/// Adds the gradient of tap row `dy`, for vector `v` of the output channels, from one row of windows and all four
-/// outputs of each, three of which have gradient 0. `windows` are (gradient, position of the maximum, 0 to 3) per
-/// channel; `padded` begins at the input of the first window for that tap row.
+/// Adds the gradient of tap row `dy`, for vector `v` of the output channels, from one row of windows. Sums over all
+/// four outputs `o` of each window, three of which have gradient 0. `windows` are (gradient, position of the maximum, 0
+/// to 3) per channel; `padded` begins at the input of the first window for that tap row.
 #[inline(always)]
 fn add_row_of_taps<S: Simd, const C: usize>(
     simd: S,
@@ -395,10 +399,10 @@ fn add_row_of_taps<S: Simd, const C: usize>(
     let mut sums = [simd.splat_f32s(0.0); 9];
     for (column, (gradient, positions)) in windows.iter().enumerate() {
         let (gradient, positions) = (gradient.get::<S>(v), positions.get::<S>(v));
-        for at in 0..4 {
-            let here = simd.equal_f32s(positions, simd.splat_f32s(at as f32));
+        for o in 0..4 {
+            let here = simd.equal_f32s(positions, simd.splat_f32s(o as f32));
             let gradient = simd.select_f32s(here, gradient, simd.splat_f32s(0.0));
-            let start = at / 2 * line + (2 * column + at % 2) * C;
+            let start = o / 2 * line + (2 * column + o % 2) * C;
             let values = &padded[start..start + 3 * C];
             for k in 0..3 * C {
                 sums[k] = multiply_add(simd, simd.splat_f32s(values[k]), gradient, sums[k]);

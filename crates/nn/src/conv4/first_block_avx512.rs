@@ -17,7 +17,7 @@ const LANES: usize = 16;
 /// Taps of a row whose sums, for three rows of taps, fit into registers next to the tables.
 const MAX_TAPS: usize = 5;
 
-/// The gradient at the maxima of one window.
+/// The gradient of one window: at the maximum of each channel.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(super) struct WindowGradient {
@@ -76,8 +76,8 @@ fn add_some_taps<const C: usize, const FROM: usize, const COUNT: usize>(
         let gradient = gradient.get::<V4>(v);
         let indices = V4::as_simd_u32s(indices).0[v];
         // The four rows of the input patch: 4 C numbers, then zeros.
-        let row = |row: usize| {
-            let start = row * line + 2 * column * C;
+        let row = |index: usize| {
+            let start = index * line + 2 * column * C;
             pulp::cast(simd.partial_load_f32s(&padded[start..start + 4 * C]))
         };
         let rows = [row(0), row(1), row(2), row(3)];

@@ -68,7 +68,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The smallest size: four poolings leave one pixel of it.
+    /// The smallest size: after four poolings one pixel is left.
     pub const SMALLEST: usize = 1 << BLOCKS;
     /// The largest size. Beyond it, the planes of a single image would take an unreasonable amount of memory.
     pub const LARGEST: usize = 1024;
@@ -89,15 +89,16 @@ impl Shape {
         WIDTH * self.side(BLOCKS).pow(2)
     }
 
-    /// Floating-point operations of the convolutions of one image as implemented here, (forward, backward): Winograd
-    /// in blocks 2 to 4, and the gradient of the first block at the maxima only.
+    /// Floating-point operations of the convolutions of one image as implemented here, (forward, backward). Blocks 2 to
+    /// 4: Winograd's products, forward once and backward twice, for the gradients of inputs and filters. Block 1: the
+    /// direct convolution, and as many operations for the gradient of its filters; its images need no gradient.
     pub fn operations(self) -> (u64, u64) {
         let winograd = |block: usize| {
             (plane::Plane { side: self.side(block) }.tiles() * plane::POINTS * WIDTH * WIDTH * 2) as u64
         };
         let first = (self.size.pow(2) * self.channels * TAPS * WIDTH * 2) as u64;
-        let rest: u64 = (1..BLOCKS).map(winograd).sum();
-        (first + rest, first + 2 * rest)
+        let later_blocks: u64 = (1..BLOCKS).map(winograd).sum();
+        (first + later_blocks, first + 2 * later_blocks)
     }
 
     /// The number of values of an image: height x width x channels.
@@ -150,6 +151,7 @@ pub fn initial(channels: usize, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
     let mut parameters = vec![0.0; layout.len()];
     for block in &blocks {
         let inputs = block.weight.len() / (WIDTH * TAPS);
+        // Xavier's bound: an output sums over `inputs * TAPS` weights, an input is used by `WIDTH * TAPS`.
         let bound = (6.0 / ((inputs + WIDTH) * TAPS) as f64).sqrt();
         parameters[block.weight.clone()].fill_with(|| ((2.0 * random() - 1.0) * bound) as f32);
         parameters[block.gamma.clone()].fill_with(|| random() as f32);

@@ -41,8 +41,9 @@ pub(super) const PATCH: usize = TILE + 2;
 /// channels.
 pub(super) const POINTS: usize = PATCH * PATCH;
 
-/// The storage of one block's input image, `[stride, stride]` pixels: S x S pixels from (1, 1) on, and zeros around
-/// them: one row above and one column to the left, at least one below and to the right, so that whole tiles fit.
+/// The storage of one image as input of a block, `[stride, stride]` pixels: S x S pixels from (1, 1) on, with zeros
+/// around them. The margin is one row above, one column to the left, and below and to the right at least one, so that
+/// whole tiles fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
     /// S, the side without margins.
@@ -82,7 +83,7 @@ impl Plane {
     }
 
     /// The index in the batch of the top left pixel of a tile's patch. The patch starts one pixel above and to the left
-    /// of the tile's outputs, and the margin moves pixels by as much, so both cancel out.
+    /// of the tile's outputs; the margin moves all pixels one down and to the right, so both cancel out.
     pub fn patch(self, tile: Tile) -> usize {
         tile.image * self.len() + tile.row * self.stride() + tile.column
     }

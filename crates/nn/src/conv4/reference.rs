@@ -6,7 +6,7 @@
 
 use super::{BLOCKS, EPSILON, Shape, WIDTH, layout_and_ranges};
 
-/// The activations of one block, `[image, channel, row, column]`.
+/// The activations of one block, `[image, channel, row, column]`, and its statistics, one number per channel.
 pub(super) struct Stage {
     /// Input channels.
     channels: usize,
@@ -34,8 +34,8 @@ pub fn forward(shape: Shape, parameters: &[f64], images: &[f64], batch_statistic
     let count = images.len() / shape.pixels();
     // Channels first.
     let mut input = vec![0.0; images.len()];
-    for (at, value) in images.iter().enumerate() {
-        let (pixel, channel) = (at / shape.channels, at % shape.channels);
+    for (index, value) in images.iter().enumerate() {
+        let (pixel, channel) = (index / shape.channels, index % shape.channels);
         let (image, position) = (pixel / shape.size.pow(2), pixel % shape.size.pow(2));
         input[(image * shape.channels + channel) * shape.size.pow(2) + position] = *value;
     }
@@ -112,9 +112,9 @@ fn stage(
                 let first = (image * WIDTH + o) * plane + window / half * 2 * side + window % half * 2;
                 let four = [first, first + 1, first + side, first + side + 1];
                 let value = |at: usize| gamma * (output[at] - mean[o]) * inverse_std[o] + beta;
-                let best = four.into_iter().max_by(|a, b| value(*a).total_cmp(&value(*b))).unwrap();
-                argmax.push(best);
-                pooled.push(value(best).max(0.0));
+                let max = four.into_iter().max_by(|a, b| value(*a).total_cmp(&value(*b))).unwrap();
+                argmax.push(max);
+                pooled.push(value(max).max(0.0));
             }
         }
     }
@@ -129,12 +129,12 @@ impl ReferencePass {
 
     /// The gradient of the parameters, in their layout, given that of the embeddings. Only with batch statistics.
     pub fn backward(&self, shape: Shape, parameters: &[f64], d_features: &[f64]) -> Vec<f64> {
-        let (layout, all) = layout_and_ranges(shape.channels);
+        let (layout, ranges_of_blocks) = layout_and_ranges(shape.channels);
         let mut gradient = vec![0.0; layout.len()];
         let mut d_pooled = d_features.to_vec();
-        for (stage, ranges) in self.stages.iter().zip(&all).rev() {
+        for (stage, ranges) in self.stages.iter().zip(&ranges_of_blocks).rev() {
             let (side, plane) = (stage.side, stage.side.pow(2));
-            let half = (side / 2).pow(2);
+            let windows = (side / 2).pow(2);
             // The gradient of the normalised outputs: through ReLU and pooling.
             let mut d_norm = vec![0.0; stage.output.len()];
             for (at, max) in stage.argmax.iter().enumerate() {
@@ -142,21 +142,22 @@ impl ReferencePass {
                     d_norm[*max] += d_pooled[at];
                 }
             }
-            debug_assert_eq!(stage.argmax.len(), self.images * WIDTH * half);
+            debug_assert_eq!(stage.argmax.len(), self.images * WIDTH * windows);
             // Through batch norm: beta, gamma, and the output of the convolution.
             let mut d_output = vec![0.0; stage.output.len()];
             let count = (self.images * plane) as f64;
             for o in 0..WIDTH {
-                let all: Vec<usize> = (0..self.images)
+                // The indices of the channel's outputs.
+                let outputs: Vec<usize> = (0..self.images)
                     .flat_map(|image| (0..plane).map(move |position| (image * WIDTH + o) * plane + position))
                     .collect();
                 let normalised = |at: usize| (stage.output[at] - stage.mean[o]) * stage.inverse_std[o];
-                let sum: f64 = all.iter().map(|at| d_norm[*at]).sum();
-                let products: f64 = all.iter().map(|at| d_norm[*at] * normalised(*at)).sum();
+                let sum: f64 = outputs.iter().map(|at| d_norm[*at]).sum();
+                let products: f64 = outputs.iter().map(|at| d_norm[*at] * normalised(*at)).sum();
                 gradient[ranges.beta.start + o] = sum;
                 gradient[ranges.gamma.start + o] = products;
                 let scale = parameters[ranges.gamma.start + o] * stage.inverse_std[o];
-                for at in all {
+                for at in outputs {
                     d_output[at] = scale * (d_norm[at] - sum / count - normalised(at) * products / count);
                 }
             }

@@ -31,13 +31,14 @@ fn example(shape: Shape, images: usize, seed: u64) -> (Vec<f32>, Vec<f32>) {
     (parameters, images)
 }
 
-/// The largest difference, relative to the largest expected value.
-fn worst_error(found: &[f32], expected: &[f64]) -> f64 {
+/// The largest error, relative to the largest expected value.
+fn worst_error(actual: &[f32], expected: &[f64]) -> f64 {
     let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
-    let pairs = found.iter().zip(expected);
+    let pairs = actual.iter().zip(expected);
     pairs.map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max) / largest.max(1e-30)
 }
 
+/// Shapes and numbers of images: sides that are and are not multiples of a tile, blocks with odd sides.
 const SHAPES: [(Shape, usize); 4] = [
     (Shape { size: 16, channels: 3 }, 3),
     (Shape { size: 28, channels: 1 }, 2),
@@ -74,11 +75,12 @@ fn a_training_step_agrees_with_the_textbook_on_every_instruction_set() {
             let mut gradient = vec![0.0; parameters.len()];
             isa.scope(|| pass.backward(&d_features, &mut gradient));
             for tensor in layout(shape.channels).tensors() {
-                let (found, expected) = (&gradient[tensor.range.clone()], &expected[tensor.range.clone()]);
-                let error = worst_error(found, expected);
+                let (actual, expected) = (&gradient[tensor.range.clone()], &expected[tensor.range.clone()]);
+                let error = worst_error(actual, expected);
+                // Batch norm removes the biases of convolutions, and running statistics are not trained.
                 let is_zero = tensor.name.contains("conv.bias") || tensor.name.contains("running");
                 assert!(is_zero || error < 1e-3, "{isa:?} {shape:?} {}: off by {error}", tensor.name);
-                assert!(!is_zero || found.iter().all(|value| *value == 0.0), "{}", tensor.name);
+                assert!(!is_zero || actual.iter().all(|value| *value == 0.0), "{}", tensor.name);
             }
         }
     }

@@ -174,7 +174,8 @@ pub(super) fn output_transform<S: Simd>(
     v: usize,
 ) -> [[S::f32s; TILE]; TILE] {
     let points = points.all();
-    // Below STRIDE for the compiler, which can then drop the bounds checks.
+    // `slot` is below SLOTS anyway; this tells the compiler that it is below STRIDE, so that it drops the bounds
+    // checks.
     let slot = slot.min(SLOTS);
     let mut half = [[simd.splat_f32s(0.0); TILE]; PATCH];
     for r in 0..PATCH {
@@ -251,8 +252,8 @@ impl<const TERMS: usize> PointProducts<'_, TERMS> {
         let mut first = 0;
         while first < self.count {
             first += match self.count - first {
-                rest if rest > SOME => self.group::<S, MANY>(simd, first),
-                rest if rest > FEW => self.group::<S, SOME>(simd, first),
+                remaining if remaining > SOME => self.group::<S, MANY>(simd, first),
+                remaining if remaining > FEW => self.group::<S, SOME>(simd, first),
                 _ => self.group::<S, FEW>(simd, first),
             };
         }
@@ -287,10 +288,10 @@ impl<const ROWS: usize, const TERMS: usize> WithSimd for Group<'_, ROWS, TERMS> 
                     left.all()[point][self.from..].first_chunk().expect("a group fits into a block");
                 (rows, &filters[point])
             });
-            let sums: &mut [Pixel; ROWS] =
+            let products: &mut [Pixel; ROWS] =
                 out[self.from..].first_chunk_mut().expect("a group fits into a block");
             for column in (0..vectors::<S>()).step_by(2) {
-                product::<S, ROWS, TERMS>(simd, terms, column, sums);
+                product::<S, ROWS, TERMS>(simd, terms, column, products);
             }
         }
     }
@@ -348,8 +349,8 @@ impl FilterGradient<'_> {
     #[inline(always)]
     fn groups<S: Simd, const ROWS: usize>(self, simd: S) {
         let count = self.count.min(SLOTS);
-        let sides = self.inputs.all().iter().zip(self.outputs.all());
-        for ((inputs, outputs), gradient) in sides.zip(self.gradient) {
+        let points = self.inputs.all().iter().zip(self.outputs.all());
+        for ((inputs, outputs), gradient) in points.zip(self.gradient) {
             for first in (0..WIDTH).step_by(ROWS) {
                 let rows: &mut [Pixel; ROWS] =
                     gradient[first..].first_chunk_mut().expect("64 is a multiple of the rows");

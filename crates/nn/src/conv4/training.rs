@@ -90,7 +90,7 @@ pub(super) struct ImagePart {
     pub outputs: [Vec<Pixel>; WINOGRAD_BLOCKS],
     /// The maxima of the pooling windows, `[images, side / 2, side / 2]`.
     pub maxima: [Vec<Pixel>; WINOGRAD_BLOCKS],
-    /// Gradients after pooling and ReLU, in planes; 0 where the ReLU is inactive.
+    /// Gradients after pooling and ReLU, in planes; after the ReLU's backward pass, 0 where the ReLU is inactive.
     pub d_pooled: [Vec<Pixel>; WINOGRAD_BLOCKS],
     /// Sums over pixels: of y and y² in the forward pass, of dy and dy y in the backward pass.
     sums: [[f64; WIDTH]; 2],
@@ -231,6 +231,8 @@ impl TrainingPass {
     pub fn update_running(&self, parameters: &mut [f32]) {
         for (block, norm) in self.blocks.iter().zip(&self.norms) {
             for c in 0..WIDTH {
+                // y is the output without its bias and times the sign of gamma; both are undone here. The factor
+                // n / (n - 1) makes the variance unbiased.
                 let bias = parameters[block.bias.start + c];
                 let mean = norm.mean[c] as f32 * norm.sign.0[c] + bias;
                 let var = (norm.var[c] * norm.count / (norm.count - 1.0).max(1.0)) as f32;
@@ -266,13 +268,13 @@ impl TrainingPass {
     fn first_block_statistics(&mut self, parameters: &[f32]) {
         let count = (self.images * self.shape.size.pow(2)) as f64;
         // The index of the constant 1 in a patch.
-        let one = self.first_taps.len();
+        let constant = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
             let weights: Vec<f64> = self.first_taps.iter().map(|tap| f64::from(tap.0[c])).collect();
             let times = |row: &[f64; PATCH_VALUES]| weights.iter().zip(row).map(|(w, m)| w * m).sum::<f64>();
-            sums[0][c] = times(&self.moments[one]);
-            sums[1][c] = self.moments[..one].iter().zip(&weights).map(|(row, w)| w * times(row)).sum();
+            sums[0][c] = times(&self.moments[constant]);
+            sums[1][c] = self.moments[..constant].iter().zip(&weights).map(|(row, w)| w * times(row)).sum();
         }
         self.set_norm(0, parameters, &sums, count);
     }
@@ -316,7 +318,7 @@ impl TrainingPass {
         });
     }
 
-    /// Normalises the maxima of the previous block and convolves them.
+    /// Blocks 3 and 4: normalises the maxima of the previous block and convolves them.
     fn forward_block(&mut self, block: usize) {
         let plane = self.plane(block);
         let (first, norm) = (self.plane(1), &self.norms[block - 1]);
@@ -463,8 +465,8 @@ impl TrainingPass {
         let mut products = [0.0; WIDTH];
         for c in 0..WIDTH {
             // The sum of dy y: y is the inner product of patch and weights.
-            let dy_y: f64 =
-                self.first_taps.iter().zip(&dy_patches).map(|(w, r)| f64::from(w.0[c]) * r[c]).sum();
+            let terms = self.first_taps.iter().zip(&dy_patches).map(|(w, sum)| f64::from(w.0[c]) * sum[c]);
+            let dy_y: f64 = terms.sum();
             products[c] = norm.inverse_std[c] * (dy_y - norm.mean[c] * dy_sum[c]);
         }
         let backward = BatchNormBackward::new(block, norm, &dy_sum, &products, gradient);
@@ -474,13 +476,14 @@ impl TrainingPass {
                 let row = &self.moments[value];
                 // sum(y x): y is the inner product of patch and weights.
                 let y_patch: f64 = self.first_taps.iter().zip(row).map(|(w, m)| f64::from(w.0[c]) * m).sum();
+                // sum(x): the column of the constant 1.
                 let patch_sum = row[values];
                 let d_weight = f64::from(backward.dy_factor.0[c]) * dy_patches[value][c]
                     + f64::from(backward.y_factor.0[c]) * y_patch
                     + f64::from(backward.constant.0[c]) * patch_sum;
                 // `value` is `tap * channels + channel`; the weights are `[64, channels, taps]`.
-                let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
-                gradient[at] += norm.sign.0[c] * d_weight as f32;
+                let index = block.weight.start + c * values + value % channels * TAPS + value / channels;
+                gradient[index] += norm.sign.0[c] * d_weight as f32;
             }
         }
         self.norms_backward[0] = backward;
@@ -493,8 +496,8 @@ fn with_scratch(
     first_plane: Plane,
     job: impl FnOnce(&mut TrainingScratch),
 ) {
-    let taken = idle.lock().expect("no thread panics while it holds the lock").pop();
-    let mut scratch = taken.unwrap_or_else(|| TrainingScratch {
+    let reused = idle.lock().expect("no thread panics while it holds the lock").pop();
+    let mut scratch = reused.unwrap_or_else(|| TrainingScratch {
         points: TilePoints::new(),
         products: TilePoints::new(),
         d_filters: winograd::zero_filters(),

@@ -19,6 +19,10 @@
 //! `A dy Aᵀ`; from the gradient v of the transformed patch, that of the patch is `B v Bᵀ`; from the gradient u of the
 //! transformed filter, that of the filter is `Gᵀ u G`. In f32 the error stays below 1e-5 of the largest value.
 //!
+//! In the code, a product that appears in several rows of a matrix is computed once: the rows of the points 1 and -1
+//! have the same coefficients, up to the signs of every other one, and so do those of 2 and -2. Names that end in 1
+//! belong to the points 1 and -1, those that end in 2 to 2 and -2.
+//!
 //! `tiles` applies the transforms of patches and outputs to whole blocks of tiles.
 
 use pulp::{Simd, WithSimd};
@@ -31,16 +35,16 @@ use crate::isa::multiply_add;
 #[inline(always)]
 pub(super) fn input<S: Simd>(simd: S, d: [S::f32s; PATCH]) -> [S::f32s; PATCH] {
     let (two, four, five) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0), simd.splat_f32s(5.0));
-    let even = simd.sub_f32s(d[4], simd.mul_f32s(four, d[2]));
-    let odd = simd.sub_f32s(d[3], simd.mul_f32s(four, d[1]));
+    let even1 = simd.sub_f32s(d[4], simd.mul_f32s(four, d[2]));
+    let odd1 = simd.sub_f32s(d[3], simd.mul_f32s(four, d[1]));
     let even2 = simd.sub_f32s(d[4], d[2]);
     let odd2 = simd.mul_f32s(two, simd.sub_f32s(d[3], d[1]));
     let first = multiply_add(simd, four, d[0], simd.sub_f32s(d[4], simd.mul_f32s(five, d[2])));
     let last = multiply_add(simd, four, d[1], simd.sub_f32s(d[5], simd.mul_f32s(five, d[3])));
     [
         first,
-        simd.add_f32s(even, odd),
-        simd.sub_f32s(even, odd),
+        simd.add_f32s(even1, odd1),
+        simd.sub_f32s(even1, odd1),
         simd.add_f32s(even2, odd2),
         simd.sub_f32s(even2, odd2),
         last,
@@ -83,13 +87,13 @@ pub(super) fn output<S: Simd>(simd: S, m: [S::f32s; PATCH]) -> [S::f32s; TILE] {
 #[inline(always)]
 pub(super) fn output_backward<S: Simd>(simd: S, y: [S::f32s; TILE]) -> [S::f32s; PATCH] {
     let (two, four) = (simd.splat_f32s(2.0), simd.splat_f32s(4.0));
-    let (even, odd) = (simd.add_f32s(y[0], y[2]), simd.add_f32s(y[1], y[3]));
+    let (even1, odd1) = (simd.add_f32s(y[0], y[2]), simd.add_f32s(y[1], y[3]));
     let even2 = multiply_add(simd, four, y[2], y[0]);
     let odd2 = simd.mul_f32s(two, multiply_add(simd, four, y[3], y[1]));
     [
         y[0],
-        simd.add_f32s(even, odd),
-        simd.sub_f32s(even, odd),
+        simd.add_f32s(even1, odd1),
+        simd.sub_f32s(even1, odd1),
         simd.add_f32s(even2, odd2),
         simd.sub_f32s(even2, odd2),
         y[3],
@@ -99,15 +103,15 @@ pub(super) fn output_backward<S: Simd>(simd: S, y: [S::f32s; TILE]) -> [S::f32s;
 /// G g: three taps to six points.
 #[inline(always)]
 fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
-    let fraction = |simd: S, of: f32| simd.splat_f32s(of.recip());
-    let outer = simd.mul_f32s(fraction(simd, -6.0), simd.add_f32s(g[0], g[2]));
-    let inner = simd.mul_f32s(fraction(simd, -6.0), g[1]);
-    let outer2 = multiply_add(simd, fraction(simd, 24.0), g[0], simd.mul_f32s(fraction(simd, 6.0), g[2]));
-    let inner2 = simd.mul_f32s(fraction(simd, 12.0), g[1]);
+    let reciprocal = |simd: S, number: f32| simd.splat_f32s(number.recip());
+    let outer1 = simd.mul_f32s(reciprocal(simd, -6.0), simd.add_f32s(g[0], g[2]));
+    let inner1 = simd.mul_f32s(reciprocal(simd, -6.0), g[1]);
+    let outer2 = multiply_add(simd, reciprocal(simd, 24.0), g[0], simd.mul_f32s(reciprocal(simd, 6.0), g[2]));
+    let inner2 = simd.mul_f32s(reciprocal(simd, 12.0), g[1]);
     [
-        simd.mul_f32s(fraction(simd, 4.0), g[0]),
-        simd.add_f32s(outer, inner),
-        simd.sub_f32s(outer, inner),
+        simd.mul_f32s(reciprocal(simd, 4.0), g[0]),
+        simd.add_f32s(outer1, inner1),
+        simd.sub_f32s(outer1, inner1),
         simd.add_f32s(outer2, inner2),
         simd.sub_f32s(outer2, inner2),
         g[2],
@@ -117,15 +121,15 @@ fn filter<S: Simd>(simd: S, g: [S::f32s; 3]) -> [S::f32s; PATCH] {
 /// Gᵀ u: the gradient of three taps from that of six points.
 #[inline(always)]
 fn filter_backward<S: Simd>(simd: S, u: [S::f32s; PATCH]) -> [S::f32s; 3] {
-    let fraction = |simd: S, of: f32| simd.splat_f32s(of.recip());
-    let sum1 = simd.mul_f32s(fraction(simd, 6.0), simd.add_f32s(u[1], u[2]));
-    let difference1 = simd.mul_f32s(fraction(simd, 6.0), simd.sub_f32s(u[2], u[1]));
+    let reciprocal = |simd: S, number: f32| simd.splat_f32s(number.recip());
+    let sum1 = simd.mul_f32s(reciprocal(simd, 6.0), simd.add_f32s(u[1], u[2]));
+    let difference1 = simd.mul_f32s(reciprocal(simd, 6.0), simd.sub_f32s(u[2], u[1]));
     let sum2 = simd.add_f32s(u[3], u[4]);
-    let first = multiply_add(simd, fraction(simd, 4.0), u[0], simd.mul_f32s(fraction(simd, 24.0), sum2));
+    let first = multiply_add(simd, reciprocal(simd, 4.0), u[0], simd.mul_f32s(reciprocal(simd, 24.0), sum2));
     [
         simd.sub_f32s(first, sum1),
-        multiply_add(simd, fraction(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
-        simd.sub_f32s(multiply_add(simd, fraction(simd, 6.0), sum2, u[5]), sum1),
+        multiply_add(simd, reciprocal(simd, 12.0), simd.sub_f32s(u[3], u[4]), difference1),
+        simd.sub_f32s(multiply_add(simd, reciprocal(simd, 6.0), sum2, u[5]), sum1),
     ]
 }
 

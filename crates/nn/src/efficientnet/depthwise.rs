@@ -1,10 +1,11 @@
 //! Depthwise convolution with bias and ReLU6: the kernel [`Depthwise`], for some rows of one image.
 //!
-//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps `[K, K, C]`, bias `[C]`. The taps of a vector of channels stay
-//! in the first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share the inputs they load. Taps
-//! outside the image are skipped, which has the effect of zero padding without storing it.
+//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps (the weights of the filters) `[K, K, C]`, bias `[C]`. The taps
+//! of a vector of channels stay in the first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share
+//! the inputs they load. Taps outside the image are skipped, which has the effect of zero padding without storing it.
 //!
-//! In slices of vectors, a pixel is `vectors` = C / lanes vectors long, and `vector` is the number of one of them.
+//! In slices of SIMD vectors, a pixel is `vectors` = C / lanes vectors long, and `vector` is the index of a vector
+//! within its pixel.
 
 use pulp::{Simd, WithSimd};
 
@@ -21,7 +22,7 @@ pub(super) struct Geometry {
     pub kernel: usize,
     /// 1 or 2.
     pub stride: usize,
-    /// C: a multiple of 16.
+    /// C: a multiple of 16, the lanes of the widest vector.
     pub channels: usize,
     /// S: height and width of the input.
     pub side: usize,
@@ -32,7 +33,8 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The taps of an output row (or column) that are within the image: (first, end), end not included.
+    /// The taps of an output row (or column) that are within the image: (first, end), end not included. Tap t reads
+    /// input `output * stride + t - margin`.
     #[inline(always)]
     fn taps_inside(&self, output: usize) -> (usize, usize) {
         let start = output * self.stride;
@@ -67,12 +69,13 @@ impl WithSimd for Depthwise<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        // The third number is the SPAN of [`SizedDepthwise`].
         match (self.geometry.kernel, self.geometry.stride) {
             (3, 1) => simd.vectorize(SizedDepthwise::<3, 1, 6>(self)),
             (3, 2) => simd.vectorize(SizedDepthwise::<3, 2, 9>(self)),
             (5, 1) => simd.vectorize(SizedDepthwise::<5, 1, 8>(self)),
             (5, 2) => simd.vectorize(SizedDepthwise::<5, 2, 11>(self)),
-            other => unreachable!("kernel and stride {other:?}"),
+            kernel_and_stride => unreachable!("kernel and stride {kernel_and_stride:?}"),
         }
     }
 }
@@ -101,7 +104,7 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd
         let (input, output) = (S::as_simd_f32s(input).0, S::as_mut_simd_f32s(output).0);
         let rows = output.chunks_exact_mut(geometry.outputs * vectors);
         for (output_row, output) in (output_start..).zip(rows) {
-            // The input rows of the taps that are inside, from the first of them on.
+            // The input rows of the taps within the image, which `input` holds from row `input_start` on.
             let (first, end) = geometry.taps_inside(output_row);
             let start = output_row * STRIDE + first - geometry.margin - input_start;
             let input = &input[start * line..(start + end - first) * line];
@@ -126,15 +129,16 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
     #[inline(always)]
     fn run(&self, simd: S, vector: usize, first: usize, input: &[S::f32s], output: &mut [S::f32s]) {
         let Geometry { side, outputs, margin, .. } = self.geometry;
-        // The outputs whose taps are all within the row: from `inner` to `end`.
+        // The outputs whose taps are all within the row, `inner` to `end` (not included): the first tap is not left of
+        // the row, `output * STRIDE >= margin`, and the last is in it, `output * STRIDE - margin + K <= side`.
         let inner = margin.div_ceil(STRIDE);
         let end = if side + margin < K { 0 } else { ((side + margin - K) / STRIDE + 1).min(outputs) };
         let mut column = 0;
         while column < outputs {
             if column >= inner && column + GROUP <= end {
                 let sums = self.group(simd, vector, first, column, input);
-                for (number, sum) in sums.into_iter().enumerate() {
-                    output[(column + number) * self.vectors + vector] = sum;
+                for (offset, sum) in sums.into_iter().enumerate() {
+                    output[(column + offset) * self.vectors + vector] = sum;
                 }
                 column += GROUP;
             } else {
@@ -161,19 +165,20 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
             let window = &line[start..start + (SPAN - 1) * vectors + 1];
             // Both slices end with the last vector that is read, so that the compiler can drop bounds checks.
             let taps = &self.taps[(first + row) * K * vectors + vector..][..(K - 1) * vectors + 1];
+            // The initial values are all overwritten.
             let mut values = [sums[0]; SPAN];
-            for column in 0..SPAN {
-                values[column] = window[column * vectors];
+            for index in 0..SPAN {
+                values[index] = window[index * vectors];
             }
             for tap in 0..K {
                 let weight = taps[tap * vectors];
-                for number in 0..GROUP {
-                    sums[number] = multiply_add(simd, values[number * STRIDE + tap], weight, sums[number]);
+                for offset in 0..GROUP {
+                    sums[offset] = multiply_add(simd, values[offset * STRIDE + tap], weight, sums[offset]);
                 }
             }
         }
-        for number in 0..GROUP {
-            sums[number] = relu6(simd, sums[number]);
+        for offset in 0..GROUP {
+            sums[offset] = relu6(simd, sums[offset]);
         }
         sums
     }
@@ -196,7 +201,7 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
     }
 }
 
-/// `min(max(sum, 0), 6)`
+/// `min(max(sum, 0), 6)`. NaN becomes 0, see [`isa::max`].
 #[inline(always)]
 fn relu6<S: Simd>(simd: S, sum: S::f32s) -> S::f32s {
     let [least, most] = RELU6_BOUNDS;

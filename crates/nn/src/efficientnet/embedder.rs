@@ -14,12 +14,13 @@ use super::{
 use crate::isa;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply, multiply_and_add_row};
 
-/// Values of an input patch of the stem.
+/// Values of an input patch of the stem: 3 rows, 3 columns, 3 channels.
 const PATCH: usize = 3 * 3 * 3;
 /// Output rows of the stem that are computed at once, so that their patches stay in the cache.
 const STEM_ROWS: usize = 8;
-/// A bottleneck is computed in strips of rows, so that the activations between its convolutions, six times as wide as
-/// its input and output, stay in the second-level cache: at most this many values, but at least one row.
+/// A bottleneck is computed in strips of rows, so that the activations between its convolutions, up to six times as
+/// wide as its input, stay in the second-level cache: at most this many values (512 KiB), but at least one row of
+/// outputs.
 const STRIP_VALUES: usize = 1 << 17;
 
 /// An EfficientNet-Lite0 for images of one size.
@@ -90,10 +91,10 @@ struct Activations {
 }
 
 impl EfficientNetEmbedder {
-    /// Takes the image size and parameters of [`layout`].
+    /// A network for images of `size` x `size` pixels, with parameters in the order of [`layout`].
     ///
     /// # Panics
-    /// If the size is not possible or the number of parameters is not that of the layout.
+    /// If the size is not from [`SMALLEST`] to [`LARGEST`] or the number of parameters is not that of the layout.
     pub fn new(size: usize, parameters: &[f32]) -> Self {
         assert!((SMALLEST..=LARGEST).contains(&size), "image size {size}; allowed: {SMALLEST} to {LARGEST}");
         let mut parameters = ParameterReader::new(parameters);
@@ -139,7 +140,7 @@ impl Network {
     /// Memory for the activations of one image: each buffer has the size that its largest user needs.
     fn activations(&self) -> Activations {
         let (side, _) = same_padding(self.size, 3, 2);
-        // The largest of a number over all bottlenecks.
+        // The maximum of a number over all bottlenecks.
         let most = |of: &dyn Fn(&Bottleneck) -> usize| self.bottlenecks.iter().map(of).max().unwrap_or(0);
         let outputs = most(&|bottleneck| bottleneck.geometry.outputs.pow(2) * bottleneck.shape.output);
         let pixels = outputs.max(side * side * STEM);
@@ -253,7 +254,8 @@ impl Pointwise {
 }
 
 impl Bottleneck {
-    /// Output rows of a strip: as many as [`STRIP_VALUES`] allows for the expanded input rows they depend on.
+    /// Output rows of a strip, so that the expanded input rows they depend on fit into [`STRIP_VALUES`]: n outputs
+    /// depend on `(n - 1) stride + kernel` rows. The quotient is one less than would fit.
     fn strip_rows(&self) -> usize {
         let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
         let rows = STRIP_VALUES / (side * self.shape.inner);
@@ -320,18 +322,19 @@ impl Bottleneck {
     ) {
         let (input, line) = (self.geometry.side * self.shape.input, self.geometry.side * self.shape.inner);
         // Strips follow each other from top to bottom, so the rows to keep are the last ones that are present.
-        let kept = present.1.saturating_sub(needed.0);
+        let kept_rows = present.1.saturating_sub(needed.0);
         let first_kept = needed.0.min(present.1) - present.0;
         expanded.copy_within(first_kept * line..(present.1 - present.0) * line, 0);
-        let missing = needed.0 + kept..needed.1;
-        let expanded = &mut expanded[kept * line..(needed.1 - needed.0) * line];
+        let missing = needed.0 + kept_rows..needed.1;
+        let expanded = &mut expanded[kept_rows * line..(needed.1 - needed.0) * line];
         expand.run_relu6(&pixels[missing.start * input..missing.end * input], expanded);
     }
 }
 
 /// Reads the parameters in the order of the layout.
 struct ParameterReader<'a> {
-    rest: std::vec::IntoIter<(Vec<usize>, &'a [f32])>,
+    /// The shapes and values of the tensors that have not been read.
+    tensors: std::vec::IntoIter<(Vec<usize>, &'a [f32])>,
 }
 
 impl<'a> ParameterReader<'a> {
@@ -340,12 +343,12 @@ impl<'a> ParameterReader<'a> {
         assert_eq!(parameters.len(), layout.len(), "number of parameters");
         let tensors = layout.tensors().iter();
         let tensors = tensors.map(|tensor| (tensor.shape.clone(), &parameters[tensor.range.clone()]));
-        ParameterReader { rest: tensors.collect::<Vec<_>>().into_iter() }
+        ParameterReader { tensors: tensors.collect::<Vec<_>>().into_iter() }
     }
 
     /// The next tensor: (shape, values).
     fn next(&mut self) -> (Vec<usize>, &'a [f32]) {
-        self.rest.next().expect("the layout has one more tensor")
+        self.tensors.next().expect("the layout has one more tensor")
     }
 
     /// A weight `[outputs, ..]`, transposed, and its bias.
@@ -358,6 +361,7 @@ impl<'a> ParameterReader<'a> {
     /// The stem's filters: `[outputs, channels, taps]` becomes `[taps, channels, outputs]`, the order of patches.
     fn stem(&mut self) -> Pointwise {
         let Pointwise { inputs, weights, bias } = self.pointwise();
+        // In the new order row `tap * 3 + channel` is row `channel * 9 + tap` of the old one.
         let rows = (0..inputs).map(|index| index % 3 * 9 + index / 3);
         let weights = rows.flat_map(|row| weights[row * STEM..][..STEM].iter().copied()).collect();
         Pointwise { inputs, weights, bias }
@@ -375,7 +379,7 @@ impl<'a> ParameterReader<'a> {
     }
 }
 
-/// The transpose of a matrix, of which `columns` is the number of columns before.
+/// The transpose of a matrix that has `columns` columns.
 fn transposed(weights: &[f32], columns: usize) -> Vec<f32> {
     let rows = weights.len() / columns;
     (0..columns).flat_map(|column| (0..rows).map(move |row| weights[row * columns + column])).collect()

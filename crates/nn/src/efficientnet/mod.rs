@@ -2,20 +2,21 @@
 //! program. Start with [`EfficientNetEmbedder`].
 //!
 //! The network: a 3x3 convolution with stride 2 (the stem); sixteen inverted bottlenecks (a pointwise convolution to
-//! six times the channels, a depthwise convolution of 3x3 or 5x5, a pointwise convolution back, and a residual
-//! connection where the shapes agree); a pointwise convolution to 1,280 channels (the head); and their mean over all
-//! positions, which is the embedding. ReLU6 follows every convolution but the last of a bottleneck. Batch norm is
-//! folded into the weights of the model file. A pointwise convolution has 1x1 filters; a depthwise one has one filter
-//! per channel.
+//! six times the channels, which the first bottleneck does not have, a depthwise convolution of 3x3 or 5x5, a pointwise
+//! convolution to the output channels, and a residual connection where input and output have the same shape); a
+//! pointwise convolution to 1,280 channels (the head); and their mean over all positions, which is the embedding. ReLU6
+//! follows every convolution but the last of a bottleneck. Batch norm is folded into the weights of the model file. A
+//! pointwise convolution has 1x1 filters; a depthwise one has one filter per channel.
 //!
 //! How it is implemented, and why:
 //! - Activations are NHWC, `[rows, columns, channels]`, so a pointwise convolution is one matrix product without
 //!   copying, and a depthwise convolution works on whole vectors of channels.
-//! - The activations within a bottleneck are six times as wide as its input and output. They exist only in strips of
+//! - The activations within a bottleneck are up to six times as wide as its input. They exist only in strips of
 //!   rows, which stay in the second-level cache.
 //! - An [`EfficientNetSession`] embeds one image at a time on one thread: an embedding depends on its image alone, and
 //!   a caller with several threads has one session per thread.
-//! - Padding is TensorFlow's `SAME`: with stride 2 and an odd total, the larger part is at the bottom and right.
+//! - Padding is TensorFlow's `SAME`: if the padding of both sides together is odd, the larger part is at the bottom and
+//!   right.
 
 // Kernels index arrays of vectors with plain loops, see `conv4`.
 #![allow(clippy::needless_range_loop)]
@@ -40,8 +41,9 @@ pub const LARGEST: usize = 1024;
 /// The bounds of ReLU6.
 const RELU6_BOUNDS: [f32; 2] = [0.0, 6.0];
 
-/// Bottlenecks of one kind, `blocks` of them. Only the first has the stride and changes the number of channels to
-/// `channels`. `expansion` is the factor of the channels between the two pointwise convolutions.
+/// A row of `blocks` bottlenecks. The first has stride `stride` and changes the channels to `channels`; the others have
+/// stride 1. `expansion` is the number of channels between the two pointwise convolutions over that of the input;
+/// 1 means that there is no first pointwise convolution.
 struct Stage {
     kernel: usize,
     stride: usize,
@@ -54,7 +56,8 @@ const fn stage(kernel: usize, stride: usize, expansion: usize, channels: usize, 
     Stage { kernel, stride, expansion, channels, blocks }
 }
 
-/// The stages of EfficientNet-B0 (Tan and Le, 2019), which the Lite version keeps.
+/// The stages of EfficientNet-B0 (Tan and Le, 2019), which the Lite version keeps: kernel, stride, expansion, channels,
+/// blocks.
 const STAGES: [Stage; 7] = [
     stage(3, 1, 1, 16, 1),
     stage(3, 2, 6, 24, 2),
@@ -74,7 +77,7 @@ pub struct BottleneckShape {
     pub stride: usize,
     /// Input channels.
     pub input: usize,
-    /// Channels between the two pointwise convolutions; those of the input if there is only the second.
+    /// Channels between the two pointwise convolutions; as many as `input` if there is only the second one.
     pub inner: usize,
     /// Output channels.
     pub output: usize,
@@ -92,7 +95,7 @@ impl BottleneckShape {
     }
 }
 
-/// The shapes of the sixteen bottlenecks, in their order.
+/// The shapes of the sixteen bottlenecks, from the stem to the head.
 pub fn bottlenecks() -> Vec<BottleneckShape> {
     let mut input = STEM;
     let mut shapes = Vec::new();
@@ -130,6 +133,7 @@ pub fn layout() -> ParameterLayout {
 /// number of inputs in a row or column.
 pub fn same_padding(side: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let outputs = side.div_ceil(stride);
-    let margins = ((outputs - 1) * stride + kernel).saturating_sub(side);
-    (outputs, margins / 2)
+    // The inputs that the windows of all outputs span, minus those that exist: the padding of both sides.
+    let padding = ((outputs - 1) * stride + kernel).saturating_sub(side);
+    (outputs, padding / 2)
 }

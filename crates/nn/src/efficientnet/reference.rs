@@ -12,8 +12,8 @@ struct Activations {
     values: Vec<f64>,
 }
 
-/// Convolution with bias and `SAME` padding. `weight` is `[outputs, inputs, kernel, kernel]`; if `depthwise`, with one
-/// input, the channel of the same number.
+/// Convolution with bias and `SAME` padding. `weight` is `[outputs, inputs, kernel, kernel]`. If `depthwise`, it is
+/// `[channels, 1, kernel, kernel]`, and each output channel reads the input channel with the same index.
 fn convolve(
     input: &Activations,
     weight: &[f32],
@@ -39,10 +39,10 @@ fn convolve(
                 {
                     continue;
                 }
-                let from = if depthwise { output } else { c };
-                let at = ((row - margin) * input.side + column - margin) * input.channels + from;
+                let channel = if depthwise { output } else { c };
+                let index = ((row - margin) * input.side + column - margin) * input.channels + channel;
                 let tap = ((output * inputs + c) * kernel + ky) * kernel + kx;
-                sum += input.values[at] * f64::from(weight[tap]);
+                sum += input.values[index] * f64::from(weight[tap]);
             }
             values.push(sum);
         }
@@ -85,7 +85,8 @@ fn embed(size: usize, parameters: &[f32], image: &[f32]) -> Vec<f64> {
     (0..FEATURES).map(|c| x.values.iter().skip(c).step_by(FEATURES).sum::<f64>() / positions as f64).collect()
 }
 
-/// Weights with which activations neither vanish nor explode through sixteen blocks.
+/// Weights with which activations neither vanish nor explode through sixteen blocks: uniform with variance 2 / inputs
+/// (He et al., 2015). Tensors of one dimension are biases.
 fn parameters(rng: &mut TestRng) -> Vec<f32> {
     let layout = layout();
     let mut parameters = Vec::new();
@@ -108,18 +109,18 @@ fn embeddings_agree_with_the_definition_at_even_and_odd_sizes() {
         assert!(largest > 0.1, "the activations of the test's network must not vanish");
         let embedder = EfficientNetEmbedder::new(size, &parameters);
         for isa in Isa::usable() {
-            let mut found = vec![f32::NAN; FEATURES];
-            isa.scope(|| embedder.session().embed(&image, &mut found));
-            for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let error = (f64::from(*found) - expected).abs();
-                assert!(error < 1e-4 * largest, "{isa:?}, {size} px, [{index}]: {found} and {expected}");
+            let mut embedding = vec![f32::NAN; FEATURES];
+            isa.scope(|| embedder.session().embed(&image, &mut embedding));
+            for (index, (value, expected)) in embedding.iter().zip(&expected).enumerate() {
+                let error = (f64::from(*value) - expected).abs();
+                assert!(error < 1e-4 * largest, "{isa:?}, {size} px, [{index}]: {value} and {expected}");
             }
         }
     }
 }
 
 #[test]
-fn an_embedding_does_not_depend_on_its_neighbours_or_on_what_was_embedded_before() {
+fn an_embedding_does_not_depend_on_the_other_images_of_its_call_or_on_earlier_calls() {
     let mut rng = TestRng::new(6);
     let embedder = EfficientNetEmbedder::new(40, &parameters(&mut rng));
     let images = rng.f32s(3 * 40 * 40 * 3);

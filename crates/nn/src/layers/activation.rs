@@ -75,9 +75,9 @@ mod tests {
                 let expected = f64::from(x) * normal_cdf(f64::from(x));
                 assert!((f64::from(y) - expected).abs() < 3e-6, "{isa:?} at {x}: {y} and {expected}");
             }
-            let mut y = x.clone();
-            isa.scope(|| relu(&mut y));
-            assert!(x.iter().zip(&y).all(|(&x, &y)| y == x.max(0.0)), "{isa:?}");
+            let mut rectified = x.clone();
+            isa.scope(|| relu(&mut rectified));
+            assert!(x.iter().zip(&rectified).all(|(&x, &y)| y == x.max(0.0)), "{isa:?}");
         }
     }
 }

@@ -29,8 +29,9 @@ pub struct Heads {
 pub struct AttentionCache<T> {
     /// For every segment and head the attention weights, `[n, padded(n)]`; column i are those of query token i.
     pub weights: Vec<T>,
-    /// The weights after dropout, if there is any.
+    /// The weights after dropout; empty without dropout.
     dropped: Vec<T>,
+    /// Scratch memory: the gradient of one matrix of weights.
     d_weights: Vec<T>,
 }
 
@@ -39,8 +40,8 @@ pub fn padded(tokens: usize) -> usize {
     tokens.next_multiple_of(LANES)
 }
 
-/// The weight matrices of all heads of all segments, in the order of the buffer of weights. Each item is (tokens of the
-/// segment, number of the head, range of the matrix in the buffer).
+/// The weight matrices of all heads of all segments, in the order of the buffer of weights. Each item is (token range
+/// of the segment, number of the head, range of the matrix in the buffer).
 fn weight_matrices(
     heads: Heads,
     segments: &[Range<usize>],
@@ -101,7 +102,7 @@ pub fn forward<T: Real>(
     for (tokens, head, range) in weight_matrices(heads, segments) {
         let (n, stride) = (tokens.len(), padded(tokens.len()));
         let weights = &mut cache.weights[range.clone()];
-        let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
+        let [q, k, v] = [0, 1, 2].map(|index| part(qkv, heads, &tokens, index, head));
         // Logits with keys in rows: `k q^T`.
         multiply(k, q.transposed(), Write::Set, MatrixMut::padded(weights, n, n, stride));
         softmax::forward_columns(stride, scale(heads), weights);
@@ -134,7 +135,7 @@ pub fn backward<T: Real>(
     let AttentionCache { weights, dropped, d_weights } = cache;
     for (tokens, head, range) in weight_matrices(heads, segments) {
         let (n, stride) = (tokens.len(), padded(tokens.len()));
-        let [q, k, v] = [0, 1, 2].map(|which| part(qkv, heads, &tokens, which, head));
+        let [q, k, v] = [0, 1, 2].map(|index| part(qkv, heads, &tokens, index, head));
         let d_out = &d_out[tokens.start * width + head * heads.width..];
         let d_out = Matrix::strided(d_out, n, heads.width, width);
         let weights = &weights[range.clone()];
@@ -151,7 +152,8 @@ pub fn backward<T: Real>(
             dropout.backward_from_output(used, d_weights);
         }
         softmax::backward_columns(stride, scale(heads), weights, d_weights);
-        // Logits, already times `scale`: `d_q = d_logits^T k` and `d_k = d_logits q`.
+        // `d_weights` is now the gradient of the products `k q^T`, with the factor `scale`: `d_q = d_logits^T k` and
+        // `d_k = d_logits q`.
         let d_logits = Matrix::strided(d_weights, n, n, stride);
         multiply(d_logits.transposed(), k, Write::Set, part_mut(d_qkv, heads, &tokens, 0, head));
         multiply(d_logits, q, Write::Set, part_mut(d_qkv, heads, &tokens, 1, head));

@@ -42,8 +42,9 @@ impl Dropout {
         Dropout { rate: self.rate, seed: z ^ (z >> 31) }
     }
 
-    /// Drops from `x` in place and multiplies what is kept by `1 / (1 - rate)`. `start` is the index of `x[0]` in the
-    /// mask. Applied to a gradient it is its own backward pass.
+    /// Sets the dropped numbers of `x` to 0, in place, and multiplies the others by `1 / (1 - rate)`, so that the mean
+    /// stays the same. `start` is the index of `x[0]` in the mask. Applied to a gradient, this is its own backward
+    /// pass.
     pub fn apply<T: Real>(self, start: usize, x: &mut [T]) {
         if self.is_active() {
             drop_in_place(self.mask(), start as u32, x);
@@ -59,8 +60,8 @@ impl Dropout {
         }
     }
 
-    /// The backward pass from the output `y` of dropout of numbers that are never negative, in place: where `y` is 0,
-    /// it was dropped. Also the backward pass of dropout after a ReLU, which is closed where `y` is 0.
+    /// The backward pass of dropout of positive numbers, from the output `y`, in place: a number is 0 only if it was
+    /// dropped. Also the backward pass of dropout after a ReLU, whose gradient is 0 where its output is.
     pub fn backward_from_output<T: Real>(self, y: &[T], d: &mut [T]) {
         scale_where_positive(y, self.mask::<T>().scale, d);
     }
@@ -91,15 +92,16 @@ struct Mask<T> {
 
 impl<T: Real> Mask<T> {
     /// The factor of the number at an index: 0 or `scale`. The hash is `lowbias32` by Chris Wellons without its last
-    /// step, which would only change low bits, with the halves of the seed mixed in.
+    /// step, which would only change low bits, with the halves of the seed mixed in. The index is first multiplied by
+    /// 2^32 over the golden ratio, so that neighbouring indices differ in many bits.
     #[inline(always)]
     fn factor(self, index: u32) -> T {
         let x = index.wrapping_mul(0x9e37_79b9) ^ self.low;
         let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d).wrapping_add(self.high);
         let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
         // Compared as 31-bit integers, because vector comparisons are signed.
-        let kept = (x >> 1) as i32 >= self.threshold as i32;
-        if kept { self.scale } else { T::ZERO }
+        let is_kept = (x >> 1) as i32 >= self.threshold as i32;
+        if is_kept { self.scale } else { T::ZERO }
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_and_sites_are_dropped_independently() {
+    fn numbers_at_neighbouring_indices_and_other_sites_are_dropped_independently() {
         let dropout = Dropout::new(0.5, 3);
         let kept = |site: u64, i: u32| dropout.site(site).mask::<f64>().factor(i) > 0.0;
         for (site, distance) in [(0, 1), (0, 2), (0, 16), (0, 128), (1, 0), (2, 0)] {

@@ -59,7 +59,7 @@ kernel! {
     }
 }
 
-/// Normalises a row in place and returns one over its standard deviation.
+/// Normalises a row in place, writes the output to `y`, and returns one over the row's standard deviation.
 #[inline(always)]
 fn normalise_row<T: Real>(row: &mut [T], scale: &[T], shift: &[T], y: &mut [T]) -> T {
     let inverse_width = T::ONE / T::from_f64(row.len() as f64);
@@ -97,14 +97,15 @@ kernel! {
                 *d_scale += d_y * normalised;
                 *d_shift += d_y;
             }
-            // First the gradient of the normalised row, then what does not change its mean and variance.
+            // The gradient of the normalised row. Its mean and its component along the normalised row are then removed,
+            // because shifting or scaling the input does not change the normalised row.
             for ((d_x, &d_y), &scale) in d_x.iter_mut().zip(d_y).zip(scale) {
                 *d_x = d_y * scale;
             }
             let inverse_width = T::ONE / T::from_f64(width as f64);
-            let (mean, slope) = (sum(d_x) * inverse_width, dot(d_x, normalised) * inverse_width);
+            let (mean, along) = (sum(d_x) * inverse_width, dot(d_x, normalised) * inverse_width);
             for (d_x, &normalised) in d_x.iter_mut().zip(normalised) {
-                *d_x = inverse_std * (*d_x - mean - normalised * slope);
+                *d_x = inverse_std * (*d_x - mean - normalised * along);
             }
         }
     }
@@ -127,6 +128,7 @@ pub struct LayerNormCache<T> {
 }
 
 impl<T: Real> LayerNormCache<T> {
+    /// Makes space for the rows of an input of `length` numbers.
     fn resize(&mut self, length: usize, width: usize) {
         self.normalised.resize(length, T::ZERO);
         self.inverse_std.resize(length / width, T::ZERO);

@@ -51,7 +51,7 @@ pub fn backward_parameters<T: Real>(x: &[T], d_y: &[T], d_weight: &mut [T], d_bi
     multiply(x, d_y, Write::Add, MatrixMut::new(d_weight, inputs, outputs));
 }
 
-/// The part of the backward pass that sets the gradient of the input or adds to it, as `write` says: `d_x = d_y W^T`.
+/// The part of the backward pass that sets the gradient of the input, `d_x = d_y W^T`, or adds to it, as `write` says.
 /// `outputs` is O.
 ///
 /// # Panics
@@ -101,13 +101,13 @@ impl Linear {
 /// If the ranges overlap or lie outside.
 pub(crate) fn disjoint_mut<'a, T>(
     buffer: &'a mut [T],
-    one: &Range<usize>,
-    other: &Range<usize>,
+    first: &Range<usize>,
+    second: &Range<usize>,
 ) -> (&'a mut [T], &'a mut [T]) {
-    let [one, other] = buffer
-        .get_disjoint_mut([one.clone(), other.clone()])
+    let [first, second] = buffer
+        .get_disjoint_mut([first.clone(), second.clone()])
         .expect("the tensors of a layout do not overlap");
-    (one, other)
+    (first, second)
 }
 
 kernel! {

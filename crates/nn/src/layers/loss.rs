@@ -28,6 +28,7 @@ pub fn cross_entropy<T: Real>(logits: &mut [T], targets: &[u32], weight: T) -> f
             sum += *logit;
         }
         total += (sum.ln() - target_logit).to_f64();
+        // The gradient: the probability, minus 1 for the target, times the weight of a row.
         for logit in &mut *row {
             *logit *= row_weight / sum;
         }
@@ -46,9 +47,9 @@ pub fn binary_cross_entropy<T: Real>(logits: &mut [T], targets: &[bool], weight:
     let mut total = 0.0;
     for (logit, &target) in logits.iter_mut().zip(targets) {
         let signed = if target { *logit } else { -*logit };
-        // ln(1 + e^-signed), without overflow.
-        let small = (-signed.abs()).exp();
-        total += ((-signed).max(T::ZERO) + (T::ONE + small).ln()).to_f64();
+        // ln(1 + e^-signed) as max(-signed, 0) + ln(1 + e^-|signed|), which cannot overflow.
+        let exp = (-signed.abs()).exp();
+        total += ((-signed).max(T::ZERO) + (T::ONE + exp).ln()).to_f64();
         *logit = row_weight * (logit.sigmoid() - if target { T::ONE } else { T::ZERO });
     }
     total * row_weight.to_f64()
@@ -56,6 +57,7 @@ pub fn binary_cross_entropy<T: Real>(logits: &mut [T], targets: &[bool], weight:
 
 /// `weight ‖p - target‖²`; adds to `d_p`, the gradient of `p`. `target` is taken as constant.
 pub fn squared_distance<T: Real>(p: &[T], target: &[T], weight: T, d_p: &mut [T]) -> f64 {
+    // The gradient of ‖p - target‖² is 2 (p - target).
     weight.to_f64() * squared_distance_and_gradient(p, target, weight + weight, d_p).to_f64()
 }
 
@@ -91,7 +93,7 @@ kernel! {
 }
 
 /// Logits of queries by distance to prototypes: `-‖q - p‖² + ‖q‖² = 2 q.p - ‖p‖²`. The term `‖q‖²` is the same for all
-/// prototypes, so a softmax does not change, and leaving it out saves precision.
+/// prototypes, so the softmax over prototypes does not depend on it, and leaving it out saves precision.
 ///
 /// Shapes: Q queries of D numbers, prototypes `[C, D]`, logits `[Q, C]`.
 ///
@@ -101,7 +103,7 @@ pub fn prototype_logits<T: Real>(queries: &[&[T]], prototypes: &[T], logits: &mu
     let Some(dim) = queries.first().map(|query| query.len()) else { return };
     let rows: Vec<&[T]> = prototypes.chunks_exact(dim).collect();
     assert_eq!(logits.len(), queries.len() * rows.len(), "one logit per query and prototype");
-    // With the queries on the left they are prefetched: they are scattered over memory.
+    // The queries are scattered over memory. They are the left rows, because `products` prefetches left rows.
     let mut products = vec![T::ZERO; logits.len()];
     T::products(queries, &rows, &mut products);
     for (class, (row, products)) in rows.iter().zip(products.chunks_exact(queries.len())).enumerate() {

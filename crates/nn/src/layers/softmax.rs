@@ -62,6 +62,7 @@ kernel! {
         let vectors_per_row = stride / LANES;
         let (probabilities, d) = (probabilities.as_chunks::<LANES>().0, d.as_chunks_mut::<LANES>().0);
         for first in 0..vectors_per_row {
+            // The means of d, weighted by the probabilities.
             let mut means = [T::ZERO; LANES];
             let column = probabilities[first..].iter().step_by(vectors_per_row);
             for (p, d) in column.zip(d[first..].iter().step_by(vectors_per_row)) {
@@ -113,8 +114,8 @@ mod tests {
                 let exp = |row: usize| f64::from(scale * x[row * stride + column]).exp();
                 let total: f64 = (0..rows).map(exp).sum();
                 for row in 0..rows {
-                    let (found, expected) = (f64::from(y[row * stride + column]), exp(row) / total);
-                    assert!((found - expected).abs() < 1e-6, "{isa:?}: {found} and {expected}");
+                    let (actual, expected) = (f64::from(y[row * stride + column]), exp(row) / total);
+                    assert!((actual - expected).abs() < 1e-6, "{isa:?}: {actual} and {expected}");
                 }
             }
         }

@@ -17,8 +17,9 @@ pub(super) struct ClassifierPass {
     training: TrainingPass,
     images: usize,
     ways: usize,
-    /// The linear layer's part of the parameters; bias is the last tensor.
+    /// The range of the linear layer's weight in the parameters.
     weight: Range<usize>,
+    /// The range of its bias, the last tensor of the parameters.
     bias: Range<usize>,
     features: Vec<f32>,
     logits: Vec<f32>,
@@ -89,7 +90,9 @@ impl ClassifierPass {
 pub(super) struct ClassifierTangent {
     tangent: TangentPass,
     images: usize,
+    /// The tangent of the logits, later that of their gradient.
     logits: Vec<f32>,
+    /// The tangent of the gradient of the features.
     d_features: Vec<f32>,
 }
 
@@ -103,7 +106,7 @@ impl ClassifierTangent {
         }
     }
 
-    /// Whether the memory is for passes over as many images.
+    /// Whether the memory is for passes over as many images as `pass` has.
     pub fn fits(&self, pass: &ClassifierPass) -> bool {
         self.images == pass.images
     }
@@ -162,14 +165,15 @@ fn cross_entropy_tangent(d_logits: &[f32], classes: &[u32], tangent: &mut [f32])
         d_logits.chunks_exact(ways).zip(classes).zip(tangent.chunks_exact_mut(ways))
     {
         // p / R, from the gradient (p - [c is the class]) / R.
-        let scaled_probability = |other: usize| {
-            let target = if other == class as usize { 1.0 } else { 0.0 };
-            d_logits[other] + target / rows as f32
+        let scaled_probability = |c: usize| {
+            let target = if c == class as usize { 1.0 } else { 0.0 };
+            d_logits[c] + target / rows as f32
         };
-        let products = (0..ways).map(|other| scaled_probability(other) * tangent[other]);
+        let products = (0..ways).map(|c| scaled_probability(c) * tangent[c]);
+        // Sum of p l̇: the factor R cancels that of the scaled probabilities.
         let mean: f32 = products.sum::<f32>() * rows as f32;
-        for (other, tangent) in tangent.iter_mut().enumerate() {
-            *tangent = scaled_probability(other) * (*tangent - mean);
+        for (c, tangent) in tangent.iter_mut().enumerate() {
+            *tangent = scaled_probability(c) * (*tangent - mean);
         }
     }
 }

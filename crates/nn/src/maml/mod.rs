@@ -122,14 +122,14 @@ impl MamlLearner {
         pass.set_images(queries.images);
         let mut v = vec![0.0; parameters.len()];
         let loss = pass.loss_and_gradient(&adapted, queries.classes, &mut v);
-        // Back through the steps, the last one first; of the first order there are none in the trajectory.
-        for (step, at) in trajectory.iter().enumerate().rev() {
+        // Back through the steps, the last one first. For the first order the trajectory is empty.
+        for (step, before_step) in trajectory.iter().enumerate().rev() {
             let pass = &self.steps[step];
             // The memory for tangents is kept from step to step and task to task while the number of images is the
             // same.
-            let fits = self.tangent.take().filter(|tangent| tangent.fits(pass));
-            let tangent = self.tangent.insert(fits.unwrap_or_else(|| ClassifierTangent::new(pass)));
-            let hessian_v = tangent.hessian_times(pass, at, support.classes, &v);
+            let reusable = self.tangent.take().filter(|tangent| tangent.fits(pass));
+            let tangent = self.tangent.insert(reusable.unwrap_or_else(|| ClassifierTangent::new(pass)));
+            let hessian_v = tangent.hessian_times(pass, before_step, support.classes, &v);
             v.iter_mut().zip(&hessian_v).for_each(|(v, hv)| *v -= adaptation.rate * hv);
         }
         gradient.iter_mut().zip(&v).for_each(|(sum, v)| *sum += v);
@@ -154,7 +154,7 @@ impl MamlLearner {
         pass.logits(adapted).to_vec()
     }
 
-    /// Makes sure that there are `steps` passes over `images` images.
+    /// Makes sure that there are at least `steps` passes, all over `images` images.
     fn allocate(&mut self, steps: usize, images: usize) {
         self.steps.retain(|pass| pass.images() == images);
         while self.steps.len() < steps {
@@ -171,31 +171,32 @@ impl MamlLearner {
         adaptation: Adaptation,
         keep: bool,
     ) -> (Vec<Vec<f32>>, Vec<f32>) {
-        let (mut trajectory, mut at) = (Vec::new(), parameters.to_vec());
-        let mut gradient = vec![0.0; at.len()];
+        let (mut trajectory, mut current) = (Vec::new(), parameters.to_vec());
+        let mut gradient = vec![0.0; current.len()];
         for step in 0..adaptation.steps {
-            let number = if keep { step } else { 0 };
-            let (previous, rest) = self.steps.split_at_mut(number);
-            let pass = &mut rest[0];
-            // All steps have the same images: the first pass is given them, later ones copy what it derived from them.
+            let index = if keep { step } else { 0 };
+            let (previous, remaining) = self.steps.split_at_mut(index);
+            let pass = &mut remaining[0];
+            // All steps have the same images. The first pass pads them and sums up their patches; later passes copy
+            // that.
             match previous.first() {
                 None if step == 0 => pass.set_images(support.images),
                 None => {}
                 Some(first) => pass.copy_images(first),
             }
             gradient.fill(0.0);
-            pass.loss_and_gradient(&at, support.classes, &mut gradient);
+            pass.loss_and_gradient(&current, support.classes, &mut gradient);
             if keep {
-                trajectory.push(at.clone());
+                trajectory.push(current.clone());
             }
-            at.iter_mut().zip(&gradient).for_each(|(at, g)| *at -= adaptation.rate * g);
+            current.iter_mut().zip(&gradient).for_each(|(value, g)| *value -= adaptation.rate * g);
         }
-        (trajectory, at)
+        (trajectory, current)
     }
 }
 
 /// The pass in `slot` if it is for this number of images, otherwise a new one.
 fn pass_for(slot: &mut Option<ClassifierPass>, size: ModelSize, images: usize) -> &mut ClassifierPass {
-    let fits = slot.take().filter(|pass| pass.images() == images);
-    slot.insert(fits.unwrap_or_else(|| ClassifierPass::new(size, images)))
+    let reusable = slot.take().filter(|pass| pass.images() == images);
+    slot.insert(reusable.unwrap_or_else(|| ClassifierPass::new(size, images)))
 }

@@ -21,8 +21,8 @@ fn textbook(size: ModelSize, parameters: &[f64], images: &[f64], classes: &[u32]
         let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
         loss -= (logits[class as usize].exp() / total).ln() / rows;
         for (c, logit) in logits.iter().enumerate() {
-            let wanted = if c == class as usize { 1.0 } else { 0.0 };
-            let d_logit = (logit.exp() / total - wanted) / rows;
+            let target = if c == class as usize { 1.0 } else { 0.0 };
+            let d_logit = (logit.exp() / total - target) / rows;
             d_bias[c] += d_logit;
             for (d, feature) in features.iter().enumerate() {
                 d_weight[d * ways + c] += d_logit * feature;
@@ -51,6 +51,7 @@ fn textbook_hessian_times(
     above.iter().zip(&below).map(|(a, b)| (a - b) / (2.0 * step)).collect()
 }
 
+/// A network with a task: a support set and queries, each (images, classes).
 struct Example {
     size: ModelSize,
     parameters: Vec<f32>,
@@ -97,16 +98,17 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }
 
-/// Compares tensor by tensor, relative to the largest value of each.
-fn compare(what: &str, size: ModelSize, found: &[f32], expected: &[f64], tolerance: f64) {
+/// Compares gradients tensor by tensor, relative to the largest value of each. The biases of convolutions, which batch
+/// norm removes, and the running statistics have no gradient.
+fn compare(what: &str, size: ModelSize, actual: &[f32], expected: &[f64], tolerance: f64) {
     for tensor in layout(size).tensors() {
-        let (found, expected) = (&found[tensor.range.clone()], &expected[tensor.range.clone()]);
+        let (actual, expected) = (&actual[tensor.range.clone()], &expected[tensor.range.clone()]);
         if tensor.name.contains("conv.bias") || tensor.name.contains("running") {
-            assert!(found.iter().all(|value| *value == 0.0), "{what} {}", tensor.name);
+            assert!(actual.iter().all(|value| *value == 0.0), "{what} {}", tensor.name);
             continue;
         }
         let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs())).max(1e-9);
-        let pairs = found.iter().zip(expected);
+        let pairs = actual.iter().zip(expected);
         let error = pairs.map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max) / largest;
         assert!(error < tolerance, "{what} {}: off by {error} of {largest}", tensor.name);
     }
@@ -133,9 +135,9 @@ fn the_hessian_times_a_vector_agrees_with_central_differences_on_every_instructi
             compare("gradient", size, &gradient, &expected_gradient, 1e-3);
             let mut tangent = ClassifierTangent::new(&pass);
             let mut product = || isa.scope(|| tangent.hessian_times(&pass, parameters, classes, &direction));
-            let found = product();
-            compare(&format!("{isa:?} {shape:?}: H v of"), size, &found, &expected, 1e-3);
-            assert_eq!(found, product(), "reused memory does not change the result");
+            let first = product();
+            compare(&format!("{isa:?} {shape:?}: H v of"), size, &first, &expected, 1e-3);
+            assert_eq!(first, product(), "reused memory does not change the result");
         }
     }
 }
@@ -162,8 +164,8 @@ fn textbook_meta_gradient(example: &Example, trajectory: &[Vec<f64>], adaptation
     let (images, classes) = (wide(&example.support.0), &example.support.1);
     let (adapted, before) = trajectory.split_last().unwrap();
     let (_, mut v) = textbook_queries(example, adapted);
-    for at in before.iter().rev() {
-        let hessian_v = textbook_hessian_times(example.size, at, &images, classes, &v);
+    for before_step in before.iter().rev() {
+        let hessian_v = textbook_hessian_times(example.size, before_step, &images, classes, &v);
         v.iter_mut().zip(&hessian_v).for_each(|(v, hv)| *v -= f64::from(adaptation.rate) * hv);
     }
     v
@@ -172,7 +174,7 @@ fn textbook_meta_gradient(example: &Example, trajectory: &[Vec<f64>], adaptation
 #[test]
 fn the_gradient_through_adaptation_agrees_with_central_differences() {
     let adaptation = Adaptation { rate: 0.05, steps: 3 };
-    // Inputs without near ties, where a ReLU or a maximum would differ between f32 and f64.
+    // With this seed there are no near ties, where a ReLU or a maximum would differ between f32 and f64.
     let example = Example::new(Shape { size: 16, channels: 1 }, 4);
     let (size, parameters) = (example.size, wide(&example.parameters));
     let trajectory = textbook_descent(&example, &parameters, adaptation);
@@ -203,8 +205,8 @@ fn the_gradient_through_adaptation_agrees_with_central_differences() {
     compare("second order", size, &run(GradientOrder::Second), &expected, 1e-3);
     // The first-order gradient is that at the adapted parameters, which differs from the second-order one here.
     compare("first order", size, &run(GradientOrder::First), &expected_first, 1e-3);
-    let apart = expected.iter().zip(&expected_first).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(apart > 1e-2, "the orders differ by {apart}");
+    let difference = expected.iter().zip(&expected_first).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(difference > 1e-2, "the orders differ by {difference}");
 }
 
 #[test]
@@ -213,13 +215,14 @@ fn adaptation_lowers_the_loss_and_memory_is_reused_for_other_numbers_of_images()
     let adaptation = Adaptation { rate: 0.05, steps: 10 };
     let mut learner = MamlLearner::new(example.size);
     let adapted = learner.adapt(&example.parameters, example.support(), adaptation);
-    let hits = |logits: &[f32]| {
+    // The number of support items that are classified correctly.
+    let correct = |logits: &[f32]| {
         let best = |row: &[f32]| (0..3).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
         let predictions = logits.chunks_exact(3).map(best);
         predictions.zip(&example.support.1).filter(|(a, b)| a == *b).count()
     };
     let logits = learner.logits(&adapted, &example.support.0);
-    assert_eq!(hits(&logits), 6);
+    assert_eq!(correct(&logits), 6);
     let pixels = example.size.shape.pixels();
     let fewer = LabelledImages { images: &example.support.0[..3 * pixels], classes: &example.support.1[..3] };
     let small = learner.adapt(&example.parameters, fewer, adaptation);

@@ -205,6 +205,8 @@ mod tests {
         }
     }
 
+    /// Compares a product of `shape` (m, k, n) with the plain version on every instruction set. Matrices have gaps of
+    /// `slack` numbers between rows, and `transposed` says whether A and B are.
     fn compare(
         shape: (usize, usize, usize),
         slack: usize,
@@ -222,13 +224,14 @@ mod tests {
         let start = if write == Write::Add { InitialSum::Existing } else { InitialSum::Zero };
         multiply_reference(a, b, start, &mut MatrixMut::strided(&mut expected, m, n, n + slack));
         for isa in Isa::usable() {
-            let mut found = c.clone();
-            isa.scope(|| multiply(a, b, write, MatrixMut::strided(&mut found, m, n, n + slack)));
-            for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let close = (found - expected).abs() <= 2e-6 * (k as f32 + 4.0);
+            let mut product = c.clone();
+            isa.scope(|| multiply(a, b, write, MatrixMut::strided(&mut product, m, n, n + slack)));
+            for (index, (actual, expected)) in product.iter().zip(&expected).enumerate() {
+                // The rounding errors of k additions.
+                let close = (actual - expected).abs() <= 2e-6 * (k as f32 + 4.0);
                 assert!(
                     close,
-                    "{isa:?} {shape:?} {transposed:?} {write:?} at {place}: {found} and {expected}"
+                    "{isa:?} {shape:?} {transposed:?} {write:?} at {index}: {actual} and {expected}"
                 );
             }
         }
@@ -265,15 +268,15 @@ mod tests {
             let mut expected = vec![0.0; m * n];
             multiply_reference(a, b, InitialSum::Row(&row), &mut MatrixMut::new(&mut expected, m, n));
             for isa in Isa::usable() {
-                let mut found = vec![7.0; m * n];
-                isa.scope(|| multiply_and_add_row(a, b, &row, MatrixMut::new(&mut found, m, n)));
-                assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{isa:?}");
+                let mut product = vec![7.0; m * n];
+                isa.scope(|| multiply_and_add_row(a, b, &row, MatrixMut::new(&mut product, m, n)));
+                assert!(product.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{isa:?}");
             }
         }
     }
 
     #[test]
-    fn a_row_of_a_product_does_not_depend_on_the_others() {
+    fn a_row_of_a_product_does_not_depend_on_the_other_rows() {
         let (m, k, n) = (50, 300, 40);
         let mut rng = TestRng::new(4);
         let (a, b) = (rng.f32s(m * k), rng.f32s(k * n));
@@ -321,6 +324,7 @@ mod tests {
             let (a, b, mut c) = (rng.f32s(m * k), rng.f32s(k * n), vec![0.0; m * n]);
             let (a, b) = (matrix(&a, m, k, 0, left), matrix(&b, k, n, 0, right));
             let flops = 2.0 * (m * k * n) as f64;
+            // Enough rounds for some milliseconds.
             let rounds = (2e8 / flops).ceil() as usize;
             let best = (0..9)
                 .map(|_| {

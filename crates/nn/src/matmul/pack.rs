@@ -9,7 +9,7 @@ use pulp::Simd;
 use super::Matrix;
 use crate::memory::prefetch_line;
 
-/// The most rows of a panel: 32 KiB of the first-level cache.
+/// The most rows of a panel: with [`WIDEST`] columns they take up 32 KiB of the first-level cache.
 pub(super) const DEPTH: usize = 256;
 /// The most columns of a panel: two of the widest vectors, of 16 numbers.
 const WIDEST: usize = 32;
@@ -56,6 +56,7 @@ impl PanelSource<'_> {
                 let start = (self.from + k) * self.b.row_stride + self.column;
                 // The hardware prefetcher does not recognise short rows that are far apart.
                 let ahead = self.b.data[start..].as_ptr().wrapping_add(AHEAD * self.b.row_stride);
+                // One prefetch per cache line of 16 numbers.
                 for line in (0..width).step_by(16) {
                     prefetch_line(ahead.wrapping_add(line).cast());
                 }
@@ -66,8 +67,8 @@ impl PanelSource<'_> {
         }
     }
 
-    /// Copies the part where B is transposed: in blocks of 8 x 8 if there is AVX, the rest element by element. Columns
-    /// beyond the last repeat it; they never reach C.
+    /// Copies the part where B is transposed: in blocks of 8 x 8 if there is AVX, the remaining rows element by
+    /// element. The padding columns repeat the last column of the part; they never reach C.
     #[inline(always)]
     fn transpose(&self, panel: &mut [f32], width: usize, avx: bool) {
         // The rows of the panel that are covered by whole blocks.
@@ -81,6 +82,7 @@ impl PanelSource<'_> {
             for k in (0..whole).step_by(BLOCK) {
                 let (from, to) = (&from[column_from * stride + k..], &mut panel[k * width + column..]);
                 let last = valid.min(BLOCK) - 1;
+                // The last numbers that the block reads and writes.
                 assert!(from.len() > last * stride + 7 && to.len() > 7 * width + 7, "a block of 8 x 8");
                 // SAFETY: both blocks have just been found to lie within their slices, and `avx` says that the
                 // processor has AVX.
@@ -130,6 +132,8 @@ unsafe fn transpose_block(from: *const f32, stride: usize, last: usize, to: *mut
                 halves[4 * half + j] = _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high);
             }
         }
+        // Then the 4 x 4 blocks of both halves are transposed: pairs of adjacent numbers of two rows (unpack) are
+        // combined to fours; 0x44 selects the lower pair of both operands, 0xee the upper one.
         for half in 0..2 {
             let [a, b, c, d] =
                 [halves[4 * half], halves[4 * half + 1], halves[4 * half + 2], halves[4 * half + 3]];
@@ -147,12 +151,12 @@ unsafe fn transpose_block(from: *const f32, stride: usize, last: usize, to: *mut
 /// Copies a row; the last vector is padded with zeros.
 #[inline(always)]
 fn copy_padded<S: Simd>(simd: S, from: &[f32], to: &mut [f32]) {
-    let (from, rest) = S::as_simd_f32s(from);
+    let (from, tail) = S::as_simd_f32s(from);
     let to = S::as_mut_simd_f32s(to).0;
     for (from, to) in from.iter().zip(&mut *to) {
         *to = *from;
     }
-    if !rest.is_empty() {
-        to[from.len()] = simd.partial_load_f32s(rest);
+    if !tail.is_empty() {
+        to[from.len()] = simd.partial_load_f32s(tail);
     }
 }

@@ -47,6 +47,7 @@ impl WithSimd for Product<'_, '_> {
         let inner = self.a.columns;
         let width = 2 * S::F32_LANES;
         let mut panel = Panel::new();
+        // At most three tiles would use a packed panel.
         let few_rows = self.c.rows <= 3 * max_height::<S>();
         // K is divided into equal blocks of at most DEPTH. There is one even if K is 0, because C still has to be set.
         let blocks = inner.div_ceil(DEPTH).max(1);
@@ -58,7 +59,7 @@ impl WithSimd for Product<'_, '_> {
             for column in (0..self.c.columns).step_by(width) {
                 let columns = width.min(self.c.columns - column);
                 let vectors = columns.div_ceil(S::F32_LANES);
-                // B's rows can be read as whole vectors where they are.
+                // Whether B's rows are read where they are, without a packed panel: they must consist of whole vectors.
                 let in_place = few_rows && self.b.column_stride == 1 && columns == vectors * S::F32_LANES;
                 let corner = from * self.b.row_stride + column * self.b.column_stride;
                 let (b, b_stride) = if in_place && depth > 0 {
@@ -137,6 +138,7 @@ impl Tiles<'_, '_> {
                 InitialSum::Row(row) => (row[self.column..].as_ptr(), 0),
             };
             if let InitialSum::Existing = self.start {
+                // The rows of the next tile.
                 self.prefetch(row + height, height);
             }
             let operands = TileOperands {
@@ -159,11 +161,13 @@ impl Tiles<'_, '_> {
         }
     }
 
-    /// Prefetches rows of C: a sum of gradients may have left the cache since its last use.
+    /// Prefetches `height` rows of C from row `first` on: a sum of gradients may have left the cache since its last
+    /// use.
     #[inline(always)]
-    fn prefetch(&self, row: usize, height: usize) {
-        for row in row..(row + height).min(self.c.rows) {
+    fn prefetch(&self, first: usize, height: usize) {
+        for row in first..(first + height).min(self.c.rows) {
             let start = self.c.data.as_ptr().wrapping_add(row * self.c.stride + self.column);
+            // One prefetch per cache line of 16 numbers.
             for line in (0..self.columns).step_by(16) {
                 prefetch_line(start.wrapping_add(line).cast());
             }

@@ -33,11 +33,11 @@ pub fn add_weighted_rows<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
 
 /// The plain version of [`add_weighted_rows`]: the reference of its tests, and what `f64` runs with.
 pub fn add_weighted_rows_reference<T: Real>(rows: &[&[T]], weights: &[T], out: &mut [T]) {
-    let sums = weights.len() / rows.len();
+    let sum_count = weights.len() / rows.len();
     for (c, out) in out.chunks_exact_mut(rows[0].len().max(1)).enumerate() {
         for (i, row) in rows.iter().enumerate() {
             for (out, &value) in out.iter_mut().zip(*row) {
-                *out += weights[i * sums + c] * value;
+                *out += weights[i * sum_count + c] * value;
             }
         }
     }
@@ -67,12 +67,13 @@ impl WithSimd for WeightedRows<'_> {
     fn with_simd<S: Simd>(mut self, simd: S) {
         let dim = self.rows[0].len();
         let width = VECTORS * S::F32_LANES;
-        let sums = self.weights.len() / self.rows.len();
+        let sum_count = self.weights.len() / self.rows.len();
         for from in (0..dim).step_by(width) {
-            for start in (0..sums).step_by(GROUP) {
+            for start in (0..sum_count).step_by(GROUP) {
                 if from + width <= dim {
                     self.add_group::<S, VECTORS>(simd, start, from);
                 } else {
+                    // The last columns, one vector at a time.
                     for from in (from..dim).step_by(S::F32_LANES) {
                         self.add_group::<S, 1>(simd, start, from);
                     }
@@ -87,10 +88,10 @@ impl WeightedRows<'_> {
     #[inline(always)]
     fn add_group<S: Simd, const V: usize>(&mut self, simd: S, start: usize, from: usize) {
         let dim = self.rows[0].len();
-        let sums = self.weights.len() / self.rows.len();
+        let sum_count = self.weights.len() / self.rows.len();
         let end = (from + V * S::F32_LANES).min(dim);
         let mut totals = [[simd.splat_f32s(0.0); V]; GROUP];
-        for (row, weights) in self.rows.iter().zip(self.weights.chunks_exact(sums)) {
+        for (row, weights) in self.rows.iter().zip(self.weights.chunks_exact(sum_count)) {
             let mut vectors = [simd.splat_f32s(0.0); V];
             for v in 0..V {
                 let column = from + v * S::F32_LANES;
@@ -98,13 +99,13 @@ impl WeightedRows<'_> {
             }
             for g in 0..GROUP {
                 // A group at the edge repeats the last sum; the repetitions are not stored.
-                let weight = simd.splat_f32s(weights[(start + g).min(sums - 1)]);
+                let weight = simd.splat_f32s(weights[(start + g).min(sum_count - 1)]);
                 for v in 0..V {
                     totals[g][v] = multiply_add(simd, weight, vectors[v], totals[g][v]);
                 }
             }
         }
-        for (g, totals) in totals.iter().enumerate().take(sums - start) {
+        for (g, totals) in totals.iter().enumerate().take(sum_count - start) {
             for v in 0..V {
                 let column = from + v * S::F32_LANES;
                 let row = (start + g) * dim;
@@ -156,10 +157,10 @@ mod tests {
                 add_weighted_rows_reference(&owned, &weights, &mut expected);
             }
             for isa in Isa::usable() {
-                let mut found = out.clone();
-                isa.scope(|| add_weighted_rows(&owned, &weights, &mut found));
-                for (found, expected) in found.iter().zip(&expected) {
-                    prop_assert!((found - expected).abs() < 1e-5, "{isa:?}: {found} and {expected}");
+                let mut result = out.clone();
+                isa.scope(|| add_weighted_rows(&owned, &weights, &mut result));
+                for (actual, expected) in result.iter().zip(&expected) {
+                    prop_assert!((actual - expected).abs() < 1e-5, "{isa:?}: {actual} and {expected}");
                 }
             }
         }

@@ -45,6 +45,7 @@ pub(super) struct AttentionLayer {
     shape: AttentionShape,
     norm: LayerNorm,
     query: Linear,
+    /// Without a bias, which would add the same number to all logits of a query.
     key: BiasFreeLinear,
     value: BiasFreeLinear,
     out: BiasFreeLinear,
@@ -145,7 +146,8 @@ impl AttentionLayer {
         self.query.backward_input(parameters, &d_queries, Write::Set, &mut d_pooled);
         let d_x = Some((Write::Add, &mut *d_pooled));
         self.key.backward(parameters, &cache.pooled, &d_keys, gradient, d_x);
-        // The gradient of the normalised states, through the values and the pooled states. Buffers are used again.
+        // The gradient of the normalised states, through the values and the pooled states. From here on, buffers that
+        // are no longer needed are used again under another name.
         let mut d_normed = d_attended;
         let d_x = Some((Write::Set, &mut *d_normed));
         self.value.backward(parameters, &cache.normed.out, &d_values, gradient, d_x);
@@ -153,7 +155,8 @@ impl AttentionLayer {
             let d_pooled = &d_pooled[elements(span.items(), 2 * width)];
             mean_and_given_backward(span, width, d_pooled, &mut d_normed[elements(span.states(), width)]);
         }
-        // Through the norm; the layer's output is added to its input, so this is added to the gradient of the output.
+        // Through the norm. The layer's output is added to its input, so the gradient through the layer is added to
+        // that of the output states.
         let mut d_residual = d_values;
         cache.normed.backward(&self.norm, parameters, &d_normed, gradient, &mut d_residual);
         add(d_states, &d_residual);
@@ -353,8 +356,8 @@ kernel! {
 }
 
 kernel! {
-    /// Turns the gradient of the attention weights into that of their logits, in place; `d_products` is `scale` times
-    /// that.
+    /// Turns the gradient of the attention weights into that of their logits, in place, and sets `d_products`, the
+    /// gradient of the products, to `scale` times the gradient of the logits.
     fn softmax_rows_backward<'a, T>(
         items: usize,
         scale: T,

@@ -32,9 +32,9 @@ impl<T: Real> CentredRows<T> {
 
 /// Divides `rows` into adjacent parts of these lengths.
 pub(super) fn parts<R>(rows: &[R], lens: impl Iterator<Item = usize>) -> impl Iterator<Item = &[R]> {
-    lens.scan(rows, |rest, len| {
-        let (part, after) = rest.split_at(len);
-        *rest = after;
+    lens.scan(rows, |remaining, len| {
+        let (part, after) = remaining.split_at(len);
+        *remaining = after;
         Some(part)
     })
 }
@@ -53,7 +53,8 @@ pub(super) fn centre_and_scale<T: Real>(row: &[T], mean: &[T], out: &mut [T]) {
 pub(super) fn centre_and_scale_backward<T: Real>(row: &[T], mean: &[T], centred: &mut [T], d_row: &mut [T]) {
     subtract(row, mean, centred);
     let square = squared_norm(centred);
-    // The gradient along the centred row is 0, because its length does not matter; across it, the length divides it.
+    // A change along the centred row does not change the output, so that component of the gradient is removed. The
+    // others are divided by the length.
     if square > T::ZERO {
         remove_component(centred, square, d_row);
         scale(T::ONE / square.sqrt(), d_row);

@@ -15,10 +15,11 @@ pub struct Config {
     pub edge_hidden: usize,
     /// Whether items and queries are centred at the mean of the support items and scaled to unit length.
     pub centred: bool,
-    /// D: length of an embedding, if the mean of the training features is subtracted from items and queries, which are
-    /// then scaled to unit length, before anything else. Such a head works for one backbone only.
+    /// D, the length of an embedding, if the head starts by subtracting the mean of the training features from items
+    /// and queries and scaling them to unit length. Such a head works for one backbone only. `None`: it does not.
     pub training_centre: Option<usize>,
     /// How the head sees the items themselves, not only their relations. Such a head works for one backbone only.
+    /// `None`: it sees relations only.
     pub item_view: Option<ItemView>,
     /// The smallest weight of an item in the prototype of its given class, before normalisation.
     pub floor: f64,

@@ -145,7 +145,7 @@ fn relative_ranks<T: Real>(distances: &[T], items: usize, out: &mut [T]) {
         order.extend((0..items).filter(|&j| j != i).map(|j| (row[j], j)));
         order.sort_unstable_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(std::cmp::Ordering::Equal));
         let mut nearer = 0;
-        // The rank of an item counts all nearer items and half of those at its own distance, itself included.
+        // The rank of an item counts all nearer items and half of the items at its own distance, itself included.
         for tied in order.chunk_by(|a, b| a.0 == b.0) {
             let rank = nearer as f64 + 0.5 * tied.len() as f64;
             let relative_rank = T::from_f64(rank / order.len() as f64);
@@ -164,10 +164,11 @@ fn divide_by_mean<T: Real>(distances: &mut [T], gram: &[T], items: usize) {
     } else {
         distances.fill(T::ZERO);
     }
+    // An item has the distance 0 to itself, also where all features are neutral.
     (0..items).for_each(|i| distances[i * items + i] = -T::ONE);
 }
 
-/// The number of pairs of different items.
+/// The number of ordered pairs of different items, at least 1 because it is a divisor.
 fn pairs(items: usize) -> f64 {
     (items * items - items).max(1) as f64
 }
@@ -196,7 +197,10 @@ fn relative_distances_backward<T: Real>(
     let mut d_distances = where_unclamped(relative, d_relative, T::from_f64(MAX_FEATURE));
     clear_diagonal(&mut d_distances, items);
     let sum = d_distances.iter().zip(&distances).map(|(&d, &distance)| d * distance).sum::<T>();
+    // The gradient of a distance through the mean: d(d_kl / mean) / d(mean) = -d_kl / mean², and the mean has `pairs`
+    // terms.
     let through_mean = -sum * scale * scale * T::from_f64(1.0 / pairs(items));
+    // A distance is `g_ii + g_jj - 2 g_ij`; where it was raised to 0 it has no gradient.
     for i in 0..items {
         for j in (0..items).filter(|&j| j != i && distances[i * items + j] > T::ZERO) {
             let d_distance = d_distances[i * items + j] * scale + through_mean;
@@ -210,6 +214,7 @@ fn relative_distances_backward<T: Real>(
 /// (mean, variance) of a plane off the diagonal.
 fn off_diagonal_moments<T: Real>(plane: &[T], items: usize) -> (f64, f64) {
     let off_diagonal = || {
+        // The indices of the diagonal are the multiples of `items + 1`.
         let value = |(index, value): (usize, &T)| (index % (items + 1) != 0).then(|| value.to_f64());
         plane.iter().enumerate().filter_map(value)
     };
@@ -266,6 +271,7 @@ fn standardise_backward<T: Real>(values: &[T], items: usize, d_standardised: &[T
     let (scale, mean) = (T::from_f64(1.0 / deviation.max(MIN_DEVIATION)), T::from_f64(mean));
     let inverse_pairs = T::from_f64(1.0 / pairs(items));
     let through_mean = -scale * d_standardised.iter().copied().sum::<T>() * inverse_pairs;
+    // Below its minimum the deviation is replaced by a constant, which has no gradient.
     let through_deviation = if deviation > MIN_DEVIATION {
         let terms = values.iter().zip(d_standardised).map(|(&value, &d)| (value - mean) * d);
         -scale * scale * scale * terms.sum::<T>() * inverse_pairs
@@ -303,6 +309,7 @@ mod tests {
     use super::*;
     use crate::gradient_check::{TestRng, check_gradient_within};
 
+    /// The five planes of features.
     fn features<T: Real>(gram: &[T], items: usize) -> Vec<Vec<T>> {
         let mut planes = vec![vec![T::ZERO; items * items]; EDGE_FEATURES];
         let [a, b, c, d, e] = &mut planes[..] else { unreachable!() };
@@ -323,7 +330,7 @@ mod tests {
     fn from_vectors(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let (n, dim) = (rows.len(), rows[0].len());
         let pairs = || (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
-        let apart = || pairs().filter(|(i, j)| i != j);
+        let different = || pairs().filter(|(i, j)| i != j);
         let count = (n * n - n) as f64;
         let mean: Vec<f64> =
             (0..dim).map(|d| rows.iter().map(|row| row[d]).sum::<f64>() / n as f64).collect();
@@ -334,15 +341,15 @@ mod tests {
         };
         let distance =
             |i: usize, j: usize| -> f64 { (0..dim).map(|d| (rows[i][d] - rows[j][d]).powi(2)).sum() };
-        let mean_distance = apart().map(|(i, j)| distance(i, j)).sum::<f64>() / count;
+        let mean_distance = different().map(|(i, j)| distance(i, j)).sum::<f64>() / count;
         let rank = |i: usize, j: usize| {
             let nearer = (0..n).filter(|&k| k != i && distance(i, k) < distance(i, j)).count();
             if i == j { 0.0 } else { (nearer as f64 + 0.5) / (n as f64 - 1.0) }
         };
         let zero = vec![0.0; dim];
         let raw = |i: usize, j: usize| cosine(&rows[i], &rows[j], &zero);
-        let raw_mean = apart().map(|(i, j)| raw(i, j)).sum::<f64>() / count;
-        let variance = apart().map(|(i, j)| (raw(i, j) - raw_mean).powi(2)).sum::<f64>() / count;
+        let raw_mean = different().map(|(i, j)| raw(i, j)).sum::<f64>() / count;
+        let variance = different().map(|(i, j)| (raw(i, j) - raw_mean).powi(2)).sum::<f64>() / count;
         vec![
             pairs().map(|(i, j)| cosine(&rows[i], &rows[j], &mean)).collect(),
             pairs().map(|(i, j)| (distance(i, j) / mean_distance - 1.0).min(MAX_FEATURE)).collect(),
@@ -358,12 +365,12 @@ mod tests {
         for (items, dim) in [(2, 3), (3, 2), (9, 5), (25, 40)] {
             let rows: Vec<Vec<f64>> = (0..items).map(|_| rng.f64s(dim)).collect();
             let expected = from_vectors(&rows);
-            for (feature, (found, expected)) in
+            for (feature, (plane, expected)) in
                 features(&gram(&rows), items).iter().zip(&expected).enumerate()
             {
-                // Two items have one cosine, so its variance is 0.
-                let compared = if items == 2 && feature == 4 { 0 } else { found.len() };
-                for (pair, (a, b)) in found.iter().zip(expected).take(compared).enumerate() {
+                // Two items have one cosine, so its variance is 0 and the definition divides by 0.
+                let compared = if items == 2 && feature == 4 { 0 } else { plane.len() };
+                for (pair, (a, b)) in plane.iter().zip(expected).take(compared).enumerate() {
                     assert!((a - b).abs() < 1e-9, "{items} items, feature {feature}, pair {pair}: {a}, {b}");
                 }
             }
@@ -384,15 +391,15 @@ mod tests {
             assert_eq!(clamped, distant > 1.0, "{items} items");
             let mut d_gram = vec![0.0; gram.len()];
             edge_features_backward(&gram, items, slices(&planes), slices(&weights), &mut d_gram);
-            // A Gram matrix is symmetric: both of its equal elements move.
+            // A Gram matrix is symmetric: elements (i, j) and (j, i) move together, and their gradients add up.
             let pairs = || (0..items).flat_map(|i| (0..=i).map(move |j| (i * items + j, j * items + i)));
-            let at: Vec<f64> = pairs().map(|(one, _)| gram[one]).collect();
-            let both = |(one, other)| if one == other { d_gram[one] } else { d_gram[one] + d_gram[other] };
+            let at: Vec<f64> = pairs().map(|(ij, _)| gram[ij]).collect();
+            let both = |(ij, ji)| if ij == ji { d_gram[ij] } else { d_gram[ij] + d_gram[ji] };
             let gradient: Vec<f64> = pairs().map(both).collect();
             check_gradient_within(1e-6, &format!("{items} items"), &at, &gradient, |moved| {
                 let mut gram = gram.clone();
-                for ((one, other), &value) in pairs().zip(moved) {
-                    (gram[one], gram[other]) = (value, value);
+                for ((ij, ji), &value) in pairs().zip(moved) {
+                    (gram[ij], gram[ji]) = (value, value);
                 }
                 let planes = features(&gram, items);
                 planes.iter().flatten().zip(weights.iter().flatten()).map(|(value, w)| value * w).sum()
@@ -410,8 +417,9 @@ mod tests {
 
     #[test]
     fn features_are_neutral_if_there_is_nothing_to_compare() {
-        let same = features(&[0.3f32; 9], 3);
-        assert!(same[0][1] == 0.0 && same[1][1] == 0.0 && same[2][1] == 0.5 && same[4][1] == 0.0);
+        // Three equal items.
+        let planes = features(&[0.3f32; 9], 3);
+        assert!(planes[0][1] == 0.0 && planes[1][1] == 0.0 && planes[2][1] == 0.5 && planes[4][1] == 0.0);
         let degenerate =
             [vec![0.0f32; 9], vec![1.0], vec![0.0], vec![0.0, 0.0, 0.0, 1e-30], vec![1e30, 0.0, 0.0, 1.0]];
         for gram in degenerate {

@@ -3,7 +3,7 @@
 //!
 //! Shapes: P pairs, F features ([`PAIR_FEATURES`]), U hidden units, O outputs (one per layer and head); features
 //! `[F, P]`, logits `[O, P]`, so that the loops run over pairs. Pairs are processed in blocks, and the backward pass
-//! computes the hidden units again: there are far too many of them to keep.
+//! computes the hidden units again, because storing U numbers per pair would take too much memory.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub(super) struct EdgeWeights<R> {
     pub(super) hidden: R,
     /// `[U]`
     pub(super) bias: R,
-    /// `[U, O]`. There is no bias: it would cancel in every softmax.
+    /// `[U, O]`. There is no bias: it would add the same number to all logits of a softmax, which changes nothing.
     pub(super) out: R,
 }
 
@@ -41,8 +41,8 @@ impl EdgeWeights<Range<usize>> {
     /// The gradients of the parameters, whose ranges are adjacent.
     pub(super) fn of_mut<'a, T>(&self, gradient: &'a mut [T]) -> EdgeWeights<&'a mut [T]> {
         let all = &mut gradient[self.hidden.start..self.out.end];
-        let (hidden, rest) = all.split_at_mut(self.hidden.len());
-        let (bias, out) = rest.split_at_mut(self.bias.len());
+        let (hidden, bias_and_out) = all.split_at_mut(self.hidden.len());
+        let (bias, out) = bias_and_out.split_at_mut(self.bias.len());
         EdgeWeights { hidden, bias, out }
     }
 }

@@ -105,17 +105,17 @@ const STATES_PER_BATCH: usize = 1024;
 /// more states than [`STATES_PER_BATCH`] is a batch of its own.
 pub(super) fn split_into_batches(states: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
-    // States of the last batch.
-    let mut held = 0;
+    // The number of states of the last batch.
+    let mut batch_states = 0;
     for (episode, states) in states.enumerate() {
         match batches.last_mut() {
-            Some(batch) if held + states <= STATES_PER_BATCH => batch.end = episode + 1,
+            Some(batch) if batch_states + states <= STATES_PER_BATCH => batch.end = episode + 1,
             _ => {
                 batches.push(episode..episode + 1);
-                held = 0;
+                batch_states = 0;
             }
         }
-        held += states;
+        batch_states += states;
     }
     batches
 }

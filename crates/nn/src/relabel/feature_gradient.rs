@@ -45,12 +45,13 @@ impl<T: Real> ProductGradient<T> {
         let ProductGradient { mut gram, with_queries, query_squares, centring } = self;
         space.gram_backward(&mut gram, centring);
         let (items, queries) = (episode.support.len(), episode.queries.len());
-        // Items with each other. `x_i . x_j` is in two places of the Gram matrix, and both change with either row.
+        // Items with each other. `x_i . x_j` is two elements of the Gram matrix, (i, j) and (j, i), so both gradients
+        // count.
         add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
         if queries == 0 {
             return;
         }
-        // Items with queries, for both sides; then the squared lengths of the queries.
+        // Items with queries, for both sides; then the squared lengths of the queries, whose gradient is 2 q.
         add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), features.support);
         add_weighted_rows(episode.support, &with_queries, features.queries);
         let dim = features.queries.len() / queries;

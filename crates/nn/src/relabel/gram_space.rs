@@ -9,11 +9,12 @@
 //! With m the mean of the items, g_ij = x_i . x_j and `s_i = 1 / ‖x_i - m‖`, the product of two transformed items is
 //! `(g_ij - x_i . m - x_j . m + m . m) s_i s_j`. Both `x_i . m` and `m . m` are means of elements of g.
 //!
-//! An item that equals the mean has no direction. It becomes the zero vector; what rounding leaves of it is ignored.
+//! An item that equals the mean has no direction and becomes the zero vector, also if rounding errors leave a small
+//! difference ([`ROUNDING`]).
 
 use crate::real::Real;
 
-/// A squared length below this fraction of the terms it is the difference of is considered rounding error.
+/// A squared length is a difference of larger terms. Below this fraction of their sum it is considered rounding error.
 pub(super) const ROUNDING: f64 = 1e-6;
 
 /// The space that prototypes and distances live in: that of the embeddings, or centred and scaled to unit length.
@@ -114,6 +115,7 @@ impl<T: Real> GramSpace<T> {
                 *product = centred * (centring.scales[i] * scale);
             }
         }
+        // Centred and scaled queries have unit length; those at the mean are zero.
         for (square, &scale) in squared_lengths.iter_mut().zip(&scales) {
             *square = if scale > T::ZERO { T::ONE } else { T::ZERO };
         }
@@ -179,6 +181,7 @@ impl<T: Real> GramSpace<T> {
         assert_eq!(weights.len(), self.items);
         let Some(centring) = &self.centring else { return weights.to_vec() };
         let scaled: Vec<T> = weights.iter().zip(&centring.scales).map(|(&w, &s)| w * s).collect();
+        // sum of w_i s_i (x_i - m), with m the mean of all x: every row loses the mean of the scaled weights.
         let total = scaled.iter().fold(T::ZERO, |sum, &w| sum + w);
         let mean = total * T::from_f64(1.0 / self.items as f64);
         scaled.into_iter().map(|w| w - mean).collect()
@@ -279,6 +282,7 @@ pub(super) fn inverse_centred_length<T: Real>(square: T, with_mean: T, mean_squa
 mod tests {
     use super::*;
 
+    /// Pseudo-random rows of numbers in [0, 1).
     fn rows(count: usize, dim: usize) -> Vec<Vec<f64>> {
         let value = |i: usize| ((i * 7919 + 13) % 997) as f64 / 997.0;
         (0..count).map(|r| (0..dim).map(|d| value(r * dim + d)).collect()).collect()
@@ -312,23 +316,24 @@ mod tests {
         let mut squares: Vec<f64> = queries.iter().map(|q| dot(q, q)).collect();
         space.transform_queries(&mut with_queries, &mut squares);
         let expected = [products(&centred_items, &centred_items), products(&centred_items, &centred_queries)];
-        let found = space.gram().iter().chain(&with_queries);
-        assert!(found.zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-12));
+        let actual = space.gram().iter().chain(&with_queries);
+        assert!(actual.zip(expected.iter().flatten()).all(|(a, b)| (a - b).abs() < 1e-12));
         assert_eq!(squares, [1.0; 4]);
 
         let weights = [0.5, 0.1, 0.0, 0.3, 0.1, 0.0];
         let row_weights = space.row_weights(&weights);
         for d in 0..9 {
             let expected: f64 = weights.iter().zip(&centred_items).map(|(w, row)| w * row[d]).sum();
-            let found: f64 = row_weights.iter().zip(&items).map(|(w, row)| w * row[d]).sum();
-            assert!((found - expected).abs() < 1e-12);
+            let from_rows: f64 = row_weights.iter().zip(&items).map(|(w, row)| w * row[d]).sum();
+            assert!((from_rows - expected).abs() < 1e-12);
         }
     }
 
     #[test]
     fn items_at_the_mean_become_zero_instead_of_noise() {
-        let same = vec![0.1f32 * 0.3; 16];
-        let space = GramSpace::new(same, 4, true);
+        // The Gram matrix of four equal items.
+        let gram = vec![0.1f32 * 0.3; 16];
+        let space = GramSpace::new(gram, 4, true);
         assert_eq!(space.gram(), [0.0; 16]);
         let (mut products, mut squares) = (vec![0.03f32; 4], vec![0.03f32]);
         space.transform_queries(&mut products, &mut squares);

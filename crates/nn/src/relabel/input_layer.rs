@@ -3,8 +3,8 @@
 //!
 //! A network of one hidden layer over the state features ([`super::network_input`]) and, in a head for one backbone,
 //! the view of the item, a projection of its embedding ([`super::item_view`]):
-//! `state = out(gelu(features(state features) + hidden(view)))`. The view passes its weight once per item, not once per
-//! state.
+//! `state = out(gelu(features(state features) + hidden(view)))`. The product `hidden(view)` is computed once per item,
+//! not once per state.
 
 use std::ops::Range;
 

@@ -3,8 +3,8 @@
 //!
 //! The view of an item is `norm(h P)`, V numbers: P is `[D, V]`, D the length of an embedding, `norm` a layer norm, and
 //! h the embedding minus the mean of the training features, scaled to unit length, with dropout in training. The mean
-//! is that of the training data, not of the support set: the view of an item must not depend on the other items, and a
-//! dropped number, which is 0, then equals its mean over the training data.
+//! is that of the training data, not of the support set, because the view of an item must not depend on the other
+//! items. It also makes dropout mild: a dropped number becomes 0, which stands for its mean over the training data.
 //!
 //! The view either enters the states in the input layer, or, where that would memorise the training classes, only adds
 //! to the logit of "none of the classes" ([`OutlierBranch`]): relations tell classes apart, but they do not tell what
@@ -108,7 +108,7 @@ impl ItemViewEncoder {
         let d_x = d_rows.as_deref_mut().map(|d_rows| (Write::Set, d_rows));
         self.projection.backward(parameters, &cache.items, &d_projected, gradient, d_x);
         let Some(d_rows) = d_rows else { return };
-        // Through dropout, then through centring and scaling.
+        // Through dropout, which is its own backward pass, then through centring and scaling.
         cache.dropout.apply(0, d_rows);
         let mean = &parameters[self.mean.clone()];
         let mut centred = Buffer::new(mean.len());

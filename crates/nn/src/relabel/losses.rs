@@ -30,6 +30,7 @@ pub(super) fn item_loss<T: Real>(
     let mut d_logits = probabilities.to_vec();
     for (d_row, class) in d_logits.chunks_exact_mut(classes + 1).zip(truth) {
         let target = class.map_or(classes, |class| class as usize);
+        // A probability of 0 would make the loss infinite.
         loss -= item_weight * d_row[target].to_f64().max(f64::MIN_POSITIVE).ln();
         d_row[target] -= T::ONE;
         d_row.iter_mut().for_each(|d| *d *= T::from_f64(item_weight));
@@ -96,8 +97,8 @@ pub(super) fn query_loss<T: Real>(
     }
     let scale = T::from_f64(log_scale.to_f64().exp() / mean);
     let (loss, mut d_distances) = distances.cross_entropy(queries.classes, scale, weight / count as f64);
-    // The loss is a function of `distances * e^log_scale / mean`, so the gradients of log_scale and of the logarithm of
-    // the mean are opposite.
+    // The loss is a function of `distances * e^log_scale / mean`, so the gradient of ln(mean) is minus that of
+    // log_scale. That of a distance through the mean is this, divided by the mean and by the number of distances.
     let d_log_scale = dot(&d_distances, &distances.all);
     let through_mean = -d_log_scale / T::from_f64(mean * d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
@@ -108,7 +109,7 @@ pub(super) fn query_loss<T: Real>(
     QueryLoss { loss, d_weights: distances.backward(queries, &d_distances), d_log_scale }
 }
 
-/// Squared distances of queries to prototypes.
+/// Squared distances of the queries to the prototypes of one episode.
 struct Distances<T> {
     classes: usize,
     /// `[C, Q]`
@@ -153,7 +154,7 @@ impl<T: Real> Distances<T> {
         let mut d_distances = vec![T::ZERO; self.all.len()];
         let mut row = vec![T::ZERO; self.classes];
         for (query, &class) in classes.iter().enumerate() {
-            // The distances of one query are a column of `all`.
+            // The distances of one query are a column of `all`, whose rows are as long as the list of queries.
             let column = (query..self.all.len()).step_by(classes.len());
             row.iter_mut().zip(column.clone()).for_each(|(logit, index)| *logit = -scale * self.all[index]);
             softmax(&mut row);

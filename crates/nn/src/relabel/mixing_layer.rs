@@ -3,8 +3,8 @@
 //!
 //! Shapes: M items, C classes, W the width of a state, U hidden units. A network of one hidden layer over 4 W numbers:
 //! the normalised state, its item's mean and maximum over classes, and its class's mean over the items with that given
-//! label. Its output is added to the state. The weight of the hidden layer is stored in three parts: what depends on
-//! the item or the class alone passes it once per item or class, not once per state.
+//! label. Its output is added to the state. The weight of the hidden layer is stored in three parts, so that the part
+//! for an item is multiplied once per item and the part for a class once per class, not once per state.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add};
@@ -188,9 +188,10 @@ kernel! {
             for (class, state) in states.chunks_exact(width).enumerate() {
                 add_scaled_row(mean, state, inverse_count);
                 for ((max, argmax), &value) in max.iter_mut().zip(argmax.iter_mut()).zip(state) {
-                    let higher = value > *max;
-                    *max = if higher { value } else { *max };
-                    *argmax = if higher { class as u32 } else { *argmax };
+                    // Without a branch, so that the compiler vectorises the loop.
+                    let is_larger = value > *max;
+                    *max = if is_larger { value } else { *max };
+                    *argmax = if is_larger { class as u32 } else { *argmax };
                 }
             }
         }

@@ -171,10 +171,11 @@ impl Relabel {
         let rows = inputs.iter().flat_map(|input| input.rows.iter().copied());
         let centred = CentredRows::new(rows, &parameters[centre.clone()]);
         let rows = centred.rows();
-        let of_inputs = parts(&rows, inputs.iter().map(|input| input.rows.len()));
-        let inputs = inputs.iter().zip(of_inputs);
+        let rows_of_inputs = parts(&rows, inputs.iter().map(|input| input.rows.len()));
+        let pairs = inputs.iter().zip(rows_of_inputs);
+        // A Gram matrix given by the caller is that of the original rows, so it is not used.
         let inputs: Vec<RelabelInput<'_, T>> =
-            inputs.map(|(input, rows)| RelabelInput { rows, gram: None, ..*input }).collect();
+            pairs.map(|(input, rows)| RelabelInput { rows, gram: None, ..*input }).collect();
         self.predict_rows(parameters, &inputs)
     }
 
@@ -224,7 +225,7 @@ impl Head for Relabel {
         self.builder.initial(random)
     }
 
-    /// Sets the mean that rows or the item view are centred on to that of the features.
+    /// Sets [`JointHead::feature_mean`], if the head has one, to the mean of the training features.
     fn fit_normalisation(&self, parameters: &mut [f32], statistics: &dyn Fn() -> FeatureStatistics) {
         if let Some(mean) = self.feature_mean() {
             parameters[mean].copy_from_slice(&statistics().mean);
@@ -260,8 +261,8 @@ impl JointHead for Relabel {
         self.losses_and_gradient(parameters, episodes, seed, gradient, Some(feature_gradient))
     }
 
-    /// The mean that rows are centred on; that of the item view if they are not. The mean of a view of centred rows
-    /// stays zero.
+    /// The mean that all rows are centred on; in a head that does not centre rows, the mean of the item view. If rows
+    /// are centred, the mean of the item view stays zero.
     fn feature_mean(&self) -> Option<Range<usize>> {
         self.training_centre().or_else(|| self.network.feature_mean())
     }

@@ -23,9 +23,9 @@ pub(super) enum Initialiser {
     Fill(f64),
     /// These values.
     Values(Vec<f64>),
-    /// Uniform between minus and plus this.
+    /// Uniform between minus this bound and this bound.
     Uniform(f64),
-    /// Orthonormal columns; rows, if there are fewer of them.
+    /// Orthonormal columns; orthonormal rows if there are fewer rows than columns.
     Orthogonal,
 }
 
@@ -96,8 +96,8 @@ impl ParameterBuilder {
             let values = &mut parameters[tensor.range.clone()];
             match initialiser {
                 Initialiser::Fill(value) => values.fill(*value as f32),
-                Initialiser::Values(given) => {
-                    values.iter_mut().zip(given).for_each(|(value, &given)| *value = given as f32)
+                Initialiser::Values(initial) => {
+                    values.iter_mut().zip(initial).for_each(|(value, &initial)| *value = initial as f32)
                 }
                 Initialiser::Uniform(bound) => fill_uniform(values, *bound, random),
                 Initialiser::Orthogonal => fill_orthogonal(values, tensor.shape[0], tensor.shape[1], random),

@@ -209,16 +209,16 @@ impl Network {
     }
 }
 
-/// Splits the output of all states (`[states, OUTPUTS]`) into logits. That of "none" is the mean over the item's
-/// states.
+/// Splits the output of all states (`[states, OUTPUTS]`) into logits. The logit of "none of the classes" of an item is
+/// the mean of the votes of its states.
 fn split_outputs<T: Real>(batch: &EpisodeBatch, out: &[T]) -> Logits<Vec<T>> {
     let column = |index: usize| out.chunks_exact(OUTPUTS).map(|row| row[index]).collect::<Vec<T>>();
     let votes = column(2);
     let mut outlier = Vec::with_capacity(batch.items);
     for span in &batch.spans {
         let inverse_count = T::from_f64(1.0 / span.classes as f64);
-        let items = votes[span.states()].chunks_exact(span.classes);
-        outlier.extend(items.map(|states| states.iter().copied().sum::<T>() * inverse_count));
+        let votes_of_items = votes[span.states()].chunks_exact(span.classes);
+        outlier.extend(votes_of_items.map(|votes| votes.iter().copied().sum::<T>() * inverse_count));
     }
     Logits { classes: column(0), outlier, multipliers: column(1) }
 }
@@ -229,8 +229,8 @@ fn join_outputs<T: Real>(batch: &EpisodeBatch, d_logits: &Logits<Vec<T>>) -> Vec
     for span in &batch.spans {
         let inverse_count = T::from_f64(1.0 / span.classes as f64);
         for (index, state) in span.states().enumerate() {
-            let outlier = d_logits.outlier[span.items().start + index / span.classes];
-            out.extend([d_logits.classes[state], d_logits.multipliers[state], outlier * inverse_count]);
+            let d_outlier = d_logits.outlier[span.items().start + index / span.classes];
+            out.extend([d_logits.classes[state], d_logits.multipliers[state], d_outlier * inverse_count]);
         }
     }
     out

@@ -138,9 +138,9 @@ fn gram<T: Real>(rows: &[&[T]]) -> Vec<T> {
 
 /// Writes 1 for each pair of items with the same given label and 0 for the others, `[M, M]`.
 fn same_label<T: Real>(span: &EpisodeSpan, plane: &mut [T]) {
-    for (row, own) in plane.chunks_exact_mut(span.items.max(1)).zip(&span.given) {
-        for (same, other) in row.iter_mut().zip(&span.given) {
-            *same = if own == other { T::ONE } else { T::ZERO };
+    for (row, row_label) in plane.chunks_exact_mut(span.items.max(1)).zip(&span.given) {
+        for (same, column_label) in row.iter_mut().zip(&span.given) {
+            *same = if row_label == column_label { T::ONE } else { T::ZERO };
         }
     }
 }
@@ -208,9 +208,8 @@ fn members(span: &EpisodeSpan) -> Vec<Vec<usize>> {
     members
 }
 
-/// Mean, maximum and minimum of one edge feature from `item` to the other members of a class; `neutral` if there are
-/// none.
-/// `edges` are the values of the feature from `item` to every item of the episode.
+/// Mean, maximum and minimum of one edge feature from `item` to the other members of a class; `neutral` if there are no
+/// other members. `edges` are the values of the feature from `item` to every item of the episode.
 fn edge_statistics<T: Real>(item: usize, edges: &[T], members: &[usize], neutral: f64) -> [T; 3] {
     let (mut sum, mut count) = (T::ZERO, 0);
     let mut bounds: Option<(T, T)> = None;
@@ -257,15 +256,17 @@ mod tests {
         let mut batch = EpisodeBatch::default();
         batch.add(3, &[0, 1, 0, 0]);
         let plane: Vec<f64> = (0..16).map(f64::from).collect();
-        let other = [0.25; 16];
+        // The planes of the other features.
+        let constant = [0.25; 16];
         let mut rows = vec![0.0; 12 * STATE_FEATURES];
-        state_features(&batch.spans[0], [&plane, &other, &other, &other, &other], &mut rows);
+        state_features(&batch.spans[0], [&plane, &constant, &constant, &constant, &constant], &mut rows);
         let row = |item: usize, class: usize| &rows[(item * 3 + class) * STATE_FEATURES..][..STATE_FEATURES];
         // Item 2 and the items 0 and 3 of its class: edges 8 and 11.
         assert_eq!(row(2, 0)[..7], [1.0, 0.75, 0.0, 1.0 / 3.0, 9.5, 11.0, 8.0]);
-        // Item 1 is alone in its class, and the last class is empty.
+        // Item 1 is alone in its class: neutral values, 0 for the first feature and 0.5 for the ranks.
         assert_eq!(row(1, 1)[..7], [1.0, 0.25, 1.0, 1.0, 0.0, 0.0, 0.0]);
         assert_eq!(row(1, 1)[10..13], [0.5; 3]);
+        // The last class is empty.
         assert_eq!(row(0, 2)[..4], [0.0, 0.0, 1.0, 1.0]);
     }
 }

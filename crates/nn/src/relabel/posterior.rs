@@ -143,8 +143,8 @@ impl<T: Real> Posterior<T> {
     }
 }
 
-/// The floor of an item's weight in a prototype: `floor` for the items of the class. In an empty class all items share
-/// it.
+/// The floor of an item's weight in a prototype: `floor` for the items with this given label, 0 for the others. If no
+/// item has the label, all items share `floor`.
 fn weight_floor<T: Real>(span: &EpisodeSpan, item: usize, class: usize, floor: f64) -> T {
     if span.counts[class] == 0 {
         T::from_f64(floor / span.items as f64)
@@ -158,7 +158,7 @@ fn weight_floor<T: Real>(span: &EpisodeSpan, item: usize, class: usize, floor: f
 /// The posterior of each item, `[M, C + 1]`.
 fn probabilities<T: Real>(span: &EpisodeSpan, prior: &[T], logits: &Logits<&[T]>) -> Vec<T> {
     let classes = span.classes;
-    // The prior of a class that is not the given one. With a single class it is not used.
+    // The prior of a class that is not the given one. With a single class it is not used; `max` only avoids ln 0.
     let other_classes = T::from_f64(-(classes.max(2) as f64 - 1.0).ln());
     let mut rows = Vec::with_capacity(span.items * (classes + 1));
     for item in 0..span.items {

@@ -83,6 +83,7 @@ fn with_episodes<T, R>(
     run(&episodes)
 }
 
+/// The terms of the loss; adds to `gradient`.
 fn losses(head: &Relabel, owned: &[OwnedEpisode], parameters: &[f64], gradient: &mut [f64]) -> Vec<f64> {
     with_episodes(owned, <[Vec<f64>]>::to_vec, |episodes| {
         head.losses_and_gradient(parameters, episodes, 7, gradient, None)
@@ -95,7 +96,7 @@ fn predict(head: &Relabel, owned: &OwnedEpisode, parameters: &[f64]) -> RelabelO
     head.predict(parameters, &[input]).remove(0)
 }
 
-/// Parameters like those of a trained head: none of them zero.
+/// Initial parameters with noise, so that none is zero, as in a trained head.
 fn parameters(head: &Relabel, seed: u64) -> Vec<f64> {
     let mut rng = TestRng::new(seed);
     let initial = head.initial(&mut || rng.uniform());
@@ -120,10 +121,11 @@ fn configs() -> Vec<(&'static str, Config)> {
             "training centre and item view",
             Config { training_centre: Some(6), item_view: Some(view.clone()), ..small() },
         ),
-        ("both", Config { item_view: Some(view), centred: true, layers: 1, ..small() }),
+        ("centred, with item view", Config { item_view: Some(view), centred: true, layers: 1, ..small() }),
     ]
 }
 
+/// Episodes of all kinds: ragged, one item per class, without queries, of one class, with an empty class.
 fn ragged() -> Vec<OwnedEpisode> {
     vec![
         OwnedEpisode::new(&[3, 1, 5], 6, 4, 1),
@@ -178,11 +180,11 @@ fn check_features(name: &str, head: &Relabel, owned: &[OwnedEpisode], parameters
     let features: Vec<f64> = feature_rows(&mut owned.to_vec()).flat_map(|row| row.clone()).collect();
     let losses = |features: &[f64], feature_gradient: Option<&mut [f64]>| -> f64 {
         let mut owned = owned.to_vec();
-        let mut rest = features;
+        let mut remaining = features;
         for row in feature_rows(&mut owned) {
-            let (moved, others) = rest.split_at(row.len());
+            let (moved, after) = remaining.split_at(row.len());
             row.copy_from_slice(moved);
-            rest = others;
+            remaining = after;
         }
         let mut unused = vec![0.0; parameters.len()];
         let terms = with_episodes(&owned, <[Vec<f64>]>::to_vec, |episodes| {
@@ -235,13 +237,14 @@ fn the_feature_gradient_leaves_losses_and_parameter_gradient_equal_to_the_bit() 
         let head = Relabel::new(config);
         let at: Vec<f32> = parameters(&head, 5).iter().map(|&value| value as f32).collect();
         with_episodes(&ragged(), rounded, |episodes| {
-            let (mut alone, mut beside) = (vec![0.25f32; at.len()], vec![0.25f32; at.len()]);
+            let (mut alone, mut with_features) = (vec![0.25f32; at.len()], vec![0.25f32; at.len()]);
             let mut of_features = vec![0.0; episodes.iter().map(Episode::feature_count).sum()];
             let expected = head.losses(&at, episodes, 3, &mut alone);
-            let found = head.losses_with_feature_gradient(&at, episodes, 3, &mut beside, &mut of_features);
+            let losses =
+                head.losses_with_feature_gradient(&at, episodes, 3, &mut with_features, &mut of_features);
             let bits = |numbers: &[f32]| numbers.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-            assert_eq!(found, expected, "{name}");
-            assert_eq!(bits(&beside), bits(&alone), "{name}");
+            assert_eq!(losses, expected, "{name}");
+            assert_eq!(bits(&with_features), bits(&alone), "{name}");
             assert!(of_features.iter().any(|&value| value != 0.0), "{name}");
         });
     }
@@ -265,8 +268,8 @@ fn the_losses_of_a_call_are_the_sums_of_those_of_its_episodes() {
     let together = losses(&head, &ragged(), &at, &mut unused);
     let mut alone = [0.0, 0.0];
     for owned in ragged() {
-        let one = losses(&head, &[owned], &at, &mut unused);
-        alone.iter_mut().zip(one).for_each(|(sum, loss)| *sum += loss);
+        let terms = losses(&head, &[owned], &at, &mut unused);
+        alone.iter_mut().zip(terms).for_each(|(sum, loss)| *sum += loss);
     }
     assert!(together.iter().zip(&alone).all(|(a, b)| (a - b).abs() < 1e-9), "{together:?} and {alone:?}");
 }
@@ -327,6 +330,7 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
             .collect();
         let mut expected = vec![0.0; wide.len()];
         let mut expected_of_features = vec![0.0; (25 + 7 + 3 + 3 * 20) * 6];
+        // The rows as f64 numbers that f32 holds exactly, so that both precisions have the same input.
         let exact = |rows: &[Vec<f64>]| -> Vec<Vec<f64>> {
             rounded(rows).iter().map(|row| row.iter().map(|&value| f64::from(value)).collect()).collect()
         };
@@ -337,21 +341,21 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
         for isa in Isa::usable() {
             let (mut gradient, mut of_features) =
                 (vec![0.0; narrow.len()], vec![0.0; expected_of_features.len()]);
-            let found = with_episodes(&owned, rounded, |episodes| {
+            let terms = with_episodes(&owned, rounded, |episodes| {
                 isa.scope(|| {
                     head.losses_with_feature_gradient(&narrow, episodes, 5, &mut gradient, &mut of_features)
                 })
             });
             assert!(
-                found.iter().zip(&sums).all(|(a, b)| (a - b).abs() < 1e-3 * b.abs()),
-                "{found:?}, {sums:?}"
+                terms.iter().zip(&sums).all(|(a, b)| (a - b).abs() < 1e-3 * b.abs()),
+                "{terms:?}, {sums:?}"
             );
-            for (found, expected) in [(&gradient, &expected), (&of_features, &expected_of_features)] {
-                let size = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
-                let error: f64 = found.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
+            for (actual, expected) in [(&gradient, &expected), (&of_features, &expected_of_features)] {
+                let length = expected.iter().map(|g| g * g).sum::<f64>().sqrt();
+                let error: f64 = actual.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).powi(2)).sum();
                 assert!(
-                    error.sqrt() < 2e-3 * size,
-                    "{isa:?}: the gradient of length {size} is off by {}",
+                    error.sqrt() < 2e-3 * length,
+                    "{isa:?}: the gradient of length {length} is off by {}",
                     error.sqrt()
                 );
             }
@@ -423,9 +427,9 @@ fn the_prototypes_of_an_untrained_head_are_close_to_the_class_means() {
         let output = predict(&head, &owned, &at);
         for (class, &size) in sizes.iter().enumerate() {
             let weights = &output.weights[class * items..(class + 1) * items];
-            let own = weights.iter().zip(&owned.given).filter(|&(_, &given)| given as usize == class);
-            let own: f64 = own.map(|(weight, _)| weight).sum();
-            assert!(own > 0.6, "class {class} of {sizes:?}: {size} items weigh {own}");
+            let members = weights.iter().zip(&owned.given).filter(|&(_, &given)| given as usize == class);
+            let weight: f64 = members.map(|(weight, _)| weight).sum();
+            assert!(weight > 0.6, "class {class} of {sizes:?}: {size} items have a weight of {weight}");
         }
     }
 }
@@ -441,9 +445,9 @@ fn a_given_gram_matrix_replaces_the_rows() {
         .flat_map(|a| owned.support.iter().map(move |b| a.iter().zip(b).map(|(a, b)| a * b).sum()))
         .collect();
     let input = RelabelInput { classes: 2, given: &owned.given, rows: &[], gram: Some(&gram) };
-    let found = &head.predict(&at, &[input])[0];
+    let from_gram = &head.predict(&at, &[input])[0];
     let expected = predict(&head, &owned, &at);
-    assert!(found.probabilities.iter().zip(&expected.probabilities).all(|(a, b)| (a - b).abs() < 1e-9));
+    assert!(from_gram.probabilities.iter().zip(&expected.probabilities).all(|(a, b)| (a - b).abs() < 1e-9));
 }
 
 #[test]

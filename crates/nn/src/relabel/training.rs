@@ -56,6 +56,7 @@ impl Relabel {
         let original = || episodes.iter().flat_map(|e| e.support.iter().chain(e.queries).copied());
         let centred = CentredRows::new(original(), mean);
         let rows = centred.rows();
+        // The rows of an episode's support set, then those of its queries.
         let lens = episodes.iter().flat_map(|episode| [episode.support.len(), episode.queries.len()]);
         let rows_of_episodes: Vec<&[&[T]]> = parts(&rows, lens).collect();
         let of_centred: Vec<Episode<'_, T>> = episodes
@@ -153,19 +154,19 @@ impl Relabel {
     ) -> [f64; TERMS.len()] {
         let (span, space) = (&network_input.batch.spans[number], &network_input.spaces[number]);
         let Config { floor, items_weight, queries_weight, .. } = self.config;
-        let (prior, log_scale) = (self.network.prior.clone(), self.network.log_scale.start);
+        let (prior, log_scale_index) = (self.network.prior.clone(), self.network.log_scale.start);
         // Forward: posterior of the items, with their loss; prototypes, with the loss of the queries.
         let posterior = Posterior::new(span, &parameters[prior.clone()], logits.of(span), floor);
-        let (items, d_logits) =
+        let (items_loss, d_logits) =
             item_loss(&posterior.probabilities, episode.truth, span.classes, items_weight);
         let queries = QueryProducts::new(space, episode);
-        let (weights, log_scale_value) = (&posterior.weights, parameters[log_scale]);
-        let QueryLoss { loss: queries, d_weights, d_log_scale } =
+        let (weights, log_scale_value) = (&posterior.weights, parameters[log_scale_index]);
+        let QueryLoss { loss: queries_loss, d_weights, d_log_scale } =
             query_loss(space, &queries, weights, log_scale_value, queries_weight, d_products);
         // Backward: to the scale, the network's logits and the prior.
-        gradient[log_scale] += d_log_scale;
+        gradient[log_scale_index] += d_log_scale;
         posterior.backward(span, &d_weights, d_logits, logits.of_mut(span), &mut gradient[prior]);
-        [items, queries]
+        [items_loss, queries_loss]
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) struct EncoderLayerCache<T> {
     pub(super) out: Vec<T>,
 }
 
-/// Memory for intermediate results that no later pass needs.
+/// Memory for intermediate results that are not needed after the layer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EncoderScratch<T> {
     /// What is added to the residual connection, or its gradient, `[T, W]`.
@@ -121,6 +121,7 @@ impl Encoder {
         // PyTorch's bound for the weights and biases of a linear layer.
         let bound = |inputs: usize| 1.0 / (inputs as f64).sqrt();
         for layer in &self.layers {
+            // The value projection.
             let mut values = vec![0.0; width * width];
             fill_orthogonal(&mut values, width, width, random);
             let qkv = &mut parameters[layer.qkv.weight.clone()];
@@ -131,8 +132,8 @@ impl Encoder {
                 row[2 * width..].copy_from_slice(values);
             }
             // The inverse of an orthogonal matrix is its transpose.
-            for (index, out) in parameters[layer.attention_out.weight.clone()].iter_mut().enumerate() {
-                *out = values[index % width * width + index / width];
+            for (index, weight) in parameters[layer.attention_out.weight.clone()].iter_mut().enumerate() {
+                *weight = values[index % width * width + index / width];
             }
             let feed_forward = [
                 (&layer.feed_forward_in, bound(width)),

@@ -51,7 +51,7 @@ impl TranfsAttention {
     }
 }
 
-/// Support sets that are processed together: their activations stay in the second-level cache.
+/// The number of support sets that are processed together: their activations stay in the second-level cache.
 const BATCH: usize = 8;
 
 impl Tranfs {
@@ -111,6 +111,7 @@ impl Tranfs {
         let context = EncoderContext { parameters, segments: &layout.segments, dropout: Dropout::NONE };
         for layer in 0..self.encoder.depth() {
             self.encoder.forward_layer(context, layer, states, &mut caches[0], scratch);
+            // The output becomes the input of the next layer.
             std::mem::swap(states, &mut caches[0].out);
             visit(layout.tokens(), &caches[0]);
         }

@@ -81,8 +81,8 @@ pub struct Config {
     pub class_tokens: ClassTokens,
     /// The kind of position embeddings.
     pub positions: Positions,
-    /// Whether the up-projection (W to D) is always the transpose of the down-projection (D to W); otherwise it starts
-    /// as that and is trained separately.
+    /// Whether the up-projection (W to D) is always the transpose of the down-projection (D to W). Otherwise it starts
+    /// as this transpose and is trained separately.
     pub tied: bool,
     /// The distance of the clean loss.
     pub clean_loss: CleanLoss,
@@ -186,6 +186,7 @@ struct ParameterRanges {
     class_tokens: Option<Range<usize>>,
     /// The weight of the logit of "mislabelled", `[D]`.
     mislabelled: Range<usize>,
+    /// The index of the bias of that logit.
     mislabelled_bias: usize,
 }
 
@@ -251,12 +252,14 @@ impl Head for Tranfs {
         let mut parameters = vec![0.0; self.layout.len()];
         let Config { dim, width, .. } = self.config;
         fill_orthogonal(&mut parameters[self.ranges.down.clone()], dim, width, random);
+        // Without effect if the projections are tied, because both ranges are the same then.
         parameters.copy_within(self.ranges.down.clone(), self.ranges.up.start);
         fill_normal(&mut parameters[self.ranges.positions.clone()], random);
         if let Some(class_tokens) = &self.ranges.class_tokens {
             fill_normal(&mut parameters[class_tokens.clone()], random);
         }
         self.encoder.initialise(&mut parameters, random);
+        // As PyTorch initialises a linear layer of `dim` inputs.
         let bound = 1.0 / (dim as f64).sqrt();
         fill_uniform(&mut parameters[self.ranges.mislabelled.clone()], bound, random);
         let bias = self.ranges.mislabelled_bias;

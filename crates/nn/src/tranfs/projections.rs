@@ -153,12 +153,12 @@ impl Tranfs {
             let right = Matrix::new(&right[rows.start * width..rows.end * width], rows.len(), width);
             multiply(left, right, Write::Add, MatrixMut::new(&mut gradient[into], dim, width));
         };
-        let all = left.len() / dim;
+        let stack_rows = left.len() / dim;
         if self.config.tied {
-            add_product(0..all, self.ranges.down.clone());
+            add_product(0..stack_rows, self.ranges.down.clone());
         } else {
             add_product(0..items, self.ranges.down.clone());
-            add_product(items..all, self.ranges.up.clone());
+            add_product(items..stack_rows, self.ranges.up.clone());
         }
     }
 
@@ -302,6 +302,7 @@ fn inverse_counts<T: Real>(layout: &TokenLayout, span: &SupportSpan) -> Vec<T> {
 
 /// Prefetches an embedding, which may be anywhere in memory.
 fn prefetch_row<T>(row: &[T]) {
+    // One prefetch per cache line of 64 bytes.
     for line in row.chunks(64 / size_of::<T>()) {
         prefetch_line(line.as_ptr().cast());
     }

@@ -6,7 +6,7 @@ use crate::isa::Isa;
 
 /// An episode that owns its rows.
 #[derive(Clone)]
-struct Owned<T> {
+struct OwnedEpisode<T> {
     classes: usize,
     support: Vec<Vec<T>>,
     given: Vec<u32>,
@@ -15,10 +15,11 @@ struct Owned<T> {
     query_classes: Vec<u32>,
 }
 
-/// Episodes with these class sizes, items shuffled.
-fn episodes(dim: usize, sizes: &[&[usize]], seed: u64) -> Vec<Owned<f64>> {
+/// One episode per entry of `sizes`, which are the sizes of its classes. Items are shuffled; a quarter has no true
+/// class, another quarter a random one.
+fn episodes(dim: usize, sizes: &[&[usize]], seed: u64) -> Vec<OwnedEpisode<f64>> {
     let mut rng = TestRng::new(seed);
-    let one = |sizes: &&[usize]| {
+    let episode = |sizes: &&[usize]| {
         let classes = sizes.len();
         let mut given: Vec<u32> =
             sizes.iter().enumerate().flat_map(|(c, &n)| std::iter::repeat_n(c as u32, n)).collect();
@@ -35,14 +36,15 @@ fn episodes(dim: usize, sizes: &[&[usize]], seed: u64) -> Vec<Owned<f64>> {
         let support = rows(given.len(), &mut rng);
         let queries = rows(2 * classes + 1, &mut rng);
         let query_classes = (0..2 * classes + 1).map(|_| rng.below(classes) as u32).collect();
-        Owned { classes, support, given, truth, queries, query_classes }
+        OwnedEpisode { classes, support, given, truth, queries, query_classes }
     };
-    sizes.iter().map(one).collect()
+    sizes.iter().map(episode).collect()
 }
 
-fn narrowed(owned: &[Owned<f64>]) -> Vec<Owned<f32>> {
+/// The episodes in single precision.
+fn narrowed(owned: &[OwnedEpisode<f64>]) -> Vec<OwnedEpisode<f32>> {
     let narrow = |rows: &[Vec<f64>]| rows.iter().map(|row| row.iter().map(|&x| x as f32).collect()).collect();
-    let one = |owned: &Owned<f64>| Owned {
+    let narrowed = |owned: &OwnedEpisode<f64>| OwnedEpisode {
         classes: owned.classes,
         support: narrow(&owned.support),
         given: owned.given.clone(),
@@ -50,26 +52,27 @@ fn narrowed(owned: &[Owned<f64>]) -> Vec<Owned<f32>> {
         queries: narrow(&owned.queries),
         query_classes: owned.query_classes.clone(),
     };
-    owned.iter().map(one).collect()
+    owned.iter().map(narrowed).collect()
 }
 
 fn slices<T>(rows: &[Vec<T>]) -> Vec<&[T]> {
     rows.iter().map(Vec::as_slice).collect()
 }
 
-fn borrowed<T, R>(owned: &[Owned<T>], job: impl FnOnce(&[Episode<'_, T>]) -> R) -> R {
-    let supports: Vec<Vec<&[T]>> = owned.iter().map(|o| slices(&o.support)).collect();
-    let queries: Vec<Vec<&[T]>> = owned.iter().map(|o| slices(&o.queries)).collect();
+/// Calls `job` with episodes that borrow the rows of `owned`.
+fn borrowed<T, R>(owned: &[OwnedEpisode<T>], job: impl FnOnce(&[Episode<'_, T>]) -> R) -> R {
+    let supports: Vec<Vec<&[T]>> = owned.iter().map(|episode| slices(&episode.support)).collect();
+    let queries: Vec<Vec<&[T]>> = owned.iter().map(|episode| slices(&episode.queries)).collect();
     let episodes: Vec<Episode<'_, T>> = owned
         .iter()
         .zip(supports.iter().zip(&queries))
-        .map(|(o, (support, queries))| Episode {
-            classes: o.classes,
+        .map(|(episode, (support, queries))| Episode {
+            classes: episode.classes,
             support,
-            given: &o.given,
-            truth: &o.truth,
+            given: &episode.given,
+            truth: &episode.truth,
             queries,
-            query_classes: &o.query_classes,
+            query_classes: &episode.query_classes,
         })
         .collect();
     job(&episodes)
@@ -86,7 +89,7 @@ fn model(config: &Config) -> (Tranfs, Vec<f32>) {
     (model, parameters)
 }
 
-/// If the items of a class move, its prototype moves with them from the first step on: a model that has to learn that
+/// If the items of a class move, the prototype of an untrained model moves with them: a model that has to learn this
 /// first may not succeed.
 #[test]
 fn the_prototypes_of_an_untrained_model_move_with_their_items() {
@@ -94,17 +97,18 @@ fn the_prototypes_of_an_untrained_model_move_with_their_items() {
     let (model, mut parameters) = model(&Config { dropout: 0.0, ..Config::new(dim) });
     let mut rng = TestRng::new(7);
     let mut row = || -> Vec<f32> { (0..dim).map(|_| rng.uniform() as f32 - 0.5).collect() };
+    // The variance of a uniform number is 1/12.
     let spread = (dim as f64 / 12.0).sqrt();
     model.fit_normalisation(&mut parameters, &|| FeatureStatistics { mean: vec![0.0; dim], spread });
     let given: Vec<u32> = (0..classes * shots).map(|item| (item / shots) as u32).collect();
     let items: Vec<Vec<f32>> = given.iter().map(|_| row()).collect();
     let direction = row();
     let prototypes = |moved: Option<u32>| {
-        let step = |item: &[f32]| item.iter().zip(&direction).map(|(value, step)| value + step).collect();
+        let shifted = |item: &[f32]| item.iter().zip(&direction).map(|(value, d)| value + d).collect();
         let items: Vec<Vec<f32>> = items
             .iter()
             .zip(&given)
-            .map(|(item, &class)| if moved == Some(class) { step(item) } else { item.clone() })
+            .map(|(item, &class)| if moved == Some(class) { shifted(item) } else { item.clone() })
             .collect();
         let items: Vec<&[f32]> = items.iter().map(Vec::as_slice).collect();
         let input = TranfsInput { classes, items: &items, given: &given, order: None };
@@ -113,16 +117,18 @@ fn the_prototypes_of_an_untrained_model_move_with_their_items() {
     let before = prototypes(None);
     for class in 0..classes {
         let after = prototypes(Some(class as u32));
+        // How far a prototype has moved in the direction of the shift, times its length.
         let along = |class: usize| -> f32 {
             (0..dim).map(|d| (after[class * dim + d] - before[class * dim + d]) * direction[d]).sum()
         };
-        let others = (0..classes).filter(|&other| other != class).map(along).fold(f32::MIN, f32::max);
-        assert!(along(class) > 1.2 * others.max(0.0), "{class}: {} and {others}", along(class));
+        let largest_other = (0..classes).filter(|&c| c != class).map(along).fold(f32::MIN, f32::max);
+        assert!(along(class) > 1.2 * largest_other.max(0.0), "{class}: {} and {largest_other}", along(class));
     }
 }
 
 const SIZES: &[&[usize]] = &[&[3, 1, 2], &[2, 0, 4, 1], &[1]];
 
+/// Compares the gradient of every parameter with central differences.
 fn check_whole_model(name: &str, config: Config) {
     let (model, parameters) = model(&config);
     let mut rng = TestRng::new(4);
@@ -179,10 +185,11 @@ fn the_gradients_with_every_kind_of_table_and_loss_agree_with_central_difference
 }
 
 /// The rows of all episodes in the order of a feature gradient.
-fn feature_rows<T>(owned: &mut [Owned<T>]) -> impl Iterator<Item = &mut Vec<T>> {
+fn feature_rows<T>(owned: &mut [OwnedEpisode<T>]) -> impl Iterator<Item = &mut Vec<T>> {
     owned.iter_mut().flat_map(|episode| episode.support.iter_mut().chain(&mut episode.queries))
 }
 
+/// Compares the gradient of every feature with central differences.
 fn check_features(name: &str, config: Config) {
     let (model, parameters) = model(&config);
     let mut rng = TestRng::new(4);
@@ -234,14 +241,19 @@ fn the_feature_gradient_leaves_losses_and_parameter_gradient_equal_to_the_bit() 
         let (model, parameters) = model(&config);
         let owned = narrowed(&episodes(40, &[&[5; 5], &[5, 9, 2, 1, 0, 3, 4]], 3));
         borrowed(&owned, |episodes| {
-            let (mut alone, mut beside) = (vec![0.25; parameters.len()], vec![0.25; parameters.len()]);
+            let (mut alone, mut with_features) = (vec![0.25; parameters.len()], vec![0.25; parameters.len()]);
             let mut of_features = vec![0.0; episodes.iter().map(Episode::feature_count).sum()];
             let expected = model.losses(&parameters, episodes, 8, &mut alone);
-            let found =
-                model.losses_with_feature_gradient(&parameters, episodes, 8, &mut beside, &mut of_features);
+            let losses = model.losses_with_feature_gradient(
+                &parameters,
+                episodes,
+                8,
+                &mut with_features,
+                &mut of_features,
+            );
             let bits = |numbers: &[f32]| numbers.iter().map(|g| g.to_bits()).collect::<Vec<u32>>();
-            assert_eq!(found, expected);
-            assert_eq!(bits(&beside), bits(&alone));
+            assert_eq!(losses, expected);
+            assert_eq!(bits(&with_features), bits(&alone));
             assert!(of_features.iter().any(|&g| g != 0.0));
         });
     }
@@ -283,12 +295,12 @@ fn single_precision_agrees_with_double_on_every_instruction_set() {
             for (term, expected) in terms.iter().zip(expected) {
                 assert!((term - expected).abs() < 1e-4 * (1.0 + expected), "{isa:?}: {term} and {expected}");
             }
-            for (found, expected) in [(&gradient, &expected_gradient), (&of_features, &expected_of_features)]
+            for (actual, expected) in [(&gradient, &expected_gradient), (&of_features, &expected_of_features)]
             {
-                let size = expected.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
-                for (index, (g, expected)) in found.iter().zip(expected).enumerate() {
+                let largest = expected.iter().fold(0.0f64, |largest, g| largest.max(g.abs()));
+                for (index, (g, expected)) in actual.iter().zip(expected).enumerate() {
                     let error = (f64::from(*g) - expected).abs();
-                    assert!(error < 1e-4 * size, "{isa:?} at {index}: {g} and {expected}");
+                    assert!(error < 1e-4 * largest, "{isa:?} at {index}: {g} and {expected}");
                 }
             }
         }
@@ -308,7 +320,7 @@ fn the_model_computes_what_pytorch_does() {
     let rows = |count: u32, f: &dyn Fn(f64) -> f64| -> Vec<Vec<f64>> {
         (0..count).map(|i| (0..6).map(|d| f(f64::from(6 * i + d))).collect()).collect()
     };
-    let owned = [Owned {
+    let owned = [OwnedEpisode {
         classes: 3,
         support: rows(5, &|i| (0.9 * i).sin()),
         given: vec![2, 0, 1, 2, 0],
@@ -320,20 +332,23 @@ fn the_model_computes_what_pytorch_does() {
     let terms = borrowed(&owned, |episodes| {
         model.losses_and_gradient(&parameters, episodes, 0, &mut gradient, None, &mut Workspace::default())
     });
-    let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, {expected}");
+    let check = |actual: f64, expected: f64| {
+        assert!((actual - expected).abs() < 1e-6, "{actual}, {expected}");
+    };
     for (term, expected) in terms.into_iter().zip([1.072280355, 11.233081634, 0.591509522]) {
-        close(term, expected);
+        check(term, expected);
     }
     let parameters: Vec<f32> = parameters.iter().map(|&p| p as f32).collect();
     let output = &outputs(&model, &parameters, &narrowed(&owned), None)[0];
     let prototype = [-0.108746647, -1.528037196, -1.45505882, 0.038918381, 1.494888202, 1.490962141];
-    for (&found, expected) in output.prototypes[6..12].iter().zip(prototype) {
-        close(f64::from(found) / 10.0, expected / 10.0);
+    // Prototypes in f32 are less precise, so the tolerance is ten times as large.
+    for (&value, expected) in output.prototypes[6..12].iter().zip(prototype) {
+        check(f64::from(value) / 10.0, expected / 10.0);
     }
-    for (&found, expected) in
+    for (&probability, expected) in
         output.mislabelled.iter().zip([0.877991397, 0.811267372, 0.637651215, 0.534593815, 0.395051224])
     {
-        close(f64::from(found), expected);
+        check(f64::from(probability), expected);
     }
 }
 
@@ -341,18 +356,18 @@ fn the_model_computes_what_pytorch_does() {
 fn the_same_call_gives_the_same_bits_after_any_other_call() {
     let config = Config { classes: 7, ..Config::new(40) };
     let (model, parameters) = model(&config);
-    let (one, other) = (
+    let (first_call, other_call) = (
         narrowed(&episodes(40, &[&[5; 5], &[3, 2]], 1)),
         narrowed(&episodes(40, &[&[2, 9, 2, 1, 0, 3, 4], &[7, 7], &[1, 1, 1]], 2)),
     );
-    let run = |owned: &[Owned<f32>]| {
+    let run = |owned: &[OwnedEpisode<f32>]| {
         let mut gradient = vec![0.0; parameters.len()];
         let terms = borrowed(owned, |e| model.losses(&parameters, e, 8, &mut gradient));
         (terms, gradient)
     };
-    let first = run(&one);
-    let _ = run(&other);
-    assert_eq!(run(&one), first);
+    let first = run(&first_call);
+    let _ = run(&other_call);
+    assert_eq!(run(&first_call), first);
     assert_eq!(model.clone().layout(), model.layout());
 }
 
@@ -360,7 +375,7 @@ fn the_same_call_gives_the_same_bits_after_any_other_call() {
 fn outputs(
     model: &Tranfs,
     parameters: &[f32],
-    owned: &[Owned<f32>],
+    owned: &[OwnedEpisode<f32>],
     orders: Option<&[Vec<u32>]>,
 ) -> Vec<TranfsOutput> {
     borrowed(owned, |episodes| {
@@ -409,11 +424,14 @@ fn the_order_of_items_does_not_matter_and_that_of_classes_only_through_the_table
     // Classes renamed 0 -> 1 -> 2 -> 0, each with the row of the tables it had.
     let mut renamed = narrowed(&episodes(30, &[&[4, 3, 5]], 6));
     renamed[0].given.iter_mut().for_each(|class| *class = (*class + 1) % 3);
-    let found = &outputs(&model, &parameters, &renamed, Some(&[vec![2, 0, 1]]))[0];
-    assert!(close(&found.mislabelled, &output.mislabelled));
-    assert!(close(&found.prototypes[30..], &output.prototypes[..60]));
-    let other = &outputs(&model, &parameters, &renamed, Some(&[vec![5, 0, 1]]))[0];
-    assert!(!close(&other.prototypes, &found.prototypes), "another row of the tables changes the output");
+    let same_rows = &outputs(&model, &parameters, &renamed, Some(&[vec![2, 0, 1]]))[0];
+    assert!(close(&same_rows.mislabelled, &output.mislabelled));
+    assert!(close(&same_rows.prototypes[30..], &output.prototypes[..60]));
+    let other_rows = &outputs(&model, &parameters, &renamed, Some(&[vec![5, 0, 1]]))[0];
+    assert!(
+        !close(&other_rows.prototypes, &same_rows.prototypes),
+        "another row of the tables changes the output"
+    );
 }
 
 #[test]
@@ -476,7 +494,7 @@ fn constant_tables_are_not_trained_and_an_invalid_configuration_is_refused() {
 }
 
 /// 64 episodes of 5 classes with 5 shots and 15 queries each, and embeddings of 1600 numbers.
-fn benchmark_episodes() -> Vec<Owned<f32>> {
+fn benchmark_episodes() -> Vec<OwnedEpisode<f32>> {
     let mut owned = narrowed(&episodes(1600, &[&[5; 5][..]; 64], 2));
     let mut rng = TestRng::new(3);
     for owned in &mut owned {

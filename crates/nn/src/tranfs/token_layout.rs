@@ -85,16 +85,17 @@ impl TokenLayout {
             "labels must be below {classes}, the number of classes"
         );
         // Where the support set begins in the lists of all tokens, class tokens and item tokens.
-        let first = (self.tokens(), self.table_rows.len(), self.sources.len());
+        let (first_token, first_class, first_item) =
+            (self.tokens(), self.table_rows.len(), self.sources.len());
         match input.order {
             None => self.table_rows.extend(0..classes),
             Some(order) => self.table_rows.extend(checked_order(order, classes, table)),
         }
         self.sources.extend(0..input.items.len());
-        self.sources[first.2..].sort_by_key(|&item| input.given[item]);
-        self.given.extend(self.sources[first.2..].iter().map(|&item| input.given[item]));
-        let tokens = first.0..first.0 + classes + input.items.len();
-        let (classes, items) = (first.1..self.table_rows.len(), first.2..self.sources.len());
+        self.sources[first_item..].sort_by_key(|&item| input.given[item]);
+        self.given.extend(self.sources[first_item..].iter().map(|&item| input.given[item]));
+        let tokens = first_token..first_token + classes + input.items.len();
+        let (classes, items) = (first_class..self.table_rows.len(), first_item..self.sources.len());
         self.segments.push(tokens.clone());
         self.spans.push(SupportSpan { tokens, classes, items });
     }

@@ -109,8 +109,8 @@ impl Tranfs {
     }
 
     /// The clean loss: the sum over classes of the distance of the prototype to the mean of the class's correctly
-    /// labelled items, times the weight, divided by the number of classes. A class without such an item adds 0. Adds to
-    /// the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
+    /// labelled items, times the weight, divided by the number of classes. A class without correctly labelled items
+    /// does not contribute. Adds to the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
     fn clean_loss<T: Real>(
         &self,
         items: SortedItems<'_, T>,
@@ -148,7 +148,8 @@ impl Tranfs {
 }
 
 /// Adds to the gradient of an episode's queries (`[Q, D]`), from twice the gradient of their logits (`[Q, C]`), which
-/// is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`.
+/// is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`, so the gradient of q is the sum
+/// over prototypes of twice the gradient of the logit, times p.
 fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_queries: &mut [T]) {
     let (queries, classes) = (d_queries.len() / dim, prototypes.len() / dim);
     if queries == 0 {
@@ -191,7 +192,7 @@ impl<T: Real> SortedItems<'_, T> {
         }
     }
 
-    /// The correctly labelled items of a class.
+    /// The correctly labelled items of a class. Items are sorted by given label, so those of a class are adjacent.
     fn clean_members(&self, class: usize) -> impl Iterator<Item = usize> {
         let members = self.given.partition_point(|&given| (given as usize) < class)
             ..self.given.partition_point(|&given| given as usize <= class);

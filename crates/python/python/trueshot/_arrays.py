@@ -50,13 +50,14 @@ def as_array(given: Any, name: str) -> np.ndarray:
         return np.asarray(given)
     except ValueError as problem:
         if isinstance(given, (list, tuple)):
-            # Raises an error that names the row.
+            # Raises an error that names the row, if a row is the reason.
             stacked(given, name)
         raise ValueError(f"{name} is ragged or nested unevenly: {problem}") from None
 
 
 def refuse_sparse(given: Any, name: str) -> None:
     """Raise an error if a matrix or tensor is sparse: embeddings are dense, and most methods need their means."""
+    # SciPy's sparse matrices are recognised by their methods, sparse tensors of torch by their layout.
     is_sparse = hasattr(given, "tocsr") and (hasattr(given, "toarray") or hasattr(given, "todense"))
     if is_sparse:
         raise TypeError(

@@ -211,11 +211,11 @@ class Audit:
     def suggested(self) -> np.ndarray:
         """The suggested label of rows with verdict 'relabel'; None for all others."""
         codes = self._native.suggested
-        found = np.full(len(codes), None, dtype=object)
+        labels = np.full(len(codes), None, dtype=object)
         classes = self.classes.tolist()
         for row in np.flatnonzero(codes >= 0):
-            found[row] = classes[codes[row]]
-        return found
+            labels[row] = classes[codes[row]]
+        return labels
 
     @cached_property
     def weight(self) -> np.ndarray:
@@ -274,9 +274,9 @@ class Audit:
         True
         """
         codes = self._labels.codes.copy()
-        # The class indices of the suggestions, -1 for rows without one.
-        moved = self._native.suggested
-        codes[moved >= 0] = moved[moved >= 0]
+        # The class index of the suggestion for every row, -1 without one.
+        suggested = self._native.suggested
+        codes[suggested >= 0] = suggested[suggested >= 0]
         rows = np.flatnonzero(self.action != "quarantine")
         return rows, self._labels.of(codes[rows])
 

@@ -35,7 +35,7 @@ def audit_batch(
     features, labels : str
         Names of these columns.
     carry : list of str, optional
-        Columns that are copied to the result. Default: ``task``, if there is one.
+        Columns that are copied to the result. Default: ``task``, if the table has it.
     certainty, expected_noise, threads :
         As in :func:`audit`.
 
@@ -100,6 +100,7 @@ def prototypes_batch(
 
 
 def _carried(carry: Sequence[str] | None) -> list[str] | None:
+    """The argument ``carry`` as a list; a single string, a likely mistake, is refused."""
     if isinstance(carry, str):
         raise TypeError(f"carry must be a list of names, got the string {carry!r}")
     return None if carry is None else list(carry)

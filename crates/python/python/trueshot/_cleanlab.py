@@ -146,8 +146,8 @@ def find_label_issues(
     """
     if return_indices_ranked_by is not None:
         check_method(return_indices_ranked_by, "return_indices_ranked_by", (None, *SCORES))
-    # Two cases in which the form of X need not be recognised: several labels per row need probabilities, a column is of
-    # a table of features.
+    # In two cases it is known what X is: several labels per row need probabilities, and a column can only be that of a
+    # table of features.
     if multi_label and pred_probs is None:
         pred_probs, X = X, None
     if column is not None and features is None:
@@ -215,8 +215,8 @@ def get_pred_probs(labels: Any, X: Any = None, *, features: Any = None, threads:
 
 
 def _pred_probs(found: Audit) -> np.ndarray:
-    """The probabilities of an audit without "none of the classes", which rows share in proportion; none of them is
-    0."""
+    """The probabilities of an audit, ``[rows, classes]``. That of "none of the classes" is distributed over the classes
+    in proportion. All are positive, so that rows in which no class is probable can be divided by their sum."""
     shares = np.maximum(found.probabilities[:, :-1], np.finfo(np.float32).tiny)
     return shares / shares.sum(axis=1, keepdims=True)
 
@@ -226,12 +226,14 @@ def _scores(found: Audit, method: str) -> np.ndarray:
 
     In the margin, "none of the classes" is one of the other answers.
     """
+    # The probability that the given label is right.
     own = 1 - found.p_wrong
     if method == "self_confidence":
         return own
     codes = found._labels.codes
     if method == "confidence_weighted_entropy":
         return score_labels(codes, _pred_probs(found).astype(np.float64), method)
+    # As in `score_labels`: -1 excludes the label from the maximum, and margins from -1 to 1 become 0 to 1.
     others = found.probabilities.copy()
     others[np.arange(len(others)), codes] = -1
     return (own - others.max(axis=1) + 1) / 2

@@ -50,8 +50,8 @@ def get_confident_thresholds(labels: Any, pred_probs: Any, multi_label: bool = F
 def thresholds_of(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
     """The threshold of every class, ``[classes]``: the mean of ``probs[row, class]`` over the rows with the label."""
     counts = np.bincount(codes, minlength=probs.shape[1])
-    own = np.bincount(codes, weights=probs[np.arange(len(codes)), codes], minlength=probs.shape[1])
-    return np.where(counts > 0, np.maximum(own / np.maximum(counts, 1), _LOWEST), _UNREACHABLE)
+    sums = np.bincount(codes, weights=probs[np.arange(len(codes)), codes], minlength=probs.shape[1])
+    return np.where(counts > 0, np.maximum(sums / np.maximum(counts, 1), _LOWEST), _UNREACHABLE)
 
 
 def compute_confident_joint(
@@ -78,8 +78,8 @@ def compute_confident_joint(
     if multi_label:
         binary = list(one_vs_rest(labels, pred_probs))
         limits = _limits(thresholds, (len(binary), 2))
-        found = [count_confident(*one, limits[number], calibrate) for number, one in enumerate(binary)]
-        joints, rows = np.array([joint for joint, _ in found]), [rows.tolist() for _, rows in found]
+        counted = [count_confident(*problem, limits[number], calibrate) for number, problem in enumerate(binary)]
+        joints, rows = np.array([joint for joint, _ in counted]), [rows.tolist() for _, rows in counted]
         return (joints, rows) if return_indices_of_off_diagonals else joints
     codes, probs = as_pred_probs(labels, pred_probs)
     joint, off_diagonal = count_confident(codes, probs, _limits(thresholds, (probs.shape[1],)), calibrate)
@@ -98,8 +98,9 @@ def count_confident(
     several = confident.sum(axis=1) > 1
     guess = np.where(several, probs.argmax(axis=1), confident.argmax(axis=1))
     rows = np.flatnonzero(confident.any(axis=1))
+    # `label * classes + guess` is the position of the pair in the flat joint.
     joint = np.bincount(codes[rows] * classes + guess[rows], minlength=classes * classes).reshape(classes, classes)
-    # Every class has at least one row that is right.
+    # At least one row of every class counts as right.
     np.fill_diagonal(joint, np.maximum(joint.diagonal(), 1))
     if calibrate:
         joint = calibrated(joint, np.bincount(codes, minlength=classes))
@@ -116,7 +117,8 @@ def calibrate_confident_joint(confident_joint: Any, labels: Any, *, multi_label:
     joint = np.asarray(confident_joint)
     if multi_label:
         masks = multi_label_mask(labels, len(joint))
-        return np.array([calibrated(one, np.bincount(mask, minlength=2)) for one, mask in zip(joint, masks.T)])
+        # Each class has a binary joint; its mask says which rows have the label.
+        return np.array([calibrated(binary, np.bincount(mask, minlength=2)) for binary, mask in zip(joint, masks.T)])
     return calibrated(joint, np.bincount(as_columns(labels, len(joint), "confident_joint"), minlength=len(joint)))
 
 
@@ -132,14 +134,15 @@ def rounded_rows(matrix: np.ndarray) -> np.ndarray:
     Where the rounded entries of a row sum to more, those that were rounded up most are decreased by 1; where they sum
     to less, those that were rounded down most are increased.
     """
-    found = np.rint(matrix).astype(np.int64)
-    excess = found.sum(axis=1) - np.rint(matrix.sum(axis=1)).astype(np.int64)
+    rounded = np.rint(matrix).astype(np.int64)
+    excess = rounded.sum(axis=1) - np.rint(matrix.sum(axis=1)).astype(np.int64)
     # Per row, the columns from the one that was rounded up most to the one that was rounded down most.
-    order = np.argsort(matrix - found, axis=1, kind="stable")
+    order = np.argsort(matrix - rounded, axis=1, kind="stable")
     for row in np.flatnonzero(excess):
+        # A negative excess counts columns from the end.
         changed = order[row, : excess[row]] if excess[row] > 0 else order[row, excess[row] :]
-        found[row, changed] -= np.sign(excess[row])
-    return found
+        rounded[row, changed] -= np.sign(excess[row])
+    return rounded
 
 
 def estimate_joint(labels: Any, pred_probs: Any, *, confident_joint: Any = None, multi_label: bool = False) -> np.ndarray:
@@ -183,7 +186,7 @@ def num_label_issues(
     if multi_label:
         if estimation_method != "off_diagonal":
             raise ValueError(f"estimation_method={estimation_method!r} is not supported with multi_label=True; use 'off_diagonal'")
-        wrong = [confidently_wrong(*one) for one in one_vs_rest(labels, pred_probs)]
+        wrong = [confidently_wrong(*problem) for problem in one_vs_rest(labels, pred_probs)]
         return int(np.any(wrong, axis=0).sum())
     codes, probs = as_pred_probs(labels, pred_probs)
     if estimation_method == "off_diagonal":
@@ -287,8 +290,8 @@ def _normalised(priors: np.ndarray) -> np.ndarray:
 def _inverse_of(first: np.ndarray, second: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """By Bayes, the matrix P(a | b) from ``first`` = P(a), ``second`` = P(b) and ``matrix`` = P(b | a); columns sum to
     1."""
-    found = matrix.T * first[:, None] / np.maximum(second, _SLACK)
-    return found / np.maximum(found.sum(axis=0), _SLACK)
+    inverse = matrix.T * first[:, None] / np.maximum(second, _SLACK)
+    return inverse / np.maximum(inverse.sum(axis=0), _SLACK)
 
 
 def _converged(shares: np.ndarray, priors: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

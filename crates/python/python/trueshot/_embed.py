@@ -116,17 +116,17 @@ def embed(
     entry = None if cache is None else _CacheEntry(cache, cache_name, network, source, settings)
     if cache is None and cache_name is not None:
         raise ValueError("cache_name is given without cache: give the folder of the cache too")
-    found = entry.read(source) if entry else None
-    if found is None:
-        found = _embed(network, source, settings, progress)
+    result = entry.read(source) if entry else None
+    if result is None:
+        result = _embed(network, source, settings, progress)
         if entry:
-            entry.write(found, source)
-    return source.finish(found, network.backbone)
+            entry.write(result, source)
+    return source.finish(result, network.backbone)
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """Arguments of :func:`embed` that the network and the source share."""
+    """Arguments of :func:`embed` about images and the output of the network, checked."""
 
     output: int | str | None
     pool: str | None
@@ -142,14 +142,15 @@ class _Settings:
 
 
 @dataclass
-class _Found:
-    """Rows with their labels, names and skipped files, as the cache stores them."""
+class _Result:
+    """Rows with their labels, names and unreadable images: what the cache stores."""
 
     features: np.ndarray
     """``[images, dimensions]``, float32 or float16."""
     labels: np.ndarray | None
     """Names of classes from a folder; from a loader its labels, which may be integers."""
     items: list[str] | None
+    """The names of the rows; None for a loader."""
     unreadable: list[tuple[str, str]]
     """Images that cannot be decoded, with the reason."""
 
@@ -184,7 +185,7 @@ def _require(module: str, why: str) -> None:
         raise ImportError(f"{package} is not installed, and {why}: pip install {package}") from problem
 
 
-def _embed(network: Network, source: _Folder | _Loader, settings: _Settings, progress: Any) -> _Found:
+def _embed(network: Network, source: _Folder | _Loader, settings: _Settings, progress: Any) -> _Result:
     """Run the network on all batches of a source."""
     rows, labels, items, done = _Rows(network, settings), [], [], 0
     with counting(progress, source.total, "image") as report, network.evaluating():
@@ -199,7 +200,7 @@ def _embed(network: Network, source: _Folder | _Loader, settings: _Settings, pro
     source.check_complete(settings)
     if done == 0:
         raise ValueError(source.empty_message())
-    return _Found(rows.features(), np.concatenate(labels) if labels else None, items or None, source.unreadable)
+    return _Result(rows.features(), np.concatenate(labels) if labels else None, items or None, source.unreadable)
 
 
 class _Rows:
@@ -235,6 +236,7 @@ class _Rows:
             raise ValueError(f"the network returned no features for the images of batch {number}")
         if tensor.device.type == "meta":
             raise ValueError("the network returned a tensor on the device meta, which has no values")
+        # Float16 is kept; other types, such as bfloat16, which NumPy does not have, become float32.
         half = tensor.dtype == torch.float16
         part = (tensor if half else tensor.float()).cpu().numpy()
         if self._parts and part.shape[1] != self._parts[0].shape[1]:
@@ -272,13 +274,13 @@ class _Rows:
         if wanted in entries and isinstance(entries[wanted], torch.Tensor):
             return entries[wanted]
         known = ", ".join(f"{key!r}: {_kind(value)}" for key, value in entries.items())
-        found = f"the network returned a {type(output).__name__} with {known}"
+        description = f"the network returned a {type(output).__name__} with {known}"
         tensors = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
         # The hint proposes the first matrix, or else the first tensor.
         choice = next((key for key, value in tensors.items() if value.ndim == 2), next(iter(tensors), None))
         if wanted is None:
-            raise ValueError(f"{found}: choose the features with output={choice!r} or another of these")
-        raise ValueError(f"{found}, but no tensor {wanted!r}: output must be one of these")
+            raise ValueError(f"{description}: choose the features with output={choice!r} or another of these")
+        raise ValueError(f"{description}, but no tensor {wanted!r}: output must be one of these")
 
     def _two_dimensional(self, tensor: Any) -> Any:
         """Features ``[images, dimensions]``; feature maps are averaged if ``pool`` says so."""
@@ -309,6 +311,7 @@ class _Rows:
 
 
 def _kind(value: Any) -> str:
+    """The type of an entry of a batch or an output, with the shape of a tensor, for messages."""
     return f"tensor {list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
 
 
@@ -364,6 +367,7 @@ class _Folder:
         with ThreadPoolExecutor(settings.threads) as threads:
             following: list[tuple[int, Future[Any]]] = []
             for start in [*starts, None]:
+                # The first pass has no current batch yet.
                 current, following = following, []
                 if start is not None:
                     following = [(row, threads.submit(self._image, row)) for row in rows[start : start + settings.batch_size]]
@@ -378,15 +382,15 @@ class _Folder:
         except Exception as problem:  # decoders raise any type
             return unreadable_reason(path, problem)
         try:
-            made = self._transform(image)
+            tensor = self._transform(image)
         except Exception as problem:
             raise ValueError(f"transform failed on {item!r}: {type(problem).__name__}: {problem}") from problem
         import torch
 
-        if not isinstance(made, (torch.Tensor, np.ndarray)):
-            kind = type(made).__name__
+        if not isinstance(tensor, (torch.Tensor, np.ndarray)):
+            kind = type(tensor).__name__
             raise TypeError(f"transform returned a {kind} for {item!r}; expected a tensor: end it with ToTensor()")
-        return torch.as_tensor(made)
+        return torch.as_tensor(tensor)
 
     def _batch(self, images: list[tuple[int, Any]]) -> Iterator[_Batch]:
         """A batch of pairs (row, tensor or reason), or none if no image of it can be read."""
@@ -416,16 +420,16 @@ class _Folder:
             count = len(self.unreadable)
             raise ValueError(f"{count} image{'s' * (count > 1)} cannot be read: {_listed(self.unreadable)}")
 
-    def finish(self, found: _Found, backbone: str) -> Embeddings:
+    def finish(self, result: _Result, backbone: str) -> Embeddings:
         """The rows as embeddings; warns about skipped files."""
-        skipped = sorted([*self._folder.skipped, *found.unreadable])
+        skipped = sorted([*self._folder.skipped, *result.unreadable])
         if skipped:
             count = len(skipped)
             warnings.warn(f"{count} file{'s were' if count > 1 else ' was'} skipped: {_listed(skipped)}", stacklevel=3)
         return Embeddings(
-            found.features,
-            found.labels,
-            items=found.items,
+            result.features,
+            result.labels,
+            items=result.items,
             backbone=backbone,
             folder=self._folder.path,
             skipped=skipped,
@@ -487,15 +491,15 @@ class _Loader:
                 raise ValueError(f"batch {number} is {'without' if has_labels else 'with'} labels, unlike those before")
             yield batch
 
-    def finish(self, found: _Found, backbone: str) -> Embeddings:
-        labels = found.labels
+    def finish(self, result: _Result, backbone: str) -> Embeddings:
+        labels = result.labels
         if labels is not None and self._classes is not None and labels.dtype.kind in "iu":
             if labels.min() < 0 or labels.max() >= len(self._classes):
                 outside = labels.max() if labels.min() >= 0 else labels.min()
                 raise ValueError(f"a label is {outside}, but classes has {len(self._classes)} names: allowed are 0 to the last")
             labels = self._classes[labels]
-        items, folder = self._names(len(found.features))
-        return Embeddings(found.features, labels, items=items, backbone=backbone, folder=folder)
+        items, folder = self._names(len(result.features))
+        return Embeddings(result.features, labels, items=items, backbone=backbone, folder=folder)
 
     def _names(self, rows: int) -> tuple[list[str] | None, str | None]:
         """Names from the files of a data set like torchvision's ImageFolder, if the loader keeps its order."""
@@ -522,6 +526,7 @@ def _length(data: Any) -> int:
         if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
             return len(data.dataset)
         batches = data.batch_sampler
+        # PyTorch's own sampler, not a user-defined one derived from it.
         if type(batches) is BatchSampler:
             rows = len(batches.sampler)  # type: ignore[arg-type]
             return rows - rows % batches.batch_size if batches.drop_last else rows
@@ -538,8 +543,8 @@ def _class_names(classes: Sequence[str] | None, dataset: Any) -> np.ndarray | No
             return None
     names = [str(name) for name in classes]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"classes contains {twice!r} twice")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"classes contains {repeated!r} twice")
     return np.array(names)
 
 
@@ -598,7 +603,7 @@ class _CacheEntry:
         self._unreadable = settings.unreadable
         self._path = os.path.join(self._folder, f"{self._key}.npz")
 
-    def read(self, source: _Folder | _Loader) -> _Found | None:
+    def read(self, source: _Folder | _Loader) -> _Result | None:
         """The result, if it exists, is intact and was computed from the same number of images."""
         try:
             with np.load(self._path, allow_pickle=False) as file:
@@ -606,20 +611,22 @@ class _CacheEntry:
                 items = file["items"].tolist() if "items" in file else None
                 labels = file["labels"] if "labels" in file else None
                 unreadable = [(item, reason) for item, reason in note["unreadable"]]
-                found = _Found(file["features"], labels, items, unreadable)
+                result = _Result(file["features"], labels, items, unreadable)
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             return None
+        # Embedding again raises the error with the reasons.
         if unreadable and self._unreadable == "raise":
             return None
-        return found if note["key"] == self._key and note["total"] == source.total else None
+        return result if note["key"] == self._key and note["total"] == source.total else None
 
-    def write(self, found: _Found, source: _Folder | _Loader) -> None:
-        note = json.dumps({"key": self._key, "total": source.total, "unreadable": found.unreadable})
-        arrays = {"features": found.features, "note": np.array(note)}
-        if found.labels is not None:
-            arrays["labels"] = found.labels
-        if found.items is not None:
-            arrays["items"] = np.array(found.items)
+    def write(self, result: _Result, source: _Folder | _Loader) -> None:
+        """Store a result; if that fails, warn and continue without the cache."""
+        note = json.dumps({"key": self._key, "total": source.total, "unreadable": result.unreadable})
+        arrays = {"features": result.features, "note": np.array(note)}
+        if result.labels is not None:
+            arrays["labels"] = result.labels
+        if result.items is not None:
+            arrays["items"] = np.array(result.items)
         try:
             os.makedirs(self._folder, exist_ok=True)
             _write_whole(self._path, arrays)
@@ -628,6 +635,7 @@ class _CacheEntry:
 
 
 def _write_whole(path: str, arrays: dict[str, np.ndarray]) -> None:
+    """Write an ``.npz`` file under a temporary name in the same folder, and rename it when it is complete."""
     folder, name = os.path.split(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:

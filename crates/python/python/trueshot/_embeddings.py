@@ -15,7 +15,7 @@ from ._labels import encode, item_names
 
 # A backbone as files name it: "resnet18 (torch, 0f1e2d3c4b5a6978)", with the hash of the weights at the end.
 _NAME_AND_HASH = re.compile(r"(?P<name>.*?) \((?:.*, )?(?P<hash>[0-9a-f]{16})\)", re.DOTALL)
-# An integer as Python writes it, which fits into 64 bits; "01" is a name.
+# An integer as Python writes it, of at most 18 digits, so that it fits into 64 bits; "01" is a name.
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 
 
@@ -85,14 +85,14 @@ class Embeddings:
     @property
     def model_name(self) -> str | None:
         """The name of the network."""
-        found = _NAME_AND_HASH.fullmatch(self.backbone or "")
-        return found["name"] if found else self.backbone
+        parts = _NAME_AND_HASH.fullmatch(self.backbone or "")
+        return parts["name"] if parts else self.backbone
 
     @property
     def model_hash(self) -> str | None:
         """Hash of the architecture and the weights, 16 hexadecimal digits; None if it is not known."""
-        found = _NAME_AND_HASH.fullmatch(self.backbone or "")
-        return found["hash"] if found else None
+        parts = _NAME_AND_HASH.fullmatch(self.backbone or "")
+        return parts["hash"] if parts else None
 
     def __len__(self) -> int:
         return len(self.features)

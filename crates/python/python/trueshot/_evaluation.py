@@ -62,6 +62,7 @@ def _outliers(outliers: Any) -> Any:
         return None
     if isinstance(outliers, str):
         raise ValueError(f"outliers is {outliers!r}; allowed: an array, embeddings, a pair (X, y) or None")
+    # The first part of what `given_rows` returns is the rows.
     if isinstance(outliers, tuple) and len(outliers) == 2:
         return given_rows(*outliers)[0]
     if isinstance(outliers, Embeddings) and outliers.labels is not None:
@@ -158,7 +159,7 @@ def evaluate(
     if errors not in ("raise", "skip"):
         raise ValueError(f"errors is {errors!r}; allowed: 'raise', 'skip'")
     is_one = isinstance(methods, (str, Method)) or hasattr(methods, "predict")
-    chosen = [as_method(one) for one in ([methods] if is_one else list(methods or []))]
+    chosen = [as_method(given) for given in ([methods] if is_one else list(methods or []))]
     details = (bool(per_class), bool(confusion))
     with counting(progress, count, "episode") as callback:
         native, failure = _native.evaluate(
@@ -179,13 +180,14 @@ class Evaluation:
 
     def __init__(self, native: Any) -> None:
         self._native = native
-        self._found: dict[str, Any] | None = None
+        # The JSON report as a dictionary, parsed when it is first needed.
+        self._report: dict[str, Any] | None = None
 
     @property
     def failed(self) -> dict[str, str]:
         """User-defined methods that failed and are not in the results, with the reason."""
         failed = self.to_dict().get("failed", [])
-        return {one["method"]: f"episode {one['episode']}: {one['problem']}" for one in failed}
+        return {entry["method"]: f"episode {entry['episode']}: {entry['problem']}" for entry in failed}
 
     def _warnings(self) -> list[str]:
         """Warnings for the user about a finished evaluation."""
@@ -231,18 +233,19 @@ class Evaluation:
         for setting in self._settings():
             # Level 0 is reported once, because it is the same for all types.
             is_kind = setting["noise"] == noise or level == 0
+            # The tolerance is for computed levels such as 3 * 0.2, which is not exactly 0.6.
             if is_kind and (level is None or abs(setting["level"] - level) < 1e-9):
-                for found in setting["methods"]:
-                    if found["method"] == method:
-                        return found["accuracy"]
+                for entry in setting["methods"]:
+                    if entry["method"] == method:
+                        return entry["accuracy"]
         at_level = "" if level is None else f" of level {level}"
         raise KeyError(f"method {method!r} was not evaluated with {noise} noise{at_level}")
 
     def _settings(self) -> list[dict[str, Any]]:
         """One entry per noise setting, with the results of all methods: ``settings`` of the JSON."""
-        if self._found is None:
-            self._found = self.to_dict()
-        return self._found["settings"]
+        if self._report is None:
+            self._report = self.to_dict()
+        return self._report["settings"]
 
     def __str__(self) -> str:
         return self.render("table")
@@ -332,10 +335,11 @@ def sample_episodes(
     pool = _outliers(outliers)
     shape = _Shape(ways, shots, queries, seed, noise or {"symmetric": [0.0]}, labels)
     drawn = _native.sample_episodes(data, pool, shape, whole(first, "first", 0), whole(n, "n", 0))
-    return [_episode(found, labels) for found in drawn]
+    return [_episode(arrays, labels) for arrays in drawn]
 
 
-def _episode(found: dict[str, Any], labels: Labels) -> Episode:
-    supports = [SupportSet(**support) for support in found["supports"]]
-    classes = labels.of(found["classes"])
-    return Episode(found["index"], classes, found["queries"], found["query_labels"], supports)
+def _episode(arrays: dict[str, Any], labels: Labels) -> Episode:
+    """An episode from the dictionary of the native module, whose ``classes`` are class indices."""
+    supports = [SupportSet(**support) for support in arrays["supports"]]
+    classes = labels.of(arrays["classes"])
+    return Episode(arrays["index"], classes, arrays["queries"], arrays["query_labels"], supports)

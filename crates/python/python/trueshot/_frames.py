@@ -64,7 +64,7 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
     """The features of X and the labels of y, each given as an array, a column, a table or :class:`Embeddings`.
 
     If X is a table, y may be the name of its column of labels, and ``column`` the name of its column of features.
-    ``name`` is the argument that errors name.
+    ``name`` is the name of the argument in error messages.
     """
     if is_embeddings(X):
         return _of_embeddings(X, y, column, name)
@@ -76,7 +76,7 @@ def read_table(X: Any, y: Any = None, column: str | None = None, name: str = "X"
     labels, index = y, _index(X, y)
     if isinstance(y, str):
         labels = _named(columns, y, name).read()
-        columns = [other for other in columns if other.name != y]
+        columns = [candidate for candidate in columns if candidate.name != y]
     labels = loaded(labels, "y")
     chosen = _chosen(columns, column, name)
     if chosen[0].kind == "image":
@@ -94,7 +94,7 @@ def read_labelled(X: Any, y: Any, column: str | None = None, threads: int | None
     if is_embeddings(X) and X.labels is None and y is None:
         raise ValueError("X is embeddings without labels: give y too, or add labels with X.with_labels(y)")
     if y is None and not is_embeddings(X) and (columns := _columns(loaded(X, "X"))):
-        names = [str(other.name) for other in columns]
+        names = [str(candidate.name) for candidate in columns]
         raise ValueError(f"y is missing: give the labels, or the name of a column of X, which has: {_listed(names)}")
     return read_table(X, y, column, threads=threads)
 
@@ -174,13 +174,13 @@ def _listed(names: Sequence[str]) -> str:
 
 def _index(X: Any, y: Any) -> Any:
     """The pandas index of X, or of y, unless it only counts the rows."""
-    indexed = [one for one in (X, y) if library_of(one) == "pandas" and hasattr(one, "index")]
-    if len(indexed) == 2:
-        _check_order(*(one.index for one in indexed))
-    given = indexed[0] if indexed else None
-    if given is None or type(given.index).__name__ == "RangeIndex" and given.index.start == 0 and given.index.step == 1:
+    indices = [given.index for given in (X, y) if library_of(given) == "pandas" and hasattr(given, "index")]
+    if len(indices) == 2:
+        _check_order(*indices)
+    index = indices[0] if indices else None
+    if type(index).__name__ == "RangeIndex" and index.start == 0 and index.step == 1:
         return None
-    return given.index
+    return index
 
 
 def _check_order(rows: Any, labels: Any) -> None:
@@ -189,9 +189,9 @@ def _check_order(rows: Any, labels: Any) -> None:
         return
     if rows.is_unique and labels.is_unique and rows.isin(labels).all():
         pairs = enumerate(zip(rows.tolist(), labels.tolist()))
-        place, (row, label) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        number, (of_x, of_y) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
         raise ValueError(
-            f"X and y have the same index in different orders: in row {place}, X has {row!r} and y {label!r}. "
+            f"X and y have the same index in different orders: in row {number}, X has {of_x!r} and y {of_y!r}. "
             "Pass y.loc[X.index], or y.to_numpy() if the order is right"
         )
 
@@ -203,13 +203,16 @@ def _columns(X: Any) -> list[_Column] | None:
     """The columns of a table; None if X is not a table."""
     library, kind = library_of(X), type(X).__name__
     if library == "pandas" and getattr(X, "ndim", 0) == 2:
-        series = [X.iloc[:, place] for place in range(X.shape[1])]
-        return [_Column(name, _pandas_kind(one), lambda one=one: one) for name, one in zip(X.columns, series)]
+        # By position: names may occur twice.
+        columns = [X.iloc[:, number] for number in range(X.shape[1])]
+        named = zip(X.columns, columns)
+        return [_Column(name, _pandas_kind(column), lambda column=column: column) for name, column in named]
     if library == "polars" and kind == "DataFrame":
-        return [_Column(one.name, _polars_kind(one.dtype), lambda one=one: one) for one in X.get_columns()]
+        columns = X.get_columns()
+        return [_Column(column.name, _polars_kind(column.dtype), lambda column=column: column) for column in columns]
     if library == "pyarrow" and kind in ("Table", "RecordBatch"):
         fields = zip(X.schema, X.columns)
-        return [_Column(field.name, _arrow_kind(field.type), lambda one=one: one) for field, one in fields]
+        return [_Column(field.name, _arrow_kind(field.type), lambda column=column: column) for field, column in fields]
     if library == "datasets" and hasattr(X, "features"):
         return [_data_set_column(X, name) for name in X.column_names]
     return None
@@ -281,6 +284,7 @@ def _is_arrow_number(kind: Any) -> bool:
 
 
 def _named(columns: Sequence[_Column], wanted: str, name: str) -> _Column:
+    """The column with the name ``wanted``."""
     for column in columns:
         if column.name == wanted:
             return column
@@ -299,12 +303,13 @@ def _chosen(columns: Sequence[_Column], wanted: str | None, name: str) -> list[_
     if all(column.kind == "number" for column in columns):
         return list(columns)
     for kind in ("vector", "image"):
-        found = [column for column in columns if column.kind == kind]
-        if len(found) == 1:
-            return found
-        if found:
-            names = ", ".join(repr(column.name) for column in found)
-            raise ValueError(f"{name} has {len(found)} columns of {kind}s: {names}. Pass one of them, such as {name}[{found[0].name!r}]")
+        matching = [column for column in columns if column.kind == kind]
+        if len(matching) == 1:
+            return matching
+        if matching:
+            names = ", ".join(repr(column.name) for column in matching)
+            example = f"{name}[{matching[0].name!r}]"
+            raise ValueError(f"{name} has {len(matching)} columns of {kind}s: {names}. Pass one of them, such as {example}")
     others = [f"{column.name!r} ({column.kind})" for column in columns if column.kind != "number"]
     raise ValueError(
         f"{name} has columns that are not numbers: {', '.join(others[:5])}{', ..' if len(others) > 5 else ''}. "
@@ -325,6 +330,7 @@ def _frame(X: Any, chosen: Sequence[_Column]) -> Any:
 
 def _matrix(X: Any, columns: Sequence[_Column], name: str) -> np.ndarray:
     """Columns of numbers as one array, [rows, columns]."""
+    # pandas converts a frame of NumPy columns at once; its own types (Int64, Arrow) are read column by column.
     if library_of(X) == "pandas" and len(columns) == X.shape[1] and all(isinstance(kind, np.dtype) for kind in X.dtypes):
         return X.to_numpy()
     return np.column_stack([_numbers(column.read(), f"column {column.name!r} of {name}") for column in columns])
@@ -332,18 +338,18 @@ def _matrix(X: Any, columns: Sequence[_Column], name: str) -> np.ndarray:
 
 def _column_array(column: Any, name: str) -> Any:
     """The values of a column of vectors as an array [rows, dimensions]; other columns unchanged."""
-    library, kind = library_of(column), type(column).__name__
-    if library == "pandas" and kind == "Series":
-        found = _pandas_kind(column)
-    elif library == "polars" and kind == "Series":
-        found = _polars_kind(column.dtype)
+    library, is_series = library_of(column), type(column).__name__ == "Series"
+    if library == "pandas" and is_series:
+        kind = _pandas_kind(column)
+    elif library == "polars" and is_series:
+        kind = _polars_kind(column.dtype)
     elif library == "pyarrow" and hasattr(column, "null_count") and hasattr(column, "type"):
-        found = _arrow_kind(column.type)
+        kind = _arrow_kind(column.type)
     else:
         return column
-    if found not in ("vector", "number"):
-        raise ValueError(f"{name} is a column of type {found}, but lists of numbers are required")
-    return _vectors(column, name) if found == "vector" else _numbers(column, name)
+    if kind not in ("vector", "number"):
+        raise ValueError(f"{name} is a column of type {kind}, but lists of numbers are required")
+    return _vectors(column, name) if kind == "vector" else _numbers(column, name)
 
 
 def _numbers(column: Any, what: str) -> np.ndarray:
@@ -409,6 +415,7 @@ def _type_name(column: Any) -> str:
 
 def _refuse_nulls(column: Any, what: str, width: int = 1) -> None:
     """Raise an error if values of a polars or Arrow column are missing; a row has ``width`` values."""
+    # The count is a method in polars and an attribute in pyarrow.
     missing = column.null_count() if callable(column.null_count) else column.null_count
     if missing:
         is_null = column.is_null()
@@ -425,30 +432,32 @@ def stacked(rows: Sequence[Any], what: str) -> np.ndarray:
             return array
     except (ValueError, TypeError, RuntimeError):
         pass
-    vectors = [_vector(row, place, what) for place, row in enumerate(rows)]
-    for place, vector in enumerate(vectors):
+    vectors = [_vector(row, number, what) for number, row in enumerate(rows)]
+    for number, vector in enumerate(vectors):
         if len(vector) != len(vectors[0]):
-            raise ValueError(_ragged(what, place, len(vector), len(vectors[0])))
+            raise ValueError(_ragged(what, number, len(vector), len(vectors[0])))
     return np.stack(vectors) if vectors else np.empty((0, 1))
 
 
-def _vector(row: Any, place: int, what: str) -> np.ndarray:
-    """Row ``place`` as an array of numbers with one axis."""
+def _vector(row: Any, number: int, what: str) -> np.ndarray:
+    """Row number ``number`` of ``what`` as an array of numbers with one axis."""
     from ._arrays import as_array
     from ._labels import is_missing
 
     if is_missing(row):
-        raise ValueError(f"{what} has a null in row {place}: remove such rows or fill them first")
-    vector = as_array(row, f"row {place} of {what}")
+        raise ValueError(f"{what} has a null in row {number}: remove such rows or fill them first")
+    vector = as_array(row, f"row {number} of {what}")
     if vector.ndim != 1:
         shape = "a number" if vector.ndim == 0 else f"an array of shape {vector.shape}"
-        raise ValueError(f"{what} has {shape} in row {place}, but a vector per row is required")
+        raise ValueError(f"{what} has {shape} in row {number}, but a vector per row is required")
     if vector.dtype.kind not in "biuf":
-        bad = next(((n, value) for n, value in enumerate(row) if isinstance(value, (str, bytes)) or is_missing(value)), None)
-        said = f"dtype {vector.dtype}" if bad is None else f"a {type(bad[1]).__name__} in row {place}, column {bad[0]}"
-        raise ValueError(f"{what} has {said}, but numbers are required")
+        pairs = enumerate(row)
+        bad = next((pair for pair in pairs if isinstance(pair[1], (str, bytes)) or is_missing(pair[1])), None)
+        problem = f"dtype {vector.dtype}" if bad is None else f"a {type(bad[1]).__name__} in row {number}, column {bad[0]}"
+        raise ValueError(f"{what} has {problem}, but numbers are required")
     return vector
 
 
 def _ragged(what: str, row: int, length: int, width: int) -> str:
+    """The error for a row of another length than row 0, which has ``width`` numbers."""
     return f"{what} is ragged: row 0 has {width} numbers, row {row} has {length}"

@@ -50,6 +50,7 @@ class ImageFolder:
                     while block := file.read(1 << 20):
                         digest.update(block)
             except OSError as problem:
+                # A file that cannot be read has no row; the hash changes when it can be read.
                 digest.update(str(problem).encode())
             yield f"{item}\0{digest.hexdigest()}"
 
@@ -152,7 +153,7 @@ def as_rgb(image: Any) -> Any:
 
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
-        # 16 bits per pixel: the upper 8 bits.
+        # Modes such as I;16 have 16 bits per pixel, of which the upper 8 are kept.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")

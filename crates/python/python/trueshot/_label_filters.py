@@ -111,7 +111,7 @@ def _mask(
     if filter_by == "confident_learning":
         return confident
     if filter_by not in PRUNES:
-        # As many rows as confident learning finds, but those with the lowest scores.
+        # The same number of rows as confident learning finds, but those with the lowest scores.
         return _lowest(score_labels(codes, probs, filter_by.removeprefix("low_")), confident.sum())
     counts = _counts_to_prune(codes, probs, frac_noise, least, to_remove, joint)
     mask = np.ones(len(codes), dtype=bool)
@@ -142,14 +142,15 @@ def _counts_to_prune(
     joint = count_confident(codes, probs)[0] if joint is None else np.asarray(joint)
     if joint.shape != (classes, classes):
         raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, classes)}")
-    kept = joint.diagonal()
-    # `more` rows per label are missing on the diagonal; they are taken from its other nonzero entries in equal parts.
-    more = np.maximum(least - kept, 0)
-    others = np.maximum(np.count_nonzero(joint, axis=1) - 1, 1)
-    available = np.maximum(joint - (more / others)[:, None], 0)
+    diagonal = joint.diagonal()
+    # `missing` rows per label are needed on the diagonal. They are taken from the other nonzero entries in equal parts.
+    missing = np.maximum(least - diagonal, 0)
+    # The number of these entries, without the diagonal; at least 1, because it is a divisor.
+    other_entries = np.maximum(np.count_nonzero(joint, axis=1) - 1, 1)
+    available = np.maximum(joint - (missing / other_entries)[:, None], 0)
     np.fill_diagonal(available, 0)
     counts = available * frac_noise
-    np.fill_diagonal(counts, kept + more + (available - counts).sum(axis=1))
+    np.fill_diagonal(counts, diagonal + missing + (available - counts).sum(axis=1))
     counts = np.floor(counts).astype(np.int64)
     return counts if to_remove is None else _exact_counts(counts, np.bincount(codes, minlength=classes), to_remove)
 
@@ -166,6 +167,7 @@ def _exact_counts(counts: np.ndarray, of_labels: np.ndarray, to_remove: Any) -> 
     off_diagonal = counts.astype(np.float64)
     np.fill_diagonal(off_diagonal, 0)
     sums = off_diagonal.sum(axis=1)
+    # A label without such rows has the sum 0, which cannot be a divisor.
     off_diagonal *= (wanted / np.maximum(sums, 1e-6))[:, None]
     np.fill_diagonal(off_diagonal, of_labels - wanted)
     return rounded_rows(off_diagonal)
@@ -210,7 +212,7 @@ def _multi_label_mask(
     is marked for any class."""
     binary = list(one_vs_rest(labels, pred_probs))
     if filter_by.startswith("low_"):
-        count = np.any([confidently_wrong(*one) for one in binary], axis=0).sum()
+        count = np.any([confidently_wrong(codes, probs) for codes, probs in binary], axis=0).sum()
         return _lowest(score_multi_label(labels, pred_probs, filter_by.removeprefix("low_")), count)
     joints = _joints_of_classes(joint, len(binary))
     wanted: Any = [None] * len(binary) if to_remove is None else to_remove
@@ -236,7 +238,8 @@ def _joints_of_classes(joint: Any, classes: int) -> Any:
         return joint
     if joint.shape != (classes, classes):
         raise ValueError(f"confident_joint has the shape {joint.shape}; allowed: {(classes, 2, 2)} or {(classes, classes)}")
+    # Rows per class: with the label and in the class; with the label; in the class; neither.
     both, given, true = joint.diagonal(), joint.sum(axis=1), joint.sum(axis=0)
-    # Per class: rows that neither have the label nor belong to the class.
-    no = joint.sum() - given - true + both
-    return np.stack([no, true - both, given - both, both], axis=1).reshape(classes, 2, 2)
+    neither = joint.sum() - given - true + both
+    # The rows of every binary joint are "without the label" and "with it", its columns "not in the class" and "in it".
+    return np.stack([neither, true - both, given - both, both], axis=1).reshape(classes, 2, 2)

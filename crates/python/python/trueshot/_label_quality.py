@@ -40,11 +40,13 @@ def score_labels(codes: np.ndarray, probs: np.ndarray, method: str, adjust_pred_
     if method == "self_confidence":
         return own
     if method == "normalized_margin":
+        # The label itself gets -1, so that the maximum is that of another class. Margins from -1 to 1 become 0 to 1.
         others = probs.copy()
         others[np.arange(len(codes)), codes] = -1
         return (own - others.max(axis=1) + 1) / 2
     # Confidence-weighted entropy: w = entropy (divided by its maximum, log K) / probability of the label, which is
-    # large if the model is unsure or sure of another class. log(1 + w) / w maps it to (0, 1], and w = 0 to 1.
+    # large if the model is unsure or sure of another class. log(1 + w) / w maps it to (0, 1], and w = 0 to 1. Rows with
+    # probability 0 of the label divide by 0; their score is set to 0 at the end.
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(probs > 0, probs * np.log(probs), 0).sum(axis=1) / np.log(probs.shape[1])
         weighted = np.minimum(entropy / own, np.finfo(np.float64).max)
@@ -56,6 +58,7 @@ def _adjusted(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
     """Probabilities relative to the thresholds of their classes, so that classes predicted with less confidence are not
     at a disadvantage."""
     thresholds = thresholds_of(codes, probs)
+    # Adding the largest threshold keeps all values from being negative.
     shifted = probs - thresholds + thresholds.max()
     return shifted / shifted.sum(axis=1, keepdims=True)
 
@@ -63,8 +66,8 @@ def _adjusted(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
 def score_multi_label(labels: Any, pred_probs: Any, method: str, adjust_pred_probs: bool = False) -> np.ndarray:
     """Scores of rows with several labels: an exponential moving average over the classes' scores from the highest to
     the lowest, so that the lowest counts most."""
-    of_classes = [score_labels(*one, method, adjust_pred_probs) for one in one_vs_rest(labels, pred_probs)]
-    descending = -np.sort(-np.array(of_classes), axis=0)
+    class_scores = [score_labels(*binary, method, adjust_pred_probs) for binary in one_vs_rest(labels, pred_probs)]
+    descending = -np.sort(-np.array(class_scores), axis=0)
     score = descending[0]
     for next_score in descending[1:]:
         score = _LOWEST_SCORE_WEIGHT * next_score + (1 - _LOWEST_SCORE_WEIGHT) * score
@@ -132,8 +135,8 @@ def get_label_quality_ensemble_scores(
     if custom_weights is not None and not custom:
         raise ValueError(f"custom_weights= needs weight_ensemble_members_by='custom', got {weight_ensemble_members_by!r}")
     if custom and (custom_weights is None or len(custom_weights) != len(pred_probs_list)):
-        found = "nothing" if custom_weights is None else f"{len(custom_weights)} numbers"
-        raise ValueError(f"custom_weights must be {len(pred_probs_list)} numbers, one per model; got {found}")
+        given = "nothing" if custom_weights is None else f"{len(custom_weights)} numbers"
+        raise ValueError(f"custom_weights must be {len(pred_probs_list)} numbers, one per model; got {given}")
     members = [as_pred_probs(labels, pred_probs) for pred_probs in pred_probs_list]
     scores = [score_labels(codes, probs, method, adjust_pred_probs) for codes, probs in members]
     if custom:
@@ -199,7 +202,7 @@ def rank_rows(mask: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def rank_options(rank_by_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """Check the names in ``rank_by_kwargs``."""
+    """A copy of ``rank_by_kwargs``, whose names are checked; empty if there are none."""
     unknown = sorted(set(rank_by_kwargs or {}) - {"adjust_pred_probs"})
     if unknown:
         raise ValueError(f"rank_by_kwargs has {unknown[0]!r}; allowed: 'adjust_pred_probs'")

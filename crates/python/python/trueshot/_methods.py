@@ -4,9 +4,8 @@
 module (user_functions.rs) calls ``Method.run`` with the arrays of several episodes:
 
 - ``support`` ``[episodes, N, K, D]`` float32: rows grouped by their given label; N classes, up to K rows, D dimensions;
-- ``labels`` ``[episodes, N, K]``: the given labels, from 0 to N - 1; -1 where a class has fewer than K rows, whose
-place
-  in ``support`` is zeros;
+- ``labels`` ``[episodes, N, K]``: the given labels, from 0 to N - 1; -1 where a class has fewer than K rows, where
+  ``support`` has zeros;
 - ``queries`` ``[episodes, Q, D]`` float32, and ``episodes``, the numbers of the episodes.
 
 It returns the predicted classes ``[episodes, Q]`` as int64 and the probabilities that labels are wrong ``[episodes, N,
@@ -147,19 +146,20 @@ class Method:
         """Classify the queries of some episodes, one after the other."""
         classes = np.zeros(queries.shape[:2], np.int64)
         suspicion: np.ndarray | None = None
-        for place, episode in enumerate(episodes.tolist()):
-            # Without the places that no row fills; X is [rows, D], y is [rows].
-            there = labels[place] >= 0
-            X, y = support[place][there], labels[place][there]
-            answer, found = self._call(episode, X, y, queries[place])
+        for index, episode in enumerate(episodes.tolist()):
+            # Without the padding of classes with fewer rows; X is [rows, D], y is [rows].
+            filled = labels[index] >= 0
+            X, y = support[index][filled], labels[index][filled]
+            answer, p_wrong = self._call(episode, X, y, queries[index])
             if queries.shape[1] > 0:
-                classes[place] = _classes(self.name, [episode], answer, (queries.shape[1],), support.shape[1])
-            if found is not None:
+                classes[index] = _classes(self.name, [episode], answer, (queries.shape[1],), support.shape[1])
+            if p_wrong is not None:
                 suspicion = np.zeros(labels.shape, np.float32) if suspicion is None else suspicion
-                suspicion[place][there] = _probabilities(self.name, [episode], found, (len(X),))
+                suspicion[index][filled] = _probabilities(self.name, [episode], p_wrong, (len(X),))
         return classes.ravel(), None if suspicion is None else suspicion.ravel()
 
     def _call(self, episode: int, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
+        """:meth:`_answer`, with exceptions as :class:`MethodError`."""
         try:
             return self._answer(X, y, queries)
         except Exception as problem:
@@ -183,10 +183,11 @@ class _Estimator(Method):
     def _answer(self, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
         estimator = _cloned(self._estimator)
         fitted = estimator.fit(X, y)
+        # `fit` usually returns the estimator, but need not.
         fitted = estimator if fitted is None else fitted
-        found = getattr(fitted, "p_wrong", None) if self._p_wrong is None else self._p_wrong(fitted)
-        found = found(X, y) if callable(found) else found
-        return (fitted.predict(queries) if len(queries) else None), found
+        p_wrong = getattr(fitted, "p_wrong", None) if self._p_wrong is None else self._p_wrong(fitted)
+        p_wrong = p_wrong(X, y) if callable(p_wrong) else p_wrong
+        return (fitted.predict(queries) if len(queries) else None), p_wrong
 
 
 def _cloned(estimator: Any) -> Any:
@@ -208,9 +209,10 @@ class _Functions(Method):
         self._fit, self._predict, self._p_wrong = fit, predict, p_wrong
 
     def _answer(self, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
+        # What the functions get: the support set, or what `fit` made of it.
         known = (X, y) if self._fit is None else (self._fit(X, y),)
-        found = None if self._p_wrong is None else self._p_wrong(*known)
-        return (self._predict(*known, queries) if len(queries) else None), found
+        p_wrong = None if self._p_wrong is None else self._p_wrong(*known)
+        return (self._predict(*known, queries) if len(queries) else None), p_wrong
 
 
 class _Batched(Method):
@@ -229,16 +231,17 @@ class _Batched(Method):
         numbers, suspicion = episodes.tolist(), None
         try:
             answer = self._predict(support, labels, queries) if queries.shape[1] else None
-            found = None if self._p_wrong is None else self._p_wrong(support, labels)
+            p_wrong = None if self._p_wrong is None else self._p_wrong(support, labels)
         except Exception as problem:
             where = f"episodes {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else None
             raise MethodError(self.name, numbers[0], _described(problem), where) from problem
         classes = np.zeros(queries.shape[:2], np.int64)
         if queries.shape[1]:
             classes = _classes(self.name, numbers, answer, queries.shape[:2], support.shape[1])
-        if found is not None:
-            found = np.where(labels < 0, 0, _shaped(self.name, numbers, found, labels.shape, "p_wrong"))
-            suspicion = _probabilities(self.name, numbers, found, labels.shape).ravel()
+        if p_wrong is not None:
+            # Values at the padding do not matter, and may be NaN.
+            p_wrong = np.where(labels < 0, 0, _shaped(self.name, numbers, p_wrong, labels.shape, "p_wrong"))
+            suspicion = _probabilities(self.name, numbers, p_wrong, labels.shape).ravel()
         return classes.ravel(), suspicion
 
 
@@ -276,13 +279,14 @@ def _classes(name: str, episodes: list[int], given: Any, shape: tuple[int, ...],
         expected = f"{shape} for labels or {(*shape, ways)} for scores"
         raise MethodError(name, episodes[0], f"predict gave an array of shape {array.shape}; expected: {expected}")
     array = _shaped(name, episodes, array, shape, "predict")
-    # Comparisons with NaN are false.
+    # Comparisons with NaN are false, so NaN is not valid.
     valid = (array >= 0) & (array < ways) & (array == np.floor(array)) if array.dtype.kind == "f" else (array >= 0) & (array < ways)
     _check(name, episodes, array, ~valid, f"predict gave the label {{}}; allowed: 0 to {ways - 1}")
     return array.astype(np.int64)
 
 
 def _probabilities(name: str, episodes: list[int], given: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A result of ``p_wrong`` as float32 of this shape, checked to be from 0 to 1."""
     array = _shaped(name, episodes, given, shape, "p_wrong").astype(np.float32)
     _check(name, episodes, array, ~((array >= 0) & (array <= 1)), "p_wrong gave {}; allowed: 0 to 1")
     return array
@@ -291,6 +295,7 @@ def _probabilities(name: str, episodes: list[int], given: Any, shape: tuple[int,
 def _check(name: str, episodes: list[int], array: np.ndarray, bad: np.ndarray, problem: str) -> None:
     """Raise an error with the first invalid value and its episode."""
     if bad.any():
-        place = tuple(np.argwhere(bad)[0])
-        episode = episodes[place[0]] if len(episodes) > 1 else episodes[0]
-        raise MethodError(name, episode, problem.format(array[place]))
+        index = tuple(np.argwhere(bad)[0])
+        # The first axis is that of the episodes only if there are several.
+        episode = episodes[index[0]] if len(episodes) > 1 else episodes[0]
+        raise MethodError(name, episode, problem.format(array[index]))

@@ -207,6 +207,7 @@ def describe(value: Any, depth: int = 6) -> str:
     """
     if depth == 0:
         return "..."
+    # The parts of the text; the first is the type.
     inner = [type(value).__qualname__]
     if isinstance(value, _PLAIN):
         return repr(value)
@@ -250,7 +251,8 @@ def default_transform(model: Any, module: Any) -> Callable[[Any], Any]:
 
 
 def given_transform(transform: Any) -> Callable[[Any], Any]:
-    """A transform; for weights of torchvision, theirs."""
+    """The transform itself; if weights of torchvision are given, the transform they were trained with."""
+    # Objects with weights of torchvision have these two attributes.
     if hasattr(transform, "transforms") and hasattr(transform, "url"):
         return transform.transforms()
     if not callable(transform):

@@ -53,9 +53,10 @@ def split_noise(noise: Any, labels: Labels) -> tuple[list[tuple[str, list[float]
     levels: list[tuple[str, list[float]]] = []
     own: list[_OwnNoise] = []
     for kind, given in noise.items():
-        several = given if isinstance(given, list) and given and all(map(_is_own, given)) else [given]
-        if all(map(_is_own, several)):
-            own.extend(_own(str(kind), one, labels) for one in several)
+        # A list of which each entry is user-defined noise; anything else is a list of one.
+        entries = given if isinstance(given, list) and given and all(map(_is_own, given)) else [given]
+        if all(map(_is_own, entries)):
+            own.extend(_own(str(kind), entry, labels) for entry in entries)
         else:
             levels.append((str(kind), _level_list(kind, given)))
     return levels, own
@@ -65,11 +66,14 @@ def _is_own(given: Any) -> bool:
     """Whether this is user-defined noise: a function or a matrix."""
     shape = getattr(given, "shape", None)
     is_matrix = isinstance(shape, tuple) and len(shape) == 2
-    is_nested = isinstance(given, list) and bool(given) and all(isinstance(row, (list, tuple)) and len(row) == len(given) for row in given)
-    return callable(given) or is_matrix or (is_nested and len(given) > 1)
+    # A square list of lists is a matrix, except of a single class: episodes have at least two.
+    is_list = isinstance(given, list) and len(given) > 1
+    is_square = is_list and all(isinstance(row, (list, tuple)) and len(row) == len(given) for row in given)
+    return callable(given) or is_matrix or is_square
 
 
 def _own(name: str, given: Any, labels: Labels) -> _OwnNoise:
+    """A function or a matrix as user-defined noise of this name."""
     if name in BUILT_IN:
         raise ValueError(f"{name!r} is a built-in noise type, which takes levels; choose another name for noise of your own")
     if callable(given):
@@ -125,20 +129,21 @@ class _LabelFunction:
         try:
             if self._takes_episode:
                 rng = np.random.default_rng(seed)
-                found = self._function(labels.copy(), NoiseEpisode(episode, self._labels.of(classes), rows, rng))
+                returned = self._function(labels.copy(), NoiseEpisode(episode, self._labels.of(classes), rows, rng))
             else:
-                found = self._function(labels.copy())
+                returned = self._function(labels.copy())
         except Exception as problem:
             text = f"{type(problem).__name__}: {problem}"
             raise ValueError(f"noise {self._name!r}, episode {episode}: {text}") from problem
-        if found is None:
+        if returned is None:
             raise ValueError(f"noise {self._name!r}, episode {episode}: the function returned None; it must return the given labels")
         outliers: list[tuple[int, int]] = []
-        if isinstance(found, tuple) and len(found) == 2:
-            found, chosen = found
+        if isinstance(returned, tuple) and len(returned) == 2:
+            returned, chosen = returned
             sources = self._whole(chosen, len(labels), episode, "rows of outliers")
+            # -1 stands for an item that is not replaced.
             outliers = [(item, row) for item, row in enumerate(sources) if row >= 0]
-        given = self._whole(found, len(labels), episode, "given labels")
+        given = self._whole(returned, len(labels), episode, "given labels")
         for label in given:
             if not 0 <= label < len(classes):
                 raise ValueError(
@@ -148,7 +153,7 @@ class _LabelFunction:
         return given, outliers
 
     def _whole(self, given: Any, count: int, episode: int, what: str) -> list[int]:
-        """``count`` whole numbers; an error if they are not, or do not fit into 32 bits."""
+        """``count`` whole numbers, which errors call ``what``; an error if they are not, or do not fit into 32 bits."""
         array = np.asarray(given)
         where = f"noise {self._name!r}, episode {episode}"
         if array.shape != (count,):
@@ -167,5 +172,6 @@ def _takes_two(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    empty = inspect.Parameter.empty
+    required = [parameter for parameter in parameters if parameter.kind in positional and parameter.default is empty]
     return len(required) >= 2

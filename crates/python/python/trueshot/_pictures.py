@@ -109,6 +109,7 @@ def _pixels(picture: Any) -> np.ndarray:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4) or 0 in pixels.shape:
         raise ValueError(f"an image must be an array of shape (height, width[, 3 or 4]), got {pixels.shape}")
+    # The longer side divided by _SIDE, rounded up.
     step = max(1, -(-max(pixels.shape[:2]) // _SIDE))
     pixels = pixels[::step, ::step]
     if pixels.dtype == bool:
@@ -132,6 +133,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file: length, type, data and checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
@@ -158,6 +160,7 @@ def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = Non
             Path(images, f"{row}.{extension}").write_bytes(data)
         arguments = ["embed", "images", "-o", "rows.safetensors", "--skipped", "skipped.txt"]
         arguments += [] if threads is None else ["--threads", str(threads)]
+        # The folder of this package comes first, so that the process imports it even if it is not installed.
         search_path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = {**os.environ, "PYTHONPATH": search_path}
         command = [sys.executable, "-m", "trueshot", *arguments]
@@ -174,6 +177,7 @@ def embed_pictures(pictures: Sequence[Any], what: str, threads: int | None = Non
 
 
 def _file_bytes(picture: Any, row: int, what: str) -> bytes:
+    """The contents of an image file, given as bytes or as a path."""
     if picture is None:
         raise ValueError(f"{what} has no image in row {row}: remove such rows first")
     return bytes(picture) if isinstance(picture, (bytes, bytearray, memoryview)) else Path(picture).read_bytes()
@@ -181,5 +185,5 @@ def _file_bytes(picture: Any, row: int, what: str) -> bytes:
 
 def framed(page: str) -> str:
     """A page inside an iframe, isolated from the styles of the notebook."""
-    inside = html.escape(page, quote=True)
-    return f'<iframe srcdoc="{inside}" sandbox="allow-scripts" style="width:100%;height:640px;border:0"></iframe>'
+    document = html.escape(page, quote=True)
+    return f'<iframe srcdoc="{document}" sandbox="allow-scripts" style="width:100%;height:640px;border:0"></iframe>'

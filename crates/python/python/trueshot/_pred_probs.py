@@ -29,8 +29,8 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any) -> tuple[Any, bo
     """
     given = [name for name, value in (("X", X), ("pred_probs", pred_probs), ("features", features)) if value is not None]
     if len(given) != 1:
-        found = "none of them" if not given else " and ".join(given)
-        raise TypeError(f"pass either pred_probs= or features=; got {found}")
+        received = "none of them" if not given else " and ".join(given)
+        raise TypeError(f"pass either pred_probs= or features=; got {received}")
     if X is None:
         return (loaded(pred_probs, "pred_probs"), True) if features is None else (features, False)
     if isinstance(labels, str) or library_of(X) == "datasets" or is_embeddings(X):
@@ -73,15 +73,15 @@ def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]
 
 
 def as_columns(labels: Any, columns: int, name: str = "pred_probs") -> np.ndarray:
-    """The column of every label, of an array with one column per class."""
-    found = encode(labels, name="labels")
-    numbers = _numbers(found.classes)
+    """The column of every label in an array with one column per class; errors call the array ``name``."""
+    encoded = encode(labels, name="labels")
+    numbers = _numbers(encoded.classes)
     if numbers is not None and numbers[-1] < columns:
-        return numbers[found.codes]
-    if len(found.classes) == columns:
-        return found.codes
+        return numbers[encoded.codes]
+    if len(encoded.classes) == columns:
+        return encoded.codes
     raise ValueError(
-        f"labels has {len(found.classes)} classes, but {name} has {columns} columns; if classes without rows are among the "
+        f"labels has {len(encoded.classes)} classes, but {name} has {columns} columns; if classes without rows are among the "
         f"columns, pass labels as integers from 0 to {columns - 1}, the column of each label"
     )
 
@@ -95,8 +95,8 @@ def one_vs_rest(labels: Any, pred_probs: Any) -> Iterator[tuple[np.ndarray, np.n
     member = multi_label_mask(labels, array.shape[1])
     if len(member) != len(array):
         raise ValueError(f"labels has {len(member)} entries, but pred_probs has {len(array)} rows")
-    for mask, yes in zip(member.T, np.minimum(array, 1).T):
-        yield mask.astype(np.int64), np.stack([1 - yes, yes], axis=1)
+    for has_class, probability in zip(member.T, np.minimum(array, 1).T):
+        yield has_class.astype(np.int64), np.stack([1 - probability, probability], axis=1)
 
 
 def multi_label_mask(labels: Any, classes: int) -> np.ndarray:
@@ -120,6 +120,7 @@ def _probabilities(pred_probs: Any) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         raise TypeError(f"pred_probs must be numbers, got an array of {array.dtype}")
     array = array.astype(np.float64)
+    # Comparisons with NaN are false, so NaN counts as bad too.
     bad = ~(array >= 0)
     if bad.any():
         row, column = np.argwhere(bad)[0]
@@ -132,7 +133,7 @@ def _probabilities(pred_probs: Any) -> np.ndarray:
 
 
 def _sums(array: np.ndarray) -> np.ndarray:
-    """The sum of every row; features may be too large for it."""
+    """The sum of every row; infinite, without a warning, for features that are too large to be added."""
     with np.errstate(over="ignore"):
         return array.sum(axis=1, dtype=np.float64)
 

@@ -132,11 +132,12 @@ def train(
             elif kind == "warning":
                 warnings.warn(values[0], stacklevel=3)
 
-        found = _native.train_head(head, sets, json.dumps(settings), run, on_message)
-    return Training(path=str(run.output), **found)
+        outcome = _native.train_head(head, sets, json.dumps(settings), run, on_message)
+    return Training(path=str(run.output), **outcome)
 
 
 def _named(data: Any, outliers: Any, validation: Any, validation_outliers: Any) -> list[tuple[Any, str]]:
+    """The arguments with their names, in the order in which the native module takes them."""
     names = ("data", "outliers", "validation", "validation_outliers")
     return list(zip((data, outliers, validation, validation_outliers), names))
 
@@ -154,6 +155,7 @@ def _sets(given: Any, name: str) -> list[Any]:
 
 
 def _settings(options: Mapping[str, Any] | None, steps: int | None, seed: int | None) -> dict[str, Any]:
+    """The options, with ``steps`` and ``seed`` if they are given."""
     settings = dict(options or {})
     if seed is not None:
         settings["seed"] = whole(seed, "seed", 0)

@@ -177,11 +177,13 @@ class _TorchMethod:
             return torch.full_like(items[:, 0], 1 / len(items))
         if self.name == "cosine":
             units = nn.functional.normalize(items, dim=1)
+            # The similarity of an item to itself does not count. The distances below are 0 there anyway.
             similarities = (units @ units.T) * (1 - torch.eye(len(items), dtype=items.dtype, device=items.device))
         else:
             differences = items[:, None] - items[None]
             powers = differences.square() if self.name == "euclidean" else differences.abs()
             similarities = -powers.sum(-1)
+        # The mean over the other items; a single item has no others.
         return (similarities.sum(1) / max(len(items) - 1, 1) / self.temperature).softmax(0)
 
 
@@ -228,7 +230,7 @@ class _Native:
         return _WithoutGradient.apply(self._scores(queries.detach()), queries, self.support, self.method)
 
     def _scores(self, queries: Tensor) -> Tensor:
-        # Without prototypes, scores are logarithms of probabilities, which are kept above 0.
+        # Without prototypes, scores are logarithms of probabilities. The lower bound keeps them finite.
         if len(self.prototypes) == 0:
             probabilities = torch.from_numpy(self.model.predict_proba(_rows(queries), self.threads))
             return probabilities.clamp_min(1e-30).log().to(queries.device)

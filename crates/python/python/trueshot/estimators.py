@@ -125,10 +125,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if not is_first:
             check_columns(self, table.frame, added.features)
         _check_values(added.features)
-        known = None if classes is None else set(np.asarray(classes).tolist())
-        other = next((label for label in added.labels.tolist() if known is not None and label not in known), None)
-        if other is not None:
-            raise ValueError(f"y has the label {other!r}, which is not in classes")
+        allowed = None if classes is None else set(np.asarray(classes).tolist())
+        labels = added.labels.tolist()
+        unexpected = next((label for label in labels if allowed is not None and label not in allowed), None)
+        if unexpected is not None:
+            raise ValueError(f"y has the label {unexpected!r}, which is not in classes")
         support = added if is_first else self._support.with_rows(added)
         if len(encode(support.labels).classes) > 1:
             self._learn(support)
@@ -205,10 +206,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     @property
     def prototypes_(self) -> np.ndarray:
         """One prototype per class."""
-        known = self._model_of_fit().prototypes()
-        if known is None:
+        prototypes = self._model_of_fit().prototypes()
+        if prototypes is None:
             raise AttributeError(f"method {self.method!r} has no prototypes")
-        return known[0]
+        # The other parts say how rows are compared with the vectors.
+        return prototypes[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the classifier to a file for ``trueshot predict`` and :func:`load_model`.
@@ -226,7 +228,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return features
 
     def __getstate__(self) -> dict[str, Any]:
-        # Large support sets are not stored, as in the file of the classifier, which is part of the state.
+        # The rows of large support sets are left out, as in the classifier file. The native classifier is pickled as the
+        # bytes of that file.
         state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
         if "_support" in state and len(state["_support"].features) > _LARGE:
             del state["_support"]
@@ -272,17 +275,18 @@ class _Support:
     def with_rows(self, other: _Support) -> _Support:
         """All rows, followed by those of ``other``."""
         features = np.concatenate([self.features, other.features])
+        # NumPy would convert labels of two types to one. Objects keep their types, for the checks of `encode`.
         if self.labels.dtype.kind == other.labels.dtype.kind:
             labels = np.concatenate([self.labels, other.labels])
         else:
             labels = np.array([*self.labels.tolist(), *other.labels.tolist()], dtype=object)
-        parts = [np.ones(len(one.features)) if one.weights is None else one.weights for one in (self, other)]
+        parts = [np.ones(len(rows.features)) if rows.weights is None else rows.weights for rows in (self, other)]
         weights = None if self.weights is None and other.weights is None else np.concatenate(parts)
         index = None if self.index is None or other.index is None else self.index.append(other.index)
         names = None if self.names is None or other.names is None else self.names + other.names
         pictures = None
         if self.pictures is not None or other.pictures is not None:
-            pictures = [picture for one in (self, other) for picture in one.pictures or [None] * len(one.features)]
+            pictures = [picture for rows in (self, other) for picture in rows.pictures or [None] * len(rows.features)]
         return _Support(features, labels, weights, index, names, pictures)
 
     def counted(self, method: str) -> tuple[np.ndarray, np.ndarray]:
@@ -298,6 +302,7 @@ def _check_values(features: np.ndarray) -> None:
 
     In ``partial_fit``, the native module would count the rows of earlier calls too.
     """
+    # Comparisons with NaN are false, so NaN counts as bad too.
     bad = np.argwhere(~(np.abs(features) <= np.float32(_MAX_ABS)))
     if not len(bad):
         return
@@ -341,13 +346,16 @@ def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
             # Classes are independent, so only the ratios within a class matter.
             for label in np.unique(labels):
                 members = labels == label
+                # In a class without positive weights, the unit is infinite and all counts are 0.
                 units[members] = weights[members & (weights > 0)].min(initial=np.inf)
         counts = weights / units
     whole = np.round(counts)
-    broken = np.flatnonzero(np.abs(counts - whole) > 1e-6 * whole)
-    if len(broken):
+    # The tolerance is for quotients such as 0.3 / 0.1, which are rounded.
+    fractional = np.flatnonzero(np.abs(counts - whole) > 1e-6 * whole)
+    if len(fractional):
         allowed = "or multiples of the smallest weight" if name in _RATIOS else f"because method {method!r} counts rows"
-        raise ValueError(f"sample_weight is {weights[broken[0]]} in row {broken[0]}; allowed: whole numbers, {allowed}")
+        row = fractional[0]
+        raise ValueError(f"sample_weight is {weights[row]} in row {row}; allowed: whole numbers, {allowed}")
     if whole.sum() > _LARGE:
         raise ValueError(f"sample_weight stands for {whole.sum():.0f} rows; allowed: at most {_LARGE}. Give smaller whole numbers")
     return whole.astype(np.int64)

@@ -63,6 +63,7 @@ def scatter(found: Audit, X: Any, ax: Any = None) -> Any:
         raise ValueError(f"X has {len(rows)} rows, but the audit has {len(found)}")
     centred = rows - rows.mean(axis=0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    # The second coordinate stays 0 if there is only one component.
     points = np.zeros((len(rows), 2))
     points[:, : min(2, len(sizes))] = (left * sizes)[:, :2]
     for verdict, colour in _COLOURS.items():
@@ -107,10 +108,11 @@ def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bin
     probabilities = np.asarray(probabilities)
     sure = probabilities.max(axis=1)
     right = np.asarray(classes)[probabilities.argmax(axis=1)] == np.asarray(y)
-    place = np.minimum((sure * bins).astype(int), bins - 1)
-    filled = [n for n in range(bins) if (place == n).any()]
+    # The bin of every row; a probability of 1 belongs to the last one.
+    bin_of = np.minimum((sure * bins).astype(int), bins - 1)
+    filled = [n for n in range(bins) if (bin_of == n).any()]
     ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    ax.plot([sure[place == n].mean() for n in filled], [right[place == n].mean() for n in filled], marker="o")
+    ax.plot([sure[bin_of == n].mean() for n in filled], [right[bin_of == n].mean() for n in filled], marker="o")
     ax.set_xlabel("probability")
     ax.set_ylabel("share of correct predictions")
     return ax

@@ -109,6 +109,7 @@ class _Worker:
         self._options = options
 
     def __call__(self, tasks: pyarrow.Table) -> pyarrow.Table:
+        """The table of results for a table of tasks."""
         tasks = _as_lists(tasks, [self._options["features"], self._options["labels"]])
         return pyarrow.table(self._work(tasks, **self._options))
 
@@ -144,6 +145,7 @@ def _spread(
 
 
 def _pool(actors: int | tuple[int, int] | None, threads: int) -> ActorPoolStrategy:
+    """The size of the pool of actors: fixed, from a minimum to a maximum, or by the cores of the cluster."""
     if isinstance(actors, int):
         return ActorPoolStrategy(size=actors)
     if actors is None:
@@ -158,10 +160,11 @@ def _as_lists(tasks: pyarrow.Table, names: Sequence[str]) -> pyarrow.Table:
     The shape is not needed: the labels of a task give its number of rows.
     """
     for name in names:
-        place = tasks.schema.get_field_index(name)
-        kind = tasks.schema.field(place).type if place >= 0 else None
+        # -1 if there is no such column, which later checks report.
+        column = tasks.schema.get_field_index(name)
+        kind = tasks.schema.field(column).type if column >= 0 else None
         if isinstance(kind, pyarrow.BaseExtensionType) and pyarrow.types.is_struct(kind.storage_type):
-            numbers = [pyarrow.compute.struct_field(chunk.storage, "data") for chunk in tasks.column(place).chunks]
+            numbers = [pyarrow.compute.struct_field(chunk.storage, "data") for chunk in tasks.column(column).chunks]
             lists = pyarrow.chunked_array(numbers, kind.storage_type.field("data").type)
-            tasks = tasks.set_column(place, name, lists)
+            tasks = tasks.set_column(column, name, lists)
     return tasks

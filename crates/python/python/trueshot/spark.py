@@ -147,8 +147,8 @@ def audit_samples(
     # Spark calls this with each task and its samples. Samples whose task is null get an error: they belong to no task.
     def answered(key: tuple[pyarrow.Scalar, ...], samples: pyarrow.Table) -> pyarrow.Table:
         samples = samples if order is None else samples.sort_by(order)
-        found = None if not key[0].is_valid else pyarrow.table(answers(samples))
-        return _with_answers(samples.select(carried), found)
+        results = None if not key[0].is_valid else pyarrow.table(answers(samples))
+        return _with_answers(samples.select(carried), results)
 
     # Without samples: invalid columns and options raise an error here instead of later on an executor.
     answers(to_arrow_schema(chosen.schema).empty_table())
@@ -156,6 +156,7 @@ def audit_samples(
 
 
 def _audit_options(certainty: float | None, expected_noise: float | None, threads: int) -> dict[str, Any]:
+    """The arguments of ``audit_batch`` that are not names of columns."""
     return {"certainty": certainty, "expected_noise": expected_noise, "threads": threads}
 
 
@@ -177,8 +178,8 @@ def _spread(
 
     def answered(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
-            found = work(batch, features=features, labels=labels, carry=carried, **options)
-            yield from pyarrow.table(found).to_batches()
+            results = work(batch, features=features, labels=labels, carry=carried, **options)
+            yield from pyarrow.table(results).to_batches()
 
     # An empty batch: invalid columns and options raise an error here instead of later on an executor.
     list(answered(iter([pyarrow.RecordBatch.from_pylist([], to_arrow_schema(chosen.schema))])))
@@ -204,8 +205,8 @@ def _chosen(df: Any, wanted: Sequence[str]) -> Any:
 def _schema(df: Any, carried: Sequence[str], answers: StructType) -> StructType:
     """The type of a result: the carried columns, then those of the answers."""
     names = [*carried, *answers.names]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise TypeError(f"column '{twice}' would occur twice: remove it from carry")
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise TypeError(f"column '{repeated}' would occur twice: remove it from carry")
     return StructType([df.schema[name] for name in carried] + answers.fields)
 
 
@@ -219,9 +220,9 @@ def _gathered(samples: pyarrow.Table, features: str, label: str) -> pyarrow.Tabl
     return pyarrow.table({"features": as_list(features), "labels": as_list(label)})
 
 
-def _with_answers(carried: pyarrow.Table, found: pyarrow.Table | None) -> pyarrow.Table:
-    """Join the results of a task with its samples; without results, the samples belong to no task."""
-    error = "the task is null" if found is None else found["error"][0].as_py()
+def _with_answers(carried: pyarrow.Table, results: pyarrow.Table | None) -> pyarrow.Table:
+    """Join the results of a task, a table of one row, with its samples; without results, the samples have no task."""
+    error = "the task is null" if results is None else results["error"][0].as_py()
     for field in _SAMPLE_COLUMNS:
         # The answers are lists with one entry per sample; a failed task has nulls and its error in every sample.
         if field.name == "error":
@@ -229,6 +230,6 @@ def _with_answers(carried: pyarrow.Table, found: pyarrow.Table | None) -> pyarro
         elif error is not None:
             column = pyarrow.nulls(len(carried), field.type)
         else:
-            column = found[field.name].combine_chunks().flatten()
+            column = results[field.name].combine_chunks().flatten()
         carried = carried.append_column(field.name, column)
     return carried

@@ -5,7 +5,8 @@ import * as server from "./server.js";
 
 /** The delay before an audit in ms, so that changes in quick succession cause one audit. */
 const DELAY_MS = 120;
-/** In characters, each of which has at most four bytes: the server allows 512 bytes. */
+/** The longest name of an item in a request, in characters. The server allows 512 bytes: a character has at most four,
+ * and the rest is for the number that makes a name unique. */
 const LONGEST_ITEM_NAME = 120;
 
 /** The timer of the next audit, and the AbortController of the running one. */
@@ -14,15 +15,16 @@ let request = null;
 /** The last classifier that was fitted, {id, revision}, where `revision` is that of the collection; null without one. */
 let fitted = null;
 /** The images of the last audit by their item names. */
-let named = new Map();
+let picturesByName = new Map();
 
 /** The image with this name in the last audit. */
-export const pictureNamed = (item) => named.get(item) ?? null;
+export const pictureNamed = (item) => picturesByName.get(item) ?? null;
 
 /** The support set as a request body, and its images by item name, in the order of the rows. */
 function support() {
   const byName = new Map();
   for (const picture of collection.audited()) {
+    // The end of a path tells images apart better than its beginning.
     const name = [...picture.path].slice(-LONGEST_ITEM_NAME).join("");
     byName.set(byName.has(name) ? `${name} (${byName.size + 1})` : name, picture);
   }
@@ -45,6 +47,7 @@ function schedule() {
   timer = setTimeout(audit, DELAY_MS);
 }
 
+/** Audits the collection, unless images are still being embedded: the end of that schedules an audit. */
 async function audit() {
   const state = collection.current();
   if (state.waiting > 0) return;
@@ -58,8 +61,9 @@ async function audit() {
   collection.notify();
   try {
     const found = await server.audit(body, state.certainty, current.signal);
+    // Labels have changed meanwhile: another audit is scheduled.
     if (current !== request) return;
-    named = byName;
+    picturesByName = byName;
     state.verdicts = new Map([...byName.values()].map((picture, index) => [picture.id, found.items[index]]));
     Object.assign(state, { found, problem: null });
   } catch (error) {

@@ -4,11 +4,13 @@
 
 /** The promise of the database, opened when it is first needed; it resolves to null if the browser has none. */
 let opened = null;
+/** Called when something cannot be stored. */
 let reportFailure = () => {};
 
-/** Calls a function whenever something cannot be stored: the database is not available, or full. */
+/** Sets the function that is called whenever something cannot be stored: the database is not available, or full. */
 export const onFailure = (listener) => { reportFailure = listener; };
 
+/** Opens the database when it is first needed. */
 function database() {
   opened ??= new Promise((done, fail) => {
     const request = indexedDB.open("trueshot-page", 1);
@@ -55,11 +57,11 @@ export const removeAll = () => inTransaction(["files", "pictures", "notes"], "re
 
 /** Everything that is stored: {pictures, notes}. */
 export async function load() {
-  const found = await inTransaction(["files", "pictures", "notes"], "readonly", (files, records, notes) => ({
+  const requests = await inTransaction(["files", "pictures", "notes"], "readonly", (files, records, notes) => ({
     files: files.getAll(), names: files.getAllKeys(), records: records.getAll(), notes: notes.get("page"),
   }));
-  if (!found) return { pictures: [], notes: null };
-  const blobs = new Map(found.names.result.map((id, index) => [id, found.files.result[index]]));
-  const pictures = found.records.result.filter(({ id }) => blobs.has(id)).map((stored) => ({ ...stored, blob: blobs.get(stored.id) }));
-  return { pictures: pictures.sort((a, b) => a.number - b.number), notes: found.notes.result ?? null };
+  if (!requests) return { pictures: [], notes: null };
+  const blobs = new Map(requests.names.result.map((id, index) => [id, requests.files.result[index]]));
+  const pictures = requests.records.result.filter(({ id }) => blobs.has(id)).map((stored) => ({ ...stored, blob: blobs.get(stored.id) }));
+  return { pictures: pictures.sort((a, b) => a.number - b.number), notes: requests.notes.result ?? null };
 }

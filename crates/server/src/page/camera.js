@@ -31,11 +31,11 @@ async function open(title, action, hint) {
   } catch {
     throw new Error("The camera cannot be used. Check that the browser may access it.");
   }
-  const isBurst = hint !== "";
+  const isRecording = hint !== "";
   byId("camera-title").textContent = title;
   byId("camera-take").textContent = action;
-  byId("camera-take").dataset.burst = isBurst ? "yes" : "";
-  byId("camera-close").textContent = isBurst ? "Done" : "Close";
+  byId("camera-take").dataset.burst = isRecording ? "yes" : "";
+  byId("camera-close").textContent = isRecording ? "Done" : "Close";
   setText(byId("camera-hint"), hint);
   frames = [];
   byId("camera-picture").srcObject = stream;
@@ -44,11 +44,13 @@ async function open(title, action, hint) {
   return new Promise((done) => { finish = done; });
 }
 
+/** Whether the dialog records several frames (a burst) instead of taking one photo. */
 const isBurst = () => byId("camera-take").dataset.burst === "yes";
 
-/** The name of a frame, made unique by the time. */
+/** The name of a frame, made unique by the time: camera-2024-05-31-12-00-00-123.jpg. */
 const frameName = () => `camera-${new Date().toISOString().slice(0, 23).replace(/[:.T]/g, "-")}.jpg`;
 
+/** Adds the current frame to the files, as a JPEG. Photos keep their full size. */
 async function takeFrame() {
   const video = byId("camera-picture");
   const scale = isBurst() ? Math.min(1, LONGEST_SIDE / Math.max(video.videoWidth, video.videoHeight)) : 1;

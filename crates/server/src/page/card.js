@@ -42,6 +42,7 @@ function startDrag(event, card, id) {
   card.classList.add("dragged");
 }
 
+/** Whether cards, not files, are dragged. */
 export const carriesCards = (transfer) => transfer.types.includes(DRAGGED);
 /** The ids of the dragged images; empty if files are dragged. */
 export const draggedIds = (transfer) => JSON.parse(transfer.getData(DRAGGED) || "[]");

@@ -11,9 +11,9 @@ let marked = 0;
 /** What the user can choose: the classes that contain the text, those that begin with it first, and a new class. */
 function matching(classes, text, isNewAllowed) {
   const wanted = text.trim().toLowerCase();
-  const found = classes.filter((name) => name.toLowerCase().includes(wanted));
+  const containing = classes.filter((name) => name.toLowerCase().includes(wanted));
   const begins = (name) => name.toLowerCase().startsWith(wanted);
-  const sorted = [...found.filter(begins), ...found.filter((name) => !begins(name))].map((name) => ({ name, text: name }));
+  const sorted = [...containing.filter(begins), ...containing.filter((name) => !begins(name))].map((name) => ({ name, text: name }));
   const isNew = isNewAllowed && wanted !== "" && !classes.some((name) => name.toLowerCase() === wanted) && classNameProblem(text.trim()) === "";
   return isNew ? [...sorted, { name: text.trim(), text: `New class: ${text.trim()}` }] : sorted;
 }

@@ -19,7 +19,7 @@ let active = null;
 /** What cards and the menus of classes do (main.js). */
 let actions = null;
 
-/** Updates the sections to the state of the collection. */
+/** Updates the sections to the state of the collection. `newActions` are what cards and menus do. */
 export function draw(newActions) {
   actions = newActions;
   const listed = listing.current();
@@ -112,7 +112,7 @@ function forgetCards() {
   for (const [id, card] of cards) if (!card.isConnected) cards.delete(id);
 }
 
-/** The section that shows an image, if one does. */
+/** The section that shows an image; undefined if the image is not shown. */
 const sectionOf = (id) => listing.current().find(({ shown }) => shown.some((picture) => picture.id === id));
 
 /** The image that the user continues with after an action on this one: the next of its class, or the one before. */
@@ -132,8 +132,8 @@ export function focusCard(id, control = "open") {
   sections.get(section.name).grid.reveal(id);
   updateTabStops(previous, id);
   const card = cards.get(id);
-  const wanted = card?.querySelector(`.${control}`);
-  (wanted && !wanted.hidden ? wanted : card?.querySelector(".open"))?.focus({ preventScroll: true });
+  const target = card?.querySelector(`.${control}`);
+  (target && !target.hidden ? target : card?.querySelector(".open"))?.focus({ preventScroll: true });
 }
 
 /** Updates the cards of the image that had the Tab stop and of the one that has it now. */
@@ -141,7 +141,8 @@ function updateTabStops(...ids) {
   for (const id of ids) if (cards.has(id) && collection.current().pictures.has(id)) cardOf(id);
 }
 
-/** The image that an arrow key, Home or End leads to, in the order of the page. Up and down move by a row of such cards. */
+/** The image that an arrow key, Home or End leads to, in the order of the page. Up and down move by one row, which has
+ * fewer cards if they are framed. */
 function arrowTarget(id, key) {
   const order = listing.shownIds();
   const perRow = cards.get(id)?.matches(".suspect, .unsure, .unreadable") ? framedColumns() : columns();

@@ -174,6 +174,7 @@ function restore({ classes, pictures: stored }) {
   edited();
 }
 
+/** Moves an image to the removed ones, or back. */
 function setRemoved(id, isRemoved) {
   const [from, to] = isRemoved ? [state.pictures, removed] : [removed, state.pictures];
   if (!from.has(id)) return;
@@ -190,7 +191,7 @@ function syncAfterChange(ids) {
   storage.saveRecords(ids.filter((id) => state.pictures.has(id)).map(find));
 }
 
-/** Changes images, each by what `change` returns for it, and records the change under `words`. */
+/** Changes images and records the change for Undo, described by `words`. `change` returns the new values of an image. */
 function edit(words, ids, change, classes = state.classes) {
   const before = snapshot(ids);
   state.classes = [...classes];
@@ -209,7 +210,9 @@ function edit(words, ids, change, classes = state.classes) {
 export const undo = () => history.undo(restore)?.before.pictures.map(({ id }) => id) ?? null;
 export const redo = () => history.redo(restore)?.before.pictures.map(({ id }) => id) ?? null;
 
+/** The ids of these images that are still on the page. */
 const known = (ids) => ids.filter((id) => state.pictures.has(id));
+/** The description of a change, such as "move 3 images to owl". */
 const words = (verb, ids, rest = "") => `${verb} ${imagesInWords(ids.map(find))}${rest}`;
 
 /** Moves images to a class, which may be new. A label that the user chose is confirmed. */
@@ -240,8 +243,8 @@ export function accept(ids) {
   if (planned.length === 0) return;
   const target = planned.length === 1 && verdictOf(planned[0]).suggested;
   const change = ({ id }) => (verdictOf(id).action === "relabel" ? { label: verdictOf(id).suggested, confirmed: false } : { quarantined: true, confirmed: false });
-  const what = target ? words("move", planned, ` to ${target}`) : planned.length === 1 ? words("quarantine", planned) : `make ${planned.length} planned changes`;
-  edit(what, planned, change);
+  const description = target ? words("move", planned, ` to ${target}`) : planned.length === 1 ? words("quarantine", planned) : `make ${planned.length} planned changes`;
+  edit(description, planned, change);
 }
 
 export function addClass(name) {

@@ -30,5 +30,6 @@ export function setText(holder, text) {
   if (holder.textContent !== text) holder.textContent = text;
 }
 
-/** The parts of a file name with places after separators where a long name may break; not before its extension. */
+/** The parts of a file name as children of an element, so that a long name can break after a separator (`_`, `-`, `/` or a
+ * space) but not before its extension. */
 export const breakable = (name) => name.split(/(?<=[_\-/ ])/).flatMap((part, index) => (index === 0 ? [part] : [element("wbr"), part]));

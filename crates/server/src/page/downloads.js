@@ -25,7 +25,7 @@ const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : n
 
 /** What a plan is for: the folder that all images were dropped in, if there is exactly one, otherwise a list of pictures.
  * `within` turns the path of an image into its name in the plan. */
-function rooted(pictures) {
+function planRoot(pictures) {
   const tops = new Set(pictures.map(({ path }) => topFolder(path)));
   const [top] = tops;
   return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
@@ -51,16 +51,16 @@ const line = (value) => `${JSON.stringify(value)}\n`;
 /** All changes of the plan and all items to review: {changes, review}. */
 export function planned() {
   const pictures = plannable();
-  const { within } = rooted(pictures);
+  const { within } = planRoot(pictures);
   const changes = [], review = [];
-  // The most probably wrong first; changes that the user made come before those of the audit.
+  // The most probably wrong first. Changes that the user made have no probability and count as 1, so they come first.
   const byDoubt = (a, b) => (b.p_wrong ?? 1) - (a.p_wrong ?? 1);
   for (const picture of pictures) {
     const verdict = picture.confirmed ? null : collection.verdictOf(picture.id);
-    const what = change(picture, verdict);
-    const about = { item: within(picture.path), from: picture.originalLabel };
-    if (what && what.to !== picture.originalLabel) changes.push({ ...about, ...what });
-    else if (!what && verdict?.action === "review") review.push({ ...about, ...probableChange(verdict), p_wrong: verdict.p_wrong });
+    const changed = change(picture, verdict);
+    const entry = { item: within(picture.path), from: picture.originalLabel };
+    if (changed && changed.to !== picture.originalLabel) changes.push({ ...entry, ...changed });
+    else if (!changed && verdict?.action === "review") review.push({ ...entry, ...probableChange(verdict), p_wrong: verdict.p_wrong });
   }
   return { changes: changes.sort(byDoubt), review: review.sort(byDoubt) };
 }
@@ -68,7 +68,7 @@ export function planned() {
 /** A plan for `trueshot repair` as JSON lines: a header, one line per change, items to review as comments, and all items. */
 export function plan() {
   const pictures = plannable();
-  const { kind, root, within } = rooted(pictures);
+  const { kind, root, within } = planRoot(pictures);
   const { changes, review } = planned();
   const header = { format: "trueshot-plan/1", kind, root, items: pictures.filter((picture) => picture.row).length, changes: changes.length };
   // `repair` compares this list with the folder, which still has the images that cannot be read or were removed from
@@ -83,7 +83,7 @@ export function plan() {
 /** The labels that the user confirmed and that are still those of the folder, for `trueshot audit --confirmed`. */
 function confirmedLabels() {
   const pictures = plannable();
-  const { within } = rooted(pictures);
+  const { within } = planRoot(pictures);
   return pictures.filter((picture) => picture.confirmed && !picture.quarantined && picture.label === picture.originalLabel)
     .map((picture) => line({ item: within(picture.path), given: picture.originalLabel })).join("");
 }
@@ -94,7 +94,7 @@ export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { t
 
 /** The command that makes the changes of the plan. The browser does not know where the folder is. */
 export function repairCommand() {
-  const { kind, root } = rooted(plannable());
+  const { kind, root } = planRoot(plannable());
   const path = `PATH/TO/${kind === "folder" ? root : "FOLDER"}`;
   return `trueshot repair trueshot-plan.jsonl --root ${/^[\w./-]*$/.test(path) ? path : `"${path}"`}`;
 }
@@ -106,6 +106,7 @@ export async function saveClassifier() {
   save("trueshot-classifier.safetensors", await server.download(id));
 }
 
+/** Text with the characters that have a meaning in HTML replaced by entities. */
 const escaped = (text) => String(text).replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
 /** A small copy of an image as a data URI; an empty image if the browser cannot read the file. */
@@ -140,7 +141,7 @@ export async function saveHtml() {
     parts.push(section("Label conflicts: the same item with different labels", conflicts(state.found)));
     parts.push(section("Image problems", [...imageProblems(state.found), ...unreadable(collection.pictures())]));
   }
-  const expected = state.found ? `<p>${escaped(summary(state.found))}</p>` : "";
-  const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${expected}${parts.join("")}</body></html>`;
+  const overview = state.found ? `<p>${escaped(summary(state.found))}</p>` : "";
+  const page = `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>trueshot report</title><style>${STYLE}</style></head><body><h1>trueshot report</h1>${overview}${parts.join("")}</body></html>`;
   save("trueshot-report.html", new Blob([page], { type: "text/html" }));
 }

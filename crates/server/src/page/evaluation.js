@@ -7,7 +7,8 @@ import { className } from "./wording.js";
 export const predictedClass = (answer) => (isRefused(answer) ? null : answer.class);
 
 /** Accuracy, figures per class and the confusion matrix of images: [{label, predicted}]. Images whose class is not one of
- * `classes` count as right if they are predicted as none of these; they are not part of the accuracy. */
+ * `classes` (`others`) are right if they are predicted as none of these (`othersRefused`); they are not part of the
+ * accuracy. */
 export function evaluate(images, classes) {
   const known = images.filter(({ label }) => classes.includes(label));
   const others = images.filter(({ label }) => !classes.includes(label));

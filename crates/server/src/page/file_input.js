@@ -17,7 +17,7 @@ export function separateImages(files) {
   const kept = [], skipped = [];
   for (const entry of files) {
     const { file } = entry;
-    // A file or folder that the user gives itself is read whatever its name is.
+    // A file or folder that the user has chosen is read whatever its name is; only names below it are checked.
     if (entry.path.split("/").slice(1).some((part) => HIDDEN.test(part))) continue;
     if (/\.(heic|heif|avif|cr2|nef|arw|dng)$/i.test(file.name)) {
       skipped.push({ name: entry.path, reason: "this format is not supported; convert it to JPEG or PNG" });
@@ -70,7 +70,10 @@ function grouped(images) {
   return groups;
 }
 
-/** The images below one folder, which is a collection or a class, each with its class. */
+/** The images below one folder, each as [image, class]. `isOnly` is whether all images are below this folder. The folder
+ * is a collection of class folders, or itself a class. If it is the only one, a single class folder in it makes it a
+ * collection, and images beside that folder have no class. Otherwise it is a collection only if all its images are in
+ * class folders. */
 function classesBelow(images, isOnly) {
   const isCollection = isOnly ? images.some(isNested) : images.every(isNested);
   const folders = images.map(({ path }) => path.split("/").slice(isCollection ? 1 : 0, -1));
@@ -78,7 +81,7 @@ function classesBelow(images, isOnly) {
   // How many folders above the classes all images share.
   let depth = 0;
   while (above.every((names) => names.length > depth && names[depth] === above[0][depth])) depth += 1;
-  return images.map((image, place) => [image, folders[place].slice(depth).join("/") || null]);
+  return images.map((image, index) => [image, folders[index].slice(depth).join("/") || null]);
 }
 
 /** The files of an input element for files or for a folder. */
@@ -106,8 +109,8 @@ async function walk(entry, folder, all) {
   const reader = entry.createReader();
   // readEntries returns a part of the folder at a time, and an empty list at the end.
   for (;;) {
-    const piece = await new Promise((done) => reader.readEntries(done, () => done([])));
-    if (piece.length === 0) return;
-    for (const inner of piece) await walk(inner, `${folder}${entry.name}/`, all);
+    const part = await new Promise((done) => reader.readEntries(done, () => done([])));
+    if (part.length === 0) return;
+    for (const inner of part) await walk(inner, `${folder}${entry.name}/`, all);
   }
 }

@@ -1,4 +1,4 @@
-// The dialog that shows one image in large, with its verdict, its three most probable classes, its most similar items
+// The dialog that shows one image enlarged, with its verdict, its three most probable classes, its most similar items
 // and the actions. A controller decides which image is shown and what happens after a decision: the review or the
 // viewer.
 //
@@ -15,14 +15,14 @@ import { className, percent, verdictInWords } from "./wording.js";
 
 /** How many of the most similar items are shown: one row. */
 const NEIGHBOURS = 5;
-/** Who decides what is shown; null while the dialog is closed. */
+/** The controller that decides what is shown; null while the dialog is closed. */
 let controller = null;
 /** The shown content as text, to see whether it has changed. */
 let shown = "";
 
 /** Opens the dialog with a controller. */
-export function open(wanted) {
-  controller = wanted;
+export function open(newController) {
+  controller = newController;
   shown = "";
   byId("item-title").textContent = controller.title;
   for (const [id, { text, key }] of [["item-back", controller.back], ["item-forward", controller.forward]]) {
@@ -41,7 +41,7 @@ function planned() {
   return { to: verdict.action === "relabel" ? verdict.suggested : null };
 }
 
-/** The button that the Enter key presses. Without a planned change it is one that decides nothing. */
+/** The button that the Enter key presses. Without a planned change it is a button that changes nothing. */
 function defaultButton() {
   if (byId("item").hidden) return byId("item-close");
   return byId(planned() ? "item-accept" : byId("item-forward").disabled ? "item-close" : "item-forward");
@@ -103,13 +103,15 @@ function help() {
   return `${enter} K: the label is right. 1, 2, 3: a probable class. M: another class. Q: quarantine.`;
 }
 
+/** The button for one of the most probable classes; its index plus one is its key. */
 function probableButton({ class: name, p }, index) {
-  const made = element("button", { type: "button", onclick: () => choose(name) },
+  const choice = element("button", { type: "button", onclick: () => choose(name) },
     element("span", { textContent: className(name) }), element("span", { textContent: percent(p) }), element("kbd", { textContent: String(index + 1) }));
-  made.style.setProperty("--share", `${(100 * p).toFixed(1)}%`);
-  return made;
+  choice.style.setProperty("--share", `${(100 * p).toFixed(1)}%`);
+  return choice;
 }
 
+/** One of the most similar items. Its image is empty if the item is not on the page any more. */
 function neighbour({ item, given, similarity }) {
   const picture = pictureNamed(item);
   return element("li", {}, element("img", { src: picture ? urlOf(picture) : "", alt: "" }),
@@ -141,7 +143,7 @@ async function chooseOther() {
 
 /** Handles a key. The page listens, because nothing in the dialog has the focus after a click on the picture. */
 function press(event) {
-  // The chooser closes before its key event reaches the page.
+  // A key that has closed the chooser still reaches the page, but its default is prevented.
   if (!byId("item-dialog").open || byId("chooser-dialog").open || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
   const picture = collection.current().pictures.get(controller.id());

@@ -4,8 +4,8 @@ import * as collection from "./collection.js";
 import * as filters from "./filters.js";
 import { isFlagged } from "./wording.js";
 
-/** The probability that a label is wrong when its image got its frame. The order follows it, so that images do not change
- * places with every audit. */
+/** Image id → the probability that its label is wrong, at the time when the image got its frame. Framed images are
+ * sorted by it, so that they do not change places with every audit. */
 const ranks = new Map();
 let sections = [];
 

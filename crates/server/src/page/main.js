@@ -32,30 +32,30 @@ const MOST_LINES = 200;
 /** The files that were not added, as {name, reason}. */
 const skipped = [];
 /** The message in the status line instead of the summary; empty for none. */
-let spoken = "";
+let message = "";
 /** The problem of the last audit that was shown. */
 let shownProblem = null;
 /** The revision of the collection whose plan was saved last. */
 let savedRevision = null;
 
 /** Shows an error. */
-function complain(message) {
-  byId("alert").replaceChildren(element("p", { textContent: message }));
+function showError(text) {
+  byId("alert").replaceChildren(element("p", { textContent: text }));
 }
 
-/** Shows a message in the status line instead of the summary; an empty message shows the summary again. */
-function say(message) {
-  spoken = message;
+/** Shows a message in the status line instead of the summary; an empty text shows the summary again. */
+function say(text) {
+  message = text;
   scheduleShow();
 }
 
 /** Shows the error of an action that fails. */
-const guarded = (work) => async (...given) => {
+const guarded = (work) => async (...values) => {
   byId("alert").replaceChildren();
   try {
-    await work(...given);
+    await work(...values);
   } catch (error) {
-    complain(error.message);
+    showError(error.message);
     say("");
   }
 };
@@ -63,18 +63,18 @@ const guarded = (work) => async (...given) => {
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
 async function take(files, label = null) {
   // Leave out files that are not images, images next to the folders of the classes, and images that were added before.
-  const { kept: images, skipped: left } = separateImages(files);
+  const { kept: images, skipped: notImages } = separateImages(files);
   const { kept: sorted, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
-  const classes = new Map(label === null ? classesByFolder(images).map((name, place) => [images[place], name]) : []);
+  const classes = new Map(label === null ? classesByFolder(images).map((name, index) => [images[index], name]) : []);
   const { kept, skipped: known } = collection.separateKnown(sorted);
-  skipped.push(...left, ...loose, ...known);
+  skipped.push(...notImages, ...loose, ...known);
   // Images in no folder get the class that the user chooses; if the user cancels, they are not added.
   let labelled = kept.map((entry) => ({ ...entry, label: label ?? classes.get(entry) }));
   if (labelled.some((entry) => !entry.label)) {
     const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
     labelled = labelled.map((entry) => ({ ...entry, label: entry.label ?? name })).filter((entry) => entry.label);
   }
-  if (images.length === 0 && left.length > 0) complain("None of these files is an image.");
+  if (images.length === 0 && notImages.length > 0) showError("None of these files is an image.");
   if (labelled.length === 0) return scheduleShow();
   embedImages(await collection.add(labelled));
 }
@@ -92,8 +92,8 @@ async function chooseAndMove(ids) {
   return true;
 }
 
-/** Makes an action on a card act on the whole selection if the card is part of it. By keyboard, the focus goes on to the
- * next card, because the image may leave its class. */
+/** Makes an action on a card act on the whole selection if the card is part of it. By keyboard (a click by keyboard has
+ * `detail` 0), the focus moves to the next card, because the image may leave its class. */
 const onCards = (work) => async (id, event) => {
   const next = event?.detail === 0 || event instanceof KeyboardEvent ? classSections.neighbourOf(id) : null;
   const ids = selection.withSelected(id);
@@ -139,7 +139,7 @@ const actions = {
 
 /** The text of the status line: what the page is doing, what the user can do next, or the summary of the audit. */
 function status(state) {
-  if (spoken) return spoken;
+  if (message) return message;
   if (state.pictures.size === 0) return state.classes.length > 0 ? "Add images to the classes." : "";
   if (state.waiting > 0) return `Embedding images: ${state.total - state.waiting} of ${state.total}`;
   if (collection.classesInUse() < 2) return "Add images of a second class: labels are checked by comparing classes.";
@@ -167,7 +167,7 @@ function show() {
 /** Shows the problem of the last audit if it has changed: the same text would be read out again. */
 function showProblem(problem) {
   if (problem === shownProblem) return;
-  if (problem) complain(problem);
+  if (problem) showError(problem);
   else if (byId("alert").textContent === shownProblem) byId("alert").replaceChildren();
   shownProblem = problem;
 }
@@ -230,8 +230,8 @@ function list(id, title, lines) {
  * changes, and below the button for the plan. There is no plan without images in folders. */
 function showUnchanged(changes) {
   const inPlan = downloads.plannable();
-  const left = collection.pictures().length - inPlan.length;
-  const outside = left > 0 ? `${counted(left, "image without a folder is", "images without a folder are")} not in the plan.` : "";
+  const outsideCount = collection.pictures().length - inPlan.length;
+  const outside = outsideCount > 0 ? `${counted(outsideCount, "image without a folder is", "images without a folder are")} not in the plan.` : "";
   byId("take-plan").hidden = inPlan.length === 0;
   if (inPlan.length === 0) {
     byId("unchanged").hidden = true;
@@ -241,9 +241,9 @@ function showUnchanged(changes) {
   const command = element("code", { textContent: downloads.repairCommand() });
   byId("unchanged").hidden = made === 0;
   replaceContent(byId("unchanged"), `${counted(made, "change")} on this page only. Your folder is not changed yet: `, element("a", { href: "#take", textContent: "save the plan" }), " and run ", command);
-  const what = savedRevision === collection.current().revision ? "trueshot-plan.jsonl is saved. Your folder is not changed yet: run " : "Your folder is not changed yet: save the plan and run ";
-  const ways = changes.length > 0 ? " It lists the changes; with --into DIR it writes a repaired copy, with --in-place it moves the files." : "";
-  replaceContent(byId("take-note"), what, command.cloneNode(true), `.${ways}${outside && ` ${outside}`}`);
+  const nextStep = savedRevision === collection.current().revision ? "trueshot-plan.jsonl is saved. Your folder is not changed yet: run " : "Your folder is not changed yet: save the plan and run ";
+  const options = changes.length > 0 ? " It lists the changes; with --into DIR it writes a repaired copy, with --in-place it moves the files." : "";
+  replaceContent(byId("take-note"), nextStep, command.cloneNode(true), `.${options}${outside && ` ${outside}`}`);
 }
 
 /** Replaces the content of an element unless its text is the same, which would be read out again. */
@@ -259,8 +259,8 @@ function showDownloads() {
     return;
   }
   byId("take-confirmed").hidden = !downloads.plannable().some((picture) => picture.confirmed);
-  const { changes, review: left } = downloads.planned();
-  setText(byId("take-plan"), `Plan: ${counted(changes.length, "change")}, ${left.length} to review`);
+  const { changes, review: toReview } = downloads.planned();
+  setText(byId("take-plan"), `Plan: ${counted(changes.length, "change")}, ${toReview.length} to review`);
   showUnchanged(changes);
 }
 
@@ -295,8 +295,8 @@ function setUpTools() {
   byId("undo").onclick = undo;
   byId("redo").onclick = redo;
   byId("certainty").onchange = (event) => {
-    const given = event.target.valueAsNumber;
-    if (given >= 0.5 && given <= 1) collection.setCertainty(given);
+    const certainty = event.target.valueAsNumber;
+    if (certainty >= 0.5 && certainty <= 1) collection.setCertainty(certainty);
     else event.target.value = collection.current().certainty;
   };
   byId("start-over").onclick = () => {

@@ -24,6 +24,7 @@ export async function predictFiles(files, say) {
   say("");
 }
 
+/** The card of a predicted image: the class, or "none of these", and the second most important probability below it. */
 function card(file, answer) {
   const image = element("img", { src: URL.createObjectURL(file), alt: file.name });
   const name = element("p", { className: "name", title: file.name }, ...breakable(file.name));

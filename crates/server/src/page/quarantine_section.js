@@ -7,6 +7,7 @@ import { counted } from "./wording.js";
 
 /** The most images that are shown; others appear when some are put back. */
 const MOST_SHOWN = 200;
+/** Cards by image id and label, which the card shows. */
 const cards = new Map();
 
 function newCard(picture, open) {
@@ -17,7 +18,7 @@ function newCard(picture, open) {
     element("div", { className: "doings" }, button("Put back", () => collection.putBack([id]), { title: `Back to ${label}`, "aria-label": `Put back: ${name} to ${label}` }), element("span", { textContent: label })));
 }
 
-/** Shows the images in quarantine; `open` shows one of them in large. */
+/** Shows the images in quarantine; `open` shows one of them enlarged. */
 export function draw(open) {
   const pictures = collection.inQuarantine();
   const shown = pictures.slice(0, MOST_SHOWN);

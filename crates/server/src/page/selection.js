@@ -26,7 +26,7 @@ export function extendTo(id) {
   const order = listing.shownIds();
   const [from, to] = [order.indexOf(anchor), order.indexOf(id)];
   if (from < 0) return toggle(id);
-  order.slice(Math.min(from, to), Math.max(from, to) + 1).forEach((one) => selected.add(one));
+  order.slice(Math.min(from, to), Math.max(from, to) + 1).forEach((between) => selected.add(between));
   changed();
 }
 

@@ -38,6 +38,7 @@ async function ask(path, options = {}, patience = 5) {
   return response;
 }
 
+/** The promise of the open dialog for the token; null while it is closed. */
 let asking = null;
 
 /** Asks the user for the token, once even if many requests were refused. */
@@ -45,13 +46,13 @@ function newToken() {
   asking ??= new Promise((done) => {
     const dialog = document.getElementById("token-dialog");
     const input = document.getElementById("token-input");
-    const take = () => {
+    const accept = () => {
       sessionStorage.setItem(TOKEN, input.value.trim());
       input.value = "";
       dialog.close();
     };
-    dialog.querySelector("button").onclick = take;
-    input.onkeydown = (event) => event.key === "Enter" && take();
+    dialog.querySelector("button").onclick = accept;
+    input.onkeydown = (event) => event.key === "Enter" && accept();
     dialog.oncancel = (event) => event.preventDefault();
     dialog.onclose = () => { asking = null; done(); };
     dialog.showModal();
@@ -83,13 +84,13 @@ export const fit = async (support) => (await ask("/api/v1/classifiers", json(sup
 
 /** Predicts the classes of rows: {classes, predictions}. */
 export async function predict(id, rows) {
-  const found = { classes: [], predictions: [] };
+  const result = { classes: [], predictions: [] };
   for (let at = 0; at < rows.length; at += ROWS_PER_REQUEST) {
     const answer = await (await ask(`/api/v1/classifiers/${id}/predict`, json(jsonWithRows(rows.slice(at, at + ROWS_PER_REQUEST))))).json();
-    found.classes = answer.classes;
-    found.predictions.push(...answer.predictions);
+    result.classes = answer.classes;
+    result.predictions.push(...answer.predictions);
   }
-  return found;
+  return result;
 }
 
 /** The file of a classifier; its removal; whether the server still stores it. */

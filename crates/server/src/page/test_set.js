@@ -70,6 +70,7 @@ function summary({ images: count, right, refused, others, othersRefused }) {
   const main = count > 0 ? `Accuracy: ${percent(right / count)} (${right} of ${count}).${before}` : "No test image belongs to one of the classes.";
   const none = refused > 0 ? ` ${counted(refused, "image was", "images were")} predicted as none of these.` : "";
   const otherClasses = others > 0 ? ` ${counted(others, "image", "images")} of other classes: ${othersRefused} predicted as none of these.` : "";
+  // Only readable images were evaluated.
   const unread = images.length - count - others;
   return `${main}${none}${otherClasses}${unread > 0 ? ` ${counted(unread, "image")} cannot be read.` : ""}`;
 }
@@ -79,12 +80,13 @@ function show(result) {
   setText(byId("test-summary"), summary(result));
   byId("test-classes").replaceChildren(
     row("th", "class", "images", "right", "recall", "precision"),
-    ...result.perClass.map((one) => row("td", one.name, one.images, one.right, ...[one.recall, one.precision].map((share) => (share === null ? "–" : percent(share))))));
+    ...result.perClass.map((figures) => row("td", figures.name, figures.images, figures.right, ...[figures.recall, figures.precision].map((share) => (share === null ? "–" : percent(share))))));
   showMatrix(result.matrix);
   byId("test-cell").hidden = true;
   byId("test-result").hidden = false;
 }
 
+/** A row of the table of figures; `tag` is "th" for the header row. */
 function row(tag, first, ...rest) {
   return element("tr", {}, element("th", { scope: tag === "th" ? "col" : "row", textContent: first }), ...rest.map((text) => element(tag, { textContent: String(text), ...(tag === "th" ? { scope: "col" } : {}) })));
 }

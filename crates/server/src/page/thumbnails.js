@@ -13,6 +13,7 @@ const AT_ONCE = 2;
 const made = new Map();
 /** The requests that are not served yet, as {image, picture}, the latest last. */
 const waiting = [];
+/** How many thumbnails are being made. */
 let running = 0;
 
 /** Shows a picture in an <img>, as a thumbnail if its file is large. */
@@ -21,7 +22,7 @@ export function show(image, picture) {
   else if (made.has(picture.id)) image.src = made.get(picture.id);
   else {
     waiting.push({ image, picture });
-    // The image is added to the document after this call.
+    // The caller adds the <img> to the document after this call; `work` skips images that are not in it.
     setTimeout(work);
   }
 }

@@ -1,4 +1,4 @@
-// The viewer: shows one image in large; the arrow keys show the others of the page.
+// The viewer: shows one image enlarged; the arrow keys show the others of the page.
 
 import * as collection from "./collection.js";
 import * as dialog from "./item_dialog.js";
@@ -16,8 +16,10 @@ export function open(id, ids, focus) {
   dialog.open(controller);
 }
 
+/** The images in `order` that are still on the page. */
 const present = () => order.filter((id) => collection.current().pictures.has(id));
 
+/** Shows the image `by` positions further, if there is one. */
 function step(by) {
   const ids = present();
   const index = ids.indexOf(current) + by;

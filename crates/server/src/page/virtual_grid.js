@@ -41,7 +41,7 @@ export class VirtualGrid {
     grids.delete(this);
   }
 
-  /** How many framed cards fit in a row, how many rows they fill, and how many remain for the shared row. */
+  /** How many framed cards fit in a row, how many rows they fill, and how many are left for the shared row. */
   shape() {
     const perRow = framedColumns();
     return { perRow, fullRows: Math.floor(this.framed / perRow), rest: this.framed % perRow };
@@ -51,7 +51,8 @@ export class VirtualGrid {
   firstOf(row) {
     const { perRow, fullRows, rest } = this.shape();
     if (row <= fullRows) return row * perRow;
-    // After all framed cards come the other cards of the shared row, and those of the rows between.
+    // Before this row are all framed cards, the other cards of the shared row (in which each of the `rest` framed cards
+    // takes two columns), and the full rows of other cards between.
     return this.framed + (measures.columns - 2 * rest) + (row - fullRows - 1) * measures.columns;
   }
 
@@ -79,6 +80,7 @@ export class VirtualGrid {
     const within = (row) => Math.min(this.rows(), Math.max(0, row));
     const first = within(Math.floor((-top - margin) / measures.row));
     const last = within(Math.floor((innerHeight - top + margin) / measures.row) + 1);
+    // Nothing to do if the same rows are in the document already.
     const drawn = `${first} ${last} ${measures.columns} ${measures.row}`;
     if (this.drawn === drawn) return;
     this.drawn = drawn;

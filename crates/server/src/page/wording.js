@@ -1,12 +1,14 @@
 // The words for counts, probabilities and verdicts: the same as in the reports of the command line.
 
-/** A probability in percent, rounded as in the reports, with a space that does not break the line. */
+/** A probability in percent, rounded as in the reports: only exactly 0 and 1 become 0 % and 100 %. The space before the
+ * sign does not break the line. */
 export function percent(share) {
   if (share >= 0.995 && share < 1) return ">99\u00a0%";
   if (share > 0 && share <= 0.005) return "<1\u00a0%";
   return `${Math.round(100 * share)}\u00a0%`;
 }
 
+/** A number with its noun, such as "1 image" or "3 images". */
 export const counted = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
 
 /** The name of one image, or the number of several. */
@@ -53,6 +55,7 @@ export function classNameProblem(name) {
 /** The most probable classes of an image, such as "dog 55 %, none of these 40 %, cat 5 %". */
 const probableClasses = ({ probable }) => probable.map(({ class: name, p }) => `${className(name)} ${percent(p)}`).join(", ");
 
+/** The name of an item, with its label unless the name begins with it. */
 const named = (item, label) => (item.startsWith(`${label}/`) ? item : `${item} (${label})`);
 
 /** The label conflicts of an audit, one line each. */

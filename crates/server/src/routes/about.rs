@@ -17,14 +17,14 @@ pub struct About {
     /// The name of the network that embeds images.
     embedder: String,
     /// The methods that can fit a classifier.
-    methods: Vec<KnownMethod>,
+    methods: Vec<MethodDescription>,
     /// The limits on requests.
-    limits: KnownLimits,
+    limits: RequestLimits,
 }
 
 /// A method that can fit a classifier.
 #[derive(Serialize, ToSchema)]
-pub struct KnownMethod {
+pub struct MethodDescription {
     /// The value of the parameter `method`.
     name: &'static str,
     /// What the method does, in one sentence.
@@ -33,7 +33,7 @@ pub struct KnownMethod {
 
 /// Limits on requests.
 #[derive(Serialize, ToSchema)]
-pub struct KnownLimits {
+pub struct RequestLimits {
     /// Maximum length of a body in bytes.
     body_bytes: usize,
     /// Maximum number of pixels of an image.
@@ -55,8 +55,8 @@ pub async fn about(State(app): State<SharedApp>) -> Json<About> {
     Json(About {
         version: env!("CARGO_PKG_VERSION"),
         embedder: app.embedder.backbone().name().to_owned(),
-        methods: usable.map(|info| KnownMethod { name: info.name, summary: info.summary }).collect(),
-        limits: KnownLimits {
+        methods: usable.map(|info| MethodDescription { name: info.name, summary: info.summary }).collect(),
+        limits: RequestLimits {
             body_bytes: app.limits.body,
             pixels: app.limits.pixels,
             items: MAX_ITEMS,
@@ -67,7 +67,7 @@ pub async fn about(State(app): State<SharedApp>) -> Json<About> {
     })
 }
 
-/// Health check.
+/// Answers `ok` while the server runs.
 #[utoipa::path(get, path = "/healthz", tag = "operation", responses((status = 200, description = "the server is running", content_type = "text/plain", body = String)))]
 pub async fn healthz() -> &'static str {
     "ok\n"

@@ -64,6 +64,7 @@ pub async fn post(
 }
 
 impl AuditOptions {
+    /// The options of the library; absent parameters have its defaults.
     fn to_options(&self) -> Result<Options, Problem> {
         let defaults = Options::default();
         let options = Options {
@@ -77,22 +78,23 @@ impl AuditOptions {
 }
 
 /// Refuses a request whose response would be far too long, before it is computed: every item lists its neighbours and their
-/// classes, and may be a duplicate of eight others. The estimate assumes that every name is as long as the longest, which
-/// is usually several times too much, so it is compared with `SPREAD` times `max_bytes`. The exact limit is enforced when
-/// the response is written.
+/// classes, and can be reported as a near duplicate of eight other items. The estimate assumes that every name is as
+/// long as the longest, which is usually several times too much, so it is compared with `OVERESTIMATE` times
+/// `max_bytes`. The exact limit is enforced when the response is written.
 fn check_response_size(support: &LabelledRows, options: &Options, max_bytes: usize) -> Result<(), Problem> {
     /// Names in the duplicate pairs of one item: eight pairs of two names.
-    const DUPLICATES: usize = 16;
-    /// Bytes of keys and numbers next to a name.
-    const REST: usize = 64;
+    const DUPLICATE_NAMES: usize = 16;
+    /// Bytes of keys and numbers next to a name, roughly.
+    const OTHER_BYTES: usize = 64;
     /// The assumed ratio of the estimate to the real length.
-    const SPREAD: usize = 4;
+    const OVERESTIMATE: usize = 4;
     let data = &support.embeddings;
-    // Without names, items are called "row 1234".
+    // Without names, items are called "row 1234", which has 8 characters.
     let item_len = (0..data.len()).filter_map(|row| data.item(row)).map(str::len).max().unwrap_or(8);
     let class_len = data.classes().iter().map(String::len).max().unwrap_or(0);
-    let names = options.neighbours.min(data.len()) + 1 + DUPLICATES;
-    if data.len() * names * (item_len + class_len + REST) > SPREAD * max_bytes {
+    // Per item: its neighbours, the item itself, and its duplicates.
+    let names = options.neighbours.min(data.len()) + 1 + DUPLICATE_NAMES;
+    if data.len() * names * (item_len + class_len + OTHER_BYTES) > OVERESTIMATE * max_bytes {
         return Err(response_too_long(max_bytes));
     }
     Ok(())

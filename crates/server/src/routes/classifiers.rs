@@ -67,8 +67,8 @@ pub async fn post(
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], JsonBytes(response)))
 }
 
-/// Whether a request may use a method. It may not if the method needs the true labels or a file, or is transductive: a
-/// stored classifier classifies single rows.
+/// Whether a request may use a method. It may not if the method needs the true labels or a file, or is transductive,
+/// which means that it classifies all queries together: a stored classifier classifies single rows.
 pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_default() && info.name != "oracle"
 }
@@ -78,6 +78,7 @@ pub fn usable_methods(app: &App) -> Vec<&'static str> {
     app.registry.infos().iter().filter(|info| is_usable(info)).map(|info| info.name).collect()
 }
 
+/// The method of this name. Fails if requests may not use it.
 fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
     let usable = usable_methods(app);
     if app.registry.infos().iter().any(|info| info.name == name && info.transductive) {
@@ -85,8 +86,9 @@ fn parse_method(app: &App, name: &str) -> Result<NamedMethod, Problem> {
         return Err(Problem::unusable(error).hint(format!("allowed: {}", usable.join(", "))));
     }
     if !usable.contains(&name) {
-        let given: String = name.chars().take(40).collect();
-        let error = format!("unknown method '{given}'; known: {}", usable.join(", "));
+        // A name in a URL can be very long.
+        let short_name: String = name.chars().take(40).collect();
+        let error = format!("unknown method '{short_name}'; known: {}", usable.join(", "));
         return Err(Problem::unusable(error));
     }
     Ok(app.registry.parse(name)?)

@@ -24,8 +24,8 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let refused = |refused: QueryRejection| Problem::malformed(refused.body_text());
-        Query::try_from_uri(&parts.uri).map(|Query(asked)| QueryParameters(asked)).map_err(refused)
+        let problem = |rejection: QueryRejection| Problem::malformed(rejection.body_text());
+        Query::try_from_uri(&parts.uri).map(|Query(parameters)| QueryParameters(parameters)).map_err(problem)
     }
 }
 

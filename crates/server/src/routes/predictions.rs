@@ -79,7 +79,7 @@ pub async fn post(
 ) -> Result<JsonBytes, Problem> {
     app.store.metadata(&id)?;
     let (admitted, body) = receive(&app, request).await?;
-    let answered = admitted.run(move |job| {
+    let response = admitted.run(move |job| {
         let predictor = app.store.predictor(&id)?;
         if matches!(body.kind, BodyKind::Form(_)) {
             check_embedder(&predictor, app.embedder.backbone().name())?;
@@ -88,10 +88,10 @@ pub async fn post(
         let predictions = predict(&predictor, queries, options.probabilities)?;
         job.json_response(&Predictions { classifier: id, classes: predictor.classes().to_vec(), predictions })
     });
-    Ok(JsonBytes(answered.await?))
+    Ok(JsonBytes(response.await?))
 }
 
-/// A classifier can predict images only if the server embeds them with the network of its support set.
+/// Fails if the classifier cannot predict images: the network of its support set must be that of the server, `ours`.
 fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
     match predictor.embedder() {
         Some(theirs) if theirs == ours => Ok(()),
@@ -106,32 +106,41 @@ fn check_embedder(predictor: &Predictor, ours: &str) -> Result<(), Problem> {
     }
 }
 
-fn predict(predictor: &Predictor, queries: Queries, all: bool) -> Result<Vec<PredictionEntry>, Problem> {
+/// Predicts the classes of the queries, in their order. Images that cannot be read have no row and keep their reason.
+fn predict(
+    predictor: &Predictor,
+    queries: Queries,
+    with_probabilities: bool,
+) -> Result<Vec<PredictionEntry>, Problem> {
     let rows: Vec<&[f32]> = queries.rows.iter().flatten().map(Vec::as_slice).collect();
     let mut predicted = predictor.predict(&rows)?.into_iter();
-    let answer = |(item, row): (String, &EmbeddingResult)| match row {
+    let entry = |(item, row): (String, &EmbeddingResult)| match row {
         Err(error) => Ok(PredictionEntry::Unreadable { item, error: error.to_string() }),
-        Ok(_) => prediction_entry(predictor, item, predicted.next().expect("one prediction per row"), all),
+        Ok(_) => {
+            let prediction = predicted.next().expect("one prediction per row");
+            prediction_entry(predictor, item, prediction, with_probabilities)
+        }
     };
-    queries.items.into_iter().zip(&queries.rows).map(answer).collect()
+    queries.items.into_iter().zip(&queries.rows).map(entry).collect()
 }
 
+/// The entry of the response for one prediction.
 fn prediction_entry(
     predictor: &Predictor,
     item: String,
-    found: Prediction,
-    all: bool,
+    prediction: Prediction,
+    with_probabilities: bool,
 ) -> Result<PredictionEntry, Problem> {
-    if !(found.probability.is_finite() && found.unknown.is_finite()) {
+    if !(prediction.probability.is_finite() && prediction.unknown.is_finite()) {
         return Err(Problem::unusable(format!(
             "the prediction for {item} failed: its scores are not finite; try rows with smaller values"
         )));
     }
     Ok(PredictionEntry::Predicted {
         item,
-        class: predictor.classes()[found.class as usize].clone(),
-        probability: found.probability,
-        unknown: found.unknown,
-        probabilities: all.then_some(found.probabilities),
+        class: predictor.classes()[prediction.class as usize].clone(),
+        probability: prediction.probability,
+        unknown: prediction.unknown,
+        probabilities: with_probabilities.then_some(prediction.probabilities),
     })
 }

@@ -12,11 +12,11 @@ use super::*;
 /// Widths and heights: smaller and larger than the input of the network, strips, and a single pixel.
 const SIZES: [(usize, usize); 6] = [(20, 20), (37, 23), (9, 50), (1, 1), (64, 61), (200, 16)];
 
+/// An image of random values, with black, white and grey parts, in which hue and saturation are not defined.
 fn image(width: usize, height: usize, channels: Channels) -> DecodedImage {
     let mut rng = Rng::new(width as u64, Purpose::Items, height as u64);
     let mut pixels = vec![0; width * height * channels.count()];
     pixels.iter_mut().for_each(|value| *value = rng.below(256) as u8);
-    // Black, white and grey, where hue and saturation are not defined.
     let part = pixels.len() / 6;
     pixels[..part].fill(0);
     pixels[part..2 * part].fill(255);
@@ -38,6 +38,7 @@ fn changes(width: usize, height: usize) -> Vec<DrawnAugmentation> {
         Jitter::Hue(2.9),
         Jitter::Hue(-1.3),
     ];
+    // One jitter at each of the four positions; the other three change nothing.
     let alone = jitters.into_iter().enumerate().map(|(number, jitter)| {
         let mut drawn = whole.clone();
         drawn.jitters[number % 4] = jitter;
@@ -75,7 +76,7 @@ fn changes(width: usize, height: usize) -> Vec<DrawnAugmentation> {
         .collect()
 }
 
-/// The same requests, prepared by the emulated GPU.
+/// The images of all requests, prepared by the emulated GPU.
 fn prepared_by_gpu(images: &[DecodedImage], requests: Vec<ImageRequest>, to: &Preprocessing) -> Vec<f32> {
     let device = Device::emulated(false);
     let shape = Shape { size: to.size, channels: to.channels.count() };
@@ -98,29 +99,30 @@ fn prepared_by_gpu(images: &[DecodedImage], requests: Vec<ImageRequest>, to: &Pr
         .unwrap()
 }
 
+/// Prepares images with all changes on the CPU and on the emulated GPU, and compares them.
 fn assert_same_images(to: &Preprocessing) {
     let images = SIZES.map(|(width, height)| image(width, height, to.channels));
     let mut augmenter = Augmenter::default();
-    let (mut requests, mut expected, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut requests, mut expected, mut changed) = (Vec::new(), Vec::new(), Vec::new());
     for (number, image) in images.iter().enumerate() {
         for drawn in changes(image.width, image.height) {
             let mut out = vec![0.0; to.input_len()];
             augmenter.apply(image, &drawn, to, &mut out);
             requests.push(drawn.request(number as u32));
             expected.extend(out);
-            kinds.push((number, drawn));
+            changed.push((number, drawn));
         }
     }
-    let found = prepared_by_gpu(&images, requests, to);
-    assert_eq!(found.len(), expected.len());
-    for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        // Half a unit in the last of 11 bits, plus the difference from another order of sums.
+    let values = prepared_by_gpu(&images, requests, to);
+    assert_eq!(values.len(), expected.len());
+    for (i, (value, expected)) in values.iter().zip(&expected).enumerate() {
+        // The GPU rounds to f16: half a unit in the last of 11 bits, plus the difference from another order of sums.
         let tolerance = expected.abs() / 2048.0 + 1e-4;
-        let (image, pixel) = (i / to.input_len(), i % to.input_len());
+        let (image, index) = (i / to.input_len(), i % to.input_len());
         assert!(
-            (found - expected).abs() <= tolerance,
-            "value {pixel} of {:?}: {found} and {expected}",
-            kinds[image]
+            (value - expected).abs() <= tolerance,
+            "value {index} of {:?}: {value} and {expected}",
+            changed[image]
         );
     }
 }

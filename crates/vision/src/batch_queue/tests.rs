@@ -25,6 +25,7 @@ fn embed(batches: mpsc::Sender<usize>) -> EmbedBatch {
     })
 }
 
+/// The failure of the devices in these tests.
 fn failure() -> DeviceFailure {
     DeviceFailure { message: "no more".into(), hint: "look".into() }
 }
@@ -48,13 +49,13 @@ fn rows_of_many_threads_belong_to_their_images_and_every_image_is_in_one_batch()
     assert_eq!(queue.failure(), None);
     let pending: Vec<PendingRow> = (0..11).map(|number| queue.submit(image(number))).collect();
     let sizes = || batches.try_iter().collect::<Vec<usize>>();
-    // Threads leave a partial batch, which starts when the last row is waited for.
-    let before = sizes();
-    assert!(before.iter().all(|size| (1..=SHAPE.batch).contains(size)), "{before:?}");
+    // The last batch is not full, and starts when a thread waits for its last row.
+    let sizes_before = sizes();
+    assert!(sizes_before.iter().all(|size| (1..=SHAPE.batch).contains(size)), "{sizes_before:?}");
     for (number, pending) in pending.into_iter().enumerate().rev() {
         assert_eq!(pending.wait(), Ok(row(number)));
     }
-    let total: usize = before.iter().chain(&sizes()).sum();
+    let total: usize = sizes_before.iter().chain(&sizes()).sum();
     assert_eq!(total, 5 * 50 + 11);
 }
 
@@ -63,7 +64,7 @@ fn a_batch_starts_when_it_is_full() {
     let (sender, batches) = mpsc::channel();
     let queue = BatchQueue::start(SHAPE, || Ok(embed(sender)));
     let pending: Vec<PendingRow> = (0..SHAPE.batch).map(|number| queue.submit(image(number))).collect();
-    assert_eq!(batches.recv(), Ok(SHAPE.batch), "no thread waits for a row");
+    assert_eq!(batches.recv(), Ok(SHAPE.batch), "a full batch starts although no thread waits for a row");
     let last = queue.submit(image(9));
     assert_eq!(last.wait(), Ok(row(9)));
     assert_eq!(batches.recv(), Ok(1), "a row that is waited for does not wait for a full batch");
@@ -110,5 +111,5 @@ fn a_queue_that_is_dropped_ends_its_thread_while_images_wait() {
     let pending = queue.submit(image(1));
     drop(queue);
     assert!(batches.recv().is_err(), "the thread and its network are gone");
-    assert!(pending.wait().is_err(), "the row does not come any more");
+    assert!(pending.wait().is_err(), "the row will not be computed");
 }

@@ -7,14 +7,15 @@ use super::*;
 use crate::batch_queue::{BatchShape, DeviceFailure};
 use crate::network::EmbeddingNetwork;
 use crate::preprocess::Preprocessing;
-use crate::testing::{assert_changes_are_told, changed_folder, photograph};
+use crate::testing::{assert_changes_are_reported, changed_folder, photograph};
 
 const SIZE: usize = 8;
 
-/// A network behind a queue that embeds an image as its mean byte and its first one, and fails after some images.
+/// A network behind a queue, on a pretended GPU. The embedding of an image is its mean byte and its first byte.
 struct QueuedMean(BatchQueue);
 
 impl QueuedMean {
+    /// A backbone that fails at the batch that exceeds `good_images` images.
     fn backbone(good_images: usize) -> Backbone {
         let shape = BatchShape { image_len: SIZE * SIZE * 3, dim: 2, batch: 4 };
         let queue = BatchQueue::start(shape, move || {
@@ -75,7 +76,7 @@ fn expected(file: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn rows_from_a_queue_are_in_the_order_of_the_images_whatever_cannot_be_read() {
+fn rows_from_a_queue_are_in_the_order_of_the_images_even_if_some_cannot_be_read() {
     let files: Vec<Vec<u8>> = (0..23)
         .map(|number| if number % 5 == 3 { vec![number; 10] } else { photograph(10 * number) })
         .collect();
@@ -95,7 +96,7 @@ fn rows_from_a_queue_are_in_the_order_of_the_images_whatever_cannot_be_read() {
 #[test]
 fn progress_through_a_queue_counts_every_image_and_can_stop_the_work() {
     let files: Vec<Vec<u8>> = (0..9).map(photograph).collect();
-    let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file)).collect();
+    let images: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file)).collect();
     let embedder = Embedder::new(QueuedMean::backbone(usize::MAX), &CacheLocation::Disabled);
     let (calls, most) = (Arc::new(AtomicUsize::new(0)), AtomicU64::new(0));
     let count = |done: u64, total: u64| {
@@ -104,15 +105,15 @@ fn progress_through_a_queue_counts_every_image_and_can_stop_the_work() {
         most.fetch_max(done, Ordering::Relaxed);
         std::ops::ControlFlow::Continue(())
     };
-    embedder.embed_images(&given, &count).unwrap();
+    embedder.embed_images(&images, &count).unwrap();
     assert!(calls.load(Ordering::Relaxed) >= 9 && most.load(Ordering::Relaxed) == 9);
     let stop = |_: u64, _: u64| std::ops::ControlFlow::Break(());
-    let stopped = embedder.embed_images(&given, &stop);
+    let stopped = embedder.embed_images(&images, &stop);
     assert!(matches!(stopped, Err(Error::Core(trueshot::Error::Interrupted))));
 }
 
 #[test]
-fn a_device_that_fails_ends_the_work_with_its_error_and_nothing_of_it_is_cached() {
+fn a_device_that_fails_ends_the_work_with_its_error_and_no_rows_are_cached() {
     let folder = tempfile::tempdir().unwrap();
     let cache = CacheLocation::Folder(folder.path().into());
     let files: Vec<Vec<u8>> = (0..9).map(photograph).collect();
@@ -123,13 +124,13 @@ fn a_device_that_fails_ends_the_work_with_its_error_and_nothing_of_it_is_cached(
     assert!(error.to_string().contains("stopped working: for the test"), "{error}");
     drop(embedder);
     let again = Embedder::new(QueuedMean::backbone(usize::MAX), &cache);
-    let given: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file)).collect();
-    assert_eq!(again.embed_images(&given, &()).unwrap().from_cache, 0);
+    let images: Vec<ImageInput<'_>> = files.iter().map(|file| ImageInput::Bytes(file)).collect();
+    assert_eq!(again.embed_images(&images, &()).unwrap().from_cache, 0);
 }
 
 #[test]
 #[cfg(feature = "emulator")]
-fn a_network_from_elsewhere_cannot_be_moved_to_a_gpu() {
+fn a_network_of_another_crate_cannot_be_moved_to_a_gpu() {
     let mut backbone = QueuedMean::backbone(1);
     assert!(!backbone.runs_on_gpu());
     let refused = backbone.move_to_gpu(&trueshot_cuda::Device::emulated(true)).unwrap_err().to_string();
@@ -137,7 +138,7 @@ fn a_network_from_elsewhere_cannot_be_moved_to_a_gpu() {
 }
 
 #[test]
-fn a_file_that_changes_after_the_folder_was_listed_is_an_answer_of_its_own() {
+fn a_file_that_changes_after_the_folder_was_listed_affects_its_own_result_only() {
     let backbones: [Backbone; 2] = [
         QueuedMean::backbone(usize::MAX),
         Backbone::find("efficientnet-lite0", &BackboneOptions { size: Some(32), ..Default::default() })
@@ -146,6 +147,6 @@ fn a_file_that_changes_after_the_folder_was_listed_is_an_answer_of_its_own() {
     for backbone in backbones {
         let (_folder, collection) = changed_folder();
         let embedder = Embedder::new(backbone, &CacheLocation::Disabled);
-        assert_changes_are_told(&embedder.embed_collection(&collection, &()).unwrap(), &collection);
+        assert_changes_are_reported(&embedder.embed_collection(&collection, &()).unwrap(), &collection);
     }
 }

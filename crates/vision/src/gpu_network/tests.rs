@@ -32,9 +32,9 @@ fn the_cpu_takes_over_from_a_gpu_that_fails_and_without_a_fallback_the_failure_i
     assert!(error.to_string().contains("20 MiB are needed and 1 MiB of 40 MiB are free"), "{error}");
     assert!(error.hint().unwrap().contains("use the CPU or smaller images"), "{:?}", error.hint());
     let notices = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let own = notices.clone();
+    let received = notices.clone();
     let embedder =
-        new(on_full_gpu()).with_cpu_fallback(move |reason| own.lock().unwrap().push(reason.to_owned()));
+        new(on_full_gpu()).with_cpu_fallback(move |reason| received.lock().unwrap().push(reason.to_owned()));
     let (rows, expected) = (embedder.embed_bytes(&files).unwrap(), new(backbone(32)).embed_bytes(&files));
     assert_eq!(rows, expected.unwrap());
     assert!(embedder.embed_bytes(&files[..1]).unwrap()[0].is_ok());
@@ -43,7 +43,7 @@ fn the_cpu_takes_over_from_a_gpu_that_fails_and_without_a_fallback_the_failure_i
 }
 
 #[test]
-fn a_file_of_embeddings_is_made_on_the_cpu_from_the_beginning_if_the_gpu_fails() {
+fn if_the_gpu_fails_all_rows_of_a_file_are_from_the_cpu() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("owl")).unwrap();
     (0..3).for_each(|n| std::fs::write(folder.path().join(format!("owl/{n}.png")), photograph(n)).unwrap());
@@ -63,7 +63,7 @@ fn a_file_of_embeddings_is_made_on_the_cpu_from_the_beginning_if_the_gpu_fails()
 }
 
 #[test]
-fn a_batch_that_does_not_fit_is_halved_until_it_fits_or_a_single_image_does_not() {
+fn a_batch_that_does_not_fit_is_halved_down_to_a_single_image() {
     let full = || GpuError::OutOfMemory { needed: 2, free: 1, total: 4 };
     let tried = std::cell::RefCell::new(Vec::new());
     let fits = |most: usize| {
@@ -77,8 +77,8 @@ fn a_batch_that_does_not_fit_is_halved_until_it_fits_or_a_single_image_does_not(
     assert_eq!(fits(17), Ok(16));
     assert_eq!(fits(0), Err(full()));
     assert_eq!(*tried.borrow(), [64, 32, 16, 8, 4, 2, 1]);
-    let other = largest_batch(|_| Err::<(), _>(GpuError::NoDevice));
-    assert_eq!(other, Err(GpuError::NoDevice), "another error is not about the size");
+    let failed = largest_batch(|_| Err::<(), _>(GpuError::NoDevice));
+    assert_eq!(failed, Err(GpuError::NoDevice), "after another error, no smaller batch is tried");
 }
 
 /// Tests on the emulated device.
@@ -88,12 +88,14 @@ mod emulated {
 
     use super::*;
 
+    /// [`backbone`] on the emulated device.
     fn on_gpu(size: usize) -> Backbone {
         let mut backbone = backbone(size);
         backbone.move_to_gpu(&Device::emulated(false)).unwrap();
         backbone
     }
 
+    /// The files of three photographs.
     fn photographs() -> Vec<Vec<u8>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/efficientnet");
         (0..3).map(|number| std::fs::read(folder.join(format!("{number}.png"))).unwrap()).collect()
@@ -143,14 +145,14 @@ mod emulated {
     }
 
     #[test]
-    fn rows_of_the_gpu_and_of_the_cpu_are_cached_apart() {
+    fn rows_of_the_gpu_and_of_the_cpu_are_cached_separately() {
         let folder = tempfile::tempdir().unwrap();
         let cache = CacheLocation::Folder(folder.path().into());
         let from_cache = |backbone: Backbone| {
             let embedder = Embedder::new(backbone, &cache);
             let files = photographs();
-            let given: Vec<_> = files.iter().map(|file| crate::ImageInput::Bytes(file)).collect();
-            embedder.embed_images(&given, &()).unwrap().from_cache
+            let images: Vec<_> = files.iter().map(|file| crate::ImageInput::Bytes(file)).collect();
+            embedder.embed_images(&images, &()).unwrap().from_cache
         };
         assert_eq!(from_cache(backbone(64)), 0);
         assert_eq!(from_cache(on_gpu(64)), 0, "a row of the CPU is not a row of the GPU");
@@ -158,11 +160,11 @@ mod emulated {
     }
 
     #[test]
-    fn a_file_that_changes_after_the_folder_was_listed_is_an_answer_of_its_own() {
+    fn a_file_that_changes_after_the_folder_was_listed_affects_its_own_result_only() {
         let (folder, collection) = crate::testing::changed_folder();
         let embedder = Embedder::new(on_gpu(64), &CacheLocation::Disabled);
         let embedded = embedder.embed_collection(&collection, &()).unwrap();
-        crate::testing::assert_changes_are_told(&embedded, &collection);
+        crate::testing::assert_changes_are_reported(&embedded, &collection);
         drop(folder);
     }
 }

@@ -58,15 +58,16 @@ impl GpuImages {
 
     /// The image at a row of the data set (or of the outlier pool), and its number on the GPU.
     fn image(&self, row: u32, is_outlier: bool) -> (&DecodedImage, u32) {
-        let own = self.dataset.images();
+        let images = self.dataset.images();
         match (&self.outliers, is_outlier) {
-            (Some(outliers), true) => (&outliers.images()[row as usize], own.len() as u32 + row),
-            _ => (&own[row as usize], row),
+            (Some(outliers), true) => (&outliers.images()[row as usize], images.len() as u32 + row),
+            _ => (&images[row as usize], row),
         }
     }
 
     /// The images of a task: support items, then queries.
     fn of_task(&self, task: &RowTask<'_>) -> impl Iterator<Item = (&DecodedImage, u32)> {
+        // An item without a true class is an outlier.
         let support = task.support.iter().map(|item: &Item| self.image(item.row, item.truth.is_none()));
         support.chain(task.queries().map(|row| self.image(row, false)))
     }
@@ -81,7 +82,7 @@ impl GpuImages {
     }
 }
 
-/// The memory for tasks of one shape on a GPU, with their images.
+/// The memory on a GPU for tasks of one shape (numbers of classes, support items and queries), with their images.
 pub(crate) struct GpuTasks {
     images: GpuImages,
     evaluation: Mutex<MamlEvaluation>,
@@ -150,12 +151,12 @@ impl GpuMaml {
 
     /// The predicted class of every query, computed on the CPU.
     fn classify_on_cpu(&self, task: &RowTask<'_>) -> trueshot::Result<Vec<u32>> {
-        let numbers = |image: &DecodedImage| image.pixels.iter().map(|&byte| f32::from(byte)).collect();
-        let rows: Vec<Vec<f32>> = self.tasks.images.of_task(task).map(|(image, _)| numbers(image)).collect();
-        let mut rows: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        let queries = Queries::new(rows.split_off(task.support.len()));
+        let pixels = |image: &DecodedImage| image.pixels.iter().map(|&byte| f32::from(byte)).collect();
+        let rows: Vec<Vec<f32>> = self.tasks.images.of_task(task).map(|(image, _)| pixels(image)).collect();
+        let mut support: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        let queries = Queries::new(support.split_off(task.support.len()));
         let given = task.support.iter().map(|item| item.given).collect();
-        let task = Task::new(SupportSet::new(rows, given, task.classes.len()));
+        let task = Task::new(SupportSet::new(support, given, task.classes.len()));
         // MAML draws no random numbers.
         let mut rng = Rng::new(0, Purpose::Method, 0);
         Ok(self.maml.fit(&task, &mut rng)?.classifier.classify(&task, &queries, &mut rng))

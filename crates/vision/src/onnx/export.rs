@@ -1,8 +1,9 @@
 //! The parts of an ONNX backbone that an exported classifier contains ([`ExportedModel`]).
 //!
 //! The classifier becomes one ONNX model: normalisation, then the nodes of the backbone, then those of the classifier
-//! ([`crate::export`] puts them together). The messages of the backbone are copied as bytes; numbers of fields are
-//! those of `onnx.proto`.
+//! ([`crate::export`] puts them together). An ONNX file consists of nested messages of numbered fields (see
+//! `file_check`); the numbers in this module are those of `onnx.proto`. The messages of the backbone are copied as
+//! bytes.
 
 use std::path::Path;
 
@@ -37,9 +38,9 @@ pub(crate) struct ExportedModel<'a> {
 }
 
 impl ExportedModel<'_> {
-    /// The name, with a prefix if the model uses it already.
+    /// The name, with a prefix if the model may use it already. For names shorter than 128 bytes.
     pub fn unused_name(&self, name: &str) -> String {
-        // In protocol buffers a text is preceded by its length.
+        // In protocol buffers a text is preceded by its length, here one byte.
         let encoded = [&[name.len() as u8], name.as_bytes()].concat();
         if contains(self.bytes, &encoded) { format!("{}{name}", self.prefix) } else { name.into() }
     }
@@ -63,8 +64,9 @@ impl OnnxWorker {
                 imported.opset
             )));
         }
-        let free = |prefix: &String| !contains(&self.bytes, prefix.as_bytes());
-        let prefix = (1..).map(|number| format!("trueshot{number}/")).find(free).expect("files are finite");
+        let is_unused = |prefix: &String| !contains(&self.bytes, prefix.as_bytes());
+        let mut prefixes = (1..).map(|number| format!("trueshot{number}/"));
+        let prefix = prefixes.find(is_unused).expect("a file does not contain all prefixes");
         Ok(ExportedModel {
             imported,
             input: description.input.clone(),
@@ -151,17 +153,17 @@ fn element_type(graph: &[u8], field: u64, wanted: &str) -> Result<u64, FileProbl
     Ok(ElementType::Float as u64)
 }
 
-/// The last message in field number `wanted`.
+/// The message in field number `wanted`, if there is one; of several the last, as protocol buffers define.
 fn message(bytes: &[u8], wanted: u64) -> Result<Option<&[u8]>, FileProblem> {
-    let (mut fields, mut found) = (Fields(bytes), None);
+    let (mut fields, mut last) = (Fields(bytes), None);
     while let Some((number, value)) = fields.next_field()? {
         if let FieldValue::Bytes(inner) = value
             && number == wanted
         {
-            found = Some(inner);
+            last = Some(inner);
         }
     }
-    Ok(found)
+    Ok(last)
 }
 
 /// Domain and version of an operator set.
@@ -169,8 +171,8 @@ fn operator_set(bytes: &[u8]) -> Result<(&[u8], u64), FileProblem> {
     let (mut fields, mut domain, mut version) = (Fields(bytes), &[][..], 0);
     while let Some((number, value)) = fields.next_field()? {
         match (number, value) {
-            (1, FieldValue::Bytes(found)) => domain = found,
-            (2, FieldValue::Number(found)) => version = found,
+            (1, FieldValue::Bytes(text)) => domain = text,
+            (2, FieldValue::Number(value)) => version = value,
             _ => (),
         }
     }

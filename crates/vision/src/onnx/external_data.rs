@@ -25,7 +25,8 @@ enum Message {
 }
 
 impl Message {
-    /// The message in a field, if it can contain tensors.
+    /// The kind of message in a field, if it can contain tensors: the graph of a model (7), the nodes (1) and constants
+    /// (5) of a graph, the attributes of a node (5), and of an attribute its graphs (6, 11) and tensors (5, 10).
     fn child(self, field: u64) -> Option<Message> {
         match (self, field) {
             (Message::Model, 7) | (Message::Attribute, 6 | 11) => Some(Message::Graph),
@@ -48,7 +49,9 @@ pub(super) fn inline(model: Vec<u8>, folder: &Path, max_bytes: u64) -> CheckResu
     inliner.rewrite(Message::Model, &model, MAX_DEPTH)
 }
 
+/// Copies the messages of a model, with the weights from other files.
 struct Inliner<'a> {
+    /// The folder of the model.
     folder: &'a Path,
     /// Open files by name, with their lengths.
     files: HashMap<String, (File, u64)>,
@@ -80,7 +83,7 @@ impl Inliner<'_> {
     /// Copies a tensor, with its weights if they are in another file. Fields of a tensor: 8 name, 9 its numbers as
     /// bytes, 13 an entry (key and value) on the file with its numbers, 14 whether they are in a file.
     fn tensor(&mut self, bytes: &[u8]) -> CheckResult<Vec<u8>> {
-        let (mut fields, mut others) = (Fields(bytes), Vec::new());
+        let (mut fields, mut out) = (Fields(bytes), Vec::new());
         let mut entries = HashMap::new();
         let mut name = String::new();
         while let Some((number, value, raw)) = fields.next_with_bytes()? {
@@ -91,11 +94,11 @@ impl Inliner<'_> {
                 }
                 // The data location and numbers stored in the model: replaced.
                 (9 | 14, _) => (),
-                (8, FieldValue::Bytes(found)) => {
-                    name = String::from_utf8_lossy(found).chars().take(80).collect();
-                    others.extend_from_slice(raw);
+                (8, FieldValue::Bytes(text)) => {
+                    name = String::from_utf8_lossy(text).chars().take(80).collect();
+                    out.extend_from_slice(raw);
                 }
-                _ => others.extend_from_slice(raw),
+                _ => out.extend_from_slice(raw),
             }
         }
         let Some(location) = entries.get("location") else { return Ok(bytes.to_vec()) };
@@ -106,8 +109,8 @@ impl Inliner<'_> {
         };
         let (offset, length) = (number("offset")?.unwrap_or(0), number("length")?);
         let data = self.read(location, offset, length, &name)?;
-        push_message(&mut others, 9, &data);
-        Ok(others)
+        push_message(&mut out, 9, &data);
+        Ok(out)
     }
 
     /// Reads the range of a file with the numbers of the tensor `name`; without `length`, up to the end of the file.
@@ -145,10 +148,12 @@ impl Inliner<'_> {
             ));
         }
         let path = self.folder.join(path);
-        let opened = std::fs::metadata(&path).and_then(|found| match found.is_file() {
-            true => Ok((File::open(&path)?, found.len())),
+        let opened = std::fs::metadata(&path).and_then(|metadata| {
             // Opening a pipe would wait for its writer.
-            false => Err(std::io::Error::other("not a file")),
+            if !metadata.is_file() {
+                return Err(std::io::Error::other("not a file"));
+            }
+            Ok((File::open(&path)?, metadata.len()))
         });
         match opened {
             Ok(opened) => Ok(opened),
@@ -164,8 +169,8 @@ fn key_and_value(bytes: &[u8]) -> CheckResult<(String, String)> {
     let (mut fields, mut key, mut text) = (Fields(bytes), String::new(), String::new());
     while let Some((number, value)) = fields.next_field()? {
         match (number, value) {
-            (1, FieldValue::Bytes(found)) => key = String::from_utf8_lossy(found).into_owned(),
-            (2, FieldValue::Bytes(found)) => text = String::from_utf8_lossy(found).into_owned(),
+            (1, FieldValue::Bytes(bytes)) => key = String::from_utf8_lossy(bytes).into_owned(),
+            (2, FieldValue::Bytes(bytes)) => text = String::from_utf8_lossy(bytes).into_owned(),
             _ => (),
         }
     }
@@ -176,6 +181,7 @@ fn key_and_value(bytes: &[u8]) -> CheckResult<(String, String)> {
 mod tests {
     use super::*;
 
+    /// A field with a message.
     fn message(field: u64, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
         push_message(&mut out, field, bytes);
@@ -212,6 +218,7 @@ mod tests {
         for attribute in [message(5, tensor), message(10, tensor), message(6, graph), message(11, graph)] {
             let nested = message(7, &message(1, &message(5, &attribute)));
             let inlined = inline(nested, folder.path(), 1000).unwrap();
+            // Field 9 of the kind 2 (bytes), the length 4, and the bytes of `weights`.
             assert!(memchr::memmem::find(&inlined, &[9 << 3 | 2, 4, 1, 1, 1, 1]).is_some(), "{inlined:?}");
             assert!(memchr::memmem::find(&inlined, b"location").is_none());
         }

@@ -11,7 +11,8 @@
 
 use std::fmt;
 
-/// The deepest nesting of messages: a model, its graph, a node, an attribute, a graph within it, ..
+/// The deepest nesting of messages: an attribute of a node may contain a graph, whose nodes have attributes. This
+/// module counts the graphs and attributes on the path, `external_data` also the model and the nodes.
 pub(super) const MAX_DEPTH: usize = 24;
 /// The most nodes of all graphs together. The deepest path through them must fit on the worker's stack.
 pub(super) const MAX_NODES: usize = 100_000;
@@ -39,8 +40,10 @@ impl fmt::Display for FileProblem {
     }
 }
 
+/// The result of reading or checking a part of a file.
 pub(super) type CheckResult<T = ()> = Result<T, FileProblem>;
 
+/// The error for an ONNX file that is refused.
 pub(super) fn refused<T>(problem: impl Into<String>) -> CheckResult<T> {
     Err(FileProblem::Refused(problem.into()))
 }
@@ -72,6 +75,7 @@ impl<'a> Fields<'a> {
         Err(FileProblem::NotOnnx)
     }
 
+    /// Takes the next `length` bytes.
     fn take_bytes(&mut self, length: u64) -> CheckResult<&'a [u8]> {
         let length = usize::try_from(length).map_err(|_| FileProblem::NotOnnx)?;
         let (taken, rest) = self.0.split_at_checked(length).ok_or(FileProblem::NotOnnx)?;
@@ -84,7 +88,8 @@ impl<'a> Fields<'a> {
         if self.0.is_empty() {
             return Ok(None);
         }
-        // The lowest three bits are the kind of the value, the others the number of the field.
+        // The lowest three bits are the kind of the value, the others the number of the field. Kinds: 0 a number of
+        // variable length, 1 eight bytes, 2 a length and bytes, 5 four bytes.
         let key = self.varint()?;
         let value = match key & 7 {
             0 => FieldValue::Number(self.varint()?),
@@ -116,8 +121,8 @@ pub(super) fn check(bytes: &[u8]) -> CheckResult {
     while let Some((number, value)) = fields.next_field()? {
         // A model: 1 version of the format, 7 graph.
         match (number, value) {
-            (1, FieldValue::Number(found)) => version = Some(found),
-            (7, FieldValue::Bytes(found)) => graph = Some(found),
+            (1, FieldValue::Number(number)) => version = Some(number),
+            (7, FieldValue::Bytes(message)) => graph = Some(message),
             _ => (),
         }
     }
@@ -127,10 +132,10 @@ pub(super) fn check(bytes: &[u8]) -> CheckResult {
     }
 }
 
-/// Checks a graph. `depth` is how many more levels messages may nest; `nodes` counts the nodes of all graphs.
+/// Checks a graph. `depth` is how many more graphs and attributes may nest; `nodes` counts the nodes of all graphs.
 fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
-    let (mut fields, before) = (Fields(bytes), *nodes);
+    let (mut fields, nodes_before) = (Fields(bytes), *nodes);
     while let Some((number, value)) = fields.next_field()? {
         // A graph: 1 node, 5 constant, 15 sparse constant.
         match (number, value) {
@@ -146,7 +151,7 @@ fn check_graph(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
             _ => (),
         }
     }
-    if *nodes == before { refused("its graph is empty") } else { Ok(()) }
+    if *nodes == nodes_before { refused("its graph is empty") } else { Ok(()) }
 }
 
 /// Checks the attributes (field 5) of a node.
@@ -164,14 +169,15 @@ fn check_node(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
 fn check_attribute(bytes: &[u8], depth: usize, nodes: &mut usize) -> CheckResult {
     let Some(depth) = depth.checked_sub(1) else { return refused("its graphs are nested too deep") };
     let (mut fields, mut name) = (Fields(bytes), &[][..]);
+    // The largest absolute value of its integers.
     let mut largest = 0_u64;
     while let Some((number, value)) = fields.next_field()? {
         // An attribute: 1 name, 5 tensor, 10 tensors, 6 graph, 11 graphs, 8 integers, packed or one per field.
         match (number, value) {
-            (1, FieldValue::Bytes(found)) => name = found,
+            (1, FieldValue::Bytes(text)) => name = text,
             (5 | 10, FieldValue::Bytes(tensor)) => check_tensor(tensor)?,
             (6 | 11, FieldValue::Bytes(graph)) => check_graph(graph, depth, nodes)?,
-            (8, FieldValue::Number(whole)) => largest = largest.max(unsigned_abs(whole)),
+            (8, FieldValue::Number(integer)) => largest = largest.max(unsigned_abs(integer)),
             (8, FieldValue::Bytes(packed)) => {
                 let mut packed = Fields(packed);
                 while !packed.0.is_empty() {
@@ -201,12 +207,13 @@ struct TensorHeader<'a> {
     /// The ONNX number of the type of its elements.
     kind: u64,
     /// The number of elements: the product of its dimensions.
-    numbers: u64,
+    elements: u64,
     /// The elements as bytes, if they are stored like this.
     raw: Option<&'a [u8]>,
     /// Bytes (at least one per element) of elements that are listed in fields instead.
     listed: u64,
-    /// For a tensor of integers the product of its values: the number of elements of an array if it is a shape.
+    /// For a tensor of integers the product of its values. If the tensor is a shape, that is the number of elements of
+    /// an array of this shape.
     product: Option<u64>,
 }
 
@@ -218,7 +225,7 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
     let Some(width) = element_bytes(claims.kind) else {
         return refused(format!("its tensor '{}' is of an unknown type ({})", name(), claims.kind));
     };
-    // bfloat16 (16) and the types of 8-bit floats.
+    // 16 is bfloat16, 17 to 20 are types of 8-bit floats.
     if let 16..=20 = claims.kind {
         let kind = if claims.kind == 16 { "bfloat16" } else { "float8" };
         return refused(format!(
@@ -226,20 +233,20 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
             name()
         ));
     }
-    let enough = match claims.raw {
-        Some(raw) => claims.numbers.checked_mul(width) == Some(raw.len() as u64),
-        // A number takes at least one byte; complex numbers and strings have other encodings.
-        None => claims.numbers <= claims.listed,
+    let is_complete = match claims.raw {
+        Some(raw) => claims.elements.checked_mul(width) == Some(raw.len() as u64),
+        // An element takes at least one byte, whatever its encoding.
+        None => claims.elements <= claims.listed,
     };
-    if !enough {
+    if !is_complete {
         return refused(format!(
             "its tensor '{}' claims {} numbers that it does not hold",
             name(),
-            claims.numbers
+            claims.elements
         ));
     }
     match claims.product {
-        Some(product) if claims.numbers <= MAX_SHAPE_LEN && product > MAX_ELEMENTS => {
+        Some(product) if claims.elements <= MAX_SHAPE_LEN && product > MAX_ELEMENTS => {
             refused(format!("its constant '{}' asks for {product} numbers, more than {MAX_ELEMENTS}", name()))
         }
         _ => Ok(()),
@@ -249,11 +256,12 @@ fn check_tensor(bytes: &[u8]) -> CheckResult {
 /// Reads what a tensor claims about itself.
 fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
     let mut fields = Fields(bytes);
-    let mut claims = TensorHeader { numbers: 1, ..TensorHeader::default() };
-    let side = |claims: &mut TensorHeader<'_>, side: u64| {
-        claims.numbers = claims
-            .numbers
-            .checked_mul(side)
+    // A tensor without dimensions has one element.
+    let mut claims = TensorHeader { elements: 1, ..TensorHeader::default() };
+    let add_dimension = |claims: &mut TensorHeader<'_>, length: u64| {
+        claims.elements = claims
+            .elements
+            .checked_mul(length)
             .ok_or(FileProblem::Refused("a tensor of too many numbers".into()))?;
         Ok(())
     };
@@ -262,25 +270,25 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
         // elements, 13 and 14 elements in another file. Dimensions and elements may be packed in one field, or be one
         // per field.
         match (number, value) {
-            (1, FieldValue::Number(found)) => side(&mut claims, found)?,
+            (1, FieldValue::Number(length)) => add_dimension(&mut claims, length)?,
             (1, FieldValue::Bytes(packed)) => {
                 let mut packed = Fields(packed);
                 while !packed.0.is_empty() {
-                    let found = packed.varint()?;
-                    side(&mut claims, found)?;
+                    let length = packed.varint()?;
+                    add_dimension(&mut claims, length)?;
                 }
             }
             (2, FieldValue::Number(kind)) => claims.kind = kind,
-            (4..=7 | 10 | 11, FieldValue::Number(found)) => {
+            (4..=7 | 10 | 11, FieldValue::Number(element)) => {
                 claims.listed += 1;
-                claims.product = Some(claims.product.unwrap_or(1).saturating_mul(shape_side(found)));
+                claims.product = Some(claims.product.unwrap_or(1).saturating_mul(shape_side(element)));
             }
             (7, FieldValue::Bytes(packed)) => {
                 claims.listed += packed.len() as u64;
                 let mut packed = Fields(packed);
                 while !packed.0.is_empty() {
-                    let found = shape_side(packed.varint()?);
-                    claims.product = Some(claims.product.unwrap_or(1).saturating_mul(found));
+                    let side = shape_side(packed.varint()?);
+                    claims.product = Some(claims.product.unwrap_or(1).saturating_mul(side));
                 }
             }
             (4..=6 | 10 | 11, FieldValue::Bytes(packed)) => claims.listed += packed.len() as u64,
@@ -295,8 +303,9 @@ fn tensor_header(bytes: &[u8]) -> CheckResult<TensorHeader<'_>> {
     if claims.kind == INT64
         && let Some(raw) = claims.raw
     {
-        let numbers = raw.as_chunks::<8>().0.iter().map(|bytes| shape_side(u64::from_le_bytes(*bytes)));
-        claims.product = Some(numbers.take(MAX_SHAPE_LEN as usize).fold(1, u64::saturating_mul));
+        let sides = raw.as_chunks::<8>().0.iter().map(|bytes| shape_side(u64::from_le_bytes(*bytes)));
+        // Longer tensors are not taken for shapes, so their product is not used.
+        claims.product = Some(sides.take(MAX_SHAPE_LEN as usize).fold(1, u64::saturating_mul));
     }
     Ok(claims)
 }

@@ -179,9 +179,9 @@ pub(crate) fn load(bytes: Vec<u8>, path: &Path, options: &BackboneOptions) -> Re
     };
     let (worker, description) =
         WorkerProcess::start(&process, &bytes, &request).map_err(|problem| bad(path, problem))?;
-    let usual = preprocessing(&description, &BackboneOptions::default())?;
+    let without_options = preprocessing(&description, &BackboneOptions::default())?;
     let preprocessing = preprocessing(&description, options)?;
-    let differences = preprocessing.differences(&usual);
+    let differences = preprocessing.differences(&without_options);
     let (output, warning) = (description.output.clone(), warning(&description));
     let worker = Mutex::new(Arc::new(worker));
     let worker = OnnxWorker { process, bytes, request, description, worker, alone: Mutex::default() };
@@ -196,10 +196,11 @@ fn bad(path: &Path, problem: impl Into<String>) -> Error {
 
 /// The preprocessing of images for a model: from its input, the options, and otherwise the usual values.
 fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<Preprocessing> {
-    let usual = Preprocessing::colour(model.size);
+    let imagenet = Preprocessing::colour(model.size);
     let (channels, mean, std) = match model.channels {
+        // Values from -1 to 1: ImageNet has no grey images.
         1 => (Channels::Grey, vec![0.5], vec![0.5]),
-        _ => (Channels::Colour, usual.mean.clone(), usual.std.clone()),
+        _ => (Channels::Colour, imagenet.mean.clone(), imagenet.std.clone()),
     };
     let preprocessing = Preprocessing {
         channels,
@@ -207,7 +208,7 @@ fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<
         std: options.std.clone().unwrap_or(std),
         fit: options.fit.unwrap_or_default(),
         resampling: options.resampling.unwrap_or_default(),
-        ..usual
+        ..imagenet
     };
     preprocessing.check()?;
     Ok(preprocessing)
@@ -217,8 +218,8 @@ fn preprocessing(model: &ModelDescription, options: &BackboneOptions) -> Result<
 fn warning(model: &ModelDescription) -> Option<String> {
     let ModelDescription { output, dim, .. } = model;
     let lower = output.to_lowercase();
-    let named = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
-    (named || CLASS_COUNTS.contains(dim)).then(|| {
+    let is_named_so = ["logit", "prob", "softmax", "class"].iter().any(|word| lower.contains(word));
+    (is_named_so || CLASS_COUNTS.contains(dim)).then(|| {
         format!(
             "output '{output}' ({dim} numbers) looks like a score per class; features from before the last layer are better"
         )
@@ -277,7 +278,7 @@ impl OnnxWorker {
     fn embed(&self, image: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
         let row = match self.shared_worker().and_then(|worker| worker.embed(image)) {
             Ok(row) => row,
-            // The cause may be this image, or another that was processed at the same time.
+            // There is no worker any more. The cause may be this image, or another that was processed at the same time.
             Err(_) => self.embed_in_own_worker(image),
         };
         let row = row.map_err(Unreadable::Network)?;

@@ -147,12 +147,12 @@ fn node_name(model: &Model, node: NodeId) -> String {
 
 /// Formats a shape: `[N, 3, 224, 224]`.
 fn shape_text(shape: &[Dimension]) -> String {
-    let side = |side: &Dimension| match side {
-        Dimension::Fixed(side) => side.to_string(),
+    let text = |dimension: &Dimension| match dimension {
+        Dimension::Fixed(length) => length.to_string(),
         Dimension::Symbolic(name) if name.is_empty() => "?".into(),
         Dimension::Symbolic(name) => name.clone(),
     };
-    format!("[{}]", shape.iter().map(side).collect::<Vec<_>>().join(", "))
+    format!("[{}]", shape.iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
 /// The input of a model and the images that it takes.
@@ -177,6 +177,7 @@ impl ModelInput {
             return Err(format!("its input is of type {kind:?}; images are given as 32-bit floats"));
         }
         let shape = info.and_then(|info| info.shape()).ok_or("the shape of its input is not given")?;
+        // Channels, rows, columns or rows, columns, channels.
         let [batch, a, b, c] = &shape[..] else {
             return Err(format!("its input is {}; an image model's has four axes", shape_text(&shape)));
         };
@@ -207,6 +208,7 @@ impl ModelInput {
     }
 }
 
+/// Whether values of a type are tensors of 32-bit floats.
 fn is_float(kind: ValueType) -> bool {
     matches!(kind, ValueType::Tensor(DataType::Float))
 }
@@ -241,9 +243,9 @@ fn choose_size(sides: [&Dimension; 2], requested: Option<usize>) -> Result<usize
 fn choose_output(model: &Model, wanted: Option<&str>) -> Result<NodeId, String> {
     let outputs = model.output_ids();
     if let Some(wanted) = wanted {
-        let found = outputs.iter().find(|output| node_name(model, **output) == *wanted);
+        let output = outputs.iter().find(|output| node_name(model, **output) == *wanted);
         let known = || outputs.iter().map(|output| node_name(model, *output)).collect::<Vec<_>>().join(", ");
-        return found.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
+        return output.copied().ok_or_else(|| format!("it has no output '{wanted}'; it has {}", known()));
     }
     let rank =
         |output: &NodeId| model.node_info(*output).and_then(|info| info.shape()).map(|shape| shape.len());

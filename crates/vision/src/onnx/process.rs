@@ -76,12 +76,15 @@ pub struct WorkerProcess {
 /// Requests without a reply.
 #[derive(Default)]
 struct PendingRequests {
-    next: u64,
+    /// The number of the last request, from 1.
+    last_number: u64,
+    /// By the number of the request, the channel to the thread that waits for the reply.
     senders: HashMap<u64, SyncSender<EmbeddingReply>>,
     /// Why there will be no more replies.
     ended: Option<String>,
 }
 
+/// Locks a mutex. Ignores poisoning: a thread that panicked left the state consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -100,23 +103,24 @@ impl WorkerProcess {
         let (Some(mut stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             return Err("the process that runs it has no pipes".into());
         };
-        let errors = std::thread::spawn(move || first_bytes(stderr));
+        let stderr = std::thread::spawn(move || first_bytes(stderr));
         let mut replies = BufReader::new(stdout);
-        let answer = load_model(&mut stdin, &mut replies, bytes, request);
-        let exit = ExitDiagnosis { child: Arc::new(Mutex::new(child)), errors, limits: process.clone() };
-        let description = match answer {
+        let reply = load_model(&mut stdin, &mut replies, bytes, request);
+        let diagnosis = ExitDiagnosis { child: Arc::new(Mutex::new(child)), stderr, limits: process.clone() };
+        let description = match reply {
             Ok(Ok(description)) => description,
             Ok(Err(problem)) => {
-                exit.exit_reason();
+                // Ends the process. The reason is already known: the worker's message.
+                diagnosis.exit_reason();
                 return Err(problem);
             }
-            // It has ended, or did not follow the protocol.
-            Err(_) => return Err(exit.exit_reason()),
+            // The worker has ended, or did not follow the protocol.
+            Err(_) => return Err(diagnosis.exit_reason()),
         };
-        let (child, pending) = (exit.child.clone(), Arc::<Mutex<PendingRequests>>::default());
+        let (child, pending) = (diagnosis.child.clone(), Arc::<Mutex<PendingRequests>>::default());
         let listener = std::thread::spawn({
             let pending = pending.clone();
-            move || receive_replies(replies, &pending, exit)
+            move || receive_replies(replies, &pending, diagnosis)
         });
         let worker = WorkerProcess { child, requests: Mutex::new(stdin), pending, listener: Some(listener) };
         Ok((worker, description))
@@ -133,12 +137,12 @@ impl WorkerProcess {
             if let Some(reason) = &pending.ended {
                 return Err(reason.clone());
             }
-            pending.next += 1;
-            let number = pending.next;
+            pending.last_number += 1;
+            let number = pending.last_number;
             pending.senders.insert(number, sender);
             number
         };
-        // If the pipe is closed, the receiving thread reports why.
+        // If the pipe is closed, the listener sets the reason in `ended` and drops the sender.
         let _ = protocol::write_request(&mut *lock(&self.requests), number, image);
         receiver.recv().map_err(|_| lock(&self.pending).ended.clone().unwrap_or_default())
     }
@@ -173,27 +177,28 @@ fn load_model(
     protocol::read_json(replies)
 }
 
-/// Passes replies to the threads that wait for them, until the process ends.
+/// The listener: passes replies to the threads that wait for them, until the process ends.
 fn receive_replies(
     mut replies: BufReader<ChildStdout>,
     pending: &Mutex<PendingRequests>,
-    exit: ExitDiagnosis,
+    diagnosis: ExitDiagnosis,
 ) {
     while let Ok(Some((number, row))) = protocol::read_reply(&mut replies) {
         let sender = lock(pending).senders.remove(&number);
         let _ = sender.map(|sender| sender.send(row));
     }
-    let reason = exit.exit_reason();
+    let reason = diagnosis.exit_reason();
     let mut pending = lock(pending);
     pending.ended = Some(reason);
+    // Threads that still wait see that their sender is gone.
     pending.senders.clear();
 }
 
 /// What is needed to report why a process ended.
 struct ExitDiagnosis {
     child: Arc<Mutex<Child>>,
-    /// The thread that reads standard error.
-    errors: JoinHandle<String>,
+    /// The thread that reads standard error, and returns its first bytes.
+    stderr: JoinHandle<String>,
     limits: ModelProcess,
 }
 
@@ -205,12 +210,12 @@ impl ExitDiagnosis {
             let _ = child.kill();
             child.wait().ok()
         };
-        let errors = self.errors.join().unwrap_or_default();
-        exit_reason(status, &errors, &self.limits)
+        let stderr = self.stderr.join().unwrap_or_default();
+        exit_reason(status, &stderr, &self.limits)
     }
 }
 
-/// The first 8 KiB of standard error. Reads the rest too, so that the process never blocks on writing.
+/// The first 8 KiB of standard error. Reads standard error to its end, so that the process never blocks on writing.
 fn first_bytes(mut stderr: ChildStderr) -> String {
     let mut first = Vec::new();
     let _ = stderr.by_ref().take(1 << 13).read_to_end(&mut first);
@@ -219,12 +224,12 @@ fn first_bytes(mut stderr: ChildStderr) -> String {
 }
 
 /// A message for the user on why the process ended, from its exit status and its standard error.
-fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) -> String {
-    // The message of Rust's standard library before it aborts.
-    if errors.contains("has overflowed its stack") {
+fn exit_reason(status: Option<ExitStatus>, stderr: &str, limits: &ModelProcess) -> String {
+    // The two texts are from messages of Rust's standard library before it aborts.
+    if stderr.contains("has overflowed its stack") {
         return "its graph is too deep".into();
     }
-    if errors.contains("memory allocation of") {
+    if stderr.contains("memory allocation of") {
         let memory = limits.memory as f64 / f64::from(1 << 30);
         return format!("it needs more than {memory} GiB of memory to be loaded or to embed one image");
     }
@@ -240,6 +245,6 @@ fn exit_reason(status: Option<ExitStatus>, errors: &str, limits: &ModelProcess) 
         }
     }
     let status = status.map_or("no exit status".into(), |status| status.to_string());
-    let line = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    format!("the process that runs it ended ({status}) {line}").trim_end().chars().take(300).collect()
+    let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    format!("the process that runs it ended ({status}) {last_line}").trim_end().chars().take(300).collect()
 }

@@ -15,12 +15,12 @@ pub struct ProcessLimits {
 }
 
 impl ProcessLimits {
-    /// Limits for a worker whose model and stack take `model` bytes; `memory` and `seconds` as in
+    /// Limits for a worker whose model and stack take `model_bytes`; `memory` and `seconds` as in
     /// [`ModelProcess`](super::ModelProcess).
-    pub fn new(model: u64, memory: u64, seconds: u64) -> Self {
+    pub fn new(model_bytes: u64, memory: u64, seconds: u64) -> Self {
         // If memory runs out in spite of the limit, the system should kill this process first.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-        ProcessLimits { fixed: model.saturating_add(data_bytes_in_use()), memory, seconds }
+        ProcessLimits { fixed: model_bytes.saturating_add(data_bytes_in_use()), memory, seconds }
     }
 }
 

@@ -16,7 +16,7 @@ use super::model::MAX_DIM;
 pub const GREETING: &[u8] = b"trueshot onnx worker 1\n";
 /// The most bytes that are skipped in search of the greeting.
 const MAX_SKIPPED_BYTES: usize = 1 << 16;
-/// The maximum length of a JSON message. A reply may be as long as the longest embedding.
+/// The maximum length of a JSON message. Embeddings are not JSON; their length is limited by [`MAX_DIM`].
 const MAX_MESSAGE_BYTES: usize = 1 << 16;
 
 /// The parameters for loading a model.

@@ -53,26 +53,27 @@ fn serve_requests(mut requests: impl Read) -> io::Result<()> {
     let mut bytes = vec![0; request.bytes as usize];
     requests.read_exact(&mut bytes)?;
 
-    let (sender, ready) = channel();
+    let (sender, loaded) = channel();
     thread::Builder::new().name("load".into()).stack_size(STACK_BYTES).spawn(move || {
         let (model, answer) = match LoadedModel::load(bytes, &request) {
             Ok((model, description)) => (Some(model), Ok(description)),
             Err(problem) => (None, Err(problem)),
         };
-        // The model must be available before the reply, after which requests arrive.
+        // The model is sent to the main thread before the reply, because requests arrive after the reply. If loading
+        // failed, the sender is dropped instead.
         let _ = model.map(|model| sender.send(Arc::new(model)));
         let _ = protocol::write_json(&mut io::stdout().lock(), &answer);
     })?;
     let Some(first) = protocol::read_request_number(&mut requests)? else { return Ok(()) };
-    let model = ready.recv().map_err(|_| io::ErrorKind::InvalidData)?;
+    let model = loaded.recv().map_err(|_| io::ErrorKind::InvalidData)?;
     dispatch_requests(requests, first, &model, &limits)
 }
 
 /// An image to embed, and the number of its request.
 type ImageRequest = (u64, Vec<f32>);
 
-/// Reads requests and passes them to the embedding threads. Before each, sets the limits for the images in work.
-/// `first` is the number of the first request, whose image has not been read yet.
+/// Reads requests and passes them to the embedding threads. Before each, sets the limits for the images that are being
+/// processed. `first` is the number of the first request, whose image has not been read yet.
 fn dispatch_requests(
     mut requests: impl Read,
     first: u64,
@@ -86,11 +87,11 @@ fn dispatch_requests(
     let (mut threads, mut number) = (0, first);
     loop {
         let image = protocol::read_image(&mut requests, model.input_len())?;
-        let in_work = busy.fetch_add(1, Ordering::SeqCst) + 1;
-        let is_new = in_work > threads;
-        threads = threads.max(in_work);
-        limits.apply(threads, in_work)?;
-        if is_new {
+        let images = busy.fetch_add(1, Ordering::SeqCst) + 1;
+        let needs_thread = images > threads;
+        threads = threads.max(images);
+        limits.apply(threads, images)?;
+        if needs_thread {
             let (model, receiver, busy) = (model.clone(), receiver.clone(), busy.clone());
             thread::Builder::new().spawn(move || embed_requests(&model, &receiver, &busy))?;
         }

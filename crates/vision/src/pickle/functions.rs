@@ -99,20 +99,22 @@ impl StackMachine {
         let Node::Tuple(parts) = self.node(state) else {
             return Err(PickleError::Call("a method that sets the state of an object".into()));
         };
+        // The states of arrays and types have fewer parts; longer tuples are not copied whole.
         let parts: Vec<ValueId> = parts.iter().take(16).copied().collect();
         let node = match *self.node(target) {
             Node::EmptyArray => {
                 // The version number in front was added in NumPy 1.
                 let parts = if parts.len() == 5 { &parts[1..] } else { &parts[..] };
-                let &[shape, element, fortran, data] = parts else {
+                let &[shape, element, order, data] = parts else {
                     return Err(self.malformed("the state of an array has other parts than NumPy gives it"));
                 };
-                let fortran = matches!(self.node(fortran), Node::Bool(true) | Node::Int(1));
+                let fortran = matches!(self.node(order), Node::Bool(true) | Node::Int(1));
                 Node::Array(self.array(element, fortran, shape, data)?.into())
             }
             Node::Element(element) => {
-                let order = parts.get(1).and_then(|&order| self.name(order));
-                Node::Element(Element { big_endian: order == Some(">"), ..element })
+                // The state of a type starts with a version number; the byte order follows.
+                let byte_order = parts.get(1).and_then(|&order| self.name(order));
+                Node::Element(Element { big_endian: byte_order == Some(">"), ..element })
             }
             _ => return Err(PickleError::Call("a method that sets the state of an object".into())),
         };
@@ -182,7 +184,7 @@ impl StackMachine {
             return Err(self.malformed("a number without its type or its bytes"));
         };
         let bytes: Bytes = self.bytes(span);
-        if matches!(element.kind, 'f') {
+        if element.kind == 'f' {
             let mut ordered = bytes.to_vec();
             if element.big_endian {
                 ordered.reverse();
@@ -194,8 +196,9 @@ impl StackMachine {
             };
             return value.map(Node::Float).ok_or_else(|| self.malformed("a number of an unknown size"));
         }
-        let one = Array::new(element, false, vec![1], bytes).and_then(|array| array.whole_numbers());
-        match one.as_deref() {
+        // As an array with one element.
+        let numbers = Array::new(element, false, vec![1], bytes).and_then(|array| array.whole_numbers());
+        match numbers.as_deref() {
             Some(&[number]) => Ok(Node::Int(number)),
             _ => Err(self.malformed("a number of an unknown type or size")),
         }

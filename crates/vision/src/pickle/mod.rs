@@ -110,10 +110,12 @@ impl Pickle {
         Value { pickle: self, id: self.root }
     }
 
+    /// The bytes of a range, which keep the file or the decoded string alive.
     fn bytes(&self, span: Span) -> Bytes {
         owner(&self.file, &self.decoded, span).slice(span.start..span.end)
     }
 
+    /// The bytes of a range.
     fn slice(&self, span: Span) -> &[u8] {
         &owner(&self.file, &self.decoded, span)[span.start..span.end]
     }
@@ -135,6 +137,7 @@ pub struct Value<'a> {
 }
 
 impl<'a> Value<'a> {
+    /// The value in the list of all values.
     fn node(self) -> &'a Node {
         &self.pickle.nodes[self.id as usize]
     }
@@ -219,7 +222,7 @@ impl<'a> Value<'a> {
         match self.node() {
             Node::Dict(pairs) => {
                 let value = move |id| Value { pickle: self.pickle, id };
-                Some(pairs.iter().map(move |&(key, held)| (value(key), value(held))))
+                Some(pairs.iter().map(move |&(key, id)| (value(key), value(id))))
             }
             _ => None,
         }
@@ -230,7 +233,7 @@ impl<'a> Value<'a> {
         self.pairs()?
             .filter(|(key, _)| key.text().is_some_and(|key| key == name))
             .last()
-            .map(|(_, held)| held)
+            .map(|(_, value)| value)
     }
 
     /// The integers of a list, a tuple or an array.

@@ -29,9 +29,9 @@ const ALWAYS_ALLOWED_DECODED_BYTES: usize = 1 << 16;
 pub(super) struct StackMachine {
     file: Bytes,
     /// The offset of the next instruction or argument.
-    place: usize,
-    /// The offset of the current instruction.
-    at: usize,
+    next: usize,
+    /// The offset of the current instruction, for errors.
+    current: usize,
     nodes: Vec<Node>,
     stack: Vec<ValueId>,
     marks: Vec<usize>,
@@ -40,7 +40,7 @@ pub(super) struct StackMachine {
     small: Vec<Option<ValueId>>,
     /// Strings that are not in the file in this form, but decoded from escapes.
     decoded: Vec<Bytes>,
-    /// Their total length.
+    /// The total length of `decoded`.
     decoded_bytes: usize,
 }
 
@@ -50,11 +50,12 @@ const TRUE: ValueId = 1;
 const FALSE: ValueId = 2;
 
 impl StackMachine {
+    /// A machine at the first instruction of a file.
     pub fn new(file: Bytes) -> Self {
         StackMachine {
             file,
-            place: 0,
-            at: 0,
+            next: 0,
+            current: 0,
             nodes: vec![Node::None, Node::Bool(true), Node::Bool(false)],
             stack: Vec::new(),
             marks: Vec::new(),
@@ -68,8 +69,9 @@ impl StackMachine {
     /// Executes instructions up to `STOP`. The value on top of the stack is then the one that was pickled.
     pub fn run(mut self) -> Result<Pickle, PickleError> {
         loop {
-            self.at = self.place;
+            self.current = self.next;
             let [instruction] = self.take()?;
+            // STOP
             if instruction == b'.' {
                 break;
             }
@@ -119,7 +121,7 @@ impl StackMachine {
             b'g' | b'h' | b'j' => self.recall(instruction),
             // GLOBAL, STACK_GLOBAL, REDUCE, BUILD, INST, OBJ, NEWOBJ, NEWOBJ_EX
             b'c' | 0x93 | b'R' | b'b' | b'i' | b'o' | 0x81 | 0x92 => self.function(instruction),
-            other => Err(self.refusal(other)),
+            _ => Err(self.refusal(instruction)),
         }
     }
 
@@ -131,10 +133,11 @@ impl StackMachine {
             0x97 | 0x98 => PickleError::Outside("a buffer"),
             0x82..=0x84 => PickleError::Call("a registered extension".into()),
             0x8f..=0x91 => PickleError::Unknown("a set".into()),
-            other => self.malformed(&format!("{other:#04x} is not a pickle opcode")),
+            _ => self.malformed(&format!("{instruction:#04x} is not a pickle opcode")),
         }
     }
 
+    /// Checks the version of the protocol.
     fn protocol(&mut self) -> Result<(), PickleError> {
         match self.take()? {
             [0..=5] => Ok(()),
@@ -142,6 +145,7 @@ impl StackMachine {
         }
     }
 
+    /// Reads an integer and puts it on the stack.
     fn number(&mut self, instruction: u8) -> Result<(), PickleError> {
         let number = match instruction {
             b'J' => i64::from(i32::from_le_bytes(self.take()?)),
@@ -150,7 +154,7 @@ impl StackMachine {
             0x8a | 0x8b => {
                 let length = self.length(instruction)?;
                 let span = self.span(length)?;
-                little_endian(&self.bytes(span)).ok_or_else(|| self.beyond())?
+                little_endian(&self.bytes(span)).ok_or_else(|| self.invalid_integer())?
             }
             _ => {
                 let line = self.line()?;
@@ -159,7 +163,7 @@ impl StackMachine {
                     // In protocol 0, `True` and `False` are written like this.
                     (b'I', "01") => return self.put(TRUE),
                     (b'I', "00") => return self.put(FALSE),
-                    _ => text.trim_end_matches('L').parse().map_err(|_| self.beyond())?,
+                    _ => text.trim_end_matches('L').parse().map_err(|_| self.invalid_integer())?,
                 }
             }
         };
@@ -176,10 +180,11 @@ impl StackMachine {
     }
 
     /// The error for an integer that is invalid or too large.
-    fn beyond(&self) -> PickleError {
+    fn invalid_integer(&self) -> PickleError {
         self.malformed("not an integer of at most 64 bits")
     }
 
+    /// Reads a float and puts it on the stack.
     fn float(&mut self, instruction: u8) -> Result<(), PickleError> {
         let number = match instruction {
             b'G' => f64::from_be_bytes(self.take()?),
@@ -191,6 +196,7 @@ impl StackMachine {
         self.put_new(Node::Float(number))
     }
 
+    /// Reads bytes, or a string of Python 2, and puts them on the stack.
     fn byte_string(&mut self, instruction: u8) -> Result<(), PickleError> {
         let span = match instruction {
             b'S' => {
@@ -206,6 +212,7 @@ impl StackMachine {
         self.put_new(Node::Bytes(span))
     }
 
+    /// Reads a Unicode string and puts it on the stack.
     fn unicode(&mut self, instruction: u8) -> Result<(), PickleError> {
         if instruction == b'V' {
             let text = string_escapes::unicode(self.line()?);
@@ -232,12 +239,15 @@ impl StackMachine {
 
     /// Pops a mark if it is on top, otherwise a value, as Python does.
     fn discard(&mut self) -> Result<(), PickleError> {
-        match self.marks.last() == Some(&self.stack.len()) {
-            true => self.marks.pop().map(drop).ok_or_else(|| self.malformed("nothing to discard")),
-            false => self.pop().map(drop),
+        if self.marks.last() == Some(&self.stack.len()) {
+            self.marks.pop();
+            return Ok(());
         }
+        self.pop().map(drop)
     }
 
+    /// Makes a list, empty or of the values since the mark, or appends one value or the values since the mark to the
+    /// list below them.
     fn list(&mut self, instruction: u8) -> Result<(), PickleError> {
         let added = match instruction {
             b']' => return self.put_new(Node::List(Vec::new())),
@@ -256,12 +266,14 @@ impl StackMachine {
         Ok(())
     }
 
+    /// Makes a tuple: empty, of the values since the mark, or of the top one to three values.
     fn tuple(&mut self, instruction: u8) -> Result<(), PickleError> {
         let mut items = Vec::new();
         match instruction {
             b')' => {}
             b't' => items = self.since_mark()?,
             _ => {
+                // TUPLE1 is 0x85, TUPLE2 and TUPLE3 follow.
                 for _ in 0x85..=instruction {
                     items.push(self.pop()?);
                 }
@@ -271,20 +283,22 @@ impl StackMachine {
         self.put_new(Node::Tuple(items))
     }
 
+    /// Makes a dictionary, empty or of the keys and values since the mark, or sets one or several keys of the
+    /// dictionary below them.
     fn dictionary(&mut self, instruction: u8) -> Result<(), PickleError> {
         let added = match instruction {
             b'}' => return self.put_new(Node::Dict(Vec::new())),
             b's' => {
-                let held = self.pop()?;
-                vec![self.pop()?, held]
+                let value = self.pop()?;
+                vec![self.pop()?, value]
             }
             _ => self.since_mark()?,
         };
-        let (pairs, rest) = added.as_chunks::<2>();
-        if !rest.is_empty() {
+        let (pairs, unpaired) = added.as_chunks::<2>();
+        if !unpaired.is_empty() {
             return Err(self.malformed("a key without a value"));
         }
-        let pairs = pairs.iter().map(|&[key, held]| (key, held));
+        let pairs = pairs.iter().map(|&[key, value]| (key, value));
         if instruction == b'd' {
             return self.put_new(Node::Dict(pairs.collect()));
         }
@@ -296,7 +310,7 @@ impl StackMachine {
         Ok(())
     }
 
-    /// Stores the value on top of the stack in the memo. Entries without a number are numbered in their order.
+    /// Stores the value on top of the stack in the memo. MEMOIZE gives no number; its entry gets the number of entries.
     fn remember(&mut self, instruction: u8) -> Result<(), PickleError> {
         let key = match instruction {
             0x94 => self.memo.len() as u64,
@@ -377,27 +391,27 @@ impl StackMachine {
 
     /// Takes the next bytes of the file: an instruction, or an argument of fixed length.
     fn take<const COUNT: usize>(&mut self) -> Result<[u8; COUNT], PickleError> {
-        let found = self.file.get(self.place..).and_then(|rest| rest.first_chunk::<COUNT>());
-        let found = *found.ok_or(PickleError::Truncated(self.file.len()))?;
-        self.place += COUNT;
-        Ok(found)
+        let bytes = self.file.get(self.next..).and_then(|rest| rest.first_chunk::<COUNT>());
+        let bytes = *bytes.ok_or(PickleError::Truncated(self.file.len()))?;
+        self.next += COUNT;
+        Ok(bytes)
     }
 
     /// Takes the next `length` bytes of the file as a range, without copying them.
     fn span(&mut self, length: usize) -> Result<Span, PickleError> {
-        let end = self.place.checked_add(length).filter(|&end| end <= self.file.len());
+        let end = self.next.checked_add(length).filter(|&end| end <= self.file.len());
         let end = end.ok_or(PickleError::Truncated(self.file.len()))?;
-        let span = Span { owner: 0, start: self.place, end };
-        self.place = end;
+        let span = Span { owner: 0, start: self.next, end };
+        self.next = end;
         Ok(span)
     }
 
     /// Reads up to the end of the line.
     fn line(&mut self) -> Result<&[u8], PickleError> {
-        let rest = &self.file[self.place..];
+        let rest = &self.file[self.next..];
         let length =
             rest.iter().position(|&byte| byte == b'\n').ok_or(PickleError::Truncated(self.file.len()))?;
-        self.place += length + 1;
+        self.next += length + 1;
         let line = &rest[..length];
         Ok(line.strip_suffix(b"\r").unwrap_or(line))
     }
@@ -428,11 +442,13 @@ impl StackMachine {
         self.marks.last().copied().unwrap_or(0)
     }
 
+    /// The value on top of the stack.
     fn top(&self) -> Result<ValueId, PickleError> {
         let above = self.stack.get(self.floor()..).and_then(|above| above.last());
         above.copied().ok_or_else(|| self.malformed("the stack is empty"))
     }
 
+    /// Takes the value on top of the stack.
     fn pop(&mut self) -> Result<ValueId, PickleError> {
         let top = self.top()?;
         self.stack.pop();
@@ -446,14 +462,17 @@ impl StackMachine {
         Ok(self.stack.split_off(mark))
     }
 
+    /// A value in the list.
     pub fn node(&self, id: ValueId) -> &Node {
         &self.nodes[id as usize]
     }
 
+    /// Replaces a value in the list, for all values that refer to it.
     pub fn replace(&mut self, id: ValueId, node: Node) {
         self.nodes[id as usize] = node;
     }
 
+    /// The bytes of a range.
     pub fn bytes(&self, span: Span) -> Bytes {
         owner(&self.file, &self.decoded, span).slice(span.start..span.end)
     }
@@ -472,10 +491,10 @@ impl StackMachine {
     /// Limits the decoded strings by the size of the file: a pickle can have one string encoded many times.
     pub fn check_decoded_size(&self, length: usize) -> Result<(), PickleError> {
         let most = self.file.len().saturating_add(ALWAYS_ALLOWED_DECODED_BYTES);
-        match self.decoded_bytes.saturating_add(length) > most {
-            true => Err(PickleError::TooMuch(format!("{most} bytes of strings"))),
-            false => Ok(()),
+        if self.decoded_bytes.saturating_add(length) > most {
+            return Err(PickleError::TooMuch(format!("{most} bytes of strings")));
         }
+        Ok(())
     }
 
     /// Stores bytes that are not in the file in this form.
@@ -487,11 +506,13 @@ impl StackMachine {
         Ok(Span { owner: self.decoded.len() as u32, start: 0, end })
     }
 
+    /// The error for a problem with the current instruction.
     pub fn malformed(&self, problem: &str) -> PickleError {
-        PickleError::Malformed { at: self.at, problem: problem.into() }
+        PickleError::Malformed { at: self.current, problem: problem.into() }
     }
 }
 
+/// The error for a pickle with more than [`MAX_VALUES`] values.
 fn too_many() -> PickleError {
     PickleError::TooMuch(format!("{MAX_VALUES} values"))
 }
@@ -499,14 +520,15 @@ fn too_many() -> PickleError {
 /// A little-endian signed integer of any length; `None` if it does not fit into 64 bits. Nine bytes fit if the last one
 /// only repeats the sign, as Python writes some numbers.
 fn little_endian(bytes: &[u8]) -> Option<i64> {
-    let filler = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xff } else { 0 };
-    if bytes.len() > 8
-        && !(bytes.len() == 9 && bytes[8] == filler && (bytes[7] & 0x80 != 0) == (filler == 0xff))
-    {
+    // The byte of which all higher bytes consist: copies of the sign, which is the highest bit.
+    let is_negative = |byte: u8| byte & 0x80 != 0;
+    let sign_byte = if bytes.last().is_some_and(|&last| is_negative(last)) { 0xff } else { 0 };
+    let repeats_sign = |bytes: &[u8]| bytes[8] == sign_byte && is_negative(bytes[7]) == (sign_byte == 0xff);
+    if bytes.len() > 8 && !(bytes.len() == 9 && repeats_sign(bytes)) {
         return None;
     }
-    let mut all = [filler; 8];
+    let mut extended = [sign_byte; 8];
     let length = bytes.len().min(8);
-    all[..length].copy_from_slice(&bytes[..length]);
-    Some(i64::from_le_bytes(all))
+    extended[..length].copy_from_slice(&bytes[..length]);
+    Some(i64::from_le_bytes(extended))
 }

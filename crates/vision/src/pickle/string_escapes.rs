@@ -43,7 +43,8 @@ pub(super) fn quoted(line: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Appends the decoded escape and returns the number of bytes that it has after the backslash.
+/// Decodes an escape and appends it to `bytes`. `after` are the bytes after the backslash, `escape` the first of them.
+/// Returns the number of bytes that the escape has after the backslash.
 fn escaped(escape: u8, after: &[u8], bytes: &mut Vec<u8>) -> Option<usize> {
     let (byte, taken) = match escape {
         b'\\' | b'\'' | b'"' => (escape, 1),
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_mean_what_they_mean_in_python() {
+    fn escapes_are_decoded_as_in_python() {
         assert_eq!(quoted(br"'a\x00\xff\n\'\\\101\q'").unwrap(), b"a\x00\xff\n'\\A\\q");
         assert_eq!(quoted(br#""it's""#).unwrap(), b"it's");
         assert_eq!(unicode(br"\u00e9l\U0001f989\n").unwrap(), "él🦉\\n");
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_that_mean_nothing_are_refused() {
+    fn invalid_strings_and_escapes_are_refused() {
         for line in [&br"'a"[..], br"'a\", br"'\x1'", br"'\xgg'", b"'", b"", br"a"] {
             assert_eq!(quoted(line), None, "{line:?}");
         }

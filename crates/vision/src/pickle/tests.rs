@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// Reads the pickle in these bytes.
 fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
     Pickle::read(Bytes::copy_from_slice(bytes))
 }
@@ -32,7 +33,7 @@ fn long_numbers_have_a_sign_and_at_most_64_bits() {
 }
 
 #[test]
-fn whatever_wants_to_be_called_is_refused_by_name() {
+fn calls_of_unknown_functions_are_refused_with_their_names() {
     assert!(
         refusal(b"cos\nsystem\n(S'true'\ntR.")
             .contains("it calls os.system; only functions that restore NumPy arrays are known")
@@ -49,7 +50,7 @@ fn whatever_wants_to_be_called_is_refused_by_name() {
 }
 
 #[test]
-fn claims_beyond_the_file_cost_nothing() {
+fn lengths_beyond_the_end_of_the_file_are_refused() {
     assert!(refusal(b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.").contains("truncated"));
     assert!(refusal(b"T\xff\xff\xff\xff.").contains("truncated"));
     assert!(refusal(b"X\x10\x00\x00\x00abc").contains("truncated"));
@@ -74,7 +75,7 @@ fn nesting_is_limited_and_never_recursive() {
 }
 
 #[test]
-fn a_string_encoded_again_and_again_is_not_multiplied() {
+fn a_string_that_is_encoded_many_times_exceeds_a_limit() {
     let mut bytes = b"c_codecs\nencode\nq\x000X\x00\x00\x01\x00".to_vec();
     bytes.extend(b"a".repeat(1 << 16));
     bytes.extend(b"q\x010U\x06latin1q\x020(");
@@ -84,7 +85,7 @@ fn a_string_encoded_again_and_again_is_not_multiplied() {
 }
 
 #[test]
-fn instructions_that_make_no_sense_are_said_with_their_place() {
+fn invalid_instructions_are_errors_with_their_offset() {
     for bytes in [
         &b"."[..],
         b"a.",

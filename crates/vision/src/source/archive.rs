@@ -76,8 +76,9 @@ fn open(path: &Path) -> Result<(File, u64)> {
 /// The regular members, each with its name and location, and those that are skipped; or a message for the user.
 type ArchiveMembers = std::result::Result<(Vec<(String, ImageLocation)>, Vec<Skipped>), String>;
 
-/// Lists the members of an archive; `location` makes the location of one. `length` is the length of the archive if the
-/// reader seeks over members, because it does not notice the end of the file then; otherwise `None`.
+/// Lists the members of an archive; `location` makes the location of a member. `length` is the length of the archive if
+/// the reader seeks over members: it then does not notice that a member ends after the end of the file. Otherwise
+/// `length` is `None`.
 fn list_members<R: Read>(
     members: tar::Entries<'_, R>,
     length: Option<u64>,
@@ -126,7 +127,7 @@ fn stored_end<R: Read>(member: &tar::Entry<'_, R>) -> Option<u64> {
     member.raw_file_position().checked_add(stored.checked_next_multiple_of(BLOCK_BYTES)?)
 }
 
-/// Makes the collection of the members that were found.
+/// Makes the collection of the listed members.
 fn into_collection(
     path: &Path,
     files: Option<ArchiveMembers>,
@@ -134,8 +135,8 @@ fn into_collection(
 ) -> Result<Collection> {
     let bad = |problem| Error::BadArchive { path: path.into(), problem };
     // `None`: the reader panicked.
-    let found = files.unwrap_or_else(|| Err("its contents are inconsistent".into()));
-    let (files, skipped) = found.map_err(bad)?;
+    let members = files.unwrap_or_else(|| Err("its contents are inconsistent".into()));
+    let (files, skipped) = members.map_err(bad)?;
     paths::collect(path, files, skipped, options)
 }
 

@@ -1,4 +1,7 @@
 //! Images in a folder of class folders ([`list`]), and images in any folder without classes ([`images_below`]).
+//!
+//! [`list`] follows links to folders, because a data set may consist of links. It therefore detects loops of links, and
+//! limits the depth. [`images_below`] ignores links to folders, so it needs neither.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -7,7 +10,7 @@ use super::{Collection, ImageLocation, SourceOptions, paths};
 use crate::decoded_image::MAX_FILE_BYTES;
 use crate::error::{Result, Skipped, Unreadable};
 
-/// The deepest nesting of folders.
+/// The deepest nesting of folders in [`list`], including the given one.
 const MAX_DEPTH: usize = 8;
 
 /// Lists the images of a folder of class folders.
@@ -47,18 +50,19 @@ impl FolderWalk {
             return Err(failed(problem).into());
         }
         self.above.push(true_path);
-        let before = self.files.len() + self.skipped.len() + self.empty.len();
+        let count_before = self.files.len() + self.skipped.len() + self.empty.len();
         match std::fs::read_dir(folder) {
             Ok(entries) => {
-                for found in entries {
-                    self.visit(&found.map_err(failed)?, prefix)?;
+                for entry in entries {
+                    self.visit(&entry.map_err(failed)?, prefix)?;
                 }
             }
             Err(error) if prefix.is_empty() => return Err(failed(error).into()),
             // A folder without permission does not prevent the use of other folders.
             Err(error) => self.skipped.push(Skipped::folder(prefix.trim_end_matches('/').to_owned(), &error)),
         }
-        if self.files.len() + self.skipped.len() + self.empty.len() == before && !prefix.is_empty() {
+        // Nothing was added by this folder or those below it. The given folder itself is not a class, so not listed.
+        if self.files.len() + self.skipped.len() + self.empty.len() == count_before && !prefix.is_empty() {
             self.empty.push(prefix.trim_end_matches('/').to_owned());
         }
         self.above.pop();
@@ -66,8 +70,8 @@ impl FolderWalk {
     }
 
     /// Adds one entry of a folder: a file, or the files of a folder.
-    fn visit(&mut self, found: &std::fs::DirEntry, prefix: &str) -> Result<()> {
-        let name = match paths::utf8_name(found.file_name().as_encoded_bytes()) {
+    fn visit(&mut self, entry: &std::fs::DirEntry, prefix: &str) -> Result<()> {
+        let name = match paths::utf8_name(entry.file_name().as_encoded_bytes()) {
             Ok(name) => name,
             Err(escaped) => {
                 let item = format!("{prefix}{escaped}");
@@ -78,7 +82,7 @@ impl FolderWalk {
         if paths::is_hidden(&name) {
             return Ok(());
         }
-        let (path, item) = (found.path(), format!("{prefix}{name}"));
+        let (path, item) = (entry.path(), format!("{prefix}{name}"));
         if path.is_dir() {
             return self.walk(&path, &format!("{item}/"));
         }
@@ -115,10 +119,12 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
         }
     };
+    // The folders that are still to be read, and the entries for those that cannot be read.
     let (mut folders, mut unreadable) = (Vec::new(), Vec::new());
-    match path.is_dir() {
-        true => folders.push(path.to_owned()),
-        false => add(path.into(), true),
+    if path.is_dir() {
+        folders.push(path.to_owned());
+    } else {
+        add(path.into(), true);
     }
     while let Some(folder) = folders.pop() {
         let failed = |source| trueshot::Error::Read { path: folder.clone(), source };
@@ -130,13 +136,15 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
                 continue;
             }
         };
-        for found in entries {
-            let (name, path) = found.map(|found| (found.file_name(), found.path())).map_err(failed)?;
-            match path.is_dir() {
-                _ if paths::is_hidden(&name.to_string_lossy()) => {}
-                true if path.is_symlink() => {}
-                true => folders.push(path),
-                false => add(path, false),
+        for entry in entries {
+            let (name, path) = entry.map(|entry| (entry.file_name(), entry.path())).map_err(failed)?;
+            if paths::is_hidden(&name.to_string_lossy()) {
+                continue;
+            }
+            if !path.is_dir() {
+                add(path, false);
+            } else if !path.is_symlink() {
+                folders.push(path);
             }
         }
     }
@@ -146,8 +154,9 @@ pub fn images_below(path: &Path) -> Result<ImageFiles> {
     Ok(ImageFiles { files, skipped })
 }
 
-/// The images in a class folder by their file extension, sorted, and the number of files and folders whose names are
-/// not UTF-8 or that cannot be read. In Tiny-ImageNet the images are one folder deeper.
+/// The paths of the images in a class folder, sorted, and the number of files and folders that are refused: their names
+/// are not UTF-8, or the folder cannot be read. Whether a file is an image is decided by its extension. In
+/// Tiny-ImageNet the images are one folder deeper, in `images`.
 pub(crate) fn class_images(folder: &Path) -> Result<(Vec<PathBuf>, usize)> {
     let deeper = folder.join("images");
     let mut walk = FolderWalk::default();
@@ -176,7 +185,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Unreadable> {
     }
     let file = std::fs::File::open(path).map_err(refused)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize);
-    // The file may grow while it is read.
+    // The file may have grown since its size was checked; bytes beyond the limit are cut off.
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(refused)?;
     Ok(bytes)
 }

@@ -29,10 +29,12 @@ const PATH_COLUMNS: [&str; 10] = [
 const LABEL_COLUMNS: [&str; 6] = ["label", "class", "category", "given", "ground_truth", "class_name"];
 /// The largest list.
 const MAX_BYTES: u64 = 1 << 30;
-/// Images for which the folder of a list is searched: some of them may be missing.
+/// How many images of a list are looked for to find the folder that paths are relative to: more than one, because some
+/// files may be missing.
 const TESTED_ROWS: usize = 100;
 
-/// Lists the images of a list. Files that are known not to be images by their extension are skipped.
+/// Lists the images of a list. Files whose extension is that of a video or an unsupported format are skipped; all other
+/// files are taken for images.
 pub(super) fn read(path: &Path) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (class, item, location) in rows(path)? {
@@ -57,12 +59,13 @@ pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> 
     Ok(images.collect())
 }
 
-/// The folder that paths are relative to: the first candidate that contains one of the first images.
+/// The folder that paths are relative to: the first candidate that contains one of the first images, or else the folder
+/// of the list.
 fn folder_of(path: &Path, rows: &[(String, String)]) -> PathBuf {
-    let beside = path.parent().unwrap_or(Path::new(""));
-    let folders = [beside.to_owned(), beside.join("images"), beside.join("../images")];
-    let first = &rows[..rows.len().min(TESTED_ROWS)];
-    let has_any = |folder: &&PathBuf| first.iter().any(|(item, _)| folder.join(item).is_file());
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let folders = [parent.to_owned(), parent.join("images"), parent.join("../images")];
+    let first_rows = &rows[..rows.len().min(TESTED_ROWS)];
+    let has_any = |folder: &&PathBuf| first_rows.iter().any(|(item, _)| folder.join(item).is_file());
     folders.iter().find(has_any).unwrap_or(&folders[0]).clone()
 }
 
@@ -85,11 +88,12 @@ fn read_text(path: &Path) -> Result<String> {
 /// The path and the label of every image, as they are in the list.
 type PathsAndLabels = Vec<(String, String)>;
 
-/// Parses CSV. `without_apostrophe` undoes what this program writes before a cell that a spreadsheet would take for a
-/// formula.
+/// Parses CSV. Where this program writes CSV, it puts an apostrophe before a cell that a spreadsheet would take for a
+/// formula; `without_apostrophe` removes it.
 fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
     let bad = |line, problem: &str| Error::BadList { path: path.into(), line, problem: problem.into() };
     let mut records = CsvRecords { rest: text, line: 1 };
+    // The columns of path and label, once the first record has been read.
     let mut columns = None;
     let mut rows = Vec::new();
     while let Some((line, record)) =
@@ -116,10 +120,7 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
 
 /// The error for a record without a label.
 fn missing_label(item: &str) -> &'static str {
-    match item.contains([';', '\t']) {
-        true => "no label; columns must be separated by commas",
-        false => "no label",
-    }
+    if item.contains([';', '\t']) { "no label; columns must be separated by commas" } else { "no label" }
 }
 
 /// The columns of path and label if the record is a header; an error if it names a path column but no label column.
@@ -146,14 +147,14 @@ struct BadQuote {
 /// Splits CSV into records, which end in a line feed, a carriage return or both. A quoted cell may contain commas, line
 /// ends, doubled quotes, and spaces at its ends, which are trimmed elsewhere.
 struct CsvRecords<'a> {
-    /// What is not read yet.
+    /// The text that is not read yet.
     rest: &'a str,
-    /// The number of its first line, from 1.
+    /// The number of the first line of `rest`, from 1.
     line: usize,
 }
 
 impl CsvRecords<'_> {
-    /// The next record that is not blank, with its first line.
+    /// The next record that is not blank, with the number of its first line; `None` at the end of the text.
     fn next_record(&mut self) -> std::result::Result<Option<(usize, Vec<String>)>, BadQuote> {
         loop {
             if self.rest.is_empty() {
@@ -172,7 +173,7 @@ impl CsvRecords<'_> {
         // `opened` is the line of an opening quote whose closing quote has not been read.
         let (mut record, mut cell, mut opened) = (Vec::new(), CsvCell::default(), None);
         let mut letters = self.rest.char_indices().peekable();
-        while let Some((place, letter)) = letters.next() {
+        while let Some((position, letter)) = letters.next() {
             // A carriage return before a line feed does not end a line; the line feed does.
             let is_break =
                 letter == '\n' || letter == '\r' && letters.peek().is_none_or(|(_, next)| *next != '\n');
@@ -189,6 +190,7 @@ impl CsvRecords<'_> {
                 '"' if cell.is_closed => {
                     return Err(bad("a quote after a quoted cell; write a quote in quotes twice"));
                 }
+                // An opening quote; spaces before it are not part of the cell.
                 '"' if cell.text.trim().is_empty() => {
                     cell.text.clear();
                     opened = Some(line);
@@ -201,14 +203,16 @@ impl CsvRecords<'_> {
                 ',' => record.push(std::mem::take(&mut cell).text()),
                 _ if is_break => {
                     record.push(cell.text());
-                    self.rest = &self.rest[place + 1..];
+                    // The last character of a line end takes one byte.
+                    self.rest = &self.rest[position + 1..];
                     return Ok(record);
                 }
                 _ if cell.is_closed && !letter.is_whitespace() => {
                     return Err(bad("text after a quoted cell; put the whole cell in quotes"));
                 }
+                // Spaces after a quoted cell, and the carriage return before a line feed.
                 _ if cell.is_closed || letter == '\r' => {}
-                other => cell.text.push(other),
+                _ => cell.text.push(letter),
             }
         }
         self.rest = "";
@@ -242,14 +246,11 @@ fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
         let bad = |problem: String| Error::BadList { path: path.into(), line, problem };
         let object: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(text).map_err(|problem| bad(format!("not a JSON object: {problem}")))?;
-        let value = |names: &[&str], what: &str| {
-            let found = names.iter().find_map(|name| object.get(*name));
-            match found {
-                Some(serde_json::Value::String(text)) if !text.is_empty() => Ok(text.clone()),
-                Some(serde_json::Value::Number(number)) => Ok(number.to_string()),
-                Some(_) => Err(bad(format!("{what} must be a non-empty string or a number"))),
-                None => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
-            }
+        let value = |names: &[&str], what: &str| match names.iter().find_map(|name| object.get(*name)) {
+            Some(serde_json::Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+            Some(serde_json::Value::Number(number)) => Ok(number.to_string()),
+            Some(_) => Err(bad(format!("{what} must be a non-empty string or a number"))),
+            None => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
         };
         Ok((value(&PATH_COLUMNS, "path")?, value(&LABEL_COLUMNS, "label")?))
     };
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_may_end_in_any_way() {
+    fn lines_may_end_in_line_feeds_carriage_returns_or_both() {
         let rows = [pair("a.jpg", "owl"), pair("b.jpg", "ant")];
         for end in ["\n", "\r\n", "\r"] {
             assert_eq!(
@@ -309,8 +310,8 @@ mod tests {
             ("a.jpg,\"owl\" \"x\"\n", "line 1: a quote after a quoted cell"),
             ("a.jpg,owl\nb.jpg,\"owl\nc.jpg,ant\n", "line 2: a quote is not closed"),
         ] {
-            let said = csv(text).unwrap_err().to_string();
-            assert!(said.contains(expected), "{said}");
+            let message = csv(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
         }
     }
 

@@ -79,7 +79,7 @@ enum ImageLocation {
     Memory(bytes::Bytes),
     /// Pixels in an array.
     Pixels(published::Pixels),
-    /// A built-in drawing.
+    /// A built-in drawing: the index of its character, and its number among the drawings of that character, from 0.
     Drawing { character: usize, number: usize },
 }
 
@@ -131,10 +131,11 @@ impl Collection {
         if is_built_in(path) {
             return drawings::list();
         }
-        match published::open(path, options)? {
-            Some(found) => found.check_not_empty(),
-            None => Self::open_plain(path, options)?.check_not_empty(),
-        }
+        let collection = match published::open(path, options)? {
+            Some(collection) => collection,
+            None => Self::open_plain(path, options)?,
+        };
+        collection.check_not_empty()
     }
 
     /// Opens a folder, an archive or a list.
@@ -143,10 +144,10 @@ impl Collection {
         let ends = |ending: &str| name.ends_with(ending);
         if let Some(split) = options.split {
             let folder = path.join(split);
-            return match folder.is_dir() {
-                true => folder::list(&folder, SourceOptions::default()),
-                false => Err(Error::NoSplits { path: path.into(), split: split.into() }),
-            };
+            if !folder.is_dir() {
+                return Err(Error::NoSplits { path: path.into(), split: split.into() });
+            }
+            return folder::list(&folder, SourceOptions::default());
         }
         if path.is_dir() {
             folder::list(path, options)
@@ -165,7 +166,8 @@ impl Collection {
         }
     }
 
-    /// Sorts labelled images, each given as class, item name and location, into a collection.
+    /// Sorts labelled images, each given as class, item name and location, into a collection. Of images with the same
+    /// class and item name the last is kept.
     fn new(path: &Path, images: Vec<(String, String, ImageLocation)>, mut skipped: Vec<Skipped>) -> Self {
         let mut by_class: BTreeMap<String, BTreeMap<String, ImageLocation>> = BTreeMap::new();
         for (class, item, location) in images {
@@ -186,10 +188,12 @@ impl Collection {
         Collection { path: path.into(), classes, entries, skipped, superclasses, empty_folders }
     }
 
+    /// Adds the superclass of each class.
     fn with_superclasses(self, superclasses: BTreeMap<String, String>) -> Self {
         Collection { superclasses, ..self }
     }
 
+    /// Returns an error if no image is listed.
     fn check_not_empty(self) -> Result<Self> {
         if self.entries.is_empty() {
             let skipped = self.skipped.first().map(Skipped::to_string);
@@ -251,11 +255,13 @@ impl Collection {
     /// # Errors
     /// If no class of the collection is in the split.
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
+        // Taken out while the closures use it, because `keep_classes` changes the collection.
         let superclasses = std::mem::take(&mut self.superclasses);
-        let above = |class: &str| superclasses.get(class);
-        let holds =
-            |class: &str| split.contains(class) || above(class).is_some_and(|above| split.contains(above));
-        if !self.classes.iter().any(|class| holds(class)) {
+        let superclass_of = |class: &str| superclasses.get(class);
+        let is_in_split = |class: &str| {
+            split.contains(class) || superclass_of(class).is_some_and(|superclass| split.contains(superclass))
+        };
+        if !self.classes.iter().any(|class| is_in_split(class)) {
             let shown: Vec<&str> = self.classes.iter().take(3).map(String::as_str).collect();
             return Err(Error::NoClassOfSplit {
                 path: self.path.clone(),
@@ -264,10 +270,10 @@ impl Collection {
                 found: format!("{} classes such as '{}'", self.classes.len(), shown.join("', '")),
             });
         }
-        let superclasses_here = self.classes.iter().filter_map(|class| above(class).cloned());
-        let names: Vec<String> = self.classes.iter().cloned().chain(superclasses_here).collect();
+        let superclass_names = self.classes.iter().filter_map(|class| superclass_of(class).cloned());
+        let names: Vec<String> = self.classes.iter().cloned().chain(superclass_names).collect();
         let missing = split.missing(&names);
-        self.keep_classes(holds);
+        self.keep_classes(is_in_split);
         self.superclasses = superclasses;
         Ok(missing)
     }
@@ -276,11 +282,11 @@ impl Collection {
     fn keep_classes(&mut self, keep: impl Fn(&str) -> bool) {
         // The new number of each class; `None` for one that is removed.
         let mut numbers = Vec::with_capacity(self.classes.len());
-        let mut kept = 0;
+        let mut kept_count = 0;
         for class in &self.classes {
             let is_kept = keep(class);
-            numbers.push(is_kept.then_some(kept));
-            kept += u32::from(is_kept);
+            numbers.push(is_kept.then_some(kept_count));
+            kept_count += u32::from(is_kept);
         }
         self.classes.retain(|class| keep(class));
         self.entries.retain_mut(|entry| {
@@ -292,10 +298,10 @@ impl Collection {
 
     /// Keeps the first `per_class` images of every class.
     pub fn keep_first(&mut self, per_class: usize) {
-        let mut seen = vec![0; self.classes.len()];
+        let mut counts = vec![0; self.classes.len()];
         self.entries.retain(|entry| {
-            seen[entry.class as usize] += 1;
-            seen[entry.class as usize] <= per_class
+            counts[entry.class as usize] += 1;
+            counts[entry.class as usize] <= per_class
         });
     }
 

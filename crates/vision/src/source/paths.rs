@@ -90,12 +90,12 @@ pub(super) fn is_hidden(name: &str) -> bool {
     name.starts_with('.') || system_files || name == QUARANTINE || name == REPAIR_LOG
 }
 
-/// Why a file is skipped that is not an image by its extension.
+/// Why a file is skipped that is not an image by its extension; `None` for an image.
 pub(super) fn skip_reason(item: &str) -> Option<Unreadable> {
     (!is_image(item)).then(|| known_skip_reason(item).unwrap_or(Unreadable::Name))
 }
 
-/// Why a file is skipped whose extension is known: videos and unsupported image formats.
+/// Why a file is skipped whose extension is that of a video or an unsupported image format; `None` for other files.
 pub(super) fn known_skip_reason(item: &str) -> Option<Unreadable> {
     let extension = extension(item)?;
     if VIDEOS.contains(&extension.as_str()) {
@@ -116,7 +116,8 @@ pub fn is_image(item: &str) -> bool {
     extension(item).is_some_and(|extension| IMAGE_EXTENSIONS.contains(&extension.as_str()))
 }
 
-/// The number of parent folders, above the class folder, that all images share.
+/// The number of parent folders that all images share. The folder of an image does not count, even if all images are in
+/// the same one, because it is the class.
 fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     fn folders(item: &str) -> Vec<&str> {
         let mut parts: Vec<&str> = item.split('/').collect();
@@ -133,7 +134,7 @@ fn shared_depth<'a>(mut items: impl Iterator<Item = &'a str>) -> usize {
     shared.len()
 }
 
-/// The class of an image: its folders below the shared ones, of which there are `depth`. `None` if it is in none.
+/// The class of an image: its folders without the first `depth`, which all images share. `None` if no folder is left.
 fn class_of(item: &str, depth: usize, options: SourceOptions<'_>) -> Option<String> {
     let mut folders: Vec<&str> = item.split('/').skip(depth).collect();
     folders.pop();
@@ -155,8 +156,8 @@ fn refuse_splits<'a>(path: &Path, classes: impl Iterator<Item = &'a str>) -> Res
     if tops.is_empty() || !tops.iter().all(|top| is_split(top)) {
         return Ok(());
     }
-    let found = tops.into_iter().collect::<Vec<_>>().join(", ");
-    Err(Error::SplitFolders { path: path.into(), found })
+    let splits = tops.into_iter().collect::<Vec<_>>().join(", ");
+    Err(Error::SplitFolders { path: path.into(), found: splits })
 }
 
 #[cfg(test)]
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_is_the_folder_and_shared_folders_are_left_off() {
+    fn the_class_is_the_folder_without_shared_parent_folders() {
         assert_eq!(classes(&["owl/1.jpg", "ant/2.PNG"], false), ["ant", "owl"]);
         assert_eq!(classes(&["all/owl/1.jpg", "all/ant/2.jpg"], false), ["ant", "owl"]);
         assert_eq!(classes(&["owl/1.jpg"], false), ["owl"]);
@@ -198,9 +199,9 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_pictures_or_lie_beside_the_classes_are_listed() {
-        let found = collection(&["owl/1.jpg", "owl/notes.txt", "cover.jpg", "owl/README"], false).unwrap();
-        let skipped: Vec<String> = found.skipped().iter().map(Skipped::to_string).collect();
+    fn files_that_are_not_images_or_not_in_a_class_folder_are_skipped_with_the_reason() {
+        let images = collection(&["owl/1.jpg", "owl/notes.txt", "cover.jpg", "owl/README"], false).unwrap();
+        let skipped: Vec<String> = images.skipped().iter().map(Skipped::to_string).collect();
         assert_eq!(
             skipped,
             [
@@ -212,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn phones_and_cameras_files_are_named_with_what_to_do() {
-        let found = collection(&["owl/1.jpg", "owl/2.HEIC", "owl/3.nef", "owl/4.mov"], false).unwrap();
-        let skipped: Vec<String> = found.skipped().iter().map(Skipped::to_string).collect();
+    fn unsupported_formats_are_skipped_with_what_to_do() {
+        let images = collection(&["owl/1.jpg", "owl/2.HEIC", "owl/3.nef", "owl/4.mov"], false).unwrap();
+        let skipped: Vec<String> = images.skipped().iter().map(Skipped::to_string).collect();
         assert_eq!(
             skipped,
             [

@@ -40,10 +40,11 @@ pub(super) fn list(path: &Path, options: SourceOptions<'_>) -> Result<Collection
     let failed = |source| trueshot::Error::Read { path: path.into(), source };
     let file = File::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
-    let found = trueshot::guard::caught(|| list_members(BufReader::new(file)));
-    let found = found.unwrap_or_else(|| Err("its contents are inconsistent".into()));
+    // The reader may panic on invalid input.
+    let members = trueshot::guard::caught(|| list_members(BufReader::new(file)));
+    let members = members.unwrap_or_else(|| Err("its contents are inconsistent".into()));
     let ZipContents { files, skipped } =
-        found.map_err(|problem| Error::BadArchive { path: path.into(), problem })?;
+        members.map_err(|problem| Error::BadArchive { path: path.into(), problem })?;
     let allowed = max_unpacked_bytes(length);
     // Other files are never unpacked.
     let images = files.iter().filter(|(item, _)| paths::skip_reason(item).is_none());
@@ -74,41 +75,47 @@ fn list_members<R: Read + Seek>(reader: R) -> std::result::Result<ZipContents, S
     if archive.has_overlapping_entries().map_err(problem)? {
         return Err("some of its files share bytes".into());
     }
-    let mut found = ZipContents::default();
+    let mut contents = ZipContents::default();
     let mut seen = HashSet::new();
     for index in 0..archive.len() {
         let member = archive.by_index_raw(index).map_err(problem)?;
         // Windows programs write `\`.
         let name = member.name().map_err(problem)?.replace('\\', "/");
-        let is_other = member.is_dir() || member.is_symlink();
+        let is_file = !member.is_dir() && !member.is_symlink();
         let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
         let item = parts.join("/");
         let leads_out = parts.contains(&"..");
-        if is_other || !leads_out && parts.iter().any(|part| paths::is_hidden(part)) {
+        // `..` starts with a dot, but is not hidden: a name that leads out of the archive is reported.
+        if !is_file || !leads_out && parts.iter().any(|part| paths::is_hidden(part)) {
             continue;
         }
         if !seen.insert(item.clone()) {
             return Err(format!("two of its files are called '{}'", trueshot::report::visible(&item)));
         }
         let is_deflated = member.compression() == CompressionMethod::Deflated;
-        let reason = match member.compression() {
-            _ if leads_out => Some(Unreadable::OutsideArchive),
-            // A file that is not an image is listed as such.
-            _ if paths::skip_reason(&item).is_some() => None,
-            _ if member.encrypted() => Some(Unreadable::Encrypted),
-            CompressionMethod::Stored | CompressionMethod::Deflated => None,
-            other => Some(Unreadable::Compression(other.to_string())),
+        let reason = if leads_out {
+            Some(Unreadable::OutsideArchive)
+        } else if paths::skip_reason(&item).is_some() {
+            // `paths::collect` skips files that are not images.
+            None
+        } else if member.encrypted() {
+            Some(Unreadable::Encrypted)
+        } else {
+            match member.compression() {
+                CompressionMethod::Stored | CompressionMethod::Deflated => None,
+                method => Some(Unreadable::Compression(method.to_string())),
+            }
         };
         match reason {
-            Some(reason) => found.skipped.push(Skipped { item, class: None, reason }),
+            Some(reason) => contents.skipped.push(Skipped { item, class: None, reason }),
             None => {
                 let offset = member.data_start().ok_or("a member has no contents")?;
                 let (packed, size, crc32) = (member.compressed_size(), member.size(), member.crc32());
-                found.files.push((item, ZipMember { offset, packed, size, crc32, is_deflated }));
+                contents.files.push((item, ZipMember { offset, packed, size, crc32, is_deflated }));
             }
         }
     }
-    Ok(found)
+    Ok(contents)
 }
 
 /// Reads the bytes of an image in the archive at `path`, and checks their number and checksum.
@@ -121,6 +128,7 @@ pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadabl
     let mut file = File::open(path).map_err(refused)?;
     file.seek(SeekFrom::Start(offset)).map_err(refused)?;
     let contents = file.take(packed);
+    // The memory that is reserved is limited by the bytes that are there, since the size may be false.
     let mut bytes = Vec::with_capacity(size.min(packed.saturating_mul(MAX_DEFLATE_FACTOR)) as usize);
     // One byte more than claimed, so that a longer member is noticed.
     match member.is_deflated {
@@ -128,11 +136,11 @@ pub(super) fn read(path: &Path, member: &ZipMember) -> Result<Vec<u8>, Unreadabl
         false => contents.take(size + 1).read_to_end(&mut bytes),
     }
     .map_err(refused)?;
-    match crc32fast::hash(&bytes) == member.crc32 {
-        _ if bytes.len() as u64 != size => {
-            Err(Unreadable::File(format!("it does not have the {size} bytes that the archive claims")))
-        }
-        true => Ok(bytes),
-        false => Err(Unreadable::File("damaged: its checksum does not match".into())),
+    if bytes.len() as u64 != size {
+        return Err(Unreadable::File(format!("it does not have the {size} bytes that the archive claims")));
     }
+    if crc32fast::hash(&bytes) != member.crc32 {
+        return Err(Unreadable::File("damaged: its checksum does not match".into()));
+    }
+    Ok(bytes)
 }

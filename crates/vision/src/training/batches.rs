@@ -33,39 +33,41 @@ pub(super) struct ImagePreparer {
 }
 
 impl ImagePreparer {
+    /// A preparer of the images of `dataset`. The augmentation is used only if the settings say so.
     pub fn new(
         dataset: Arc<Dataset>,
-        pictures: &ImageSettings,
+        settings: &ImageSettings,
         augmentation: &Augmentation,
         seed: u64,
     ) -> Self {
-        let augmentation = pictures.augment.then(|| augmentation.clone());
-        ImagePreparer { dataset, preprocessing: pictures.preprocessing(), augmentation, seed }
+        let augmentation = settings.augment.then(|| augmentation.clone());
+        ImagePreparer { dataset, preprocessing: settings.preprocessing(), augmentation, seed }
     }
 
+    /// The shape of the prepared images.
     pub fn shape(&self) -> Shape {
         super::shape(&self.preprocessing)
     }
 
-    /// Prepares images, each a row of a data set, with the augmentation of this step. Writes them to `images`, which is
+    /// Prepares images, each a row of a data set, with the augmentation of this step. Writes them to `inputs`, which is
     /// resized to `[image][row][column][channel]`.
     pub fn prepare(
         &self,
         rows: &[(&Dataset, u32)],
         step: u64,
         augmenter: &mut Augmenter,
-        images: &mut Vec<f32>,
+        inputs: &mut Vec<f32>,
     ) {
-        let values = self.preprocessing.input_len();
-        images.resize(rows.len() * values, 0.0);
-        for (&(dataset, row), image) in rows.iter().zip(images.chunks_exact_mut(values)) {
-            let picture = &dataset.images()[row as usize];
+        let input_len = self.preprocessing.input_len();
+        inputs.resize(rows.len() * input_len, 0.0);
+        for (&(dataset, row), input) in rows.iter().zip(inputs.chunks_exact_mut(input_len)) {
+            let image = &dataset.images()[row as usize];
             match &self.augmentation {
-                None => self.preprocessing.normalise(picture, image),
+                None => self.preprocessing.normalise(image, input),
                 Some(augmentation) => {
                     let key = dataset.key(row as usize);
-                    let drawn = augmentation.draw(self.seed, key, step, picture.width, picture.height);
-                    augmenter.apply(picture, &drawn, &self.preprocessing, image);
+                    let drawn = augmentation.draw(self.seed, key, step, image.width, image.height);
+                    augmenter.apply(image, &drawn, &self.preprocessing, input);
                 }
             }
         }
@@ -74,20 +76,21 @@ impl ImagePreparer {
 
 #[cfg(feature = "cuda")]
 impl ImagePreparer {
-    /// The same images as requests for a GPU that holds the images of this data set, followed by the outliers.
+    /// The images that [`Self::prepare`] prepares, as requests for a GPU that holds the images of the data set to train
+    /// on, followed by the outliers.
     pub fn requests(&self, rows: &[(&Dataset, u32)], step: u64) -> Vec<trueshot_cuda::conv4::ImageRequest> {
-        let own_len = self.dataset.images().len() as u32;
+        let first_outlier = self.dataset.images().len() as u32;
         let request = |&(dataset, row): &(&Dataset, u32)| {
-            let picture = &dataset.images()[row as usize];
+            let image = &dataset.images()[row as usize];
             let drawn = match &self.augmentation {
-                None => DrawnAugmentation::identity(picture.width, picture.height),
+                None => DrawnAugmentation::identity(image.width, image.height),
                 Some(augmentation) => {
                     let key = dataset.key(row as usize);
-                    augmentation.draw(self.seed, key, step, picture.width, picture.height)
+                    augmentation.draw(self.seed, key, step, image.width, image.height)
                 }
             };
-            let is_own = std::ptr::eq(dataset, &*self.dataset);
-            drawn.request(if is_own { row } else { own_len + row })
+            let is_outlier = !std::ptr::eq(dataset, &*self.dataset);
+            drawn.request(if is_outlier { first_outlier + row } else { row })
         };
         rows.iter().map(request).collect()
     }
@@ -126,6 +129,7 @@ impl EpisodeBatches {
         self.sampler(self.noises.clone()).map(drop)
     }
 
+    /// The sampler of episodes with these noise settings.
     fn sampler(&self, noises: Vec<Noise>) -> trueshot::Result<Sampler<'_>> {
         let outliers = self.outliers.as_deref().map(Dataset::labels);
         Sampler::new(self.preparer.dataset.labels(), outliers, self.spec, noises)
@@ -138,22 +142,26 @@ impl EpisodeBatches {
 
     /// Draws the episode of a step: its images, support items first, the given label of each support item, and the
     /// class of each query.
-    fn draw(&self, step: u64, urn: &mut IndexSampler) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
+    fn draw(
+        &self,
+        step: u64,
+        index_sampler: &mut IndexSampler,
+    ) -> (Vec<(&Dataset, u32)>, Vec<u32>, Vec<u32>) {
         // The noise setting depends on the seed and the step only.
-        let chosen = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
-        let sampler = self.sampler(vec![self.noises[chosen]]).expect("checked before");
-        let drawn = sampler.draw(step, urn).expect("a possible noise has a draw");
-        let own = &*self.preparer.dataset;
-        let outliers = self.outliers.as_deref().unwrap_or(own);
+        let noise_index = Rng::new(self.spec.seed, Purpose::Training, step).below(self.noises.len());
+        let sampler = self.sampler(vec![self.noises[noise_index]]).expect("checked before");
+        let drawn = sampler.draw(step, index_sampler).expect("a possible noise has a draw");
+        let dataset = &*self.preparer.dataset;
+        let outliers = self.outliers.as_deref().unwrap_or(dataset);
         let (mut rows, mut given, mut query_classes) = (Vec::new(), Vec::new(), Vec::new());
         // One support set, since the sampler has one noise setting. An item without a true class is an outlier.
         for item in &drawn.supports[0] {
-            rows.push((item.truth.map_or(outliers, |_| own), item.row));
+            rows.push((item.truth.map_or(outliers, |_| dataset), item.row));
             given.push(item.given);
         }
-        for (class, drawn) in drawn.episode.classes.iter().enumerate() {
-            rows.extend(drawn.queries.iter().map(|&row| (own, row)));
-            query_classes.extend(drawn.queries.iter().map(|_| class as u32));
+        for (class, drawn_class) in drawn.episode.classes.iter().enumerate() {
+            rows.extend(drawn_class.queries.iter().map(|&row| (dataset, row)));
+            query_classes.extend(drawn_class.queries.iter().map(|_| class as u32));
         }
         (rows, given, query_classes)
     }
@@ -170,13 +178,13 @@ impl BatchSource for EpisodeBatches {
     fn make(
         &self,
         step: u64,
-        (urn, scratch): &mut (IndexSampler, Augmenter),
+        (index_sampler, augmenter): &mut (IndexSampler, Augmenter),
         old: Option<EpisodeBatch>,
     ) -> EpisodeBatch {
-        let (rows, given, query_classes) = self.draw(step, urn);
+        let (rows, given, query_classes) = self.draw(step, index_sampler);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
         if !self.on_gpu {
-            self.preparer.prepare(&rows, step, scratch, &mut images);
+            self.preparer.prepare(&rows, step, augmenter, &mut images);
         }
         EpisodeBatch {
             images,
@@ -210,14 +218,15 @@ impl BatchSource for TaskBatches {
         old: Option<Vec<EpisodeBatch>>,
     ) -> Vec<EpisodeBatch> {
         let mut old = old.unwrap_or_default().into_iter();
+        // Episodes are numbered through all steps, so that no episode is repeated.
         let first = step * self.per_step as u64;
         let episodes = first..first + self.per_step as u64;
         episodes.map(|episode| self.episodes.make(episode, scratch, old.next())).collect()
     }
 }
 
-/// Shuffled batches of images of all classes. Every pass over the data has a new random order. The images at its end
-/// that do not fill a batch are left out of this pass.
+/// Shuffled batches of images of all classes. Every pass over the data has a new random order. The images at the end of
+/// the order that do not fill a batch are left out of this pass.
 pub(super) struct ShuffledBatches {
     pub preparer: ImagePreparer,
     /// Images per batch; at most the number of images.
@@ -237,8 +246,8 @@ pub(super) struct LabelledBatch {
     pub classes: Vec<u32>,
 }
 
-/// The random order of one pass over all images. A thread keeps that of the last step, because consecutive steps are
-/// mostly in the same pass.
+/// The random order of one pass over all images. A thread keeps the order of its last step, because consecutive steps
+/// are mostly in the same pass.
 pub(super) struct PassOrder {
     /// The number of the pass, from 0.
     pass: u64,
@@ -247,6 +256,7 @@ pub(super) struct PassOrder {
 }
 
 impl ShuffledBatches {
+    /// Draws the order of a pass.
     fn order(&self, pass: u64) -> PassOrder {
         let mut rows: Vec<u32> = (0..self.preparer.dataset.images().len() as u32).collect();
         Rng::new(self.preparer.seed, Purpose::Training, pass).shuffle(&mut rows);
@@ -265,28 +275,28 @@ impl BatchSource for ShuffledBatches {
     fn make(
         &self,
         step: u64,
-        (order, scratch): &mut (PassOrder, Augmenter),
+        (order, augmenter): &mut (PassOrder, Augmenter),
         old: Option<LabelledBatch>,
     ) -> LabelledBatch {
-        // Batches per pass, and the pass and the batch in it that this step belongs to.
-        let batches = (order.rows.len() / self.size).max(1) as u64;
-        let (pass, batch) = (step / batches, (step % batches) as usize);
+        // The pass that this step belongs to, and the batch in the pass.
+        let batches_per_pass = (order.rows.len() / self.size).max(1) as u64;
+        let (pass, batch) = (step / batches_per_pass, (step % batches_per_pass) as usize);
         if order.pass != pass {
             *order = self.order(pass);
         }
-        let rows = &order.rows[batch * self.size..(batch + 1) * self.size];
-        let mut images = old.map(|batch| batch.images).unwrap_or_default();
         let dataset = &*self.preparer.dataset;
-        let pictures: Vec<(&Dataset, u32)> = rows.iter().map(|&row| (dataset, row)).collect();
+        let batch_rows = &order.rows[batch * self.size..(batch + 1) * self.size];
+        let rows: Vec<(&Dataset, u32)> = batch_rows.iter().map(|&row| (dataset, row)).collect();
+        let mut images = old.map(|batch| batch.images).unwrap_or_default();
         if !self.on_gpu {
-            self.preparer.prepare(&pictures, step, scratch, &mut images);
+            self.preparer.prepare(&rows, step, augmenter, &mut images);
         }
-        let labels = self.preparer.dataset.labels().labels();
+        let labels = dataset.labels().labels();
         LabelledBatch {
             images,
             #[cfg(feature = "cuda")]
-            requests: if self.on_gpu { self.preparer.requests(&pictures, step) } else { Vec::new() },
-            classes: rows.iter().map(|&row| labels[row as usize]).collect(),
+            requests: if self.on_gpu { self.preparer.requests(&rows, step) } else { Vec::new() },
+            classes: batch_rows.iter().map(|&row| labels[row as usize]).collect(),
         }
     }
 }
@@ -296,13 +306,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pass_has_all_pictures_once_in_a_new_order_without_those_that_fill_no_batch() {
+    fn every_pass_has_each_image_at_most_once_in_a_new_order_and_only_full_batches() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..11_u8 {
             let class = folder.path().join(format!("class {}", number % 2));
             std::fs::create_dir_all(&class).unwrap();
-            let picture = image::GrayImage::from_pixel(8, 8, image::Luma([20 * number]));
-            picture.save(class.join(format!("{number}.png"))).unwrap();
+            let image = image::GrayImage::from_pixel(8, 8, image::Luma([20 * number]));
+            image.save(class.join(format!("{number}.png"))).unwrap();
         }
         let mut configuration = crate::training::BackboneConfiguration::photographs();
         configuration.pictures =
@@ -322,12 +332,9 @@ mod tests {
         };
         let (first, second) = (pass(0), pass(1));
         for pass in [&first, &second] {
-            assert_eq!(pass.len(), 9, "two of eleven pictures fill no batch of three");
-            assert_eq!(
-                pass.iter().collect::<std::collections::BTreeSet<_>>().len(),
-                9,
-                "none is there twice"
-            );
+            assert_eq!(pass.len(), 9, "two of eleven images do not fill a batch of three");
+            let distinct: std::collections::BTreeSet<&u32> = pass.iter().collect();
+            assert_eq!(distinct.len(), 9, "no image is in a pass twice");
         }
         assert_ne!(first, second);
     }

@@ -201,6 +201,7 @@ impl BackboneConfiguration {
         EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed: self.seed }
     }
 
+    /// The validator of the trained backbone.
     pub(super) fn validator(&self) -> Validator {
         self.validation.validator(&self.episodes.noise)
     }
@@ -209,34 +210,35 @@ impl BackboneConfiguration {
 impl ImageSettings {
     /// The preprocessing of the images.
     pub fn preprocessing(&self) -> Preprocessing {
-        let usual = match self.colour {
-            true => Preprocessing::colour(self.size),
-            false => Preprocessing::drawings(self.size),
-        };
-        Preprocessing { fit: self.fit, ..usual }
+        let default =
+            if self.colour { Preprocessing::colour(self.size) } else { Preprocessing::drawings(self.size) };
+        Preprocessing { fit: self.fit, ..default }
     }
 
+    /// Checks the size of the images.
     fn check(&self) -> Result<()> {
         use trueshot_nn::conv4::Shape;
-        let possible = (Shape { size: self.size, channels: 3 }).is_possible();
+        // The number of channels does not matter for the range of the size.
+        let is_possible = (Shape { size: self.size, channels: 3 }).is_possible();
         let (least, most) = (Shape::SMALLEST, Shape::LARGEST);
-        Ok(require("pictures.size", self.size, possible, &format!("{least} to {most}"))?)
+        Ok(require("pictures.size", self.size, is_possible, &format!("{least} to {most}"))?)
     }
 }
 
 impl ValidationSettings {
+    /// Checks that the numbers are in their ranges.
     fn check(&self) -> Result<()> {
         require("validation.every", self.every, self.every > 0, "1 or more")?;
         require("validation.episodes", self.episodes, self.episodes > 0, "1 or more")?;
         Ok(require("validation.queries", self.queries, self.queries > 0, "1 or more")?)
     }
 
-    /// The validator, with these noise settings or, if empty, with those of training.
-    pub(super) fn validator(&self, training: &[NoiseLevels]) -> Validator {
+    /// The validator, with the noise of these settings or, if that is empty, with `training_noise`.
+    pub(super) fn validator(&self, training_noise: &[NoiseLevels]) -> Validator {
         let ValidationSettings { ways, shots, queries, seed, episodes, .. } = *self;
         let spec = EpisodeSpec { ways, shots: Shots::exactly(shots), queries, seed };
-        let given = if self.noise.is_empty() { training } else { &self.noise };
-        Validator { spec, noises: noise::settings(given), episodes }
+        let levels = if self.noise.is_empty() { training_noise } else { &self.noise };
+        Validator { spec, noises: noise::settings(levels), episodes }
     }
 }
 
@@ -245,7 +247,7 @@ pub(super) fn no_noise() -> NoiseLevels {
     NoiseLevels(vec![Noise { kind: NoiseKind::Symmetric, level: 0.0 }])
 }
 
-/// All settings, each a noise type and a level, of types with several levels.
+/// All noise settings (a type and a level each) of a list of noise types with several levels.
 pub(super) fn flatten_noise(levels: &[NoiseLevels]) -> Vec<Noise> {
     levels.iter().flat_map(|levels| levels.0.iter().copied()).collect()
 }
@@ -283,20 +285,22 @@ pub(super) fn check_episodes(ways: usize, shots: usize, queries: usize) -> Resul
     Ok(require("episodes.queries", queries, queries > 0, "1 or more")?)
 }
 
-fn check_augmentation(given: &Augmentation) -> Result<()> {
-    let range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
-    let fine = range(given.crop_scale, 1.0)
-        && range(given.crop_ratio, f32::MAX)
-        && [given.brightness, given.contrast, given.saturation].iter().all(|v| (0.0..=1.0).contains(v))
-        && (0.0..=0.5).contains(&given.hue);
-    match fine {
-        true => Ok(()),
-        false => Err(Error::OutOfRange {
+/// Checks that the numbers of an augmentation are in their ranges.
+fn check_augmentation(augmentation: &Augmentation) -> Result<()> {
+    let is_range = |[least, most]: [f32; 2], limit: f32| least > 0.0 && least <= most && most <= limit;
+    let Augmentation { crop_scale, crop_ratio, brightness, contrast, saturation, hue, .. } = *augmentation;
+    let is_valid = is_range(crop_scale, 1.0)
+        && is_range(crop_ratio, f32::MAX)
+        && [brightness, contrast, saturation].iter().all(|factor| (0.0..=1.0).contains(factor))
+        && (0.0..=0.5).contains(&hue);
+    if !is_valid {
+        return Err(Error::OutOfRange {
             what: "the augmentation",
-            given: format!("{given:?}"),
+            given: format!("{augmentation:?}"),
             allowed: "crop_scale within 0 to 1, crop_ratio above 0, jitters from 0 to 1, hue to 0.5".into(),
-        }),
+        });
     }
+    Ok(())
 }
 
 /// The most images per step, which limits the memory of the activations.

@@ -8,8 +8,8 @@ use trueshot::Embeddings;
 
 use crate::dataset::Dataset;
 
-/// The data sets of a run, loaded with [`super::ImageSettings::preprocessing`]; those to train on augmented if the
-/// configuration says so, those to validate on not.
+/// The data sets of a run, loaded with [`super::ImageSettings::preprocessing`]; those to train on for augmentation (see
+/// [`Dataset::load`]) if the configuration says so, those to validate on not.
 #[derive(Clone)]
 pub struct Datasets {
     /// Images to train on.
@@ -24,7 +24,7 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Data sets without images for outlier noise of their own.
+    /// Data sets without separate images for outlier noise.
     pub fn new(train: Dataset, validation: Option<Dataset>) -> Self {
         let validation = validation.map(Arc::new);
         Datasets { train: Arc::new(train), outliers: None, validation, validation_outliers: None }
@@ -44,10 +44,11 @@ impl Datasets {
         let validation = self.validation.as_deref().map(Dataset::fingerprint);
         data.insert("validation".into(), validation.unwrap_or_default().into());
         // Without outliers there is no entry, so that earlier runs keep their identity.
-        let outliers = [("outliers", self.outliers.as_deref())];
-        let outliers =
-            outliers.into_iter().chain([("validation_outliers", self.validation_outliers.as_deref())]);
-        for (name, dataset) in outliers {
+        let outlier_sets = [
+            ("outliers", self.outliers.as_deref()),
+            ("validation_outliers", self.validation_outliers.as_deref()),
+        ];
+        for (name, dataset) in outlier_sets {
             data.extend(dataset.map(|dataset| (name.to_string(), dataset.fingerprint().into())));
         }
         identity.insert("data".into(), data.into());

@@ -46,7 +46,7 @@ pub(super) struct GpuSession<T> {
 /// Steps per call if the images are streamed: the images of all steps of a call are in memory.
 pub(super) const STREAMED_STEPS: usize = 8;
 
-/// The most bytes that images may take: three quarters of the free memory of the GPU. The rest is for activations.
+/// The most bytes that images may take: three quarters of the free memory of the GPU. A quarter is for activations.
 pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
     Ok(device.memory()?.0 / 4 * 3)
 }
@@ -122,10 +122,10 @@ pub(super) fn upload_training_images(
     let sets = [Some(&datasets.train), datasets.outliers.as_ref()];
     let bytes: usize =
         sets.iter().flatten().flat_map(|set| set.images()).map(|image| image.pixels.len()).sum();
-    match bytes <= most_bytes {
-        true => Ok((Some(upload_images(device, sets, preprocessing)?), None)),
-        false => Ok((None, Some(streaming_warning(bytes, device.memory()?.0)))),
+    if bytes > most_bytes {
+        return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
     }
+    Ok((Some(upload_images(device, sets, preprocessing)?), None))
 }
 
 /// Copies the images of data sets to the GPU, one set after the other.
@@ -134,8 +134,9 @@ pub(crate) fn upload_images(
     sets: [Option<&Arc<Dataset>>; 2],
     preprocessing: &Preprocessing,
 ) -> trueshot::Result<DeviceImages> {
-    let all = sets.into_iter().flatten().flat_map(|set| set.images());
-    let images = all.map(|image| (&image.pixels[..], image.width, image.height));
+    let images = sets.into_iter().flatten().flat_map(|set| set.images());
+    let images = images.map(|image| (&image.pixels[..], image.width, image.height));
+    // The GPU normalises values from 0 to 1.
     Ok(DeviceImages::upload(device, images, preprocessing.scale_and_shift(1.0))?)
 }
 
@@ -147,7 +148,7 @@ pub(super) fn save_scale(state: &mut Tensors, scale: f32, good_steps: u32) {
 }
 
 /// The loss scale in the state of a run, and the steps since it changed; defaults for a checkpoint of the CPU, which
-/// does not need it.
+/// has no loss scale.
 pub(super) fn saved_scale(state: &Tensors) -> (f32, u32) {
     let number = |key: &str| state.note(key).and_then(|text| text.parse::<f32>().ok());
     let scale = number("loss_scale").filter(|scale| scale.is_finite() && *scale > 0.0);
@@ -186,10 +187,13 @@ pub(super) trait GpuTraining {
     /// Runs steps and returns the loss of each.
     fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>>;
 
+    /// The current parameters.
     fn parameters(&self) -> GpuResult<Vec<f32>>;
 
+    /// The state of the run, for a checkpoint.
     fn state(&self) -> GpuResult<Conv4State>;
 
+    /// Continues from a state.
     fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
 }
 
@@ -353,7 +357,7 @@ pub(super) fn embed_dataset(
     let mut network = loop {
         match Conv4Embedding::new(device, shape, batch, parameters, normalisation) {
             Err(trueshot_cuda::Error::OutOfMemory { .. }) if batch > 1 => batch = batch.div_ceil(4),
-            other => break other?,
+            outcome => break outcome?,
         }
     };
     let mut features = Vec::with_capacity(dataset.images().len() * shape.features());

@@ -55,6 +55,7 @@ pub fn loss(
     loss
 }
 
+/// [`loss`] in f64: the loss, and its gradient with respect to the features.
 fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Aggregate) -> (f64, Vec<f64>) {
     let rows = labels.given.len() + labels.query_classes.len();
     let dim = features.len() / rows;
@@ -75,17 +76,18 @@ fn loss_and_gradient(features: &[f64], labels: EpisodeLabels<'_>, aggregate: Agg
         let query = labels.given.len() + query;
         let probabilities =
             softmax(prototypes.iter().map(|prototype| -squared_distance(row(query), prototype.last())));
+        // A probability that is rounded to 0 has a large loss instead of an infinite one.
         total -= query_weight * probabilities[class as usize].max(f64::MIN_POSITIVE).ln();
         let d_query = &mut gradient[query * dim..(query + 1) * dim];
-        for (other, prototype) in prototypes.iter().enumerate() {
-            let wanted = if other == class as usize { 1.0 } else { 0.0 };
-            // The derivative of the loss by `|q - p|^2` is `weight * (wanted - probability)`, and that of `|q - p|^2`
-            // is `2 (q - p)` by the query and `-2 (q - p)` by the prototype.
-            let d_distance = 2.0 * query_weight * (wanted - probabilities[other]);
-            let both = d_query.iter_mut().zip(&mut d_prototypes[other]);
-            for ((d_query, d_prototype), (q, p)) in both.zip(row(query).iter().zip(prototype.last())) {
-                *d_query += d_distance * (q - p);
-                *d_prototype -= d_distance * (q - p);
+        for (candidate, prototype) in prototypes.iter().enumerate() {
+            let target = if candidate == class as usize { 1.0 } else { 0.0 };
+            // The derivative of the loss by `|q - p|^2` is `query_weight * (target - probability)`, and that of
+            // `|q - p|^2` is `2 (q - p)` by the query and `-2 (q - p)` by the prototype. `factor` is all but `q - p`.
+            let factor = 2.0 * query_weight * (target - probabilities[candidate]);
+            let gradients = d_query.iter_mut().zip(&mut d_prototypes[candidate]);
+            for ((d_query, d_prototype), (q, p)) in gradients.zip(row(query).iter().zip(prototype.last())) {
+                *d_query += factor * (q - p);
+                *d_prototype -= factor * (q - p);
             }
         }
     }
@@ -109,10 +111,12 @@ struct Prototype {
 }
 
 impl Prototype {
+    /// The prototype of the support items of a class.
     fn of(items: &[&[f64]], aggregate: Aggregate) -> Self {
         assert!(!items.is_empty(), "a class without support items");
-        let even = vec![1.0; items.len()];
-        let mut prototype = Prototype { points: vec![weighted_mean(items, &even)], weights: Vec::new() };
+        let equal_weights = vec![1.0; items.len()];
+        let mean = weighted_mean(items, &equal_weights);
+        let mut prototype = Prototype { points: vec![mean], weights: Vec::new() };
         let steps = match aggregate {
             Aggregate::Mean => 0,
             Aggregate::Median => STEPS,
@@ -129,7 +133,7 @@ impl Prototype {
 
     /// The prototype itself.
     fn last(&self) -> &[f64] {
-        self.points.last().expect("there is the mean")
+        self.points.last().expect("the first point is the mean")
     }
 
     /// The gradients of the items `h_i`, `[items, D]`, given the gradient of the prototype.
@@ -144,15 +148,16 @@ impl Prototype {
             let total: f64 = weights.iter().sum();
             let mut d_before = vec![0.0; d_point.len()];
             for ((item, d_item), weight) in items.iter().zip(&mut d_items).zip(weights) {
-                // The gradient of the weight, times `sum w_i`.
-                let along: f64 =
+                // The gradient of the weight `w_i`, times `sum w_i`.
+                let d_weight_times_total: f64 =
                     d_point.iter().zip(item.iter().zip(after)).map(|(d, (h, p))| d * (h - p)).sum();
-                let d_weight = along / total * -weight.powi(3);
+                // The gradient of the weight, times `-w_i^3`.
+                let factor = d_weight_times_total / total * -weight.powi(3);
                 for feature in 0..d_point.len() {
                     // The part of the gradient through the weight, for the previous point; the item gets its opposite.
-                    let pull = d_weight * (before[feature] - item[feature]);
-                    d_before[feature] += pull;
-                    d_item[feature] += weight / total * d_point[feature] - pull;
+                    let through_weight = factor * (before[feature] - item[feature]);
+                    d_before[feature] += through_weight;
+                    d_item[feature] += weight / total * d_point[feature] - through_weight;
                 }
             }
             d_point = d_before;
@@ -166,6 +171,7 @@ impl Prototype {
     }
 }
 
+/// The mean of the items with these weights, which need not sum to 1.
 fn weighted_mean(items: &[&[f64]], weights: &[f64]) -> Vec<f64> {
     let total: f64 = weights.iter().sum();
     let mut mean = vec![0.0; items[0].len()];
@@ -175,10 +181,13 @@ fn weighted_mean(items: &[&[f64]], weights: &[f64]) -> Vec<f64> {
     mean
 }
 
+/// `|a - b|^2`.
 fn squared_distance(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
 }
 
+/// The probabilities of classes with these logits. The largest logit is subtracted first, so that `exp` does not
+/// overflow.
 fn softmax(logits: impl Iterator<Item = f64>) -> Vec<f64> {
     let logits: Vec<f64> = logits.collect();
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -210,24 +219,24 @@ mod tests {
         for aggregate in [Aggregate::Mean, Aggregate::Median] {
             let features = features();
             let (_, gradient) = loss_and_gradient(&features, labels(), aggregate);
-            for place in 0..features.len() {
-                let moved = |by: f64| {
-                    let mut moved = features.clone();
-                    moved[place] += by;
-                    loss_and_gradient(&moved, labels(), aggregate).0
+            for index in 0..features.len() {
+                let loss_after_change = |change: f64| {
+                    let mut changed = features.clone();
+                    changed[index] += change;
+                    loss_and_gradient(&changed, labels(), aggregate).0
                 };
-                let difference = (moved(1e-5) - moved(-1e-5)) / 2e-5;
-                assert!((difference - gradient[place]).abs() < 1e-9, "{aggregate:?} {place}");
+                let difference = (loss_after_change(1e-5) - loss_after_change(-1e-5)) / 2e-5;
+                assert!((difference - gradient[index]).abs() < 1e-9, "{aggregate:?} {index}");
             }
         }
     }
 
     #[test]
-    fn a_query_at_its_prototype_costs_nothing_and_one_in_the_middle_costs_the_guess() {
+    fn the_loss_is_0_at_the_prototype_and_that_of_a_guess_between_two_prototypes() {
         let labels = EpisodeLabels { classes: 2, given: &[0, 1], query_classes: &[0] };
-        let far = loss_and_gradient(&[0.0, 30.0, 0.0], labels, Aggregate::Mean).0;
-        let middle = loss_and_gradient(&[-1.0, 1.0, 0.0], labels, Aggregate::Median).0;
-        assert!(far < 1e-12 && (middle - 2_f64.ln()).abs() < 1e-12);
+        let at_prototype = loss_and_gradient(&[0.0, 30.0, 0.0], labels, Aggregate::Mean).0;
+        let between = loss_and_gradient(&[-1.0, 1.0, 0.0], labels, Aggregate::Median).0;
+        assert!(at_prototype < 1e-12 && (between - 2_f64.ln()).abs() < 1e-12);
     }
 
     #[test]

@@ -112,6 +112,7 @@ impl AdaptationSettings {
         maml::Adaptation { rate: self.inner_rate as f32, steps: self.inner_steps }
     }
 
+    /// The order of the gradient as the network takes it.
     fn gradient_order(&self) -> GradientOrder {
         match self.order {
             GradientOrderSetting::First => GradientOrder::First,
@@ -183,13 +184,14 @@ impl MamlConfiguration {
         {
             require(what, steps, (1..=MAX_INNER_STEPS).contains(&steps), &format!("1 to {MAX_INNER_STEPS}"))?;
         }
-        let same = self.validation.ways == ways;
+        let has_same_ways = self.validation.ways == ways;
         let expected = format!("{ways}, as in training: the network has a fixed number of classes");
-        require("validation.ways", self.validation.ways, same, &expected)?;
+        require("validation.ways", self.validation.ways, has_same_ways, &expected)?;
         let MamlConfiguration { steps, seed, pictures, augmentation, validation, optimiser, .. } = self;
         shared::check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
+    /// The validator of the trained network.
     fn validator(&self) -> Validator {
         self.validation.validator(&self.episodes.noise)
     }
@@ -223,8 +225,8 @@ impl CpuMamlSession {
             .par_iter_mut()
             .zip(tasks)
             .map(|(gradient, task)| {
-                let taken = learners.lock().expect("no thread panics while it holds the lock").pop();
-                let mut learner = taken.unwrap_or_else(|| MamlLearner::new(configuration.size()));
+                let unused = learners.lock().expect("no thread panics while it holds the lock").pop();
+                let mut learner = unused.unwrap_or_else(|| MamlLearner::new(configuration.size()));
                 let loss = task_gradient(&mut learner, configuration, parameters, task, gradient);
                 learners.lock().expect("no thread panics while it holds the lock").push(learner);
                 loss
@@ -247,7 +249,9 @@ impl CpuSession for CpuMamlSession {
 
     fn train_step(&mut self, step: u64, tasks: &Vec<EpisodeBatch>) -> trueshot::Result<Vec<f64>> {
         let loss = self.gradients(tasks);
+        // A step whose loss is not finite changes nothing; the training loop reports it.
         if loss.is_finite() {
+            // The factor makes a mean of the sum over the tasks.
             self.weights.update(step, 1.0 / tasks.len() as f64)?;
         }
         Ok(vec![loss])
@@ -262,12 +266,13 @@ pub struct MamlTrainee {
     configuration: MamlConfiguration,
     /// The GPU that trains; `None` on the CPU.
     gpu: Option<Gpu>,
+    /// A warning for the user, such as that the images do not fit into the memory of the GPU.
     warning: Option<String>,
 }
 
-/// What is validated on, on the device that validates.
+/// The images to validate on, in the form that the device takes.
 enum ValidationData {
-    /// Rows of pixels, and those of the outliers.
+    /// The images as rows of pixels, and the outliers as rows of pixels.
     Cpu(Box<(Embeddings, Option<Embeddings>)>),
     #[cfg(feature = "cuda")]
     Gpu(Box<gpu::GpuValidation>),
@@ -310,7 +315,8 @@ impl MamlTrainee {
         Self::on_gpu_with(configuration, datasets, device, None)
     }
 
-    /// [`MamlTrainee::on_gpu`] with a limit on the bytes of the images to train on; `None`: the usual limit.
+    /// [`MamlTrainee::on_gpu`] with a limit on the bytes of the images to train on; `None`: as much as the free memory
+    /// of the GPU allows.
     #[cfg(feature = "cuda")]
     fn on_gpu_with(
         configuration: MamlConfiguration,

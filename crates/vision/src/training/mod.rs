@@ -56,7 +56,7 @@ const THREADS_PER_LOADER: usize = 8;
 /// Batches that each preparing thread holds ready, for training on the CPU.
 const BATCHES_READY: usize = 2;
 
-/// The type of a GPU without the feature `cuda`: it has no values, so an `Option<Gpu>` is `None`.
+/// The type of a GPU in a program without the feature `cuda`: it has no values, so an `Option<Gpu>` is always `None`.
 #[cfg(not(feature = "cuda"))]
 enum Gpu {}
 
@@ -224,8 +224,8 @@ fn prepare(
     datasets: &Datasets,
 ) -> Result<(Vec<f32>, Shape, EpisodeBatches)> {
     configuration.check()?;
-    let (pictures, train) = (&configuration.pictures, Arc::clone(&datasets.train));
-    let preparer = ImagePreparer::new(train, pictures, &configuration.augmentation, configuration.seed);
+    let (settings, train) = (&configuration.pictures, Arc::clone(&datasets.train));
+    let preparer = ImagePreparer::new(train, settings, &configuration.augmentation, configuration.seed);
     let shape = preparer.shape();
     let outliers = datasets.outliers.clone();
     let (spec, noises) = (configuration.spec(), configuration.noises());
@@ -295,18 +295,19 @@ fn backbone_file(
 }
 
 /// A loader for a session on the CPU.
-fn loader<M: crate::loader::BatchSource>(make: M) -> Loader<M> {
-    Loader::new(make, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
+fn loader<S: crate::loader::BatchSource>(source: S) -> Loader<S> {
+    Loader::new(source, rayon::current_num_threads().div_ceil(THREADS_PER_LOADER), BATCHES_READY)
 }
 
 /// A loader for a session on a GPU, which takes `steps_at_once` batches per call. Half of the threads prepare batches,
-/// and the batches of two calls are held ready.
+/// because the GPU computes; the batches of two calls are held ready.
 #[cfg(feature = "cuda")]
-fn gpu_loader<M: crate::loader::BatchSource>(make: M, steps_at_once: usize) -> Loader<M> {
+fn gpu_loader<S: crate::loader::BatchSource>(source: S, steps_at_once: usize) -> Loader<S> {
     let threads = rayon::current_num_threads().div_ceil(2);
-    Loader::new(make, threads, (2 * steps_at_once).div_ceil(threads))
+    Loader::new(source, threads, (2 * steps_at_once).div_ceil(threads))
 }
 
+/// The shape of the images of a network with this preprocessing.
 fn shape(preprocessing: &Preprocessing) -> Shape {
     Shape { size: preprocessing.size, channels: preprocessing.channels.count() }
 }

@@ -108,11 +108,10 @@ impl NegMarginConfiguration {
         require("loss.scale", scale, scale > 0.0 && scale.is_finite(), "a number above 0")?;
         require("loss.margin", margin, (-2.0..=2.0).contains(&margin), "a number from -2 to 2")?;
         let outliers = &self.data.outliers;
-        let none = outliers.as_os_str().is_empty();
         require(
             "data.outliers",
             outliers.display(),
-            none,
+            outliers.as_os_str().is_empty(),
             "none, because batches of NegMargin have no noise",
         )?;
         shared::check_noise(&shared::flatten_noise(&self.validation.noise))?;
@@ -120,6 +119,7 @@ impl NegMarginConfiguration {
         shared::check_common(*steps, *seed, pictures, augmentation, validation, optimiser)
     }
 
+    /// The validator of the trained backbone. Training has no noise that could replace empty noise settings.
     fn validator(&self) -> Validator {
         self.validation.validator(&[])
     }
@@ -135,6 +135,7 @@ struct CpuNegMarginSession {
     weights: CpuWeights,
     /// The activations of one step.
     training: TrainingPass,
+    /// The scale and the margin of the loss.
     margin: Margin,
     /// The number of parameters of the Conv4.
     backbone_len: usize,
@@ -152,18 +153,20 @@ impl CpuSession for CpuNegMarginSession {
     }
 
     fn train_step(&mut self, step: u64, batch: &LabelledBatch) -> trueshot::Result<Vec<f64>> {
-        let backbone = self.backbone_len;
+        // The parameters from this index on are the directions of the classes.
+        let directions = self.backbone_len;
         let CpuWeights { parameters, gradients, .. } = &mut self.weights;
         let features = self.training.forward(parameters, &batch.images);
         let mut d_features = vec![0.0; features.len()];
         let loss = cosine_margin(
             features,
-            &parameters[backbone..],
+            &parameters[directions..],
             &batch.classes,
             self.margin,
             &mut d_features,
-            &mut gradients[0][backbone..],
+            &mut gradients[0][directions..],
         );
+        // A step whose loss is not finite changes nothing; the training loop reports it.
         if loss.is_finite() {
             self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
@@ -183,6 +186,7 @@ pub struct NegMarginTrainee {
     configuration: NegMarginConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
     gpu: Option<Gpu>,
+    /// A warning for the user, such as that the images do not fit into the memory of the GPU.
     warning: Option<String>,
 }
 
@@ -276,9 +280,9 @@ fn prepare(configuration: &NegMarginConfiguration, datasets: &Datasets) -> Resul
     configuration.check()?;
     let train = Arc::clone(&datasets.train);
     let (seed, batch) = (configuration.seed, configuration.loss.batch);
-    let (pictures, classes) = (train.images().len(), train.labels().classes().len());
+    let (images, classes) = (train.images().len(), train.labels().classes().len());
     require("classes to train on", classes, classes >= 2, "2 or more")?;
-    require("loss.batch", batch, batch <= pictures, &format!("2 to {pictures}, the number of images"))?;
+    require("loss.batch", batch, batch <= images, &format!("2 to {images}, the number of images"))?;
     if let Some((rows, outliers)) = datasets.validation_labels() {
         configuration.validator().check(rows, outliers)?;
     }
@@ -288,8 +292,8 @@ fn prepare(configuration: &NegMarginConfiguration, datasets: &Datasets) -> Resul
     let mut parameters = initial_parameters(&configuration.from, seed, &layout, shape.channels)?;
     let backbone_len = parameters.len();
     // One direction per class, `[classes, D]`, after the parameters of the Conv4.
-    let place = layout.add("directions", &[classes, shape.features()], Role::Trained);
-    let (mut directions, mut rng) = (vec![0.0; place.len()], Rng::new(seed, Purpose::Parameters, 1));
+    let range = layout.add("directions", &[classes, shape.features()], Role::Trained);
+    let (mut directions, mut rng) = (vec![0.0; range.len()], Rng::new(seed, Purpose::Parameters, 1));
     let bound = initialisation::xavier_bound(shape.features(), classes);
     initialisation::fill_uniform(&mut directions, bound, &mut || rng.fraction());
     parameters.extend(directions);

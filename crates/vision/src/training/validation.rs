@@ -31,8 +31,8 @@ fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Emb
                 for (image, input) in images.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
                     to.normalise(image, input);
                 }
-                let embedded = session.embed(&inputs[..images.len() * to.input_len()], out);
-                embedded.expect("networks of our own do not fail");
+                let outcome = session.embed(&inputs[..images.len() * to.input_len()], out);
+                outcome.expect("a Conv4 does not fail");
             },
         );
     Embeddings::from_rows(features, dim, dataset.class_names())
@@ -42,7 +42,7 @@ fn embed_dataset(dataset: &Dataset, backbone: &Backbone) -> trueshot::Result<Emb
 /// there is one. `None` if there is nothing to validate on.
 #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
 pub(super) fn validate_backbone(
-    judge: &Validator,
+    validator: &Validator,
     datasets: &Datasets,
     (preprocessing, parameters): (&Preprocessing, &[f32]),
     gpu: Option<&Gpu>,
@@ -57,7 +57,7 @@ pub(super) fn validate_backbone(
         embed_dataset(dataset, &Backbone::from_parameters(preprocessing.clone(), parameters))
     };
     let outliers = datasets.validation_outliers.as_deref().map(embed).transpose()?;
-    judge.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
+    validator.validate(&embed(dataset)?, outliers.as_ref(), method).map(Some)
 }
 
 /// The name of a noise setting in the results.
@@ -99,12 +99,12 @@ impl Validator {
             baseline: "",
             details: Details::default(),
         };
-        let found = evaluate(&experiment, &())?;
+        let evaluation = evaluate(&experiment, &())?;
         let figure = |setting: &SettingResult| {
             let noise = Noise { kind: setting.noise, level: setting.level };
             (setting_name(noise), setting.methods[0].accuracy.unwrap_or(0.0))
         };
-        let figures: Vec<(String, f64)> = found.settings.iter().map(figure).collect();
+        let figures: Vec<(String, f64)> = evaluation.settings.iter().map(figure).collect();
         let score = figures.iter().map(|(_, accuracy)| accuracy).sum::<f64>() / figures.len() as f64;
         Ok(Validation { score, figures })
     }

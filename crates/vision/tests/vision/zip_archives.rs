@@ -134,7 +134,7 @@ fn names_are_utf_8_or_else_of_code_page_437() {
 }
 
 #[test]
-fn encrypted_images_and_other_compressions_are_skipped_with_the_way_out() {
+fn encrypted_images_and_other_compressions_are_skipped_with_advice() {
     let mut bytes = plain();
     // The flags in the directory and in front of the member, for the first member only.
     let directory = place(&bytes, b"PK\x01\x02");

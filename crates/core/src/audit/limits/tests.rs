@@ -36,34 +36,34 @@ impl Sample {
 
 /// Runs an audit and checks what holds for every audit.
 fn audit(data: &Embeddings) -> Audit {
-    let found = Audit::of(data).run().unwrap();
-    let counts = found.counts;
+    let result = Audit::of(data).run().unwrap();
+    let counts = result.counts;
     assert_eq!(counts.items, data.len());
     assert_eq!(counts.relabel + counts.quarantine + counts.review + counts.keep, counts.items);
-    let sum: f64 = found.items.iter().map(|item| f64::from(item.p_wrong)).sum();
-    assert!((sum - found.expected_wrong).abs() < 1e-3, "{sum} {}", found.expected_wrong);
-    for item in &found.items {
+    let sum: f64 = result.items.iter().map(|item| f64::from(item.p_wrong)).sum();
+    assert!((sum - result.expected_wrong).abs() < 1e-3, "{sum} {}", result.expected_wrong);
+    for item in &result.items {
         assert!((0.0..=1.0).contains(&item.p_wrong), "{item:?}");
         assert!(item.probable.iter().all(|class| (0.0..=1.0).contains(&class.p)), "{item:?}");
         assert!(!item.probable.is_empty() && item.probable.len() <= 3, "{item:?}");
         assert!(item.p_wrong < 0.99 || !matches!(item.verdict, Verdict::Unsure | Verdict::Keep), "{item:?}");
     }
-    found
+    result
 }
 
 /// The number of items that a repair would change.
-fn changes(found: &Audit) -> usize {
-    found.counts.relabel + found.counts.quarantine
+fn changes(result: &Audit) -> usize {
+    result.counts.relabel + result.counts.quarantine
 }
 
 #[test]
 fn two_items_of_two_classes_cannot_be_checked() {
     let mut sample = Sample::new();
     (0..2).for_each(|class| sample.add(1, class as u64, class));
-    let found = audit(&sample.data());
-    assert_eq!(changes(&found), 0);
-    assert!(found.warnings[0].starts_with("no label can be checked"), "{:?}", found.warnings);
-    assert!(found.items.iter().all(|item| item.p_wrong >= 0.049), "nothing speaks for these labels");
+    let result = audit(&sample.data());
+    assert_eq!(changes(&result), 0);
+    assert!(result.warnings[0].starts_with("no label can be checked"), "{:?}", result.warnings);
+    assert!(result.items.iter().all(|item| item.p_wrong >= 0.049), "nothing supports these labels");
 }
 
 #[test]
@@ -71,10 +71,10 @@ fn classes_of_one_item_are_named_and_never_certain() {
     let mut sample = Sample::new();
     (0..2).for_each(|class| sample.add(8, class as u64, class));
     sample.add(1, 2, 2);
-    let found = audit(&sample.data());
-    assert_eq!(found.warnings, ["class 'class 00002' has a single item, whose label cannot be checked"]);
-    assert!(found.items[16].p_wrong >= 0.049, "{:?}", found.items[16]);
-    assert!(found.items[..16].iter().all(|item| item.verdict == Verdict::Keep));
+    let result = audit(&sample.data());
+    assert_eq!(result.warnings, ["class 'class 00002' has a single item, whose label cannot be checked"]);
+    assert!(result.items[16].p_wrong >= 0.049, "{:?}", result.items[16]);
+    assert!(result.items[..16].iter().all(|item| item.verdict == Verdict::Keep));
 }
 
 #[test]
@@ -83,8 +83,8 @@ fn ten_thousand_classes_are_audited() {
     for class in 0..10_000 {
         sample.add(1, class as u64, class);
     }
-    let found = audit(&sample.data());
-    assert_eq!((found.counts.classes, changes(&found)), (10_000, 0));
+    let result = audit(&sample.data());
+    assert_eq!((result.counts.classes, changes(&result)), (10_000, 0));
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn identical_rows_get_one_probability_and_no_change() {
     for classes in [2, 5] {
         let labels = (0..10 * classes).map(|row| format!("class {}", row % classes)).collect();
         let data = Embeddings::from_rows(vec![1.0; 10 * classes * 4], 4, labels).unwrap();
-        let found = audit(&data);
-        assert_eq!(changes(&found), 0, "{:?}", found.counts);
-        let first = found.items[0].p_wrong;
-        assert!(found.items.iter().all(|item| (item.p_wrong - first).abs() < 1e-5));
-        assert!(found.warnings.iter().any(|warning| warning.contains("identical")), "{:?}", found.warnings);
+        let result = audit(&data);
+        assert_eq!(changes(&result), 0, "{:?}", result.counts);
+        let first = result.items[0].p_wrong;
+        assert!(result.items.iter().all(|item| (item.p_wrong - first).abs() < 1e-5));
+        assert!(result.warnings.iter().any(|warning| warning.contains("identical")), "{:?}", result.warnings);
     }
 }
 
@@ -106,18 +106,18 @@ fn a_class_that_duplicates_another_is_named_and_left_to_review() {
     (0..2).for_each(|class| sample.add(10, class as u64, class));
     sample.values.extend_from_within(..10 * DIM);
     sample.labels.extend(vec!["copy".to_string(); 10]);
-    let found = audit(&sample.data());
-    assert_eq!(changes(&found), 0, "either label may be the right one: {:?}", found.counts);
+    let result = audit(&sample.data());
+    assert_eq!(changes(&result), 0, "either label may be the right one: {:?}", result.counts);
     let rows = (0..10).chain(20..30);
-    assert!(rows.into_iter().all(|row| found.items[row].action == Action::Review), "{:?}", found.counts);
+    assert!(rows.into_iter().all(|row| result.items[row].action == Action::Review), "{:?}", result.counts);
     assert!(
-        found.items[10..20].iter().all(|item| item.action == Action::Keep),
+        result.items[10..20].iter().all(|item| item.action == Action::Keep),
         "the class that is not a copy"
     );
     assert!(
-        found.warnings[0].contains("'class 00000' and 'copy' contain the same items"),
+        result.warnings[0].contains("'class 00000' and 'copy' contain the same items"),
         "{:?}",
-        found.warnings
+        result.warnings
     );
 }
 
@@ -129,9 +129,9 @@ fn an_item_in_many_classes_is_left_to_review() {
         sample.values.extend_from_within(..6 * DIM);
         sample.labels.extend(vec![format!("copy {copy}"); 6]);
     }
-    let found = audit(&sample.data());
-    assert_eq!(changes(&found), 0, "{:?}", found.counts);
-    assert!(found.items[18..].iter().all(|item| item.action == Action::Review), "{:?}", found.counts);
+    let result = audit(&sample.data());
+    assert_eq!(changes(&result), 0, "{:?}", result.counts);
+    assert!(result.items[18..].iter().all(|item| item.action == Action::Review), "{:?}", result.counts);
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn classes_whose_names_were_exchanged_as_a_whole_look_right() {
     // An audit compares items with each other: it cannot know what a name means.
     let mut sample = Sample::new();
     (0..5).for_each(|class| sample.add(8, class as u64, (class + 1) % 5));
-    let found = audit(&sample.data());
-    assert_eq!(found.counts.keep, 40);
+    let result = audit(&sample.data());
+    assert_eq!(result.counts.keep, 40);
 }
 
 #[test]
@@ -149,9 +149,13 @@ fn labels_without_any_relation_to_the_items_cause_few_changes() {
     for row in 0..50 {
         sample.add(1, row % 5, (row as usize / 5) % 5);
     }
-    let found = audit(&sample.data());
-    assert!(found.counts.suspect + found.counts.review > 15, "it is visible: {:?}", found.counts);
-    assert_eq!(found.counts.relabel, 0, "no class is certain: {:?}", found.counts);
+    let result = audit(&sample.data());
+    assert!(
+        result.counts.suspect + result.counts.review > 15,
+        "many labels are doubted: {:?}",
+        result.counts
+    );
+    assert_eq!(result.counts.relabel, 0, "no class is certain: {:?}", result.counts);
 }
 
 #[test]
@@ -159,9 +163,9 @@ fn small_classes_next_to_one_with_nine_of_ten_items_are_not_taken_apart() {
     let mut sample = Sample::new();
     sample.add(180, 0, 0);
     (1..5).for_each(|class| sample.add(5, class as u64, class));
-    let found = audit(&sample.data());
-    assert!(changes(&found) <= 4, "{:?}", found.counts);
-    assert!(found.items[180..].iter().all(|item| item.action != Action::Relabel), "{:?}", found.counts);
+    let result = audit(&sample.data());
+    assert!(changes(&result) <= 4, "{:?}", result.counts);
+    assert!(result.items[180..].iter().all(|item| item.action != Action::Relabel), "{:?}", result.counts);
 }
 
 #[test]
@@ -171,21 +175,21 @@ fn items_of_a_large_class_are_found_in_small_ones() {
         sample.add(large, 0, 0);
         (1..5).for_each(|class| sample.add(10, class as u64, class));
         (1..5).for_each(|class| sample.add(1, 0, class));
-        let found = audit(&sample.data());
+        let result = audit(&sample.data());
         let right = large + 40;
-        let mut most_suspect = found.ranking()[..4].to_vec();
+        let mut most_suspect = result.ranking()[..4].to_vec();
         most_suspect.sort_unstable();
         assert_eq!(most_suspect, Vec::from_iter(right..right + 4));
-        assert!(found.items[right..].iter().all(|item| item.is_suspect()), "{:?}", &found.items[right..]);
-        assert!(found.items[..right].iter().all(|item| item.action == Action::Keep), "{:?}", found.counts);
+        assert!(result.items[right..].iter().all(|item| item.is_suspect()), "{:?}", &result.items[right..]);
+        assert!(result.items[..right].iter().all(|item| item.action == Action::Keep), "{:?}", result.counts);
     }
 }
 
 #[test]
-fn very_small_numbers_are_as_good_as_others() {
+fn rows_of_very_small_numbers_are_audited_like_others() {
     let mut sample = Sample::new();
     (0..3).for_each(|class| sample.add(8, class as u64, class));
     sample.values.iter_mut().for_each(|value| *value *= 1e-25);
-    let found = audit(&sample.data());
-    assert!(found.items.iter().all(|item| item.p_wrong < 0.1), "{:?}", found.expected_wrong);
+    let result = audit(&sample.data());
+    assert!(result.items.iter().all(|item| item.p_wrong < 0.1), "{:?}", result.expected_wrong);
 }

@@ -61,7 +61,7 @@ pub fn shown_rows(audit: &Audit, data: &Embeddings) -> Vec<usize> {
         }
     };
     // In the order of importance, until the page is full: suspects, the most suspicious first (two thirds of the page
-    // at most), a few rows of every class, the neighbours of the suspects, and more rows of every class.
+    // at most), a few rows of every class, three neighbours of every suspect, and more rows of every class.
     let ranking = audit.ranking();
     let suspects: Vec<usize> =
         ranking.into_iter().filter(|row| audit.items[*row].action != Action::Keep).collect();
@@ -128,14 +128,14 @@ impl AuditPage<'_> {
         let mut rows: Vec<usize> = self.data.rows_of(class).iter().map(|row| *row as usize).collect();
         let wrong = |row: &usize| self.audit.items[*row].p_wrong;
         rows.sort_by(|a, b| wrong(b).total_cmp(&wrong(a)));
-        let found = &self.audit.classes[class];
+        let audited = &self.audit.classes[class];
         ClassView {
             name: &self.data.classes()[class],
             heading: breakable(&self.data.classes()[class]),
             colour: class % crate::report::chart::COLOURS,
-            items: counted(found.items, "item", "items"),
-            expected_wrong: found.expected_wrong,
-            found_elsewhere: found.found_elsewhere,
+            items: counted(audited.items, "item", "items"),
+            expected_wrong: audited.expected_wrong,
+            found_elsewhere: audited.found_elsewhere,
             shown: rows.into_iter().filter(|row| is_shown[*row]).map(|row| self.item(row)).collect(),
         }
     }
@@ -174,9 +174,9 @@ impl AuditPage<'_> {
 
 /// A text whose first character is a capital letter.
 fn capitalised(text: &str) -> String {
-    let mut rest = text.chars();
-    let first = rest.next().map(char::to_uppercase).into_iter().flatten();
-    first.chain(rest.clone()).collect()
+    let mut characters = text.chars();
+    let first = characters.next().map(char::to_uppercase).into_iter().flatten();
+    first.chain(characters).collect()
 }
 
 /// A name as HTML that may be wrapped after separators, which are frequent in names of files, but not before its
@@ -203,7 +203,8 @@ struct ReviewData<'a> {
     /// The key under which the browser stores decisions: the fingerprint of the rows and the path of the collection.
     key: String,
     classes: &'a [String],
-    /// The rows to decide about, in the order of the review: first those that the audit is unsure about.
+    /// The rows to decide about, in the order of the review: first those with the action `review`, which the audit
+    /// leaves to the user, then those with a planned change.
     queue: Vec<usize>,
     items: Vec<ReviewItem<'a>>,
 }

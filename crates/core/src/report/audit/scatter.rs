@@ -63,7 +63,8 @@ pub(super) fn svg(
     svg + "</svg>\n" + &legend(data)
 }
 
-/// The rows to draw, with suspects last so that they are on top. Of many other items only every n-th is drawn.
+/// The rows to draw, with suspects last so that they are on top. If there are more than [`MAX_MARKS`] items, only every
+/// n-th of the others is drawn.
 fn drawing_order(audit: &Audit) -> Vec<usize> {
     let (suspects, others): (Vec<usize>, Vec<usize>) =
         (0..audit.items.len()).partition(|row| audit.items[*row].is_suspect());
@@ -106,6 +107,7 @@ impl Viewport {
         };
         let low = [bound(0, f32::min), bound(1, f32::min)];
         let high = [bound(0, f32::max), bound(1, f32::max)];
+        // `max` avoids a division by 0 if all points have the same coordinate.
         let scale = |axis: usize, length: f32| (length - 2.0 * MARGIN) / (high[axis] - low[axis]).max(1e-9);
         Viewport { low, scale: [scale(0, WIDTH), scale(1, HEIGHT)] }
     }

@@ -1,4 +1,5 @@
-//! Tests of the audit reports: widths, escaping of hostile names, the items of large collections, and a snapshot.
+//! Tests of the audit reports: widths, escaping of names with special characters, the items of large collections, and a
+//! snapshot.
 
 use super::*;
 use crate::embeddings::{Embeddings, Items};
@@ -25,8 +26,8 @@ fn audited() -> (Embeddings, Audit) {
     }
     let data =
         Embeddings::from_rows(values, 24, labels).unwrap().with_items(Items::from_names(items)).unwrap();
-    let found = Audit::of(&data).run().unwrap();
-    (data, found)
+    let audit = Audit::of(&data).run().unwrap();
+    (data, audit)
 }
 
 /// The plan of an audit of a folder.
@@ -44,18 +45,18 @@ fn planned(audit: &Audit, data: &Embeddings) -> crate::repair::RepairPlan {
 
 #[test]
 fn the_table_fits_a_terminal_whatever_the_names() {
-    let (_, found) = audited();
-    let shown = AuditTable::new(&found).all(true).width(Some(150)).render();
+    let (_, audit) = audited();
+    let shown = AuditTable::new(&audit).all(true).width(Some(150)).render();
     for line in shown.lines() {
         assert!(crate::visible::display_width(line) <= 150, "{line}");
     }
     // The folder of an item is its class, and stays whatever the width.
-    let narrow = AuditTable::new(&found).all(true).width(Some(80)).render();
+    let narrow = AuditTable::new(&audit).all(true).width(Some(80)).render();
     for line in narrow.lines().filter(|line| line.contains(".jpg")) {
         assert!(["cat/", "two\\nlines/", "should be/"].iter().any(|class| line.contains(class)), "{line}");
     }
     assert!(shown.contains("two\\nlines"), "{shown}");
-    let suspects = AuditTable::new(&found).render();
+    let suspects = AuditTable::new(&audit).render();
     assert!(suspects.lines().count() < shown.lines().count());
     let first = suspects.lines().nth(1).unwrap();
     assert!(first.contains('%') && first.contains("picture"), "{suspects}");
@@ -63,20 +64,20 @@ fn the_table_fits_a_terminal_whatever_the_names() {
 
 #[test]
 fn csv_has_one_line_per_item() {
-    let (_, found) = audited();
-    let csv = audit_csv(&found);
+    let (_, audit) = audited();
+    let csv = audit_csv(&audit);
     assert_eq!(csv.matches(",false,").count(), 15, "no item is confirmed: {csv}");
     assert!(csv.contains("\"two\nlines/picture 5.jpg\""), "{csv}");
 }
 
 #[test]
 fn the_page_escapes_names_and_loads_nothing() {
-    let (data, found) = audited();
+    let (data, audit) = audited();
     let points = crate::audit::map(&data, &()).unwrap();
     let thumbnails = vec![Some("data:image/jpeg;base64,AAAA".to_string()); data.len()];
     let page = |thumbnails: &[Option<String>]| {
         let notes = vec!["x.heic: convert it".into()];
-        let (audit, data, plan) = (&found, &data, &planned(&found, &data));
+        let (audit, data, plan) = (&audit, &data, &planned(&audit, &data));
         AuditPage { title: "photos", audit, data, plan, thumbnails, points: &points, notes }.render()
     };
     let shown = page(&thumbnails);
@@ -96,9 +97,9 @@ fn script<'a>(page: &'a str, id: &str) -> &'a str {
 
 #[test]
 fn the_page_contains_the_plan_and_the_data_of_the_review() {
-    let (data, found) = audited();
+    let (data, audit) = audited();
     let points = crate::audit::map(&data, &()).unwrap();
-    let (audit, data, plan) = (&found, &data, &planned(&found, &data));
+    let (audit, data, plan) = (&audit, &data, &planned(&audit, &data));
     let page =
         AuditPage { title: "x", audit, data, plan, thumbnails: &[], points: &points, notes: Vec::new() };
     let page = page.render();
@@ -106,15 +107,15 @@ fn the_page_contains_the_plan_and_the_data_of_the_review() {
     assert_eq!(&parsed, plan);
     let review: serde_json::Value = serde_json::from_str(script(&page, "review-data")).unwrap();
     assert_eq!(review["classes"].as_array().unwrap().len(), 3);
-    let counts = found.counts;
+    let counts = audit.counts;
     let queue = review["queue"].as_array().unwrap();
     assert_eq!(queue.len(), counts.relabel + counts.quarantine + counts.review);
-    let action = |row: &serde_json::Value| found.items[row.as_u64().unwrap() as usize].action;
+    let action = |row: &serde_json::Value| audit.items[row.as_u64().unwrap() as usize].action;
     assert!(queue.iter().map(action).skip(counts.review).all(|action| action != Action::Review));
     let row = review["items"].as_array().unwrap().iter().find(|item| item["row"] == 4).unwrap();
     assert_eq!((&row["given"], &row["item"]), (&"cat".into(), &"cat/picture 4.jpg".into()));
     assert_eq!(row["probable"][0]["class"], "two\nlines");
-    for (item, shown) in found.items.iter().zip(review["items"].as_array().unwrap()) {
+    for (item, shown) in audit.items.iter().zip(review["items"].as_array().unwrap()) {
         let is_planned = matches!(item.action, Action::Relabel | Action::Quarantine);
         assert_eq!(shown["planned"].is_object(), is_planned, "{shown}");
         assert_eq!(shown["planned"]["to"].as_str(), item.suggested.as_deref().filter(|_| is_planned));
@@ -124,15 +125,17 @@ fn the_page_contains_the_plan_and_the_data_of_the_review() {
 #[test]
 fn the_page_of_a_large_collection_shows_suspects_and_some_items_of_every_class() {
     let scatter = |row: usize, column: usize| ((row * 37 + column * 101) as f32 * 0.7).sin() * 0.4;
+    // Every hundredth item looks like an item of the next class.
     let class = |row: usize| if row.is_multiple_of(100) { 1 } else { 0 } + row / 500;
     let value = |row: usize, column: usize| if class(row) % 4 == column % 4 { 2.0 } else { 0.0 } + scatter(row, column);
     let values = (0..2000).flat_map(|row| (0..8).map(move |column| value(row, column))).collect();
     let labels = (0..2000).map(|row| format!("class {}", row / 500)).collect();
     let data = Embeddings::from_rows(values, 8, labels).unwrap();
-    let found = Audit::of(&data).run().unwrap();
-    let shown = shown_rows(&found, &data);
+    let audit = Audit::of(&data).run().unwrap();
+    let shown = shown_rows(&audit, &data);
     assert!(shown.len() <= 1200 && shown.len() >= 12, "{}", shown.len());
-    let suspects: Vec<usize> = (0..2000).filter(|row| found.items[*row].verdict != Verdict::Keep).collect();
+    let suspects: Vec<usize> = (0..2000).filter(|row| audit.items[*row].verdict != Verdict::Keep).collect();
+    // Up to 800 suspects, two thirds of the page, are shown in any case.
     assert!(suspects.len() > 800 || suspects.iter().all(|row| shown.binary_search(row).is_ok()));
 }
 
@@ -222,10 +225,10 @@ fn invented() -> Audit {
 
 #[test]
 fn a_wide_terminal_shows_long_names_whole() {
-    let found = invented();
+    let audit = invented();
     let name = "a very long name of a picture that nobody would ever type.jpeg";
-    assert!(AuditTable::new(&found).render().contains(name), "whole names without a terminal");
-    let shown = |width| AuditTable::new(&found).width(Some(width)).render();
+    assert!(AuditTable::new(&audit).render().contains(name), "whole names without a terminal");
+    let shown = |width| AuditTable::new(&audit).width(Some(width)).render();
     assert!(shown(160).contains(name), "{}", shown(160));
     for width in [76, 80] {
         let shown = shown(width);
@@ -254,26 +257,26 @@ fn numbers(text: &str) -> Vec<usize> {
 
 #[test]
 fn table_page_csv_json_and_plan_have_the_same_counts() {
-    let (data, found) = audited();
-    let counts = found.counts;
+    let (data, audit) = audited();
+    let counts = audit.counts;
     assert_eq!(counts.relabel + counts.quarantine + counts.review + counts.keep, counts.items);
     assert_eq!(counts.items, 15);
     let sentence = planned_in_words(&counts);
-    assert!(AuditTable::new(&found).render().contains(&sentence));
+    assert!(AuditTable::new(&audit).render().contains(&sentence));
     let points = crate::audit::map(&data, &()).unwrap();
     let page = AuditPage {
         title: "x",
-        audit: &found,
+        audit: &audit,
         data: &data,
-        plan: &planned(&found, &data),
+        plan: &planned(&audit, &data),
         thumbnails: &[],
         points: &points,
         notes: Vec::new(),
     };
     let page = page.render();
-    assert!(page.contains(&sentence) && page.contains(&wrong_in_words(&found)));
-    let json: serde_json::Value = serde_json::from_str(&audit_json(&found)).unwrap();
-    let plan = planned(&found, &data);
+    assert!(page.contains(&sentence) && page.contains(&wrong_in_words(&audit)));
+    let json: serde_json::Value = serde_json::from_str(&audit_json(&audit)).unwrap();
+    let plan = planned(&audit, &data);
     let planned = [counts.relabel, counts.quarantine, counts.review];
     assert_eq!(numbers(&plan.summary())[..3], planned, "{}", plan.summary());
     for action in Action::ALL {
@@ -281,18 +284,18 @@ fn table_page_csv_json_and_plan_have_the_same_counts() {
         assert_eq!(json["counts"][name], count);
         assert_eq!(page.matches(&format!("data-action=\"{name}\"")).count(), count, "{name}");
         assert_eq!(
-            audit_csv(&found).matches(&format!(",{name},")).count(),
-            count + verdicts_named(&found, name)
+            audit_csv(&audit).matches(&format!(",{name},")).count(),
+            count + verdicts_named(&audit, name)
         );
     }
     assert_eq!(page.matches(" data-suspect").count(), counts.suspect);
     assert_eq!(json["counts"]["suspect"], counts.suspect);
 }
 
-/// The number of items whose verdict has the name of an action and that have this action: their lines contain it twice,
-/// with a comma between, of which `matches` counts one. Otherwise the verdict is counted, too.
-fn verdicts_named(found: &Audit, name: &str) -> usize {
-    found.items.iter().filter(|item| item.verdict.name() == name && item.action.name() != name).count()
+/// The number of items whose verdict has this name, but whose action has another. The CSV line of such an item contains
+/// `,NAME,`. If both have this name, the line contains `,NAME,NAME,`, which `matches` counts once.
+fn verdicts_named(audit: &Audit, name: &str) -> usize {
+    audit.items.iter().filter(|item| item.verdict.name() == name && item.action.name() != name).count()
 }
 
 #[test]

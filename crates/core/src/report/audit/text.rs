@@ -82,11 +82,11 @@ impl<'a> AuditTable<'a> {
             table.line([percent(item.p_wrong), item.action.name().into(), name, given, belongs_to]);
             notes(item).into_iter().for_each(|note| table.note(note));
         }
-        let rest = match more {
+        let left_out = match more {
             0 => String::new(),
             more => format!("and {}, less probably wrong\n", counted(more, "more item", "more items")),
         };
-        table.render(self.width) + &rest
+        table.render(self.width) + &left_out
     }
 
     /// The numbers of items with each action, of suspect labels and of wrong ones.
@@ -156,12 +156,12 @@ fn classes(audit: &Audit, width: Option<usize>) -> String {
 }
 
 /// The label conflicts, and the duplicates within a class.
-fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
-    let (conflicts, within): (Vec<_>, Vec<_>) = found.iter().partition(|pair| pair.label_conflict);
+fn duplicates(pairs: &[Duplicate], width: Option<usize>) -> String {
+    let (conflicts, within): (Vec<_>, Vec<_>) = pairs.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        // Each name gets half of the columns that the indent of two, "is nearly identical to" and the spaces around it
-        // leave.
+        // The indent (2 columns), "is nearly identical to" (22) and the spaces around it (2) take 26 columns; each name
+        // gets half of the others.
         let width = width.map(|width| width.saturating_sub(26) / 2);
         let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
         format!("{item} {} {other}", relation(pair.kind))
@@ -170,13 +170,13 @@ fn duplicates(found: &[Duplicate], width: Option<usize>) -> String {
 }
 
 /// The images that are too poor to be used, or cannot be read.
-fn image_problems(found: &[ImageProblem], width: Option<usize>) -> String {
+fn image_problems(problems: &[ImageProblem], width: Option<usize>) -> String {
     let in_words = |problem: &ImageProblem| {
-        // The indent and the problems in words get 36 columns.
+        // 36 columns are reserved for the indent and the problems in words.
         let width = width.map(|width| width.saturating_sub(36));
         format!("{}: {}", fitted(&problem.item, width), problems_in_words(problem))
     };
-    listed("image problems", found.iter().map(in_words))
+    listed("image problems", problems.iter().map(in_words))
 }
 
 /// The name of an item, shortened to `max_columns` columns as far as its folders allow.

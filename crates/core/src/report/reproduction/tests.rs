@@ -95,7 +95,7 @@ fn the_summary_counts_the_cells_of_the_paper() {
 }
 
 #[test]
-fn on_a_data_set_that_stands_for_another_only_differences_are_shown_and_nothing_counts() {
+fn on_a_data_set_that_replaces_another_only_differences_are_shown_and_no_cell_counts_as_a_comparison() {
     let other = Cell { published: None, paper_difference: Some(7.5), ..cell(57.0, 5.0, 0.0, 0.0) };
     assert_eq!(other.text(), "57.00 ±0.10 (+5.0, paper +7.5)");
     assert_eq!(other.agreement(), None);
@@ -113,7 +113,8 @@ fn ranks_are_among_the_rows_that_are_not_references() {
         reference: None,
         cells: vec![cell(measured, 0.0, published, 0.0), Cell::default()],
     };
-    // The orders of c and d are swapped by less than the intervals; those of A_row and b by more.
+    // Row b is the best here and the worst in the paper, by more than the intervals. Rows c and d have another order
+    // than in the paper, but by less than the intervals.
     table.rows.extend([row("b", 58.0, 55.0), row("c", 57.1, 58.0), row("d", 57.05, 58.05)]);
     table.rank_cells();
     let orders: Vec<_> = table.rows.iter().map(|row| row.cells[0].order.clone()).collect();

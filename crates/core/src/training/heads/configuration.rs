@@ -38,8 +38,8 @@ pub struct Configuration<M> {
     pub seed: u64,
     /// The number of training steps, each of which is one update of the parameters.
     pub steps: u64,
-    /// The number of parts, 1 to 256, into which the episodes of a step are divided. At most this number
-    /// of threads work on a step. Unlike the number of threads, it changes the result.
+    /// The number of parts, 1 to 256, into which the episodes of a step are divided. At most this number of
+    /// threads work on a step. Unlike the number of threads, it changes the result.
     pub parts: usize,
     /// The model file whose parameters training starts with; empty for random initial parameters.
     pub from: PathBuf,
@@ -250,9 +250,9 @@ impl Data {
             ("data.validation_outliers", &self.validation_outliers, &self.validation),
         ];
         for (what, outliers, data) in pairs {
-            let is_count = outliers.is_empty() || outliers.len() == data.len();
+            let is_allowed = outliers.is_empty() || outliers.len() == data.len();
             let allowed = format!("none or {}, one for each file of data", data.len());
-            require(what, format!("{} files", outliers.len()), is_count, &allowed)?;
+            require(what, format!("{} files", outliers.len()), is_allowed, &allowed)?;
         }
         Ok(())
     }
@@ -265,9 +265,9 @@ fn has_outliers(noise: &[NoiseLevels]) -> bool {
 }
 
 /// The outliers for each of `validation` data sets if none are given: the training data, so that neither validation nor
-/// test classes are used up. Each data set gets the training data at its place in the list, or the only one there is.
-/// If the lists differ otherwise, there are none, and outliers are items of validation classes that are not in the
-/// episode.
+/// test classes are used up. Each validation data set gets the training data set at the same position, or the only one.
+/// If there are several and their numbers differ, the result is empty: then outliers are items of validation classes
+/// that are not in the episode.
 pub fn training_outliers<T: Clone>(train: &[T], validation: usize) -> Vec<T> {
     match train {
         [only] => vec![only.clone(); validation],

@@ -252,7 +252,7 @@ impl<'a> TrainingEpisodes<'a> {
         let (embeddings, outliers) = (data.embeddings, data.outlier_rows());
         // Without outlier data, outliers are items of the data set whose classes are not in the episode.
         let outliers_share_data = std::ptr::eq(embeddings, outliers);
-        let others = embeddings.classes().len() - classes.len();
+        let other_classes = embeddings.classes().len() - classes.len();
         if self.blended == 0.0 {
             return Vec::new();
         }
@@ -260,7 +260,7 @@ impl<'a> TrainingEpisodes<'a> {
         let partners: Vec<Option<(usize, f32)>> = classes
             .iter()
             .map(|_| {
-                let is_blended = rng.fraction() < self.blended && others > 0;
+                let is_blended = rng.fraction() < self.blended && other_classes > 0;
                 is_blended.then(|| {
                     (random_other_class(classes, embeddings.classes().len(), rng), random_share(rng))
                 })
@@ -406,11 +406,12 @@ impl EpisodeShape<'_> {
         // Outlier noise of a random level would replace some items by outliers; half of these replacements are made.
         if !levels.is_empty() {
             let outliers = self.sampler.corrupt(episode, levels[rng.below(levels.len())], index_sampler)?;
-            let candidates = items.iter_mut().zip(outliers).filter(|(_, other)| other.truth.is_none());
+            let candidates =
+                items.iter_mut().zip(outliers).filter(|(_, replacement)| replacement.truth.is_none());
             candidates.filter(|_| rng.fraction() < 0.5).for_each(|(item, outlier)| *item = outlier);
         }
-        // A random share of the wrong items is replaced by the items that the episode has in their places without
-        // noise.
+        // A random share of the wrong items is replaced by the items that are at the same positions without noise. At
+        // level 0, every noise type returns this clean support set, so the type of the first one will do.
         let clean =
             self.sampler.corrupt(episode, Noise { level: 0.0, ..self.noises[0][0] }, index_sampler)?;
         let clean_share = rng.fraction();
@@ -448,6 +449,7 @@ pub(super) fn check_levels_used<'s, 'a: 's>(
 ) -> Result<()> {
     for &noise in noise.iter().flat_map(|levels| &levels.0) {
         let is_used = shapes.clone().any(|shape| shape.noises.iter().flatten().any(|used| *used == noise));
+        // The error names the last shape, as an example.
         if let Some(shape) = shapes.clone().last().filter(|_| !is_used) {
             return Err(shape.sampler.impossible(noise));
         }
@@ -460,7 +462,8 @@ pub(super) fn counts(ranges: &[CountRange]) -> impl Iterator<Item = usize> {
     ranges.iter().flat_map(|range| range.min..=range.max)
 }
 
-/// The indices of the episodes in part number `part` of a step, whose episodes are divided into `parts` equal parts.
+/// The indices of the episodes in part number `part` of a step, whose `per_step` episodes are divided into `parts`
+/// parts with at most one episode more or less than others.
 pub(super) fn indices_of_part(step: u64, per_step: usize, part: usize, parts: usize) -> Range<u64> {
     let start = |part: usize| step * per_step as u64 + (part * per_step / parts) as u64;
     start(part)..start(part + 1)

@@ -74,7 +74,8 @@ impl SessionOptions<'_, '_> {
 
 /// The bytes of GPU memory that the rows may take: three quarters of the free memory. The rest is for activations.
 pub(super) fn most_row_bytes(device: &Device) -> Result<usize> {
-    Ok(device.memory()?.0 / 4 * 3)
+    let (free, _total) = device.memory()?;
+    Ok(free / 4 * 3)
 }
 
 pub(super) type BoxedSession<'a> = Box<dyn TrainingSession<Batch = HeadBatch> + 'a>;
@@ -182,7 +183,7 @@ impl<'a> GpuRows<'a> {
     /// The warning that rows do not fit into GPU memory; `None` if they do.
     fn warning(&self, options: &SessionOptions<'_, '_>) -> Result<Option<String>> {
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-        let free = options.device.memory()?.0;
+        let (free, _total) = options.device.memory()?;
         Ok((!self.is_stored).then(|| {
             format!(
                 "the embeddings need {} MiB of GPU memory and {} MiB are free: the rows of every step are copied to the \
@@ -381,7 +382,7 @@ impl ExtraRows {
             (rows.first_rows[sets[usize::from(is_outlier)]] + row as usize) as u32
         };
         let mut numbers: Vec<u32> = drawn.rows().into_iter().map(number).collect();
-        // The places in `numbers` whose rows are not on the GPU.
+        // The indices in `numbers` of the rows that are not on the GPU.
         let extra: Vec<usize> = match rows.is_stored {
             true => drawn.blends.iter().map(|blend| blend.index).collect(),
             false => (0..numbers.len()).collect(),
@@ -420,6 +421,7 @@ fn relabel_training(
     let optimiser = relabel::OptimiserOptions { adamw: options.adamw(), clip: options.optimiser.clip };
     let mut training = RelabelTraining::new(options.device, network, optimiser, options.parameters, &sets)?;
     // Runs the largest possible episode, so that one that does not fit is refused now and not in the middle of the run.
+    // A network for features of any dimension has no dimension; then the rows have one value.
     let dim = network.config().dim().unwrap_or(1);
     training.run(&[largest_relabel_step(options, dim)])?;
     // Undoes the update of that step.

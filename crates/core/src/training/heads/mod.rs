@@ -322,6 +322,7 @@ fn check_dimensions<M: HeadOptions>(
 /// # Errors
 /// If the model is not a head, or was trained on features of another dimension.
 pub fn open_head(model: &Model, dim: usize) -> Result<(Arc<dyn LearnedHead>, Vec<f32>)> {
+    // `own_dim` is the dimension for which the model was trained; `None` if it takes any.
     let (own_dim, head) = match model.kind() {
         TRANFS => {
             let TranfsConfig { dim, options } = model.config()?;
@@ -329,6 +330,8 @@ pub fn open_head(model: &Model, dim: usize) -> Result<(Arc<dyn LearnedHead>, Vec
         }
         _ => {
             model.expect_kind(RELABEL)?;
+            // Without a dimension, the network takes features of any dimension, and that passed to `build` has no
+            // effect.
             let RelabelConfig { dim, options } = model.config()?;
             (dim, options.check().and_then(|()| options.build(dim.unwrap_or(1))))
         }
@@ -402,8 +405,8 @@ impl Trainee for HeadTrainee<'_> {
     }
 
     fn steps(&mut self, step: u64, limit: u64) -> Result<Vec<Vec<f64>>> {
-        // 1 on the CPU.
         let at_once = self.session.steps_at_once() as u64;
+        // On the CPU.
         if at_once == 1 {
             return Ok(vec![self.step(step)?]);
         }
@@ -412,6 +415,7 @@ impl Trainee for HeadTrainee<'_> {
         let HeadTrainee { session, episodes, per_step, seed, samplers, drawn, .. } = self;
         // The batches of the next `at_once` steps are drawn while the GPU computes. An error is ignored here: it recurs
         // when the batch is needed.
+        // `next`: the first step whose batch is not drawn yet.
         let next = drawn.back().map_or(step + count, |(last, _)| last + 1);
         rayon::in_place_scope(|scope| {
             scope.spawn(|_| {

@@ -28,7 +28,7 @@ use crate::episode::image_name;
 pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) -> Vec<String> {
     type Names = fn(&Embeddings) -> HashSet<String>;
     let kinds: [(&str, Names); 2] = [("classes", class_names), ("items", item_names)];
-    let mut found = Vec::new();
+    let mut warnings = Vec::new();
     for (what, names) in kinds {
         let all = |data_sets: &[EpisodeData<'_>]| -> HashSet<String> {
             data_sets.iter().flat_map(|data| names(data.embeddings)).collect()
@@ -37,7 +37,7 @@ pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) ->
         let mut shared: Vec<&String> = train_names.intersection(&validation_names).collect();
         shared.sort();
         if let Some(first) = shared.first() {
-            found.push(format!(
+            warnings.push(format!(
                 "{} {what} are in the training and in the validation data, for instance '{first}'",
                 shared.len()
             ));
@@ -46,12 +46,13 @@ pub fn overlaps(training: &[EpisodeData<'_>], validation: &[EpisodeData<'_>]) ->
     let rows = |data_sets: &[EpisodeData<'_>]| -> HashSet<u64> {
         data_sets.iter().flat_map(|data| row_hashes(data.embeddings)).collect()
     };
-    let same = rows(training).intersection(&rows(validation)).count();
-    if same > 0 {
-        found
-            .push(format!("{same} rows of features are the same in the training and in the validation data"));
+    let shared_rows = rows(training).intersection(&rows(validation)).count();
+    if shared_rows > 0 {
+        warnings.push(format!(
+            "{shared_rows} rows of features are the same in the training and in the validation data"
+        ));
     }
-    found
+    warnings
 }
 
 /// The class names that are not numbers. Numbered classes of two files need not be the same classes.
@@ -84,6 +85,7 @@ mod tests {
     use super::*;
     use crate::embeddings::Items;
 
+    /// Six rows of two classes, whose names are `prefix` and a number; values and item names are numbered from `first`.
     fn embeddings(first: usize, prefix: &str) -> Embeddings {
         let labels = (0..6).map(|row| format!("{prefix}{}", row / 3)).collect();
         let items = Items::from_names((first..first + 6).map(|i| format!("{i}.jpg#{}", i % 2)));
@@ -104,9 +106,9 @@ mod tests {
             Vec::<String>::new(),
             "numbers are not names"
         );
-        let found = overlaps_of(&embeddings(0, "a"), &embeddings(4, "a"));
-        assert_eq!(found.len(), 3, "{found:?}");
-        assert!(found[0].starts_with("2 classes") && found[1].starts_with("2 items"), "{found:?}");
-        assert!(found[2].starts_with("2 rows"), "{found:?}");
+        let warnings = overlaps_of(&embeddings(0, "a"), &embeddings(4, "a"));
+        assert_eq!(warnings.len(), 3, "{warnings:?}");
+        assert!(warnings[0].starts_with("2 classes") && warnings[1].starts_with("2 items"), "{warnings:?}");
+        assert!(warnings[2].starts_with("2 rows"), "{warnings:?}");
     }
 }

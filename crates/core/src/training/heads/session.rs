@@ -55,8 +55,8 @@ impl<'a> CpuHeadSession<'a> {
             })
             .collect();
         let mut terms = vec![0.0; head.loss_terms().len()];
-        for part in sums {
-            terms.iter_mut().zip(part).for_each(|(term, part)| *term += part);
+        for part_sums in sums {
+            terms.iter_mut().zip(part_sums).for_each(|(term, sum)| *term += sum);
         }
         terms
     }

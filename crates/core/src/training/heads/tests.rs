@@ -1,4 +1,5 @@
-//! Tests of [`HeadTrainee`] with a head of a few parameters, `Shift`, whose losses and gradients can be checked by hand.
+//! Tests of [`HeadTrainee`] with a head of a few parameters, `Shift`, whose losses and gradients can be checked by
+//! hand.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -52,9 +53,10 @@ impl Head for Shift {
         let mut sums = vec![0.0, 0.0];
         for episode in episodes {
             let rows = episode.support.iter().chain(episode.queries);
-            let mean = rows.map(|row| row[0]).sum::<f32>() / (episode.support.len() as f32);
+            // Some number that depends on the features, so that a test notices if episodes differ.
+            let feature_term = rows.map(|row| row[0]).sum::<f32>() / (episode.support.len() as f32);
             for (gradient, parameter) in gradient.iter_mut().zip(parameters) {
-                let error = parameter - 1.0 + 0.01 * mean + (seed % 100) as f32 * 1e-4;
+                let error = parameter - 1.0 + 0.01 * feature_term + (seed % 100) as f32 * 1e-4;
                 *gradient += 2.0 * error;
                 sums[0] += f64::from(error * error);
             }
@@ -66,6 +68,7 @@ impl Head for Shift {
     }
 }
 
+/// The method that a `Shift` becomes: the mean of every class, whatever the parameters.
 struct MeanMethod;
 
 impl Method for MeanMethod {
@@ -149,6 +152,7 @@ fn configuration() -> Configuration<ShiftOptions> {
     }
 }
 
+/// 25 random rows of 4 values per class; in rows of class c below 4, value c is larger by 1.
 fn data(classes: usize, seed: u64) -> Embeddings {
     let mut rng = Rng::new(seed, Purpose::Items, 0);
     let labels = (0..classes * 25).map(|row| format!("{seed} {}", row / 25)).collect();
@@ -165,10 +169,11 @@ fn an_episode_follows_from_its_index_and_all_configured_shapes_and_noises_occur(
     let again = TrainingEpisodes::new(data_sets(), &options, 3).unwrap();
     let mut shapes = std::collections::HashSet::new();
     for index in 0..300 {
-        let (one, other) = (
+        let (drawn, drawn_again) = (
             episodes.draw(index, &mut IndexSampler::default()),
             again.draw(index, &mut IndexSampler::default()),
         );
+        // Shape and noise of an episode, and the bits of the first value of its queries.
         let summary = |drawn: TrainingEpisode| {
             episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
                 let episode = episodes[0];
@@ -183,10 +188,11 @@ fn an_episode_follows_from_its_index_and_all_configured_shapes_and_noises_occur(
                 )
             })
         };
-        let (one, other) = (summary(one.unwrap()), summary(other.unwrap()));
-        assert_eq!(one, other);
-        shapes.insert((one.0, one.1, one.2, one.3));
+        let (first, second) = (summary(drawn.unwrap()), summary(drawn_again.unwrap()));
+        assert_eq!(first, second);
+        shapes.insert((first.0, first.1, first.2, first.3));
     }
+    // (classes, support items, wrong labels, outliers)
     type Shape = (usize, usize, usize, usize);
     let any = |test: fn(&Shape) -> bool| shapes.iter().any(test);
     assert!(any(|s| s.0 == 2) && any(|s| s.0 == 4) && any(|s| s.1 == s.0), "{shapes:?}");
@@ -208,7 +214,7 @@ fn mixed_episodes_contain_outliers_and_items_of_other_classes() {
     let episodes = TrainingEpisodes::new(data_sets, &options, 5).unwrap();
     let drawn: Vec<TrainingEpisode> =
         (0..400).map(|index| episodes.draw(index, &mut IndexSampler::default()).unwrap()).collect();
-    let both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
+    let with_both = episodes.with_rows(&drawn, &mut Vec::new(), |all| {
         let has_both = |episode: &&Episode<'_>| {
             let wrong =
                 episode.given.iter().zip(episode.truth).filter(|(given, truth)| Some(**given) != **truth);
@@ -217,7 +223,7 @@ fn mixed_episodes_contain_outliers_and_items_of_other_classes() {
         };
         all.iter().filter(has_both).count()
     });
-    assert!(both > 5, "{both}");
+    assert!(with_both > 5, "{with_both}");
 }
 
 #[test]
@@ -254,7 +260,7 @@ fn a_blended_class_is_the_same_blend_of_two_in_all_its_items_and_queries() {
 }
 
 #[test]
-fn without_outliers_of_their_own_episodes_draw_them_from_other_classes_also_when_blended() {
+fn without_outlier_data_outliers_are_of_other_classes_also_when_blended() {
     let train = indicators(6, 0);
     let data_sets = vec![EpisodeData { embeddings: &train, outliers: None }];
     let options =
@@ -296,6 +302,8 @@ fn outliers_for_validation_are_training_data_where_it_is_clear_which() {
 fn feature_statistics_are_the_mean_and_spread_over_all_data_sets() {
     let (first, second) = (indicators(6, 0), indicators(2, 6));
     let statistics = feature_statistics(&[&first, &second]);
+    // Eight classes of the same size, each with a one in its own column: the mean is 1/8 in every column, and the mean
+    // squared distance from it is 1 - 8 / 64.
     assert_eq!(statistics.mean, [1.0 / 8.0; 8]);
     assert!((statistics.spread - (7.0f64 / 8.0).sqrt()).abs() < 1e-12, "{}", statistics.spread);
 }
@@ -310,6 +318,8 @@ fn noise_levels_that_are_impossible_in_all_episodes_are_refused() {
     assert!(error.starts_with("paired noise of 60 % is impossible"), "{error}");
 }
 
+/// The bytes of the model that a run with this number of threads ends with. The run is interrupted and resumed after
+/// each of these numbers of steps.
 fn run(threads: usize, stops: &[u64]) -> Vec<u8> {
     struct StopAfter(u64);
     impl crate::training::Observer for StopAfter {

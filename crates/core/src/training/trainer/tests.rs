@@ -12,18 +12,24 @@ use crate::training::Validation;
 /// A point of two coordinates that moves towards a random target near zero in every step.
 struct Walker {
     position: Vec<f32>,
-    /// The step from which on the second loss term has this value.
+    /// (step, value): from this step on, the second loss term has this value.
     diverges: Option<(u64, f64)>,
     /// The step in which its GPU stops working.
-    lost: Option<u64>,
+    gpu_fails_in: Option<u64>,
     /// Whether a step makes its position infinite.
-    breaks: bool,
+    becomes_infinite: bool,
     validates: bool,
 }
 
 impl Walker {
     fn new() -> Self {
-        Walker { position: vec![5.0, -3.0], diverges: None, lost: None, breaks: false, validates: true }
+        Walker {
+            position: vec![5.0, -3.0],
+            diverges: None,
+            gpu_fails_in: None,
+            becomes_infinite: false,
+            validates: true,
+        }
     }
 }
 
@@ -33,14 +39,14 @@ impl Trainee for Walker {
     }
 
     fn step(&mut self, step: u64) -> Result<Vec<f64>> {
-        if self.lost == Some(step) {
+        if self.gpu_fails_in == Some(step) {
             let (message, hint) = ("the GPU stopped working".into(), "nvidia-smi shows why".into());
             return Err(Error::Gpu { message, hint, checkpoint: None });
         }
         let mut rng = Rng::new(1, Purpose::Training, step);
         self.position.iter_mut().for_each(|v| *v += 0.1 * (rng.uniform() - 0.5 - *v));
         let terms = self.position.iter().map(|v| f64::from(v * v)).collect();
-        if self.breaks {
+        if self.becomes_infinite {
             self.position[1] = f32::INFINITY;
         }
         match self.diverges {
@@ -94,6 +100,7 @@ impl Progress for StopAfter {
     }
 }
 
+/// A run of 57 steps with a validation, and so a checkpoint, every 10 steps.
 fn options(folder: &Path) -> RunOptions {
     RunOptions {
         output: folder.join("walk.safetensors"),
@@ -107,6 +114,7 @@ fn options(folder: &Path) -> RunOptions {
     }
 }
 
+/// The lines of a metrics file without the seconds, which come last and differ between runs.
 fn without_times(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().map(|line| line.split(",\"seconds\"").next().unwrap().to_string() + "\n").collect()
@@ -135,6 +143,7 @@ fn a_resumed_run_ends_in_the_same_bytes_as_an_unbroken_one() {
 
 #[test]
 fn the_model_file_has_the_best_parameters_not_the_last() {
+    // Its validation score has its maximum after step 20.
     struct Peak(f64);
     impl Trainee for Peak {
         fn terms(&self) -> Vec<String> {
@@ -178,7 +187,7 @@ fn a_loss_that_is_not_finite_stops_the_run_and_leaves_the_checkpoint() {
     let error = train(&mut diverges, &options, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "training diverged in step 34: the loss term 'y' is NaN");
     let (run, _) = RunState::read(&Files::of(&options.output).checkpoint, &options.identity).unwrap();
-    assert_eq!(run.done, 30);
+    assert_eq!(run.done, 30, "the last validation before the step");
 }
 
 #[test]
@@ -186,8 +195,8 @@ fn a_lost_gpu_stops_the_run_with_the_checkpoint_named_and_the_run_resumes_to_the
     let (unbroken, broken) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     train(&mut Walker::new(), &options(unbroken.path()), Start::Fresh, &mut ()).unwrap();
     let options = options(broken.path());
-    let mut lost = Walker { lost: Some(33), ..Walker::new() };
-    let error = train(&mut lost, &options, Start::Fresh, &mut ()).unwrap_err();
+    let mut failing = Walker { gpu_fails_in: Some(33), ..Walker::new() };
+    let error = train(&mut failing, &options, Start::Fresh, &mut ()).unwrap_err();
     assert_eq!(error.to_string(), "the GPU stopped working");
     let hint = error.hint_for(&|_| true).unwrap();
     let checkpoint = Files::of(&options.output).checkpoint;
@@ -205,8 +214,8 @@ fn a_parameter_that_is_not_finite_is_never_saved() {
     let options = options(folder.path());
     train(&mut Walker::new(), &options, Start::Fresh, &mut StopAfter(12)).unwrap();
     let before = std::fs::read(Files::of(&options.output).checkpoint).unwrap();
-    let mut broken = Walker { breaks: true, validates: false, ..Walker::new() };
-    let error = train(&mut broken, &options, Start::Resume, &mut StopAfter(1)).unwrap_err().to_string();
+    let mut infinite = Walker { becomes_infinite: true, validates: false, ..Walker::new() };
+    let error = train(&mut infinite, &options, Start::Resume, &mut StopAfter(1)).unwrap_err().to_string();
     assert_eq!(error, "training diverged in step 13: tensor 'position' is inf");
     assert_eq!(std::fs::read(Files::of(&options.output).checkpoint).unwrap(), before);
 }
@@ -358,6 +367,7 @@ fn metrics_have_a_line_per_interval_with_means_since_the_previous_line() {
     let records: Vec<Record> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(records.iter().map(|record| record.step).collect::<Vec<u64>>(), steps);
     let mut walker = Walker::new();
+    // The loss terms of the steps since the last record.
     let mut since = Vec::new();
     let mut records = records.into_iter();
     for step in 0..57 {

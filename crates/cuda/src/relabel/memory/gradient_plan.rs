@@ -240,7 +240,8 @@ impl GradientPlan {
         for part in 0..parts {
             for first_x in (0..x_columns).step_by(PRODUCT_TILE) {
                 for first_d in (0..d_columns).step_by(PRODUCT_TILE) {
-                    // Only the products of the first columns of x also sum d for the bias.
+                    // Only the products of the first columns of x also sum d for the bias. `u64::MAX` stands for no
+                    // bias, because 0 is a position.
                     let bias = first_bias.filter(|_| first_x == 0).map(|first| first + part * d_columns);
                     self.products.push(Product {
                         x: factors.x,
@@ -263,11 +264,11 @@ impl GradientPlan {
 
     /// The products with their final addresses, for results in a buffer at the address `sums`.
     pub fn placed_products(&self, sums: u64) -> Vec<Product> {
-        let place = |product: &Product| Product {
+        let with_addresses = |product: &Product| Product {
             out: sums + 4 * product.out,
             bias: if product.bias == u64::MAX { 0 } else { sums + 4 * product.bias },
             ..*product
         };
-        self.products.iter().map(place).collect()
+        self.products.iter().map(with_addresses).collect()
     }
 }

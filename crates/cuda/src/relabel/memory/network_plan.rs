@@ -164,8 +164,8 @@ pub(in crate::relabel) struct NetworkPlan {
     pub(super) fields: DeviceRelabel,
 }
 
-/// What the item view (a projection of the features themselves) feeds, as the kernels number it: 0 nothing, because
-/// there is none, 1 the states, 2 the logit of "none of the classes".
+/// What the item view (a projection of the features themselves) feeds, as the kernels number it: 0 nothing (the model
+/// has no item view), 1 the states, 2 the logit of "none of the classes".
 fn view_target(config: &Config) -> i32 {
     match config.item_view.as_ref().map(|view| view.target) {
         None => 0,
@@ -257,10 +257,11 @@ impl NetworkPlan {
         fields.features_bias = parameters.start("start.features.bias");
         fields.start_bias = parameters.start("start.out.bias");
         fields.layer = start;
-        // The distance of two layers, from the first and the last one.
+        // The parameters of a layer, from the distance of the first and the last layer; 0 for a single layer, where no
+        // other layer is addressed.
         let last = format!("layer{}.attention.norm.scale", config.layers - 1);
-        let others = (config.layers - 1).max(1) as i32;
-        fields.layer_len = (parameters.start(&last) - start) / others;
+        let layers_between = (config.layers - 1).max(1) as i32;
+        fields.layer_len = (parameters.start(&last) - start) / layers_between;
         fields.attention_norm = in_layer("attention.norm.scale");
         fields.query_bias = in_layer("attention.query.bias");
         fields.mixing_norm = in_layer("mixing.norm.scale");
@@ -323,8 +324,9 @@ impl NetworkPlan {
     /// # Errors
     /// [`TooLarge`](crate::Error::TooLarge) if they do not suffice for the last.
     pub fn tile_states(&self, limit: usize) -> Result<usize> {
-        // The shared memory of a tile of two classes in an episode of up to 24 items. A step whose episodes need more
-        // is refused when its memory is allocated.
+        // The shared memory of a tile of two classes in an episode of up to 24 items, whose rows of attention weights
+        // have at most 32 floats: `states / 2` items times 32 floats per head. A step whose episodes need more is
+        // refused when its memory is allocated.
         let bytes = |states: usize| {
             let (tile_states, tile_items, largest_classes, tile_pairs) = (states, states / 2, 2, 16 * states);
             let sizes =

@@ -233,7 +233,7 @@ fn a_loss_that_is_not_finite_is_returned_once_although_its_step_is_not_finished(
     let losses = joint.run();
     assert!(losses.len() == 1 && !(losses[0].items + losses[0].queries).is_finite(), "{losses:?}");
     assert_eq!(joint.training.finished_losses().unwrap(), []);
-    // Without the mark the step ends, but changes no parameter.
+    // Without an overflow of the backbone the step ends, but changes no parameter.
     joint.overflow.write(0, &[0]).unwrap();
     assert_eq!(joint.run().len(), 1);
     let weights = joint.training.weights().unwrap();

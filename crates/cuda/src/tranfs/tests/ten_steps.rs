@@ -17,6 +17,7 @@ fn ten_steps_are_those_of_the_cpu() {
     for _ in 0..10 {
         let (terms, gradient) = cpu_losses(&network, &expected, &input, &rows);
         losses.push(terms.iter().sum());
+        // From the sum over three episodes to their mean.
         adamw.step(1e-2, 1.0 / 3.0, &mut expected, &mut [gradient]);
     }
     let cpu = Run::new(losses, &start, &expected);

@@ -69,8 +69,10 @@ impl BatchNormTangent {
         sums: &[[f64; WIDTH]; 2],
         tangent_gradient: &mut [f32],
     ) -> BatchNormBackward {
+        // Only the three coefficients are replaced; nothing reads the sums and products of a tangent.
         let mut tangent = backward.clone();
         for c in 0..WIDTH {
+            // The sum of g, and that of g times the normalised output.
             let (sum, product) = (backward.sums[c], backward.products[c]);
             let (inverse, tangent_inverse) = (norm.inverse_std[c], self.inverse_std[c]);
             // The tangent of `inverse (sum of g y - mean sum of g)`.
@@ -194,7 +196,8 @@ impl WithSimd for NormaliseRelu<'_> {
     }
 }
 
-/// Sets the tangent of one image's gradient to 0 where the ReLU is inactive; returns the sums of ġ and of (g y)˙.
+/// The backward pass of the ReLU, for one image: sets the tangent of its gradient to 0 where the ReLU is inactive;
+/// returns the sums of ġ and of (g y)˙.
 pub(super) struct ReluBackward<'a> {
     pub norm: &'a BatchNorm,
     pub plane: Plane,

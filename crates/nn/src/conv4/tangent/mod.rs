@@ -6,11 +6,11 @@
 //! the same parameters: they read the activations that the training pass keeps. Every method here is the tangent of the
 //! one with a similar name in `conv4::training`; read that first.
 //!
-//! A convolution is linear in images and in filters, so the tangent of an output is the sum of two convolutions, and
-//! likewise that of a gradient: the same Winograd kernels, on sums of two products. Batch norm is one scale and one
-//! shift per channel forward, and `dy_factor dy + y_factor y + constant` backward; the tangents of these coefficients
-//! follow from sums over pixels, as the coefficients do. The output of the first block is never stored here either: its
-//! input is constant, so the second moments of its patches also yield the tangents.
+//! A convolution is linear in images and in filters, so the tangent of an output is the sum of two convolutions, and so
+//! is the tangent of a gradient. The Winograd kernels are the same, with a sum of two products at every point. Batch
+//! norm is one scale and one shift per channel forward, and `dy_factor dy + y_factor y + constant` backward; the
+//! tangents of these coefficients follow from sums over pixels, as the coefficients do. The output of the first block
+//! is never stored here either: its input is constant, so the second moments of its patches also yield the tangents.
 //!
 //! Names begin with `tangent_` where the tangent and the value itself occur together; in formulas a tangent has a dot.
 //! x is the input of a block, W its filters, y its output before the norm, g the gradient after pooling and ReLU.
@@ -155,13 +155,14 @@ impl TangentPass {
     /// The first block: the tangents of its batch norm from the moments M of the patches, where y = w . x has the sums
     /// `sum(ẏ) = ẇ . sum(x)` and `sum(y ẏ) = w M ẇ`, then the tangent of its output.
     fn forward_first_block(&mut self, pass: &TrainingPass, parameters: &[f32], direction: &[f32]) {
-        let one = self.first_taps.len();
+        // The index of the constant 1 in a patch.
+        let constant = self.first_taps.len();
         let mut sums = [[0.0; WIDTH]; 2];
         for c in 0..WIDTH {
             let (weights, tangent) = (channel(&pass.first_taps, c), channel(&self.first_taps, c));
-            sums[0][c] = dot(&tangent, &pass.moments[one]);
+            sums[0][c] = dot(&tangent, &pass.moments[constant]);
             sums[1][c] =
-                pass.moments[..one].iter().zip(&weights).map(|(row, w)| w * dot(&tangent, row)).sum();
+                pass.moments[..constant].iter().zip(&weights).map(|(row, w)| w * dot(&tangent, row)).sum();
         }
         self.set_norm(pass, 0, parameters, direction, &sums);
         let (norm, tangent_norm) = (&pass.norms[0], &self.norms[0]);
@@ -329,6 +330,7 @@ impl TangentPass {
             isa::run(tiles::FilterGradient { count, inputs, outputs: tangent_outputs, gradient });
             let (filters, tangent_filters) =
                 (&pass.filters[index].transposed, &self.filters[index].transposed);
+            // The transformed inputs are no longer needed: their points hold the gradient of the input from here on.
             let terms = [(&*tangent_outputs, filters), (&*outputs, tangent_filters)];
             isa::run(tiles::PointProducts { count, terms, out: inputs });
             isa::run(tiles::InputTransformBackward { block: tiles, points: inputs, pixels: &mut d_input });
@@ -365,9 +367,9 @@ impl TangentPass {
             // The tangent of the sum of g y: y is the inner product of patch and weights.
             let taps = pass.first_taps.iter().zip(&self.first_taps);
             let terms = taps.zip(dy_patches.iter().zip(&tangent_dy_patches)).map(
-                |((w, tangent_w), (r, tangent_r))| {
-                    f64::from(w.0[c]) * f64::from(tangent_r.0[c])
-                        + f64::from(tangent_w.0[c]) * f64::from(r.0[c])
+                |((w, tangent_w), (sum, tangent_sum))| {
+                    f64::from(w.0[c]) * f64::from(tangent_sum.0[c])
+                        + f64::from(tangent_w.0[c]) * f64::from(sum.0[c])
                 },
             );
             sums[1][c] = terms.sum();
@@ -385,8 +387,8 @@ impl TangentPass {
                     + of_channel(&backward.y_factor) * dot(&tangent, row)
                     + of_channel(&tangent_backward.constant) * row[values];
                 // `value` is `tap * channels + channel`; the weights are `[64, channels, taps]`.
-                let at = block.weight.start + c * values + value % channels * TAPS + value / channels;
-                tangent_gradient[at] += pass.norms[0].sign.0[c] * d_weight as f32;
+                let index = block.weight.start + c * values + value % channels * TAPS + value / channels;
+                tangent_gradient[index] += pass.norms[0].sign.0[c] * d_weight as f32;
             }
         }
     }

@@ -30,6 +30,7 @@ const AT_ONCE: u64 = 4;
 /// The last group of tasks is not full.
 const EPISODES: u64 = 11;
 
+/// The first drawings of each class of a split.
 fn drawings(split: &str, per_class: usize) -> Arc<Dataset> {
     let mut collection = Collection::open("omniglot", SourceOptions::default()).unwrap();
     collection.keep_split(&Split::omniglot(split).unwrap()).unwrap();
@@ -65,11 +66,13 @@ impl Images {
     }
 }
 
+/// Symmetric noise and outlier noise, each of one of the three items of a class.
 fn noises() -> Vec<Noise> {
     noise::settings(&["symmetric=33".parse().unwrap(), "outlier=33".parse().unwrap()])
 }
 
-/// A network that was not trained, with a normalisation of its own.
+/// A network that was not trained, with initial parameters times `scale` and another normalisation than the images of
+/// [`Images`].
 fn maml(scale: f32) -> Maml {
     let preprocessing =
         Preprocessing { mean: vec![0.8; 3], std: vec![0.3; 3], ..Preprocessing::drawings(SIZE) };
@@ -84,6 +87,7 @@ fn named(label: &str, method: impl Method) -> NamedMethod {
     NamedMethod { label: label.into(), method: Box::new(method) }
 }
 
+/// The method on the emulated device.
 fn on_gpu(images: &Images, maml: Maml) -> Box<dyn Method> {
     let mut methods = [named("maml", maml)];
     move_to_gpu(&mut methods, &images.on_gpu, &SPEC, AT_ONCE).unwrap();
@@ -91,6 +95,7 @@ fn on_gpu(images: &Images, maml: Maml) -> Box<dyn Method> {
     method.method
 }
 
+/// Draws all episodes.
 fn draw(sampler: &Sampler<'_>) -> Vec<DrawnEpisode> {
     let mut index_sampler = IndexSampler::default();
     (0..EPISODES).map(|index| sampler.draw(index, &mut index_sampler).unwrap()).collect()
@@ -122,9 +127,9 @@ fn norm(values: impl Iterator<Item = f32>) -> f32 {
     values.map(|value| value.powi(2)).sum::<f32>().sqrt()
 }
 
-/// Logits closer than this are near ties. Activations are 16-bit floats on the GPU, and batch norm over the single values of
-/// four queries magnifies their rounding: on the CPU, relative changes of the parameters by up to 2^-11 change the logits by
-/// 5 % of their norm.
+/// Logits closer than this are near ties. Activations are 16-bit floats on the GPU, and batch norm over the single
+/// values of four queries magnifies their rounding: on the CPU, relative changes of the parameters by up to 2^-11
+/// change the logits by 5 % of their norm.
 const NEAR_TIE: f32 = 0.3;
 
 #[test]
@@ -136,23 +141,25 @@ fn classes_are_those_of_the_cpu_under_symmetric_and_outlier_noise() {
         let tasks: Vec<RowTask<'_>> = drawn.iter().map(|drawn| RowTask::new(drawn, setting)).collect();
         let expected: Vec<Vec<Vec<f32>>> =
             tasks.iter().map(|task| cpu_logits(&images, &maml, task)).collect();
-        let found = gpu_logits(&*gpu, &tasks).concat();
-        let flat = expected.iter().flatten().flatten().copied();
-        let error = norm(flat.clone().zip(&found).map(|(a, b)| a - b)) / norm(flat);
+        let logits = gpu_logits(&*gpu, &tasks).concat();
+        let expected_logits = expected.iter().flatten().flatten().copied();
+        let difference = expected_logits.clone().zip(&logits).map(|(a, b)| a - b);
+        let error = norm(difference) / norm(expected_logits);
         println!("{noise}: logits differ by {error}");
         assert!(error < 0.1, "{noise}: {error}");
         let classes = gpu.row_classifier().unwrap().classify(&tasks).unwrap();
-        let classes: Vec<Vec<u32>> = classes.into_iter().map(|found| found.classes).collect();
+        let classes: Vec<Vec<u32>> = classes.into_iter().map(|prediction| prediction.classes).collect();
         assert_eq!(classes.iter().map(Vec::len).collect::<Vec<_>>(), [4; EPISODES as usize]);
         let pairs = classes.iter().flatten().zip(expected.iter().flatten());
-        let decided: Vec<_> = pairs.filter(|(_, logits)| (logits[0] - logits[1]).abs() > NEAR_TIE).collect();
-        assert!(decided.len() >= 30, "{noise}: all but {} of 44 queries are near ties", decided.len());
-        for (&class, logits) in decided {
+        let clear: Vec<_> = pairs.filter(|(_, logits)| (logits[0] - logits[1]).abs() > NEAR_TIE).collect();
+        assert!(clear.len() >= 30, "{noise}: all but {} of 44 queries are near ties", clear.len());
+        for (&class, logits) in clear {
             assert_eq!(class, u32::from(logits[1] > logits[0]), "{noise}: {logits:?}");
         }
     }
 }
 
+/// Evaluates methods on all episodes.
 fn evaluated(images: &Images, methods: &[NamedMethod]) -> Evaluation {
     let sampler = images.sampler(noises());
     let experiment = Experiment {
@@ -220,7 +227,7 @@ fn tasks_that_only_the_cpu_can_adapt_to_are_refused() {
     };
     let gpu = |error: trueshot::Error| match error {
         trueshot::Error::Gpu { message, hint, .. } => format!("{message} / {hint}"),
-        other => panic!("{other}"),
+        error => panic!("{error}"),
     };
     assert_eq!(
         gpu(problem(EpisodeSpec { shots: Shots { min: 1, max: 3 }, ..SPEC }, 3)),

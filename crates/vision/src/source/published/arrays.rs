@@ -34,12 +34,13 @@ pub(super) fn read(path: &Path, value: Value<'_>) -> Result<ListedImages> {
     list_labelled(path, &images, &classes)
 }
 
-/// The images of a file whose `class_dict` lists the rows of every class.
+/// The images of a file whose `class_dict` lists the rows of every class: their indices in the array. A row may be in
+/// one class only; rows in no class are ignored.
 fn list_by_class(path: &Path, images: &ImageArray<'_>, classes: Value<'_>) -> Result<ListedImages> {
     let pairs = classes
         .pairs()
         .ok_or_else(|| bad(path, format!("its class_dict is {} instead of a dictionary", classes.kind())))?;
-    let mut rows = ListedImages::new();
+    let mut listed = ListedImages::new();
     let mut seen = vec![false; images.count];
     for (class, members) in pairs {
         let class = class.text().ok_or_else(|| bad(path, "a name in its class_dict is not a string"))?;
@@ -57,14 +58,14 @@ fn list_by_class(path: &Path, images: &ImageArray<'_>, classes: Value<'_>) -> Re
                     format!("row {row} is listed twice, the second time in class '{class}'"),
                 ));
             }
-            rows.push((
+            listed.push((
                 class.to_string(),
                 item_name(&class, row, images.count),
                 ImageLocation::Pixels(pixels),
             ));
         }
     }
-    Ok(rows)
+    Ok(listed)
 }
 
 /// The images of a file with one class per image.
@@ -76,11 +77,11 @@ pub(super) fn list_labelled(
     if classes.len() != images.count {
         return Err(bad(path, format!("{} images but {} labels", images.count, classes.len())));
     }
-    let listed = |(row, class): (usize, &String)| {
+    let entry = |(row, class): (usize, &String)| {
         let location = ImageLocation::Pixels(images.get(row)?);
         Some((class.clone(), item_name(class, row, images.count), location))
     };
-    Ok(classes.iter().enumerate().filter_map(listed).collect())
+    Ok(classes.iter().enumerate().filter_map(entry).collect())
 }
 
 /// The class of every image: the label if it is a string, its entry in `names` if there are names, or else the number
@@ -98,6 +99,7 @@ pub(super) fn class_names(
         let kind = labels.kind();
         bad(path, format!("its labels ({kind}) must be a list or array of only integers or only strings"))
     })?;
+    // The digits of the largest label, at least one: 0 has no logarithm.
     let width = numbers.iter().max().map_or(1, |largest| largest.max(&1).ilog10() as usize + 1);
     let name = |number: i64| match names {
         None => Ok(format!("{number:0width$}")),
@@ -108,6 +110,7 @@ pub(super) fn class_names(
     numbers.into_iter().map(name).collect::<Result<_, Error>>()
 }
 
+/// The value if it is a string.
 fn text(value: Value<'_>) -> Option<String> {
     value.text().map(|text| text.into_owned())
 }

@@ -42,22 +42,25 @@ pub(super) struct CifarFiles {
 impl CifarFiles {
     /// Finds the files at a path, which is a folder or one of the files; `None` if it is not CIFAR-100.
     pub fn find(path: &Path) -> Option<Self> {
-        // A folder with one of the two forms, recognised by the file with the names of the labels.
+        // Each form in a folder, recognised by the file with the names of the labels: the folder, and whether the form
+        // is the binary one.
         let forms = |folder: &Path| {
-            [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names)| {
-                folder.join(names).is_file().then(|| folder.to_owned()).map(|folder| (folder, is_binary))
+            [(false, "meta"), (true, "fine_label_names.txt")].map(|(is_binary, names_file)| {
+                folder.join(names_file).is_file().then(|| (folder.to_owned(), is_binary))
             })
         };
         let name =
             |part: &str, is_binary: bool| if is_binary { format!("{part}.bin") } else { part.to_owned() };
         // A folder such as `.` or `..` has no name.
         let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let folders: Vec<PathBuf> = match path.is_dir() {
-            true => [path.to_owned()].into_iter().chain(FOLDERS.map(|folder| path.join(folder))).collect(),
-            false => vec![path.parent()?.to_owned()],
+        let folders: Vec<PathBuf> = if path.is_dir() {
+            [path.to_owned()].into_iter().chain(FOLDERS.map(|folder| path.join(folder))).collect()
+        } else {
+            vec![path.parent()?.to_owned()]
         };
-        let found = folders.iter().flat_map(|folder| forms(folder)).flatten();
-        found.into_iter().find_map(|(folder, is_binary)| {
+        let mut candidates = folders.iter().flat_map(|folder| forms(folder)).flatten();
+        candidates.find_map(|(folder, is_binary)| {
+            // Of a folder, all parts that exist; of a file, only the part that it is.
             let is_wanted = |part: &&str| {
                 let name = name(part, is_binary);
                 (path.is_dir() || name == file) && folder.join(name).is_file()
@@ -74,19 +77,20 @@ impl CifarFiles {
         } else {
             LabelNames::from_meta(&self.folder)?
         };
-        let mut found = CifarRows {
+        let mut reader = CifarReader {
             names,
-            rows: ListedImages::new(),
+            images: ListedImages::new(),
             superclasses: BTreeMap::new(),
             item_names: BTreeSet::new(),
         };
         for part in &self.parts {
-            match self.is_binary {
-                true => found.read_binary(part, &self.folder.join(format!("{part}.bin")))?,
-                false => found.read_pickle(part, &self.folder.join(part))?,
+            if self.is_binary {
+                reader.read_binary(part, &self.folder.join(format!("{part}.bin")))?;
+            } else {
+                reader.read_pickle(part, &self.folder.join(part))?;
             }
         }
-        Ok(Collection::new(path, found.rows, Vec::new()).with_superclasses(found.superclasses))
+        Ok(Collection::new(path, reader.images, Vec::new()).with_superclasses(reader.superclasses))
     }
 }
 
@@ -97,6 +101,7 @@ struct LabelNames {
 }
 
 impl LabelNames {
+    /// Reads the names of the python form, from the pickle `meta`.
     fn from_meta(folder: &Path) -> Result<Self> {
         let path = folder.join("meta");
         let pickle = unpickle(&path)?;
@@ -104,14 +109,15 @@ impl LabelNames {
             let strings = |value: Value<'_>| -> Option<Vec<String>> {
                 value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
             };
-            let found = pickle.value().get(key).and_then(strings);
-            let found =
-                found.ok_or_else(|| bad(&path, format!("it has no key `{key}` with a list of names")))?;
-            check_names(&path, found)
+            let names = pickle.value().get(key).and_then(strings);
+            let names =
+                names.ok_or_else(|| bad(&path, format!("it has no key `{key}` with a list of names")))?;
+            check_names(&path, names)
         };
         Ok(LabelNames { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
     }
 
+    /// Reads the names of the binary form, from text files with one name per line.
     fn from_text(folder: &Path) -> Result<Self> {
         let lines = |name: &str| -> Result<Vec<String>> {
             let path = folder.join(name);
@@ -128,6 +134,7 @@ impl LabelNames {
     }
 }
 
+/// The name at the index `label`, if there is one.
 fn name_of_label(names: &[String], label: i64) -> Option<&str> {
     names.get(usize::try_from(label).ok()?).map(String::as_str)
 }
@@ -145,17 +152,17 @@ fn check_names(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
     }
 }
 
-/// The images that were read so far.
-struct CifarRows {
+/// Reads the files of images one after the other, and collects their images.
+struct CifarReader {
     names: LabelNames,
-    rows: ListedImages,
+    images: ListedImages,
     /// The superclass of each class.
     superclasses: BTreeMap<String, String>,
     /// The names in use; a second image of the same name gets its row number appended.
     item_names: BTreeSet<String>,
 }
 
-impl CifarRows {
+impl CifarReader {
     /// Reads a file of the python form; `part` is its name in [`PARTS`].
     fn read_pickle(&mut self, part: &str, path: &Path) -> Result<()> {
         let pickle = unpickle(path)?;
@@ -223,9 +230,9 @@ impl CifarRows {
             )
         })?;
         match self.superclasses.get(class) {
-            Some(other) if other != superclass => {
+            Some(earlier) if earlier != superclass => {
                 let problem = format!(
-                    "image {row} puts the class '{class}' into the superclass '{superclass}', others into '{other}'"
+                    "image {row} puts the class '{class}' into the superclass '{superclass}', others into '{earlier}'"
                 );
                 return Err(problem);
             }
@@ -238,7 +245,7 @@ impl CifarRows {
         if self.item_names.contains(&item) {
             item = format!("{item} ({row})");
         }
-        self.rows.push((class.to_owned(), item.clone(), ImageLocation::Pixels(pixels)));
+        self.images.push((class.to_owned(), item.clone(), ImageLocation::Pixels(pixels)));
         self.item_names.insert(item);
         Ok(())
     }

@@ -60,10 +60,10 @@ pub(super) fn open(path: &Path, options: SourceOptions<'_>) -> Result<Option<Col
         let files = split_files(path);
         return if files.is_empty() { Ok(None) } else { list_splits(path, &files, options).map(Some) };
     }
-    let Some(rows) = read_file(path)? else { return Ok(None) };
+    let Some(images) = read_file(path)? else { return Ok(None) };
     match options.split {
         Some(split) => Err(Error::NoSplits { path: path.into(), split: split.into() }),
-        None => Ok(Some(Collection::new(path, rows, Vec::new()))),
+        None => Ok(Some(Collection::new(path, images, Vec::new()))),
     }
 }
 
@@ -73,15 +73,15 @@ fn split_files(folder: &Path) -> Vec<(&'static str, PathBuf)> {
     let file = |name: &str, split: &str| {
         let training_phase = folder.join(name.replace("{}", TRAINING_PHASE_NAME));
         let plain = folder.join(name.replace("{}", split));
-        // A list needs the images next to it; other folders may contain a `train.csv` too.
+        // A `train.csv` counts only next to a folder of images; otherwise it may be any table.
         let is_listed = !name.ends_with(".csv") || folder.join("images").is_dir();
-        let found = if split == "train" && training_phase.is_file() { training_phase } else { plain };
-        (is_listed && found.is_file()).then_some(found)
+        let path = if split == "train" && training_phase.is_file() { training_phase } else { plain };
+        (is_listed && path.is_file()).then_some(path)
     };
-    let of_form = |name: &&str| -> Vec<(&'static str, PathBuf)> {
+    let files_of_form = |name: &&str| -> Vec<(&'static str, PathBuf)> {
         SPLITS.iter().filter_map(|&split| Some((split, file(name, split)?))).collect()
     };
-    FILE_NAMES.iter().map(of_form).find(|found| !found.is_empty()).unwrap_or_default()
+    FILE_NAMES.iter().map(files_of_form).find(|files| !files.is_empty()).unwrap_or_default()
 }
 
 /// Lists the images of the requested split or, with pooling, of all splits.
@@ -97,15 +97,16 @@ fn list_splits(path: &Path, files: &[(&str, PathBuf)], options: SourceOptions<'_
     if !options.pool && files.len() > 1 {
         return Err(Error::SplitFolders { path: path.into(), found: known() });
     }
-    let mut rows = ListedImages::new();
+    let mut images = ListedImages::new();
     for (split, file) in files {
-        rows.extend(
+        // The splits may use the same item names.
+        images.extend(
             read(file)?
                 .into_iter()
                 .map(|(class, item, location)| (class, format!("{split}/{item}"), location)),
         );
     }
-    Ok(Collection::new(path, rows, Vec::new()))
+    Ok(Collection::new(path, images, Vec::new()))
 }
 
 /// Reads the file of a split, whose name is one of [`FILE_NAMES`].
@@ -128,9 +129,10 @@ fn read_file(path: &Path) -> Result<Option<ListedImages>> {
     }
     let pickle = unpickle(path)?;
     // A list contains the files of images; a dictionary contains an array of pixels.
-    match pickle.value().items().is_some() {
-        true => tiered::from_pngs(path, &pickle).map(Some),
-        false => arrays::read(path, pickle.value()).map(Some),
+    if pickle.value().items().is_some() {
+        tiered::from_pngs(path, &pickle).map(Some)
+    } else {
+        arrays::read(path, pickle.value()).map(Some)
     }
 }
 
@@ -144,9 +146,10 @@ fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadForm { path: path.into(), problem: problem.into() }
 }
 
-/// The name of the image at `row` of `rows`: its class and row, with leading zeros so that names sort in the order of
-/// rows.
+/// The name of the image at row `row` of an array with `rows` rows: its class and row, with leading zeros so that names
+/// sort in the order of rows.
 fn item_name(class: &str, row: usize, rows: usize) -> String {
+    // The number of digits of the largest row; at least one digit, also for row 0, which has no logarithm.
     let width = rows.saturating_sub(1).max(1).ilog10() as usize + 1;
     format!("{class}/{row:0width$}")
 }

@@ -1,4 +1,5 @@
-//! Images that are stored as an array of pixels, one image after the other.
+//! Images that are stored as an array of pixels, one image after the other. [`ImageArray`] is the array of a file,
+//! [`Pixels`] one of its images.
 
 use bytes::Bytes;
 use trueshot::arrays::Array;
@@ -38,6 +39,7 @@ impl Pixels {
             PixelLayout::Interleaved => (self.bytes.to_vec(), Channels::Colour),
             PixelLayout::Planar => {
                 let count = self.width * self.height;
+                // Byte `index` of each of the three planes of `count` bytes.
                 let pixel = |index: usize| [0, 1, 2].map(|colour| self.bytes[colour * count + index]);
                 ((0..count).flat_map(pixel).collect(), Channels::Colour)
             }
@@ -70,6 +72,7 @@ impl<'a> ImageArray<'a> {
                  of [images, height, width, 3], [images, 3, height, width] and [images, height, width]"
             )
         };
+        // `shape` is that of one image, without the first dimension.
         let (count, shape) = array.byte_rows().ok_or_else(unsupported)?;
         let (height, width, layout) = match *shape {
             [height, width, 3] => (height, width, PixelLayout::Interleaved),
@@ -85,7 +88,7 @@ impl<'a> ImageArray<'a> {
         Ok(ImageArray { array, count, width, height, layout })
     }
 
-    /// The image at a row; `None` if there are not that many rows.
+    /// The image at index `row`; `None` if `row` is not below `count`.
     pub fn get(&self, row: usize) -> Option<Pixels> {
         let length = self.array.data.len() / self.count;
         let (width, height, layout) = (self.width, self.height, self.layout);

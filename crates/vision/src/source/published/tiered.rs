@@ -27,7 +27,7 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
     if count != classes.len() {
         return Err(bad(path, format!("{count} images but {} labels next to it", classes.len())));
     }
-    let mut rows = ListedImages::with_capacity(count);
+    let mut listed = ListedImages::with_capacity(count);
     for ((row, file), class) in files.enumerate().zip(classes) {
         // Depending on the version of OpenCV that wrote the file, the array has one or two dimensions.
         let bytes = match file.array() {
@@ -38,9 +38,9 @@ pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
         let bytes = bytes
             .ok_or_else(|| bad(path, format!("image {row} is {kind} instead of the bytes of a file")))?;
         let name = item_name(&class, row, count);
-        rows.push((class, name, ImageLocation::Memory(bytes)));
+        listed.push((class, name, ImageLocation::Memory(bytes)));
     }
-    Ok(rows)
+    Ok(listed)
 }
 
 /// Reads an array of pixels.
@@ -56,9 +56,10 @@ fn read_classes(images: &Path) -> Result<Vec<String>> {
     let path = labels_file(images)?;
     let pickle = unpickle(&path)?;
     let value = pickle.value();
-    // In some files the labels are not in a dictionary.
-    let labels = value.get("label_specific").or(value.get("labels"));
-    let labels = labels.or(value.items().is_some().then_some(value)).or(value.array().map(|_| value));
+    let in_dictionary = value.get("label_specific").or(value.get("labels"));
+    // In some files the labels are not in a dictionary: the file is the list or array of labels.
+    let is_labels = value.items().is_some() || value.array().is_some();
+    let labels = in_dictionary.or(is_labels.then_some(value));
     let labels = labels.ok_or_else(|| bad(&path, "it has no key `label_specific` or `labels`"))?;
     let names = value.get("label_specific_str").map(|names| distinct_names(&path, names)).transpose()?;
     class_names(&path, labels, names.as_ref())
@@ -73,13 +74,14 @@ fn labels_file(images: &Path) -> Result<PathBuf> {
         bad(images, "it has images but no labels. Name the file X_images_png.pkl, X_images.npz or X_images.npy, and put X_labels.pkl next to it")
     })?;
     let labels = images.with_file_name(format!("{split}_labels.pkl"));
-    match labels.is_file() {
-        true => Ok(labels),
-        false => Err(bad(images, format!("its labels are missing: {} does not exist", labels.display()))),
+    if !labels.is_file() {
+        return Err(bad(images, format!("its labels are missing: {} does not exist", labels.display())));
     }
+    Ok(labels)
 }
 
-/// The names of labels. If a name is repeated (ImageNet has two classes called crane), the number is appended.
+/// The name of each label, from a list in which the label is the index. A name that was used before (ImageNet has two
+/// classes called crane) gets its label appended. `/` is replaced, because it separates folders in names of classes.
 fn distinct_names(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
     let texts = names.items().and_then(|items| {
         items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()

@@ -13,6 +13,7 @@ use crate::embedder::Embedder;
 use crate::source::{Collection, SourceOptions};
 use crate::split::Split;
 
+/// The emulated device.
 fn device() -> Device {
     Device::emulated(true)
 }
@@ -67,7 +68,7 @@ fn striped_images() -> tempfile::TempDir {
 }
 
 #[test]
-fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both() {
+fn negmargin_has_the_batches_of_the_cpu_and_continues_checkpoints_of_both_devices() {
     let mut configuration = NegMarginConfiguration::drawings();
     configuration.pictures.size = 16;
     configuration.pictures.augment = true;
@@ -87,7 +88,7 @@ fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both(
     let on_gpu = |most_bytes| {
         NegMarginTrainee::on_gpu_with(configuration.clone(), datasets(), &device(), most_bytes).unwrap()
     };
-    let close = |gpu: f64, cpu: f64| {
+    let assert_close = |gpu: f64, cpu: f64| {
         assert!((gpu - cpu).abs() < 0.02 * (1.0 + cpu), "{gpu} on the GPU, {cpu} on the CPU");
     };
     let (mut cpu, mut stored, mut streamed) = (on_cpu(), on_gpu(usize::MAX), on_gpu(0));
@@ -95,10 +96,10 @@ fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both(
     assert!(streamed.warnings()[0].contains("MiB of GPU memory"), "{:?}", streamed.warnings());
     assert_eq!(stored.device().as_deref(), Some("emulator"));
     let first = cpu.step(0).unwrap()[0];
-    close(streamed.step(0).unwrap()[0], first);
+    assert_close(streamed.step(0).unwrap()[0], first);
     let losses = stored.steps(0, 2).unwrap();
     assert_eq!(losses.len(), 2, "several steps at once");
-    close(losses[0][0], first);
+    assert_close(losses[0][0], first);
 
     // From the GPU to another run on it, and to the CPU.
     let state = stored.state().unwrap();
@@ -108,10 +109,10 @@ fn negmargin_trains_on_the_batches_of_the_cpu_and_continues_checkpoints_of_both(
     let next = stored.step(2).unwrap()[0];
     assert_eq!(resumed.step(2).unwrap()[0], next);
     assert!(resumed.state().unwrap().to_bytes() == stored.state().unwrap().to_bytes());
-    close(next, moved.step(2).unwrap()[0]);
+    assert_close(next, moved.step(2).unwrap()[0]);
     // From the CPU to the GPU.
     resumed.restore(&cpu.state().unwrap()).unwrap();
-    close(resumed.step(1).unwrap()[0], cpu.step(1).unwrap()[0]);
+    assert_close(resumed.step(1).unwrap()[0], cpu.step(1).unwrap()[0]);
     assert_eq!(resumed.parameters().unwrap().len(), cpu.parameters().unwrap().len());
 
     let score = |trainee: &mut NegMarginTrainee| {
@@ -134,7 +135,7 @@ fn a_conv4_embeds_on_the_gpu_nearly_as_on_the_cpu() {
     let mut on_gpu = find("omniglot-conv4");
     on_gpu.move_to_gpu(&device()).unwrap();
     assert_eq!(on_gpu.device(), Some("emulator"));
-    assert_ne!(on_gpu.identity(), find("omniglot-conv4").identity(), "the cache keeps devices apart");
+    assert_ne!(on_gpu.identity(), find("omniglot-conv4").identity(), "each device has its own cache");
     let (gpu, cpu) = (embed(on_gpu), embed(find("omniglot-conv4")));
     let norm = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>().sqrt();
     for (gpu, cpu) in gpu.iter().zip(&cpu) {

@@ -17,7 +17,7 @@ use crate::training::batches::ImagePreparer;
 pub(super) struct JointBatch {
     /// The labels of each episode.
     pub labels: Vec<EpisodeLabels>,
-    /// The images of the support items of the first episode, then of its queries, then those of the second episode, ..:
+    /// The images of all episodes, one episode after the other, of each the support items and then the queries:
     /// `[image][row][column][channel]`, normalised. Empty if a GPU prepares the images.
     pub images: Vec<f32>,
     /// The images that a GPU prepares, in the same order; an image is numbered by its position in the training data
@@ -45,6 +45,7 @@ impl JointBatches {
         self.source().map(drop)
     }
 
+    /// The source of the episodes, which draws from the labels of the images.
     fn source(&self) -> trueshot::Result<TrainingEpisodes<'_>> {
         let data = EpisodeData {
             embeddings: self.preparer.dataset.labels(),
@@ -53,30 +54,31 @@ impl JointBatches {
         TrainingEpisodes::new(vec![data], &self.episodes.options(), self.seed)
     }
 
-    /// Draws the episodes of a step; `chosen` is the index of their number of shots in the settings. Returns each image
-    /// as a data set and a row in it, in the order of [`JointBatch::images`], and the labels of each episode.
+    /// Draws the episodes of a step; `shots_index` is the index of their number of shots in the settings. Returns each
+    /// image as a data set and a row in it, in the order of [`JointBatch::images`], and the labels of each episode.
     fn draw(
         &self,
         step: u64,
-        chosen: usize,
+        shots_index: usize,
         sampler: &mut IndexSampler,
     ) -> (Vec<(&Dataset, u32)>, Vec<EpisodeLabels>) {
         let choices = &self.episodes.shots;
         let source = self.source().expect("checked before");
-        // Steps of more shots have fewer episodes. Each step gets the same number of episode numbers, so that an
-        // episode never repeats one of another step.
-        let most = choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
-        let own = &*self.preparer.dataset;
-        let outliers = self.outliers.as_deref().unwrap_or(own);
-        let (mut images, mut labels) = (Vec::new(), Vec::new());
-        for index in 0..self.episodes.per_step(choices[chosen]) as u64 {
-            let episode =
-                source.draw_with_shots(step * most + index, chosen, sampler).expect("checked before");
-            let dataset = |is_outlier: bool| if is_outlier { outliers } else { own };
-            images.extend(episode.rows().into_iter().map(|(row, is_outlier)| (dataset(is_outlier), row)));
+        // Episodes are numbered, and a number defines the random draw. Each step reserves the numbers of its largest
+        // possible number of episodes (steps of more shots have fewer), so that no two steps share an episode.
+        let numbers_per_step =
+            choices.iter().map(|&shots| self.episodes.per_step(shots)).max().unwrap_or(1) as u64;
+        let dataset = &*self.preparer.dataset;
+        let outliers = self.outliers.as_deref().unwrap_or(dataset);
+        let (mut rows, mut labels) = (Vec::new(), Vec::new());
+        for index in 0..self.episodes.per_step(choices[shots_index]) as u64 {
+            let number = step * numbers_per_step + index;
+            let episode = source.draw_with_shots(number, shots_index, sampler).expect("checked before");
+            let source_of = |is_outlier: bool| if is_outlier { outliers } else { dataset };
+            rows.extend(episode.rows().into_iter().map(|(row, is_outlier)| (source_of(is_outlier), row)));
             labels.push(episode.labels());
         }
-        (images, labels)
+        (rows, labels)
     }
 }
 
@@ -91,16 +93,16 @@ impl BatchSource for JointBatches {
     fn make(
         &self,
         step: u64,
-        (sampler, scratch): &mut (IndexSampler, Augmenter),
+        (sampler, augmenter): &mut (IndexSampler, Augmenter),
         old: Option<JointBatch>,
     ) -> JointBatch {
-        // What is random in a step depends on the seed and the step only.
+        // The random numbers of a step depend on the seed and the step only.
         let mut rng = Rng::new(self.seed, Purpose::Dropout, step);
-        let (dropout_seed, chosen) = (rng.number(), rng.below(self.episodes.shots.len()));
-        let (rows, labels) = self.draw(step, chosen, sampler);
+        let (dropout_seed, shots_index) = (rng.number(), rng.below(self.episodes.shots.len()));
+        let (rows, labels) = self.draw(step, shots_index, sampler);
         let mut images = old.map(|batch| batch.images).unwrap_or_default();
         if !self.on_gpu {
-            self.preparer.prepare(&rows, step, scratch, &mut images);
+            self.preparer.prepare(&rows, step, augmenter, &mut images);
         }
         JointBatch {
             labels,

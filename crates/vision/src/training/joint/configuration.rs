@@ -73,8 +73,8 @@ impl JointEpisodeSettings {
         (self.images_per_step / (self.ways * (shots + self.queries)).max(1)).max(1)
     }
 
-    /// The same settings in the form that the sampler of training episodes takes. Of its options for heads
-    /// alone, joint training uses neither blended rows nor mixed noise.
+    /// The same settings in the form that the sampler of training episodes takes. That sampler has options which are
+    /// for the training of heads alone; joint training uses neither blended rows nor mixed noise.
     pub(super) fn options(&self) -> Episodes {
         Episodes {
             per_step: 1,
@@ -102,6 +102,7 @@ impl JointConfiguration {
         configuration
     }
 
+    /// The defaults, with those of data, images, augmentation and validation from the training of a backbone.
     fn with_defaults_of(backbone: BackboneConfiguration) -> Self {
         let noise = ["symmetric=0,20,40,60", "paired=0,20,40", "outlier=0,20,40,60"];
         JointConfiguration {
@@ -154,16 +155,15 @@ impl JointConfiguration {
     /// # Errors
     /// If one of them is not given.
     pub(super) fn starting_files(&self) -> Result<(&Path, &Path)> {
-        let [backbone, head] = [&self.backbone, &self.head].map(|own| match own.as_os_str().is_empty() {
-            true => &*self.from,
-            false => &**own,
-        });
-        match backbone.as_os_str().is_empty() || head.as_os_str().is_empty() {
-            true => Err(Error::NothingToStartFrom),
-            false => Ok((backbone, head)),
+        let [backbone, head] = [&self.backbone, &self.head]
+            .map(|path| if path.as_os_str().is_empty() { &*self.from } else { &**path });
+        if backbone.as_os_str().is_empty() || head.as_os_str().is_empty() {
+            return Err(Error::NothingToStartFrom);
         }
+        Ok((backbone, head))
     }
 
+    /// The validator of the trained backbone and head.
     pub(super) fn validator(&self) -> Validator {
         self.validation.validator(&self.episodes.noise)
     }

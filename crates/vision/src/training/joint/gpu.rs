@@ -23,7 +23,7 @@ use trueshot_nn::parameters::ParameterLayout;
 use trueshot_nn::schedule::Schedule;
 
 use super::batches::JointBatch;
-use super::session::{joint_layout, kept_part, parts, seed_of_part};
+use super::session::{decay_in_step, joint_layout, parts, seed_of_part};
 use super::{JointConfiguration, JointEpisodeSettings};
 use crate::training::Datasets;
 use crate::training::gpu::{STREAMED_STEPS, save_scale, saved_scale, upload_training_images};
@@ -31,14 +31,14 @@ use crate::training::gpu::{STREAMED_STEPS, save_scale, saved_scale, upload_train
 /// A session with either head, TraNFS or Relabel.
 pub(super) type BoxedSession = Box<dyn TrainingSession<Batch = JointBatch>>;
 
-/// Starts a session from the parameters of a backbone (`backbone`) and of a head (`of_head`). The images are stored on
-/// the GPU unless they take more than `most_image_bytes`; then also returns a warning for the user.
+/// Starts a session from the parameters of a backbone and of a head. The images are stored on the GPU unless they take
+/// more than `most_image_bytes`; then also returns a warning for the user.
 pub(super) fn session(
     device: &Device,
     configuration: &JointConfiguration,
     datasets: &Datasets,
-    backbone: &[f32],
-    (head, of_head): (&dyn LearnedHead, &[f32]),
+    backbone_parameters: &[f32],
+    (head, head_parameters): (&dyn LearnedHead, &[f32]),
     most_image_bytes: usize,
 ) -> trueshot::Result<(BoxedSession, Option<String>)> {
     let (episodes, optimiser) = (&configuration.episodes, &configuration.optimiser);
@@ -65,7 +65,7 @@ pub(super) fn session(
     let (images, warning) = upload_training_images(device, datasets, &preprocessing, most_image_bytes)?;
     let common = Common {
         layout: joint_layout(&conv4::layout(shape.channels), head.head().layout()),
-        backbone_len: backbone.len(),
+        backbone_len: backbone_parameters.len(),
         schedule: optimiser.schedule(configuration.steps),
         decay: configuration.average,
         images_are_stored: warning.is_none(),
@@ -75,10 +75,11 @@ pub(super) fn session(
     let largest: Vec<JointStep> = episodes.shots.iter().map(|&shots| empty_step(episodes, shots)).collect();
     let session: BoxedSession = match head.gpu_head().expect("a joint head can be trained on a GPU") {
         GpuHead::Relabel(network) => {
-            let of_optimiser = OptimiserOptions { adamw, clip: optimiser.clip };
+            let optimiser_options = OptimiserOptions { adamw, clip: optimiser.clip };
             let (rows, dim) = (options.images, shape.features());
-            let head = RelabelTraining::joint(device, network, of_optimiser, of_head, rows, dim)?;
-            let mut training = JointTraining::new(device, options, backbone, head, images)?;
+            let head =
+                RelabelTraining::joint(device, network, optimiser_options, head_parameters, rows, dim)?;
+            let mut training = JointTraining::new(device, options, backbone_parameters, head, images)?;
             training.reserve(&largest)?;
             Box::new(GpuJointSession { training, common })
         }
@@ -88,9 +89,9 @@ pub(super) fn session(
                 support: episodes.ways * most_shots,
                 queries: episodes.ways * episodes.queries,
             };
-            let of_head_options = TranfsOptions { optimiser: adamw, clip: optimiser.clip, limits };
-            let head = TranfsTraining::joint(device, network, of_head_options, of_head, options.images)?;
-            let mut training = JointTraining::new(device, options, backbone, head, images)?;
+            let head_options = TranfsOptions { optimiser: adamw, clip: optimiser.clip, limits };
+            let head = TranfsTraining::joint(device, network, head_options, head_parameters, options.images)?;
+            let mut training = JointTraining::new(device, options, backbone_parameters, head, images)?;
             training.reserve(&largest)?;
             Box::new(GpuJointSession { training, common })
         }
@@ -100,7 +101,8 @@ pub(super) fn session(
 
 /// A step of the given number of shots without images: only the sizes of its episodes matter.
 fn empty_step(episodes: &JointEpisodeSettings, shots: usize) -> JointStep {
-    let labels = |each: usize| (0..episodes.ways * each).map(move |item| (item / each) as u32);
+    // The classes of `per_class` items per class.
+    let labels = |per_class: usize| (0..episodes.ways * per_class).map(move |item| (item / per_class) as u32);
     let episode = JointEpisode {
         classes: episodes.ways,
         given: labels(shots).collect(),
@@ -144,11 +146,12 @@ impl Common {
         };
         JointStep {
             rate: self.schedule.at(step),
-            keep: kept_part(self.decay, step),
+            keep: decay_in_step(self.decay, step),
             parts: parts(&batch.labels).enumerate().map(part).collect(),
-            images: match self.images_are_stored {
-                true => StepImages::Requests(batch.requests.clone()),
-                false => StepImages::Prepared(batch.images.clone()),
+            images: if self.images_are_stored {
+                StepImages::Requests(batch.requests.clone())
+            } else {
+                StepImages::Prepared(batch.images.clone())
             },
         }
     }
@@ -198,6 +201,7 @@ impl<H: HeadTraining> TrainingSession for GpuJointSession<H> {
         let Common { layout, backbone_len, .. } = &self.common;
         let SavedWeights { parameters, first, second, steps } = SavedWeights::read(layout, state)?;
         let (scale, good_steps) = saved_scale(state);
+        // Each list as the part of the backbone (0) and that of the head (1).
         let [parameters, first, second] =
             [&parameters, &first, &second].map(|all| all.split_at(*backbone_len));
         let state = JointState {

@@ -42,6 +42,7 @@ use session::{CpuJointSession, PARTS, joint_layout};
 /// A backbone and a head in training: loads the batches and validates; a [`TrainingSession`] computes the steps.
 pub struct JointTrainee {
     session: Box<dyn TrainingSession<Batch = JointBatch>>,
+    /// The kind and the options of the head; its parameters are in the session.
     head: Arc<dyn LearnedHead>,
     /// The number of parameters of the backbone, which come first.
     backbone_len: usize,
@@ -50,16 +51,15 @@ pub struct JointTrainee {
     configuration: JointConfiguration,
     /// The GPU that trains and embeds; `None` on the CPU.
     gpu: Option<Gpu>,
+    /// A warning for the user, such as that the images do not fit into the memory of the GPU.
     warning: Option<String>,
 }
 
 /// The checked inputs of a trainee.
 struct Start {
-    /// The parameters of the backbone.
-    backbone: Vec<f32>,
+    backbone_parameters: Vec<f32>,
     head: Arc<dyn LearnedHead>,
-    /// The parameters of the head.
-    of_head: Vec<f32>,
+    head_parameters: Vec<f32>,
     batches: JointBatches,
 }
 
@@ -68,17 +68,17 @@ impl Start {
     fn new(configuration: &JointConfiguration, datasets: &Datasets) -> Result<Self> {
         configuration.check()?;
         let (backbone_path, head_path) = configuration.starting_files()?;
-        let backbone = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
+        let backbone_parameters = starting_backbone(backbone_path, &configuration.pictures.preprocessing())?;
         let shape = super::shape(&configuration.pictures.preprocessing());
-        let (head, of_head) = open_head(&Model::open(head_path)?, shape.features())?;
+        let (head, head_parameters) = open_head(&Model::open(head_path)?, shape.features())?;
         let classes = configuration.episodes.ways.max(configuration.validation.ways);
         if let Some(model) = head.max_classes().filter(|&most| most < classes) {
             let path = head_path.into();
             return Err(trueshot::Error::TooManyClasses { path, classes, model }.into());
         }
-        let (seed, pictures) = (configuration.seed, &configuration.pictures);
+        let (seed, settings) = (configuration.seed, &configuration.pictures);
         let batches = JointBatches {
-            preparer: ImagePreparer::new(datasets.train.clone(), pictures, &configuration.augmentation, seed),
+            preparer: ImagePreparer::new(datasets.train.clone(), settings, &configuration.augmentation, seed),
             outliers: datasets.outliers.clone(),
             episodes: configuration.episodes.clone(),
             seed,
@@ -88,7 +88,7 @@ impl Start {
         if let Some((rows, outliers)) = datasets.validation_labels() {
             configuration.validator().check(rows, outliers)?;
         }
-        Ok(Start { backbone, head, of_head, batches })
+        Ok(Start { backbone_parameters, head, head_parameters, batches })
     }
 }
 
@@ -99,11 +99,12 @@ impl JointTrainee {
     /// If an option is outside its range, the backbone or the head cannot be read, the head does not fit the backbone,
     /// or the data has too few classes or images.
     pub fn new(configuration: JointConfiguration, datasets: Datasets) -> Result<Self> {
-        let Start { backbone, head, of_head, batches } = Start::new(&configuration, &datasets)?;
+        let Start { backbone_parameters, head, head_parameters, batches } =
+            Start::new(&configuration, &datasets)?;
         let shape = super::shape(&configuration.pictures.preprocessing());
         let layout = joint_layout(&conv4::layout(shape.channels), head.head().layout());
-        let backbone_len = backbone.len();
-        let parameters = [backbone, of_head].concat();
+        let backbone_len = backbone_parameters.len();
+        let parameters = [backbone_parameters, head_parameters].concat();
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuJointSession {
@@ -140,12 +141,19 @@ impl JointTrainee {
         device: &trueshot_cuda::Device,
     ) -> Result<Self> {
         let most_image_bytes = super::gpu::most_image_bytes(device)?;
-        let Start { backbone, head, of_head, mut batches } = Start::new(&configuration, &datasets)?;
-        let (session, warning) =
-            gpu::session(device, &configuration, &datasets, &backbone, (&*head, &of_head), most_image_bytes)?;
+        let Start { backbone_parameters, head, head_parameters, mut batches } =
+            Start::new(&configuration, &datasets)?;
+        let (session, warning) = gpu::session(
+            device,
+            &configuration,
+            &datasets,
+            &backbone_parameters,
+            (&*head, &head_parameters),
+            most_image_bytes,
+        )?;
         batches.on_gpu = warning.is_none();
         let loader = super::gpu_loader(batches, session.steps_at_once());
-        let (backbone_len, gpu) = (backbone.len(), Some(device.clone()));
+        let (backbone_len, gpu) = (backbone_parameters.len(), Some(device.clone()));
         Ok(JointTrainee { session, head, backbone_len, loader, datasets, configuration, gpu, warning })
     }
 
@@ -187,18 +195,18 @@ impl Trainee for JointTrainee {
 
     fn validate(&mut self) -> trueshot::Result<Option<Validation>> {
         let parameters = self.parameters()?;
-        let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
-        let method = NamedMethod { label: "head".into(), method: self.head.method(of_head) };
-        let backbone = (&self.configuration.pictures.preprocessing(), of_backbone);
+        let (backbone_parameters, head_parameters) = parameters.split_at(self.backbone_len);
+        let method = NamedMethod { label: "head".into(), method: self.head.method(head_parameters) };
+        let backbone = (&self.configuration.pictures.preprocessing(), backbone_parameters);
         let validator = self.configuration.validator();
         validate_backbone(&validator, &self.datasets, backbone, self.gpu.as_ref(), method)
     }
 
     fn model(&self) -> trueshot::Result<Tensors> {
         let parameters = self.parameters()?;
-        let (of_backbone, of_head) = parameters.split_at(self.backbone_len);
+        let (backbone_parameters, head_parameters) = parameters.split_at(self.backbone_len);
         let preprocessing = self.configuration.pictures.preprocessing();
-        let backbone = backbone_file(&self.configuration, &preprocessing, of_backbone);
-        Ok(model::joint_file(&backbone, &self.head.model(of_head)))
+        let backbone = backbone_file(&self.configuration, &preprocessing, backbone_parameters);
+        Ok(model::joint_file(&backbone, &self.head.model(head_parameters)))
     }
 }

@@ -81,11 +81,11 @@ impl CpuJointSession {
     fn prototype_losses(&self, batch: &JointBatch, features: &[f32], d_features: &mut [f32]) -> f64 {
         let (dim, weight) = (self.shape.features(), self.prototype_weight);
         // One task per episode: its labels, its features, and the gradients of these features.
-        let (mut rest, mut tasks) = (d_features, Vec::new());
+        let (mut remaining, mut tasks) = (d_features, Vec::new());
         for (labels, rows) in batch.labels.iter().zip(rows_of_episodes(&batch.labels)) {
-            let (d_rows, after) = rest.split_at_mut(rows.len() * dim);
+            let (d_rows, after) = remaining.split_at_mut(rows.len() * dim);
             tasks.push((labels, &features[rows.start * dim..rows.end * dim], d_rows));
-            rest = after;
+            remaining = after;
         }
         let loss = |(labels, features, d_rows): (&EpisodeLabels, &[f32], &mut [f32])| {
             prototype_loss(labels, features, weight, d_rows)
@@ -96,24 +96,25 @@ impl CpuJointSession {
     /// The sums of the head's loss terms over all episodes. Adds to the gradients of the head's parameters, and to
     /// those of the features.
     fn head_losses(&mut self, batch: &JointBatch, features: &[f32], d_features: &mut [f32]) -> Vec<f64> {
+        // The parameters from `head_start` on are those of the head.
         let (dim, isa, head_start) = (self.shape.features(), Isa::current(), self.backbone_len);
         let head = self.head.head();
         let parameters = &self.weights.parameters[head_start..];
         let rows: Vec<&[f32]> = features.chunks_exact(dim).collect();
         // One task per part of the episodes.
         let mut tasks = Vec::new();
-        let (mut first_row, mut rest) = (0, d_features);
+        let (mut first_row, mut remaining) = (0, d_features);
         for (labels, gradient) in parts(&batch.labels).zip(&mut self.weights.gradients) {
             let count: usize = labels.iter().map(EpisodeLabels::rows).sum();
-            let (d_rows, after) = rest.split_at_mut(count * dim);
+            let (d_rows, after) = remaining.split_at_mut(count * dim);
             tasks.push((labels, &rows[first_row..first_row + count], d_rows, &mut gradient[head_start..]));
-            (first_row, rest) = (first_row + count, after);
+            (first_row, remaining) = (first_row + count, after);
         }
         let losses = |(part, (labels, rows, d_rows, gradient)): (usize, PartTask<'_>)| {
             let episodes: Vec<Episode<'_>> = labels
                 .iter()
                 .zip(rows_of_episodes(labels))
-                .map(|(labels, own)| labels.episode(&rows[own]))
+                .map(|(labels, range)| labels.episode(&rows[range]))
                 .collect();
             let seed = seed_of_part(batch.dropout_seed, part);
             // The threads of the pool use the instruction set that is set for this thread.
@@ -144,25 +145,27 @@ impl CpuJointSession {
 
     /// Moves the running average towards the parameters after step number `step`.
     fn update_average(&mut self, step: u64) {
-        let keep = kept_part(self.decay, step);
+        let decay = decay_in_step(self.decay, step);
         for (average, &value) in self.average.iter_mut().zip(&self.weights.parameters) {
-            *average = value + keep * (*average - value);
+            // decay * average + (1 - decay) * value
+            *average = value + decay * (*average - value);
         }
     }
 }
 
-/// The decay of the running average in a step, 0 to 1: how much of the old average is kept.
-pub(super) fn kept_part(decay: f64, step: u64) -> f32 {
+/// The decay of the running average in a step, 0 to 1: how much of the old average is kept. `decay` is its value after
+/// the warm-up.
+pub(super) fn decay_in_step(decay: f64, step: u64) -> f32 {
     decay.min((1.0 + step as f64) / (AVERAGE_START + step as f64)) as f32
 }
 
-/// Divides the episodes of a step into [`PARTS`] parts of nearly the same number; parts may be empty.
+/// Divides the episodes of a step into [`PARTS`] parts of nearly the same number of episodes; parts may be empty.
 pub(super) fn parts(episodes: &[EpisodeLabels]) -> impl Iterator<Item = &[EpisodeLabels]> {
     let count = episodes.len();
     (0..PARTS).map(move |part| &episodes[count * part / PARTS..count * (part + 1) / PARTS])
 }
 
-/// The seed of the dropout masks of a part.
+/// The seed of the dropout masks of a part. Wraps, because the seed of a step may be any number.
 pub(super) fn seed_of_part(dropout_seed: u64, part: usize) -> u64 {
     dropout_seed.wrapping_add(part as u64)
 }
@@ -186,21 +189,21 @@ fn rows_of_episodes(labels: &[EpisodeLabels]) -> impl Iterator<Item = Range<usiz
 fn prototype_loss(labels: &EpisodeLabels, features: &[f32], weight: f64, d_features: &mut [f32]) -> f64 {
     let dim = features.len() / labels.rows();
     // The rows of support items that are not outliers, and of all queries, for which `truth` has no entry.
-    let is_known = |row: &usize| labels.truth.get(*row).is_none_or(Option::is_some);
-    let known: Vec<usize> = (0..labels.rows()).filter(is_known).collect();
+    let has_class = |row: &usize| labels.truth.get(*row).is_none_or(Option::is_some);
+    let used_rows: Vec<usize> = (0..labels.rows()).filter(has_class).collect();
     let truth: Vec<u32> = labels.truth.iter().copied().flatten().collect();
     if !(0..labels.classes as u32).all(|class| truth.contains(&class)) {
         return 0.0;
     }
-    let rows: Vec<f32> =
-        known.iter().flat_map(|&row| &features[row * dim..(row + 1) * dim]).copied().collect();
+    let used_features: Vec<f32> =
+        used_rows.iter().flat_map(|&row| &features[row * dim..(row + 1) * dim]).copied().collect();
     let labels =
         loss::EpisodeLabels { classes: labels.classes, given: &truth, query_classes: &labels.query_classes };
-    let mut d_rows = vec![0.0; rows.len()];
-    let value = loss(&rows, labels, Aggregate::Mean, &mut d_rows);
-    for (&row, d_row) in known.iter().zip(d_rows.chunks_exact(dim)) {
-        let of_row = d_features[row * dim..(row + 1) * dim].iter_mut();
-        of_row.zip(d_row).for_each(|(sum, &d)| *sum += weight as f32 * d);
+    let mut d_used = vec![0.0; used_features.len()];
+    let value = loss(&used_features, labels, Aggregate::Mean, &mut d_used);
+    for (&row, d_row) in used_rows.iter().zip(d_used.chunks_exact(dim)) {
+        let sums = d_features[row * dim..(row + 1) * dim].iter_mut();
+        sums.zip(d_row).for_each(|(sum, &d)| *sum += weight as f32 * d);
     }
     weight * value
 }
@@ -265,6 +268,7 @@ mod tests {
 
     const SHAPE: Shape = Shape { size: 16, channels: 1 };
 
+    /// A session with initial parameters of a Conv4 and a small Relabel.
     fn session(prototype_weight: f64) -> CpuJointSession {
         let mut rng = Rng::new(3, Purpose::Parameters, 0);
         let mut random = || rng.fraction();
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loss_changes_along_the_gradient_as_it_says() {
+    fn the_slope_of_the_loss_along_the_gradient_is_the_norm_of_the_gradient() {
         for prototype_weight in [0.0, 0.7] {
             let mut session = session(prototype_weight);
             let (batch, start) = (batch(), session.weights.parameters.clone());
@@ -359,7 +363,7 @@ mod tests {
             let backbone = 0..session.backbone_len;
             for range in [backbone, session.backbone_len..start.len()] {
                 let norm = gradient[range.clone()].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-                assert!(norm > 1e-3, "there is something to learn: {norm}");
+                assert!(norm > 1e-3, "the gradient is not 0: {norm}");
                 let mut loss_at = |distance: f64| {
                     session.weights.parameters.copy_from_slice(&start);
                     for (value, &g) in
@@ -376,21 +380,24 @@ mod tests {
     }
 
     #[test]
-    fn steps_reduce_the_loss_and_move_mean_and_average_behind_the_parameters() {
+    fn steps_reduce_the_loss_and_move_the_mean_and_the_average() {
         let mut session = session(0.5);
         let batch = batch();
-        let mean = session.head.head().feature_mean().unwrap();
-        let mean = session.backbone_len + mean.start..session.backbone_len + mean.end;
+        let mean_in_head = session.head.head().feature_mean().unwrap();
+        let mean = session.backbone_len + mean_in_head.start..session.backbone_len + mean_in_head.end;
         let first: f64 = session.step(0, &batch).unwrap().iter().sum();
-        let moved = session.weights.parameters[mean].iter().filter(|&&value| value != 0.0).count();
-        assert!(moved > SHAPE.features() / 2, "{moved} of {} numbers of the mean moved", SHAPE.features());
+        let changed = session.weights.parameters[mean].iter().filter(|&&value| value != 0.0).count();
+        assert!(
+            changed > SHAPE.features() / 2,
+            "{changed} of {} numbers of the mean changed",
+            SHAPE.features()
+        );
         let last: f64 = (1..20).map(|step| session.step(step, &batch).unwrap().iter().sum()).last().unwrap();
         assert!(last < first, "{first} -> {last}");
         let distance = |from: &[f32], to: &[f32]| -> f64 {
             from.iter().zip(to).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
         };
-        let behind = distance(&session.average, &session.weights.parameters);
-        assert!(behind > 0.0);
+        assert!(distance(&session.average, &session.weights.parameters) > 0.0, "the average lags behind");
         assert_eq!(&*session.parameters().unwrap(), &session.average[..]);
     }
 

@@ -16,6 +16,7 @@ fn device() -> Device {
     Device::emulated(true)
 }
 
+/// Ten random rows per class, with larger values in the columns i of class c for which i % `classes` is c.
 fn data(classes: usize, dim: usize, seed: u64) -> Embeddings {
     let mut rng = Rng::new(seed, Purpose::Items, 0);
     let labels = (0..classes * 10).map(|row| format!("{seed} {}", row / 10)).collect();
@@ -77,6 +78,7 @@ fn relabel() -> Configuration<RelabelOptions> {
     small(defaults, model)
 }
 
+/// Two data sets for training, each with outliers.
 struct Sets {
     train: Embeddings,
     other: Embeddings,
@@ -85,7 +87,7 @@ struct Sets {
 }
 
 impl Sets {
-    /// Two data sets with outliers, the second of `dim` dimensions.
+    /// The first data set has 8 dimensions, the second `dim`.
     fn new(dim: usize) -> Self {
         Sets {
             train: data(5, 8, 1),
@@ -113,6 +115,7 @@ fn assert_close(gpu: &[f64], cpu: &[f64], what: &str) {
 /// Four steps on both devices, with rows on the GPU and with rows that come with the steps; then the checkpoint of each
 /// device is continued on the other.
 fn check_against_the_cpu<M: HeadOptions>(configuration: &Configuration<M>, sets: &Sets) {
+    // With a limit of 0 bytes, the rows are not stored on the GPU but streamed with the steps.
     let gpu = |most_bytes| {
         HeadTrainee::on_gpu_with(configuration, sets.list(), vec![], &device(), most_bytes).unwrap()
     };

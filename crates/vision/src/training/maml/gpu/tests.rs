@@ -18,6 +18,7 @@ fn drawings(split: &str, configuration: &MamlConfiguration) -> Dataset {
     Dataset::load(&collection, &pictures.preprocessing(), pictures.augment, &()).unwrap()
 }
 
+/// A configuration of small episodes and images, since the emulator is slow.
 fn configuration(order: GradientOrderSetting) -> MamlConfiguration {
     let mut configuration = MamlConfiguration::drawings();
     configuration.pictures.size = 16;
@@ -32,7 +33,7 @@ fn configuration(order: GradientOrderSetting) -> MamlConfiguration {
 }
 
 #[test]
-fn a_step_has_the_episodes_and_nearly_the_loss_of_the_cpu_wherever_the_images_are() {
+fn a_step_has_nearly_the_loss_of_the_cpu_with_stored_and_with_streamed_images() {
     let configuration = configuration(GradientOrderSetting::Second);
     let datasets = || Datasets::new(drawings("val", &configuration), None);
     let on_gpu = |most_bytes| {
@@ -56,21 +57,21 @@ fn a_resumed_run_has_the_same_bits_and_the_cpu_continues_it() {
     let configuration = configuration(GradientOrderSetting::First);
     let datasets = || Datasets::new(drawings("val", &configuration), None);
     let on_gpu = || MamlTrainee::on_gpu(configuration.clone(), datasets(), &Device::emulated(true)).unwrap();
-    let mut whole = on_gpu();
-    whole.steps(0, 2).unwrap();
-    let checkpoint = whole.state().unwrap();
-    let losses = whole.steps(2, 1).unwrap();
+    let mut uninterrupted = on_gpu();
+    uninterrupted.steps(0, 2).unwrap();
+    let checkpoint = uninterrupted.state().unwrap();
+    let losses = uninterrupted.steps(2, 1).unwrap();
     let mut resumed = on_gpu();
     resumed.restore(&checkpoint).unwrap();
     assert_eq!(resumed.steps(2, 1).unwrap(), losses);
-    assert_eq!(resumed.parameters().unwrap(), whole.parameters().unwrap());
+    assert_eq!(resumed.parameters().unwrap(), uninterrupted.parameters().unwrap());
     let mut cpu = MamlTrainee::new(configuration.clone(), datasets()).unwrap();
     cpu.restore(&checkpoint).unwrap();
     let (loss, expected) = (cpu.step(2).unwrap()[0], losses[0][0]);
     assert!((loss - expected).abs() < 0.02 * (1.0 + loss), "{loss} on the CPU, {expected} on the GPU");
-    let mut back = on_gpu();
-    back.restore(&cpu.state().unwrap()).unwrap();
-    assert_eq!(back.parameters().unwrap(), cpu.parameters().unwrap());
+    let mut from_cpu = on_gpu();
+    from_cpu.restore(&cpu.state().unwrap()).unwrap();
+    assert_eq!(from_cpu.parameters().unwrap(), cpu.parameters().unwrap());
 }
 
 /// Drawings of horizontal and vertical stripes, with some random dots.
@@ -80,12 +81,12 @@ fn stripes(configuration: &MamlConfiguration) -> Dataset {
     for number in 0..16_u32 {
         let class = folder.path().join(["horizontal", "vertical"][number as usize % 2]);
         std::fs::create_dir_all(&class).unwrap();
-        let picture = image::GrayImage::from_fn(16, 16, |x, y| {
+        let image = image::GrayImage::from_fn(16, 16, |x, y| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let position = if number % 2 == 0 { y } else { x } + number / 2;
             image::Luma([if position % 4 < 2 || state >> 28 == 0 { 0 } else { 255 }])
         });
-        picture.save(class.join(format!("{number}.png"))).unwrap();
+        image.save(class.join(format!("{number}.png"))).unwrap();
     }
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
     Dataset::load(&collection, &configuration.pictures.preprocessing(), false, &()).unwrap()
