@@ -56,7 +56,7 @@ pub struct Arguments {
     all: bool,
     /// Answer "none of these" instead of a class from this probability on, from 0 to 1; `answer` is then empty in csv and
     /// null in jsonl
-    #[arg(long, value_name = "U", default_value_t = REFUSED_FROM, value_parser = parse_probability)]
+    #[arg(long, value_name = "U", default_value_t = UNKNOWN_THRESHOLD, value_parser = parse_probability)]
     unknown: f32,
     /// Write the predictions to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -76,8 +76,8 @@ enum Format {
     Jsonl,
 }
 
-/// The default probability of "none of these" from which it is the answer.
-pub const REFUSED_FROM: f32 = 0.5;
+/// The default of `--unknown`: the answer is "none of these" from this probability on.
+pub const UNKNOWN_THRESHOLD: f32 = 0.5;
 /// The number of answers that a table shows after the first one with `--all`.
 const OTHER_ANSWERS: usize = 3;
 /// Images or rows that are classified together; their answers are written before the next ones are read.
@@ -99,7 +99,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let GivenInputs { inputs, missing } = inputs(&arguments.inputs)?;
     let embeddings = || inputs.iter().filter_map(PredictInput::path).filter(|path| is_embeddings(path));
     // Options for images are an error if all inputs are embeddings.
-    if let Some(path) = embeddings().next().filter(|_| embeddings().count() == inputs.len()) {
+    let all_are_embeddings = embeddings().count() == inputs.len();
+    if let Some(path) = embeddings().next().filter(|_| all_are_embeddings) {
         arguments.backbone.check_unused(path)?;
     }
     if let Some(output) = &arguments.output {
@@ -131,6 +132,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
         }
         anyhow::ensure!(writer.written > 0 || writer.failed == 0, "none of the images could be read");
+        // Creates the output even if there was nothing to classify.
         writer.flush()
     })
 }
@@ -191,7 +193,7 @@ fn inputs(arguments: &[PathBuf]) -> anyhow::Result<GivenInputs> {
 /// All bytes of standard input. Fails if there are none or more than [`MAX_STANDARD_INPUT`].
 fn read_standard_input() -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT);
+    let mut stdin = std::io::stdin().lock().take(MAX_STANDARD_INPUT + 1);
     stdin.read_to_end(&mut bytes).with_context(|| format!("cannot read {STANDARD_INPUT}"))?;
     anyhow::ensure!(stdin.limit() > 0, "{STANDARD_INPUT} is longer than {} MB", MAX_STANDARD_INPUT >> 20);
     anyhow::ensure!(
@@ -203,6 +205,7 @@ fn read_standard_input() -> anyhow::Result<Vec<u8>> {
 
 /// Paths in a text, one per line or separated by NUL; `None` if the bytes are not such a text, for instance an image.
 fn listed_paths(bytes: &[u8]) -> Option<Vec<&str>> {
+    // An SVG image is text, too. A NUL that does not end the text means other data.
     let text = std::str::from_utf8(bytes).ok().filter(|_| !is_svg(bytes))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let paths: Vec<&str> = match text.strip_suffix('\0') {
@@ -246,7 +249,7 @@ struct TableLayout {
 impl TableLayout {
     /// The width of the probability (5) and the two spaces before the class.
     const BEFORE_CLASS: usize = 7;
-    /// Longer class names are not aligned.
+    /// The widest column of classes if the width of the table is unlimited; what follows a longer name is not aligned.
     const MAX_CLASS: usize = 40;
 
     fn new(predictor: &Predictor, width: Option<usize>) -> Self {
@@ -307,6 +310,7 @@ impl PredictionWriter<'_> {
                 ),
                 None => Box::new(std::io::stdout().lock()),
             };
+            // Set first, because `write_header` calls this function.
             self.out = Some(BufWriter::new(out));
             self.write_header()?;
         }
@@ -317,7 +321,8 @@ impl PredictionWriter<'_> {
         self.out()?.flush().context("cannot write the predictions")
     }
 
-    /// Writes the header of the CSV format; other formats have none.
+    /// Writes the header of the CSV format; other formats have none. `class` is the most probable class; `answer` is
+    /// empty if the answer is "none of these".
     fn write_header(&mut self) -> anyhow::Result<()> {
         if self.arguments.format == Format::Csv {
             let classes = self.predictor.classes().iter().filter(|_| self.arguments.all);
@@ -360,7 +365,7 @@ impl PredictionWriter<'_> {
 
     /// Classifies the images of a list or an archive.
     fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
-        // Opened before the images: an error must not come only after a large archive has been listed.
+        // The backbone is opened first, so that an error in it is reported before a large archive is listed.
         let backbone = self.embedder.is_none().then(|| self.backbone()).transpose()?;
         let collection = Collection::open(path, SourceOptions::default())?;
         self.report_skipped(collection.skipped());
@@ -462,7 +467,7 @@ impl PredictionWriter<'_> {
     }
 
     /// The embedder of the previous input, or a new one with the given backbone. An embedder that was made for few
-    /// images, and so on the CPU, is replaced if the number `images` is enough for a GPU.
+    /// images, and therefore runs on the CPU, is replaced if the number `images` is enough for a GPU.
     fn embedder(&mut self, backbone: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
         let suffices = self.considered_gpu || images < GPU_MIN_IMAGES;
         if let Some(embedder) = self.embedder.take().filter(|_| suffices) {
@@ -517,7 +522,7 @@ impl PredictionWriter<'_> {
         self.write_line(&line)
     }
 
-    /// The most probable answers after the first one, such as "thistle 14 %, none of these 22 %".
+    /// The most probable answers after the first one, such as "none of these 22 %, thistle 14 %".
     fn other_answers(&self, prediction: &Prediction, is_unknown: bool) -> String {
         let classes = self.predictor.classes().iter().zip(&prediction.probabilities);
         let mut answers: Vec<(String, f32)> = classes.map(|(class, &p)| (visible(class), p)).collect();

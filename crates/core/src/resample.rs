@@ -16,7 +16,7 @@ const WEIGHT_BITS: u32 = 22;
 /// One half as a fixed-point number: sums of pixels start with it, so that [`to_byte`] rounds to the nearest integer.
 const HALF: i32 = 1 << (WEIGHT_BITS - 1);
 
-/// How an image becomes square.
+/// How an image becomes square before a network embeds it: [`resized`] alone, or [`crop_to_square`] before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
@@ -39,8 +39,8 @@ pub enum Resampling {
 }
 
 impl Resampling {
-    /// The radius of the filter, in pixels of the smaller of the two images.
-    fn support(self) -> f64 {
+    /// The radius of the filter: in input pixels when enlarging, in output pixels when shrinking.
+    fn radius(self) -> f64 {
         match self {
             Resampling::Bilinear => 1.0,
             Resampling::Bicubic => 2.0,
@@ -84,17 +84,17 @@ pub struct Taps {
 }
 
 impl Taps {
-    /// Computes the bilinear weights from `from` to `to` pixels, reusing the memory.
+    /// Computes the bilinear weights for resizing a line of `from` pixels to `to` pixels, reusing the memory.
     pub fn set(&mut self, from: usize, to: usize) {
         self.set_resampling(Resampling::Bilinear, from, to);
     }
 
     fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
         let scale = from as f64 / to as f64;
-        // When shrinking, the filter is stretched over all input pixels of an output pixel: that is the antialiasing.
+        // When shrinking, the filter is widened by the scale, so that it skips no input pixel: that is the antialiasing.
         let stretch = scale.max(1.0);
         // The radius of the filter in input pixels.
-        let reach = stretch * resampling.support();
+        let reach = stretch * resampling.radius();
         self.width = ((2.0 * reach).ceil() as usize).min(from);
         self.starts.clear();
         self.weights.clear();
@@ -119,13 +119,14 @@ impl Taps {
         self.rounded.extend(self.weights.iter().map(|&weight| weight as f32));
     }
 
-    /// The first input pixel of an output pixel, and the weights from there on.
+    /// The first input pixel in the window of an output pixel, and the weights of the window.
     #[inline(always)]
     pub fn output(&self, output: usize) -> (usize, &[f32]) {
         (self.starts[output] as usize, &self.rounded[output * self.width..(output + 1) * self.width])
     }
 
-    /// The weights from `from` to `to` pixels, and the same as fixed-point numbers `[outputs, width]`.
+    /// The weights for resizing a line of `from` pixels to `to` pixels, and these weights as fixed-point numbers
+    /// `[outputs, width]`.
     fn with_integers(resampling: Resampling, from: usize, to: usize) -> (Self, Vec<i32>) {
         let mut taps = Taps::default();
         taps.set_resampling(resampling, from, to);
@@ -153,7 +154,7 @@ pub struct PixelShape {
 /// Resizes an image to `(width, height)`.
 ///
 /// # Panics
-/// If the number of bytes is not that of the shape, if an image has no pixels, or if a pixel has neither 1 nor 3 bytes.
+/// If the number of bytes is not that of the shape, if the input or the output has no pixels, or if a pixel has neither 1 nor 3 bytes.
 pub fn resized(
     pixels: &[u8],
     shape: PixelShape,
@@ -189,7 +190,7 @@ pub fn crop_to_square(pixels: &mut Vec<u8>, shape: PixelShape) -> usize {
 
 /// Resizes rows to another width.
 struct RowResizer {
-    /// The windows and their fixed-point weights; `None` if rows keep their width.
+    /// The windows and their fixed-point weights; `None` if rows keep their width: the weights would copy every pixel.
     taps: Option<(Taps, Vec<i32>)>,
     /// Pixels of a resized row.
     width: usize,
@@ -250,7 +251,7 @@ impl ColumnResizer {
     fn add(&mut self, row: &[u8]) {
         let number = self.added;
         self.added += 1;
-        // Open the output rows whose window starts with this row. Windows have equal lengths and start in the order of
+        // Open the output rows whose window starts with this row or an earlier one. Windows have equal lengths and start in the order of
         // their outputs, so they also end in that order.
         let begins_here =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);

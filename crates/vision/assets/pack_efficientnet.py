@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Packs EfficientNet-Lite0 for trueshot: pack_efficientnet.py efficientnet-lite0.onnx efficientnet-lite0.safetensors
 
-Takes the ONNX file of the network with batch norm folded into its convolutions, leaves out the layer of 1,000 classes,
+Takes the ONNX file of the network (docs/built-in.md says where it is from) with batch norm folded into its convolutions, leaves out the layer of 1,000 classes,
 gives the tensors the names that trueshot-nn has for them, and adds notes on how images must be preprocessed. The
 matrices of the pointwise convolutions, 94 % of all numbers, are stored in f16, the rest in f32: rounding the depthwise
-filters too would save 0.4 MB and make the error of the features ten times as large. Needs onnx and numpy. The same file
-gives the same bytes.
+filters too would save 0.4 MB and make the error of the features ten times as large. Needs onnx and numpy. The
+output is reproducible: the same ONNX file always gives the same bytes.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOTES = {
 
 
 def renamed(name: str) -> str:
-    """Maps a name such as `_blocks.3._expand_conv.w` to `block4.expand.weight`."""
+    """Maps a name such as `_blocks.3._expand_conv.w` to `block4.expand.weight`, and `_conv_stem.w` to `stem.weight`."""
     *place, kind = name.split(".")
     suffix = {"w": "weight", "b": "bias"}[kind]
     layer = place[-1].removeprefix("_").removesuffix("_conv").removeprefix("conv_")
@@ -46,10 +46,10 @@ def tensors_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
         if not tensor.name.startswith(("_conv_", "_blocks.")):
             continue  # the classification layer, and the bounds of ReLU6
         values = numpy_helper.to_array(tensor)
-        # Pointwise kernels become matrices, and depthwise ones have one input channel; only the stem is a full
-        # convolution.
+        # Drop dimensions of 1: pointwise [O, I, 1, 1] becomes [O, I], depthwise [C, 1, k, k] becomes [C, k, k]. Only
+        # the stem is a full convolution.
         if values.ndim == 4 and "_stem" not in tensor.name:
-            values = values.reshape(values.shape[0], *[side for side in values.shape[1:] if side != 1])
+            values = values.reshape(values.shape[0], *[length for length in values.shape[1:] if length != 1])
         tensors[renamed(tensor.name)] = values
     return tensors
 

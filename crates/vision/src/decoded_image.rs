@@ -22,21 +22,21 @@ use crate::decode_memory::ImageHeader;
 use crate::error::{Unreadable, UnsupportedFormat};
 use crate::memory_budget::{self, Share};
 
-/// The most pixels an image may have, 134 million: beyond every camera, and below what exhausts memory.
+/// The most pixels an image may have, 134 million: more than most cameras have, and below what exhausts memory.
 const MAX_PIXELS: u64 = 1 << 27;
 /// The longest side an image may have, which is what JPEG allows. Resizing needs memory in proportion to a side.
 const MAX_SIDE: u32 = (1 << 16) - 1;
 /// Images of up to this number of pixels (4 million) are decoded whatever the file size; larger ones may have at most
 /// [`MAX_PIXELS_PER_BYTE`].
 const ALWAYS_ALLOWED_PIXELS: u64 = 1 << 22;
-/// The most pixels per byte of a file. A blank page in PNG packs about a thousand pixels into a byte; photographs some
-/// tens.
+/// The most pixels per byte of a file. A blank page in PNG packs about a thousand pixels into a byte; photographs at
+/// most a few tens.
 const MAX_PIXELS_PER_BYTE: u64 = 2048;
 /// The most memory that decoding one image may take, unless the caller allows less.
 const MAX_DECODE_MEMORY: u64 = 1 << 30;
 /// What a decoder may allocate before the size of the image is known, for instance for colour profiles.
 const HEADER_MEMORY: u64 = 8 << 20;
-/// Size of the strips in which an image is converted to eight opaque bits per channel.
+/// Size of the strips in which an image is converted to eight bits per channel without transparency.
 const STRIP_BYTES: usize = 1 << 16;
 /// The largest file that is read as an image: 512 MiB.
 pub(crate) const MAX_FILE_BYTES: u64 = 1 << 29;
@@ -94,8 +94,8 @@ impl DecodedImage {
     /// # Panics
     /// If a side is 0, or `pixels` does not have `width * height * channels` bytes.
     pub fn new(width: usize, height: usize, channels: Channels, pixels: Vec<u8>) -> Self {
-        assert!(width > 0 && height > 0, "a picture of {width} x {height}");
-        assert_eq!(pixels.len(), width * height * channels.count(), "bytes of a picture");
+        assert!(width > 0 && height > 0, "an image of {width} x {height}");
+        assert_eq!(pixels.len(), width * height * channels.count(), "bytes of an image");
         DecodedImage { width, height, channels, pixels }
     }
 
@@ -127,7 +127,7 @@ impl DecodedImage {
         Ok(then(image))
     }
 
-    /// The image in colour or in grey.
+    /// The image converted to `channels`.
     pub(crate) fn with_channels(self, channels: Channels) -> DecodedImage {
         if self.channels == channels {
             return self;
@@ -141,8 +141,8 @@ impl DecodedImage {
         DecodedImage::new(self.width, self.height, channels, to_opaque_bytes(image, channels))
     }
 
-    /// The image as a `data:` URI for a page, its longer side at most `most` pixels: a drawing as PNG, a photograph as
-    /// JPEG, which is a fifth as large.
+    /// The image as a `data:` URI for a page, its longer side at most `most` pixels: grey images (drawings) as PNG,
+    /// colour images as JPEG, which is about a fifth as large.
     pub fn to_data_uri(self, most: usize) -> String {
         // Both sides are scaled by the same factor, so that the longer one becomes `most`.
         let longest = self.width.max(self.height);
@@ -205,7 +205,8 @@ fn decode(
     let orientation = Orientation::NoTransforms;
     let mut header = ImageHeader { bytes, format, width, height, color: decoder.color_type(), orientation };
     check_size(&header, limits)?;
-    // A file with a small header may contain a large frame.
+    // The header may claim a small size although the frame behind it is large: this limit is for the buffers that the
+    // decoder checks itself.
     decoder.set_limits(decoder_limits(header.decoder_limit())).map_err(decode_error)?;
     // A damaged EXIF orientation is ignored.
     header.orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
@@ -233,7 +234,7 @@ fn decoder_limits(memory: u64) -> Limits {
     limits
 }
 
-/// The error for a file that no decoder here reads. Phones send HEIC files named `.jpg`.
+/// The error for a file that no decoder here reads. Its name is not used: phones send HEIC files named `.jpg`.
 fn unknown_format(bytes: &[u8]) -> Unreadable {
     const HEIC: [&[u8]; 7] = [b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"];
     const AVIF: [&[u8]; 2] = [b"avif", b"avis"];
@@ -253,8 +254,9 @@ fn unknown_format(bytes: &[u8]) -> Unreadable {
 /// Whether bytes start as an SVG file does: `<svg`, possibly after an XML declaration, a document type and comments.
 pub fn is_svg(bytes: &[u8]) -> bool {
     const SEARCHED_BYTES: usize = 4096;
-    let start = bytes[..bytes.len().min(SEARCHED_BYTES)].trim_ascii_start();
-    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    let start = &bytes[..bytes.len().min(SEARCHED_BYTES)];
+    // A byte order mark and white space may come first.
+    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
     let is_xml = [b"<?xml".as_slice(), b"<!DOCTYPE svg", b"<!--"].iter().any(|head| start.starts_with(head));
     start.starts_with(b"<svg") || is_xml && start.windows(4).any(|window| window == b"<svg")
 }
@@ -305,7 +307,7 @@ fn is_truncated_jpeg(bytes: &[u8]) -> bool {
     true
 }
 
-/// The reason for skipping a file, from an error of a decoder; on one line.
+/// Turns a decoder's error into the reason for skipping the file, in a single line.
 fn decode_error(error: image::ImageError) -> Unreadable {
     use image::ImageError::*;
     match error {
@@ -315,7 +317,7 @@ fn decode_error(error: image::ImageError) -> Unreadable {
     }
 }
 
-/// Converts decoded pixels of the type `color` to eight opaque bits per channel. Works in place, in strips of some
+/// Converts decoded pixels of the type `color` to eight bits per channel without transparency. Works in place, in strips of some
 /// rows: a second copy of a large image would take much memory.
 fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {

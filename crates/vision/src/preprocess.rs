@@ -62,9 +62,10 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// The differences from `usual` in anything but the size, as text that is appended to the name of a backbone, such
+    /// The differences from `usual` in fit, resampling, mean and standard deviation, as text that is appended to the name of a backbone, such
     /// as `, crop, mean 0,0,0`; empty if there are none.
     pub(crate) fn differences(&self, usual: &Preprocessing) -> String {
+        // The names of the variants are part of the names of backbones, so renaming one changes them.
         let differences = [
             (self.fit != usual.fit).then(|| format!(", {:?}", self.fit).to_lowercase()),
             (self.resampling != usual.resampling).then(|| format!(", {:?}", self.resampling).to_lowercase()),
@@ -95,10 +96,11 @@ impl Preprocessing {
         pairs
     }
 
-    /// Normalises an image that has the right size and channels. Writes `[row][column][channel]` to `out`.
+    /// Normalises an image that has the size and channels of the network's input. Writes `[row][column][channel]` to
+    /// `out`.
     ///
     /// # Panics
-    /// If the size or the channels differ.
+    /// If the size differs, or `out` does not have one element per value of the image.
     pub fn normalise(&self, image: &DecodedImage, out: &mut [f32]) {
         assert_eq!((image.width, image.height), (self.size, self.size), "size of the fitted image");
         assert_eq!(out.len(), image.pixels.len(), "length of the output");

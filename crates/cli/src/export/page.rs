@@ -14,7 +14,7 @@ use trueshot::report::escaped_xml;
 use trueshot_vision::{Backbone, export};
 
 use crate::messages::hinted;
-use crate::predict::REFUSED_FROM;
+use crate::predict::UNKNOWN_THRESHOLD;
 
 /// Compiled by `crates/wasm/build.py`.
 static ENGINE: &[u8] = include_bytes!("../../assets/engine.wasm");
@@ -41,7 +41,8 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
     let title = output.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let classes = predictor.classes();
     // Read by page.js.
-    let config = json!({ "classes": classes, "refusedFrom": REFUSED_FROM, "listed": LISTED }).to_string();
+    let config =
+        json!({ "classes": classes, "refusedFrom": UNKNOWN_THRESHOLD, "listed": LISTED }).to_string();
     let parts = [
         ("title", escaped_xml(&title)),
         ("summary", escaped_xml(&summary(classes))),

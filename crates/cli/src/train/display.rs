@@ -11,14 +11,14 @@ use trueshot::training::{Event, Observer, Record};
 use crate::messages::say;
 use crate::progress::check_interrupted;
 
-/// The weight of a step's loss in the running mean that is shown: about the mean of the last 33 steps.
+/// The weight of a step's loss in the running mean that is shown; with 0.03 it is about the mean of the last 33 steps.
 const LOSS_SMOOTHING: f64 = 0.03;
 /// The shortest time between two updates of the screen.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows the progress of a training run, and stops the run after Ctrl-C or at the deadline.
 pub struct TrainingDisplay {
-    /// The three lines below, from top to bottom.
+    /// The three lines on the screen, from top to bottom: `bar`, `losses`, `validation`.
     all: MultiProgress,
     bar: ProgressBar,
     losses: ProgressBar,
@@ -104,7 +104,7 @@ impl TrainingDisplay {
         format!("{} steps/s  {} left", format_number(rate), format_duration(left))
     }
 
-    /// Prints a line for a validation, and for the last step.
+    /// Prints the line of a record if it has a validation or is that of the last step.
     fn record(&mut self, record: &Record, is_best: bool) {
         if record.score.is_none() && record.step < self.steps {
             return;
@@ -166,7 +166,7 @@ fn format_losses(terms: &[String], means: &[f64]) -> String {
     }
 }
 
-/// The validation score and, if there are several, the figures behind it; empty without a validation.
+/// The validation score and, if more than one figure is behind it, these figures; empty without a validation.
 fn format_validation(record: &Record) -> String {
     let Some(score) = record.score else { return String::new() };
     let figures: Vec<String> =
@@ -177,7 +177,8 @@ fn format_validation(record: &Record) -> String {
     }
 }
 
-/// Formats a number with three or four significant digits, below 1 with three decimals.
+/// Formats a number: without decimals from 100 on, with three significant digits from 1 on, and with three decimals below
+/// 1.
 fn format_number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -21,26 +21,27 @@ const MAX_TSNE_ITEMS: usize = 1000;
 /// Iterations of the power method, which finds the principal components.
 const POWER_ITERATIONS: usize = 30;
 
-/// The position of every item, in arbitrary units. `progress` is called after every round, so that the work can be
+/// The position of every item, in arbitrary units. `progress` is called in every iteration, so that the work can be
 /// stopped.
 pub fn map(data: &Embeddings, progress: &dyn Progress) -> Result<Vec<Point>> {
     let poll = Poll::at_end(data, progress);
+    // Centred and scaled to unit length, so inner products are cosines.
     let values = centred(data);
     let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
     let components = components(&rows, &poll)?;
     match rows.len() {
         // Too few for the perplexity of t-SNE.
-        0..=5 => Ok(components),
+        ..=5 => Ok(components),
         6..=MAX_TSNE_ITEMS => tsne(&rows, components, &poll),
         _ => Ok(components),
     }
 }
 
 /// The projections of every row on the first two principal components, by power iterations from two fixed vectors.
-/// `rows` are centred.
+/// `rows` are centred and of unit length.
 fn components(rows: &[&[f32]], poll: &Poll<'_>) -> Result<Vec<Point>> {
     let dim = rows[0].len();
-    // Any start works that is not orthogonal to the components.
+    // Any irregular numbers: a start works if it is not orthogonal to the components.
     let start = |seed: usize| -> Vec<f32> {
         (0..dim).map(|column| ((column * 2 + seed) as f32 * 12.9898).sin() + 0.01).collect()
     };
@@ -109,7 +110,7 @@ const EXAGGERATED_ITERATIONS: usize = 120;
 const EXAGGERATION: f32 = 12.0;
 
 /// Exact t-SNE with momentum and adaptive gains (van der Maaten and Hinton, "Visualizing Data using t-SNE", 2008), from
-/// the given points. The momenta 0.5 and 0.8 and the gains are those of that paper and of its program.
+/// the given points. The momenta 0.5 and 0.8 and the gains are those of that paper and of its authors' program.
 fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point>> {
     let items = rows.len();
     let affinities = affinities(rows);
@@ -119,7 +120,7 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
     let mut points: Vec<Point> = start.iter().map(|point| point.map(|value| value * scale)).collect();
     let mut velocities = vec![[0.0f32; 2]; items];
     let mut gains = vec![[1.0f32; 2]; items];
-    // The learning rate is the default of scikit-learn, with a smaller minimum.
+    // The learning rate is the default of scikit-learn, whose minimum is 50 instead of 12.
     let rate = (items as f32 / EXAGGERATION / 4.0).max(12.0);
     for iteration in 0..ITERATIONS {
         poll.check()?;
@@ -130,7 +131,8 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
             for axis in 0..2 {
                 let (gradient, velocity) = (gradients[item][axis], &mut velocities[item][axis]);
                 let gain = &mut gains[item][axis];
-                // Longer steps while the direction stays the same, shorter ones after it has changed.
+                // The velocity points against the gradient. Equal signs mean that the gradient has turned: then steps
+                // become shorter, and otherwise longer.
                 *gain =
                     if (gradient > 0.0) == (*velocity > 0.0) { (*gain * 0.8).max(0.01) } else { *gain + 0.2 };
                 *velocity = momentum * *velocity - rate * *gain * gradient;
@@ -141,9 +143,9 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
     Ok(points)
 }
 
-/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. Perplexity is the
-/// effective number of neighbours of an item, the exponential of the entropy of its affinities: 30, or a third of the
-/// other items if that is less.
+/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. The perplexity
+/// is the effective number of neighbours of an item: the exponential of the entropy of its affinities. It is 30 here, or
+/// a third of the other items if that is less.
 fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let items = rows.len();
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
@@ -183,7 +185,7 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
             mean += *out * (distance - nearest);
         }
         out.iter_mut().for_each(|value| *value /= total);
-        // The entropy of the scaled weights: `total` is the sum of the weights before, and `mean / total` the mean of
+        // The entropy of the scaled weights: `total` is the sum of the weights before scaling, and `mean / total` the mean of
         // `distance - nearest`.
         let current = total.ln() + precision * mean / total;
         if (current - entropy).abs() < 1e-4 {
@@ -199,8 +201,8 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
 }
 
 /// The gradient of the t-SNE objective (the Kullback-Leibler divergence of the similarities in the plane from the
-/// affinities) at every point `a`: the sum over all points `b` of `4 (p - s / S) s (a - b)`, with the affinity `p`, the
-/// similarity `s = 1 / (1 + d^2)` for the distance `d`, and the sum `S` of all similarities.
+/// affinities) at every point `a`: the sum over all points `b` of `4 (p - s / S) s (a - b)`, with the affinity `p` times
+/// `exaggeration`, the similarity `s = 1 / (1 + d^2)` for the distance `d`, and the sum `S` of all similarities.
 fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Point> {
     let items = points.len();
     let similarity = |a: Point, b: Point| {

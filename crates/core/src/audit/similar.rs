@@ -12,13 +12,13 @@ use crate::rng::{Purpose, Rng};
 const BLOCK: usize = 64;
 const OTHERS: usize = 2048;
 
-/// In larger collections neighbours are searched in a random projection, and the best of them compared exactly:
+/// Neighbours in collections larger than this are searched in a random projection, and the best of them compared exactly:
 /// comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
 const MOST_EXACT_ITEMS: usize = 20_000;
 /// Dimensions of the projection. Rows of fewer dimensions are always compared exactly.
 const PROJECTED_DIM: usize = 256;
 /// Candidates found in the projection per wanted neighbour.
-const COMPARED: usize = 4;
+const CANDIDATES_PER_NEIGHBOUR: usize = 4;
 
 /// For each row up to `count` other rows with their cosines, in descending order. Rows must have unit length; in large
 /// collections (see [`MOST_EXACT_ITEMS`]) a neighbour may be missed.
@@ -29,7 +29,7 @@ pub(super) fn neighbours(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Resu
     }
     let projected = project(rows, dim);
     let projected: Vec<&[f32]> = projected.chunks_exact(PROJECTED_DIM).collect();
-    let mut neighbours = search(&projected, COMPARED * count, poll)?;
+    let mut neighbours = search(&projected, CANDIDATES_PER_NEIGHBOUR * count, poll)?;
     // Replace the cosines in the projection by the exact ones, and keep the best.
     neighbours.par_iter_mut().enumerate().for_each(|(row, candidates)| {
         let compared: Vec<&[f32]> = candidates.iter().map(|&(other, _)| rows[other as usize]).collect();
@@ -58,11 +58,11 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
             for (item, (best, cosines)) in best.iter_mut().zip(cosines.chunks_exact(others.len())).enumerate()
             {
                 let own = block * BLOCK + item;
-                // `best` is sorted. Of equal cosines, the first row comes first and is kept.
+                // `best` is sorted. Among equal cosines, the lower row number wins.
                 for (column, &cosine) in cosines.iter().enumerate() {
                     let other = part * OTHERS + column;
                     let is_better = best.len() < count || best.last().is_some_and(|last| cosine > last.1);
-                    if is_better && other != own && count > 0 {
+                    if is_better && other != own {
                         let position = best.partition_point(|known| known.1 >= cosine);
                         best.insert(position, (other as u32, cosine));
                         best.truncate(count);

@@ -1,11 +1,11 @@
-//! A reader of Thrift's compact protocol ([`CompactReader`]), as far as needed to check the headers of Parquet files
-//! before the decoder of the `parquet` crate sees them.
+//! A reader of Thrift's compact protocol ([`CompactReader`]) that reads as much as is needed to check the headers of
+//! Parquet files before the decoder of the `parquet` crate sees them.
 //!
 //! It builds nothing and allocates nothing: it moves over the bytes field by field and stops where they end. Nesting is
 //! bounded, so that a file cannot exhaust the stack.
 
-/// The wire types of the protocol: the numbers that mark the type of a field. A boolean field has no further bytes, its
-/// value is its wire type.
+/// The wire types of the protocol: the numbers that mark the type of a field. A boolean field has no further bytes: its
+/// wire type is its value.
 pub(crate) mod wire {
     pub const TRUE: u8 = 1;
     pub const FALSE: u8 = 2;
@@ -84,7 +84,7 @@ impl<'a> CompactReader<'a> {
 
     /// Reads the fields of a structure at nesting depth `depth` (0 for the outermost one). `visit` gets the id and the
     /// wire type of each field; it returns `Some(true)` if it has read the value, `Some(false)` if the value shall be
-    /// skipped, and `None` if the structure is invalid.
+    /// skipped, and `None` if the structure is invalid. If it calls `fields` itself, it passes `depth + 1`.
     pub fn fields(
         &mut self,
         depth: usize,
@@ -160,7 +160,7 @@ impl<'a> CompactReader<'a> {
         })
     }
 
-    /// Skips an element of a list or map. Unlike in fields, where the wire type is the value, booleans take one byte.
+    /// Skips an element of a list, set or map. Unlike in fields, where the wire type is the value, booleans take one byte.
     fn skip_element(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
             _ if depth > MAX_DEPTH => None,

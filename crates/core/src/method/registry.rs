@@ -57,8 +57,8 @@ pub struct Parameter {
 
 /// The parameter values of one method: those in the text, and the defaults of the others.
 ///
-/// [`MethodInfo::build`] reads them with the checked getters below. Each getter fails with [`Error::BadParameter`] if
-/// the value is not allowed.
+/// [`MethodInfo::build`] reads them with the checked getters below. All except
+/// [`text`](Self::text) fail with [`Error::BadParameter`] if the value is not allowed.
 pub struct Parameters<'a> {
     info: &'a MethodInfo,
     given: BTreeMap<&'a str, &'a str>,
@@ -95,7 +95,7 @@ impl<'a> Parameters<'a> {
         self.parsed(name, "a whole number from 1 to 1000000", |value| (1..=1_000_000).contains(value))
     }
 
-    /// A parameter that must be the path of a file. `allowed` describes the file in the error if it is missing.
+    /// A parameter that must be the path of a file. `allowed` describes the file in the error if no path is given.
     pub fn file(&self, name: &'static str, allowed: &'static str) -> Result<&'a Path> {
         match self.text(name) {
             "" => Err(self.refuse(name, allowed)),
@@ -115,7 +115,7 @@ impl<'a> Parameters<'a> {
         value.ok_or_else(|| self.refuse(name, allowed))
     }
 
-    /// The error for a parameter whose value is not allowed; `allowed` says what is.
+    /// The error for a parameter whose value is not allowed; `allowed` describes the allowed values.
     pub fn refuse(&self, name: &'static str, allowed: &'static str) -> Error {
         Error::BadParameter { method: self.info.name, name, given: self.text(name).into(), allowed }
     }
@@ -159,7 +159,8 @@ impl NamedMethod {
     }
 }
 
-/// The parameters whose values can be paths of files. Labels show only the file name of such a path, see [`shortened`].
+/// The parameters whose values can be paths of files, also of methods that other crates add. Labels show only the name of
+/// such a file without its extension, see [`shortened`].
 const FILE_PARAMETERS: [&str; 2] = ["model", "centre"];
 
 /// The known methods, by name. The default registry has all methods of this crate; other crates add theirs with
@@ -244,14 +245,19 @@ impl Registry {
             let name = known.ok_or_else(|| unknown_parameter(info, key))?.name;
             if let Some(first) = parameters.given.insert(key, value) {
                 let given = format!("{first}:{name}={value}");
-                return Err(Error::BadParameter { method: info.name, name, given, allowed: "given once" });
+                return Err(Error::BadParameter {
+                    method: info.name,
+                    name,
+                    given,
+                    allowed: "to be given only once",
+                });
             }
         }
         let label = label.unwrap_or_else(|| shortened(text.trim()));
         Ok(NamedMethod { label, method: (info.build)(&parameters)? })
     }
 
-    /// Makes all methods of a list; of an empty list, all methods that need no model file and are not transductive.
+    /// Makes the methods of a list. An empty list stands for all methods that need no model file and are not transductive.
     ///
     /// # Errors
     /// [`Error::MethodTwice`] if two methods have the same label, and the errors of [`Registry::parse`].
@@ -369,7 +375,10 @@ mod tests {
         let message = parse_error(r"tranfs:model=C:\no:where.safetensors:as=b").to_string();
         assert!(message.contains(r"cannot read C:\no:where.safetensors:"), "{message}");
         let message = parse_error("median:steps=2:steps=3").to_string();
-        assert_eq!(message, "method 'median': steps=2:steps=3 is not allowed; steps is given once");
+        assert_eq!(
+            message,
+            "method 'median': steps=2:steps=3 is not allowed; steps is to be given only once"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! below, around those whose label is wrong.
 //!
 //! The SVG contains its images as data URIs. It takes its colours from the CSS variables of the page it is in, so that
-//! it fits light and dark mode, with defaults for use on its own.
+//! it fits light and dark mode. Each variable has a default, so that the file can also be used alone.
 
 use crate::visible::{escaped_xml, shortened};
 
@@ -22,9 +22,10 @@ use crate::visible::{escaped_xml, shortened};
 /// assert_eq!(figure.description(), "Pets. cat: 1 of 2 wrong, true class dog");
 /// ```
 pub struct SupportSetFigure {
-    /// The title above the figure.
+    /// The title. The page that contains the figure shows it above, and [`description`](Self::description) begins with
+    /// it; the SVG does not draw it.
     pub title: String,
-    /// The explanation below the figure.
+    /// The explanation, which the page shows below the figure.
     pub caption: String,
     /// The classes, one row each.
     pub classes: Vec<FigureClass>,
@@ -44,7 +45,7 @@ pub struct FigureItem {
     pub image: String,
     /// The name of the true class if the label is wrong; otherwise `None`.
     pub truth: Option<String>,
-    /// The weights that methods give to the item, as (method, weight); 1 is average.
+    /// The weights that methods give to the item, as (method, weight); 1 is average. Pages show them; the SVG does not.
     pub opinions: Vec<(String, f32)>,
 }
 
@@ -55,19 +56,21 @@ impl FigureItem {
     }
 }
 
-/// Width of the column of class names in SVG units.
+// All lengths are in SVG units.
+
+/// Width of the column of class names.
 const LEFT: usize = 172;
-/// Side of an image within its frame.
+/// Side of an image, without its frame.
 const SIDE: usize = 64;
-/// Distance from the left edge of one image to that of the next in a row, in SVG units like all lengths here.
+/// Distance from the left edge of one image to that of the next in a row.
 const ACROSS: usize = 104;
 /// Distance from the top of one row to that of the next.
 const DOWN: usize = 98;
 /// Margin above, below and right of the images.
 const EDGE: usize = 8;
-/// Maximum number of columns of text of a class name beside a row.
+/// Maximum width of a class name beside a row, in characters (wide ones count as two).
 const MAX_NAME: usize = 22;
-/// Maximum number of columns of text of a true class below an image.
+/// Maximum width of the name of a true class below an image, in characters (wide ones count as two).
 const MAX_TRUTH: usize = 16;
 
 impl SupportSetFigure {
@@ -109,7 +112,8 @@ impl SupportSetFigure {
 impl FigureClass {
     /// The row of the class, from the y coordinate `top` on.
     fn svg(&self, top: usize) -> String {
-        // The baseline of the name, near the middle of the images.
+        // The baseline of the name, 2 units below the middle of the images, which is at `top + 6 + SIDE / 2`: letters
+        // stand above their baseline.
         let middle = top + SIDE / 2 + 8;
         let mut svg = format!(
             "<text x=\"0\" y=\"{middle}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
@@ -126,8 +130,8 @@ impl FigureItem {
     /// The image with its frame and, if the label is wrong, the true class below.
     fn svg(&self, left: usize, top: usize) -> String {
         // The sides of the frame and of the background, and the top left corner of the image. The line of the frame is
-        // 4 units wide: its middle is 2 units inside `left` and `top`, the background begins at its inner edge, and the
-        // image 2 units further in.
+        // 4 units wide and centred 2 units right of `left` and below `top`; the background begins 4 units further in than
+        // `left` and `top`, where the line ends, and the image 6 units.
         let (frame, background, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };
@@ -149,6 +153,7 @@ impl FigureItem {
             self.image
         );
         if let Some(truth) = &self.truth {
+            // The baseline of the text, with room for its capital letters below the frame.
             let below = top + frame + 17;
             let truth = escaped_xml(&shortened(truth, MAX_TRUTH));
             svg.push_str(&format!(

@@ -1,8 +1,9 @@
 //! The layers of EfficientNet-Lite0 on the device: [`Stem`], [`Depthwise`], [`Pointwise`] and the mean
 //! ([`record_mean`]). `new` copies the weights of a layer to the device in the order in which the kernels read them,
-//! and `record` launches its kernel (`kernels/efficientnet.cu`, `kernels/efficientnet_pointwise.cu`).
+//! and `record` launches its kernel, also into a CUDA graph that is being
+//! recorded (`kernels/efficientnet.cu`, `kernels/efficientnet_pointwise.cu`).
 //!
-//! Activations are `[image][row][column][channel]` in f16. ReLU6 limits values to 0 to 6. Convolutions are padded as in
+//! Activations are `[image][row][column][channel]` in f16. ReLU6 clamps values to [0, 6]. Convolutions are padded as in
 //! TensorFlow: `margin` is the number of zeros at the top and left.
 
 use bytemuck::{Pod, Zeroable};
@@ -215,13 +216,13 @@ struct ColumnTiles {
     columns: usize,
     /// The number of tiles.
     count: usize,
-    /// Thread blocks per multiprocessor, as in the launch bounds of the kernel.
+    /// Thread blocks that run on a multiprocessor at the same time, as in the launch bounds of the kernel.
     blocks: usize,
 }
 
 impl ColumnTiles {
     /// The tiles for this number of outputs: the kernel with the fewest tiles, since each tile reads all inputs, and of
-    /// several such kernels the one with the narrowest.
+    /// several such kernels the one with the narrowest tiles.
     fn new(outputs: usize) -> Self {
         let kernels = [
             ("efficientnet_pointwise_32", 32, 4),
@@ -285,8 +286,9 @@ impl Pointwise {
             outputs: self.outputs as i32,
             has_relu6: i32::from(self.has_relu6),
         };
+        // As many blocks as run at once; each computes several tiles of rows, one after the other.
         let blocks = (blocks * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
-        // Shared memory: two stages of 64 inputs (128 bytes) for the rows and the outputs of a tile.
+        // Double buffering: each of two stages holds 64 inputs (128 bytes in f16) of every row and output of a tile.
         let grid = Grid::new(blocks, THREADS).rows(count).shared(2 * (TILE_ROWS + columns) * 128);
         let residual: &dyn Argument = residual.map_or(&Null, |residual| residual);
         let arguments: [&dyn Argument; 6] =
@@ -311,8 +313,8 @@ pub(super) fn record_mean(
 }
 
 /// The output whose weights are in a row of the packed weights of a pointwise convolution. In every group of 32
-/// outputs, row 8 f + 2 t + j is output 8 t + 2 f + j, so that each thread t of four ends up with 8 adjacent outputs,
-/// which it writes at once.
+/// outputs, row 8 f + 2 t + j is output 8 t + 2 f + j: the matrix instruction leaves columns 2 t and 2 t + 1 of its f-th
+/// result in thread t of four, so with this order the thread has 8 adjacent outputs, which it writes at once.
 fn output_of_row(row: usize) -> usize {
     let (group, row) = (row / GROUP, row % GROUP);
     let (f, t, j) = (row / 8, row % 8 / 2, row % 2);
@@ -324,7 +326,7 @@ fn grid_of(units: usize) -> Grid {
     Grid::new(units.div_ceil(THREADS as usize), THREADS)
 }
 
-/// Copies numbers to the device as 16-bit floats. Their number is a multiple of 8.
+/// Copies numbers to the device as 16-bit floats. `values.len()` is a multiple of 8. NaN and infinity stay what they are.
 ///
 /// # Errors
 /// [`Error::WeightRange`] if a number is beyond the range of 16-bit floats.

@@ -1,4 +1,4 @@
-//! Conv4, the backbone of the paper that trueshot reproduces: four blocks of 3x3 convolution with 64 channels, batch
+//! Conv4, the backbone of "Few-shot Learning with Noisy Labels" (CVPR 2022), which trueshot reproduces: four blocks of 3x3 convolution with 64 channels, batch
 //! norm, ReLU and 2x2 max-pool.
 //!
 //! Start with [`Conv4Embedder`] for inference, [`TrainingPass`] for gradients, or [`TangentPass`] for Hessian-vector
@@ -13,16 +13,17 @@
 //! - Blocks 2 to 4 use Winograd's F(4x4, 3x3) (`winograd`, `tiles`): a quarter of the multiplications of a direct
 //!   convolution. A tile is 4x4 outputs, four pooling windows, so pooling never crosses tiles.
 //! - Block 1 has 1 or 3 input channels (`first_block`) and is a direct convolution. Its output, the largest array of
-//!   the network, is never stored.
+//!   the network, is never stored: `first_block` says how batch norm works without it.
 //! - Batch norm scales by |gamma|: a channel whose gamma is negative is computed with negated weights, so the maximum
 //!   of a window before the norm is also the maximum after it, and only pooled values are normalised.
 //! - In training, the images are split into a number of parts that does not depend on the number of threads, and the
 //!   sums of the parts are added in their order, so any number of threads gives the same bytes.
 //!
-//! In the code of this module, `block` counts from 0, so block 0 is the first; comments count from 1, as above.
+//! In the code of this module, `block` counts from 0, so block 0 is the first. Names of parameters and comments count
+//! from 1, as above, unless they say otherwise.
 
-// Kernels index arrays of vectors with plain loops: closures and iterator adapters are compiled without the vector
-// instructions.
+// Kernels index arrays of vectors with plain loops: closures that the compiler does not inline, such as those of
+// many iterator adapters, are compiled without the vector instructions.
 #![allow(clippy::needless_range_loop)]
 
 mod batch_norm;
@@ -144,7 +145,7 @@ fn layout_and_ranges(channels: usize) -> (ParameterLayout, Vec<BlockRanges>) {
     (layout, blocks)
 }
 
-/// Initial parameters: Xavier-uniform weights, zero biases and betas, gammas uniform in [0, 1). `random` yields uniform
+/// Initial parameters: Xavier-uniform weights, zero biases and betas, and gammas uniform in [0, 1). `random` yields uniform
 /// numbers in [0, 1).
 pub fn initial(channels: usize, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
     let (layout, blocks) = layout_and_ranges(channels);

@@ -2,24 +2,26 @@
 //! [`ProductGradient::add_to_features`].
 //!
 //! Shapes: M items, Q queries, D the dimension of embeddings. The embeddings enter the loss through inner products
-//! ([`ProductGradient`]) and, in a head for one backbone, through the item view (`item_view`), which computes its own
-//! part. The losses and the network fill a [`ProductGradient`]; this file turns it into the gradient of the embeddings.
+//! ([`ProductGradient`]) and, in a head that is trained for one particular backbone, through the item view
+//! (`item_view`), which computes its own part. The losses and the network fill a [`ProductGradient`]; this file turns it into the gradient of the embeddings.
 
 use super::gram_space::{CentringGradient, GramSpace};
 use crate::head::{Episode, FeatureGradient};
 use crate::matmul::{add_scaled, add_weighted_rows};
 use crate::real::Real;
 
-/// The gradients of the inner products of one episode.
+/// The gradients of the loss with respect to the inner products of one episode.
 #[derive(Debug, Clone)]
 pub(super) struct ProductGradient<T> {
-    /// Of the items with each other, `[M, M]`, in the space of the episode.
+    /// With respect to the inner products of the items after centring and scaling ([`GramSpace`]), `[M, M]`;
+    /// [`GramSpace::gram_backward`] turns it into that of the original products.
     pub(super) gram: Vec<T>,
-    /// Of the items with the queries as they are, `[M, Q]`.
+    /// With respect to the original inner products of items and queries, `[M, Q]`.
     pub(super) with_queries: Vec<T>,
-    /// Of the squared lengths of the queries as they are, `[Q]`.
+    /// With respect to the original squared lengths of the queries, `[Q]`.
     pub(super) query_squares: Vec<T>,
-    /// The part of the gradient of centring the items that comes from the queries.
+    /// Queries are centred by the mean of the items, so they contribute to the gradient of that mean.
+    /// [`GramSpace::gram_backward`] adds this part to that of the items.
     pub(super) centring: CentringGradient<T>,
 }
 
@@ -34,8 +36,9 @@ impl<T: Real> ProductGradient<T> {
         }
     }
 
-    /// Backward pass of the inner products: adds to the gradients of the embeddings. The gradient of `a . b` with
-    /// respect to a is b, so every gradient is a weighted sum of the embeddings on the other side.
+    /// Backward pass of the inner products: adds their part to the gradients of the embeddings in `features`. The
+    /// gradient of `a . b` with respect to a is b, so every gradient is a weighted sum of the embeddings on the other
+    /// side.
     pub(super) fn add_to_features(
         self,
         space: &GramSpace<T>,
@@ -46,15 +49,17 @@ impl<T: Real> ProductGradient<T> {
         space.gram_backward(&mut gram, centring);
         let (items, queries) = (episode.support.len(), episode.queries.len());
         // Items with each other. `x_i . x_j` is two elements of the Gram matrix, (i, j) and (j, i), so both gradients
-        // count.
+        // count; on the diagonal, the derivative of `x . x` is 2 x.
         add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
         if queries == 0 {
             return;
         }
-        // Items with queries, for both sides; then the squared lengths of the queries, whose gradient is 2 q.
+        // Items with queries: first the gradient of the items, then that of the queries. Then the squared lengths of the
+        // queries, whose derivative is 2 q.
         add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), features.support);
         add_weighted_rows(episode.support, &with_queries, features.queries);
         let dim = features.queries.len() / queries;
+        // `chunks_exact_mut` refuses a length of 0.
         let rows = episode.queries.iter().zip(features.queries.chunks_exact_mut(dim.max(1)));
         for ((query, d_query), &d_square) in rows.zip(&query_squares) {
             add_scaled(query, d_square + d_square, d_query);

@@ -1,9 +1,10 @@
-//! The building blocks of the network: parameters with their initial values ([`ParameterBuilder`]), linear maps without
+//! The building blocks of the Relabel network: parameters with their initial values ([`ParameterBuilder`]), linear maps without
 //! bias ([`BiasFreeLinear`]), layer norms ([`LayerNormOutput`]).
 //!
-//! Weights are `[I, O]`, with I inputs and O outputs (see [`crate::layers::linear`]). A module takes the model's whole
-//! parameters, or gradient, and uses its own ranges. Gradients of parameters are added to what is there, those of
-//! activations overwrite it.
+//! Weights are `[I, O]`, with I inputs and O outputs (see [`crate::layers::linear`]). R is the number of rows and W
+//! their width. A module takes the buffer of all parameters of the model (or of their gradients) and uses only the ranges
+//! it has stored. Gradients of parameters are always added; a gradient of activations is overwritten, unless the caller
+//! passes `Write::Add`.
 
 use std::ops::Range;
 
@@ -44,14 +45,15 @@ impl ParameterBuilder {
         self.layout.add(name, shape, Role::Trained)
     }
 
-    /// Adds a vector that the optimiser does not update, initially zero.
+    /// Adds a vector that the optimiser does not update, initially zero; the model sets it itself, for instance to the
+    /// mean of the training data.
     pub(super) fn constant(&mut self, name: &str, size: usize) -> Range<usize> {
         self.initialisers.push(Initialiser::Fill(0.0));
         self.layout.add(name, &[size], Role::Constant)
     }
 
     /// Adds `name.weight`, initially uniform within `1 / sqrt(fan_in)`. `fan_in` is the number of inputs that an output
-    /// sums over, which may be more than `inputs` if it also sums over those of other weights.
+    /// sums over, which is more than `inputs` if the results of several weights are added together.
     pub(super) fn weight(
         &mut self,
         name: &str,
@@ -116,7 +118,7 @@ pub(super) struct BiasFreeLinear {
 }
 
 impl BiasFreeLinear {
-    /// I
+    /// The number of inputs, I.
     fn inputs(&self) -> usize {
         self.weight.len() / self.outputs
     }
@@ -193,7 +195,7 @@ kernel! {
     }
 }
 
-/// `to += from`, to be inlined into a kernel.
+/// `to += from`, for the bodies of other kernels, into which it is inlined; [`add`] is for whole slices.
 #[inline(always)]
 pub(super) fn add_row<T: Real>(to: &mut [T], from: &[T]) {
     for (to, &from) in to.iter_mut().zip(from) {

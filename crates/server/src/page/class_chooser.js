@@ -8,7 +8,9 @@ import { classNameProblem } from "./wording.js";
 let choices = [];
 let marked = 0;
 
-/** What the user can choose: the classes that contain the text, those that begin with it first, and a new class. */
+/** What the user can choose: the classes that contain the text, those that begin with it first; then, if
+ * `isNewAllowed`, a new class of that name. A name that differs from a class only in case is not new: on some systems both
+ * would be the same folder. */
 function matching(classes, text, isNewAllowed) {
   const wanted = text.trim().toLowerCase();
   const containing = classes.filter((name) => name.toLowerCase().includes(wanted));
@@ -18,7 +20,8 @@ function matching(classes, text, isNewAllowed) {
   return isNew ? [...sorted, { name: text.trim(), text: `New class: ${text.trim()}` }] : sorted;
 }
 
-/** Draws the list; `choose` is called with the index of an entry that is clicked. */
+/** Draws the list; `choose` is called with the index of an entry that is clicked. The focus stays in the input;
+ * `aria-activedescendant` tells screen readers which entry is marked. */
 function draw(choose) {
   byId("chooser-list").replaceChildren(...choices.map(({ text }, index) => element("li", {
     id: `chooser-${index}`, role: "option", textContent: text, "aria-selected": String(index === marked), onclick: () => choose(index),
@@ -38,11 +41,15 @@ export function chooseClass(title, classes, isNewAllowed = true) {
   input.value = "";
   return new Promise((done) => {
     let chosen = null;
-    const choose = (index) => { chosen = choices[index]?.name ?? null; if (chosen !== null) dialog.close(); };
+    // Without an entry (Enter in an empty list), the dialog stays open.
+    const choose = (index) => {
+      chosen = choices[index]?.name ?? null;
+      if (chosen !== null) dialog.close();
+    };
     const search = () => {
       choices = matching(classes, input.value, isNewAllowed);
       marked = 0;
-      setText(byId("chooser-empty"), (isNewAllowed && classNameProblem(input.value.trim())) || "No class has this name.");
+      setText(byId("chooser-empty"), (isNewAllowed && classNameProblem(input.value.trim())) || (classes.length > 0 ? "No class has this name." : "There are no classes yet."));
       draw(choose);
     };
     const mark = (step) => { marked = (marked + step + choices.length) % choices.length; draw(choose); };

@@ -23,21 +23,25 @@ export const plannable = () => collection.pictures().filter(({ path }) => path.i
 /** The folder that an image was dropped in, above the folder of its class; null without one. */
 const topFolder = (path) => (path.split("/").length > 2 ? path.split("/")[0] : null);
 
-/** What a plan is for: the folder that all images were dropped in, if there is exactly one, otherwise a list of pictures.
- * `within` turns the path of an image into its name in the plan. */
+/** The collection that a plan is for, as {kind, root, within}. If all images lie in one dropped folder, the kind is "folder"
+ * and `root` its name; otherwise the kind is "pictures" (a list of images) and `root` is ".". `within` turns the path of an
+ * image into its name in the plan. */
 function planRoot(pictures) {
   const tops = new Set(pictures.map(({ path }) => topFolder(path)));
   const [top] = tops;
   return tops.size === 1 && top ? { kind: "folder", root: top, within: (path) => path.slice(top.length + 1) } : { kind: "pictures", root: ".", within: (path) => path };
 }
 
-/** The class that an image to review most probably belongs to instead, or quarantine, as in the plans of the command line. */
+/** The class that an image to review most probably belongs to instead, or quarantine, as in the plans of the command line.
+ * `probable` are the classes of the verdict, the most probable first. */
 function probableChange({ given, probable }) {
   const to = probable.find(({ class: name }) => name !== given)?.class;
   return to ? { to } : { quarantine: true };
 }
 
-/** The change of an image since it was added: one that the user made, or one that the audit plans; null if nothing changes. */
+/** The change of an image since it was added: one that the user made, or one that the audit plans; null if nothing changes.
+ * `verdict` is that of the latest audit, or null if the user chose the label (`picture.confirmed`). It outranks a label that
+ * the user accepted from an earlier audit. */
 function change(picture, verdict) {
   if (picture.quarantined) return { quarantine: true, reason: "quarantined on the page" };
   if (verdict?.action === "relabel") return { to: verdict.suggested, p_wrong: verdict.p_wrong, reason: "planned by the audit" };
@@ -60,6 +64,7 @@ export function planned() {
     const changed = change(picture, verdict);
     const entry = { item: within(picture.path), from: picture.originalLabel };
     if (changed && changed.to !== picture.originalLabel) changes.push({ ...entry, ...changed });
+    // A suggestion to return to the label of the folder changes nothing, and is not to be reviewed.
     else if (!changed && verdict?.action === "review") review.push({ ...entry, ...probableChange(verdict), p_wrong: verdict.p_wrong });
   }
   return { changes: changes.sort(byDoubt), review: review.sort(byDoubt) };
@@ -96,7 +101,9 @@ export const savePlan = () => save("trueshot-plan.jsonl", new Blob([plan()], { t
 export function repairCommand() {
   const { kind, root } = planRoot(plannable());
   const path = `PATH/TO/${kind === "folder" ? root : "FOLDER"}`;
-  return `trueshot repair trueshot-plan.jsonl --root ${/^[\w./-]*$/.test(path) ? path : `"${path}"`}`;
+  // Single quotes, because a shell expands $ and ` within double ones.
+  const quoted = /^[\w./-]*$/.test(path) ? path : `'${path.replaceAll("'", `'\\''`)}'`;
+  return `trueshot repair trueshot-plan.jsonl --root ${quoted}`;
 }
 
 export const saveJson = () => save("trueshot-report.json", new Blob([JSON.stringify(collection.current().found, null, 2)], { type: "application/json" }));
@@ -109,7 +116,7 @@ export async function saveClassifier() {
 /** Text with the characters that have a meaning in HTML replaced by entities. */
 const escaped = (text) => String(text).replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
 
-/** A small copy of an image as a data URI; an empty image if the browser cannot read the file. */
+/** A copy of an image whose longest side is THUMBNAIL, as a data URI; an empty image if the browser cannot read the file. */
 async function thumbnail(blob) {
   try {
     const bitmap = await createImageBitmap(blob);
@@ -124,7 +131,7 @@ async function thumbnail(blob) {
 
 const STYLE = "body{font:16px/1.45 system-ui,sans-serif;max-width:70rem;margin:1rem auto;padding:0 1rem;color:#1d2227;background:#fff}ul{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.6rem}li{width:10rem;padding:.3rem;border:2px solid transparent;overflow-wrap:anywhere;font-size:.875rem}li.suspect{border-color:#b3380a}li.unsure{border:2px dashed #7a5a00}img{max-width:100%;display:block}";
 
-/** Saves a report as one self-contained HTML file. */
+/** Saves a report as one self-contained HTML file. Images in quarantine are not in it. */
 export async function saveHtml() {
   const state = collection.current();
   const parts = [];

@@ -12,7 +12,8 @@ use trueshot::report::without_apostrophe;
 use super::{Collection, ImageLocation, paths};
 use crate::error::{Error, Result, Skipped};
 
-/// Names of the column (or JSON key) with the path of an image; the case does not matter in CSV.
+/// Names of the column (or JSON key) with the path of an image; the case does not matter in CSV. If several occur, CSV
+/// takes the first column, and JSON the first name of this list; so it is for labels.
 const PATH_COLUMNS: [&str; 10] = [
     "path",
     "file",
@@ -33,8 +34,8 @@ const MAX_BYTES: u64 = 1 << 30;
 /// files may be missing.
 const TESTED_ROWS: usize = 100;
 
-/// Lists the images of a list. Files whose extension is that of a video or an unsupported format are skipped; all other
-/// files are taken for images.
+/// Opens a list as a collection. Files whose extension is that of a video or an unsupported format are skipped; all other
+/// files are assumed to be images.
 pub(super) fn read(path: &Path) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (class, item, location) in rows(path)? {
@@ -76,7 +77,7 @@ fn read_text(path: &Path) -> Result<String> {
     let mut length = file.metadata().map_err(failed)?.len();
     let mut text = String::new();
     if length <= MAX_BYTES {
-        // A pipe or a device has a length of 0, and a file may grow.
+        // The limit is checked again while reading: a pipe or a device has a length of 0, and a file may grow.
         length = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)? as u64;
     }
     if length > MAX_BYTES {
@@ -130,7 +131,7 @@ fn header_columns(record: &[String]) -> std::result::Result<Option<(usize, usize
     };
     match (column(&PATH_COLUMNS), column(&LABEL_COLUMNS)) {
         (Some(path), Some(label)) => Ok(Some((path, label))),
-        // Without a header, `image` may be the label of the first image.
+        // A record with the name of an image file is data and not a header; `image` is then the label of that image.
         (Some(_), None) if !record.iter().any(|cell| paths::is_image(cell)) => {
             Err(format!("the header names no label column; allowed names: {}", LABEL_COLUMNS.join(", ")))
         }
@@ -145,7 +146,7 @@ struct BadQuote {
 }
 
 /// Splits CSV into records, which end in a line feed, a carriage return or both. A quoted cell may contain commas, line
-/// ends, doubled quotes, and spaces at its ends, which are trimmed elsewhere.
+/// ends, doubled quotes, and spaces at its ends. Spaces around cells without quotes are removed.
 struct CsvRecords<'a> {
     /// The text that is not read yet.
     rest: &'a str,

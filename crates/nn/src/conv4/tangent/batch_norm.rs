@@ -4,7 +4,8 @@
 //!
 //! The positions of the maxima and the activity of the ReLUs are constant under the tangent, because a small change of
 //! the parameters does not change them. y is an output of the convolution, g the gradient after pooling and ReLU
-//! (called dy in `conv4::batch_norm`); a dot marks a tangent.
+//! (called dy in `conv4::batch_norm` and in the names of factors, and `d_pooled` in the fields below); a dot marks a
+//! tangent.
 
 use pulp::{Simd, WithSimd};
 
@@ -58,8 +59,8 @@ impl BatchNormTangent {
         tangent
     }
 
-    /// The tangent of the coefficients `backward`, from the sums of ġ and of (g y)˙ over all pixels, with g the
-    /// gradient after pooling and ReLU. Adds to the tangents of the gradients of gamma and beta.
+    /// The tangent of the coefficients `backward`, from the sums of ġ and of (g y)˙. Only the maxima of the windows
+    /// contribute: g is 0 elsewhere. Adds to the tangents of the gradients of gamma and beta.
     pub fn backward(
         &self,
         block: &BlockRanges,
@@ -75,13 +76,15 @@ impl BatchNormTangent {
             // The sum of g, and that of g times the normalised output.
             let (sum, product) = (backward.sums[c], backward.products[c]);
             let (inverse, tangent_inverse) = (norm.inverse_std[c], self.inverse_std[c]);
-            // The tangent of `inverse (sum of g y - mean sum of g)`.
+            // `product` is `inverse * (sum of g y - mean * sum of g)`, so `product / inverse` is the bracket. This is the
+            // product rule.
             let tangent_product = tangent_inverse * product / inverse
                 + inverse * (sums[1][c] - self.mean[c] * sum - norm.mean[c] * sums[0][c]);
             tangent_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
             tangent_gradient[block.beta.start + c] += sums[0][c] as f32;
             let gamma = f64::from(parameters[block.gamma.start + c].abs());
-            // The product rule on the coefficients of `BatchNormBackward::new`.
+            // The product rule on the coefficients of `BatchNormBackward::new`; `y_factor` is that of `backward` again, in
+            // f64.
             let (scale, tangent_scale) = (gamma * inverse, f64::from(self.scale.0[c]));
             let y_factor = -scale * inverse * product / norm.count;
             let tangent_y_factor = -(tangent_scale * inverse * product
@@ -98,7 +101,7 @@ impl BatchNormTangent {
     }
 }
 
-/// The output transform of the tangent of the products. Stores the tangents ẏ, and their values at the maxima of the
+/// The Winograd output transform of the tangents of the products at the points (`points`). Stores the tangents ẏ, and their values at the maxima of the
 /// windows; returns the sums of ẏ and y ẏ.
 pub(super) struct OutputTransform<'a> {
     pub block: TileBlock,
@@ -162,7 +165,7 @@ impl WithSimd for OutputTransform<'_> {
     }
 }
 
-/// Batch norm and ReLU of the maxima's tangents, into the planes of the next block.
+/// The tangent of batch norm and ReLU at the maxima, written into the planes of the next block (`to`).
 pub(super) struct NormaliseRelu<'a> {
     pub norm: &'a BatchNorm,
     pub tangent_norm: &'a BatchNormTangent,
@@ -290,6 +293,7 @@ impl WithSimd for OutputTransformBackward<'_> {
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
                             let max = isa::max(simd, upper, lower);
+                            // dy goes to the first of several equal maxima of the window.
                             for k in 0..4 {
                                 let (i, j) = (2 * r + k / 2, 2 * c + k % 2);
                                 let here = simd.equal_f32s(y[i][j], max);
