@@ -4,6 +4,8 @@
 # Each target is a program of libFuzzer (fuzz_targets/), which changes seed files in corpus/ and keeps the inputs that
 # reach new code. Inputs that make a reader fail are stored in artifacts/. Works on the stable toolchain: coverage
 # counters come from options that rustc passes to LLVM (`instrument`), instead of from -Zsanitizer.
+#
+#   SEED_FEATURES=..   Cargo features of the ordinary build that writes the seeds: those of a build that exists already
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -14,7 +16,8 @@ targets=("$@")
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 # Ignored tests of core and vision write a small valid file of every format, in an ordinary build.
-TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml --workspace --test seeds -- --ignored
+TRUESHOT_SEEDS=$PWD/corpus cargo test --release --quiet --manifest-path ../Cargo.toml --workspace \
+    --features "${SEED_FEATURES:-}" --test seeds -- --ignored
 
 # Only Python writes pickles; the tests of the vision crate have some.
 mkdir -p corpus/pickle

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Time `trueshot embed` from files to rows against decoding the same photos alone, in turns.
+"""Compare the time of `trueshot embed` with the time of only decoding the same photos; the two alternate.
 
+    cargo build --release -p trueshot-cli
     cargo build --release --example decode -p trueshot-vision
     python bench/measure/embed_photos.py PHOTOS --decode target/release/examples/decode --photos 5000 --device cuda
 
@@ -8,9 +9,10 @@ PHOTOS is a folder of class folders. With --photos N the photos are linked again
 of them, so a small sample is enough. Every round runs the example `decode` of trueshot-vision, which reads, decodes and
 resizes the photos on all threads, and then `trueshot embed` without the cache (--no-cache), which does the same and
 embeds them. Both are timed as commands, with the start of the process, and trueshot also with opening the GPU, loading the
-weights and writing the file. The ratio is taken within a round. Prints one JSON object with the medians and the ratio.
+weights and writing the file. The ratio is the time of embedding divided by
+that of decoding in the same round. Prints one JSON object with the medians and the ratio.
 
-Needs nothing besides Python. 5,000 photos take some seconds per round on 16 cores.
+Needs no Python packages. 5,000 photos take some seconds per round on 16 cores.
 """
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ gradients. PyTorch computes them twice: in float64, which is the reference, and 
 products and convolutions. An error is the norm of the difference from the reference, divided by the norm of the
 reference; the root mean square over the five steps is reported.
 Differences of features are squared in float32, and inner products of features for Relabel are float32, also in the TF32
-run; so its errors come from the network alone.
+run, and so are prototypes, as in trueshot; so Relabel's errors come from its network alone.
 
 Prints one line per tensor: trueshot's error, that of TF32, and the quotient. The exit status is 1 if a quotient is above
 --limit. On a CPU (--device cpu), TF32 is emulated: inputs of products are rounded to 11 bits, in the backward pass too.
 
 Errors of a few per cent in the gradients of convolutions are due to max pooling: rounding decides which of two almost
-equal values is taken. In small networks single such decisions matter, so quotients vary.
+equal values is taken. A single such decision can dominate the error of a small tensor, so quotients vary.
 """
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ type SetUp = fn() -> anyhow::Result<Workload>;
 /// A workload that is ready to run.
 struct Workload {
     work: WorkloadFn,
-    /// Repetitions per call of `work`, such as training steps; the reported time is that of one repetition.
+    /// Work items per call of `work`, such as training steps. The reported times are per work item; `reps` counts calls.
     per_call: usize,
-    /// Additions and multiplications per repetition, if the output has `gflops`.
+    /// Additions and multiplications per work item; `None` leaves `gflops` out of the output.
     operations: Option<u64>,
 }
 
@@ -178,7 +178,7 @@ fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
     })
 }
 
-/// The maximum multiply-add rate: independent operations in registers, on all threads.
+/// The workload that measures the maximum multiply-add rate: independent operations in registers, on all threads.
 fn peak() -> Workload {
     let threads = rayon::current_num_threads();
     let run_all = || rayon::broadcast(|_| trueshot_nn::peak::busy()).iter().sum::<u64>();
@@ -222,7 +222,7 @@ fn embedding(shape: Shape) -> Workload {
 /// the values are zero.
 fn random_embeddings() -> anyhow::Result<Embeddings> {
     let mut rng = Rng::new(0, Purpose::Items, 0);
-    // The sum of twelve uniform numbers minus six is nearly normal, and needs no tables.
+    // The sum of twelve uniform numbers minus six is nearly normal.
     let mut normal = || (0..12).map(|_| rng.uniform()).sum::<f32>() - 6.0;
     let values = (0..CLASSES * ITEMS_PER_CLASS * DIM).map(|_| normal().max(0.0)).collect();
     let labels =

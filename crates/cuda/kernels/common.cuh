@@ -7,11 +7,11 @@
 // `#endif`.
 //
 // Words that all kernel files use:
-//   plane    the layout of the activations of a batch: images of side x side pixels, each with 64 channels of f16, 128
+//   plane    the layout of the activations of a batch: images of side x side pixels, each pixel with 64 channels of f16, 128
 //            bytes. A pixel has a "position": that of pixel (row, column) of image n is (n * pitch + row) * pitch +
-//            column, with pitch = side + 1. The last row and the last column of every image are zero and are the margin
-//            of the image after it (or of the next row), so a tap of a 3x3 filter is the same shift of the position at
-//            every pixel. A buffer has at least pitch + 1 more zero positions before the first and after the last
+//            column, with pitch = side + 1: each image is stored with one more row and column than it has pixels. They
+//            are zero and serve as the margin of the image after it (or of the next row), so a tap (one of the 9
+//            weights of a 3x3 filter) is the same shift of the position at every pixel. A buffer has at least pitch + 1 more zero positions before the first and after the last
 //            image.
 //   chunk    8 channels of a position: 16 bytes, one uint4. A position has 8 chunks.
 //   lane     threadIdx.x % 32, the number of a thread in its warp. Matrix instructions spread a matrix over the lanes
@@ -27,13 +27,13 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
-// A function that is copied into its callers.
+// A function that is inlined into its callers.
 #define DEVICE __device__ __forceinline__
-// A function that is not copied into its callers, so that kernels stay small.
+// A function that is not inlined, so that kernels stay small.
 #define SEPARATE __device__ __noinline__
 // Channels of a position of a plane.
 #define CHANNELS 64
-#define TAPS 9  // positions of a 3x3 filter, numbered row by row from the top left
+#define TAPS 9  // weights of a 3x3 filter per pair of channels, numbered row by row from the top left
 #define FILTER_LEN (TAPS * CHANNELS * CHANNELS)  // weights of a 3x3 convolution from 64 to 64 channels
 #define EPSILON 1e-5f  // added to a variance before its root is taken, in batch norm and layer norm; as in PyTorch
 #define FULL_WARP 0xffffffffu  // the mask of a warp instruction in which all 32 lanes take part
@@ -54,7 +54,7 @@ DEVICE u32 pack_half2(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
-// The two floats again.
+// Unpacks the result of `pack_half2`.
 DEVICE float2 unpack_half2(u32 pair) {
   float2 values;
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
@@ -63,8 +63,8 @@ DEVICE float2 unpack_half2(u32 pair) {
   return values;
 }
 // d[16 x 8] += a[16 x 16] b[16 x 8], f16 inputs, f32 sums, in the fragment layout of mma.m16n8k16. One warp executes it
-// together. Each u32 is a pair of f16, at two adjacent columns of a or two adjacent rows of b, 2 quad and 2 quad + 1
-// of:
+// together. Each u32 is a pair of f16, in two adjacent columns of a or two adjacent rows of b: numbers 2 quad and
+// 2 quad + 1 of the 8 that are listed here.
 //   a[0], a[1]  rows group and group + 8, columns 0 to 7        a[2], a[3]  the same rows, columns 8 to 15
 //   b[0], b[1]  column group, rows 0 to 7 and 8 to 15
 //   d[0], d[1]  row group, columns 2 quad and 2 quad + 1        d[2], d[3]  row group + 8, the same columns
@@ -134,7 +134,7 @@ DEVICE u32 swizzled(int row, int chunk) { return (u32)(row * 128 + ((chunk ^ (ro
 // fractional bits ("fixed point"), because addition of integers is associative and that of floats is not. The
 // resolution is 2^-20, about 1e-6, the range of a sum +-2^43.
 #define FIXED_POINT 1048576.0f
-// Adds `value` to *sum, by an atomic operation.
+// Adds `value`, rounded to the resolution, to *sum by an atomic operation. It must be finite and within the range.
 DEVICE void add_exactly(i64* sum, float value) { atomicAdd((u64*)sum, (u64)__float2ll_rn(value * FIXED_POINT)); }
 // The value of such a sum.
 DEVICE double exact_sum(i64 sum) { return (double)sum / (double)FIXED_POINT; }

@@ -79,14 +79,14 @@ struct Cuda {
 
 /// Names of kernels with the microseconds of one launch, in the order of their launches.
 pub type KernelTimes = Vec<(&'static str, f64)>;
-/// Launches that the time of a kernel is the mean of.
+/// The time of a kernel is the mean over this number of launches.
 const TIMED_LAUNCHES: u32 = 20;
 
 /// A kernel that has been looked up in the module.
 #[derive(Clone, Copy)]
 struct Function {
     handle: sys::CUfunction,
-    /// The largest dynamic shared memory that was asked for.
+    /// The dynamic shared memory that the kernel may use so far, in bytes.
     shared: u32,
 }
 
@@ -206,8 +206,9 @@ impl Device {
 
     /// Starts a kernel on a queue. Arguments are [`Buffer`]s and plain values, in the order of the kernel's parameters.
     ///
-    /// Like all kernels of this crate, the kernel must stay inside the buffers it is given; `cargo test --features
-    /// gpu-tests` checks that under compute-sanitizer.
+    /// The caller must pass what the kernel takes, in number and type, and kernels must stay inside the buffers they are
+    /// given: the compiler checks neither. Only the sessions of this crate launch kernels; their tests run under
+    /// compute-sanitizer (`gpu-tests`).
     pub fn launch(
         &self,
         queue: Queue,
@@ -249,7 +250,7 @@ impl Device {
         }
     }
 
-    /// The side queue runs in parallel with the main queue from here on.
+    /// The side queue waits for the earlier work of the main queue, and then runs in parallel with its later work.
     pub fn fork(&self) -> Result<()> {
         self.order(Queue::Main, Queue::Side)
     }
@@ -277,7 +278,7 @@ impl Device {
         }
     }
 
-    /// Waits until all work is done.
+    /// Waits for the work of the main queue, and for that of the side queue that was joined.
     ///
     /// # Errors
     /// [`Error::Lost`] if the GPU stopped working.
@@ -310,8 +311,9 @@ impl Device {
         }
     }
 
-    /// Records the work that `record` starts, instead of doing it, as a graph. Work on the side queue is part of it if
-    /// `record` forks and joins the queues.
+    /// Records the work that `record` starts as a graph, without doing it. Work on the side queue is part of it if
+    /// `record` forks and joins the queues. A graph holds addresses and does not keep buffers alive: the caller keeps
+    /// them as long as it launches the graph. A session owns its graph and the buffers in it.
     pub fn capture(&self, record: impl FnOnce() -> Result<()>) -> Result<Graph> {
         match &*self.backend {
             Backend::Cuda(cuda) => {
@@ -328,7 +330,7 @@ impl Device {
     }
 }
 
-/// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, of `limit`.
+/// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, if at most `limit` bytes are available.
 pub(crate) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Result<()> {
     if bytes > limit {
         return Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 });
@@ -505,7 +507,8 @@ impl Cuda {
             }
             other => other.map_err(|error| driver_error("allocating memory", error))?,
         };
-        // On the main queue, so that later work of the queue finds the zeros: other queues are not ordered with it.
+        // On the main queue, so that its later work finds the zeros: work on the default stream would not be ordered
+        // with it.
         // SAFETY: the memory was just allocated with this length.
         unsafe { result::memset_d8_async(address, 0, bytes, self.queues[0]) }
             .map_err(|error| driver_error("clearing memory", error))?;
@@ -636,7 +639,8 @@ impl<T: Pod> Buffer<T> {
         match &*self.device.backend {
             Backend::Cuda(cuda) => {
                 cuda.bind()?;
-                // SAFETY: the range was checked. The driver has read pageable memory when the call returns.
+                // SAFETY: the range was checked. `values` is ordinary (pageable) memory, which the driver has
+                // copied when the call returns.
                 unsafe { result::memcpy_htod_async(address, values, cuda.queues[0]) }
                     .map_err(|error| driver_error("copying to the GPU", error))
             }
@@ -651,7 +655,7 @@ impl<T: Pod> Buffer<T> {
     /// Copies the elements from `start` on to `values`, after all earlier work.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If the buffer ends before.
     pub fn read_into(&self, start: usize, values: &mut [T]) -> Result<()> {
         assert!(start + values.len() <= self.len, "{} values at {start} of {}", values.len(), self.len);
         let address = self.address + (start * size_of::<T>()) as u64;
@@ -694,7 +698,8 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         match &*self.device.backend {
             Backend::Cuda(cuda) => {
-                // SAFETY: nothing uses the memory after this: the driver waits for running kernels.
+                // SAFETY: nothing uses the memory after this: the driver waits for running kernels, and graphs are not
+                // launched after their buffers are gone (see `capture`).
                 let _ = cuda.bind().map(|()| unsafe { result::free_sync(self.base) });
             }
             #[cfg(feature = "emulator")]

@@ -179,12 +179,11 @@ impl MamlTraining {
         self.runner.load(state)
     }
 
-    /// Runs steps and returns their losses. Labels and images of a step are those of its tasks one after the other, of
-    /// each the support items and then the queries.
+    /// Runs steps and returns their losses. Labels and images of a step are listed task by task: first the support items
+    /// of the task, then its queries. Stops after the first loss that is not finite, which is then the last one returned.
     ///
     /// # Errors
-    /// [`Lost`](crate::Error::Lost) if the GPU stopped working. A loss that is not finite is returned, and no later
-    /// step is run.
+    /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
     ///
     /// # Panics
     /// If there are more than [`STEP_SLOTS`](crate::conv4::STEP_SLOTS) steps, or an input has the wrong length or is of
@@ -194,7 +193,8 @@ impl MamlTraining {
         runner.run(steps, |runner| kernels.record_step(runner))
     }
 
-    /// Launches the graph of one step on the inputs that its slot has, and does not wait. For measurements.
+    /// Launches the graph of one step on the inputs that are on the device from an earlier [`run`](Self::run), and does not
+    /// wait. For measurements.
     pub fn launch_step(&mut self) -> Result<()> {
         let MamlTraining { kernels, runner } = self;
         runner.launch(|runner| kernels.record_step(runner))

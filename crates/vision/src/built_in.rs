@@ -36,8 +36,9 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
-/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. (TraNFS is the paper's network that
-/// classifies embeddings by a support set with wrong labels.) In a program without the built-in drawings, it is read
+/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. (TraNFS is the transformer of the
+/// paper that computes class prototypes from a support set with wrong labels.) In a program without the built-in drawings
+/// (Cargo feature `drawings`), it is read
 /// from the folder that the environment variable `TRUESHOT_ASSETS` names.
 pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
@@ -71,7 +72,7 @@ fn network_inputs(backbone: &Backbone, drawings: &[Bitmap]) -> Vec<f32> {
     let to = backbone.preprocessing();
     let mut inputs = vec![0.0; drawings.len() * to.input_len()];
     for (drawing, input) in drawings.iter().zip(inputs.chunks_exact_mut(to.input_len())) {
-        // Resized as for training without augmentation.
+        // The networks were trained on drawings that were resized in this way.
         to.normalise(&resize_for_training(drawing.to_image(to.channels), to, false), input);
     }
     inputs

@@ -33,7 +33,8 @@ pub struct Arguments {
     /// Compare with this published data set
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED_DATASETS.map(|published| published.name)))]
     expect: Option<String>,
-    /// Use the images in train/, val/ and test/ together, split by the built-in split file
+    /// Ignore the folders train/, val/ and test/: take all images together or, with --expect, split them by the built-in split
+    /// file
     #[arg(long)]
     pool: bool,
     /// Count the images without reading them
@@ -43,7 +44,8 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// Runs `trueshot dataset check`. With `--expect`, problems are an error ([`ProblemsFound`], exit status 3).
+/// Runs `trueshot dataset check`. With `--expect`, problems are an error ([`ProblemsFound`], exit status 3); without it,
+/// classes that are in two splits are only printed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let expected = arguments.expect.as_deref().and_then(PublishedDataset::find);
     let parts = arguments.threads.run(|| arguments.survey(expected))?;
@@ -67,14 +69,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// The splits that the data set defines, each with its survey; without any, those of the split file of the
-    /// `expected` data set; otherwise all images as one part named `all`.
+    /// The splits that the data set defines, each with its survey. If it has none, or with `--pool`: those of the built-in
+    /// split file of the `expected` data set, or all images as one part named `all` if nothing is expected.
     fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
         let own_splits: Vec<&str> =
             SPLITS.into_iter().filter(|split| !self.pool && has_split(&self.path, split)).collect();
         let by_file = expected.filter(|_| own_splits.is_empty());
         let mut parts = Vec::new();
         for split in if by_file.is_some() { SPLITS.to_vec() } else { own_splits } {
+            // The name of a published data set stands for its built-in split file, which assigns classes of the whole
+            // data set.
             let file = by_file.map(|published| PathBuf::from(published.name));
             let part = ImageSelection {
                 split_file: file.as_deref(),
@@ -84,7 +88,7 @@ impl Arguments {
             };
             match part.open(&self.path) {
                 Ok(collection) => parts.push((split.to_owned(), self.survey_collection(&collection)?)),
-                // The comparison reports that none of its classes exists.
+                // The empty survey makes `compare` report that all classes of the split are missing.
                 Err(error) if is_empty_split(&error) => parts.push((split.to_owned(), Survey::default())),
                 Err(error) => return Err(error),
             }

@@ -106,7 +106,7 @@ impl AttentionImage {
         self.fill(LEFT + column * CELL, TOP + row * CELL, CELL, CELL, colour);
     }
 
-    /// Draws lines between the tokens of different classes.
+    /// Draws lines around the map, after the class tokens, and between items with different given labels.
     fn class_borders(&mut self, tokens: &[Token]) {
         let side = tokens.len() * CELL;
         let class = |token: &Token| match token {

@@ -1,13 +1,13 @@
 //! Reader of Parquet files: checks the footer and all page headers, then decodes the needed columns.
 //!
-//! A Parquet file consists of row groups; in each, a column is a chunk of pages. The footer has the schema and the
+//! A Parquet file consists of row groups; each stores every column as one chunk, a sequence of pages. The footer has the schema and the
 //! positions of all chunks. Headers are structures in Thrift's compact protocol ([`CompactReader`]), whose fields have
 //! numbers.
 //!
 //! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a
 //! schema claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three
-//! checks come first: the schema in the footer, the header of every page that will be read, and the lengths of some
-//! strings. They bound all of this by the size of the file. Only then does the decoder run, and only on the needed
+//! checks come first: the schema in the footer, the header of every page that will be read, and the numbers of
+//! strings that pages in the encoding DELTA_LENGTH_BYTE_ARRAY claim. They bound all of this by the size of the file. Only then does the decoder run, and only on the needed
 //! columns.
 
 use std::sync::Arc;
@@ -87,8 +87,8 @@ fn check_schema(reader: &mut CompactReader<'_>) -> Option<()> {
     if kind != wire::STRUCT {
         return None;
     }
-    // The number of children that are still missing in each open group, the outermost first. Its first entry stands for
-    // the file, in which the root of the schema is missing.
+    // The number of children that are still missing in each open group, the outermost first. The first entry is
+    // for the root itself: one node is still to come.
     let mut missing = vec![1usize];
     for node in 0..nodes {
         let children = schema_children(reader)?;
@@ -149,7 +149,7 @@ fn with_views(schema: &Schema, columns: &Columns) -> Arc<Schema> {
     Arc::new(Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone()))
 }
 
-/// Checks all pages that will be read, and that their total decompressed size is allowed.
+/// Checks all pages that will be read, and that the memory that decoding them takes is allowed.
 fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &ProjectionMask) -> Result<()> {
     let mut claimed = 0u64;
     for group in metadata.metadata().row_groups() {
@@ -163,11 +163,12 @@ fn check_pages(source: &Source, metadata: &ArrowReaderMetadata, mask: &Projectio
     Ok(())
 }
 
-/// Checks the pages of one column chunk and returns the number of bytes that they claim to decompress to.
+/// Checks the pages of one column chunk and returns the number of bytes of memory that decoding them takes
+/// ([`PageHeader::claim`]).
 fn check_chunk(source: &Source, chunk: &ColumnChunkMetaData) -> Result<u64> {
     let damaged = || damaged_column(source, chunk);
     let mut unread = bytes_of(source, chunk).ok_or_else(damaged)?;
-    // `claimed`: see the return value; `delta_lengths`: whether a page has the encoding that `check_delta_lengths`
+    // `claimed` is the return value; `delta_lengths`: whether a page has the encoding that `check_delta_lengths`
     // checks.
     let (mut claimed, mut delta_lengths) = (0u64, false);
     while !unread.is_empty() {
@@ -202,7 +203,7 @@ fn bytes_of<'a>(source: &'a Source, chunk: &ColumnChunkMetaData) -> Option<&'a [
 
 /// Checks strings in the encoding DELTA_LENGTH_BYTE_ARRAY, which start with a list of their lengths. The decoder
 /// reserves memory for the number of strings that this list claims, and the claim is inside the compressed page; so
-/// a chunk with such pages is decompressed twice, other chunks only once.
+/// a chunk with such pages is decompressed once more than others.
 fn check_delta_lengths(source: &Source, chunk: &ColumnChunkMetaData) -> Result<()> {
     let malformed = |problem| source.malformed(FORMAT, problem);
     let mut pages =
@@ -265,7 +266,8 @@ struct PageHeader {
     delta_lengths: bool,
     /// Whether the encoding is DELTA_BYTE_ARRAY.
     delta_strings: bool,
-    /// The number of bytes of uncompressed levels in front (data pages of version 2).
+    /// The number of bytes of repetition and definition levels, which are not compressed, in front of the values (data
+    /// pages of version 2).
     levels: usize,
     /// Whether the values are not compressed (data pages of version 2).
     plain_body: bool,

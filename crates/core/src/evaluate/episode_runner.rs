@@ -1,7 +1,7 @@
 //! Runs one episode of an evaluation: all methods on all noise settings ([`EpisodeRunner::run`], called by
 //! [`evaluate`](super::evaluate) on every thread).
 //!
-//! An episode is a small classification problem. It has one support set (labelled items, some of them wrong) per noise
+//! An episode is a small classification problem. It has one support set (labelled items, some with wrong labels) per noise
 //! setting (type and level), and the same queries (items to classify) for all of them. The support sets share most of
 //! their items. So rows are fetched once and inner products computed once for the union of all support sets, and the
 //! task of a setting takes its part of them.
@@ -22,9 +22,8 @@ use crate::method::{Fitted, Method, NamedMethod, RowPrediction, RowTask};
 use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
-/// The maximum number of items in the union for which all inner products are computed in advance: 4096² `f32`
-/// values, 64 MiB per thread.
-/// For more items, the tasks compute the products that their methods need.
+/// The maximum number of items in the union for which the inner products of all items with each other are computed in
+/// advance: 4096² `f32` values, 64 MiB per thread. For more items, the tasks compute the products that their methods need.
 const MAX_SHARED_ITEMS: usize = 4096;
 
 /// While a row is decoded, the row `PREFETCH_ROWS` rows later is prefetched into the processor's cache.
@@ -297,13 +296,13 @@ impl Shared {
     /// Computes the products worth computing in advance; `rows` are the items of the union, `settings` and `methods`
     /// the numbers of noise settings and methods.
     fn compute(rows: &[&[f32]], queries: &Queries<'_>, settings: usize, methods: usize) -> Self {
-        // With a single setting, the task computes only the products its methods need; with a single method on a single
-        // setting, the classifier needs products with a few prototypes rather than with all items.
+        // Worth it only if several settings share it: a task computes just the products that its methods need.
         let gram = (settings > 1 && rows.len() <= MAX_SHARED_ITEMS).then(|| {
             let mut gram = vec![0.0; rows.len().pow(2)];
             products::gram(rows, &mut gram);
             gram
         });
+        // A single method on a single setting needs the products of the queries with a few prototypes only.
         let products = (settings * methods > 1).then(|| queries.products(rows));
         Shared { items: rows.len(), queries: queries.len(), gram, products }
     }

@@ -29,15 +29,15 @@ impl LabelPosterior {
         let classes = data.classes().len();
         let shares = match audit {
             Some(audit) => {
-                // `number` maps the class numbers of the audit to those of the data. "None of the classes" is the
+                // `new_index` maps the class numbers of the audit to those of the data. "None of the classes" is the
                 // number after the last class in both. `None` is a class without items, whose shares are left out.
                 let has_items = audit.classes.iter().map(|class| class.items > 0);
-                let mut numbers = 0..classes as u32;
-                let mut number: Vec<Option<u32>> =
-                    has_items.map(|has_items| if has_items { numbers.next() } else { None }).collect();
-                number.push(Some(classes as u32));
+                let mut next_index = 0..classes as u32;
+                let mut new_index: Vec<Option<u32>> =
+                    has_items.map(|has_items| if has_items { next_index.next() } else { None }).collect();
+                new_index.push(Some(classes as u32));
                 let renumbered = |shares: &Vec<(u32, f32)>| -> Vec<(u32, f32)> {
-                    let in_data = |&(class, share): &(u32, f32)| Some((number[class as usize]?, share));
+                    let in_data = |&(class, share): &(u32, f32)| Some((new_index[class as usize]?, share));
                     shares.iter().filter_map(in_data).collect()
                 };
                 audit.shares.iter().map(renumbered).collect()
@@ -72,8 +72,9 @@ impl LabelPosterior {
         totals
     }
 
-    /// For every class up to `max_per_class` rows whose likeliest class it is, those with the highest probability. A
-    /// class that is the likeliest of no row gets the row with the highest probability of this class. Of equal
+    /// Chooses for every class at most `max_per_class` of the rows whose likeliest class it is: those where its
+    /// probability is highest. A class that is the likeliest of no row gets the row with its highest probability, if any
+    /// row may belong to it; a row can thus be chosen for two classes. Of equal
     /// probabilities, of which there are many near 1, the values of the rows decide, so that their order in the data
     /// does not matter. Returns (row, class) in the order of the rows.
     pub fn most_typical(&self, data: &Embeddings, max_per_class: usize) -> Vec<(u32, u32)> {
@@ -118,16 +119,16 @@ struct HeldOut {
 
 /// Folds of the cross-validation.
 const FOLDS: usize = 5;
-/// Cross-validation is skipped above this number of items, so that the typical sharpness is used; the spread of scores
-/// is measured on the first items only.
+/// Cross-validation is skipped above this number of items, and the sharpness is then [`FULL_FIT_FACTOR`] times the typical
+/// one. The spread of scores is measured on this number of items at most, the first in the order of their values.
 const MAX_ITEMS: usize = 500;
-/// The typical sharpness of scores with a spread of 1 (see [`spread`]): methods and embedders scale their scores
-/// differently.
+/// The typical sharpness of scores with a spread of 1, measured on validation classes. Scores are divided by their
+/// [`spread`], because methods and embedders scale them differently.
 const TYPICAL_SHARPNESS: f32 = 5.7;
 /// Lower bound of the spread of scores, so that the sharpness stays finite (infinity times a difference of 0 is NaN).
 const MIN_SPREAD: f32 = 1e-20;
-/// Correction for the final model, which is fitted to more items than the models of the cross-validation and may thus
-/// be more confident. Measured on validation classes, for 3 to 10 items per class and all kinds of noise.
+/// Correction for the final model, which is fitted to more items than the models of the cross-validation and is more
+/// often right, so its probabilities should be sharper by this factor. Measured on validation classes, for 3 to 10 items per class and all kinds of noise.
 const FULL_FIT_FACTOR: f32 = 1.5;
 /// Strength of the regularisation: the penalty is this times the squared logarithm of the ratio to the typical
 /// sharpness. It is added to a sum over the items, so it matters less the more items there are.
@@ -229,8 +230,8 @@ fn most_likely_sharpness(held_out: &[HeldOut], typical: f32) -> f32 {
             .sum();
         cross_entropy + f64::from(REGULARISATION * (sharpness / typical).ln().powi(2))
     };
-    // Ternary search over the log ratio to the typical sharpness, from 1/1000 to 1000 (e^6.9); the cost has a single
-    // minimum.
+    // Ternary search over the log ratio to the typical sharpness, from 1/1000 to 1000 (e^6.9). In practice the
+    // cost has a single minimum; if it had several, any of them would do.
     let (mut low, mut high) = (-6.9f32, 6.9f32);
     for _ in 0..60 {
         let (a, b) = (low + (high - low) / 3.0, high - (high - low) / 3.0);

@@ -71,14 +71,15 @@ impl<'a, T: Real> QueryProducts<'a, T> {
 /// The loss of the queries and its gradients.
 pub(super) struct QueryLoss<T> {
     pub(super) loss: f64,
-    /// With respect to the weights of the prototypes, `[C, M]`.
+    /// The gradient with respect to the weights of the prototypes, `[C, M]`.
     pub(super) d_weights: Vec<T>,
+    /// The gradient with respect to the logarithm of the scale of the logits.
     pub(super) d_log_scale: T,
 }
 
 /// The mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`. `log_scale` is
-/// the logarithm of the scale of the logits. Sets `d_products`, if given, to the gradients of the inner products: of
-/// the Gram matrix in this space, and of the products and lengths of the queries before their transformation.
+/// the logarithm of the scale of the logits. `d_products`, if given, must be zero; it becomes the gradients of the
+/// inner products: of the Gram matrix in this space, and of the products and lengths of the queries before their transformation.
 pub(super) fn query_loss<T: Real>(
     space: &GramSpace<T>,
     queries: &QueryProducts<'_, T>,
@@ -90,15 +91,16 @@ pub(super) fn query_loss<T: Real>(
     let count = queries.classes.len();
     let distances = Distances::new(space, queries, weights);
     let mean = distances.mean();
-    // All distances are 0: the classes are equally likely, and there is no gradient.
+    // All distances are 0, or there are no queries: the classes are equally likely, and there is no gradient.
     if mean <= 0.0 {
         let loss = if count == 0 { 0.0 } else { weight * (distances.classes as f64).ln() };
         return QueryLoss { loss, d_weights: vec![T::ZERO; weights.len()], d_log_scale: T::ZERO };
     }
     let scale = T::from_f64(log_scale.to_f64().exp() / mean);
     let (loss, mut d_distances) = distances.cross_entropy(queries.classes, scale, weight / count as f64);
-    // The loss is a function of `distances * e^log_scale / mean`, so the gradient of ln(mean) is minus that of
-    // log_scale. That of a distance through the mean is this, divided by the mean and by the number of distances.
+    // The loss depends on `distances * s` with `ln s = log_scale - ln(mean)`. So dL/d log_scale is the sum of D dL/dD over
+    // the distances D, dL/d ln(mean) is its negative, and through the mean each distance gets dL/d ln(mean), divided by
+    // the mean and by the number of distances.
     let d_log_scale = dot(&d_distances, &distances.all);
     let through_mean = -d_log_scale / T::from_f64(mean * d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
@@ -166,25 +168,26 @@ impl<T: Real> Distances<T> {
         (loss, d_distances)
     }
 
-    /// Sets the gradients of the inner products in the space of the episode. The distance of query q to the prototype
+    /// Computes the gradients of the inner products in the space of the episode; `gradient` is zero before. The distance of query q to the prototype
     /// of weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the products of the items with q.
     fn products_backward(&self, weights: &[T], d_all: &[T], gradient: &mut ProductGradient<T>) {
         let classes = self.classes;
         let (items, count) = (weights.len() / classes, d_all.len() / classes);
         // With d the gradients of the distances: that of G is the sum over prototypes of (sum over queries of d) w wᵀ,
-        // that of `q . q` the sum over prototypes of d, and that of p -2 times the sum over prototypes of d w.
-        let (mut scaled, mut doubled) = (weights.to_vec(), d_all.to_vec());
+        // that of `q . q` the sum over prototypes of d, and that of p minus twice the sum over prototypes
+        // of d w.
+        let (mut scaled, mut minus_twice) = (weights.to_vec(), d_all.to_vec());
         for (scaled, d_row) in scaled.chunks_exact_mut(items).zip(d_all.chunks_exact(count)) {
             let d_square = sum(d_row);
             scaled.iter_mut().for_each(|weight| *weight *= d_square);
             gradient.query_squares.iter_mut().zip(d_row).for_each(|(d, &d_distance)| *d += d_distance);
         }
-        doubled.iter_mut().for_each(|d| *d *= T::from_f64(-2.0));
+        minus_twice.iter_mut().for_each(|d| *d *= T::from_f64(-2.0));
         let prototypes = Matrix::new(weights, classes, items);
         let d_gram = MatrixMut::new(&mut gradient.gram, items, items);
         multiply(Matrix::new(&scaled, classes, items).transposed(), prototypes, Write::Set, d_gram);
         let d_products = MatrixMut::new(&mut gradient.with_queries, items, count);
-        multiply(prototypes.transposed(), Matrix::new(&doubled, classes, count), Write::Set, d_products);
+        multiply(prototypes.transposed(), Matrix::new(&minus_twice, classes, count), Write::Set, d_products);
     }
 
     /// The gradient of the weights, `[C, M]`: `sum over queries of d (2 G w - 2 p)`, with d the gradients of
@@ -194,14 +197,15 @@ impl<T: Real> Distances<T> {
         let items = self.with_items.len() / classes;
         let mut d_weights = vec![T::ZERO; self.with_items.len()];
         let products = Matrix::new(&queries.products, items, count).transposed();
-        let d_products = MatrixMut::new(&mut d_weights, classes, items);
-        multiply(Matrix::new(d_all, classes, count), products, Write::Set, d_products);
+        // First the sums of d p, in the place of the result.
+        let weighted_products = MatrixMut::new(&mut d_weights, classes, items);
+        multiply(Matrix::new(d_all, classes, count), products, Write::Set, weighted_products);
         let rows = d_weights.chunks_exact_mut(items).zip(self.with_items.chunks_exact(items));
         for ((d_weights, with_items), d_row) in rows.zip(d_all.chunks_exact(count)) {
             let d_square = sum(d_row);
             for (d_weight, &with_item) in d_weights.iter_mut().zip(with_items) {
-                let d_product = *d_weight;
-                *d_weight = T::from_f64(2.0) * (d_square * with_item - d_product);
+                let weighted_product = *d_weight;
+                *d_weight = T::from_f64(2.0) * (d_square * with_item - weighted_product);
             }
         }
         d_weights

@@ -66,7 +66,7 @@ def _is_own(given: Any) -> bool:
     """Whether this is user-defined noise: a function or a matrix."""
     shape = getattr(given, "shape", None)
     is_matrix = isinstance(shape, tuple) and len(shape) == 2
-    # A square list of lists is a matrix, except of a single class: episodes have at least two.
+    # A square list of lists is a matrix. A list of one list is not: episodes have at least two classes.
     is_list = isinstance(given, list) and len(given) > 1
     is_square = is_list and all(isinstance(row, (list, tuple)) and len(row) == len(given) for row in given)
     return callable(given) or is_matrix or is_square
@@ -114,9 +114,10 @@ def _level_list(kind: Any, levels: Any) -> list[float]:
 class _LabelFunction:
     """Calls a user's function from true to given labels, and checks what it returns.
 
-    The native module calls it with arrays of one entry per support item: the true labels (0 to N - 1) and the rows in
-    the data; then the classes of the episode as indices into the sorted classes, the number of the episode, and a seed.
-    It returns the given labels, and pairs (item, row of the outlier that replaces it).
+    The native module calls it with arrays of one entry per support item: the true labels (0 to the number of classes
+    of the episode minus 1) and the rows in the data; then the classes of the episode as indices into the sorted classes, the number of the episode, and a seed.
+    The user's function returns the given labels, or a tuple of two: the given labels, and for each item the row of the
+    outlier that replaces it (-1: none). A call returns the given labels, and pairs (item, row of its outlier).
     """
 
     def __init__(self, name: str, function: Callable[..., Any], labels: Labels) -> None:
@@ -153,7 +154,7 @@ class _LabelFunction:
         return given, outliers
 
     def _whole(self, given: Any, count: int, episode: int, what: str) -> list[int]:
-        """``count`` whole numbers, which errors call ``what``; an error if they are not, or do not fit into 32 bits."""
+        """Convert ``given`` to ``count`` whole numbers of 32 bits; raise an error that calls them ``what`` if they are not."""
         array = np.asarray(given)
         where = f"noise {self._name!r}, episode {episode}"
         if array.shape != (count,):
