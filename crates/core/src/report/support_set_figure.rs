@@ -153,7 +153,7 @@ impl FigureItem {
             self.image
         );
         if let Some(truth) = &self.truth {
-            // The baseline of the text, with room for its capital letters below the frame.
+            // The baseline of the text; its capital letters fit between it and the frame.
             let below = top + frame + 17;
             let truth = escaped_xml(&shortened(truth, MAX_TRUTH));
             svg.push_str(&format!(
