@@ -968,6 +968,16 @@ describe("the served page", () => {
     await context.close();
   });
 
+  test("quotes the name of the folder in the command for a shell", async () => {
+    const { page, problems, context } = await open();
+    const files = (await noisySet(page)).map((file) => ({ ...file, path: file.path.replace(/^[^/]+/, "it's $HOME") }));
+    await dropFolder(page, "#intake", files);
+    await settled(page);
+    assert.ok((await page.textContent("#take-note")).includes(`--root 'PATH/TO/it'\\''s $HOME'.`), await page.textContent("#take-note"));
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
   test("is the same after a restart of the browser", async () => {
     const folder = mkdtempSync(join(tmpdir(), "trueshot-browser-"));
     for (const round of ["first", "second"]) {
