@@ -17,10 +17,11 @@ const PAPER_EPISODES: u64 = 10_000;
 pub fn general_warnings(settings: &ReproduceSettings) -> Vec<String> {
     let mut warnings = Vec::new();
     if settings.scale != 1.0 {
-        warnings.push(format!(
-            "Training took {} times the usual number of steps: trained rows are not comparable with full training.",
-            settings.scale
-        ));
+        let change = match settings.scale < 1.0 {
+            true => format!("was shortened to {} of its length", settings.scale),
+            false => format!("took {} times as long as in full", settings.scale),
+        };
+        warnings.push(format!("Training {change}: trained rows are not comparable with full training."));
     }
     if settings.episodes < PAPER_EPISODES {
         // The width of a confidence interval falls with the square root of the number of episodes.
