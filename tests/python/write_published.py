@@ -52,7 +52,7 @@ class Python2(pickle._Pickler):
         name = name or function.__qualname__
         module = function.__module__.replace("numpy._core", "numpy.core")
         self.write(pickle.GLOBAL + f"{module}\n{name}\n".encode())
-        self.memoize(found)
+        self.memoize(function)
 
     dispatch[type(np.array)] = save_global
     dispatch[type] = save_global
