@@ -4,8 +4,8 @@
     python bench/measure/pages.py              # after a change to the text of a page
     python bench/measure/pages.py --check      # exit with 1 if a page is not what its script writes
 
-The scripts that make docs/results/speed.md, networks.md, bank.md, cost.md, python.md, engines.md, transductive.md,
-duplicates.md and authors-program.md store all their figures in the JSON file of the same name. Needs no packages. Takes a second.
+The scripts in `SCRIPTS` store all figures of their page in docs/results in the JSON file of the same name. (audit.md and
+audit-grid.md have more text than their scripts write, and are not among them.) Needs no packages. Takes a second.
 """
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
+# Page: the script in this folder that writes it.
 SCRIPTS = {
     "speed": "speed", "networks": "networks", "bank": "bank", "cost": "cost", "python": "python_package",
     "engines": "engines", "transductive": "transductive", "duplicates": "duplicates",

@@ -1,8 +1,8 @@
 //! Symmetric, positive definite matrices and their Cholesky decomposition `A = L Lᵀ`, where L is a lower triangle.
 //!
 //! [`Cholesky`] solves `A x = b` or inverts A, for the ridge regressions of audits and classifiers (there A is a matrix
-//! of inner products plus a penalty times the identity) and for the Newton steps of `audit::score_model`. It computes
-//! in f64. Matrices `[size, size]` are stored row by row.
+//! of inner products plus a penalty times the identity) and for the Newton steps of `audit::score_model` and
+//! `method::median`. It computes in f64. Matrices `[size, size]` are stored row by row.
 
 use rayon::prelude::*;
 use trueshot_nn::products;

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 /// ```
 /// use trueshot::noise::NoiseKind;
 ///
-/// // In a 5-way 5-shot episode, 2 of 5 items can be swapped with one other class, but not 3.
+/// // In a 5-way 5-shot episode, 2 of 5 items can be replaced by items of one other class, but not 3.
 /// assert!(NoiseKind::Paired.is_possible(5, 5, 2));
 /// assert!(!NoiseKind::Paired.is_possible(5, 5, 3));
 /// ```
@@ -42,7 +42,7 @@ pub enum NoiseKind {
     Outlier,
     /// Wrong items are those of other classes of the episode that are most similar to the class of their label.
     Similar,
-    /// A custom noise type: a [`LabelNoise`], or the name that a manifest gives its noise.
+    /// A custom noise type: a [`LabelNoise`], or the name that a manifest (a file of fixed episodes) gives its noise.
     Named(NoiseName),
 }
 
@@ -159,8 +159,13 @@ impl Noise {
 
     /// The level in percent, rounded to four decimals to remove floating-point error.
     pub fn percent(self) -> f64 {
-        (self.level * 1e6).round() / 1e4
+        percent_of(self.level)
     }
+}
+
+/// A share in percent, rounded to four decimals.
+fn percent_of(share: f64) -> f64 {
+    (share * 1e6).round() / 1e4
 }
 
 impl std::fmt::Display for Noise {
@@ -170,7 +175,8 @@ impl std::fmt::Display for Noise {
 }
 
 /// A noise type with several levels, written `symmetric=0,20,40` (percent) on command lines and in configurations.
-/// Levels below 1 % have a percent sign (`symmetric=0.5%`), because `symmetric=0.4` usually means 40 %.
+/// Levels below 1 % need a percent sign (`symmetric=0.5%`): `symmetric=0.4` is refused, because it is usually a mistake
+/// for 40 %.
 ///
 /// The default is `symmetric=0,20,40,60`, as in Liang et al. (2022).
 ///
@@ -214,9 +220,9 @@ impl std::str::FromStr for NoiseLevels {
             let (number, has_sign) = text.strip_suffix('%').map_or((text, false), |text| (text, true));
             let percent: f64 =
                 number.trim_end().parse().map_err(|_| format!("'{text}' is not a level in percent"))?;
-            // A share such as 0.4 is an easy mistake; `meant` is that share in percent, as `Noise::percent` rounds it.
+            // A share such as 0.4 is an easy mistake; `meant` is that share in percent.
             if percent > 0.0 && percent < 1.0 && !has_sign {
-                let meant = (percent * 1e6).round() / 1e4;
+                let meant = percent_of(percent);
                 return Err(format!(
                     "levels are percent: write {kind}={meant} for {meant} %, or {kind}={text}% for less than 1 %"
                 ));

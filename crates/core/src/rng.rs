@@ -26,13 +26,13 @@ pub enum Purpose {
     Paired = 5,
     /// Replacements of outlier noise.
     Outlier = 6,
-    /// Random decisions of a method: initial weights, tie breaking, class orders.
+    /// Random decisions of a method that fits a support set: initial weights, tie breaking, class orders.
     Method = 7,
     /// The composition of a training episode: its data set, classes, shots and noise.
     Training = 8,
     /// Dropout masks.
     Dropout = 9,
-    /// Initial parameters of a model.
+    /// Initial parameters of a network that is trained.
     Parameters = 10,
     /// The choice among the augmented copies of an image.
     Copies = 11,
@@ -134,11 +134,12 @@ impl Rng {
     }
 }
 
-/// Draws distinct indices below `n` in random order, in time proportional to the number of indices drawn.
+/// Draws distinct indices below `n` in random order, in time proportional to the number of indices drawn (and to `n` in
+/// the first draw with an `n` as large).
 ///
 /// It is a partial Fisher-Yates shuffle on an identity permutation that is kept between draws: a draw swaps one entry
 /// per index and swaps them back afterwards, so drawing from a million rows costs no more than drawing from a thousand.
-/// With the same generator, a shorter draw is a prefix of a longer one.
+/// With the same generator and `n`, a shorter draw is a prefix of a longer one.
 ///
 /// ```
 /// use trueshot::rng::{IndexSampler, Purpose, Rng};

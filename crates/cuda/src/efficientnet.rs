@@ -10,8 +10,9 @@
 //! An embedding depends on its own image only: not on the other images of the batch, the position in the batch or the
 //! size of the batch.
 //!
-//! One CUDA graph (recorded kernel launches) embeds a batch. There is one graph per power of two; a batch in between is
-//! rounded up, and images that are left in memory from earlier batches are embedded with it and ignored.
+//! One CUDA graph (recorded kernel launches) embeds a batch. There are graphs for powers of two and for the largest
+//! batch; any other batch is rounded up to the next of these, and images that are left in memory from earlier batches are
+//! embedded with it and ignored.
 
 mod layers;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
@@ -21,7 +22,7 @@ use trueshot_nn::efficientnet::{FEATURES, LARGEST, SMALLEST, STEM, bottlenecks, 
 
 use crate::driver::{Buffer, Device, Graph, KernelTimes};
 use crate::error::Result;
-use layers::{Chunk, Depthwise, Pointwise, Stem, padded, record_mean};
+use layers::{CHUNK_CHANNELS, Chunk, Depthwise, Pointwise, Stem, padded, record_mean};
 
 /// An EfficientNet-Lite0 that embeds batches of images on a GPU.
 pub struct EfficientNetEmbedding {
@@ -29,7 +30,7 @@ pub struct EfficientNetEmbedding {
     /// Height and width of the images in pixels.
     size: usize,
     /// The largest number of images of a batch.
-    images: usize,
+    max_batch: usize,
     /// The input, `[image][row][column][3]`.
     bytes: Buffer<u8>,
     /// The output, `[image][1280]`.
@@ -69,7 +70,7 @@ struct Activations {
 }
 
 impl EfficientNetEmbedding {
-    /// An embedder of batches of up to `images` images of height and width `size`, with `parameters` in the layout of
+    /// An embedder of batches of up to `max_batch` images of height and width `size`, with `parameters` in the layout of
     /// [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift` is
     /// a value that the network takes.
     ///
@@ -83,22 +84,22 @@ impl EfficientNetEmbedding {
     pub fn new(
         device: &Device,
         size: usize,
-        images: usize,
+        max_batch: usize,
         parameters: &[f32],
         normalisation: [[f32; 2]; 3],
     ) -> Result<Self> {
-        assert!((SMALLEST..=LARGEST).contains(&size) && images > 0, "{images} images of {size} px");
+        assert!((SMALLEST..=LARGEST).contains(&size) && max_batch > 0, "{max_batch} images of {size} px");
         let network = Network::new(device, size, parameters, normalisation)?;
-        let activations = Activations::new(device, images, &network)?;
-        let bytes = device.zeros(images * size * size * 3)?;
-        let features = device.zeros(images * FEATURES)?;
+        let activations = Activations::new(device, max_batch, &network)?;
+        let bytes = device.zeros(max_batch * size * size * 3)?;
+        let features = device.zeros(max_batch * FEATURES)?;
         let (device, graphs) = (device.clone(), Vec::new());
-        Ok(EfficientNetEmbedding { device, size, images, bytes, features, network, activations, graphs })
+        Ok(EfficientNetEmbedding { device, size, max_batch, bytes, features, network, activations, graphs })
     }
 
     /// Maximum number of images per batch.
     pub fn max_batch(&self) -> usize {
-        self.images
+        self.max_batch
     }
 
     /// The embeddings, `[image][1280]`, of images, `[image][row][column][3]`.
@@ -108,7 +109,7 @@ impl EfficientNetEmbedding {
     pub fn embed(&mut self, images: &[u8]) -> Result<Vec<f32>> {
         let pixels = self.size * self.size * 3;
         let count = images.len() / pixels;
-        assert!(count <= self.images && images.len() == count * pixels, "{} bytes", images.len());
+        assert!(count <= self.max_batch && images.len() == count * pixels, "{} bytes", images.len());
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -119,15 +120,16 @@ impl EfficientNetEmbedding {
         Ok(features)
     }
 
-    /// Embeds `count` images that are on the device already, without waiting or copying. For measurements.
+    /// Embeds `count` images that are on the device already, without waiting or copying: the part of
+    /// [`embed`](Self::embed) between the copies, which is public for measurements.
     ///
     /// # Panics
     /// If there are more images than the embedder was made for.
     pub fn launch(&mut self, count: usize) -> Result<()> {
-        assert!((1..=self.images).contains(&count), "{count} images");
+        assert!((1..=self.max_batch).contains(&count), "{count} images");
         // Rounded up to the size of a graph.
-        let images = count.next_power_of_two().min(self.images);
-        if let Some((_, graph)) = self.graphs.iter().find(|(own, _)| *own == images) {
+        let images = count.next_power_of_two().min(self.max_batch);
+        if let Some((_, graph)) = self.graphs.iter().find(|(size, _)| *size == images) {
             return graph.launch();
         }
         let graph = self.device.capture(|| self.record(images))?;
@@ -143,11 +145,11 @@ impl EfficientNetEmbedding {
 
     /// The times of all kernels for a batch of `count` images.
     pub fn kernel_times(&self, count: usize) -> Result<KernelTimes> {
-        assert!((1..=self.images).contains(&count), "{count} images");
+        assert!((1..=self.max_batch).contains(&count), "{count} images");
         self.device.kernel_times(|| self.record(count))
     }
 
-    /// Starts all kernels for one batch.
+    /// Launches all kernels for one batch, or records them in a graph during `capture`.
     fn record(&self, images: usize) -> Result<()> {
         let (device, Network { stem, bottlenecks, head }) = (&self.device, &self.network);
         let Activations { pixels, expanded, filtered } = &self.activations;
@@ -176,7 +178,7 @@ impl Network {
         };
         let (weights, bias) = pair();
         let stem = Stem::new(device, size, weights, bias, normalisation)?;
-        let (mut side, mut own) = (stem.side, Vec::new());
+        let (mut side, mut layers) = (stem.side, Vec::new());
         for shape in bottlenecks() {
             let expand = if shape.expands() {
                 let (weights, bias) = pair();
@@ -188,18 +190,23 @@ impl Network {
             let depthwise = Depthwise::new(device, shape.kernel, shape.stride, side, weights, bias)?;
             let (weights, bias) = pair();
             let project = Pointwise::new(device, shape.inner, weights, bias, false)?;
-            let outputs = depthwise.outputs;
-            own.push(Bottleneck { side, expand, depthwise, project, adds_input: shape.adds_input() });
-            side = outputs;
+            let input_side = std::mem::replace(&mut side, depthwise.output_side);
+            layers.push(Bottleneck {
+                side: input_side,
+                expand,
+                depthwise,
+                project,
+                adds_input: shape.adds_input(),
+            });
         }
         let (weights, bias) = pair();
         let head = Pointwise::new(device, weights.len() / FEATURES, weights, bias, true)?;
-        Ok(Network { stem, bottlenecks: own, head })
+        Ok(Network { stem, bottlenecks: layers, head })
     }
 
     /// The number of positions of the last bottleneck's output.
     fn positions(&self) -> usize {
-        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.depthwise.outputs.pow(2))
+        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.depthwise.output_side.pow(2))
     }
 }
 
@@ -215,33 +222,35 @@ impl Bottleneck {
         filtered: &Buffer<Chunk>,
         output: &Buffer<Chunk>,
     ) -> Result<()> {
-        let (inputs, outputs) = (images * self.side.pow(2), images * self.depthwise.outputs.pow(2));
+        let input_positions = images * self.side.pow(2);
+        let output_positions = images * self.depthwise.output_side.pow(2);
         match &self.expand {
             None => self.depthwise.record(device, images, input, filtered)?,
             Some(expand) => {
-                expand.record(device, inputs, input, None, expanded)?;
+                expand.record(device, input_positions, input, None, expanded)?;
                 self.depthwise.record(device, images, expanded, filtered)?;
             }
         }
-        self.project.record(device, outputs, filtered, self.adds_input.then_some(input), output)
+        self.project.record(device, output_positions, filtered, self.adds_input.then_some(input), output)
     }
 }
 
 impl Activations {
-    /// Memory for batches of up to `images` images.
-    fn new(device: &Device, images: usize, network: &Network) -> Result<Self> {
+    /// Memory for batches of up to `max_batch` images.
+    fn new(device: &Device, max_batch: usize, network: &Network) -> Result<Self> {
         // All layers share the buffers, so each has the length of its longest activation: values per image.
         let (mut pixels, mut expanded) = (network.stem.side.pow(2) * STEM, network.positions() * FEATURES);
         let mut filtered = 0;
         for (bottleneck, shape) in network.bottlenecks.iter().zip(bottlenecks()) {
-            let (inputs, outputs) = (bottleneck.side.pow(2), bottleneck.depthwise.outputs.pow(2));
-            pixels = pixels.max(outputs * padded(shape.output));
-            filtered = filtered.max(outputs * shape.inner);
+            let output_positions = bottleneck.depthwise.output_side.pow(2);
+            pixels = pixels.max(output_positions * padded(shape.output));
+            // Inner channels are multiples of 16 already; `Depthwise::new` checks it.
+            filtered = filtered.max(output_positions * shape.inner);
             if shape.expands() {
-                expanded = expanded.max(inputs * shape.inner);
+                expanded = expanded.max(bottleneck.side.pow(2) * shape.inner);
             }
         }
-        let buffer = |values: usize| device.zeros(images * values / 8);
+        let buffer = |values: usize| device.zeros(max_batch * values / CHUNK_CHANNELS);
         Ok(Activations {
             pixels: [buffer(pixels)?, buffer(pixels)?],
             expanded: buffer(expanded)?,

@@ -11,19 +11,19 @@
 //! |---|---|
 //! | 8 | `OMNIGLT1` |
 //! | 2, 2, 2 | side of a drawing in pixels, drawings per character, number of alphabets |
-//! | per alphabet: 1, 2 | split (0 background, 1 evaluation), number of characters |
-//! | - 1, 4 | bytes of the name, bytes of the stream |
-//! | - the name | UTF-8 |
+//! | per alphabet: 1, 2 | half of the data set (0 background, 1 evaluation), number of characters |
+//! | per alphabet: 1, 4 | length of the name in bytes, length of the stream in bytes |
+//! | per alphabet: as many | the name, UTF-8 |
 //! | the streams, one per alphabet | zlib: the drawings, character by character |
 //!
 //! A drawing consists of strips of eight columns, from left to right; a strip has one byte per row, from top to bottom.
 //!
 //! Opening reads only the table of alphabets. An alphabet is unpacked when one of its drawings is first needed: a demo
-//! needs a few characters and not the 45 MB of all alphabets. Unpacking everything takes about a tenth of a second. The
+//! needs a few characters and not the 48 MB of all alphabets. Unpacking everything takes about a tenth of a second. The
 //! file is treated as untrusted: every length is checked before it is used, sizes before anything is allocated.
 
 use std::io::Read;
-use std::ops::Range;
+use std::ops::RangeInclusive;
 use std::sync::{LazyLock, OnceLock};
 
 use flate2::bufread::ZlibDecoder;
@@ -34,7 +34,7 @@ use crate::drawing::Bitmap;
 const MAGIC: &[u8; 8] = b"OMNIGLT1";
 /// The largest side of a drawing that is allowed; Omniglot's is 105.
 const MAX_SIDE: usize = 512;
-/// The most bytes an alphabet may unpack to; the largest of Omniglot takes 1.7 MB.
+/// The most bytes an alphabet may unpack to; the largest of Omniglot takes 1.6 MB.
 const MAX_UNPACKED: usize = 64 << 20;
 /// The largest compression factor of deflate; a stream that claims more is refused unread.
 const MAX_DEFLATE_RATIO: usize = 1032;
@@ -120,7 +120,7 @@ pub enum OmniglotError {
     Damaged {
         /// The alphabet's name.
         alphabet: String,
-        /// The error of the decompressor.
+        /// What is wrong.
         reason: String,
     },
     /// There is no such character.
@@ -158,7 +158,7 @@ pub struct Character<'a> {
     /// The name within the alphabet: `character01`.
     pub name: String,
     /// The half of the data that it belongs to.
-    pub split: OmniglotHalf,
+    pub half: OmniglotHalf,
     /// The index of the alphabet's stream.
     stream: usize,
     /// The index of the character in its alphabet, from 0.
@@ -169,7 +169,7 @@ pub struct Character<'a> {
 #[derive(Debug)]
 struct PackedAlphabet<'a> {
     /// The name, for errors.
-    alphabet: &'a str,
+    name: &'a str,
     /// The stream.
     packed: &'a [u8],
     /// The bytes of all drawings of the alphabet.
@@ -193,8 +193,9 @@ impl Omniglot<'static> {
         EMBEDDED.as_ref().map_err(Clone::clone)
     }
 
-    /// Four alphabets that every program contains: 77 characters of the half [`OmniglotHalf::Evaluation`] in the split
-    /// `test`, and 22 of the other half in the split `val`.
+    /// Four alphabets that every program contains: 77 characters of the evaluation half, which are in the test split of
+    /// [`Split::omniglot`](crate::split::Split::omniglot), and 22 of the background half, which are in its validation
+    /// split.
     pub fn sample() -> &'static Self {
         &SAMPLE
     }
@@ -204,14 +205,13 @@ impl<'a> Omniglot<'a> {
     /// Reads the table of a packed file; drawings are unpacked when they are needed.
     pub fn open(bytes: &'a [u8]) -> Result<Self, OmniglotError> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(OmniglotError::Magic)?;
-        // The upper ends are excluded. These limits are generous; they keep products of counts far from overflow.
-        let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..MAX_SIDE + 1)?;
-        let drawings_per_character = check_range("drawings per character", read_u16(&mut rest)?, 1..257)?;
-        let alphabets = check_range("the number of alphabets", read_u16(&mut rest)?, 1..1025)?;
-        // Bytes of all drawings of a character: whole strips of eight columns with one byte per row.
-        let character_length = side.div_ceil(8) * side * drawings_per_character;
+        // These limits are generous; they keep products of counts far from overflow.
+        let side = check_range("the side of a drawing", read_u16(&mut rest)?, 1..=MAX_SIDE)?;
+        let drawings_per_character = check_range("drawings per character", read_u16(&mut rest)?, 1..=256)?;
+        let alphabets = check_range("the number of alphabets", read_u16(&mut rest)?, 1..=1024)?;
+        let character_length = drawing_length(side) * drawings_per_character;
         let table = (0..alphabets)
-            .map(|alphabet| AlphabetEntry::read(&mut rest, alphabet))
+            .map(|index| AlphabetEntry::read(&mut rest, index))
             .collect::<Result<Vec<_>, OmniglotError>>()?;
         let streams = table
             .iter()
@@ -240,9 +240,9 @@ impl<'a> Omniglot<'a> {
     }
 
     /// The indices of the characters of one half.
-    pub fn characters_of(&self, split: OmniglotHalf) -> impl Iterator<Item = usize> {
+    pub fn characters_of(&self, half: OmniglotHalf) -> impl Iterator<Item = usize> {
         let numbered = self.characters.iter().enumerate();
-        numbered.filter(move |(_, character)| character.split == split).map(|(index, _)| index)
+        numbered.filter(move |(_, character)| character.half == half).map(|(index, _)| index)
     }
 
     /// Drawing `n` of the character with index `character` in [`Omniglot::characters`], both from 0. Unpacks its
@@ -256,38 +256,41 @@ impl<'a> Omniglot<'a> {
             return Err(OmniglotError::NoDrawing { given: n, most: self.drawings_per_character - 1 });
         }
         let drawings = self.streams[stream].drawings()?;
-        // A drawing is whole strips of eight columns, each with one byte per row.
-        let length = self.side.div_ceil(8) * self.side;
+        let length = drawing_length(self.side);
         let start = (index_in_alphabet * self.drawings_per_character + n) * length;
         let strips = &drawings[start..start + length];
         Ok(Bitmap::from_strips(self.side, self.side, strips).expect("the length is that of the size"))
     }
 }
 
+/// Bytes of a drawing: whole strips of eight columns, each with one byte per row.
+fn drawing_length(side: usize) -> usize {
+    side.div_ceil(8) * side
+}
+
 /// An entry of the table of alphabets.
 struct AlphabetEntry<'a> {
-    split: OmniglotHalf,
+    half: OmniglotHalf,
     character_count: usize,
     /// Bytes of the stream.
     stream_length: usize,
-    /// The name.
-    alphabet: &'a str,
+    name: &'a str,
 }
 
 impl<'a> AlphabetEntry<'a> {
-    /// Reads an entry from the start of `rest`, and moves `rest` behind it. `alphabet` is its index, for errors.
-    fn read(rest: &mut &'a [u8], alphabet: usize) -> Result<Self, OmniglotError> {
-        let [split] = read_array(rest)?;
-        let split = match check_range("the split of an alphabet", split.into(), 0..2)? {
+    /// Reads an entry from the start of `rest`, and moves `rest` behind it. `index` is that of the alphabet, for errors.
+    fn read(rest: &mut &'a [u8], index: usize) -> Result<Self, OmniglotError> {
+        let [half] = read_array(rest)?;
+        let half = match check_range("the half of an alphabet", half.into(), 0..=1)? {
             0 => OmniglotHalf::Background,
             _ => OmniglotHalf::Evaluation,
         };
-        let character_count = check_range("the number of characters", read_u16(rest)?, 1..4097)?;
+        let character_count = check_range("the number of characters", read_u16(rest)?, 1..=4096)?;
         let [name_length] = read_array(rest)?;
         let stream_length = u32::from_le_bytes(read_array(rest)?) as usize;
         let name = take_bytes(rest, name_length.into(), "the name of an alphabet")?;
-        let name = std::str::from_utf8(name).map_err(|_| OmniglotError::Name { alphabet })?;
-        Ok(Self { split, character_count, stream_length, alphabet: name })
+        let name = std::str::from_utf8(name).map_err(|_| OmniglotError::Name { alphabet: index })?;
+        Ok(Self { half, character_count, stream_length, name })
     }
 
     /// Takes the stream of this alphabet from the start of `rest`. `character_length`: bytes of all drawings of a
@@ -301,17 +304,17 @@ impl<'a> AlphabetEntry<'a> {
         // A stream cannot unpack to more than the largest factor of deflate allows.
         let most = MAX_UNPACKED.min(packed.len().saturating_mul(MAX_DEFLATE_RATIO));
         let length = self.character_count.saturating_mul(character_length);
-        let unpacked_length = check_range("the unpacked size of an alphabet", length, 1..most + 1)?;
-        Ok(PackedAlphabet { alphabet: self.alphabet, packed, unpacked_length, unpacked: OnceLock::new() })
+        let unpacked_length = check_range("the unpacked size of an alphabet", length, 1..=most)?;
+        Ok(PackedAlphabet { name: self.name, packed, unpacked_length, unpacked: OnceLock::new() })
     }
 
     /// The characters of the alphabet, whose stream has the index `stream`. Characters are numbered from 1 without
     /// gaps, so the file does not contain their names.
     fn characters(&self, stream: usize) -> impl Iterator<Item = Character<'a>> {
-        let (alphabet, split) = (self.alphabet, self.split);
+        let (alphabet, half) = (self.name, self.half);
         (0..self.character_count).map(move |index_in_alphabet| {
             let name = format!("character{:02}", index_in_alphabet + 1);
-            Character { alphabet, name, split, stream, index_in_alphabet }
+            Character { alphabet, name, half, stream, index_in_alphabet }
         })
     }
 }
@@ -325,7 +328,7 @@ impl PackedAlphabet<'_> {
 
     /// Decompresses the stream, and checks that it has the expected length and no bytes after its end.
     fn unpack(&self) -> Result<Vec<u8>, OmniglotError> {
-        let damaged = |reason: String| OmniglotError::Damaged { alphabet: self.alphabet.into(), reason };
+        let damaged = |reason: String| OmniglotError::Damaged { alphabet: self.name.into(), reason };
         let mut drawings = Vec::with_capacity(self.unpacked_length);
         let mut decoder = ZlibDecoder::new(self.packed);
         // One byte more than expected: a stream that is too long then has a wrong length, and for one that is not, the
@@ -361,11 +364,15 @@ fn read_u16(rest: &mut &[u8]) -> Result<usize, OmniglotError> {
 }
 
 /// Returns a number of the file if it is in the allowed range; `what` it counts, for errors.
-fn check_range(what: &'static str, given: usize, allowed: Range<usize>) -> Result<usize, OmniglotError> {
+fn check_range(
+    what: &'static str,
+    given: usize,
+    allowed: RangeInclusive<usize>,
+) -> Result<usize, OmniglotError> {
     if allowed.contains(&given) {
         return Ok(given);
     }
-    Err(OmniglotError::OutOfRange { what, given, least: allowed.start, most: allowed.end - 1 })
+    Err(OmniglotError::OutOfRange { what, given, least: *allowed.start(), most: *allowed.end() })
 }
 
 #[cfg(test)]
@@ -393,7 +400,7 @@ mod tests {
                     all.drawing(index, number).unwrap()
                 );
             }
-            let split = match character.split {
+            let split = match character.half {
                 OmniglotHalf::Evaluation => &test,
                 OmniglotHalf::Background => &val,
             };
@@ -445,7 +452,7 @@ mod tests {
         assert_eq!(omniglot.characters_of(OmniglotHalf::Evaluation).count(), 659);
         let last = omniglot.characters().last().unwrap();
         assert_eq!(
-            (last.alphabet, last.name.as_str(), last.split),
+            (last.alphabet, last.name.as_str(), last.half),
             ("ULOG", "character26", OmniglotHalf::Evaluation)
         );
         let mut alphabets: Vec<_> = omniglot.characters().iter().map(|c| c.alphabet).collect();

@@ -4,7 +4,7 @@
 //!
 //! The paper takes 350 classes of 600 images at 84 px, half of the classes for meta-training and half for meta-test.
 //! Classes are sorted by name and assigned to the halves alternately. The images of a class are chosen by the seed and
-//! the name of the class; an image that cannot be read is replaced by the next one.
+//! the name of the class; an image that cannot be read is replaced by the next one, if the class has more.
 //!
 //! A class is written to a hidden folder that is renamed when it is complete, and `outliers.json` describes the whole
 //! set. After an interruption, the same command writes the classes that are missing.
@@ -39,7 +39,7 @@ pub enum Candidates {
     /// The classes with these names.
     Named(Vec<String>),
     /// All folders whose classes are in none of the excluded splits.
-    Others,
+    NotExcluded,
 }
 
 /// The options of a set of outliers from ImageNet.
@@ -126,7 +126,7 @@ fn candidates(request: &OutlierRequest<'_>, folders: &BTreeSet<String>) -> Vec<S
     let named = match &request.candidates {
         Candidates::Paper => imagenet_outliers().map(str::to_owned).collect(),
         Candidates::Named(names) => names.clone(),
-        Candidates::Others => {
+        Candidates::NotExcluded => {
             let is_free = |class: &&String| request.exclude.iter().all(|(_, split)| !split.contains(class));
             folders.iter().filter(is_free).cloned().collect()
         }

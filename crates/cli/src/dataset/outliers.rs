@@ -1,7 +1,8 @@
 //! `trueshot dataset outliers`: writes a folder of outliers, images that belong to none of the classes of an episode.
 //! They come from the validation classes of a data set, or from ImageNet.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -17,7 +18,8 @@ use crate::messages::say;
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
-/// The built-in splits whose classes are left out of the outliers from ImageNet, unless `--exclude` names others.
+/// The built-in splits that no chosen class may be in, unless `--exclude` names others: a class in one of them is an
+/// error.
 const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 
 /// Write a folder of outliers
@@ -34,7 +36,8 @@ const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
 /// classes are assigned alternately to DIR/train and DIR/test. DATASET has one folder per class, named by its WordNet
 /// ID (n01514668), directly or in train/.
 ///
-/// Images that cannot be read are replaced by others. If the command is interrupted, run it again to continue.
+/// Images that cannot be read are replaced by others of their class, where it has more than needed. If the command is
+/// interrupted, run it again to continue.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot dataset outliers mini/ -o outliers
@@ -52,11 +55,12 @@ pub struct Arguments {
     /// Take classes of ImageNet that are in none of the splits of --exclude
     #[arg(long, help_heading = "Outliers from ImageNet", conflicts_with_all = ["split_file", "split", "pool", "limit_per_class"])]
     imagenet: bool,
-    /// Use the classes in this text file, one per line, as outliers [default: the 350 classes of the paper; with
-    /// --exclude all that it does not leave out]
+    /// Choose from the classes in this text file, one per line [default: the 350 classes of the paper; with --exclude,
+    /// all classes that are in none of its splits]
     #[arg(long, value_name = "FILE", requires = "imagenet", help_heading = "Outliers from ImageNet")]
     classes: Option<PathBuf>,
-    /// Leave out the classes of these split files or built-in splits [default: miniimagenet, tieredimagenet]
+    /// Choose from the classes that are in none of these split files or built-in splits; with --classes, refuse classes
+    /// that are in one [default: miniimagenet, tieredimagenet]
     #[arg(
         long,
         value_name = "SPLITS",
@@ -65,7 +69,7 @@ pub struct Arguments {
         help_heading = "Outliers from ImageNet"
     )]
     exclude: Option<Vec<PathBuf>>,
-    /// Use N classes, selected by the seed if there are more [default: 350]
+    /// Use N classes, selected by the seed if there are more [default: 350, or all of --classes]
     #[arg(long, value_name = "N", requires = "imagenet", help_heading = "Outliers from ImageNet",
           value_parser = clap::value_parser!(u32).range(2..))]
     classes_count: Option<u32>,
@@ -91,9 +95,10 @@ pub struct Arguments {
 /// Runs `trueshot dataset outliers`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let start = Instant::now();
-    let report = match arguments.imagenet {
-        true => arguments.write_imagenet()?,
-        false => arguments.write_validation_classes()?,
+    let report = if arguments.imagenet {
+        arguments.write_imagenet()?
+    } else {
+        arguments.write_validation_classes()?
     };
     arguments.print(&report, start);
     Ok(())
@@ -123,11 +128,16 @@ impl Arguments {
     /// those of the paper.
     fn write_imagenet(&self) -> anyhow::Result<OutlierReport> {
         let exclude = self.exclude()?;
+        let candidates = self.candidates()?;
+        let default_count = match &candidates {
+            Candidates::Named(names) => names.len(),
+            Candidates::Paper | Candidates::NotExcluded => 350,
+        };
         let request = OutlierRequest {
             source: &self.source,
             output: &self.output,
-            candidates: self.candidates()?,
-            classes: self.classes_count.unwrap_or(350) as usize,
+            candidates,
+            classes: self.classes_count.map_or(default_count, |count| count as usize),
             per_class: self.per_class.unwrap_or(600) as usize,
             size: self.size.unwrap_or(84) as usize,
             fit: self.fit.unwrap_or(FitArgument::Squash).into(),
@@ -144,23 +154,22 @@ impl Arguments {
     /// The classes to choose from.
     fn candidates(&self) -> anyhow::Result<Candidates> {
         let Some(path) = &self.classes else {
-            return Ok(if self.exclude.is_some() { Candidates::Others } else { Candidates::Paper });
+            return Ok(if self.exclude.is_some() { Candidates::NotExcluded } else { Candidates::Paper });
         };
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let names: Vec<String> =
-            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+        let names: BTreeSet<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         anyhow::ensure!(!names.is_empty(), "{} contains no class names", path.display());
-        Ok(Candidates::Named(names))
+        Ok(Candidates::Named(names.into_iter().map(str::to_owned).collect()))
     }
 
-    /// The splits whose classes are left out, each with the file or name that it comes from.
+    /// The splits that no outlier class may be in, each with the file or name that it comes from.
     fn exclude(&self) -> anyhow::Result<Vec<(String, Split)>> {
         let default = || DEFAULT_EXCLUDED.map(PathBuf::from).to_vec();
         let mut splits = Vec::new();
         for path in self.exclude.clone().unwrap_or_else(default) {
             let origin = path.display().to_string();
-            splits.extend(Split::all(Path::new(&path))?.into_iter().map(|split| (origin.clone(), split)));
+            splits.extend(Split::all(&path)?.into_iter().map(|split| (origin.clone(), split)));
         }
         Ok(splits)
     }
@@ -169,13 +178,16 @@ impl Arguments {
     fn print(&self, report: &OutlierReport, start: Instant) {
         if let Some((class, fewest)) = report.short.iter().min_by_key(|(_, images)| images) {
             say!(
-                "warning: {} of {} classes have fewer images than --per-class; '{class}' has the fewest, {fewest}",
+                "warning: {} of {} classes have too few images; '{class}' has the fewest, {fewest}",
                 report.short.len(),
                 report.classes
             );
         }
         if report.unreadable > 0 {
-            say!("warning: {} images could not be read and were replaced by others", report.unreadable);
+            say!(
+                "warning: {} images could not be read; others of their class took their place where it had more",
+                report.unreadable
+            );
         }
         let seconds = start.elapsed().as_secs_f64();
         let kept = match report.kept {

@@ -75,7 +75,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         noise: &configuration.episodes.noise,
         validation: &configuration.validation,
-        parameters: "parameters",
+        parameters_noun: "parameters",
     };
     training.train_on_device(run, &configuration, BackboneTrainee::on_gpu, BackboneTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

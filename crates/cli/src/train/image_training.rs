@@ -198,8 +198,8 @@ pub struct ImageTraining<'a> {
     /// The noise of training episodes.
     pub noise: &'a [NoiseLevels],
     pub validation: &'a ValidationSettings,
-    /// The noun after the number of parameters in the message at the start.
-    pub parameters: &'static str,
+    /// The noun after the number of parameters in the message at the start ("121,000 parameters, seed 1").
+    pub parameters_noun: &'static str,
 }
 
 impl ImageTraining<'_> {
@@ -233,7 +233,7 @@ impl ImageTraining<'_> {
             )?;
             // Release the images that the trainee does not keep.
             drop(datasets);
-            say!("{} {}, seed {seed}", with_separators(count(&trainee)?), self.parameters);
+            say!("{} {}, seed {seed}", with_separators(count(&trainee)?), self.parameters_noun);
             run.train(claim, &mut trainee, training_run)
         })?;
         run.report_and_exit_if_stopped(&outcome, steps);

@@ -92,7 +92,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         noise: &configuration.episodes.noise,
         validation: &configuration.validation,
-        parameters: "parameters",
+        parameters_noun: "parameters",
     };
     training.train_on_device(run, &configuration, JointTrainee::on_gpu, JointTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

@@ -29,7 +29,8 @@ pub struct Arguments {
     own: MamlFlags,
 }
 
-/// Options of MAML.
+/// Options of MAML. They are serialised and override the configuration file, so fields are named like its sections and
+/// keys (`episodes.per_step`).
 #[derive(Args, Serialize)]
 struct MamlFlags {
     #[command(flatten)]
@@ -78,24 +79,26 @@ struct AdaptationFlags {
 /// Runs `trueshot train maml`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { run, options, own } = arguments;
+    // The network has a fixed number of classes, so validation has that of training if it is not given.
+    const AS_IN_TRAINING: usize = 0;
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
-    // The network has a fixed number of classes, so --ways sets those of training and validation.
-    if let Some(ways) = own.episodes.ways {
-        (drawings.validation.ways, photographs.validation.ways) = (ways, ways);
+    (drawings.validation.ways, photographs.validation.ways) = (AS_IN_TRAINING, AS_IN_TRAINING);
+    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    if configuration.validation.ways == AS_IN_TRAINING {
+        configuration.validation.ways = configuration.episodes.ways;
     }
-    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
     configuration.check()?;
-    let (size, tasks, steps) =
+    let (size, per_step, steps) =
         (configuration.pictures.size, configuration.episodes.per_step, configuration.steps);
     let training = ImageTraining {
-        title: format!("MAML on {size} px, {steps} steps of {tasks} tasks"),
+        title: format!("MAML on {size} px, {steps} steps of {per_step} episodes"),
         seed: configuration.seed,
         steps,
         data: &configuration.data,
         pictures: &configuration.pictures,
         noise: &configuration.episodes.noise,
         validation: &configuration.validation,
-        parameters: "parameters",
+        parameters_noun: "parameters",
     };
     training.train_on_device(run, &configuration, MamlTrainee::on_gpu, MamlTrainee::new, |trainee| {
         Ok(trainee.parameters()?.len())

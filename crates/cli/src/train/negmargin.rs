@@ -65,7 +65,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
         pictures: &configuration.pictures,
         noise: &[],
         validation: &configuration.validation,
-        parameters: "parameters of the backbone",
+        parameters_noun: "parameters of the backbone",
     };
     training.train_on_device(
         run,

@@ -242,6 +242,11 @@ fn what_does_not_fit_is_told_apart() {
     refused(evaluate("3", "9"), &["has 8 items", "hint: the largest number of queries that fits is 4"]);
     let ways = folder.maml("m.safetensors", &["--val-ways", "4"]);
     misused(ways, &["validation.ways is 4; allowed: 3, as in training"]);
+    std::fs::write(folder.0.path().join("four.toml"), "[data]\ntrain = \"omniglot\"\n[episodes]\nways = 4\n")
+        .unwrap();
+    let validated = ["--shots", "2", "--queries", "3", "--tasks", "2", "--val-episodes", "5"];
+    let run = ["--steps", "1", "-o", "four.safetensors", "--config", "four.toml"];
+    folder.run(&[&["train", "maml"], &run, &FEW, &validated]).assert().success();
     misused(folder.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
     let embed = ["embed", "omniglot", "--split", "test", "-b", "maml.safetensors", "-o", "test.safetensors"];
     refused_after_reading(folder.run(&[&embed]), &["its architecture is 'maml'; known is 'conv4'"]);

@@ -4,16 +4,17 @@
 //! It is robust against wrong labels because the gradient of a distance has at most length 1, however far away the item
 //! is.
 //!
-//! The paper (Liang et al., CVPR 2022) takes five Newton steps with the diagonal of the Hessian, which is Weiszfeld's
-//! iteration: the next point is the mean of the items, weighted by their inverse distances to the current point. The
-//! full Hessian is that diagonal minus one rank-one term per item, so Woodbury's identity leaves a linear system of the
-//! size of the class (`hessian=full`).
+//! The paper (Liang et al., CVPR 2022) takes five Newton steps with a diagonal matrix in place of the Hessian: `W I`, with
+//! W the sum of the inverse distances. Such a step is that of Weiszfeld's iteration: the next point is the mean of the
+//! items, weighted by their inverse distances to the current point. The full Hessian is `W I` minus one rank-one term
+//! per item, so Woodbury's identity leaves a linear system of the size of the class (`hessian=full`).
 //!
 //! The point is a weighted sum of the items at every step, so the iteration runs on weights and inner products (the
 //! Gram matrix of the class) instead of vectors.
 
 use super::registry::{MethodInfo, Parameter, Parameters};
 use super::{Fitted, Method, weighted_prototypes};
+use crate::cholesky::Cholesky;
 use crate::error::Result;
 use crate::rng::Rng;
 use crate::task::{Gram, Task};
@@ -93,11 +94,13 @@ impl Median {
         let inverse = inverse_distances(gram, weights, self.eps);
         match self.hessian {
             Hessian::Diagonal => normalised(inverse),
-            Hessian::Full => newton_step(gram, weights, &inverse)
+            Hessian::Full => {
+                let next = newton_step(gram, weights, &inverse);
                 // Far from the median, a step with the full Hessian can overshoot and increase the sum of distances;
                 // Weiszfeld's step never does, so it replaces such a step.
-                .filter(|next| self.objective(gram, next) <= self.objective(gram, weights))
-                .unwrap_or_else(|| normalised(inverse)),
+                let improves = self.objective(gram, &next) <= self.objective(gram, weights);
+                if improves { next } else { normalised(inverse) }
+            }
         }
     }
 
@@ -112,7 +115,8 @@ fn inverse_distances(gram: &Gram, weights: &[f32], eps: f32) -> Vec<f32> {
     // |p - h_i|^2 = |p|^2 - 2 <p, h_i> + |h_i|^2; `products` are the <p, h_i>.
     let products = gram.times(weights);
     let squared_norm: f32 = products.iter().zip(weights).map(|(p, w)| p * w).sum();
-    let squared = |(i, p): (usize, &f32)| (squared_norm - 2.0 * p + gram.at(i, i)).max(0.0);
+    // Not `max(0.0)`, which would turn the NaN of a failed Newton step into a distance of 0.
+    let squared = |(i, p): (usize, &f32)| (squared_norm - 2.0 * p + gram.at(i, i)).clamp(0.0, f32::INFINITY);
     products.iter().enumerate().map(squared).map(|squared| (squared + eps * eps).sqrt().recip()).collect()
 }
 
@@ -123,56 +127,34 @@ fn normalised(mut weights: Vec<f32>) -> Vec<f32> {
     weights
 }
 
-/// The weights `[items]` after one Newton step with the full Hessian; `None` if the linear system cannot be solved.
+/// The weights `[items]` after one Newton step with the full Hessian. Far from the median, or if rounding makes the
+/// linear system singular, they can be those of a worse point, or NaN.
 ///
 /// With the inverse distances `w_i` (the argument `inverse`) and their sum W, the gradient is
 /// `g = sum over i of w_i (p - h_i)`, and the Hessian is `W I - V V^T`, where column i of V is `w_i^1.5 (p - h_i)`. By
-/// Woodbury's identity, its inverse is `(I + V (W I - V^T V)^-1 V^T) / W`.
-///
-/// Every vector is stored as its coefficients of the items.
-fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Option<Vec<f32>> {
+/// Woodbury's identity, its inverse is `(I + V (W I - V^T V)^-1 V^T) / W`. Its products with g need inner products of
+/// the `p - h_i` only, and the step takes `O(items^3)`.
+fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Vec<f32> {
     let n = gram.len();
-    let total: f64 = inverse.iter().map(|&w| f64::from(w)).sum();
-    // Coefficient j of direction i, which is p - h_i.
-    let direction = |i: usize, j: usize| f64::from(weights[j]) - if i == j { 1.0 } else { 0.0 };
-    // The inner product of two vectors.
-    let product = |a: &[f64], b: &[f64]| -> f64 {
-        (0..n).map(|i| a[i] * (0..n).map(|j| f64::from(gram.at(i, j)) * b[j]).sum::<f64>()).sum()
-    };
-    let directions: Vec<Vec<f64>> = (0..n).map(|i| (0..n).map(|j| direction(i, j)).collect()).collect();
-    let scale: Vec<f64> = inverse.iter().map(|&w| f64::from(w).powf(1.5)).collect();
-    let gradient: Vec<f64> =
-        (0..n).map(|j| (0..n).map(|i| f64::from(inverse[i]) * directions[i][j]).sum()).collect();
+    let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let (weights, inverse) = (wide(weights), wide(inverse));
+    let total: f64 = inverse.iter().sum();
+    // <p, h_i>, |p|^2, and from them <p - h_i, p - h_j>.
+    let products: Vec<f64> =
+        (0..n).map(|i| (0..n).map(|j| f64::from(gram.at(i, j)) * weights[j]).sum()).collect();
+    let squared_norm = dot(&products, &weights);
+    let inner = |i: usize, j: usize| squared_norm - products[i] - products[j] + f64::from(gram.at(i, j));
     // The system (W I - V^T V) x = V^T g.
-    let mut system: Vec<Vec<f64>> = (0..n)
-        .map(|i| (0..n).map(|j| -scale[i] * scale[j] * product(&directions[i], &directions[j])).collect())
-        .collect();
-    (0..n).for_each(|i| system[i][i] += total);
-    let right: Vec<f64> = (0..n).map(|i| scale[i] * product(&directions[i], &gradient)).collect();
-    let solution = solve(system, right)?;
-    // p - (g + V x) / W; the correction is V x.
-    let step = |j: usize| {
-        let correction: f64 = (0..n).map(|i| scale[i] * solution[i] * directions[i][j]).sum();
-        (f64::from(weights[j]) - (gradient[j] + correction) / total) as f32
-    };
-    Some((0..n).map(step).collect())
-}
-
-/// Solves a symmetric positive definite system `a x = b` by Cholesky decomposition and returns x; `None` if the matrix
-/// is not positive definite.
-fn solve(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Option<Vec<f64>> {
-    let n = b.len();
-    // Decomposes a = L L^T in place and solves L y = b along with it.
-    for i in 0..n {
-        for j in 0..=i {
-            let sum = a[i][j] - (0..j).map(|k| a[i][k] * a[j][k]).sum::<f64>();
-            a[i][j] = if i > j { sum / a[j][j] } else { (sum > 0.0).then(|| sum.sqrt())? };
-        }
-        b[i] = (b[i] - (0..i).map(|k| a[i][k] * b[k]).sum::<f64>()) / a[i][i];
-    }
-    // Solves L^T x = y.
-    for i in (0..n).rev() {
-        b[i] = (b[i] - (i + 1..n).map(|k| a[k][i] * b[k]).sum::<f64>()) / a[i][i];
-    }
-    Some(b)
+    let scale: Vec<f64> = inverse.iter().map(|w| w.powf(1.5)).collect();
+    let (scale, inverse) = (&scale, &inverse);
+    let system = (0..n).flat_map(|i| (0..n).map(move |j| -scale[i] * scale[j] * inner(i, j))).collect();
+    let right = |i: usize| (scale[i] * (0..n).map(|j| inverse[j] * inner(i, j)).sum::<f64>()) as f32;
+    let solution = Cholesky::new(system, n, total).solve(&(0..n).map(right).collect::<Vec<_>>());
+    // The next point is p - (g + V x) / W. Coefficient j of g is `W weights_j - w_j`, and that of V x is
+    // `weights_j <scale, x> - scale_j x_j`.
+    let x = wide(&solution);
+    let scaled = dot(scale, &x);
+    let next = |j: usize| ((inverse[j] + scale[j] * x[j] - weights[j] * scaled) / total) as f32;
+    (0..n).map(next).collect()
 }

@@ -1,8 +1,11 @@
-//! Tests of the methods against naive reference implementations, which work on the vectors in f64.
+//! Tests of the methods against naive reference implementations, which work on the vectors in f64, and of what holds for
+//! every method: ties, order, degenerate tasks.
 //!
-//! [`Problem`] is the support set and the queries that the tests share; trained networks are tested in [`heads`].
+//! [`Problem`] is the support set and the queries that the tests share. Trained networks are tested in [`heads`],
+//! SimpleShot and the transductive methods in [`transductive`].
 
 mod heads;
+mod transductive;
 
 use super::{ItemAssessment, Registry};
 use crate::classifier::Classifier;
@@ -10,6 +13,7 @@ use crate::rng::{Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
 /// A small support set with classes of unequal size, its true labels, and six queries per class.
+#[derive(Clone)]
 struct Problem {
     rows: Vec<Vec<f32>>,
     given: Vec<u32>,
@@ -19,7 +23,8 @@ struct Problem {
 }
 
 impl Problem {
-    /// Classes of the given sizes around different centres; item 2 of every class really belongs to the next class.
+    /// Classes of the given sizes around different centres; item 2 of every class, counted from 0,
+    /// really belongs to the next class.
     fn new(sizes: &[usize], dim: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed, Purpose::Items, 0);
         let mut row = |class: usize| -> Vec<f32> {
@@ -45,6 +50,10 @@ impl Problem {
         Task::new(SupportSet::new(rows, self.given.clone(), self.classes)).with_truth(&self.truth)
     }
 
+    fn queries(&self) -> Queries<'_> {
+        Queries::new(self.queries.iter().map(Vec::as_slice).collect())
+    }
+
     fn members(&self, class: usize) -> Vec<&Vec<f32>> {
         self.rows
             .iter()
@@ -68,8 +77,7 @@ impl Problem {
     }
 
     fn predictions(&self, method: &str) -> Vec<u32> {
-        let queries = Queries::new(self.queries.iter().map(Vec::as_slice).collect());
-        self.fit(method).0.classify(&self.task(), &queries, &mut rng())
+        self.fit(method).0.classify(&self.task(), &self.queries(), &mut rng())
     }
 }
 
@@ -219,6 +227,8 @@ fn nearest_and_matching_classify_by_their_definitions() {
     assert_eq!(problem.predictions("matching"), problem.queries.iter().map(matching).collect::<Vec<u32>>());
 }
 
+/// A hybrid is 0.8 of an item and 0.2 of another one of its class; k-means runs for at most 100 rounds. Both are the
+/// defaults of `rnnp`.
 #[test]
 fn rnnp_is_k_means_over_items_and_hybrids() {
     let problem = Problem::new(&SIZES, 37, 6);
@@ -258,6 +268,7 @@ fn rnnp_is_k_means_over_items_and_hybrids() {
 /// decay (0.001), momentum and dampening (0.9) and learning rate (0.01).
 fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epochs: usize) -> Vec<Vec<f64>> {
     let (dim, mut rng) = (problem.rows[0].len(), rng());
+    // Random weights are uniform in ±1/sqrt(dim).
     let bound = (dim as f32).sqrt().recip();
     let mut start = |class: usize| -> Vec<f64> {
         let members = problem.members(class);
@@ -327,14 +338,14 @@ fn baseline_plus_plus_trains_as_sgd_over_the_vectors_would() {
 
 #[test]
 fn classifying_with_prototype_vectors_and_with_item_products_agree() {
+    // Many seeds and long rows, so that the two are rounded differently somewhere.
     for seed in 0..40 {
         let mut problem = Problem::new(&[5, 5, 5, 5], 300, 100 + seed);
         // Two classes with the same items are tied on every query, and only rounding could tell them apart.
         for item in 0..5 {
             problem.rows[5 + item] = problem.rows[item].clone();
         }
-        let (task, queries) =
-            (problem.task(), Queries::new(problem.queries.iter().map(Vec::as_slice).collect()));
+        let (task, queries) = (problem.task(), problem.queries());
         let products = queries.products(task.support.rows());
         for method in ["protonet", "median", "euclidean", "absolute", "cosine", "rnnp"] {
             let classifier = problem.fit(method).0;
@@ -348,8 +359,7 @@ fn classifying_with_prototype_vectors_and_with_item_products_agree() {
 #[test]
 fn every_method_handles_classes_with_one_item() {
     for sizes in [&[1, 1, 1][..], &[1, 4, 2], &[2, 2]] {
-        let mut problem = Problem::new(sizes, 19, 8);
-        problem.truth = problem.given.iter().map(|&class| Some(class)).collect();
+        let problem = Problem::new(sizes, 19, 8);
         for info in Registry::default().infos().iter().filter(|info| info.is_complete()) {
             let predictions = problem.predictions(info.name);
             assert_eq!(predictions.len(), 6 * sizes.len(), "{}", info.name);
@@ -389,209 +399,12 @@ fn the_order_of_items_does_not_matter() {
         rows: problem.rows.iter().rev().cloned().collect(),
         given: problem.given.iter().rev().copied().collect(),
         truth: problem.truth.iter().rev().copied().collect(),
-        queries: problem.queries.clone(),
-        classes: problem.classes,
+        ..problem.clone()
     };
-    for method in
-        ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "matching", "nearest", "rnnp"]
-            .into_iter()
-            .chain(SIMPLESHOT_AND_TRANSDUCTIVE)
-    {
+    let inductive =
+        ["oracle", "protonet", "median", "euclidean", "absolute", "cosine", "matching", "nearest", "rnnp"];
+    for method in inductive.into_iter().chain(transductive::SIMPLESHOT_AND_TRANSDUCTIVE) {
         assert_eq!(problem.predictions(method), reversed.predictions(method), "{method}");
-    }
-}
-
-/// `simpleshot` and the transductive methods, with every way of centring and scaling rows.
-const SIMPLESHOT_AND_TRANSDUCTIVE: [&str; 14] = [
-    "simpleshot",
-    "simpleshot:centre=none",
-    "simpleshot:metric=euclidean",
-    "laplacianshot",
-    "laplacianshot:centre=support:normalise=none",
-    "laplacianshot:knn=1000",
-    "tim",
-    "tim:centre=support:normalise=none",
-    "bd-cspn",
-    "bd-cspn:centre=support:scale=10",
-    "bd-cspn:normalise=none",
-    "pt-map",
-    "pt-map:normalise=none:lambda=1",
-    "pt-map:normalise=after:centre=support",
-];
-
-/// A task of `tests/easyfsl/scores.json`, which `tests/python/write_easyfsl_scores.py` wrote.
-#[derive(serde::Deserialize)]
-struct EasyfslTask {
-    labels: Vec<u32>,
-    support: Vec<Vec<f32>>,
-    queries: Vec<Vec<f32>>,
-    /// For every method the scores `[queries][classes]` of easyfsl.
-    scores: std::collections::BTreeMap<String, Vec<Vec<f32>>>,
-}
-
-#[test]
-fn scores_are_those_of_easyfsl() {
-    let tasks: Vec<EasyfslTask> =
-        serde_json::from_str(include_str!("../../tests/easyfsl/scores.json")).unwrap();
-    assert_eq!(tasks.len(), 3);
-    for (number, easyfsl) in tasks.iter().enumerate() {
-        let classes = 1 + easyfsl.labels.iter().max().copied().unwrap() as usize;
-        let support = easyfsl.support.iter().map(Vec::as_slice).collect();
-        let task = Task::new(SupportSet::new(support, easyfsl.labels.clone(), classes));
-        let queries = Queries::new(easyfsl.queries.iter().map(Vec::as_slice).collect());
-        let products = queries.products(task.support.rows());
-        assert_eq!(easyfsl.scores.len(), 15);
-        for (method, expected) in &easyfsl.scores {
-            let fitted = Registry::default().parse(method).unwrap().method.fit(&task, &mut rng()).unwrap();
-            let scores = fitted.classifier.scores(&task, &queries, &products);
-            for (query, expected) in expected.iter().enumerate() {
-                for (class, expected) in expected.iter().enumerate() {
-                    // Scores of `simpleshot` are 2 cos - 1, which is largest for the largest cosine.
-                    let score = scores[class][query];
-                    let score = if method.starts_with("simpleshot") { (score + 1.0) / 2.0 } else { score };
-                    let difference = (score - expected).abs();
-                    assert!(difference < 1e-4, "{method}, task {number}: {score} instead of {expected}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn simpleshot_is_the_nearest_mean_of_centred_unit_rows() {
-    let problem = Problem::new(&SIZES, 37, 12);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("train.safetensors");
-    let labels = (0..problem.queries.len()).map(|row| format!("{}", row % 3)).collect();
-    let training = crate::Embeddings::from_rows(problem.queries.concat(), 37, labels).unwrap();
-    training.write(&path).unwrap();
-    let from_file = format!("simpleshot:metric=euclidean:centre={}", path.display());
-    let zero = vec![0.0; 37];
-    let mean = |rows: &[Vec<f32>]| weighted_sum(&rows.iter().collect::<Vec<_>>(), &vec![1.0; rows.len()]);
-    for (method, centre) in [
-        ("simpleshot:metric=euclidean", mean(&problem.rows)),
-        ("simpleshot:metric=euclidean:centre=none", zero),
-        (&from_file, mean(&problem.queries)),
-    ] {
-        let unit = |row: &[f32]| -> Vec<f64> {
-            let centred: Vec<f64> = row.iter().zip(&centre).map(|(&x, c)| f64::from(x) - c).collect();
-            let length = centred.iter().map(|x| x * x).sum::<f64>().sqrt();
-            centred.iter().map(|x| x / length).collect()
-        };
-        let prototype = |class: usize| {
-            let members: Vec<Vec<f64>> = problem.members(class).iter().map(|row| unit(row)).collect();
-            (0..37).map(|d| members.iter().map(|row| row[d]).sum::<f64>() / members.len() as f64).collect()
-        };
-        let prototypes: Vec<Vec<f64>> = (0..SIZES.len()).map(prototype).collect();
-        let nearest = |query: &Vec<f32>| {
-            let distance = |class: &usize| {
-                let pairs = unit(query).into_iter().zip(&prototypes[*class]);
-                pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>()
-            };
-            (0..SIZES.len()).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap() as u32
-        };
-        let expected: Vec<u32> = problem.queries.iter().map(nearest).collect();
-        assert_eq!(problem.predictions(method), expected, "{method}");
-    }
-}
-
-#[test]
-fn a_centre_of_another_dimension_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("train.safetensors");
-    let labels = ["a", "a", "b"].map(str::to_string).to_vec();
-    crate::Embeddings::from_rows(vec![0.5; 3 * 4], 4, labels).unwrap().write(&path).unwrap();
-    let problem = Problem::new(&[2, 2], 5, 13);
-    for name in ["simpleshot", "laplacianshot", "tim", "bd-cspn", "pt-map"] {
-        let method = Registry::default().parse(&format!("{name}:centre={}", path.display())).unwrap().method;
-        let error = method.fit(&problem.task(), &mut rng()).err().unwrap();
-        let message = error.to_string();
-        assert!(message.contains("the rows have 5 dimensions") && message.ends_with("have 4"), "{message}");
-        assert_eq!(error.hint().unwrap(), "embed both with the same backbone");
-    }
-}
-
-#[test]
-fn the_order_of_queries_changes_only_the_order_of_answers() {
-    let problem = Problem::new(&SIZES, 37, 14);
-    let reversed = Problem {
-        rows: problem.rows.clone(),
-        given: problem.given.clone(),
-        truth: problem.truth.clone(),
-        queries: problem.queries.iter().rev().cloned().collect(),
-        classes: problem.classes,
-    };
-    for method in SIMPLESHOT_AND_TRANSDUCTIVE {
-        let predictions: Vec<u32> = reversed.predictions(method).into_iter().rev().collect();
-        assert_eq!(problem.predictions(method), predictions, "{method}");
-    }
-}
-
-#[test]
-fn transductive_methods_use_the_other_queries() {
-    let problem = Problem::new(&[2, 2, 2, 2], 12, 15);
-    for method in ["laplacianshot:lambda=3", "tim:steps=200", "bd-cspn", "pt-map"] {
-        let scores = |queries: &[Vec<f32>]| {
-            let queries = Queries::new(queries.iter().map(Vec::as_slice).collect());
-            let task = problem.task();
-            let products = queries.products(task.support.rows());
-            problem.fit(method).0.scores(&task, &queries, &products)
-        };
-        let (together, alone) = (scores(&problem.queries), scores(&problem.queries[..1]));
-        let differs = together.iter().zip(&alone).any(|(a, b)| (a[0] - b[0]).abs() > 1e-3);
-        assert!(differs, "{method}: the first query has the same scores with and without the others");
-    }
-}
-
-#[test]
-fn transductive_methods_never_predict_a_class_without_items() {
-    let mut problem = Problem::new(&[3, 3, 3], 11, 16);
-    problem.given.iter_mut().filter(|given| **given == 1).for_each(|given| *given = 2);
-    for method in SIMPLESHOT_AND_TRANSDUCTIVE.iter().filter(|name| !name.starts_with("simpleshot")) {
-        let predictions = problem.predictions(method);
-        assert!(predictions.iter().all(|&prediction| prediction != 1), "{method}: {predictions:?}");
-        // With all queries as neighbours of each other, one class can take all of them.
-        let has_both = predictions.contains(&0) && predictions.contains(&2);
-        assert!(has_both || method.ends_with("knn=1000"), "{method}: {predictions:?}");
-    }
-}
-
-#[test]
-fn degenerate_tasks_get_answers() {
-    let problem = |sizes: &[usize], dim| Problem::new(sizes, dim, 17);
-    let mut no_queries = problem(&[2, 3], 9);
-    no_queries.queries.clear();
-    let mut one_query = problem(&[2, 3], 9);
-    one_query.queries.truncate(1);
-    let mut identical = problem(&[3, 3, 3], 9);
-    let row = identical.rows[0].clone();
-    identical.rows.iter_mut().chain(&mut identical.queries).for_each(|other| *other = row.clone());
-    let mut zeros = problem(&[1, 2], 9);
-    zeros.rows.iter_mut().chain(&mut zeros.queries).for_each(|row| row.fill(0.0));
-    let mut negative = problem(&[2, 2], 9);
-    negative.rows.iter_mut().chain(&mut negative.queries).flatten().for_each(|value| *value = -*value);
-    let mut huge = problem(&[2, 2], 9);
-    huge.rows.iter_mut().chain(&mut huge.queries).flatten().for_each(|value| *value *= 1e15);
-    let mut no_items = problem(&[1, 1], 9);
-    (no_items.rows, no_items.given, no_items.truth) = (vec![], vec![], vec![]);
-    let tasks =
-        [no_queries, one_query, identical, zeros, negative, huge, problem(&[4], 9), problem(&[1, 1, 1], 1)];
-    for (number, problem) in tasks.iter().enumerate() {
-        for method in SIMPLESHOT_AND_TRANSDUCTIVE {
-            let predictions = problem.predictions(method);
-            assert_eq!(predictions.len(), problem.queries.len(), "{method}, task {number}");
-            let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
-            let task = problem.task();
-            if queries.is_empty() {
-                continue;
-            }
-            let scores =
-                problem.fit(method).0.scores(&task, &queries, &queries.products(task.support.rows()));
-            assert!(scores.iter().flatten().all(|score| score.is_finite()), "{method}, task {number}");
-        }
-    }
-    for method in SIMPLESHOT_AND_TRANSDUCTIVE.iter().filter(|name| !name.starts_with("simpleshot")) {
-        assert_eq!(no_items.predictions(method).len(), 12, "{method}");
     }
 }
 

@@ -14,8 +14,10 @@ use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::{Error, Result};
 
-/// Eight channels as 16-bit floats.
-pub(super) type Chunk = [u16; 8];
+/// Channels in a [`Chunk`].
+pub(super) const CHUNK_CHANNELS: usize = 8;
+/// Adjacent channels of a position, as 16-bit floats.
+pub(super) type Chunk = [u16; CHUNK_CHANNELS];
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -88,7 +90,7 @@ impl Stem {
         output: &Buffer<Chunk>,
     ) -> Result<()> {
         let strips = self.side.div_ceil(STRIP);
-        let units = images * self.side * strips * (STEM / 8);
+        let units = images * self.side * strips * (STEM / CHUNK_CHANNELS);
         let shape = StemShape {
             units: units as i32,
             size: self.size as i32,
@@ -115,7 +117,7 @@ pub(super) struct Depthwise {
     /// Height and width of the input.
     side: usize,
     /// Height and width of the output.
-    pub outputs: usize,
+    pub output_side: usize,
     margin: usize,
 }
 
@@ -143,7 +145,7 @@ impl Depthwise {
         weights: &[f32],
         bias: &[f32],
     ) -> Result<Self> {
-        let (outputs, margin) = same_padding(side, kernel, stride);
+        let (output_side, margin) = same_padding(side, kernel, stride);
         let (taps, channels) = (kernel * kernel, bias.len());
         assert!(channels % 16 == 0, "{channels} channels");
         let ordered: Vec<f32> = (0..taps)
@@ -157,7 +159,7 @@ impl Depthwise {
             other => unreachable!("kernel and stride {other:?}"),
         };
         let (weights, bias) = (device.upload(&ordered)?, device.upload(bias)?);
-        Ok(Depthwise { weights, bias, kernel: name, channels, side, outputs, margin })
+        Ok(Depthwise { weights, bias, kernel: name, channels, side, output_side, margin })
     }
 
     /// Launches the kernel for the activations of `images` images.
@@ -168,16 +170,16 @@ impl Depthwise {
         input: &Buffer<Chunk>,
         output: &Buffer<Chunk>,
     ) -> Result<()> {
-        let (strips, chunks) = (self.outputs.div_ceil(STRIP), self.channels / 8);
-        let units = images * self.outputs * strips * chunks;
+        let (strips, chunks) = (self.output_side.div_ceil(STRIP), self.channels / CHUNK_CHANNELS);
+        let units = images * self.output_side * strips * chunks;
         let shape = DepthwiseShape {
             units: units as i32,
             side: self.side as i32,
-            outputs: self.outputs as i32,
+            outputs: self.output_side as i32,
             margin: self.margin as i32,
             by_chunks: Divider::new(chunks),
             by_strips: Divider::new(strips),
-            by_outputs: Divider::new(self.outputs),
+            by_outputs: Divider::new(self.output_side),
         };
         let arguments: [&dyn Argument; 5] = [input, &self.weights, &self.bias, output, &Value(shape)];
         device.launch(Queue::Main, self.kernel, grid_of(units), &arguments)
@@ -306,7 +308,7 @@ pub(super) fn record_mean(
     input: &Buffer<Chunk>,
     output: &Buffer<f32>,
 ) -> Result<()> {
-    let chunks = channels / 8;
+    let chunks = channels / CHUNK_CHANNELS;
     let grid = Grid::new(chunks.div_ceil(32), 32).rows(images);
     let arguments: [&dyn Argument; 4] = [input, output, &Value(positions as i32), &Value(chunks as i32)];
     device.launch(Queue::Main, "efficientnet_mean", grid, &arguments)

@@ -1,14 +1,19 @@
 //! The backward pass of MAML through the steps of the adaptation ([`Group::propagate`]): Hessian-vector products of the
 //! support sets' losses (`kernels/tangent.cu`).
 //!
-//! A step of the adaptation is `θ' = θ - rate g(θ)`, with g the gradient of the support set's loss. A gradient v with
-//! respect to θ' becomes `v - rate H v` with respect to θ, where H is the derivative of g. H v is the tangent of the
-//! support set's forward and backward pass along the direction v: the derivative of everything that the pass computes,
-//! if the parameters move along v. The tangent of a convolution is a sum of two, because `(y * w)' = y' * w + y * w'`.
-//! In code, `t_` marks a tangent.
+//! A step of the adaptation changes the parameters θ to `θ₁ = θ - rate g(θ)`, with g the gradient of the support set's
+//! loss. A gradient v with respect to θ₁ becomes `v - rate H v` with respect to θ, where H is the derivative of g. H v
+//! is the tangent of g along the direction v: the derivative of everything that the support set's forward and backward
+//! pass computes, if the parameters move along v. A prime marks a tangent in formulas. That of a convolution of y with
+//! the filters w is a sum of two terms, `(y * w)' = y' * w + y * w'`.
+//!
+//! In code, `pass` holds the values of a step of the adaptation, and `tangent` their tangents, in memory of the same
+//! layout ([`PassMemory`]): `tangent.weights` is the direction. `t_` marks single tangents. As in the rest of the
+//! module, z is the output of a convolution, y that of a block, and `d` a gradient of the loss. Block 1 has fields of
+//! its own; the index of a block counts from block 2, which has index 0.
 //!
 //! The structures with `repr(C)` are arguments of kernels, with the fields of the structures of the same name in
-//! `kernels/tangent.cu`. They hold addresses; pairs are the value and its tangent.
+//! `kernels/tangent.cu`. They hold addresses; pairs are a value and its tangent, if nothing else is said.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::conv4::{BLOCKS, WIDTH};
@@ -21,7 +26,8 @@ use crate::conv4::network::{FirstShape, PoolShape, pool_grid};
 use crate::driver::{Argument, Grid, Queue, Value};
 use crate::error::Result;
 
-/// Statistics, norm and filters of block 1, or their tangents (`FirstNorm`).
+/// Statistics, norm and filters of block 1, or their tangents (`FirstNorm`). Of the tangents, `filters` are those of
+/// the filters multiplied by the scale of batch norm, as the kernel applies them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct FirstNorm {
@@ -56,6 +62,7 @@ struct NormTangentPlanes {
 struct NormTangentSums {
     sums: [u64; 2],
     d_sums: [u64; 2],
+    /// Gamma and beta, a pair of values.
     gamma_and_beta: [u64; 2],
     /// The tangents of gamma and beta.
     tangents: [u64; 2],
@@ -83,8 +90,8 @@ impl ClassifierPlanes {
     }
 }
 
-/// Bytes of shared memory of `first_forward_tangent`: the filters of block 1 and their tangents (3 rows of 8 groups of
-/// 8 channels, 8 bytes for each of 32 lanes), and three numbers per channel.
+/// Bytes of shared memory of `first_forward_tangent`, which it also calls `FIRST_TANGENT_SHARED`: the filters of block 1
+/// and their tangents (3 rows of 8 groups of 8 channels, 8 bytes for each of 32 lanes), and three numbers per channel.
 const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
 
 impl Group<'_> {
@@ -93,8 +100,8 @@ impl Group<'_> {
     pub fn propagate(&self, step: usize, rate: f32) -> Result<()> {
         let (pass, tangent) = (&self.memory.steps[step], &self.memory.tangents[step]);
         // The direction is v times a factor that depends on its largest absolute value, so that the tangents, which are
-        // 16-bit floats, are about as large as the values they belong to. The kernel that writes the new v also finds
-        // the maximum for the next call.
+        // 16-bit floats, are about as large as the values they belong to; `propagate_gradients` divides by it. That
+        // kernel also finds the maximum of the new v for the next call.
         let back = self.memory.steps.len() - 1 - step;
         let (maximum, next) = (self.memory.maxima.plus(back), self.memory.maxima.plus(back + 1));
         let arguments: [&dyn Argument; 5] = [
@@ -107,6 +114,7 @@ impl Group<'_> {
         self.launch(Queue::Main, "pack_direction", self.element_grid(), &arguments)?;
         self.direction_convolutions(pass, tangent)?;
         self.forward_tangent(pass, tangent)?;
+        // Shared memory: the partial sums of 8 warps and the tangents of the logits, per class.
         let grid = Grid::new(pass.images.count, 256).shared(9 * self.size.ways * size_of::<f32>());
         let arguments: [&dyn Argument; 5] = [
             &Value(ClassifierPlanes::new(pass)),
@@ -130,8 +138,10 @@ impl Group<'_> {
         self.launch(Queue::Main, "propagate_gradients", self.element_grid(), &arguments)
     }
 
-    /// The terms of the tangents that are convolutions with the filters of the direction. They depend on nothing else,
-    /// so they run on the side queue; the other terms are added later.
+    /// Starts the terms of all tangents that are convolutions with the filters of the direction: of the input of each
+    /// block in the forward pass, and of the gradient of its output in the backward pass. They need the pass but no
+    /// tangent, so all of them start now, on the side queue; [`forward_tangent`](Group::forward_tangent) and
+    /// [`backward_tangent`](Group::backward_tangent) add the other terms.
     fn direction_convolutions(&self, pass: &PassMemory, tangent: &PassMemory) -> Result<()> {
         let (activations, tangents) = (&pass.activations, &tangent.activations);
         self.device.fork()?;
@@ -160,12 +170,12 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// The sums and parameters of the batch norm of block 1 to 3 (blocks 2 to 4 in text).
-    fn norm_sums(&self, pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentSums {
-        let at = (block - 1) * 2 * WIDTH;
+    /// The sums and parameters of the batch norm of block 2 (index 0) to 4 (2).
+    fn norm_sums(&self, pass: &PassMemory, tangent: &PassMemory, index: usize) -> NormTangentSums {
+        let at = index * 2 * WIDTH;
         let both = |of: &dyn Fn(&PassMemory) -> u64| [of(pass), of(tangent)];
         let parameters = |pass: &PassMemory| {
-            let (gamma, beta) = self.norm_parameters(pass.weights.parameters, block);
+            let (gamma, beta) = self.norm_parameters(pass.weights.parameters, index + 1);
             [gamma.address(), beta.address()]
         };
         NormTangentSums {
@@ -176,9 +186,9 @@ impl Group<'_> {
         }
     }
 
-    /// The planes of the batch norm of block 1 to 3 (blocks 2 to 4 in text).
-    fn norm_planes(pass: &PassMemory, tangent: &PassMemory, block: usize) -> NormTangentPlanes {
-        let (own, tangent) = (&pass.activations.blocks[block - 1], &tangent.activations.blocks[block - 1]);
+    /// The planes of the batch norm of block 2 (index 0) to 4 (2).
+    fn norm_planes(pass: &PassMemory, tangent: &PassMemory, index: usize) -> NormTangentPlanes {
+        let (own, tangent) = (&pass.activations.blocks[index], &tangent.activations.blocks[index]);
         NormTangentPlanes {
             z: [own.z.address(), tangent.z.address()],
             dy: [own.dy.address(), tangent.dy.address()],
@@ -220,8 +230,8 @@ impl Group<'_> {
             self.convolve(Queue::Main, count, side, &convolution)?;
             let pool = PoolShape::new(count, side, side / 2);
             let arguments: [&dyn Argument; 5] = [
-                &Value(Self::norm_planes(pass, tangent, index + 1)),
-                &Value(self.norm_sums(pass, tangent, index + 1)),
+                &Value(Self::norm_planes(pass, tangent, index)),
+                &Value(self.norm_sums(pass, tangent, index)),
                 &block.y,
                 &block.normalised,
                 &Value(pool),
@@ -256,15 +266,17 @@ impl Group<'_> {
         self.device.join()
     }
 
-    /// Starts the backward pass of the tangents of block 2 (0) to 4 (2).
+    /// Starts the backward pass of the tangents of block 2 (index 0) to 4 (2).
     fn block_backward_tangent(&self, pass: &PassMemory, tangent: &PassMemory, index: usize) -> Result<()> {
         let (count, side) = (pass.images.count, self.size.shape.side(index + 1));
         let (activations, tangents) = (&pass.activations, &tangent.activations);
         let (block, t_block) = (&activations.blocks[index], &tangents.blocks[index]);
+        // Rounded up: if the side is odd, the last row and column are in no window of the maximum pooling, but the batch
+        // norm before it has gradients there.
         let pool = PoolShape::new(count, side, side.div_ceil(2));
         let arguments: [&dyn Argument; 4] = [
-            &Value(Self::norm_planes(pass, tangent, index + 1)),
-            &Value(self.norm_sums(pass, tangent, index + 1)),
+            &Value(Self::norm_planes(pass, tangent, index)),
+            &Value(self.norm_sums(pass, tangent, index)),
             &t_block.dz,
             &Value(pool),
         ];

@@ -21,7 +21,7 @@ pub struct Margin {
 /// weight (`d_weight`, `[C, D]`).
 ///
 /// # Panics
-/// If the shapes disagree or a target is not below C.
+/// If the shapes disagree, a target is not below C, or there are no rows.
 pub fn cosine_margin<T: Real>(
     features: &[T],
     weight: &[T],
@@ -33,6 +33,7 @@ pub fn cosine_margin<T: Real>(
     let rows = targets.len();
     let dim = features.len() / rows;
     let classes = weight.len() / dim;
+    assert_eq!(d_weight.len(), weight.len(), "a gradient of the shape of the weight");
     // Forward: cosines are the inner products of unit vectors.
     let (unit_features, unit_weight) = (UnitRows::of(features, dim), UnitRows::of(weight, dim));
     let features = Matrix::new(&unit_features.rows, rows, dim);
@@ -43,8 +44,8 @@ pub fn cosine_margin<T: Real>(
         logits[target as usize] -= T::from_f64(margin.margin);
         logits.iter_mut().for_each(|logit| *logit *= T::from_f64(margin.scale));
     }
-    // Backward: `logits` now holds the gradient of the logits; times s it is that of the cosines.
     let loss = cross_entropy(&mut logits, targets, T::ONE);
+    // Backward: `logits` now holds the gradient of the logits; times s it is that of the cosines.
     logits.iter_mut().for_each(|d_cosine| *d_cosine *= T::from_f64(margin.scale));
     let d_cosines = Matrix::new(&logits, rows, classes);
     multiply(d_cosines, weight, Write::Set, MatrixMut::new(d_features, rows, dim));

@@ -111,10 +111,12 @@ impl Encoder {
         Encoder { layers, heads: Heads { count: config.heads, width: width / config.heads }, width, hidden }
     }
 
-    /// Initialises the layers so that each adds the mean of a token's class to the token: keys equal queries, so tokens
-    /// that share a position attend to each other; the output projection of attention is the inverse of the value
-    /// projection, so attended tokens are added unchanged; and the feed-forward network starts small. With PyTorch's
-    /// initialisation a class token receives noise instead, and the model spends thousands of steps, or all of them, on
+    /// Initialises the layers so that each adds the mean of a token's class to the token. The tokens are the items of all
+    /// classes and one *class token* per class, which becomes the prototype; every token contains the position embedding
+    /// of its class. Keys equal queries, so tokens with the same position embedding attend to each other: a class token
+    /// to the items of its class. The output projection of attention is the inverse of the value projection, so attended
+    /// tokens are added unchanged. And the feed-forward network starts small. With PyTorch's
+    /// initialisation, a class token receives noise instead, and the model spends thousands of steps, or all of them, on
     /// a plateau where every prototype is the same (docs/results/heads-commands.md).
     pub fn initialise(&self, parameters: &mut [f32], random: &mut dyn FnMut() -> f64) {
         let (width, hidden) = (self.width, self.hidden);
@@ -244,6 +246,7 @@ impl Encoder {
         // Through the feed-forward network, from its output to its input, which is added to the gradient of `middle`.
         layer.feed_forward_out.backward_parameters(&cache.hidden, d_residual, gradient);
         layer.feed_forward_out.backward_input(parameters, d_residual, Write::Set, d_hidden);
+        // Dropout and ReLU in one: a hidden unit is 0 where either of them made it 0.
         dropout.site(site + 2).backward_from_output(&cache.hidden, d_hidden);
         layer.feed_forward_in.backward_parameters(&cache.middle, d_hidden, gradient);
         layer.feed_forward_in.backward_input(parameters, d_hidden, Write::Add, d_half);

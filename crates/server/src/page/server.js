@@ -2,7 +2,7 @@
 
 /** The key of the token in the storage of the browser tab. */
 const TOKEN = "trueshot-token";
-/** Rows per request for predictions, which keeps requests below the limit on bodies. */
+/** Rows per request for predictions. */
 const ROWS_PER_REQUEST = 1000;
 
 /** A refused request, with the server's error and hint as its message. */
@@ -27,7 +27,8 @@ async function ask(path, options = {}, patience = 5) {
     throw new Error("The server cannot be reached. Check that `trueshot serve` is still running.");
   }
   if (response.status === 401) {
-    await newToken();
+    // If the token has changed since the request was sent, the new one may be right.
+    if (token === sessionStorage.getItem(TOKEN)) await newToken();
     return ask(path, options, patience);
   }
   if (response.status === 429 && patience > 0) {
@@ -64,12 +65,16 @@ function newToken() {
 const json = (body, signal) => ({ method: "POST", body, headers: { "content-type": "application/json" }, signal });
 
 /** A request body {rows, ...fields}. Rows are JSON text already: writing the numbers of thousands of rows takes seconds. */
-export const jsonWithRows = (rows, fields = {}) => `{"rows":[${rows.join(",")}]${Object.entries(fields).map(([name, value]) => `,"${name}":${JSON.stringify(value)}`).join("")}}`;
+export function jsonWithRows(rows, fields = {}) {
+  const others = Object.entries(fields).map(([name, value]) => `,"${name}":${JSON.stringify(value)}`);
+  return `{"rows":[${rows.join(",")}]${others.join("")}}`;
+}
 
 /** The version, network, methods and limits of the server. */
 export const about = async () => (await ask("/api/v1")).json();
 
-/** Embeds images [{blob, name}]: {pictures: [{row, image} or {error}]}, in the same order. Rows are JSON text. */
+/** Embeds images [{blob, name}]: {pictures: [{row, image} or {error}]}, in the same order. Rows are JSON text; `image` is a
+ * text with measures of the image, which `audit` takes back in its field `images`. */
 export async function embed(images, signal) {
   const form = new FormData();
   for (const { blob, name } of images) form.append("images", blob, name || "picture");
@@ -82,18 +87,38 @@ export const audit = async (support, certainty, signal) => (await ask(`/api/v1/a
 /** Fits and stores a classifier: its description, with its id. */
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
 
-/** Predicts the classes of rows: {classes, predictions}. */
-export async function predict(id, rows) {
+/** Predicts the classes of rows: {classes, predictions}. Takes several requests for many rows, or if the server refuses a
+ * request as too large. */
+export async function predict(id, rows, perRequest = ROWS_PER_REQUEST) {
   const result = { classes: [], predictions: [] };
-  for (let at = 0; at < rows.length; at += ROWS_PER_REQUEST) {
-    const answer = await (await ask(`/api/v1/classifiers/${id}/predict`, json(jsonWithRows(rows.slice(at, at + ROWS_PER_REQUEST))))).json();
+  for (let at = 0; at < rows.length; at += perRequest) {
+    const part = rows.slice(at, at + perRequest);
+    let answer;
+    try {
+      answer = await (await ask(`/api/v1/classifiers/${id}/predict`, json(jsonWithRows(part)))).json();
+    } catch (error) {
+      if (error.status !== 413 || part.length === 1) throw error;
+      answer = await predict(id, part, Math.ceil(part.length / 2));
+    }
     result.classes = answer.classes;
     result.predictions.push(...answer.predictions);
   }
   return result;
 }
 
-/** The file of a classifier; its removal; whether the server still stores it. */
+/** The file of a classifier. */
 export const download = async (id) => (await ask(`/api/v1/classifiers/${id}/download`)).blob();
+
+/** Removes a classifier. */
 export const remove = (id) => ask(`/api/v1/classifiers/${id}`, { method: "DELETE" });
-export const isKept = async (id) => ask(`/api/v1/classifiers/${id}`).then(() => true, (error) => { if (error.status === 404) return false; throw error; });
+
+/** Whether the server still stores a classifier. */
+export async function isKept(id) {
+  try {
+    await ask(`/api/v1/classifiers/${id}`);
+    return true;
+  } catch (error) {
+    if (error.status === 404) return false;
+    throw error;
+  }
+}

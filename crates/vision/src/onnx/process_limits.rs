@@ -1,6 +1,6 @@
 //! Limits of the worker process on memory and processor time, enforced by the operating system. The worker makes
 //! [`ProcessLimits`] when it starts, and [applies](ProcessLimits::apply) them to itself before it loads the model and
-//! for every image.
+//! whenever another image arrives.
 
 use std::io;
 
@@ -16,9 +16,9 @@ pub struct ProcessLimits {
 
 impl ProcessLimits {
     /// Limits for a worker whose model and stack take `model_bytes`; `memory` and `seconds` as in
-    /// [`ModelProcess`](super::ModelProcess).
+    /// [`ModelProcess`](super::ModelProcess). Also makes this process the first that the system kills if memory runs
+    /// out in spite of the limit.
     pub fn new(model_bytes: u64, memory: u64, seconds: u64) -> Self {
-        // If memory runs out in spite of the limit, the system should kill this process first.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
         ProcessLimits { fixed: model_bytes.saturating_add(data_bytes_in_use()), memory, seconds }
     }
@@ -27,9 +27,10 @@ impl ProcessLimits {
 #[cfg(unix)]
 impl ProcessLimits {
     /// Sets the limits for a number of threads and the number of images they are processing. Processor time counts from
-    /// now on.
+    /// now on, so an image that takes too long is stopped only when no other image has arrived for as long.
     pub fn apply(&self, threads: usize, images: usize) -> io::Result<()> {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        // Only the soft limit is set: a hard limit that was lowered could not be raised for the next image.
         let set = |resource, wanted: u64| {
             let maximum = getrlimit(resource).maximum;
             let current = Some(maximum.map_or(wanted, |maximum| maximum.min(wanted)));

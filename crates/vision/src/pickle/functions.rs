@@ -89,7 +89,7 @@ impl StackMachine {
             }
             // Before protocol 3, a bytearray was pickled as text and the name of its encoding.
             (Function::ByteArrayType, [text, name]) => return self.encode(*text, Some(*name)),
-            _ => return Err(self.malformed("a function of NumPy with arguments that it does not take")),
+            _ => return Err(self.malformed("a function with arguments that it does not take")),
         };
         self.push(node)
     }
@@ -131,6 +131,7 @@ impl StackMachine {
         };
         let big_endian = name.starts_with('>');
         let mut letters = name.trim_start_matches(['<', '>', '|', '=']).chars();
+        // Booleans, integers, unsigned integers, floats, bytes and text.
         let kind = letters.next().filter(|kind| "biufSU".contains(*kind)).ok_or_else(unknown)?;
         let count: usize = letters.as_str().parse().map_err(|_| unknown())?;
         let width = if kind == 'U' { count.checked_mul(4) } else { Some(count) };
@@ -213,7 +214,7 @@ impl StackMachine {
         let &Node::Text(span) = self.node(text) else { return Err(self.malformed("no text to encode")) };
         self.check_decoded_size(span.end - span.start)?;
         let text = self.bytes(span);
-        let text = std::str::from_utf8(&text).unwrap_or_default();
+        let text = std::str::from_utf8(&text).expect("texts were checked to be UTF-8");
         let bytes: Option<Vec<u8>> =
             text.chars().map(|letter| u8::try_from(u32::from(letter)).ok()).collect();
         let bytes = bytes.ok_or_else(|| self.malformed("text that is not Latin-1"))?;

@@ -26,7 +26,7 @@ use trueshot::arrays::{Array, Element};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleError {
-    /// It calls a function.
+    /// It calls a function that is not one of the known ones.
     #[error(
         "it calls {0}; only functions that restore NumPy arrays are known, and no function is ever executed"
     )]
@@ -34,7 +34,7 @@ pub enum PickleError {
     /// It is truncated.
     #[error("it is truncated at byte {0}")]
     Truncated(usize),
-    /// It refers to a value that does not exist.
+    /// It refers to a value that is stored outside the file: a persistent id or an out-of-band buffer.
     #[error("it refers to {0}, which lies outside the file")]
     Outside(&'static str),
     /// It exceeds a limit.
@@ -179,7 +179,10 @@ impl<'a> Value<'a> {
     /// The value as a string; bytes are read as Latin-1, because they may be a string of Python 2.
     pub fn text(self) -> Option<Cow<'a, str>> {
         match *self.node() {
-            Node::Text(span) => std::str::from_utf8(self.pickle.slice(span)).ok().map(Cow::Borrowed),
+            Node::Text(span) => {
+                let text = std::str::from_utf8(self.pickle.slice(span));
+                Some(Cow::Borrowed(text.expect("texts were checked to be UTF-8")))
+            }
             Node::Bytes(span) => {
                 let bytes = self.pickle.slice(span);
                 Some(match std::str::from_utf8(bytes) {

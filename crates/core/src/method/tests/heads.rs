@@ -115,7 +115,7 @@ fn centred_prototypes_classify_as_explicit_vectors_do() {
         (0..4).min_by(|&a, &b| distance(&prototypes[a]).total_cmp(&distance(&prototypes[b]))).unwrap()
     };
     let expected: Vec<u32> = problem.queries.iter().map(|query| nearest(query) as u32).collect();
-    let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
+    let queries = problem.queries();
     assert_eq!(Classifier::Centred(mixture).classify(&task, &queries, &mut rng()), expected);
 }
 
@@ -135,7 +135,7 @@ fn a_training_centre_gives_the_answers_of_rows_that_were_centred_before() {
     let predictions = |method: &TrainedRelabel, problem: &Problem| {
         let task = problem.task();
         let fitted = method.fit(&task, &mut rng()).unwrap();
-        let queries = Queries::new(problem.queries.iter().map(Vec::as_slice).collect());
+        let queries = problem.queries();
         let p_wrong: Vec<f32> =
             fitted.assessments.unwrap().iter().map(|item| item.p_wrong.unwrap()).collect();
         (fitted.classifier.classify(&task, &queries, &mut rng()), p_wrong)
