@@ -12,7 +12,7 @@
 // (pieces of a matrix per lane) as on the GPU, so errors in layouts are found. Races and errors in the order of
 // asynchronous copies are not: only one thread runs at a time, and copies are done at once.
 //
-//   c++ -O2 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
+// To compile it by hand:  c++ -O1 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -84,7 +84,7 @@ fn labels(each: usize) -> Vec<u32> {
     (0..WAYS * each).map(|item| (item / each) as u32).collect()
 }
 
-/// A step in which every fourth item has a wrong label or is an outlier.
+/// A step in which every fourth item truly belongs to a random class, or to none (an outlier).
 fn step(images: StepImages, random: &mut impl FnMut() -> f64) -> JointStep {
     let mut truth = |item: usize, given: u32| match item % 4 {
         3 => Some((random() * (WAYS + 1) as f64) as u32).filter(|&class| class < WAYS as u32),
@@ -100,12 +100,13 @@ fn step(images: StepImages, random: &mut impl FnMut() -> f64) -> JointStep {
     JointStep { rate: 5e-4, keep: 0.999, parts: vec![JointPart { dropout_seed: 1, episodes }], images }
 }
 
-/// Images of the data set for a step, cropped, flipped and changed in colour. Every step has other images.
+/// The images of step number `step`, cropped, flipped and changed in colour. Two steps have different images.
 fn requests(size: usize, step: u32) -> StepImages {
     let request = |i: u32| ImageRequest {
         image: (i * 31 + step * 7) % STORED as u32,
         crop: [1, 2, size as u16 - 5, size as u16 - 4],
         flip: i % 2,
+        // Brightness, contrast, saturation and hue, in this order.
         jitters: 0b11_10_01_00,
         values: [1.05, 0.95, 1.08, 0.3],
     };
@@ -137,6 +138,7 @@ fn measure<H: HeadTraining>(
     let images: Vec<f32> = (0..IMAGES * shape.pixels()).map(|_| (3.4 * (random() - 0.5)) as f32).collect();
     let prepared = step(StepImages::Prepared(images), &mut random);
     let mut training = JointTraining::new(device, options.clone(), &backbone, head()?, None)?;
+    // Fills all slots, because the steps that are timed have no other input.
     for _ in 0..STEP_SLOTS {
         training.run(std::slice::from_ref(&prepared))?;
     }

@@ -12,7 +12,7 @@ mod support;
 use std::time::Instant;
 
 use trueshot_cuda::Device;
-use trueshot_cuda::conv4::{DeviceImages, ImageRequest, StepImages, StepInput};
+use trueshot_cuda::conv4::{DeviceImages, ImageRequest, STEP_SLOTS, StepImages, StepInput};
 use trueshot_cuda::maml::{EvaluationOptions, MamlEvaluation, MamlOptions, MamlTask, MamlTraining};
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::Shape;
@@ -30,8 +30,8 @@ const QUERIES: usize = 15;
 const IMAGES: usize = WAYS * (SHOTS + QUERIES);
 /// Tasks per meta-step.
 const TASKS: usize = 4;
-/// Steps that each figure is the mean of, rounded down to whole calls of 64 steps.
-const REPEATS: usize = 200;
+/// Calls of [`STEP_SLOTS`] steps that each figure is the mean of.
+const CALLS: usize = 3;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -79,6 +79,7 @@ fn measure_evaluation(device: &Device, model: ModelSize) -> Result<(), Failure> 
         image: (i * 31 % count) as u32,
         crop: [0, 0, size as u16, size as u16],
         flip: 0,
+        // Brightness, contrast, saturation and hue, in this order.
         jitters: 0b11_10_01_00,
         values: [1.0, 1.0, 1.0, 0.0],
     };
@@ -153,7 +154,7 @@ fn measure(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
         .map(|_| (0..options.size.shape.pixels()).map(|_| (random() * 256.0) as u8).collect())
         .collect();
     let parameters = initial(options.size, &mut random);
-    let steps: Vec<StepInput> = (0..64).map(|step| step_input(step, count, size)).collect();
+    let steps: Vec<StepInput> = (0..STEP_SLOTS as u32).map(|step| step_input(step, count, size)).collect();
     let new = || -> Result<MamlTraining, Failure> {
         let sources = pixels.iter().map(|pixels| (&pixels[..], size, size));
         let images = DeviceImages::upload(device, sources, [[4.4, -2.1]; 3])?;
@@ -163,10 +164,10 @@ fn measure(device: &Device, options: &MamlOptions) -> Result<(), Failure> {
         let mut training = new()?;
         let mut losses = training.run(&steps)?;
         let start = Instant::now();
-        for _ in 0..REPEATS / 64 {
+        for _ in 0..CALLS {
             losses = training.run(&steps)?;
         }
-        let time = start.elapsed().as_secs_f64() * 1e3 / ((REPEATS / 64) * 64) as f64;
+        let time = start.elapsed().as_secs_f64() * 1e3 / (CALLS * STEP_SLOTS) as f64;
         println!("  last loss {:?}, loss scale {}", losses.last(), training.state()?.scale);
         Ok((time, training.parameters()?))
     };
@@ -198,6 +199,7 @@ fn step_input(step: u32, count: usize, size: usize) -> StepInput {
         image: (i * 31 + step * 7) % count as u32,
         crop: [1, 2, size as u16 - 5, size as u16 - 4],
         flip: i % 2,
+        // Brightness, contrast, saturation and hue, in this order.
         jitters: 0b11_10_01_00,
         values: [1.05, 0.95, 1.08, 0.3],
     };

@@ -26,6 +26,8 @@ const WAYS: usize = 5;
 const SHOTS: usize = 5;
 /// Queries per class.
 const QUERIES: usize = 15;
+/// Scale and shift of pixels in [0, 1] per channel; about those of ImageNet.
+const NORMALISATION: [[f32; 2]; 3] = [[4.4, -2.1]; 3];
 /// Steps, or batches that are embedded, per figure.
 const REPEATS: usize = 400;
 
@@ -47,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let labels: Vec<u32> = (0..WAYS * SHOTS)
         .map(|i| i / SHOTS)
         .chain((0..WAYS * QUERIES).map(|i| i / QUERIES))
-        .map(|c| c as u32)
+        .map(|class| class as u32)
         .collect();
     // Noise, to which the class is added, so that there is something to learn.
     let mut random = random(3);
@@ -64,9 +66,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut pass = TrainingPass::new(shape, options.images());
     let features = pass.forward(&parameters, &images).to_vec();
     let own = training.features()?;
+    // |a - b| / |b|
     let error = |a: &[f32], b: &[f32]| {
-        let d: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-        (d / b.iter().map(|&b| f64::from(b).powi(2)).sum::<f64>()).sqrt()
+        let difference: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        (difference / b.iter().map(|&b| f64::from(b).powi(2)).sum::<f64>()).sqrt()
     };
     println!("features: relative error against the CPU {:.2e}", error(&own, &features));
     let times = time_steps(REPEATS, || training.launch_step(), || device.synchronise())?;
@@ -79,12 +82,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let count = 2000;
     let pixels: Vec<Vec<u8>> =
         (0..count).map(|_| (0..shape.pixels()).map(|_| (random() * 256.0) as u8).collect()).collect();
-    let data = DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;
     // Returns the last losses, milliseconds per step, and the final parameters. Runs of the same seed must have the
     // same bits.
     let run = |seed: u32| -> Result<(Vec<f32>, f64, Vec<f32>), trueshot_cuda::Error> {
-        let data =
-            DeviceImages::upload(&device, pixels.iter().map(|p| (&p[..], size, size)), [[4.4, -2.1]; 3])?;
+        let images = pixels.iter().map(|p| (&p[..], size, size));
+        let data = DeviceImages::upload(&device, images, NORMALISATION)?;
         let mut training = Conv4Training::new(&device, options.clone(), &parameters, Some(data))?;
         let steps: Vec<StepInput> = (0..64u32)
             .map(|step| StepInput {
@@ -96,6 +98,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                             image: (i * 31 + step * 7 + seed) % count as u32,
                             crop: [1, 2, size as u16 - 5, size as u16 - 4],
                             flip: i % 2,
+                            // Brightness, contrast, saturation and hue, in this order.
                             jitters: 0b11_10_01_00,
                             values: [1.05, 0.95, 1.08, 0.3],
                         })
@@ -120,11 +123,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "two runs have the same bits: {}",
         first.iter().zip(&second).all(|(a, b)| a.to_bits() == b.to_bits())
     );
-    drop(data);
 
     // Embedding of 100 images, back to back.
     let bytes: Vec<u8> = pixels[..100].concat();
-    let mut embedding = Conv4Embedding::new(&device, shape, 100, &parameters, [[4.4, -2.1]; 3])?;
+    let mut embedding = Conv4Embedding::new(&device, shape, 100, &parameters, NORMALISATION)?;
     embedding.embed(&bytes)?;
     let start = Instant::now();
     for _ in 0..REPEATS {

@@ -30,6 +30,7 @@ fn steps(options: &NegMarginOptions, random: &mut impl FnMut() -> f64) -> Vec<St
         image: (random() * IMAGES as f64) as u32,
         crop: [1, 2, size - 5, size - 4],
         flip: u32::from(random() < 0.5),
+        // Brightness, contrast, saturation and hue, in this order.
         jitters: 0b11_10_01_00,
         values: [1.05, 0.95, 1.08, 0.3],
     };

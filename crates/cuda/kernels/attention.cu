@@ -4,13 +4,17 @@
 //   logits[k][q] = attention_scale * queries[q] . keys[k],   map = softmax of the logits over the keys k
 //   attended[q] = sum_k dropout(map)[k][q] values[k]
 //
+// q and k are tokens of the episode: every token is a query, a key and a value. (Queries in the sense of few-shot
+// learning, the images to classify, have no tokens.)
+//
 //   qkv                           [tokens][3 width] f32: queries, keys and values, each with its heads one after the
 //                                 other. Width is the width of tokens here, and that of a head below.
-//   map                           [tokens keys][pitch queries] of one head: attention weights; the key is the row
+//   map                           [keys][pitch] of one head, a column per query: attention weights
 //   queries, keys, values, d_out  [tokens][pitch] of one head
 //
 // A head is copied to shared memory if it fits; otherwise the host launches the variants whose names end with _large,
-// which work on global memory (`SharedMemory` in src/tranfs/memory.rs). Sums are f32, without matrix instructions.
+// which work on global memory (`SharedMemory` in src/tranfs/memory.rs; src/tranfs.rs launches the kernels). Sums are
+// f32, without matrix instructions: the rows of a head are short.
 #pragma once
 #include "tranfs.cu"
 
@@ -18,7 +22,7 @@
 
 // One head of one episode: where its numbers are. `pitch` is that of queries, keys and values, in floats.
 struct AttentionHead {
-  int tokens, width, pitch, map_pitch;  // width of the head
+  int tokens, width, pitch, map_pitch;  // width of the head; floats from one row to the next, of the map in map_pitch
   const float *queries, *keys, *values;
   float* map;                           // in shared memory, or `saved` itself
   // The weights before dropout, in global memory, [tokens][saved_pitch]; kept for the backward pass.
@@ -34,8 +38,8 @@ DEVICE float attention_factor(const AttentionHead& a, int key, int query) {
   return dropout_factor(a.mask, a.first_index + (u32)(key * a.saved_pitch + query));
 }
 
-// Copies a head's part of [tokens][from_pitch] to shared memory, as [PARTS][tokens][pitch]. The PARTS parts are
-// `stride` apart (queries, keys, values).
+// Copies a head's part of [tokens][from_pitch] to shared memory, as [PARTS][tokens][pitch]. The PARTS parts (queries,
+// keys, values) are `stride` floats apart in a row. 16 threads per token.
 template <int PARTS>
 DEVICE void copy_head(float* to, int pitch, const float* from, int from_pitch, int stride, int tokens, int width) {
 #pragma unroll 2
@@ -82,7 +86,8 @@ DEVICE float* open_head(const Tranfs& t, const TranfsEpisode& e, int layer, int 
 }
 
 // Calls out(key, query, sum over d of left[query][d] right[key][d]) for all pairs: a lane per query, a warp per key.
-// The first 16 numbers of a query are in registers, which is the whole width of a head in the default network.
+// The first 16 numbers of a query are in registers, which is the whole width of a head in the default network. Lanes
+// after the last query compute it again (`real`) and do not call `out`. Rows of `right` are a.pitch apart.
 template <class Out> DEVICE void for_products(const AttentionHead& a, const float* left, int left_pitch, const float* right, Out out) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
@@ -110,7 +115,8 @@ template <class Out> DEVICE void for_products(const AttentionHead& a, const floa
 }
 
 // Calls out(token, d, sum over i of weights[token * token_step + i * step] rows[i * pitch + d]) for all tokens and d: a
-// lane per token, a warp per two d. The steps choose between a map and its transpose.
+// lane per token, a warp per two d. The steps choose between a map (steps 1, map_pitch: a token is a query, i the keys)
+// and its transpose (steps map_pitch, 1: a token is a key, i the queries).
 template <class Out>
 DEVICE void for_sums(const AttentionHead& a, const float* weights, int token_step, int step, const float* rows, int pitch, Out out) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -146,7 +152,8 @@ template <bool IN_SHARED> DEVICE void attend(const Tranfs& t, int layer) {
   for_products(a, a.queries, a.pitch, a.keys,
                [&](int key, int query, float product) { a.map[key * a.map_pitch + query] = t.attention_scale * product; });
   __syncthreads();
-  // Softmax, eight lanes per query. The map then has the weights after dropout; those before it are saved.
+  // Softmax, eight lanes per query (`part` numbers them). The map then has the weights after dropout; those before it
+  // are saved.
   const int part = threadIdx.x & 7;
   float* d_map = t.d_maps + e.map_start + (long)head * e.tokens * a.saved_pitch;
 #pragma unroll 1
@@ -192,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS) tranfs_attend_la
 //   d_logits[k][q] = attention_scale A (d_map - sum over the keys of A d_map); the sum is out[q] . d_out[q]
 //   d_queries = d_logits^T keys,  d_keys = d_logits queries,  d_values = (A m) d_out
 //
-// Grid: (heads, episodes), 256 threads. Shared memory, if IN_SHARED: five copies of the head (queries, keys, values,
-// d_out, out), two maps (A m and d_logits) and one number per token.
+// d_out is `d_attended` of the head, out is `attended`. Grid: (heads, episodes), 256 threads. Shared memory, if
+// IN_SHARED: five matrices [tokens][pitch] of the head (queries, keys, values, d_out, out), two maps (A m and d_logits)
+// and one number per token. Otherwise A m overwrites the saved weights, each after it was read for the last time.
 template <bool IN_SHARED> DEVICE void attend_backward(const Tranfs& t, int layer) {
   const u32* input = t.current;
   const TranfsEpisode e = episode_of(t, input, blockIdx.y);

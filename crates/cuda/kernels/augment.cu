@@ -127,7 +127,8 @@ DEVICE void apply_jitter(int kind, float value, float* planes, int pixels, int c
   }
 }
 
-// Writes image number `image` of the plane `out`, by one block of AUGMENT_THREADS threads. `scratch` is the memory for
+// The steps from an image of the data set to image number `image` of the plane `out`, in the order of the code: crop
+// and resize, flip, jitters, normalise. By one block of AUGMENT_THREADS threads. `scratch` is the memory for
 // its channels as f32, [channel][size * size], or null if they are in shared memory. Dynamic shared memory: `starts`
 // [2][size] and `weights` [2][size][taps] of the columns and rows, then the channels if `scratch` is null.
 DEVICE void augment_image(const u8* pixels, const SourceImage* sources, ImageRequest request, float* scratch, uint2* out,

@@ -16,6 +16,9 @@
 //                the gradients of beta and gamma.
 //   gamma, beta  [64] f32
 //
+// d_sums of a block are computed by the kernel that writes its dy: the convolution of the block above (BACKWARD_SUMS in
+// convolution.cu), or `sum_feature_gradients` for the last block, whose dy comes from the loss.
+//
 // Fixed point: 64-bit integers with 20 fractional bits (`add_exactly`), so that the order in which thread blocks add
 // their parts does not change the sum.
 //
@@ -27,7 +30,7 @@
 // Sizes of pooling.
 struct PoolShape {
   int side;         // of z
-  int windows;      // per row and column that a thread is started for: side / 2, or ceil(side / 2) in the backward pass
+  int windows;      // per row and column, for which threads are started: side / 2; ceil(side / 2) in the backward pass
   Divider divider;  // by `windows`
   float count;      // pixels of the batch, images * side * side: the number that sums are divided by
 };
@@ -143,7 +146,8 @@ DEVICE void compute_norm_backward(const uint4* z, const i64* sums, const i64* d_
   const Window w = thread_window(shape);
   if (!w.exists) return;
   const int side = shape.side, pitch = side + 1, pooled = side / 2;
-  // Whether the window has a lower row and a right column inside the image, and whether it is pooled.
+  // Whether the window has a lower row and a right column inside the image, and whether it is pooled, so that dy has a
+  // value for it.
   const bool below = 2 * w.row + 1 < side, right = 2 * w.column + 1 < side;
   const bool is_pooled = w.row < pooled && w.column < pooled;
   const long first = plane_position(w.image, 2 * w.row, 2 * w.column, pitch) * 8 + w.chunk;
@@ -171,6 +175,7 @@ DEVICE void compute_norm_backward(const uint4* z, const i64* sums, const i64* d_
       }
     }
     const float factor = scale[c] * inverse_std[c];
+    // From here on, x[pixel] is dz of the pixel.
 #pragma unroll
     for (int pixel = 0; pixel < 4; pixel++) {
       const float direct = is_pooled && argmax == pixel ? d[i] : 0.f;

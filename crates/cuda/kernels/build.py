@@ -31,7 +31,7 @@ PACKAGES = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88", "nvidia-cuda-cr
 # The modules, with the options of nvcc that make them. A binary (cubin) runs on all GPUs of its major version: sm_80 on
 # compute capability 8.x, sm_90a on 9.0 (Hopper), where -DWGMMA adds the kernels with Hopper's matrix instructions. For
 # all other GPUs, the driver compiles compute_80 (PTX, NVIDIA's portable assembly) at the first start. More binaries
-# would make every installation larger. src/images.rs chooses the module for a GPU.
+# would make every installation larger. src/compiled_kernels.rs chooses the module for a GPU.
 TARGETS = {
     "sm_80": ["-cubin", "-gencode=arch=compute_80,code=sm_80"],
     "sm_90a": ["-cubin", "-DWGMMA", "-gencode=arch=compute_90a,code=sm_90a"],

@@ -7,18 +7,26 @@
 // `#endif`.
 //
 // Words that all kernel files use:
-//   plane    the layout of the activations of a batch: images of side x side pixels, each pixel with 64 channels of f16, 128
-//            bytes. A pixel has a "position": that of pixel (row, column) of image n is (n * pitch + row) * pitch +
+//   plane    the layout of the activations of a batch: images of side x side pixels, each with 64 channels of f16 (128
+//            bytes). A pixel has a "position": that of pixel (row, column) of image n is (n * pitch + row) * pitch +
 //            column, with pitch = side + 1: each image is stored with one more row and column than it has pixels. They
-//            are zero and serve as the margin of the image after it (or of the next row), so a tap (one of the 9
-//            weights of a 3x3 filter) is the same shift of the position at every pixel. A buffer has at least pitch + 1 more zero positions before the first and after the last
-//            image.
-//   chunk    8 channels of a position: 16 bytes, one uint4. A position has 8 chunks.
+//            are zero and serve as the margin between this row or image and the next, so a tap (one of the 9 weights
+//            of a 3x3 filter) is the same shift of the position at every pixel. A buffer has at least pitch + 1 more
+//            zero positions before the first image and after the last. The host allocates all of this as zeros, and
+//            kernels write pixels only (except the outputs of convolution.cu).
+//   chunk    8 channels of a position: 16 bytes, one uint4, which one instruction loads. A position has 8 chunks.
 //   lane     threadIdx.x % 32, the number of a thread in its warp. Matrix instructions spread a matrix over the lanes
 //            of a warp by group = lane / 4 (0 to 7) and quad = lane % 4; the part of a matrix that one lane holds is
-//            its "fragment".
+//            its "fragment". The same word is used for the matrix of one instruction: "fragment n" of a product is its
+//            columns 8 n to 8 n + 7.
+//   tile     the part of a matrix, or the consecutive positions of a plane, that one thread block computes at a time
+//   pitch    the distance from one row of an array to the next, in numbers of the array unless stated
 //   slot     the inputs and results of steps are in rings of STEP_SLOTS slots; step n uses slot n % STEP_SLOTS.
 //   d_x, dx  the gradient of the loss with respect to x, in Conv4 times the loss scale (`TrainingState::scale`)
+//
+// __launch_bounds__(threads, blocks): the threads of a block, and the blocks that must fit on a multiprocessor at the
+// same time. More blocks leave fewer registers for each thread. "Grid" in the comments is the number of blocks in x, y
+// and z; "any" means that the blocks share the work in a loop.
 #pragma once
 
 typedef unsigned char u8;
@@ -113,7 +121,8 @@ DEVICE void load_matrices_transposed(u32* fragment, u32 address) {
 DEVICE void copy_async(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared), "l"(global));
 }
-// Starts an asynchronous copy of 4 bytes, in the same groups.
+// Starts an asynchronous copy of 4 bytes (a "word"), in the same groups: where addresses or lengths are not multiples
+// of 16 bytes.
 DEVICE void copy_word_async(u32 shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared), "l"(global));
 }
@@ -121,7 +130,7 @@ DEVICE void copy_word_async(u32 shared, const void* global) {
 DEVICE void commit_copies() { asm volatile("cp.async.commit_group;"); }
 // Waits until at most the PENDING newest groups of this thread are unfinished.
 template <int PENDING> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING)); }
-// The address of shared memory in the form that the instructions above take.
+// The address of shared memory in the form that the instructions above take: 32 bits, counted from its start.
 DEVICE u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 #endif
 
@@ -172,7 +181,7 @@ DEVICE u16 to_half(float value) { return (u16)(pack_half2(value, 0.f) & 0xffff);
 // The row of an output channel in a filter bank in shared memory, whose rows are permuted. Thread `quad` holds columns
 // 2 quad and 2 quad + 1 of every 8-column fragment n of a product. With the permutation these are channels 16 quad + 2
 // n and 16 quad + 2 n + 1, so over the 8 fragments it owns the 16 adjacent channels from 16 quad on: two whole chunks,
-// which it can store with two writes.
+// which it can store with two writes. In other words, channel 16 q + 2 n + j, with j = 0 or 1, is row 8 n + 2 q + j.
 DEVICE int row_of_channel(int channel) {
   return ((channel & 15) >> 1) * 8 + (channel >> 4) * 2 + (channel & 1);
 }

@@ -10,22 +10,27 @@
 //            the kernels do not handle edges.
 //   filters  [tap][row_of_channel(output channel)][input channel], f16, 72 KiB. `row_of_channel` (common.cuh) permutes
 //            the output channels so that a thread ends up with 16 adjacent ones.
-//   output   plane, f16; values in margin rows and columns are meaningless, so readers of it must skip them
+//   output   plane, f16; values in margin rows and columns are meaningless, so readers of it must skip them. Batch norm
+//            reads it and writes the input of the next convolution, another plane, whose margins are zero.
 //   totals   [2][64] fixed point (64-bit integers, so the order of additions does not matter), to which the kernel adds
 //            sums over all pixels of the batch. Forward: of z and z squared, with z the output, for batch norm.
 //            Backward: of dy and dy * x over the pixels where x is not NaN, with dy the output and x the plane
 //            `normalised` of batch_norm.cu (the normalised maximum of a window, NaN where the ReLU is inactive).
 //
-// As a matrix product: 9 taps x 64 inputs are the inner dimension, positions the rows, 64 output channels the columns.
+// As a matrix product: 9 taps x 64 input channels are the inner dimension, positions the rows, 64 output channels the
+// columns.
 // A thread block keeps all filters in shared memory and walks over tiles of ROWS consecutive positions, in steps of the
 // grid: the host starts up to one block per multiprocessor, or two for wgmma (`ConvolutionTiles` in
-// src/conv4/network.rs). The input of a tile are three ranges of ROWS + 2 positions, one for each row of the filter,
-// `pitch` apart. In the tile's buffer a position is a row of 128 bytes, and the ranges begin `stride` rows apart: where
-// they overlap (pitch below ROWS + 2, small images), stride = pitch and the buffer is one range; otherwise stride =
-// ROWS + 2 and there are three.
+// src/conv4/network.rs). The input of a tile are three ranges of positions, one for each row of the filter and `pitch`
+// apart: the tile's ROWS positions moved by one row up, by none, and by one row down, and one more position on either
+// side for the left and right column of the filter. In the tile's buffer in shared memory a position is a row of 128
+// bytes, and the ranges begin `stride` rows apart. Where they overlap or touch (pitch at most ROWS + 2, small images),
+// stride = pitch and the buffer is one range without gaps; otherwise stride = ROWS + 2 and the three follow each other.
+// So tap 3 r + c of position i of the tile is buffer row i + r * stride + c.
 //
 // There are two versions: `convolve` with mma.sync for all GPUs, and `convolve_wgmma` for Hopper. The names of the
-// kernels end with the positions of a tile or with wgmma.
+// kernels end with the positions of a tile (256 instead of 128 for large planes) or with wgmma. `Pass` in
+// src/conv4/network.rs launches those for one network, src/maml/pass.rs those for several (tasks.cu).
 #pragma once
 #include "common.cuh"
 
@@ -43,7 +48,7 @@ DEVICE constexpr bool has_sums(int sums) { return sums != NO_SUMS && sums != ADD
 
 // Planes that the sums also depend on, of the same shape as the output; null where they are not needed.
 struct SumPlanes {
-  const uint4* first;    // BACKWARD_SUMS, ADDED_BACKWARD_SUMS: x, NaN where inactive; ADDED_FORWARD_SUMS: z
+  const uint4* first;    // BACKWARD_SUMS, ADDED_BACKWARD_SUMS: x, NaN where the ReLU is inactive; ADDED_FORWARD_SUMS: z
   const uint4* tangent;  // ADDED_BACKWARD_SUMS: tx
   const uint4* d;        // ADDED_BACKWARD_SUMS: dy
 };
@@ -56,10 +61,10 @@ struct ConvolutionShape {
   Divider pitch;  // side + 1
 };
 
-// Starts to copy the input of tile number `tile` to the buffer at shared address `buffer`. Buffer row r of range i is
-// position tile * ROWS + (i - 1) * pitch - 1 + r. Rows are swizzled, so that matrix loads have no bank conflicts.
-// Called by all THREADS threads of the block. Positions before the first image and after the last are in the buffer's
-// zero margin.
+// Starts to copy the input of tile number `tile` to the buffer at shared address `buffer`. Row r of range i, from 0 to
+// 2, is position tile * ROWS + (i - 1) * pitch - 1 + r. Rows are swizzled, so that matrix loads have no bank conflicts.
+// A copy is one chunk: number n is chunk n % 8 of buffer row n / 8. Called by all THREADS threads of the block.
+// Positions before the first image and after the last are in the zero margin of the plane's memory.
 template <int ROWS, int THREADS>
 DEVICE void load_tile(const uint4* input, u32 buffer, int tile, ConvolutionShape shape) {
   const int pitch = shape.pitch.divisor, stride = shape.stride, rows = ROWS + 2 + 2 * stride;
@@ -76,8 +81,10 @@ DEVICE void load_tile(const uint4* input, u32 buffer, int tile, ConvolutionShape
 
 // Writes the 16 channels 16 quad to 16 quad + 15 (two chunks) of a position and adds them to the thread's sums. even,
 // odd: their values as f32, channel 16 quad + 2 n at even[4 n] and channel 16 quad + 2 n + 1 at odd[4 n]: the
-// accumulators of the thread's row in fragment n. sums, products: [16], the two sums of the file's head. The sums are
-// of the values after rounding to f16, which are those that batch norm reads.
+// accumulators of the thread's row in fragment n. sums, products: [16], the thread's parts of the two sums in `totals`
+// for these channels: of the output, and of the products that its kind (ConvolutionSums) names. The sums are of the
+// values after rounding to f16, which are those that batch norm reads. Positions after the last image are neither
+// written nor summed.
 template <int SUMS>
 DEVICE void store_position(const float* even, const float* odd, int position, ConvolutionShape shape, int quad,
                            uint4* output, SumPlanes planes, float* sums, float* products) {
@@ -102,7 +109,7 @@ DEVICE void store_position(const float* even, const float* odd, int position, Co
   // A margin position is written, but not summed.
   if (column >= shape.side || remainder_of(shape.pitch, row) >= shape.side) return;
   const long at = (long)position * 8 + quad * 2;
-  float x[16], tangent[16], d[16];
+  float x[16], tangent[16], d[16];  // of `planes`; x is z in ADDED_FORWARD_SUMS
   if (SUMS != FORWARD_SUMS) {
     unpack8(planes.first[at], x);
     unpack8(planes.first[at + 1], x + 8);
@@ -167,9 +174,10 @@ DEVICE void add_block_sums(float* sums, float* products, float* scratch, i64* to
   }
 }
 
-// The convolution with mma.sync: 256 threads, 8 warps; a warp computes 16 M positions of each tile of 128 M. Grid: any
-// number of blocks, at most one per multiprocessor at a time. Shared memory: the filters (72 KiB), then two tile
-// buffers: while one tile is computed, the next is copied to the other buffer.
+// The convolution with mma.sync: 256 threads, 8 warps; a warp computes 16 M positions of each tile of 128 M, all 64
+// output channels of them. Grid: any number of blocks, at most one per multiprocessor at a time. Shared memory: the
+// filters (72 KiB), then two tile buffers: while one tile is computed, the next is copied to the other buffer. At the
+// end, the memory after the filters holds the sums of the warps.
 template <int M, int SUMS>
 DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,
                      ConvolutionShape shape) {
@@ -192,7 +200,7 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
     commit_copies();
     wait_for_copies<1>();
     __syncthreads();
-    // The accumulators: 16 rows x 64 columns per m, in 8 fragments of 8 columns.
+    // The accumulators: 16 rows x 64 columns per m, in 8 fragments of 8 columns; 4 numbers of each are this thread's.
     float z[M][32];
 #pragma unroll
     for (int i = 0; i < M * 32; i++) (&z[0][0])[i] = 0.f;
@@ -200,10 +208,12 @@ DEVICE void convolve(const uint4* input, const uint4* filters, uint4* output, i6
 #pragma unroll 1
     for (int tap = 0; tap < TAPS; tap++) {
       const int tap_row = tap / 3;
-      // The buffer row and the filter row whose addresses this lane gives to load_matrices: lanes 0 to 15 the 16
-      // positions of a fragment's first chunk, lanes 16 to 31 those of its second; of the filters, lanes 0 to 7 and 8
-      // to 15 two chunks of 8 output channels, lanes 16 to 31 those of the next 8. In each of four steps k, 16 input
-      // channels (two chunks) are multiplied.
+      // Each of four steps k multiplies 16 input channels, chunks 2 k and 2 k + 1. load_matrices takes the address of
+      // one row of an 8x8 matrix from every lane. Of the input (`row`, the first operand), lanes 0 to 15 give chunk 2 k
+      // of 16 positions, lanes 16 to 31 chunk 2 k + 1 of the same. Of the filters (`filter`, the second operand), lanes
+      // 0 to 7 give chunk 2 k and lanes 8 to 15 chunk 2 k + 1 of 8 filter rows (output channels), lanes 16 to 31 the
+      // same of the next 8 rows. So b[n] has the operands of fragments 2 n and 2 n + 1, two numbers each. The last
+      // terms of `row` are the shift of the tap: r * stride + c.
       const int row = warp * 16 * M + (lane & 15) + tap_row * shape.stride + tap - 3 * tap_row;
       const u32 bank = filter_rows + tap * (CHANNELS * 128);
       const int filter = (lane & 7) + ((lane >> 4) << 3);
@@ -261,12 +271,13 @@ CONVOLUTION(convolution_256, 2, NO_SUMS)
 //
 // The descriptor of a matrix of rows of 128 swizzled bytes in shared memory: its address in units of 16 bytes, 64 such
 // units (1024 bytes) between groups of 8 rows, and the code of the 128-byte swizzle in the highest bits. A matrix may
-// start at any multiple of 128, because the swizzle follows the address; so a tap is a shift of the start.
+// start at any multiple of 128, because the swizzle follows the address; so a tap is a shift of the start. The 16
+// columns of step k begin 32 k bytes after it.
 DEVICE u64 matrix_descriptor(u32 address) {
   return (u64)((address & 0x3ffff) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 // d[64 x 64] += a[64 x 16] b[64 x 16]^T by the 128 threads of a warpgroup, asynchronously, with matrix descriptors of a
-// and b. Fragments as in mma_f16: warp w has rows 16 w to 16 w + 15, d[4 n + i] is number i of fragment n.
+// and b. Fragments as in mma_f16: warp w of the group has rows 16 w to 16 w + 15, d[4 n + i] is number i of fragment n.
 DEVICE void wgmma_64x64x16(float* d, u64 a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
@@ -331,6 +342,7 @@ DEVICE void convolve_wgmma(const uint4* input, const uint4* filters, uint4* outp
   }
 }
 
+// The kernels for one network, with the arguments of those above.
 #define CONVOLUTION_WGMMA(name, SUMS)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256, 2)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, const uint4* normalised,               \

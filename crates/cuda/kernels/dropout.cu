@@ -11,8 +11,8 @@ struct DropoutMask {
   float scale;    // 1 / (1 - rate)
 };
 
-// The mask of site number `site` of a model with this seed. The seed of the site is a finaliser of SplitMix64, with its
-// constants.
+// The mask of site number `site` of a model with this seed. The seed of the site is computed as the random generator
+// SplitMix64 computes its numbers, with its constants.
 DEVICE DropoutMask dropout_site(u64 seed, u32 site, u32 threshold, float scale) {
   u64 z = seed ^ (u64)(site + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

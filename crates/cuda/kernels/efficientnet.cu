@@ -9,8 +9,9 @@
 //
 // In both convolutions a thread ("unit") computes STRIP adjacent outputs of a row, for one chunk of channels: the
 // inputs that the outputs share are loaded once. The threads of the grid are numbered in the order image, row, strip,
-// chunk, so adjacent threads have adjacent chunks and read adjacent memory. Sums are f32, in the order of the taps, so
-// that an output depends on its own image only.
+// chunk, so adjacent threads have adjacent chunks and read adjacent memory. In the code, `line` is an output row of any
+// image, and `above` a strip of any line. Sums are f32, in the order of the taps, so that an output depends on its own
+// image only.
 #pragma once
 #include "common.cuh"
 
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   const int chunk = unit & 3, above = unit >> 2, line = divide(shape.by_strips, above);
   const int column = (above - line * (int)shape.by_strips.divisor) * STRIP;
   const int image = divide(shape.by_side, line), row = line - image * shape.side;
-  float sums[STRIP][8];
+  float sums[STRIP][8];  // in the loops, `output` is the number of an output in the strip
 #pragma unroll
   for (int output = 0; output < STRIP; output++) load8(bias + chunk * 2, sums[output]);
   constexpr int SPAN = 2 * (STRIP - 1) + 3;  // input columns of a strip
@@ -129,6 +130,7 @@ DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bia
   const int line = divide(shape.by_strips, above), column = (above - line * (int)shape.by_strips.divisor) * STRIP;
   const int image = divide(shape.by_outputs, line), row = line - image * shape.outputs;
   float sums[STRIP][8];
+  // In the loops, `strip` is the number of an output in the strip.
 #pragma unroll
   for (int strip = 0; strip < STRIP; strip++) load8(bias + chunk * 2, sums[strip]);
   constexpr int SPAN = STRIDE * (STRIP - 1) + KERNEL;  // input columns of a strip
@@ -151,7 +153,7 @@ DEVICE void depthwise(const uint4* input, const uint4* weights, const uint4* bia
       unpack8(packed[x], values);
 #pragma unroll
       for (int strip = 0; strip < STRIP; strip++) {
-        const int tap = x - strip * STRIDE;
+        const int tap = x - strip * STRIDE;  // of this output, that input column x meets
         if (tap >= 0 && tap < KERNEL)
 #pragma unroll
           for (int i = 0; i < 8; i++) sums[strip][i] += values[i] * w[tap][i];

@@ -43,8 +43,8 @@ template <int COUNT> DEVICE void load_rows(u32 to, const uint4* from, int pitch,
       copy_async(to + swizzled(row, chunk), from + (long)min(row, last) * pitch + chunk);
 }
 
-// 8 warps: 8 / WARP_COLUMNS of them in the direction of the rows, 16 M rows each; a warp computes 32 GROUPS columns.
-// Grid: (blocks, ceil(outputs / COLUMNS)).
+// 8 warps: 8 / WARP_COLUMNS of them in the direction of the rows, 16 M rows each, and WARP_COLUMNS side by side; a warp
+// computes 32 GROUPS columns. Grid: (blocks, ceil(outputs / COLUMNS)).
 template <int M, int GROUPS, int WARP_COLUMNS>
 DEVICE void pointwise(const uint4* input, const uint4* weights, const float* bias, const uint4* residual, uint4* output,
                       PointwiseShape shape) {

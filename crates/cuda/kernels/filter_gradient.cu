@@ -8,13 +8,16 @@
 //   input     plane, f16: the input x of the convolution. A plane (common.cuh) has 64 channels per position; images
 //             follow each other with pitch * pitch positions each, pitch = side + 1.
 //   d_output  plane, f16: the gradient dz of its output. It must be zero in the margins and in the rest of the last
-//             tile after the last image, because whole tiles are summed.
+//             tile after the last image, because whole tiles are summed: batch_norm_backward writes pixels only, and
+//             the host clears what a step with more images has left there.
 //   partials  [block][tap][input channel][output channel], f32: sums over the positions of one thread block
 //
 // As a matrix product, positions are the inner dimension: x transposed times dz. A block of 12 warps sums
 // tiles_per_block tiles of 128 positions. Each warp computes the 3 taps of a filter row x 32 input channels x 32 output
-// channels: warp = 4 r + 2 (half of the input channels) + (half of the output channels). The parts of the blocks are
-// added in a fixed order (`sum_partials` in optimiser.cu), so the result does not depend on scheduling.
+// channels: warp = 4 r + 2 (half of the input channels) + (half of the output channels), with halves 0 and 1. The parts
+// of the blocks are added in a fixed order (`sum_partials` in optimiser.cu), so the result does not depend on
+// scheduling. src/conv4/network.rs launches the kernel (`filter_gradient_blocks` says why with how many blocks), and
+// src/maml/pass.rs those of tasks.cu.
 //
 // Shared memory: two buffers, so that one is copied while the other is multiplied. A buffer has 128 + 2 + 2 stride rows
 // of x, then 128 rows of dz; a row is a position, 128 bytes. Filter row r needs the positions of the tile moved by
@@ -26,7 +29,7 @@
 #define GRADIENT_ROWS 128  // positions of a tile
 #define GRADIENT_THREADS 384  // 12 warps
 
-// Two planes whose product is summed: x and dz.
+// Two planes whose product is summed: x and dz of the formula.
 struct GradientPair {
   const uint4 *input, *d_output;
 };
@@ -44,8 +47,9 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
   // tap_row: r. Halves: channels 0 to 31 or 32 to 63.
   const int tap_row = warp >> 2, input_half = (warp >> 1) & 1, output_half = warp & 1;
   const int tiles = (shape.positions + GRADIENT_ROWS - 1) / GRADIENT_ROWS;
+  // The tiles of this block are `first` to `end` - 1. With TWO, they are counted twice: number `end` is tile `first` of
+  // the second pair. `last` is the number after the last.
   const int first = blockIdx.x * tiles_per_block, end = min(tiles, first + tiles_per_block);
-  // Number of the tile after the last; numbers from `end` on are tiles of the second pair.
   const int last = TWO ? 2 * end - first : end;
   // Starts to copy tile `number` of x and dz to buffer 0 or 1.
   auto load = [&](int number, int buffer) {
@@ -75,7 +79,8 @@ DEVICE void sum_filter_gradient(GradientPair pair, GradientPair second, float* p
     // i % 8 of matrix i / 8, a matrix being 8 positions x 8 channels (one chunk):
     //   dz, b[n]: matrices 0, 1 are positions 0 to 7, 8 to 15 of a chunk; 2, 3 the same of the next chunk
     //   x, a[m]:  matrices 0, 1 are two chunks of positions 0 to 7; 2, 3 the same of positions 8 to 15
-    // The three filter columns are shifts of x by one row, with the same dz.
+    // b[n] is thus the second operand of two fragments of 8 output channels. The three filter columns are shifts of x
+    // by one row, with the same dz.
 #pragma unroll 2
     for (int k = 0; k < GRADIENT_ROWS; k += 16) {
       u32 b[2][4];

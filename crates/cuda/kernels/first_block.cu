@@ -1,5 +1,6 @@
-// Block 1 of Conv4: 3x3 convolution z of 1 or 3 channels to 64, batch norm, ReLU, 2x2 max pooling, forward and
-// backward. z, the largest array of the network, is never stored: it is computed again wherever it is needed.
+// Block 1 of Conv4: 3x3 convolution of 1 or 3 channels to 64, whose output is called z, then batch norm, ReLU and 2x2
+// max pooling, forward and backward. z, the largest array of the network, is never stored: it is computed again
+// wherever it is needed. src/conv4/network.rs launches the kernels.
 //
 // How batch norm works without z: z = w . patch is linear in the 27 inputs of a pixel, so its mean and variance over
 // the batch follow from the second moments of the patches, sum over pixels of patch_i patch_j, which do not depend on
@@ -11,9 +12,9 @@
 //              first), and the number 1. Pixel (row, column) of image n is at position (n * pitch + row) * pitch +
 //              column, pitch = side + 1; margins are zero, also in the fourth number (augment.cu).
 //   patch      48 values around a pixel: [3 rows][4 columns][4 numbers], row r and column c at pixel (row + r - 1,
-//              column + c - 1). Column 3 has zero weight; it makes the columns of a row 16 numbers, the inner dimension
-//              of mma_f16. The fourth number of the centre, value CENTRE_ONE, is 1 for every pixel, so a sum over
-//              pixels is a product with it.
+//              column + c - 1). i and j, from 0 to 47, number these values. Column 3 has zero weight; it makes the
+//              columns of a row 16 numbers, the inner dimension of mma_f16. The fourth number of the centre, value
+//              CENTRE_ONE, is 1 for every pixel, so the sum of patch_j over all pixels is moments[CENTRE_ONE][j].
 //   moments    [48][48] fixed point: sum over all pixels of patch_i patch_j
 //   norm       [4][64] f32: scale = gamma / std and shift = beta - mean scale of the channels (y = relu(scale z +
 //              shift)), mean, 1 / std
@@ -21,7 +22,7 @@
 //   filters    the B fragments of mma_f16: [3 rows][8 groups of 8 output channels][32 lanes] uint2. The columns of the
 //              groups are permuted as in `row_of_channel` (common.cuh), so a thread has the 16 adjacent channels from
 //              16 quad on.
-//   weights    [64][48] f32: the same filters, rounded to f16
+//   weights    [64][48] f32: the same filters [channel][patch value], rounded to f16; 0 where the patch has no input
 //   y, dy      plane of side side / 2, 64 channels of f16 per position: the output of the block, and its gradient times
 //              the loss scale
 //   d_patches  [64][48] fixed point: sum over pixels of dy[c] patch_j, with dy = 0 at all pixels but the maxima
@@ -29,8 +30,10 @@
 // Fixed point: 64-bit integers with 20 fractional bits, so sums do not depend on the order of thread blocks
 // (common.cuh).
 //
-// A warp works on 8 windows of 2x2 pixels at a time ("task"). group = lane / 4 is the window. The 16 rows of an A
-// fragment are the 8 windows' left pixels, then their right ones; upper and lower pixels are two fragments.
+// A warp works on 8 windows of 2x2 pixels at a time, which this file calls a "task" (not to be confused with the tasks
+// of MAML in tasks.cu). As in common.cuh, group = lane / 4 and quad = lane % 4: `group` is the window. The 16 rows of
+// an A fragment (the first operand of mma_f16) are the 8 windows' left pixels, then their right ones; upper and lower
+// pixels are two fragments. B fragments are those of the second operand.
 #pragma once
 #include "common.cuh"
 
@@ -65,10 +68,10 @@ DEVICE FirstWindow first_window(int index, FirstShape shape) {
   return w;
 }
 
-// The A fragments of the four rows of pixels that a window's patches touch: rows[i] belongs to pixel row 2 * w.row - 1
-// + i. The patches of the upper pixels are rows 0 to 2, those of the lower ones rows 1 to 3. Words quad + 2 i of a row
-// of pixels: i = 0, 2 for the left pixel (numbers 0 to 7 and 8 to 15), i = 1, 3 for the right one, one position
-// further.
+// The A fragments of the four rows of pixels that a window's patches touch: rows[y] belongs to pixel row 2 * w.row - 1
+// + y. The patches of the upper pixels are rows 0 to 2, those of the lower ones rows 1 to 3. rows[y][i] is word quad +
+// 2 i of a row of pixels, counted from the pixel left of the window; a word is two f16, so a position has two. i = 0, 2
+// are of the left pixel's patch (its numbers 0 to 7 and 8 to 15), i = 1, 3 of the right one's, one position further.
 DEVICE void load_patch_rows(const u32* image, FirstWindow w, int side, int quad, u32 rows[4][4]) {
   const int pitch = side + 1;
   const long first = plane_position(w.image, 2 * w.row, 2 * w.column, pitch);
@@ -78,9 +81,9 @@ DEVICE void load_patch_rows(const u32* image, FirstWindow w, int side, int quad,
     for (int i = 0; i < 4; i++) rows[y][i] = image[(first + (y - 1) * pitch - 1) * 2 + quad + 2 * i];
 }
 
-// Writes the 32 patches of a warp's 8 windows to shared memory, [32][PATCH_PITCH bytes]. Row of a patch: [pixel
-// row][pixel column][window]. Patches of pixels outside the image (odd sides, windows that do not exist) are zero, so
-// they add nothing to sums.
+// Writes the 32 patches of a warp's 8 windows (4 pixels each) to shared memory, [32][PATCH_PITCH bytes], in the order
+// [upper, lower pixel][left, right pixel][window]; y, x and group number them in the code. Patches of pixels outside
+// the image (odd sides, windows that do not exist) are zero, so they add nothing to sums.
 DEVICE void store_patches(u8* patches, FirstWindow w, int side, int group, int quad, const u32 rows[4][4]) {
 #pragma unroll
   for (int y = 0; y < 2; y++)
@@ -96,7 +99,8 @@ DEVICE void store_patches(u8* patches, FirstWindow w, int side, int group, int q
 }
 
 // Adds the fragments `sums` of the 8 warps of a block, one warp after the other so that the order is fixed, and then
-// exactly to `total`, [16 M][48]. scratch: [16 M][48] floats in shared memory. Contains barriers.
+// exactly (`add_exactly`) to `total`, [16 M][48]: with M = 3 the moments, with M = 4 d_patches. scratch: [16 M][48]
+// floats in shared memory. Contains barriers.
 template <int M> DEVICE void add_patch_products(const float sums[M][6][4], float* scratch, i64* total) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   for (int turn = 0; turn < 8; turn++) {
@@ -123,7 +127,7 @@ DEVICE void sum_patch_moments(const u32* image, i64* moments, FirstShape shape) 
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
   u8* patches = dynamic_shared + warp * (32 * PATCH_PITCH);
   const u32 address = shared_address(patches);
-  float sums[3][6][4];
+  float sums[3][6][4];  // 48 x 48 as 3 x 6 products of 16 x 8
 #pragma unroll
   for (int i = 0; i < 72; i++) (&sums[0][0][0])[i] = 0.f;
   const int tasks = (shape.images * shape.windows * shape.windows + 7) / 8;
@@ -200,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(1024)
 }
 
 // y = max over the window of relu(scale z + shift). Grid: any number of blocks of 256 threads; a warp has every (8 *
-// blocks)-th group of 8 windows and keeps all filters in registers. No shared memory.
+// blocks)-th group of 8 windows and keeps all filters in registers. No shared memory. A window that does not exist is
+// computed as a copy of the last one (`first_window`) and writes the same values to the same place.
 DEVICE void compute_first_forward(const u32* image, const uint2* filters, const float* norm, uint4* y, FirstShape shape) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3;
   u32 b[3][8][2];
@@ -223,7 +228,9 @@ DEVICE void compute_first_forward(const u32* image, const uint2* filters, const 
     const FirstWindow w = first_window(task * 8 + group, shape);
     u32 rows[4][4];
     load_patch_rows(image, w, shape.side, quad, rows);
-    float z[2][8][4];  // [pixel row][columns][left pixel: 0, 1; right pixel: 2, 3]
+    // [upper, lower pixel][fragment n][i]: i = 0, 1 are channels 16 quad + 2 n and + 1 of the left pixel, 2, 3 of the
+    // right one. k is the row of the patch.
+    float z[2][8][4];
 #pragma unroll
     for (int i = 0; i < 64; i++) (&z[0][0][0])[i] = 0.f;
 #pragma unroll
@@ -259,11 +266,12 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 
 // Shared memory of first_backward.
 #define FIRST_BACKWARD_FILTERS (3 * 8 * 32 * 8)  // bytes of the filters
-#define FIRST_BACKWARD_HEADER 8192  // bytes of filters, scale and shift, rounded up
+#define FIRST_BACKWARD_HEADER 8192  // bytes of filters, scale and shift (6656), rounded up
 // d_patches[c][j] = sum over pixels of dy[c] patch_j. Where the maximum of a window is, which alone has a gradient, is
 // found again from the image. Grid: any number of blocks of 256 threads, as in the forward pass. Shared memory:
-// filters, scale and shift; then per warp [32 pixels][64 channels] of dy (swizzled) and the 32 patches, in the same
-// order of pixels. Their product, with the pixels as inner dimension, is the sum.
+// filters, scale and shift; then per warp [32 pixels][64 channels] of dy (swizzled, f16) and the 32 patches, in the
+// same order of pixels (`store_patches`). Their product, with the pixels as inner dimension, is the sum. At the end,
+// the memory after the header holds the sums of the warps.
 DEVICE void compute_first_backward(const u32* image, const uint2* filters, const float* norm, const uint4* dy,
                                    i64* d_patches, FirstShape shape) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -275,7 +283,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
   for (int i = threadIdx.x; i < 3 * 8 * 32; i += 256) shared_filters[i] = filters[i];
   if (threadIdx.x < 2 * CHANNELS) shared_norm[threadIdx.x] = norm[threadIdx.x];
   __syncthreads();
-  float sums[4][6][4];
+  float sums[4][6][4];  // 64 x 48 as 4 x 6 products of 16 x 8
 #pragma unroll
   for (int i = 0; i < 96; i++) (&sums[0][0][0])[i] = 0.f;
   const int tasks = (shape.images * shape.windows * shape.windows + 7) / 8;
@@ -291,7 +299,7 @@ DEVICE void compute_first_backward(const u32* image, const uint2* filters, const
     // 8 of the thread's 16 channels at a time: z again, the maximum of each window, and dy at its pixel.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      float z[2][4][4];
+      float z[2][4][4];  // as in `compute_first_forward`, 4 of the 8 fragments
 #pragma unroll
       for (int i = 0; i < 32; i++) (&z[0][0][0])[i] = 0.f;
 #pragma unroll

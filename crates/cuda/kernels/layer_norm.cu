@@ -3,6 +3,8 @@
 //
 //   normalised   [rows][width] f32: (x - mean) / std of each row. Kept for the backward pass, like inverse_std.
 //   inverse_std  [rows] f32: 1 / std of each row
+//
+// The kernels of tranfs.cu call these functions; negmargin.cu uses `warp_sum`.
 #pragma once
 #include "dropout.cu"
 

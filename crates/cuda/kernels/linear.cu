@@ -34,12 +34,12 @@ DEVICE void load_weights(uint4* w, const uint4* weights, int steps) {
 #define ROW_TILE 8
 
 // y = x w + bias (null: none) for the first `rows` rows, by all warps of the thread block. A warp computes units of 8
-// rows and 16 outputs. The weights are the left factor of the matrix instruction, with 16 outputs, and the rows the
-// right one, with 8, so that few rows fill an instruction. tile_steps: ceil(inputs / 16) of the whole packed matrix;
-// `weights` may begin within it and `inputs` be fewer, for a part of the sum. AHEAD: the weights of the next part of
-// the work are loaded before those of the current part are used, which needs more registers. WARPS: warps of the thread
-// block, if known when compiling, else 0. SHARED_X, SHARED_Y: x and y are in shared memory. Contains no barrier: one
-// must be before (x) and after (y).
+// rows and 16 outputs (two packed tiles of 8), and takes every `warps`-th unit. The weights are the left factor of the
+// matrix instruction, with 16 outputs, and the rows the right one, with 8, so that few rows fill an instruction.
+// tile_steps: ceil(inputs / 16) of the whole packed matrix; `weights` may begin within it and `inputs` be fewer, for a
+// part of the sum. AHEAD: the weights of the next part of the work are loaded before those of the current part are
+// used, which needs more registers. WARPS: warps of the thread block, if known when compiling, else 0. SHARED_X,
+// SHARED_Y: x and y are in shared memory. Contains no barrier: one must be before (x) and after (y).
 template <bool SHARED_X, bool SHARED_Y, bool AHEAD = true, int WARPS = 0>
 SEPARATE void multiply(const float* x, int pitch, int rows, const uint4* weights, int tile_steps, int inputs, int outputs,
                        const float* bias, float* y, int y_pitch) {

@@ -4,8 +4,10 @@
 //
 //   begin_tasks; per step of the adaptation: Conv4 forward (tasks.cu), classify, backward (tasks.cu), adapt_parameters;
 //   then for the queries: forward, classify, backward, query_gradients;
-//   with second derivatives, per step backwards: tangent.cu;
+//   with second derivatives, for each step of the adaptation from the last to the first: tangent.cu;
 //   add_task_gradients; after all groups: update_shared, finish_meta_step.
+//
+// "Step" alone is a training step, which updates the shared parameters once, by the gradients of several tasks.
 //
 // blockIdx.z is the task in its group. Pointers to the memory of a task are those of the group's first task; `of_task`
 // (common.cuh) moves them by blockIdx.z * stride bytes. A "pass" is one forward and backward pass over the support set
@@ -242,8 +244,8 @@ DEVICE NormSums sums_of_task(NormSums in, i64 stride) {
   return in;
 }
 
-// Gradient of a classifier weight: sum over the rows of feature * d_logit. image_len: f16 numbers from one image to the
-// next.
+// Gradient of a classifier weight: sum over the rows of feature * d_logit. In the code, `half` is this feature of the
+// first row, and image_len the f16 numbers from one image to the next.
 DEVICE float classifier_gradient(const uint4* features, const float* d_logits, int feature, int way, const MamlShape& shape) {
   const u16* half = (const u16*)(features + feature_chunk(shape, 0, feature >> 3)) + (feature & 7);
   const long image_len = plane_position(1, 0, 0, shape.side + 1) * CHANNELS;
@@ -279,7 +281,7 @@ DEVICE float element_gradient(const Element& e, const PassGradients& in, const M
 // A step of gradient descent: to = from - rate * gradient, and the 16-bit copies of the new filters. Grid:
 // (ceil(elements / 256), 1, tasks), 256 threads: one element each. The gradient of block 1 also depends on weights of
 // other threads (`first_gradient`), so `packed` must not be the memory that `in` points to. Sets `overflow` in the
-// state if a gradient is not finite.
+// state (1u is GRADIENT_OVERFLOW) if a gradient is not finite.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     adapt_parameters(PassGradients in, const float* from, float* to, PackedFilters packed, float rate, TrainingState* state,
                      MamlShape shape, i64 stride) {

@@ -1,11 +1,12 @@
 // The loss of NegMargin, which trains a Conv4 by classifying images among all classes of the data set, and the update
-// of its class weights (src/negmargin.rs; crates/nn/src/layers/cosine_margin.rs is the loss on the CPU). Every class
-// has one weight vector w, its "direction"; the logits are cosines of features and directions. With unit vectors u = f
-// / |f| and v = w / |w|, images i, classes c:
+// of its class weights (src/negmargin.rs launches the kernels; crates/nn/src/layers/cosine_margin.rs is the loss on the
+// CPU). Every class has one weight vector w, its "direction"; the logits are cosines of features and directions. With
+// the features f of an image, unit vectors u = f / |f| and v = w / |w|, images i, classes c, and [..] 1 if true, else
+// 0:
 //
 //   cosines[i][c] = u_i . v_c
 //   loss_i = cross-entropy over the logits scale * (cosines[i][c] - margin [c is the class of i])
-//   loss = the mean of all loss_i
+//   loss = the mean of all loss_i; d_x is its gradient with respect to x
 //   d_f_i = (d_u_i - (u_i . d_u_i) u_i) / |f_i|,   d_u_i = sum_c d_cosines[i][c] v_c
 //   d_w_c = (d_v_c - (v_c . d_v_c) v_c) / |w_c|,   d_v_c = sum_i d_cosines[i][c] u_i
 //   u_i . d_u_i = sum_c d_cosines[i][c] cosines[i][c],   v_c . d_v_c = sum_i d_cosines[i][c] cosines[i][c]
@@ -22,12 +23,16 @@
 //                    zero
 //   d_cosines        [images][pitch] f32: gradient times the loss scale
 //   inverse_lengths  [pitch + images] f32: 1 / |w_c| of the classes, then 1 / |f_i|; 0 for a zero vector
-//   projections      [images] f32: u_i . d_u_i
+//   projections      [images] f32: u_i . d_u_i, the part of d_u_i along u_i. It is subtracted, because a change of f_i
+//                    along u_i does not change the cosines.
 //   labels           [slot][images] u32; the slot is that of the current step (common.cuh)
 //
 // The products round their inputs to TF32 and sum in f32 (`mma_tf32`; lane, group and quad are explained in
-// common.cuh). One thread block computes one tile of 16 rows; its 8 warps split the terms of the sum, and their parts
-// are added in the order of the warps, so results repeat to the bit.
+// common.cuh). One thread block computes one tile of 16 rows, those of a matrix instruction; its 8 warps split the
+// terms of the sum, and their parts are added in the order of the warps, so results repeat to the bit. In the code,
+// `half` is 0 for row (or column) `group` of a tile and 1 for group + 8, and `own` a class of this thread. A direction
+// has as many terms as an image has features, so the sums of the cosines are over units, those of d_f over classes, and
+// those of d_w over images.
 #pragma once
 #include "layer_norm.cu"
 #include "optimiser.cu"
@@ -86,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     images[half] = min(first_image + half * 8 + group, shape.images - 1);
     rows[half] = weights + (long)min(first_class + half * 8 + group, shape.classes - 1) * units * UNIT + quad * 8;
   }
-  float acc[2][4] = {}, image_square[2] = {}, class_square[2] = {};
+  float acc[2][4] = {}, image_square[2] = {}, class_square[2] = {};  // acc: 16 images x 8 classes for each half
 #pragma unroll 2
   for (int unit = warp; unit < units; unit += SPLIT) {
     float f[2][8], w[2][8];
@@ -166,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   }
   projection = warp_sum(projection);
   if (lane != 0) return;
+  // Minus the logarithm of the softmax at the target.
   const float loss = logf(total) + largest - logit(target);
   losses[image] = loss;
   projections[image] = projection;
@@ -182,9 +188,10 @@ DEVICE void store_tile(float (*tile)[UNIT + 1], const float (*acc)[4], int group
     for (int i = 0; i < 4; i++) tile[group + (i >> 1) * 8][quad * 8 + (i & 1) * 4 + part] = acc[part][i];
 }
 
-// d_features, in the layout of the features. Grid: (units, ceil(images / 16)), 256 threads; a block computes one unit
-// of 16 images, a warp every 8th group of 8 classes of the sum. Shared memory: the warps' sums. At the end, 64 threads
-// have one chunk of 8 channels each.
+// d_features, in the layout of the features: a product of d_cosines (times 1 / |w_c|) with the directions, [images x
+// classes] [classes x channels]. Grid: (units, ceil(images / 16)), 256 threads; a block computes one unit of 16 images,
+// a warp every 8th group of 8 classes of the sum. Shared memory: the warps' sums. At the end, 64 threads have one chunk
+// of 8 channels each.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     cosine_feature_gradients(const uint4* features, const float* weights, const float* d_cosines, const float* projections,
                              const float* inverse_lengths, uint4* d_features, ClassShape shape) {
@@ -202,7 +209,8 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     float w[2][4];
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      // The gradients of classes after the last are zero, whatever they are multiplied by.
+      // Class 2 quad + k of the 8 is column quad + 4 k of the instruction. The gradients of classes after the last, up
+      // to the pitch, are zero, whatever they are multiplied by.
       const int c = first + quad * 2 + k;
       const float inverse = inverse_lengths[c];
       a[k * 2] = tf32_operand(rows[0][c] * inverse);
@@ -234,10 +242,11 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT)
   d_features[at] = pack8(d);
 }
 
-// The gradient of the class weights divided by the loss scale, and squares[block], the sum of squares of each thread
-// block. Grid: (units, ceil(classes / 16)), 256 threads; a block computes one unit of 16 classes, a warp every 8th
-// group of 8 images of the sum. Shared memory: the warps' sums and their parts of v_c . d_v_c; one double per thread.
-// At the end, a thread has two adjacent channels of a class. Sets `overflow` in the state if a gradient is not finite.
+// The gradient of the class weights divided by the loss scale, a product of the transpose of d_cosines (times 1 /
+// |f_i|) with the features; and squares[block], the sum of squares of each thread block. Grid: (units, ceil(classes /
+// 16)), 256 threads; a block computes one unit of 16 classes, a warp every 8th group of 8 images of the sum. Shared
+// memory: the warps' sums and their parts of v_c . d_v_c; one double per thread. At the end, a thread has two adjacent
+// channels of a class. Sets `overflow` in the state if a gradient is not finite.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT)
     class_gradients(const uint4* features, const float* weights, const float* cosines, const float* d_cosines,
                     const float* inverse_lengths, float* gradients, double* squares, TrainingState* state, ClassShape shape) {

@@ -30,7 +30,7 @@ struct Conv4Layout {
 // Positions relative to the end of a block's weights; those of the weights are negative.
 enum BlockPart { BIAS = 0, GAMMA = 64, BETA = 128, RUNNING_MEAN = 192, RUNNING_VAR = 256, PARTS_LEN = 320 };
 
-// The position of the weights of block 0 to 3, and of what follows them (enum BlockPart).
+// The position of the weights of block 0 to 3 (block 1 to 4 of the network), and of what follows them (enum BlockPart).
 DEVICE int block_start(Conv4Layout layout, int block) {
   return block == 0 ? 0 : layout.inputs * TAPS * CHANNELS + PARTS_LEN + (block - 1) * (FILTER_LEN + PARTS_LEN);
 }
@@ -98,7 +98,7 @@ DEVICE float sum_partials(const float* first, const FilterPartials& partials, in
   for (; i + 4 <= count; i += 4)
 #pragma unroll
     for (int j = 0; j < 4; j++) sums[j] += partial[(long)(i + j) * FILTER_LEN];
-  for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];
+  for (; i < count; i++) sums[0] += partial[(long)i * FILTER_LEN];  // the rest, up to three
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   const int parts = parts_start(layout, block), part = index - parts;
   if (part >= RUNNING_MEAN) return;  // statistics are not trained
   if (part >= BIAS && part < GAMMA) {
-    const int channel = part;
+    const int channel = part;  // BIAS is 0
     float mean, var;
     if (block == 0) {
       const float inverse_std = in.norm[3 * CHANNELS + channel];
@@ -256,7 +256,8 @@ DEVICE void pack_first_filters(const float* parameters, uint2* filters, float* w
     const int row = j >> 4, column = (j >> 2) & 3, input = j & 3;
     return column < 3 && input < layout.inputs ? parameters[(channel * layout.inputs + input) * TAPS + row * 3 + column] : 0.f;
   };
-  // The B fragment of mma_f16 for patch row k and group n: `channel` is the inverse of `row_of_channel` (common.cuh).
+  // The B fragment (second operand) of mma_f16 for patch row k and fragment n of 8 columns: row 8 n + group of the
+  // permuted output channels is `channel`, the inverse of `row_of_channel` (common.cuh).
   for (int i = threadIdx.x; i < 3 * 8 * 32; i += blockDim.x) {
     const int lane = i & 31, n = (i >> 5) & 7, k = i >> 8, group = lane >> 2, quad = lane & 3;
     const int channel = (group >> 1) * 16 + n * 2 + (group & 1), j = k * 16 + 2 * quad;

@@ -1,5 +1,5 @@
 // The loss of nearest prototypes that a Conv4 backbone is trained with, forward and backward. An episode has support
-// items and queries of N classes ("classes"). The prototype of a class is the mean or the geometric median of its
+// items ("items") and queries of a few classes. The prototype of a class is the mean or the geometric median of its
 // support items' features. The loss of a query is the cross-entropy of a softmax over minus the squared distances to
 // the prototypes; the loss of a step is the mean over the queries of its one episode.
 // crates/vision/src/training/loss.rs is the same on the CPU.
@@ -229,10 +229,11 @@ extern "C" __global__ void __launch_bounds__(256)
 //   dL/dh_i += w_i / total dL/dp' + w_i^3 dL/dw_i (p - h_i)
 //   dL/dp = -sum_i w_i^3 dL/dw_i (p - h_i)
 //
-// The last one becomes dL/dp' of the step before; that of the mean is divided among the items. In the code,
-// d_weights[i] is -w_i^3 dL/dw_i and `pull` the product with (p - h_i). Grid: classes, 256 threads, a few chunks per
-// thread. d_weights [support] and d_items [support][F] (the sums dL/dh_i so far) are scratch memory. Barriers separate
-// writing d_weights by thread 0 from reading it.
+// h_i are the features of item i. The last one becomes dL/dp' of the step before; that of the mean is divided among the
+// items. In the code, d_point is dL/dp', along (dL/dp') . (h_i - p'), d_weights[i] -w_i^3 dL/dw_i, and `pull` the
+// product of that with (p - h_i), which is subtracted from dL/dh_i and added to dL/dp. Grid: classes, 256 threads, a
+// few chunks per thread. d_weights [support] and d_items [support][F] (the sums dL/dh_i so far) are scratch memory.
+// Barriers separate writing d_weights by thread 0 from reading it.
 extern "C" __global__ void __launch_bounds__(256)
     median_gradients(const uint4* features, const u32* labels, const float* points, const float* weights, float* d_points,
                      float* d_weights, float* d_items, uint4* d_features, const TrainingState* state, EpisodeShape shape) {

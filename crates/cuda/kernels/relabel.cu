@@ -20,9 +20,9 @@
 //   relabel_collect                                                only if gradients are clipped (relabel_optimiser.cu)
 //   relabel_update                                                 AdamW (relabel_optimiser.cu)
 //
-// Together with a backbone, relabel_joint_features and relabel_joint_losses replace relabel_features and
-// relabel_losses, and relabel_joint_update replaces relabel_update; the gradient of the features is in relabel_joint.cu
-// and relabel_feature_gradient.cu.
+// Together with a backbone (src/relabel/joint.rs), relabel_joint_features and relabel_joint_losses replace
+// relabel_features and relabel_losses, and relabel_joint_update replaces relabel_update; the gradient of the features
+// is in relabel_joint.cu and relabel_feature_gradient.cu.
 #pragma once
 #include "relabel_edges.cu"
 #include "relabel_feature_gradient.cu"

@@ -2,20 +2,29 @@
 // of a thread block: products of rows with a weight, copies, layer norm. relabel.cu lists the kernels of a step in
 // order; crates/nn/src/relabel is the same network on the CPU, with the formulas.
 //
-// Relabel estimates the true class of every support item ("item") of an episode. It has a "state" per item i and class
-// c, a vector of W numbers, and a "pair" per two items. The edge network turns features of a pair into attention
-// logits; layers of attention between items and of mixing within items and classes update the states; from each state,
-// the network reads three outputs, from which the posterior over the classes of an item, the weights of the items in
-// the prototypes, and the losses follow.
+// Relabel reads an episode: a support set, whose labels may be wrong ("given labels"), and queries. It estimates the
+// true class of every support item ("item"). It has a "state" per item i and class c, a vector of W numbers, and a
+// "pair" (i, j) per item i and item j, also for i = j. Features of the pairs (distances, cosines, ranks, whether the
+// given labels agree) come from the inner products of the items. The edge network turns them into attention logits;
+// layers of attention between items and of mixing within items and classes update the states; from each state, the
+// network reads three outputs, from which the posterior over the classes of an item, the weights of the items in the
+// prototypes, and the losses follow. The item view, which a head for one backbone has in addition, is a projection of
+// the item's own features.
 //
-// M items, C classes, Q queries of an episode; W width, H heads, L layers, U hidden units, V width of the item view, a
-// projection of the item's own features. An episode has M C states (all classes of item 0, then of item 1, ..) and M M
-// pairs. Items, states and class rows (one per class) of all episodes of a step are rows of one matrix each. What
-// belongs to pairs is grouped by episode: features [episode][6][M][M], attention weights [episode][layer][head][M][M].
+// M items, C classes, Q queries of an episode, D numbers in a row of features; W width, H heads, L layers, U hidden
+// units of mixing, V width of the item view, E hidden units of the edge network. An episode has M C states (all classes
+// of item 0, then of item 1, ..) and M M pairs. Items, states and class rows (one per class) of all episodes of a step
+// are rows of one matrix each. What belongs to pairs is grouped by episode: features [episode][6][M][M], attention
+// weights [episode][layer][head][M][M].
 //
-// A tile is a few items of one episode with all their states, at most about 40, which is the work of one thread block
-// with RELABEL_THREADS threads. Its states are in shared memory. The layers exchange values between tiles in two places
-// (attention; the means of classes), so each layer has two kernels forward and two backward.
+// A tile is a few items of one episode with all their states, at most 40 states (TILE_STATES in
+// src/relabel/memory/network_plan.rs; an item of more classes is a tile of its own), which is the work of one thread
+// block with RELABEL_THREADS threads. Its states are in shared memory. The layers exchange values between tiles in two
+// places (attention; the means of classes), so each layer has two kernels forward and two backward.
+//
+// Matrix products are computed by mma_tf32 (common.cuh), 16 rows x 8 columns at a time, so rows and columns are rounded
+// up to 16 in memory; in names such as row_tiles, m_tiles and n_tiles, a tile is such a group of rows or columns. d_x
+// is the gradient of the loss with respect to x, and slopes are derivatives of GELU.
 //
 // Arithmetic is f32; products with weights, attention and the edge network round their inputs to TF32 or split them
 // into two TF32 numbers (`mma_tf32` in common.cuh, which also explains lane, group and quad). Every sum has a fixed
@@ -49,11 +58,11 @@ DEVICE u32 bits_of(float value) {
 }
 #endif
 
-// Threads of the kernels that work on tiles or episodes: the most that a block can have, because a multiprocessor has
-// one tile.
+// Threads of the kernels that work on tiles or episodes: the most that a block can have, because the shared memory of a
+// multiprocessor holds only one tile.
 #define RELABEL_THREADS 1024
 #define RELABEL_WARPS 32  // of such a block
-// The most items of a tile.
+// The most items of a tile that memory is reserved for. With two classes, 40 states are 20 items.
 #define TILE_ITEMS 32
 #define EDGE_FEATURES 5  // features of a pair that follow from embeddings (`pair_features` in relabel_edges.cu)
 #define PAIR_FEATURES 6  // these, and whether the given labels are the same
@@ -78,7 +87,8 @@ struct Episode {
   int first_scratch;            // in the memory of the losses
   int first_tile, tiles;        // its tiles
   int dim;                      // D: numbers of a row of features
-  // The number of items before this episode in its dropout batch, whose items share a mask.
+  // The number of items before this episode in its dropout batch: the episodes that share a dropout mask, in which this
+  // is the first item's number.
   int batch_item;
   u32 seed_low, seed_high;      // of dropout
   int first_weight;             // in the weights of rows, see Joint
@@ -109,13 +119,15 @@ struct State {
 };
 
 // Offsets of the weights of a layer in the packed weights, in floats: of attention (query, key, value, out), of mixing
-// (state, item, of_class: the three parts of the hidden layer; mixed: its output).
+// (state, item, of_class: the parts of the hidden layer that read the state, its item's pools and its class's mean;
+// mixed: its output).
 struct PackedLayer {
   int query, key, value, out, state, item, of_class, mixed;
 };
 
-// Offsets in the shared memory of a tile, in floats. R, T and K are the numbers of states, items and classes, rounded
-// up to 16. Rows of width w are pitch_of(w) floats apart.
+// Offsets in the shared memory of a tile, in floats. R, T and K are the numbers of states, items and classes of a tile,
+// rounded up to 16. Rows of width w are pitch_of(w) floats apart. The names say what a buffer usually holds; the
+// kernels of relabel_layers.cu use most of them for several things, one after the other.
 struct SharedLayout {
   int states, normed, values;  // [R][W]
   int hidden;                  // [R][max(W, U)]
@@ -157,7 +169,7 @@ struct Relabel {
   const u32* slots;
   State* state;
   const float* parameters;
-  const uint4* packed;
+  const uint4* packed;  // 4 floats each: offsets in floats are divided by 4
   // Inner products of items [pairs], of items and queries [M Q], squared lengths of queries [queries]; features of
   // pairs [6][pairs] and of states [states][19].
   float *gram, *products, *squares, *pair_features, *state_features;
@@ -242,7 +254,8 @@ DEVICE Episode episode(const Relabel& r, int index) { return ((const Episode*)(s
 // The tile of a thread block.
 struct Block {
   Episode e;
-  // Its first item in the episode; its items and states; states, items and classes in tiles of 16; its number.
+  // Its first item in the episode; its items and states; states, items and classes in groups of 16 (rounded up), the
+  // rows of a matrix instruction; its number.
   int first, count, rows, row_tiles, item_tiles, class_tiles, tile;
   Divider by_classes;  // state / C = item
   long item, state;    // rows of the tile's first item and state among those of the step
@@ -273,7 +286,8 @@ DEVICE bool open_tile(const Relabel& r, const u32* input, int index, Block& b) {
   b.counts = (const int*)(input + r.layout.counts) + b.e.first_class;
   b.shared = (float*)dynamic_shared;
   if ((int)threadIdx.x < b.count) labels[threadIdx.x] = ((const int*)(input + r.layout.given))[b.item + threadIdx.x];
-  // Columns beyond a size are multiplied by zero weights, so they must be finite: memory is cleared.
+  // Columns beyond a size are multiplied by zero weights, so they must be finite: memory is cleared. Rows beyond a size
+  // need not be: they only enter rows of the result that nothing reads.
   if (r.padded) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < r.shared.len; i += (int)blockDim.x) b.shared[i] = 0.f;
@@ -342,7 +356,8 @@ DEVICE float2 gelu_and_slope(float x) {
   return make_float2(x * cdf, cdf + x * 0.3989422804014327f * exp);
 }
 
-// body(row, column) for all elements of a matrix; a warp works on a row.
+// Calls body(row, column) for all elements of a matrix [rows][width]; a warp works on a row at a time, its lanes on
+// columns.
 template <class Body> DEVICE void each_element(int rows, int width, Body body) {
 #pragma unroll 2
   for (int row = threadIdx.x >> 5; row < rows; row += (int)(blockDim.x >> 5))
@@ -393,9 +408,12 @@ SEPARATE void store_rows(int from, float* to, int pitch, int rows, int width) {
 enum MultiplyOption { NO_BARRIER = 0, BARRIER = 1, ADD = 2, LAST_WARPS = 4 };
 #define WEIGHTS_AHEAD 4  // steps of 16 values of k whose weights a warp loads before they are used
 
-// `multiply` with the address of `a`, also in global memory. A warp has 16 rows and 8 columns at a time. Lane `quad`
-// takes the adjacent values 2 quad and 2 quad + 1 of k as columns quad and quad + 4 of an instruction, as the weights
-// are packed; even and odd groups of 8 values of k have an accumulator each.
+// `multiply` with the address of `a`, also in global memory. A warp has 16 rows and 8 columns at a time; k goes on in
+// steps of 16, two instructions of 8 values each. Lane `quad` takes the adjacent values 2 quad and 2 quad + 1 of k as
+// columns quad and quad + 4 of an instruction, so that it loads both at once; the weights are packed in the same order,
+// so the same terms meet. The first and the second instruction of a step have an
+// accumulator each (`even`, `odd`), so that they need not wait for each other. x and y are the rows `group` and group +
+// 8 of the 16.
 DEVICE void multiply_rows(const float* a, int pitch, int m_tiles, const uint4* b, int k, int n, int out, int out_pitch,
                           int options) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, k_tiles = (k + 15) >> 4, n_tiles = (n + 7) >> 3;
@@ -457,8 +475,8 @@ SEPARATE void multiply(int a, int pitch, int m_tiles, const uint4* b, int k, int
   multiply_rows((const float*)dynamic_shared + a, pitch, m_tiles, b, k, n, out, out_pitch, options);
 }
 
-// A number as the sum of two TF32 numbers, nearly: the upper 10 bits of the mantissa, and the nearest TF32 number to
-// the rest. Products of such sums are nearly as exact as in f32.
+// A number as the sum of two TF32 numbers, nearly: the upper 10 bits of the mantissa (the mask clears the other 13),
+// and the nearest TF32 number to the rest. Products of such sums are nearly as exact as in f32.
 DEVICE void split_tf32(float value, u32* high, u32* low) {
   *high = bits_of(value) & 0xffffe000u;
   *low = tf32_operand(value - __uint_as_float(*high));
@@ -473,7 +491,7 @@ DEVICE const float* layer_parameters(const Relabel& r, int offset, int layer) {
   return r.parameters + r.layer + (long)layer * r.layer_len + offset;
 }
 
-// Layer norms use 16 threads per row; norm_sum adds up over them.
+// Layer norms use 16 threads per row, half a warp; norm_sum adds up over them.
 #define NORM_LANES 16
 #define NORM_ROWS ((int)blockDim.x / NORM_LANES)
 DEVICE float norm_sum(float value) {
@@ -526,8 +544,9 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
   const FirstGroup scales = first_group(parameters, width), shifts = first_group(parameters + width, width);
 #pragma unroll 1
   for (int first = 0; first < rows; first += NORM_ROWS) {
+    // A warp stops if its first row (of two) does not exist. Otherwise all of its threads take part in its sums, also
+    // those without a row, which repeat the last one.
     if (first + (int)threadIdx.x / 32 * (32 / NORM_LANES) >= rows) break;
-    // All threads of a warp take part in its sums, also those without a row.
     const int row = first + threadIdx.x / NORM_LANES, start = min(row, rows - 1) * pitch;
     const float* from = shared + x + start;
     const float2 statistics = row_statistics(from, width);
@@ -544,7 +563,8 @@ SEPARATE void layer_norm(int x, int y, int pitch, int rows, int width, const flo
 
 // The backward pass: adds the gradient of the input to `into`, from the gradient `d` of the output, and writes the
 // gradients of scale and shift, summed over the rows, to partial [2][width]. `x` holds the input and becomes the
-// normalised input. x, d, into: offsets of rows `pitch` apart. Contains a barrier.
+// normalised input. x, d, into: offsets of rows `pitch` apart. With n the normalised input and g = d * scale, the
+// gradient is (1 / std) * (g - mean(g) - n * mean(g n)); d_mean and d_slope are the two means. Contains a barrier.
 SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, int width, const float* scale, float* partial) {
   float* shared = (float*)dynamic_shared;
   const FirstGroup scales = first_group(scale, width);
@@ -591,7 +611,7 @@ SEPARATE void layer_norm_backward(int x, int d, int into, int pitch, int rows, i
   }
 }
 
-// A kernel of RELABEL_THREADS threads, one block per multiprocessor.
+// A kernel of RELABEL_THREADS threads, one block per multiprocessor; a "phase" is what it does for one episode or tile.
 #define PHASE_KERNEL extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1)
 
 // Runs a phase on one episode per block, or on one tile per block; blocks beyond those of the step do nothing.

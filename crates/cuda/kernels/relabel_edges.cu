@@ -4,13 +4,20 @@
 // explains items, states, pairs and tiles;
 // crates/nn/src/relabel/{gram_space,edge_features,network_input,edge_network}.rs are the same on the CPU.
 //
-// Inner products [M][M] of the items ("gram matrix") and [M][Q] of items and queries are as exact as the CPU's f32:
-// distances are small differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and all
-// four products are summed.
+// Letters: M items, Q queries and C classes of an episode; i and j are items, c a class, p = i M + j a pair. m is the
+// mean of the items, x.y an inner product, |x| a length. "Gram" is the matrix of the inner products of the items.
 //
-// The edge network: F = 6 features of a pair and a constant, E hidden units with GELU, O = layers H outputs, one logit
-// per layer and head. Weights [F][E], bias [E], [E][O], adjacent in the parameters and in the partial gradients of a
-// tile. In the products of this file, the bias is row 6 of the weights and 1 is feature 6.
+// Inner products [M][M] of the items (gram) and [M][Q] of items and queries are as exact as the CPU's f32: distances
+// are small differences of them, so TF32 would not do. Each factor is split into two TF32 numbers, and all four
+// products are summed.
+//
+// The edge network: F = 6 features of a pair, E hidden units with GELU, O = layers H outputs (H heads), one logit per
+// layer and head. Weights [F][E], bias [E], weights [E][O], adjacent in the parameters and in the partial gradients of
+// a tile: E (7 + O) numbers. In the products of this file, the bias is row 6 of the weights [7][E] and 1 is feature 6;
+// 8, the inner dimension of an instruction, is filled up with zeros.
+//
+// src/relabel.rs launches the kernels: `record_gram`, `record_edges_backward`, and `record_layers` for `edges`, a part
+// of relabel_input (relabel.cu).
 #pragma once
 #include "relabel.cuh"
 
@@ -22,16 +29,17 @@ DEVICE float row_value(const Row& row, int column) {
   return row.share == 0.f ? own : own + row.share * (((const float*)row.other)[column] - own);
 }
 
-#define GRAM_TILE 32  // items, and items or queries, of a block of relabel_gram
-// Rows that a warp loads, and warps that share 16 x 8 products: each has a quarter of the columns of features.
+#define GRAM_TILE 32  // items (rows), and items or queries (columns), of a block of relabel_gram
+// A tile's 32 x 32 products are 8 units of 16 x 8, those of one instruction, and a block has 32 warps. GRAM_ROWS: rows
+// that a warp loads. GRAM_PARTS: warps that share a unit; each sums a quarter of the columns of features.
 #define GRAM_ROWS 2
 #define GRAM_PARTS 4
 
 // Inner products of 32 items with 32 items or queries: gram [M][M] and products [M][Q] of every episode; and squares
-// [Q], the squared lengths of the queries, by the blocks of the first 32 items. Grid: (tiles of an episode, episodes),
-// 1024 threads. Shared memory: 32 rows of items, then 32 rows of items or queries, `dims` columns of them at a time (a
-// multiple of 32), `dims` + 8 floats apart. At the end, the partial products of warps that share 16 x 8 products are
-// added there.
+// [Q], the squared lengths of the queries, by the blocks of the first 32 items. Columns are numbered from the first
+// item to the last query. Grid: (tiles of an episode, episodes), 1024 threads. Shared memory: 32 rows of items, then 32
+// rows of items or queries, `dims` columns of features at a time (a multiple of 32), `dims` + 8 floats apart. At the
+// end, the parts of the warps that share a unit are added there.
 extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Relabel r, int dims) {
   const u32* input = slot(r);
   const Episode e = ((const Episode*)(input + r.layout.episodes))[blockIdx.y];
@@ -41,7 +49,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   const int j0 = ((int)blockIdx.x - row_tile * column_tiles) * GRAM_TILE;
   if (i0 >= e.items) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3, pitch = dims + 8;
-  // The first half of the warps load the items.
+  // The first half of the warps load the items of the tile's rows, the others those of its columns. Rows after the last
+  // are copies of the last, whose products are not written.
   float *shared = (float*)dynamic_shared, *loaded = shared + warp * GRAM_ROWS * pitch;
   const bool loads_items = warp < RELABEL_WARPS / 2;
   const int first = (warp & (RELABEL_WARPS / 2 - 1)) * GRAM_ROWS + (loads_items ? i0 : j0);
@@ -49,16 +58,18 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
   Row rows[GRAM_ROWS];
 #pragma unroll
   for (int i = 0; i < GRAM_ROWS; i++) rows[i] = ((const Row*)(input + r.layout.rows))[e.first_row + min(first + i, last)];
+  // The first row and column of this warp's unit in the tile, and its quarter of the features.
   const int unit = warp / GRAM_PARTS, m = (unit & 1) * 16, n = (unit >> 1) * 8, part = warp % GRAM_PARTS;
   float sums[4] = {}, small[4] = {}, squares[GRAM_ROWS] = {};  // large and small products have accumulators of their own
 #pragma unroll 1
   for (int k0 = 0; k0 < e.dim; k0 += dims) {
-    // Columns of this round, and with zeros after the last.
+    // Features of this round, and their number with zeros after the last: a multiple of 8 for each of the four parts.
     const int len = min(dims, e.dim - k0), padded = (len + 31) & ~31;
 #pragma unroll
     for (int i = 0; i < GRAM_ROWS; i++) {
       const float *own = (const float*)rows[i].own + k0, *other = (const float*)rows[i].other + k0, share = rows[i].share;
       float* to = loaded + i * pitch;
+      // Copies of 16 bytes need rows whose length is a multiple of 4 floats; blended rows are computed.
       if (share == 0.f && e.dim % 4 == 0) {
 #pragma unroll 1
         for (int k = 4 * lane; k < len; k += 128) copy_async(shared_address(to + k), own + k);
@@ -71,6 +82,8 @@ extern "C" __global__ void __launch_bounds__(RELABEL_THREADS, 1) relabel_gram(Re
     finish_loads();
     __syncthreads();
     const int per_part = padded / GRAM_PARTS;
+    // Adjacent features 2 quad and 2 quad + 1 are columns quad and quad + 4 of the instruction, in both factors: one
+    // load each.
     const float* x = shared + (m + group) * pitch + part * per_part + 2 * quad;
     const float* y = shared + (GRAM_TILE + n + group) * pitch + part * per_part + 2 * quad;
 #pragma unroll 2
@@ -133,8 +146,8 @@ DEVICE float inverse_centred_length(float square, float with_mean, float mean_sq
   return centred > ROUNDING * (square + mean_square) ? rsqrtf(centred) : 0.f;
 }
 
-// Inner products of the items with their mean, [M], and (returned to all threads) of the mean with itself: means over
-// the gram matrix. Contains barriers.
+// Inner products x_i . m of the items with their mean, to with_mean [M], and (returned to all threads) m . m: the means
+// of the rows of the gram matrix, and the mean of these. Contains a barrier.
 SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
   const int lane = threadIdx.x & 31;
   const float inverse_count = fast_inverse(items);
@@ -155,8 +168,8 @@ SEPARATE float mean_products(const float* gram, int items, float* with_mean) {
 
 // Moves gram matrix and products into the space that is centred at the mean of the items and scaled to unit length: x.y
 // becomes (x.y - x.m - y.m + m.m) / (|x - m| |y - m|), and the squared length of a query 1, or 0 if it has no
-// direction. gram: [M][M] in shared or global memory; with_mean, scales: [M] in shared memory. JOINT, here and below:
-// keeps what the gradient of the features needs in `joint`. Contains barriers.
+// direction. gram: [M][M] in shared or global memory; with_mean, scales (1 / |x - m|): [M] in shared memory. JOINT,
+// here and below: keeps what the gradient of the features needs in `joint`. Contains barriers.
 template <bool JOINT>
 DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_mean, float* scales, const Joint* joint) {
   const int items = e.items;
@@ -198,8 +211,9 @@ DEVICE void centre(const Relabel& r, const Episode& e, float* gram, float* with_
 //      mean of their ranks
 //   3  the relative rank of i among the neighbours of j
 //   4  the cosine of the items as they are, standardised over all pairs, bounded by 8
-// distances: scratch memory [M][M]; with_mean, scales [2][M]: shared memory. Sums are over the block, in f32. Contains
-// barriers.
+// given: the labels [M]; distances: scratch memory [M][M]; with_mean, scales [2][M] (1 / |x - m|, then 1 / |x|): shared
+// memory. Three passes over the pairs: distances and cosines, the deviation of the raw cosines ("raw": not centred),
+// the features. Sums are over the block, in f32. Contains barriers.
 template <bool JOINT>
 DEVICE void pair_features(const Episode& e, const int* given, const float* gram, float* distances, float* with_mean,
                           float* scales, float* planes, const Joint* joint) {
@@ -236,6 +250,7 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
     planes[5 * pairs + p] = given[i] == given[j] ? 1.f : 0.f;
   });
   sums = block_sums(sums);
+  // Of the distances, of the raw cosines, of the squared lengths.
   const float mean = sums.x * inverse_apart, raw_mean = sums.y * inverse_apart, squares = sums.z * fast_inverse(items);
   float deviation = 0.f;
   each_element(items, items, [&](int i, int j) {
@@ -257,12 +272,13 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
   each_element(items, items, [&](int i, int j) {
     const int p = i * items + j;
     const float distance = distances[p], *row = distances + i * items;
-    int nearer = 0, tied = 0;
+    int nearer = 0, tied = 0;  // items other than i that are nearer than j, and as near as j (with j itself)
 #pragma unroll 4
     for (int k = 0; k < items; k++) {
       nearer += k != i && row[k] < distance;
       tied += k != i && row[k] == distance;
     }
+    // `nearer` and `tied` sum to M - 1 or less, so the rank is in [0, 1]; without ties it is (nearer + 1/2) / (M - 1).
     const float rank = i == j ? 0.f : (nearer + 0.5f * tied) * inverse_others;
     planes[1 * pairs + p] = i == j ? -1.f : comparable ? clamped(distance * scale - 1.f, MAX_FEATURE) : 0.f;
     planes[2 * pairs + p] = rank;
@@ -273,8 +289,9 @@ DEVICE void pair_features(const Episode& e, const int* given, const float* gram,
 }
 
 // The 19 features of item i and class c, out [M C][19]: is c the given label of i; the share of items with label c; is
-// there no other item with this label; 1 / (1 + their number); then mean, maximum and minimum of each edge feature from
-// i to those items, or a neutral value without any. One thread per state and edge feature.
+// there no other item with this label; 1 / (1 + the number of other items with it); then, for each of the five edge
+// features, mean, maximum and minimum over the pairs (i, j) with these others j, or a neutral value without any. One
+// thread per state and edge feature; that of feature 0 also writes the first four.
 DEVICE void state_features(const Episode& e, const int* given, const int* counts, const float* planes, float* out) {
   const int items = e.items, pairs = items * items, states = items * e.classes;
 #pragma unroll 1
@@ -310,8 +327,8 @@ DEVICE void state_features(const Episode& e, const int* given, const int* counts
 
 // Pair features and state features of an episode, by one block of RELABEL_THREADS threads. Where the head is centred
 // (works in the space of `centre`), gram and products are moved into that space before. Shared memory: vectors
-// with_mean [M], scales [2][M], labels [M]; then, where they fit (gram_len > 0), gram, distances and features [M][M],
-// which otherwise are in global memory.
+// with_mean [M], scales [2][M], labels [M]; then, where they fit (gram_len > 0), gram and distances [M][M] and the pair
+// features [6][M][M], which otherwise are in global memory. In the code, `own` is the gram matrix in global memory.
 template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, const Episode& e, const Joint* joint) {
   const int* given = (const int*)(input + r.layout.given) + e.first_item;
   const int* counts = (const int*)(input + r.layout.counts) + e.first_class;
@@ -344,8 +361,8 @@ template <bool JOINT> DEVICE void features(const Relabel& r, const u32* input, c
   state_features(e, labels, counts, planes, r.state_features + (long)e.first_state * STATE_FEATURES);
 }
 
-// Weights of the edge network as an operand of mma_tf32, from shared memory: rows are the 6 features, then the bias,
-// then 0.
+// Weights of the edge network as an operand of mma_tf32, from shared memory: rows are the 6 features, then the bias
+// (PAIR_FEATURES is its number), then 0; columns are the `units` hidden units.
 DEVICE float edge_weight(const float* weights, int units, int feature, int unit) {
   return feature <= PAIR_FEATURES && unit < units ? weights[feature * units + unit] : 0.f;
 }
@@ -365,8 +382,10 @@ DEVICE void mma_split(float* d, const u32* a, const u32* a_low, const u32* b, co
 #define OUTPUT_GROUPS 2  // groups of 8 outputs that a warp sums at the same time
 
 // The edge network's logits of the pairs (i, j) with i in the tile, written to `attention` [O][M][M] of the episode. A
-// warp has 16 pairs; hidden units are computed 8 at a time and not stored. Shared memory: the weights. Ends with a
-// barrier.
+// warp has 16 pairs and up to 16 outputs at a time; hidden units are computed 8 at a time and not stored, once more for
+// every 16 outputs. Variables: p0, o0, u0 are the first pair, output and unit; x the features, w and h the factors of
+// the two products (weights, hidden units), each with the low part that `split_tf32` gives. Shared memory: the weights.
+// Ends with a barrier.
 DEVICE void edges(const Relabel& r, const Block& b) {
   const int items = b.e.items, pairs = items * items, units = r.edge_hidden, outputs = r.layers * r.heads;
   const int len = units * (PAIR_FEATURES + 1 + outputs), end = (b.first + b.count) * items;
@@ -394,7 +413,9 @@ DEVICE void edges(const Relabel& r, const Block& b) {
 #pragma unroll
         for (int i = 0; i < 2; i++) split_tf32(edge_weight(weights, units, quad + i * 4, u0 + group), &w[i], &w_low[i]);
         mma_split(hidden, x, x_low, w, w_low);
-        // Columns 2 quad and 2 quad + 1 are columns quad and quad + 4 of the next product.
+        // The result of an instruction has columns 2 quad and 2 quad + 1 in a lane, while a first operand has columns
+        // quad and quad + 4. The order of the units in a sum is free, so the one serves as the other, and below the
+        // weights are loaded in the same order.
 #pragma unroll
         for (int i = 0; i < 4; i++)
           split_tf32(gelu_and_slope(hidden[(i & 1) * 2 + (i >> 1)]).x, &h[i], &h_low[i]);
@@ -421,8 +442,8 @@ DEVICE void edges(const Relabel& r, const Block& b) {
   __syncthreads();
 }
 
-// Threads of `relabel_edges_backward`. Its 16 warps are four groups: each group has every 4th group of 8 pairs, and a
-// warp of it every 4th group of 16 hidden units.
+// Threads of `relabel_edges_backward`. Its 16 warps are EDGE_GROUPS groups of GROUP_WARPS warps: a group of warps takes
+// every 4th group of 8 pairs, and each of its warps every 4th group of 16 hidden units.
 #define EDGE_THREADS 512
 #define EDGE_GROUPS 4
 #define GROUP_WARPS 4
@@ -430,8 +451,9 @@ DEVICE void edges(const Relabel& r, const Block& b) {
 // Partial gradients of the edge network's parameters from the pairs of a tile, to the first [E (7 + O)] floats of the
 // tile's partials; hidden units are computed again. Grid: one block per tile, 512 threads. Shared memory: the weights,
 // and the sums of each group of warps, each [E (7 + O)], which are added at the end. A warp computes for 16 units and 8
-// pairs: hidden = weights x features; d_out += hidden x d_logits; d_hidden = outgoing weights x d_logits times the
-// slope of GELU; d_in += d_hidden x features.
+// pairs: hidden = weights x features; d_out (gradient of the outgoing weights [E][O]) += hidden x d_logits; d_hidden =
+// outgoing weights x d_logits times the slope of GELU; d_in (gradient of the weights [7][E]) += d_hidden x features.
+// Units are the rows of all these products. Only `hidden` is as exact as in f32; gradients are in TF32.
 extern "C" __global__ void __launch_bounds__(EDGE_THREADS, 2) relabel_edges_backward(Relabel r) {
   const u32* input = slot(r);
   const Tile tile = ((const Tile*)(input + r.layout.tiles))[blockIdx.x];

@@ -14,7 +14,7 @@
 //
 // relabel_gram_backward computes the weights of pairs of items; relabel_queries_backward (relabel_joint.cu) has
 // computed the weights of all pairs with a query. relabel_rows_backward multiplies the weights with the features.
-// relabel_gram_backward goes through relabel_edges.cu in reverse order:
+// src/relabel/joint.rs launches them. relabel_gram_backward goes through relabel_edges.cu in reverse order:
 //   1. from features of a state to edge features                    state_features_backward, edge_gradients
 //   2. from edge features to the gram matrix they are computed from  edge_features_backward
 //   3. from that of the centred items to that of the original items  centring_backward, if the head is centred
@@ -27,7 +27,9 @@
 //   4  (cos - mean) / deviation, clamped to [-8, 8], with cos = x_i . x_j / (|x_i| |x_j|); mean and deviation are those
 //      of cos over all pairs
 // x are the items in the space of the episode: where the head is centred, they are already centred at their mean and
-// scaled to unit length. "All pairs" are the M (M - 1) pairs of different items.
+// scaled to unit length. "All pairs" are the M (M - 1) pairs of different items. Arrays of three gradients of edge
+// features have those of 0, 1 and 4, in this order; "scales" are 1 / length, and d_log_scale is the gradient of the
+// logarithm of a scale.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
@@ -42,8 +44,8 @@ namespace relabel {
 DEVICE int edge_feature(int index) { return index < 2 ? index : 4; }
 
 // Gradients of these state features of an episode, [M C][9]: those of the input layer's hidden units, `d_start`
-// [M C][W], times its transposed weight [19][W], in TF32. A task of a warp is 16 states and 8 of the features, so two
-// tasks cover the 9 features of 16 states. Contains no barrier.
+// [M C][W], times its transposed weight [19][W], in TF32. A task of a warp is 16 states and 8 of the 9 features (those
+// of one instruction), so two tasks cover 16 states; the second has one feature. Contains no barrier.
 DEVICE void state_features_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = r.width, states = e.items * e.classes;
   const float *d_hidden = r.d_start + (long)e.first_state * width, *weights = r.parameters + joint.state_weights;
@@ -341,7 +343,7 @@ PHASE_KERNEL relabel_gram_backward(Relabel r, Joint joint) {
   });
 }
 
-#define ROWS_THREADS 256  // of a block of relabel_rows_backward: 8 warps
+#define ROWS_THREADS 256  // threads of a block of relabel_rows_backward: 8 warps
 #define ROWS_COLUMNS 64  // columns of features of a block, 8 per warp
 // Tiles of 16 rows whose gradients a warp sums at the same time, and groups of 8 rows whose features it loads at the
 // same time.

@@ -7,8 +7,10 @@
 // multiplies them with the features. Only the item view reads the features themselves.
 //
 // relabel_view_scales and relabel_queries_backward follow the losses; relabel_edge_features_backward follows the last
-// kernel that writes gradients of attention logits. The CPU version is in
-// crates/nn/src/relabel/{losses,gram_space,edge_network}.rs.
+// kernel that writes gradients of attention logits. src/relabel/joint.rs launches them. The CPU version is in
+// crates/nn/src/relabel/{losses,gram_space,edge_network}.rs. As in relabel.cuh, M items, Q queries, C classes; "scales"
+// are 1 / length, and the "space" of an episode is the one that `centre` (relabel_edges.cu) moves the products to, or
+// that of the features where the head is not centred.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
@@ -53,10 +55,11 @@ extern "C" __global__ void __launch_bounds__(VIEW_THREADS) relabel_view_scales(R
 // ---- Queries
 
 // The distance of query q to the prototype of weights w is q.q + w G w - 2 w.p, with G the gram matrix and p the
-// products of the items with q. From the gradients of the distances (`of_losses`): gradients of p, [M][Q], and of G
-// plus its transpose, [M][M], both in the space of the episode. Where that space is centred, also the gradients of
-// centring through the queries, as far as they are sums over queries. Returns this thread's part of the gradient of the
-// mean's square. Contains a barrier.
+// products of the items with q. From the gradients d of the distances (`of_losses`): gradients of p, -2 w d summed over
+// the classes, [M][Q]; and of G plus its transpose, 2 w_i w_j d summed over classes and queries, [M][M] (`totals`: d
+// summed over the queries). Both are in the space of the episode. Where that space is centred, also the gradients of
+// centring through the queries, as far as they are sums over queries: a centred product is (x.q - x.m - q.m + m.m)
+// times both scales (m the items' mean). Returns this thread's part of the gradient of m.m. Contains a barrier.
 DEVICE float products_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, items = e.items, classes = e.classes, queries = e.queries;
   const float *weights = joint.of_losses + e.first_scratch, *d_distances = weights + classes * items;
@@ -105,7 +108,8 @@ DEVICE float products_backward(const Relabel& r, const Joint& joint, const Episo
 }
 
 // Gradients of the queries' squared lengths, `d_squares`, and of their products with the items' mean, `d_query_means`.
-// Returns this thread's part of the gradient of the mean's square. Eight threads per query; all threads take part in
+// Returns this thread's part of the gradient of the mean's square. In the code, `sum` is the gradient of the logarithm
+// of the query's scale where the head is centred, else that of q.q. Eight threads per query; all threads take part in
 // the sums.
 DEVICE float query_lengths_backward(const Relabel& r, const Joint& joint, const Episode& e) {
   const int items = e.items, classes = e.classes, queries = e.queries, eighth = threadIdx.x & 7;

@@ -1,7 +1,8 @@
 // The layers of the Relabel head, forward and backward, as functions that one thread block calls for its tile: a few
 // items of an episode with all their states (a state is the vector of W numbers of one item and class). relabel.cuh has
-// sizes, buffers (`struct Relabel`) and the functions of a block; relabel.cu the kernels that call these and their
-// order. The formulas are in crates/nn/src/relabel/{input_layer,attention_layer,mixing_layer,item_view}.rs:
+// letters, sizes, buffers (`struct Relabel`) and the functions of a block; relabel.cu the kernels that call these and
+// their order, which src/relabel.rs launches. The formulas are in
+// crates/nn/src/relabel/{input_layer,attention_layer,mixing_layer,item_view}.rs, with weights W.. and biases b..:
 //
 //   input      state = GELU(features Wf + bf [+ item view]) Ws + bs, from the 19 features of a state
 //   attention  states n after layer norm; query and key per item from the mean of n over the classes and n at the given
@@ -11,15 +12,22 @@
 //              the items with given label c) Wc + bc; state += GELU(hidden) Wm
 //   output     three numbers per state: layer norm, then a product with `out` [W][3]
 //
+// In the list, i and j are items, c a class, and n a state after layer norm. "part" in the code is W / H, the width of
+// a head; "planes" are the attention weights of a layer as [head][item][item]. Row r of the tile's states is item r / C
+// of the tile and class r % C.
+//
 // Forward: input, then per layer attend and mix. Backward: output_backward, then per layer, from the last,
 // attend_backward_rows (attention of the tile's items) and attend_backward_columns (attention to the tile's items). A
 // kernel ends where the next computation needs values of other tiles: keys and values of all items, or sums over the
-// items of a class. So each function ends with what the next kernel reads. The backward pass of mixing is split between
-// two kernels, because the gradient of a class's mean is a sum over tiles.
+// items of a class. So each function ends with what the next kernel reads: `input` and `mix` with the inputs of
+// attention, `attend` with those of mixing. The backward pass of mixing is split between two kernels, because the
+// gradient of a class's mean is a sum over tiles.
 //
 // All matrices of a tile are in shared memory, at the offsets of SharedLayout; rows of width w are pitch_of(w) floats
-// apart. Loads from and stores to global memory are written so that they overlap with products, and barriers are only
-// where a product reads what other warps wrote.
+// apart. `r.shared.x` is such an offset, `b.shared + r.shared.x` the address; `r.x` without `shared` is a buffer in
+// global memory. Buffers of a layer are at layer * max_states (max_items, ..) rows; the states have two entries per
+// layer, number 2 layer before attention and 2 layer + 1 before mixing. Loads from and stores to global memory are
+// written so that they overlap with products, and barriers are only where a product reads what other warps wrote.
 #pragma once
 #include "relabel.cuh"
 #include "relabel_edges.cu"
@@ -42,9 +50,10 @@ SEPARATE void multiply_global(const float* a, int pitch, int m_tiles, const uint
 }
 
 // The item view, for a head that is made for one backbone: norm(h P), with h the item's features minus the mean of all
-// features at unit length, after dropout, and P [D][V]. Leaves what it adds to the hidden units of the input layer,
-// [T][W], in `items[1]` (view_target 1), or writes what it adds to the logits of "none of the classes" (view_target 2):
-// one more hidden layer with GELU and a sum.
+// training features, scaled to unit length, after dropout, and P [D][V]. Leaves what it adds to the hidden units of the
+// input layer, a product of the view with weights [V][W], in `items[1]`, [T][W] (view_target 1). Or passes that product
+// on through one more hidden layer with GELU, and writes the sum of its units times `view_out` to `outlier`, which is
+// added to the logits of "none of the classes" (view_target 2).
 DEVICE void view_forward(const Relabel& r, const Block& b) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, dim = r.view_dim, width = r.view_width;
   const int pitch = pitch_of(width), state_pitch = pitch_of(r.width);
@@ -168,7 +177,7 @@ DEVICE void input(const Relabel& r, const Block& b) {
   attention_inputs(r, b, 0);
 }
 
-#define ROWS_AHEAD 4  // groups of 8 items whose rows a warp loads at the same time
+#define ROWS_AHEAD 4  // groups of 8 items, the terms of one instruction, whose rows a warp loads at the same time
 
 // out[item][class][w] = scale times the sum over all items j of the episode of weights[head of w][item][j]
 // rows[j][class][w], for the `count` items of the tile, by the whole block. A product with the weights as left factor,
@@ -191,8 +200,9 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
 #pragma unroll 1
     for (; tile >= n_tiles; first += 16) tile -= n_tiles;
     if (first >= count) return;
+    // A tile's class and head, its first column in the head, and in the width W. x and y are the weights of items
+    // `group` and group + 8 of the 16, the last item's where there are fewer; `at` is this lane's number of the rows.
     const int of_class = tile / head_tiles, c = of_class / heads, head = of_class - c * heads;
-    // The first column of the tile in its head.
     const int begin = (tile - of_class * head_tiles) * 8, w = head * part + begin;
     const float* at = rows + quad * columns + c * heads * part + w + group;
     const float* x = shared + weights + (head * count + min(first + group, count - 1)) * weight_pitch + quad;
@@ -227,7 +237,7 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
   }
 }
 
-#define STEPS_AHEAD 5  // steps of 8 columns whose values a warp loads at the same time
+#define STEPS_AHEAD 5  // steps of 8 columns, the terms of one instruction, whose values a warp loads at the same time
 
 // out[head][i][j] = scale times the sum over classes c and k below `part` of left[i][c][head part + k] right[j][c][head
 // part + k], added to what `out` holds if `add`, for the `count` items i of the tile and all items j of the episode, by
@@ -235,7 +245,9 @@ SEPARATE void weighted_sums(int weights, const float* rows, int items, int class
 //   left   offset in shared memory of [count][classes] rows, `pitch` apart
 //   right  global memory, [items][classes][heads part]
 //   out    offset in shared memory of [heads][count][weight_pitch_of(items)]
-// Where `part` is not a multiple of 8, columns of `left` beyond it are multiplied by 0. Contains no barrier.
+// Forward, with classes = 1, these are the logits from queries and keys; backward, the gradients of the attention
+// weights from d_attended and values. Where `part` is not a multiple of 8, columns of `left` beyond it are multiplied
+// by 0. Contains no barrier.
 SEPARATE void head_products(int left, int pitch, const float* right, int classes, int heads, int part, int count, int items,
                             float scale, int out, bool add) {
   const int lane = threadIdx.x & 31, group = lane >> 2, quad = lane & 3, width = heads * part;
@@ -329,8 +341,8 @@ SEPARATE void sum_tiles(const float* sums, int stride, int tiles, const int* div
 }
 
 // Attention of layer `layer`: its output added to the states; then what mixing reads, the layer norm of the states,
-// pools over the classes, and the tile's sums of each class, from which `mix` computes the means of all tiles. Grid:
-// one block per tile.
+// pools over the classes, and the tile's sums of each class (of the states (i, c) of items i with given label c), from
+// which `mix` computes the means over all tiles. Grid: one block per tile.
 DEVICE void attend(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, pitch = pitch_of(width), items = b.e.items, classes = b.e.classes, part = width / r.heads;
@@ -500,8 +512,10 @@ SEPARATE void activation_backward(int d, int pitch, int rows, int width, const f
 
 // The first part of mixing's backward pass: from the gradient of its output, in `states` in shared memory and written
 // before the last barrier, to those of the hidden units (`d_hidden`, and their sums per item and per class of the tile)
-// and of the normalised states, still without the part through the means of the classes, which attend_backward_rows
-// adds.
+// and of the normalised states (`d_normed`), still without the part through the means of the classes, which
+// attend_backward_rows adds. `class_sums` in global memory, free after `mix`, holds the sums per class of the tile. The
+// gradient of the pools is [mean | maximum], 2 W numbers per item: the mean's goes to all classes, the maximum's to the
+// class `argmax`.
 DEVICE void mixing_backward(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, units = r.hidden, classes = b.e.classes;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), unit_pitch = pitch_of(units);
@@ -565,8 +579,8 @@ DEVICE void output_backward(const Relabel& r, const Block& b) {
 }
 
 // The second part of mixing's backward pass of layer `layer`: the gradient through the means of the classes, which are
-// sums over all tiles, and the layer norm. Then attention's as seen from the tile's items: gradients of the attention
-// logits and of the queries. Grid: one block per tile.
+// sums over all tiles, and the layer norm. Then attention's as seen from the tile's items, whose weights are rows of
+// the attention map: gradients of the attention logits and of the queries. Grid: one block per tile.
 DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int width = r.width, units = r.hidden, classes = b.e.classes, items = b.e.items, part = width / r.heads;
@@ -587,6 +601,7 @@ DEVICE void attend_backward_rows(const Relabel& r, const Block& b, int layer) {
   multiply(r.shared.of_classes, unit_pitch, b.class_tiles, packed(r, r.backward.of_class, layer), units, width, r.shared.classes,
            pitch, BARRIER);
   __syncthreads();
+  // The mean of class c is over the states (i, c) of the items i with given label c: one state per item.
   each_element(b.count, width, [&](int i, int w) {
     const int given = b.labels[i];
     d_normed[(i * classes + given) * pitch + w] += d_means[given * pitch + w] * fast_inverse(b.counts[given]);
@@ -674,8 +689,9 @@ DEVICE void input_backward(const Relabel& r, const Block& b) {
 }
 
 // Attention's backward pass of layer `layer` as seen from the items that are attended to: gradients of keys and values,
-// which need the attention weights of all items to the tile's (a column of the map), and of the states before
-// attention. Then `mixing_backward` of the layer below, or the input layer. Grid: one block per tile.
+// which need the attention weights of all items to the tile's (columns of the map, so the other tiles must have run
+// attend_backward_rows), and of the states before attention. Then `mixing_backward` of the layer below, or the input
+// layer. Grid: one block per tile.
 DEVICE void attend_backward_columns(const Relabel& r, const Block& b, int layer) {
   const int width = r.width, classes = b.e.classes, items = b.e.items, part = width / r.heads;
   const int pitch = pitch_of(width), double_pitch = pitch_of(2 * width), weight_pitch = weight_pitch_of(items);

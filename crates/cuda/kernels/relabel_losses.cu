@@ -1,7 +1,7 @@
 // The end of the Relabel head: posterior of the items, weights of the prototypes, losses, and the gradient of the
 // network's outputs. One thread block of RELABEL_THREADS threads per episode; every function is called by the whole
-// block. The same on the CPU: crates/nn/src/relabel/{posterior,losses}.rs. Sizes and buffers (`struct Relabel`) are in
-// relabel.cuh.
+// block. relabel.cu has the kernels that call `losses`. The same on the CPU:
+// crates/nn/src/relabel/{posterior,losses}.rs. Sizes and buffers (`struct Relabel`) are in relabel.cuh.
 //
 // M items, C classes, Q queries. Each state (item i, class c) has three outputs of the network: logit of the class,
 // logarithm of a multiplier, vote for "none of the classes".
@@ -12,8 +12,8 @@
 //   weights    of item i in prototype c: P(i is c) x multiplier(i, c) + floor, normalised over the items. multiplier =
 //              exp(3 tanh(output / 3)). The floor is for items with given label c; if there are no such items, all have
 //              floor / M.
-//   distances  of query q to prototype c, from inner products alone: q.q + w G w - 2 w.p, with w the weights, G the
-//              gram matrix of the items and p the products of items and q
+//   distances  of query q to prototype c, the weighted mean of the items, from inner products alone: q.q + w G w - 2
+//              w.p, with w the weights, G the gram matrix of the items and p the products of items and q. Squared.
 //   losses     items_weight x mean cross-entropy of the items' true classes ("none" included) + queries_weight x mean
 //              cross-entropy of the queries, whose logits are -exp(log_scale) x distance / mean of all distances
 #pragma once
@@ -53,7 +53,7 @@ DEVICE LossMemory loss_memory(float* at, int items, int classes, int queries) {
   return m;
 }
 
-// tanh(logit / MAX_LOG_MULTIPLIER), as 1 - 2 / (1 + exp(2 x)); 1.4426.. = log2(e).
+// tanh(logit / MAX_LOG_MULTIPLIER), between -1 and 1: the caller multiplies by MAX_LOG_MULTIPLIER. Computed as 1 - 2 / (1 + exp(2 x)); 1.4426.. = log2(e).
 DEVICE float bounded_logit(float logit) {
   return 1.f - 2.f * fast_inverse(1.f + fast_exp2(2.f * 1.4426950408889634f / MAX_LOG_MULTIPLIER * logit));
 }
@@ -79,12 +79,12 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
   const int items = e.items, classes = e.classes, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, eighth = threadIdx.x & 7;
   const float* prior = r.parameters + r.prior;
   const float* logits = r.logits + (long)e.first_state * OUTPUTS;
-  const float other_classes = -logf(fmaxf((float)classes, 2.f) - 1.f);
+  const float other_classes = -logf(fmaxf((float)classes, 2.f) - 1.f);  // the prior of a class that is not the label
 #pragma unroll 1
   for (int first = 0; first < items; first += EIGHTS) {
     // Eight threads per item: the logits of the classes, then a softmax over them and "none". All threads take part in
-    // the sums; those without an item repeat the last one and do not write. counts[c] == 1: i is the only item labelled
-    // c. -3.4028..e38: the smallest f32.
+    // the sums; those without an item repeat the last one and do not write. For the label c of i, counts[c]
+    // == 1 means that no other item has it. -3.4028..e38: the most negative finite f32.
     const int i = first + (threadIdx.x >> 3), item = min(i, items - 1), label = given[item];
     float *row = m.probabilities + item * (classes + 1), votes = 0.f, largest = -3.402823466e38f, total = 0.f;
 #pragma unroll 1
@@ -93,6 +93,7 @@ DEVICE void posterior(const Relabel& r, const Episode& e, const int* given, cons
       largest = fmaxf(largest, state[0] + (c != label ? other_classes : prior[0] + (counts[c] == 1 ? prior[1] : 0.f)));
       votes += state[2];
     }
+    // view_target 2: the item view adds to the logit of "none".
     const float outlier = r.view_target == 2 ? r.outlier[e.first_item + item] : 0.f;
     const float none = sum_of_8(votes) * fast_inverse(classes) + prior[2] + outlier;
     largest = fmaxf(max_of_8(largest), none);
@@ -202,8 +203,9 @@ struct Losses {
   float items, queries, d_log_scale;
 };
 // Cross-entropies of the items, from each thread's part `item_part`, and of the queries, whose true classes are
-// `classes`; gradients of the weights in `d_weights` and of log_scale. JOINT: writes weights [C][M] and gradients of
-// distances [C][Q] to `joint_out` for the gradient of the features. Contains barriers.
+// `classes`; gradients of the weights in `d_weights` and of log_scale. JOINT: trained together with a backbone (`struct
+// Joint`): writes weights [C][M] and gradients of distances [C][Q] to `joint_out` for the gradient of the features.
+// Contains barriers.
 template <bool JOINT>
 DEVICE Losses cross_entropies(const Relabel& r, const Episode& e, const int* classes, LossMemory m, float item_part,
                               float* joint_out) {

@@ -6,7 +6,8 @@
 // relabel_products computes in a fixed number of parts of the rows. Other gradients are sums over tiles or episodes. A
 // table (`Source`) says for every parameter which partial sums to add; they are added in their order, so runs repeat to
 // the bit. relabel_collect adds them up before the update where gradients are clipped or a backbone is trained, too;
-// relabel_update otherwise. relabel_pack starts a step.
+// relabel_update otherwise. relabel_pack starts a step: it copies the weights to "packed" weights, rounded to TF32 and
+// in the order in which `multiply` (relabel.cuh) reads them. src/relabel.rs launches the kernels.
 #pragma once
 #include "relabel.cuh"
 
@@ -60,11 +61,13 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, 4) relabel_product
   const Product p = products[blockIdx.x];
   const Header* step = header(r);
   const int all = p.rows == 0 ? step->items : p.rows == 1 ? step->states : step->class_rows;
+  // Rows per part, rounded up to 8.
   const int per_part = ((all + p.parts - 1) / p.parts + 7) & ~7;
   const int begin = min(p.part * per_part, all), end = min(begin + per_part, all);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
+  // The first row and column of this warp in the tile of 64 x 64: four warps one above the other, two side by side.
   const int m = (warp & 3) * 16, n = (warp >> 2) * 32;
-  float sums[4][4] = {}, bias = 0.f;
+  float sums[4][4] = {}, bias = 0.f;  // [group of 8 columns][fragment]
   int loaded = begin, load_stage = 0, stage = 0;
   // The first two rounds only start copies; every round starts those of the stage that is two rounds ahead.
 #pragma unroll 1
@@ -245,8 +248,8 @@ DEVICE void write_losses(const Relabel& r, const Optimiser& o, int episodes) {
 
 // AdamW, and the end of the step: the first block writes the losses, the last one to finish (an atomic counter tells
 // which) advances the state, because all blocks read it. A step whose loss is not finite changes no parameter, but it
-// is counted. JOINT: gradients were collected before; if a gradient of the backbone overflowed, only the losses are
-// written (not even those if the graph is of another size), and the step is repeated.
+// is counted as a step, not as an update. JOINT: gradients were collected before; if a gradient of the backbone
+// overflowed, only the losses are written (not even those if the graph is of another size), and the step is repeated.
 template <bool JOINT> DEVICE void update(const Relabel& r, const Optimiser& o, const Backbone& backbone) {
   if (JOINT && *backbone.overflow) {
     if (blockIdx.x == 0 && !(*backbone.overflow & OTHER_SIZE)) write_losses(r, o, header(r)->episodes);

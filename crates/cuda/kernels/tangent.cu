@@ -1,41 +1,54 @@
-// Hessian-vector products for MAML with second derivatives. One step of the adaptation to a support set is p' = p -
-// rate * g(p), with g the gradient of the support set's loss; its backward pass turns the gradient v with respect to p'
-// into v - rate * H v, with H the Hessian at p. H v is the derivative of g along v ("R-operator", Pearlmutter, 1994):
-// every value of the forward and of the backward pass gets a tangent, its derivative along the direction v.
-// crates/nn/src/conv4/tangent has the same for the CPU, and src/maml/tangent.rs launches the kernels.
+// Hessian-vector products for MAML with second derivatives. One step of the adaptation to a support set (maml.cu)
+// replaces the parameters p by p - rate * g(p), with g the gradient of the support set's loss. The backward pass of
+// this step turns the gradient v with respect to the new parameters into v - rate * H v with respect to p, where H is
+// the Hessian of the loss at p. H v is the derivative of g along v ("R-operator", Pearlmutter, 1994): the "tangent" of
+// a value is how fast it changes if the parameters move along v, and the kernels compute the tangent of every value of
+// the forward and of the backward pass, up to that of g. crates/nn/src/conv4/tangent has the same for the CPU, and
+// src/maml/tangent.rs launches the kernels.
 //
-// Per step of the adaptation, from the last: pack_direction; first_tangent_statistics, first_forward_tangent,
-// convolutions and pool_tangent per block; classify_tangent; sum_feature_tangents, batch_norm_backward_tangent and
-// convolutions per block, first_backward (tasks.cu); propagate_gradients. The activations of the step itself ("primal")
-// are kept from the adaptation.
+// Per step of the adaptation, from the last to the first:
+//   pack_direction                                    v as the direction; then, on the side queue, all convolutions
+//                                                     with its filters
+//   first_tangent_statistics, first_forward_tangent   block 1, forward
+//   convolution and pool_tangent                      per block, 2 to 4
+//   classify_tangent                                  the classifier, forward and backward
+//   sum_feature_tangents                              sums for batch norm of the last block
+//   batch_norm_backward_tangent, filter gradient and  per block, 4 to 2
+//   convolution
+//   task_first_backward (tasks.cu)                    block 1, backward, with tdy instead of dy
+//   propagate_gradients                               v - rate * H v, which is the v of the next round
+// The values of the adaptation step itself (z, y, dy, ..), the "primal" ones, are kept in memory from the adaptation.
+// Kernels take them as `primal` or `in`, and their tangents as `tangent` or with t.
 //
 //   direction  f32, the vector v of a task times a power of two (`direction_factor`), in the layout of the task's
-//              parameters (maml.cu)
+//              parameters (maml.cu). Its filters are the tangents w' of the filters w, and so on.
 //
-// A tangent has the shape and layout of the value that it belongs to, and is multiplied by the same power of two;
-// tangents of gradients are multiplied by the loss scale, too. Which pixel of a pooling window is the maximum and
-// whether a ReLU is active are treated as constant. Names: tz, ty, tdy, t_... are tangents of z, y, dy, ...; x = (z -
-// mean) / std is the normalised value; ' in formulas is a tangent. A convolution is linear in both factors, (y * w)' =
-// y' * w + y * w', so its tangent is two convolutions: one writes, the other adds (convolution.cu).
+// A tangent has the shape and layout of the value that it belongs to, and is multiplied by the same power of two as the
+// direction; tangents of gradients are multiplied by the loss scale, too. Which pixel of a pooling window is the
+// maximum and whether a ReLU is active are treated as constant. Names as in batch_norm.cu: z is the output of a
+// convolution, x = (z - mean) / std, y the output of a block, d a gradient. tz, ty, tdy, t_... are tangents of z, y,
+// dy, ...; in formulas a tangent is marked by '. A convolution is linear in both factors, (y * w)' = y' * w + y * w',
+// so its tangent is two convolutions: one writes, the other adds (the ADDED kinds of convolution.cu).
 //
-// In all kernels blockIdx.z is the task, and `of_task` (common.cuh) moves pointers by blockIdx.z * stride bytes. Planes
-// of f16 and chunks of 8 channels are explained in common.cuh, fixed point sums (i64) there as well.
+// In all kernels blockIdx.z is the task of MAML, and `of_task` (common.cuh) moves pointers by blockIdx.z * stride
+// bytes. Planes of f16 and chunks of 8 channels are explained in common.cuh, fixed point sums (i64) there as well.
 #pragma once
 #include "maml.cu"
 
-// The largest absolute value of a direction is scaled to between 2^-5 and 2^-4, about the size of weights, so that
-// tangents are about as large as the values they are tangents of. maximum: that value, as the bits of an f32, whose
-// upper bits are the exponent plus 127. The factor is a power of two, so it changes no digits: with maximum = m 2^n and
-// 1 <= m < 2, it is 2^(-5 - n), whose biased exponent is 254 - 5 - (n + 127); limited to the normal numbers, 1 to 254.
+// The power of two that v is multiplied by: the largest absolute value of a direction is then between 2^-5 and 2^-4,
+// about the size of weights, so that tangents are about as large as the values they are tangents of and fit into f16.
+// maximum: the largest absolute value of v, as the bits of an f32, whose upper bits are the exponent plus 127 (the
+// "biased" exponent). The factor is a power of two, so it changes no digits: with maximum = m 2^n and 1 <= m < 2, it is
+// 2^(-5 - n), whose biased exponent is 254 - 5 - (n + 127); limited to the normal numbers, 1 to 254.
 #define DIRECTION_BITS 5
 DEVICE float direction_factor(u32 maximum) {
   const int exponent = (int)(maximum >> 23);
   return __uint_as_float((u32)min(max(254 - DIRECTION_BITS - exponent, 1), 254) << 23);
 }
 
-// direction = gradients * factor, and the copies of its filters that the kernels of Conv4 read: those of blocks 2 to 4
-// in f16, `packed.first_weights` [64][48] not rounded; `packed.first` is written by first_tangent_statistics. Grid:
-// (ceil(elements / 256), 1, tasks), 256 threads: one element (maml.cu) each.
+// direction = gradients * factor, where `gradients` holds v, and the copies of its filters that the kernels of Conv4
+// read: those of blocks 2 to 4 in f16, `packed.first_weights` [64][48] not rounded; `packed.first` is written by
+// first_tangent_statistics. Grid: (ceil(elements / 256), 1, tasks), 256 threads: one element (maml.cu) each.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     pack_direction(const float* gradients, const u32* maximum, float* direction, PackedFilters packed, MamlShape shape,
                    i64 stride) {
@@ -48,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
   if (e.kind == FILTER_ELEMENT) pack_element(e, value, packed_of_task(packed, stride));
 }
 
-// Statistics, norm and filters of block 1 (first_block.cu), or their tangents.
+// Statistics, norm and filters of block 1 (first_block.cu), or their tangents. y = relu(scale z + shift), with z the
+// product of filters and patches.
 struct FirstNorm {
   float* norm;      // [4][64]: scale, shift, mean, 1 / std
   float* weighted;  // [64][48]: weights * moments
@@ -56,10 +70,12 @@ struct FirstNorm {
   u16* filters;     // fragments; of the tangent: those of scale' w + scale w'
 };
 
-// Tangents of the statistics of block 1, from the moments of the patches, which are constant: mean' = w' . sum p /
-// count, var' = 2 (w' moments w / count - mean mean'), (1 / std)' = -1/2 var' / std^3, and of scale = gamma / std and
-// shift = beta - mean scale. Also the filters of first_forward_tangent: scale' z + scale z' is one product with scale'
-// w + scale w'. Grid: (1, 1, tasks), 1024 threads, 16 per channel. Shared memory: moments and w'.
+// Tangents of the statistics of block 1, from the moments of the patches p, which are constant because they depend on
+// the images alone. With w the filter of a channel: mean' = w' . sum p / count, var' = 2 (w' moments w / count - mean
+// mean'), (1 / std)' = -1/2 var' / std^3, and of scale = gamma / std and shift = beta - mean scale. Also the filters of
+// first_forward_tangent: scale' z + scale z' is one product with scale' w + scale w'. Grid: (1, 1, tasks), 1024
+// threads, 16 per channel, of which each has 3 of the 48 columns j. In the code, `cross` is w' moments w and `sum` is
+// w' . sum p. Shared memory: moments and w'.
 extern "C" __global__ void __launch_bounds__(1024)
     first_tangent_statistics(const i64* moments, FirstNorm primal, FirstNorm tangent, const float* gamma,
                              const float* t_gamma, const float* t_beta, float count, i64 stride) {
@@ -105,8 +121,9 @@ extern "C" __global__ void __launch_bounds__(1024)
 // Bytes of shared memory of first_forward_tangent; src/maml/tangent.rs has the same number.
 #define FIRST_TANGENT_SHARED (2 * FIRST_BACKWARD_FILTERS + 3 * CHANNELS * 4)
 // The tangent of block 1: ty = scale' z + scale z' + shift' at the maximum of every window, 0 where the ReLU is
-// inactive. Grid: (any, 1, tasks), 256 threads; a warp has every (8 * blocks)-th group of 8 windows, as in
-// first_forward. Shared memory: both filters, then scale, shift and shift'.
+// inactive. Grid: (any, 1, tasks of MAML), 256 threads; a warp has every (8 * blocks)-th group of 8 windows, as in
+// first_forward. In the code, as in first_block.cu, such a group is a `task`. Shared memory: both filters, then scale,
+// shift and shift'.
 extern "C" __global__ void __launch_bounds__(256, 2)
     first_forward_tangent(const u32* image, FirstNorm primal, FirstNorm tangent, uint4* ty, FirstShape shape, i64 stride) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;
@@ -132,7 +149,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     for (int half = 0; half < 2; half++) {
       u32 pairs[4];
 #pragma unroll
-      for (int part = 0; part < 4; part += 2) {  // two columns at a time, to save registers
+      for (int part = 0; part < 4; part += 2) {  // two of the fragments of 8 columns at a time, to save registers
+        // [upper, lower pixel][fragment][left pixel: 0, 1; right pixel: 2, 3]: z, and scale' z + scale z'.
         float z[2][2][4], t[2][2][4];
 #pragma unroll
         for (int i = 0; i < 16; i++) (&z[0][0][0])[i] = (&t[0][0][0])[i] = 0.f;
@@ -200,12 +218,13 @@ struct NormTangentPlanes {
 struct NormTangentSums {
   const i64 *sums, *t_sums;     // of z and z squared; of tz and z tz
   const i64 *d_sums, *td_sums;  // of dy and dy x; of tdy and (dy x)' = tdy x + dy tx; only backward
-  // T_: those of the direction.
+  // Those with t_ are the direction's.
   const float *gamma, *beta, *t_gamma, *t_beta;
 };
 
-// Tangents of pool_batch (batch_norm.cu): ty = gamma' x + gamma tx + beta' at the maximum of each window, 0 where
-// inactive, and t_normalised = tx at the maxima, with tx = (tz - mean') / std + (z - mean) (1 / std)'. Grid:
+// Tangents of pool_batch (batch_norm.cu): ty = gamma' x + gamma tx + beta' at the maximum of each window, 0 where the
+// ReLU is inactive, and t_normalised = tx at the maxima, with tx = (tz - mean') / std + (z - mean) (1 / std)'. Where
+// the ReLU is inactive, t_normalised has no meaning; readers skip these by the NaN in `normalised`. Grid:
 // (ceil(windows * windows * 8 / 256), images, tasks), 256 threads: a chunk of a window each. Shared memory: statistics
 // and parameters of the channels.
 extern "C" __global__ void __launch_bounds__(256)
@@ -226,6 +245,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const int pitch = shape.side + 1;
   const long first = plane_position(w.image, 2 * w.row, 2 * w.column, pitch) * 8 + w.chunk;
   const uint4 *z = of_task(in.z, stride) + first, *tz = of_task(in.tz, stride) + first;
+  // Of the maximum: x, gamma x + beta (then ty), and tz (then tx).
   float x_of_best[8], best[8], t_of_best[8];
 #pragma unroll
   for (int i = 0; i < 8; i++) best[i] = x_of_best[i] = t_of_best[i] = 0.f;
@@ -261,8 +281,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Tangent of batch_norm_backward: dz = f (dy at the maximum - mean(dy) - x mean(dy x)) with f = gamma / std; tdz is the
-// product rule applied to it. Grid, threads and shared memory as for pool_tangent, with shape.windows = ceil(side / 2)
-// as in batch_norm_backward.
+// product rule applied to it, f' (..) + f (..)'. The means are those of the sums d_sums and td_sums over all pixels.
+// Grid, threads and shared memory as for pool_tangent, with shape.windows = ceil(side / 2) as in batch_norm_backward.
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm_backward_tangent(NormTangentPlanes in, NormTangentSums sums, uint4* tdz, PoolShape shape, i64 stride) {
   SHARED ChannelTangent norms[CHANNELS];
@@ -327,6 +347,7 @@ extern "C" __global__ void __launch_bounds__(256)
           argmax = pixel;
         }
       }
+      // tx as in pool_tangent, with (z - mean) (1 / std)' = x t_ratio.
       const float factor = gamma[c] * n.inverse_std, t_ratio = n.t_inverse_std / n.inverse_std;
 #pragma unroll
       for (int pixel = 0; pixel < 4; pixel++) {
@@ -388,9 +409,10 @@ struct ClassifierPlanes {
   float* d_logits;          // [rows][ways]
   uint4* d_features;        // plane
 };
-// Tangents of `classify` (maml.cu): of the logits, l' = f' W + f W' + b', of d_logits, and of d_features = d_logits W.
-// in: of the pass; tangent: of its tangents. Grid: (rows, 1, tasks), 256 threads: a block per image. Shared memory:
-// partial sums [8 warps][ways], then l', later the tangents of d_logits, [ways].
+// Tangents of `classify` (maml.cu): of the logits, l' = f' W + f W' + b' with features f, weights W and biases b, of
+// d_logits, and of d_features = d_logits W^T. in: of the pass; tangent: of its tangents. Grid: (rows, 1, tasks), 256
+// threads: a block per image ("row"). Shared memory: partial sums [8 warps][ways], then l', later the tangents of
+// d_logits, [ways].
 extern "C" __global__ void __launch_bounds__(256)
     classify_tangent(ClassifierPlanes in, ClassifierPlanes tangent, const u32* labels, const TrainingState* state,
                      MamlShape shape, i64 stride) {
@@ -428,7 +450,8 @@ extern "C" __global__ void __launch_bounds__(256)
   __syncthreads();
   if (threadIdx.x == 0) {
     // The tangent of a softmax's probability p is p (l' - sum p l'). d_logits holds (p - 1 at the label) * factor, with
-    // factor = loss scale / rows; so p * factor is d_logits, plus factor at the label.
+    // factor = loss scale / rows; so p * factor is d_logits, plus factor at the label. `mean` is sum p l'. One thread
+    // works, because there are few ways (classes).
     const int own = labels[row];
     const float factor = state->scale / shape.rows;
     float mean = 0.f;
@@ -454,9 +477,9 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The derivative along the direction of `first_gradient` (optimiser.cu), line by line: of one element of block 1's
-// weights, or of its gamma (part 48) and beta (part 49). tangent.d_patches are the sums of tdy patch_j; the moments are
-// constant.
+// The derivative along the direction of `first_gradient` (optimiser.cu, which has the formulas), line by line: of one
+// element of block 1's weights, or of its gamma (part 48) and beta (part 49). The names are those of that function;
+// `inverse` is 1 / std. tangent.d_patches are the sums of tdy patch_j; the moments are constant.
 DEVICE float first_gradient_tangent(const NormSums& in, const NormSums& tangent, int channel, int part) {
   const double d_sum = exact_sum(in.d_patches[channel * PATCH_LEN + CENTRE_ONE]);
   const double t_d_sum = exact_sum(tangent.d_patches[channel * PATCH_LEN + CENTRE_ONE]);
@@ -488,9 +511,10 @@ DEVICE float first_gradient_tangent(const NormSums& in, const NormSums& tangent,
 
 // v <- v - rate * H v for every task, in `gradients`, and the largest absolute value of the result for the next step
 // back (`next_maximum`). H v is the tangent of the gradient, from the sums of both passes, divided by loss scale and
-// `direction_factor`; maximum: that of v before. The partials of filters in `tangent` already hold both terms
-// (task_filter_gradient_two). Grid: (ceil(elements / 256), 1, tasks), 256 threads: one element each. Sets `overflow` in
-// the state if H v is not finite.
+// `direction_factor`; maximum: the largest absolute value of v before, which that factor follows from. Gradients of
+// filters and of the classifier are products, so their tangents have two terms: the partials of filters in `tangent`
+// already hold both (task_filter_gradient_two), those of the classifier are added here. Grid: (ceil(elements / 256), 1,
+// tasks), 256 threads: one element each. Sets `overflow` in the state if H v is not finite.
 extern "C" __global__ void __launch_bounds__(UPDATE_THREADS)
     propagate_gradients(PassGradients in, PassGradients tangent, float* gradients, const u32* maximum, u32* next_maximum,
                         float rate, TrainingState* state, MamlShape shape, i64 stride) {

@@ -1,11 +1,14 @@
-// The kernels of Conv4 for several networks at once, for MAML: every task has its own parameters, images and
-// activations, and a group of tasks runs in the same launch. src/maml/pass.rs launches them.
+// The kernels of Conv4 for several networks at once, for MAML. A task is a small classification problem with a support
+// set and queries, to which MAML adapts the network (maml.cu): every task has its own parameters, images and
+// activations. A group of tasks runs in the same launch (src/maml.rs says how many). src/maml/pass.rs launches the
+// kernels.
 //
 // blockIdx.z is the task within the group. All memory of a task is one piece, and the next task's follows `stride`
-// bytes later, so `of_task` (common.cuh) moves every pointer by blockIdx.z * stride. Apart from that, a kernel `task_x`
-// is the kernel `x` of augment.cu, batch_norm.cu, convolution.cu, filter_gradient.cu or first_block.cu, which describe
-// arguments, shared memory and the grid in x and y. The data set, requests and prepared images are shared by all tasks
-// and not moved.
+// bytes later, so `of_task` (common.cuh) moves every pointer by blockIdx.z * stride: arguments are the pointers of the
+// group's first task. Apart from that, a kernel `task_x` is the kernel `x` of augment.cu, batch_norm.cu,
+// convolution.cu, filter_gradient.cu or first_block.cu, which describe arguments, shared memory and the grid in x and
+// y. The data set (pixels, sources), requests, scratch memory and prepared images are shared by all tasks and not
+// moved.
 #pragma once
 #include "augment.cu"
 #include "batch_norm.cu"
@@ -36,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256)
   pack_image(images + first * shape.size * shape.size * shape.channels, of_task(out, stride), shape);
 }
 
-// Sets `count` 64-bit words of every task to zero: its sums, at the start of a step. Grid: (any, 1, tasks), 256
+// Sets `count` 64-bit words of every task to zero: its sums, to which other kernels add. Grid: (any, 1, tasks), 256
 // threads.
 extern "C" __global__ void __launch_bounds__(256) task_clear(u64* words, int count, i64 stride) {
   words = of_task(words, stride);
@@ -89,13 +92,14 @@ extern "C" __global__ void __launch_bounds__(256)
   add_feature_gradients(of_task(normalised, stride), of_task(dy, stride), of_task(d_sums, stride), images, side, by_side);
 }
 
-// A null pointer is moved, too, so kernels must not test for it; kernels without a plane do not read it.
+// The planes of task blockIdx.z. A null pointer is moved, too, so kernels must not test for it; kernels without a plane
+// do not read it.
 DEVICE SumPlanes planes_of_task(SumPlanes planes, i64 stride) {
   return {of_task(planes.first, stride), of_task(planes.tangent, stride), of_task(planes.d, stride)};
 }
 
 // Convolutions: see convolution.cu. `planes`: those that the kind of sums reads. The kinds with _added add to the
-// output, for tangents (tangent.cu).
+// output, for tangents (tangent.cu). M is the tile's number of positions divided by 128.
 #define TASK_CONVOLUTION(name, M, SUMS)                                                                                  \
   extern "C" __global__ void __launch_bounds__(256, 1)                                                                   \
       name(const uint4* input, const uint4* filters, uint4* output, i64* totals, SumPlanes planes,                      \

@@ -17,26 +17,33 @@
 // are f32, matrix products TF32 (common.cuh).
 //
 // The kernels of a step, which work on the sizes that the input of the step says; blocks beyond them return at once:
-//   tranfs_clean_means   means of correctly labelled items, and, together with tranfs_direction, the direction of
-//                        "mislabelled"; beside the encoder (tranfs_losses.cu)
-//   tranfs_project       items times down-projection, split over D
-//   tranfs_layer 0       tokens; queries, keys and values of layer 0. One thread block per 8 tokens of an episode
-//   tranfs_attend l      for every layer l: its attention (attention.cu), then
-//   tranfs_layer l + 1   the rest of layer l; queries, keys and values of layer l + 1, or the loss of "mislabelled"
-//   tranfs_prototypes    one thread block per episode and 128 columns of D: prototypes, partial distances
-//                        (tranfs_losses.cu)
-//   tranfs_losses        the same blocks: losses, gradients of prototypes and, split over D, of class states
-//   tranfs_layer_back L  then for every layer from the last tranfs_attend_back and tranfs_layer_back: gradients of all
-//                        activations
-//   tranfs_gradients     gradients of the parameters (tranfs_update.cu)
-//   tranfs_update        AdamW; the input of the next step
+//   tranfs_clean_means       means of correctly labelled items, and, together with tranfs_direction, the direction of
+//                            "mislabelled"; on the side queue, beside the encoder (tranfs_losses.cu)
+//   tranfs_project           items times down-projection, split over D
+//   tranfs_layer 0           tokens; queries, keys and values of layer 0. One thread block per 8 tokens of an episode
+//   tranfs_attend l          for every layer l: its attention (attention.cu), then
+//   tranfs_layer l + 1       the rest of layer l; queries, keys and values of layer l + 1, or after the last layer the
+//                            loss of "mislabelled"
+//   tranfs_prototypes        one thread block per episode and 128 columns of D: prototypes, partial distances
+//                            (tranfs_losses.cu)
+//   tranfs_losses            the same blocks: losses, gradients of prototypes and, split over D, of class states (the
+//                            class tokens after the encoder)
+//   tranfs_layer_back L      gradients of the encoder's output and, in layer L - 1, of what follows attention
+//   tranfs_attend_back l     for every layer l from the last: gradients of its queries, keys and values (attention.cu),
+//   tranfs_layer_back l      then of its input and, in layer l - 1, of what follows attention
+//   tranfs_class_means_back  only if class tokens are class means: gradients of the projected items
+//   tranfs_gradients         gradients of the parameters; those of a layer run beside the backward pass of the layers
+//                            below it (tranfs_update.cu)
+//   tranfs_update            AdamW; the input of the next step
 // If a backbone computes the features in the same step, tranfs_losses, tranfs_gradients and tranfs_update are replaced
 // by their variants that end with _joint, and the gradient of the features is computed beside the backward pass
 // (tranfs_joint.cu). Variants that end with _large work in global memory, for episodes that do not fit into shared
 // memory.
 //
 // Most of the time is latency: a number that another multiprocessor wrote takes 700 cycles to arrive. So kernels start
-// all their loads as early as possible. Sums over splits are added in a fixed order, so runs repeat to the bit.
+// all their loads as early as possible. "Split over D" means that each thread block computes the part of a sum that its
+// columns of D contribute, and a later kernel adds the parts; they are added in a fixed order, so runs repeat to the
+// bit. Weights are "packed": copied in the order of the matrix instructions (linear.cu) after every update.
 #pragma once
 #include "layer_norm.cu"
 #include "linear.cu"
@@ -62,6 +69,7 @@ struct TranfsStep {
 struct TranfsEpisode {
   int first_token, tokens, first_item, items, first_class, classes, first_query, queries;
   u32 seed_low, seed_high;  // of dropout
+  // A part of a step is a few episodes that share a dropout seed.
   u32 dropout_token;        // the number of the first token in its part of the step, which dropout masks count from
   u32 dropout_map;          // the number of the first attention weight in its part
   int map_start;            // of the attention weights, in a layer's `maps`
@@ -86,14 +94,14 @@ struct TranfsState {
 // The argument of all kernels: sizes, positions and addresses, constant for a run. The fields are those of
 // `TranfsArgument` in src/tranfs/memory.rs.
 struct Tranfs {
-  int dim, width, heads, hidden, layers;// D, W, attention heads, F, L
+  int dim, width, heads, hidden, layers;  // D, W, attention heads, F, L
   int classes;                     // rows of the tables: the most classes of an episode
   int chunks;                      // ceil(dim / CHUNK)
   int projections;                 // ceil(dim / PROJECTED_COLUMNS)
   int class_mean, cosine;          // options: class tokens are class means; the clean loss is minus the cosine
   int row_len;                     // floats of `rows` per thread block of the _large variants of tranfs_layer
   int most_tokens;                 // of an episode
-  int item_capacity, class_capacity, token_capacity, query_capacity;
+  int item_capacity, class_capacity, token_capacity, query_capacity;  // the most of a step
   int map_capacity;                // attention weights of a layer
   int feature_rows;                // rows of `features`
   int slot_len, episodes_at, classes_at, rows_at, labels_at, tokens_at, query_rows_at, query_classes_at;  // words of inputs
@@ -179,7 +187,7 @@ DEVICE DropoutMask dropout_of(const Tranfs& t, const TranfsEpisode& e, int layer
   return dropout_site((u64)e.seed_high << 32 | e.seed_low, layer * 4 + site, t.dropout_threshold, t.dropout_scale);
 }
 
-// Columns of D of a thread block of tranfs_project. src/tranfs/memory.rs has the same number.
+// Columns of D of a thread block of tranfs_project, a multiple of 16. src/tranfs/memory.rs has the same number.
 #define PROJECTED_COLUMNS 320
 // projected[part][item][W] = the features of an item times the down-projection [D][W], over the columns of D of part
 // blockIdx.x; tranfs_layer 0 adds the parts up. Grid: (projections, ceil(item_capacity / ROWS)), 256 threads:
@@ -213,7 +221,9 @@ struct TokenRows {
   const u32* input;
   int first, count;                  // number of the first token in its episode; tokens
   int pitch, unit_pitch, qkv_pitch;  // of rows of W, F and 3 W numbers
-  float *x, *y, *z;                  // [ROWS][pitch], [ROWS][any pitch of this pass], [ROWS][pitch or unit_pitch]
+  // [ROWS][pitch]: states, or their gradients, from step to step. y and z, which hold the factors and results of the
+  // products in between: [ROWS][any pitch of this pass], [ROWS][pitch or unit_pitch].
+  float *x, *y, *z;
   // Forward: those of `copy_layer_parameters`; backward: the scales of norm 2 and norm 1.
   float* parameters;
   // Backward: [ROWS][pitch], of the last [ROWS][unit_pitch].
@@ -249,8 +259,8 @@ template <bool IN_SHARED, bool BACKWARD> DEVICE bool open_rows(const Tranfs& t, 
   return true;
 }
 
-// Adds to sums[4] columns lane, lane + 32, lane + 64 and lane + 96 of `parts` rows, which are `stride` apart and have
-// `width` columns left. One warp.
+// Adds to sums[4] columns lane, lane + 32, lane + 64 and lane + 96 of `parts` rows, which are `stride` floats apart and
+// have `width` columns left. One warp, which therefore has 128 columns at a time.
 DEVICE void sum_parts(float* sums, const float* rows, long stride, int parts, int width) {
   const int lane = threadIdx.x & 31;
 #pragma unroll 8
@@ -314,7 +324,7 @@ DEVICE void mislabelled_losses(const Tranfs& t, const TokenRows& r) {
     const float logit = warp_sum(sum) + bias;
     if (lane != 0) continue;
     const bool target = (r.input[t.labels_at + item] & LABEL_FLAG) != 0;
-    const float outward = target ? logit : -logit;
+    const float outward = target ? logit : -logit;  // z
     t.item_losses[item] = weight * (fmaxf(-outward, 0.f) + log1pf(expf(-fabsf(outward))));
     t.d_logits[item] = weight * (1.f / (1.f + expf(-logit)) - (target ? 1.f : 0.f));
   }
@@ -334,6 +344,9 @@ template <bool IN_SHARED> DEVICE void copy_layer_parameters(const Tranfs& t, con
 //
 //   middle = norm1(states + dropout(attended Wo + bo)),   units = dropout(relu(middle Wh + bh))
 //   states' = norm2(middle + dropout(units Wf + bf)),   qkv = states' Wq + bq
+//
+// x holds the states, then middle, then states'. The parameters of a layer are Wo, bo (after attention), Wh, bh (hidden
+// units), Wf, bf (output of the feed-forward network), Wq, bq (queries, keys and values), norm1 and norm2.
 //
 // All these are per token, so a block has 8 tokens and needs no others. Grid: (ceil(tokens of an episode / ROWS),
 // episodes), 256 threads. Shared memory: TokenRows. If it does not suffice, they are in global memory, and the kernel
@@ -469,6 +482,8 @@ template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer)
   const u32 index = (r.e.dropout_token + r.first) * width;
   wait_for_copies<0>();
   __syncthreads();
+  // Layer `layer` - 1 backwards: x is the gradient of its output, then of the input of norm 2, of `middle`, of the
+  // input of norm 1.
   normalise_backward<IN_SHARED>(r.x, r.normalised2, r.pitch, r.count, width, t.inverse_std + norm2, r.parameters,
                                 dropout_of(t, r.e, layer - 1, 3), index, 0, r.y, t.d_out + first * width);
   __syncthreads();
@@ -477,7 +492,8 @@ template <bool IN_SHARED> DEVICE void backward_layer(const Tranfs& t, int layer)
   for (int row = threadIdx.x >> 5; row < r.count; row += LAYER_THREADS / 32)
 #pragma unroll 4
     for (int column = lane; column < hidden; column += 32) {
-      // Through dropout and ReLU: after either, a unit without a gradient is 0.
+      // Through dropout and ReLU: a unit that either has set to 0 has no gradient, the others that of their dropout
+      // scale.
       float* at = r.z + row * r.unit_pitch + column;
       const float d = r.units[row * r.unit_pitch + column] > 0.f ? *at * t.dropout_scale : 0.f;
       *at = d;

@@ -1,6 +1,6 @@
 // The TraNFS head, part 4: training together with a backbone, which computes the features in the same step. Here are
 // the gradient of the features, and the variants of kernels in which the backbone decides whether the step counts.
-// Sizes, buffers and the order of the kernels: tranfs.cu.
+// Sizes, buffers and the order of the kernels: tranfs.cu; src/tranfs/joint.rs launches those of this file.
 //
 // The gradient of the mean loss over the episodes, d_features [rows][D]; rows are those of the step's features, one per
 // item or query:

@@ -12,7 +12,7 @@
 // tranfs_prototypes and tranfs_losses have one thread block per episode and chunk of 128 columns of D. The first
 // computes prototypes and partial sums over its columns. In the second, every block adds the partial sums of all chunks
 // up for itself, in the same order, because blocks cannot wait for each other within a kernel; then it computes the
-// gradients of its columns.
+// gradients of its columns. src/tranfs.rs launches the kernels.
 #pragma once
 #include "tranfs.cu"
 
@@ -215,8 +215,9 @@ DEVICE float query_loss(float* logits, const float* factors, int classes, int ow
 // d_prototypes of CLASS_TILE classes from `first` on, over the block's columns. The derivative of a logit 2 q.p - p.p
 // with respect to p is 2 (q - p), and d_logits holds twice the gradient of the logits, so it is the sum over queries of
 // d_logits q, minus the sum of d_logits times p, plus a p - b t of the clean loss (`clean_factors`). A thread
-// has one column and every 4th query; the groups' sums are added in scratch. queries: the columns of each, if
-// IN_SHARED. Contains barriers.
+// has one column and every 4th query (QUERY_GROUPS); the groups' sums are added in scratch. queries: the address of the
+// block's columns of each query, if IN_SHARED. factors: those of `clean_factors`, whose second is by now the sum of
+// d_logits. Contains barriers.
 template <bool IN_SHARED>
 DEVICE void prototype_gradients_of(const Tranfs& t, const u32* input, const TranfsEpisode& e, int first, int start, int columns,
                                    const float* const* queries, const float* d_logits, const float* factors, float* scratch) {

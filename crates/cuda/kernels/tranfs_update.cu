@@ -2,11 +2,12 @@
 // (tranfs_gradients), and AdamW (tranfs_update). Sizes, buffers (`struct Tranfs`) and the order of the kernels are in
 // tranfs.cu.
 //
-// A task is the work of one thread block; the host lists all tasks once (src/tranfs/tasks.rs). Gradient tasks are of
-// two main kinds. A product task computes a tile of 64 x 64 of left^T right, the gradient of a weight
-// [inputs][outputs], from left [rows][inputs] and right [rows][outputs]. A sum task adds 32 columns up over the rows:
-// the gradients of biases, norms, and tables (positions, class tokens), for which only the tokens of one class count.
-// Gradients are sums over the episodes of a step; tranfs_update divides by their number.
+// A task is the work of one thread block; the host lists all tasks once (src/tranfs/tasks.rs), and src/tranfs.rs
+// launches the kernels. Gradient tasks are of two main kinds. A product task computes a tile of 64 x 64 of left^T
+// right, the gradient of a weight [inputs][outputs], from left [rows][inputs] and right [rows][outputs]. A sum task
+// adds 32 columns up over the rows: the gradients of biases, norms, and tables (positions, class tokens), for which
+// only the tokens of one class count. Gradients are sums over the episodes of a step; tranfs_update divides by their
+// number.
 #pragma once
 #include "tranfs_losses.cu"
 
@@ -71,7 +72,8 @@ DEVICE void copy_columns(float* to, const float* row, int columns, bool in_fours
 
 // A tile of the sum over rows of left(row)[input] right(row)[output]; calls done(input, output, value) for every
 // element. left(row) and right(row) are the addresses of the tile's first column, of which `inputs` and `outputs`
-// exist. A warp computes 16 inputs x 32 outputs (m, n). Contains barriers.
+// exist. A warp computes 16 inputs from m on and 32 outputs from n on, with the rows as inner dimension: both operands
+// are read column by column. Contains barriers.
 template <class Left, class Right, class Done>
 DEVICE void product_tile(GradientMemory& memory, int rows, int inputs, int outputs, bool in_fours, Left left, Right right, Done done) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, quad = lane & 3;

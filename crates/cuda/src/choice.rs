@@ -67,12 +67,12 @@ impl DeviceChoice {
         self.choose(Device::open)
     }
 
-    /// Makes the choice. `of` finds or opens the GPU of a number.
-    fn choose<T>(self, of: impl Fn(usize) -> Result<T>) -> Result<(Option<T>, Option<Error>)> {
+    /// Makes the choice. `find_or_open` takes the number of a GPU.
+    fn choose<T>(self, find_or_open: impl Fn(usize) -> Result<T>) -> Result<(Option<T>, Option<Error>)> {
         match self {
             DeviceChoice::Cpu => Ok((None, None)),
-            DeviceChoice::Cuda(ordinal) => Ok((Some(of(ordinal)?), None)),
-            DeviceChoice::Auto => match of(0) {
+            DeviceChoice::Cuda(ordinal) => Ok((Some(find_or_open(ordinal)?), None)),
+            DeviceChoice::Auto => match find_or_open(0) {
                 Ok(found) => Ok((Some(found), None)),
                 Err(reason) => Ok((None, Some(reason))),
             },

@@ -7,8 +7,8 @@
 //! the optimiser, activations, and the images of the data set.
 //!
 //! Activations and filters are 16-bit floats, sums and parameters are f32. The loss is multiplied by a scale so that
-//! small gradients do not underflow. If a gradient overflows, the device halves the scale and repeats the step, so no
-//! step is skipped; after [`GOOD_STEPS_BEFORE_GROWTH`] steps without an overflow it doubles the scale.
+//! small gradients do not underflow. If a gradient overflows, the device updates nothing, halves the scale and repeats
+//! the step; after [`GOOD_STEPS_BEFORE_GROWTH`] steps without an overflow it doubles the scale.
 //!
 //! The modules: `network` has the memory and kernels of the network, `prototypes` the loss, `images` the input,
 //! `optimiser` AdamW and the loss scale, `steps` the ring buffers of inputs. MAML, NegMargin and joint training use
@@ -21,6 +21,7 @@ pub(crate) mod optimiser;
 mod prototypes;
 mod steps;
 
+use half::f16;
 use trueshot_nn::adamw::AdamWConfig;
 use trueshot_nn::conv4::{Shape, WIDTH};
 
@@ -49,10 +50,11 @@ const INITIAL_SCALE: f32 = 16_384.0;
 /// The loss scale at which a step that still overflows is given up: its loss or gradient is not finite.
 pub(crate) const SMALLEST_SCALE: f32 = 1.0 / 1024.0;
 
-/// Values of a 3x3 filter bank 64 -> 64.
+/// Weights of a 3x3 convolution from 64 to 64 channels.
 pub(crate) const FILTER_LEN: usize = 9 * WIDTH * WIDTH;
-/// Values of a patch of block 1 (`kernels/first_block.cu`): 3 rows and 4 columns of pixels with 4 channels each, of
-/// which the fourth column has zero weight.
+/// Values of a patch, the part of the input around a pixel that block 1 reads (`kernels/first_block.cu`): 3 rows and 4
+/// columns of pixels with 4 numbers each. The fourth column has zero weight; it makes a row 16 numbers long, which is
+/// what a matrix instruction takes.
 pub(crate) const PATCH_LEN: usize = 48;
 
 /// The sizes and options of a training run.
@@ -136,18 +138,6 @@ impl Conv4State {
     }
 }
 
-/// The value of a 16-bit float from its bits: 1 sign, 5 exponent and 10 mantissa bits.
-pub(crate) fn half_to_float(bits: u16) -> f32 {
-    let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023) / 1024.0);
-    let magnitude = match exponent {
-        0 => mantissa * 2f32.powi(-14),
-        31 if mantissa == 0.0 => f32::INFINITY,
-        31 => f32::NAN,
-        _ => (1.0 + mantissa) * 2f32.powi(exponent - 15),
-    };
-    if bits >> 15 == 0 { magnitude } else { -magnitude }
-}
-
 /// A Conv4 in training on a GPU.
 pub struct Conv4Training {
     device: Device,
@@ -217,13 +207,14 @@ impl Conv4Training {
         self.runner.write(std::slice::from_ref(step))?;
         self.runner.record_images(&self.network)?;
         let Shape { size, channels } = self.options.shape;
-        // The pixels without the margins of the plane. A position is four 16-bit floats in two words.
+        // The plane (see `network`) has a row and a column of zeros after the pixels of each image, which are left out.
+        // A pixel is four 16-bit floats, two in each of two words.
         let pitch = size + 1;
         let plane = self.network.image.read()?;
         let rows = (0..self.options.images() * pitch).filter(|row| row % pitch < size);
-        let positions = rows.flat_map(|row| &plane[row * pitch..row * pitch + size]);
-        let values = positions.flat_map(|pairs| (0..channels).map(|c| pairs[c / 2] >> (16 * (c % 2))));
-        Ok(values.map(|bits| half_to_float(bits as u16)).collect())
+        let pixels = rows.flat_map(|row| &plane[row * pitch..row * pitch + size]);
+        let values = pixels.flat_map(|words| (0..channels).map(|c| words[c / 2] >> (16 * (c % 2))));
+        Ok(values.map(|bits| f16::from_bits(bits as u16).to_f32()).collect())
     }
 
     /// Replaces parameters and the state of the optimiser.

@@ -1,8 +1,8 @@
 //! Division by a number that the host knows, as one multiplication on the device (`Divider` in `kernels/common.cuh`).
 //!
 //! GPUs have no instruction for integer division. For numbers n below 2^31 and a divisor d from 2 to 2^16, with `bits =
-//! ceil(log2(d))` and `m = ceil(2^(31 + bits) / d)`, the quotient n / d is `(n m) >> (31 + bits)`: the upper half of a
-//! product of 32-bit numbers, shifted by another bits - 1.
+//! ceil(log2(d))` and `m = ceil(2^(31 + bits) / d)`, the quotient n / d, rounded down, is `(n m) >> (31 + bits)`. m is
+//! below 2^32, so a GPU computes this as the upper half of a product of 32-bit numbers, shifted by another bits - 1.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -32,7 +32,7 @@ impl Divider {
         Divider { divisor: divisor as u32, multiplier: multiplier as u32, shift: bits - 1 }
     }
 
-    /// What the device computes.
+    /// The quotient `number / divisor`, as the device computes it.
     #[cfg(test)]
     fn divide(self, number: u32) -> u32 {
         match self.divisor {

@@ -21,8 +21,8 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use crate::compiled_kernels;
 use crate::error::{Error, Result};
-use crate::images;
 
 pub use arguments::{Address, Argument, Grid, Null, Value};
 
@@ -32,7 +32,8 @@ const NEEDED_VERSION: i32 = 13_000;
 /// Bytes of shared memory that a kernel may use without setting an attribute first.
 const DEFAULT_SHARED_LEN: u32 = 48 << 10;
 
-/// One of the two queues of a device. Work on one queue runs in order; the queues run at the same time.
+/// One of the two queues of a device (streams in CUDA's terms). Work on one queue runs in order; the queues run at the
+/// same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     /// The queue of copies, graphs and most kernels.
@@ -47,7 +48,7 @@ pub struct Device {
     backend: Arc<Backend>,
 }
 
-/// What a device is.
+/// What runs the kernels of a device.
 enum Backend {
     /// A GPU.
     Cuda(Cuda),
@@ -73,7 +74,7 @@ struct Cuda {
     multiprocessors: usize,
     /// Bytes of shared memory that a thread block can have.
     shared_limit: usize,
-    /// Whether the module contains kernels with Hopper's `wgmma` instructions.
+    /// Whether the module contains kernels with Hopper's `wgmma` (matrix) instructions.
     has_wgmma: bool,
 }
 
@@ -116,7 +117,8 @@ impl Device {
     }
 
     /// A device whose kernels run on the CPU, from a library that is compiled from `emulator/emulator.cpp` with the C++
-    /// compiler `c++`. With `exact`, products do not round their inputs to TF32.
+    /// compiler `c++`. GPUs round the inputs of matrix products to TF32 (10 bits of mantissa), and so does this device,
+    /// unless it is `exact`.
     ///
     /// # Panics
     /// If the library cannot be compiled.
@@ -206,8 +208,8 @@ impl Device {
 
     /// Starts a kernel on a queue. Arguments are [`Buffer`]s and plain values, in the order of the kernel's parameters.
     ///
-    /// The caller must pass what the kernel takes, in number and type, and kernels must stay inside the buffers they are
-    /// given: the compiler checks neither. Only the sessions of this crate launch kernels; their tests run under
+    /// The caller must pass what the kernel takes, in number and type, and kernels must stay inside the buffers they
+    /// are given: the compiler checks neither. Only the sessions of this crate launch kernels; their tests run under
     /// compute-sanitizer (`gpu-tests`).
     pub fn launch(
         &self,
@@ -239,7 +241,7 @@ impl Device {
             Backend::Cuda(cuda) => {
                 cuda.bind()?;
                 // SAFETY: the buffer has `bytes` bytes from `address` on.
-                unsafe { result::memset_d8_async(address, 0, bytes, cuda.queues[0]) }
+                unsafe { result::memset_d8_async(address, 0, bytes, cuda.main_queue()) }
                     .map_err(|error| driver_error("clearing memory", error))
             }
             #[cfg(feature = "emulator")]
@@ -287,7 +289,7 @@ impl Device {
             Backend::Cuda(cuda) => {
                 cuda.bind()?;
                 // SAFETY: the queue lives as long as the device.
-                unsafe { result::stream::synchronize(cuda.queues[0]) }
+                unsafe { result::stream::synchronize(cuda.main_queue()) }
                     .map_err(|error| driver_error("waiting for the GPU", error))
             }
             #[cfg(feature = "emulator")]
@@ -323,14 +325,16 @@ impl Device {
             #[cfg(feature = "emulator")]
             Backend::Emulated(emulator) => {
                 emulator.begin_recording();
-                record()?;
-                Ok(Graph { device: self.clone(), work: Work::Emulated(emulator.end_recording()) })
+                let recorded = record();
+                let operations = emulator.end_recording();
+                recorded.map(|()| Graph { device: self.clone(), work: Work::Emulated(operations) })
             }
         }
     }
 }
 
-/// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, if at most `limit` bytes are available.
+/// Checks that the thread blocks of a kernel can have `bytes` bytes of shared memory, if at most `limit` bytes are
+/// available.
 pub(crate) fn check_shared(what: &'static str, bytes: usize, limit: usize) -> Result<()> {
     if bytes > limit {
         return Err(Error::TooLarge { what, needed: bytes.div_ceil(1024), limit: limit / 1024 });
@@ -384,7 +388,7 @@ impl DeviceProperties {
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let shared_limit = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         let capability = (major as u32, minor as u32);
-        if !images::is_supported(capability.0) {
+        if !compiled_kernels::is_supported(capability.0) {
             return Err(Error::Unsupported { name, found: format!("{major}.{minor}") });
         }
         Ok(DeviceProperties { device, name, capability, multiprocessors, shared_limit })
@@ -459,13 +463,13 @@ impl Cuda {
         let failed = |error| driver_error("opening the GPU", error);
         let DeviceProperties { device, name, capability, multiprocessors, shared_limit } =
             DeviceProperties::read(ordinal)?;
-        let Some(image) = images::for_capability(capability.0, capability.1) else {
+        let Some(compiled) = compiled_kernels::for_capability(capability.0, capability.1) else {
             let found = format!("{}.{}", capability.0, capability.1);
             return Err(Error::Unsupported { name, found });
         };
         let queue = || result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed);
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        // SAFETY: the device exists, the context is made current before it is used, and the image is a complete module
+        // SAFETY: the device exists, the context is made current before it is used, and the code is a complete module
         // that ends with a zero byte.
         unsafe {
             let context = result::primary_ctx::retain(device).map_err(failed)?;
@@ -473,7 +477,7 @@ impl Cuda {
             Ok(Cuda {
                 device,
                 context,
-                module: result::module::load_data(image.code.as_ptr().cast())
+                module: result::module::load_data(compiled.code.as_ptr().cast())
                     .map_err(|error| driver_error("loading the kernels", error))?,
                 queues: [queue()?, queue()?],
                 event: result::event::create(flags).map_err(failed)?,
@@ -482,9 +486,14 @@ impl Cuda {
                 name,
                 multiprocessors,
                 shared_limit,
-                has_wgmma: image.has_wgmma,
+                has_wgmma: compiled.has_wgmma,
             })
         }
+    }
+
+    /// The queue of copies, graphs and most kernels.
+    fn main_queue(&self) -> sys::CUstream {
+        self.queues[Queue::Main as usize]
     }
 
     /// Makes the context current on this thread.
@@ -510,7 +519,7 @@ impl Cuda {
         // On the main queue, so that its later work finds the zeros: work on the default stream would not be ordered
         // with it.
         // SAFETY: the memory was just allocated with this length.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.queues[0]) }
+        unsafe { result::memset_d8_async(address, 0, bytes, self.main_queue()) }
             .map_err(|error| driver_error("clearing memory", error))?;
         Ok(address)
     }
@@ -575,9 +584,12 @@ impl Cuda {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the queue lives as long as the device; the recorded graph is destroyed after it is instantiated.
         unsafe {
-            result::stream::begin_capture(self.queues[0], mode).map_err(failed)?;
+            result::stream::begin_capture(self.main_queue(), mode).map_err(failed)?;
             let recorded = record();
-            let graph = result::stream::end_capture(self.queues[0]).map_err(failed);
+            let graph = result::stream::end_capture(self.main_queue()).map_err(failed);
+            if let (Err(_), Ok(graph)) = (&recorded, &graph) {
+                let _ = result::graph::destroy(*graph);
+            }
             recorded?;
             let graph = graph?;
             let executable =
@@ -641,7 +653,7 @@ impl<T: Pod> Buffer<T> {
                 cuda.bind()?;
                 // SAFETY: the range was checked. `values` is ordinary (pageable) memory, which the driver has
                 // copied when the call returns.
-                unsafe { result::memcpy_htod_async(address, values, cuda.queues[0]) }
+                unsafe { result::memcpy_htod_async(address, values, cuda.main_queue()) }
                     .map_err(|error| driver_error("copying to the GPU", error))
             }
             #[cfg(feature = "emulator")]
@@ -724,7 +736,7 @@ pub struct Graph {
 enum Work {
     Cuda(sys::CUgraphExec),
     #[cfg(feature = "emulator")]
-    Emulated(Vec<emulated::Task>),
+    Emulated(Vec<emulated::Operation>),
 }
 
 // SAFETY: see `Cuda`.
@@ -737,12 +749,12 @@ impl Graph {
             (Backend::Cuda(cuda), Work::Cuda(executable)) => {
                 cuda.bind()?;
                 // SAFETY: graph and queue live as long as the device.
-                unsafe { result::graph::launch(*executable, cuda.queues[0]) }
+                unsafe { result::graph::launch(*executable, cuda.main_queue()) }
                     .map_err(|error| driver_error("starting a graph", error))
             }
             #[cfg(feature = "emulator")]
-            (Backend::Emulated(emulator), Work::Emulated(tasks)) => {
-                emulator.replay(tasks);
+            (Backend::Emulated(emulator), Work::Emulated(operations)) => {
+                emulator.replay(operations);
                 Ok(())
             }
             #[cfg(feature = "emulator")]

@@ -1,9 +1,10 @@
 //! Embedding of photographs with EfficientNet-Lite0: [`EfficientNetEmbedding`].
 //!
 //! The network is a 3x3 convolution (the stem), a sequence of bottlenecks, a pointwise convolution (the head), and the
-//! mean over all positions. A bottleneck expands its channels with a pointwise convolution (1x1, mixes channels),
-//! filters every channel with a depthwise convolution (one filter per channel), and projects to fewer channels with a
-//! second pointwise one. The kernels are in `kernels/efficientnet.cu` and `kernels/efficientnet_pointwise.cu`.
+//! mean over all positions (pixels of an activation). A bottleneck expands its channels with a pointwise convolution
+//! (1x1, mixes channels), filters every channel with a depthwise convolution (one filter per channel), and projects to
+//! fewer channels with a second pointwise one. The kernels are in `kernels/efficientnet.cu` and
+//! `kernels/efficientnet_pointwise.cu`.
 //!
 //! Images are bytes of the right size. Activations and the weights of pointwise convolutions are 16-bit floats; sums
 //! and all other weights are 32-bit floats. Batch norm is folded into the weights, as in [`trueshot_nn::efficientnet`].
@@ -11,8 +12,8 @@
 //! size of the batch.
 //!
 //! One CUDA graph (recorded kernel launches) embeds a batch. There are graphs for powers of two and for the largest
-//! batch; any other batch is rounded up to the next of these, and images that are left in memory from earlier batches are
-//! embedded with it and ignored.
+//! batch; any other batch is rounded up to the next of these, and images that are left in memory from earlier batches
+//! are embedded with it and ignored.
 
 mod layers;
 #[cfg(all(test, any(feature = "emulator", feature = "gpu-tests")))]
@@ -41,13 +42,14 @@ pub struct EfficientNetEmbedding {
     graphs: Vec<(usize, Graph)>,
 }
 
-/// The layers with their weights on the device.
+/// The layers of the network, with their weights on the device.
 struct Network {
     stem: Stem,
     bottlenecks: Vec<Bottleneck>,
     head: Pointwise,
 }
 
+/// A bottleneck: expansion, depthwise convolution and projection.
 struct Bottleneck {
     /// Height and width of the input.
     side: usize,
@@ -70,9 +72,9 @@ struct Activations {
 }
 
 impl EfficientNetEmbedding {
-    /// An embedder of batches of up to `max_batch` images of height and width `size`, with `parameters` in the layout of
-    /// [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift` is
-    /// a value that the network takes.
+    /// An embedder of batches of up to `max_batch` images of height and width `size`, with `parameters` in the layout
+    /// of [`trueshot_nn::efficientnet::layout`]. `normalisation` is scale and shift per channel: `byte * scale + shift`
+    /// is a value that the network takes.
     ///
     /// # Errors
     /// [`OutOfMemory`](crate::Error::OutOfMemory) if the batch does not fit, and
@@ -172,23 +174,23 @@ impl Network {
         assert_eq!(parameters.len(), layout.len(), "parameters of this layout");
         let mut tensors = layout.tensors().iter().map(|tensor| &parameters[tensor.range.clone()]);
         // Weights and bias of the next layer: the layout has the layers in their order in the network.
-        let mut pair = || {
+        let mut next_layer = || {
             let [weights, bias] = [tensors.next(), tensors.next()];
             (weights.expect("weights of a layer"), bias.expect("the bias of a layer"))
         };
-        let (weights, bias) = pair();
+        let (weights, bias) = next_layer();
         let stem = Stem::new(device, size, weights, bias, normalisation)?;
         let (mut side, mut layers) = (stem.side, Vec::new());
         for shape in bottlenecks() {
             let expand = if shape.expands() {
-                let (weights, bias) = pair();
+                let (weights, bias) = next_layer();
                 Some(Pointwise::new(device, shape.input, weights, bias, true)?)
             } else {
                 None
             };
-            let (weights, bias) = pair();
+            let (weights, bias) = next_layer();
             let depthwise = Depthwise::new(device, shape.kernel, shape.stride, side, weights, bias)?;
-            let (weights, bias) = pair();
+            let (weights, bias) = next_layer();
             let project = Pointwise::new(device, shape.inner, weights, bias, false)?;
             let input_side = std::mem::replace(&mut side, depthwise.output_side);
             layers.push(Bottleneck {
@@ -199,7 +201,7 @@ impl Network {
                 adds_input: shape.adds_input(),
             });
         }
-        let (weights, bias) = pair();
+        let (weights, bias) = next_layer();
         let head = Pointwise::new(device, weights.len() / FEATURES, weights, bias, true)?;
         Ok(Network { stem, bottlenecks: layers, head })
     }
@@ -238,7 +240,8 @@ impl Bottleneck {
 impl Activations {
     /// Memory for batches of up to `max_batch` images.
     fn new(device: &Device, max_batch: usize, network: &Network) -> Result<Self> {
-        // All layers share the buffers, so each has the length of its longest activation: values per image.
+        // All layers share the buffers, so each buffer has the length of the longest activation that it holds. These
+        // are values per image.
         let (mut pixels, mut expanded) = (network.stem.side.pow(2) * STEM, network.positions() * FEATURES);
         let mut filtered = 0;
         for (bottleneck, shape) in network.bottlenecks.iter().zip(bottlenecks()) {

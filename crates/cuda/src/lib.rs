@@ -23,15 +23,27 @@
 //! arguments of the kernels are fixed when the graph is recorded, so the number of the step cannot be one of them: the
 //! device counts the finished steps, and the kernels compute the slot from that count.
 //!
+//! Terms of CUDA in this crate: a kernel is a function that the GPU runs in many threads. A launch starts it in a grid
+//! of thread blocks. The GPU has many multiprocessors (132 in an H200), and each thread block runs on one of them. The
+//! threads of a block can exchange values in shared memory, a fast memory of about 100 or 200 KiB; it is divided into
+//! banks, and rows are padded so that threads access different banks at the same time. A warp is 32 threads of a block
+//! that run together and execute matrix instructions together; its threads are called lanes. On Hopper GPUs there are
+//! faster matrix instructions (`wgmma`). TF32 is the format that matrix instructions round f32 inputs to: the range of
+//! f32 with 10 bits of mantissa; f16 is the 16-bit float of IEEE 754.
+//!
+//! Names: `d_x` or `dx` is the gradient of the loss with respect to `x`. `side` is the height and width of square
+//! images or activations, in pixels. Shapes are in brackets, the outermost dimension first, for instance
+//! `[image][row][column][channel]`.
+//!
 //! The kernels are in `kernels/*.cu`, one file per concept, with shapes and layouts at the top of each.
 
 mod choice;
+mod compiled_kernels;
 pub mod conv4;
 mod divider;
 pub mod driver;
 pub mod efficientnet;
 mod error;
-mod images;
 pub mod joint;
 pub mod maml;
 pub mod negmargin;

@@ -98,9 +98,9 @@ struct StepKernels {
     at_once: usize,
     /// The loss of each query, `[task][queries]`.
     losses: Buffer<f32>,
-    /// The parameters that every task starts from.
+    /// The parameters that every task starts from and that the training updates.
     shared: Buffer<f32>,
-    /// The sum of the gradients of the tasks.
+    /// The sum of the gradients of all tasks of the step with respect to `shared`.
     total: Buffer<f32>,
     /// Sums of squares of `total`, one per thread block.
     squares: Buffer<f64>,
@@ -179,8 +179,9 @@ impl MamlTraining {
         self.runner.load(state)
     }
 
-    /// Runs steps and returns their losses. Labels and images of a step are listed task by task: first the support items
-    /// of the task, then its queries. Stops after the first loss that is not finite, which is then the last one returned.
+    /// Runs steps and returns their losses. Labels and images of a step are listed task by task: first the support
+    /// items of the task, then its queries. Stops after the first loss that is not finite, which is then the last one
+    /// returned.
     ///
     /// # Errors
     /// [`Lost`](crate::Error::Lost) if the GPU stopped working.
@@ -193,8 +194,8 @@ impl MamlTraining {
         runner.run(steps, |runner| kernels.record_step(runner))
     }
 
-    /// Launches the graph of one step on the inputs that are on the device from an earlier [`run`](Self::run), and does not
-    /// wait. For measurements.
+    /// Launches the graph of one step on the inputs that are on the device from an earlier [`run`](Self::run), and does
+    /// not wait. For measurements.
     pub fn launch_step(&mut self) -> Result<()> {
         let MamlTraining { kernels, runner } = self;
         runner.launch(|runner| kernels.record_step(runner))

@@ -39,7 +39,8 @@ pub struct NegMarginOptions {
     pub clip: f64,
 }
 
-/// Channels of a unit (`kernels/negmargin.cu`): the features of an image, and a direction, are two units per pixel.
+/// Channels of a unit, the part of a feature vector or direction that a thread block computes gradients of
+/// (`kernels/negmargin.cu`). They have 64 channels per pixel, so two units.
 const UNIT: usize = 32;
 /// Images or classes of the tile that a thread block computes (`ITEM_TILE` in `kernels/negmargin.cu`).
 const TILE_ROWS: usize = 16;
@@ -48,7 +49,7 @@ const SPLIT: usize = 8;
 /// Threads of a thread block.
 const THREADS: u32 = 32 * SPLIT as u32;
 
-/// `ClassShape` in `kernels/negmargin.cu`.
+/// The sizes and factors of the loss (`ClassShape` in `kernels/negmargin.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct ClassShape {
@@ -79,14 +80,14 @@ struct CosineClassifier {
     /// Sums of squares of the gradients, one per thread block.
     squares: Buffer<f64>,
     /// The sum of `squares`, one number. Only computed if gradients are clipped.
-    square: Buffer<f64>,
+    square_sum: Buffer<f64>,
     /// cos(f, w_c), `[images][pitch]`.
     cosines: Buffer<f32>,
     /// The gradient of `cosines`, `[images][pitch]`.
     d_cosines: Buffer<f32>,
     /// 1 / |w_c| of each class, padded to `pitch`, then 1 / |f| of each image.
     inverse_lengths: Buffer<f32>,
-    /// The inner product of f / |f| and its gradient, `[images]`.
+    /// The inner product of f / |f| and the gradient of f / |f|, `[images]`.
     projections: Buffer<f32>,
     /// The loss of each image, `[images]`.
     losses: Buffer<f32>,
@@ -112,6 +113,7 @@ impl CosineClassifier {
             scale: options.scale as f32,
             margin: options.margin as f32,
         };
+        // The thread blocks of `class_gradients`.
         let blocks = options.shape.features() / UNIT * classes.div_ceil(TILE_ROWS);
         Ok(CosineClassifier {
             device: device.clone(),
@@ -122,7 +124,7 @@ impl CosineClassifier {
             second_moments: device.zeros(len)?,
             gradients: device.zeros(len)?,
             squares: device.zeros(blocks)?,
-            square: device.zeros(1)?,
+            square_sum: device.zeros(1)?,
             cosines: device.zeros(images * pitch)?,
             d_cosines: device.zeros(images * pitch)?,
             inverse_lengths: device.zeros(pitch + images)?,
@@ -152,13 +154,13 @@ impl CosineClassifier {
         let grid = Grid::new((self.shape.images as usize).div_ceil(SPLIT), THREADS);
         self.device.launch(Queue::Main, "margin_losses", grid, &arguments)?;
         self.device.fork()?;
-        let CosineClassifier { gradients, squares, square, .. } = self;
+        let CosineClassifier { gradients, squares, square_sum, .. } = self;
         let arguments: [&dyn Argument; 9] =
             [features, weights, cosines, d_cosines, inverse_lengths, gradients, squares, state, &shape];
         let grid = Grid::new(units, THREADS).rows(class_tiles);
         self.device.launch(Queue::Side, "class_gradients", grid, &arguments)?;
         if self.clip {
-            let arguments: [&dyn Argument; 3] = [squares, &Value(squares.len() as i32), square];
+            let arguments: [&dyn Argument; 3] = [squares, &Value(squares.len() as i32), square_sum];
             self.device.launch(Queue::Side, "sum_squares", Grid::new(1, 256), &arguments)?;
         }
         let d_features = network.feature_gradient();
@@ -175,7 +177,7 @@ impl CosineClassifier {
 
     /// The sum of squares of the directions' gradients, as the optimiser of the network takes it to clip both together.
     fn other_squares(&self) -> OtherSquares {
-        OtherSquares { sums: self.square.at(0), count: 1 }
+        OtherSquares { sums: self.square_sum.at(0), count: 1 }
     }
 
     /// Launches the update of the directions, which does nothing if a gradient overflowed.
@@ -187,7 +189,7 @@ impl CosineClassifier {
             &self.gradients,
             &network.squares,
             &Value(network.squares.len() as i32),
-            &self.square,
+            &self.square_sum,
             &optimiser.rates,
             &optimiser.state,
             &Value(optimiser.options),

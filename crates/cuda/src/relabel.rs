@@ -42,8 +42,8 @@ const THREADS: u32 = 1024;
 const EDGE_THREADS: u32 = 512;
 /// Threads per block of the kernels that work on parameters.
 const PARAMETER_THREADS: u32 = 256;
-/// Columns of features that `relabel_gram` (inner products between items and queries) holds in shared memory at a time,
-/// on Hopper GPUs.
+/// Columns of features that `relabel_gram` (inner products of items with each other and with queries) holds in shared
+/// memory at a time, on Hopper GPUs.
 const HOPPER_GRAM_DIMS: usize = 640;
 /// Columns of features that `relabel_gram` holds in shared memory at a time, on other GPUs.
 const GRAM_DIMS: usize = 256;
@@ -108,7 +108,7 @@ struct DeviceOptimiser {
     results: u64,
 }
 
-/// Buffers that live as long as the training run. Those without a comment have one number per parameter.
+/// Buffers that live as long as the training run. The first four have one number per parameter.
 struct Persistent {
     parameters: Buffer<f32>,
     first_moments: Buffer<f32>,
@@ -123,7 +123,7 @@ struct Persistent {
     squares: Buffer<f64>,
     /// The losses of the items and of the queries of each slot, `[slot][2]`.
     results: Buffer<f32>,
-    /// The counters of steps and updates, one element.
+    /// The number of finished steps and of updates, one element.
     state: Buffer<State>,
     /// The feature sets: `[rows][dim]`, and `dim`.
     features: Vec<(Buffer<f32>, usize)>,
@@ -439,8 +439,8 @@ impl RelabelTraining {
             self.tile_kernel(memory, "relabel_attend_backward_rows", layer)?;
             self.tile_kernel(memory, "relabel_attend_backward_columns", layer)?;
         }
-        // These two run in parallel with each other, but not with the kernels above, which occupy whole
-        // multiprocessors.
+        // The gradients of the edge network and of the other weights run in parallel with each other, but not with the
+        // kernels above, which occupy whole multiprocessors.
         self.device.fork()?;
         self.record_edges_backward(memory)?;
         self.record_products(memory, Queue::Main)?;

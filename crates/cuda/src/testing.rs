@@ -8,7 +8,7 @@ pub(crate) fn device() -> Device {
     Device::open(0).expect("these tests need a GPU")
 }
 
-/// The device of the tests: the emulator, which rounds the inputs of products to TF32 like a GPU.
+/// The device of the tests: the emulator, which rounds the inputs of products to TF32 (10 bits of mantissa) like a GPU.
 #[cfg(not(feature = "gpu-tests"))]
 pub(crate) fn device() -> Device {
     Device::emulated(false)
@@ -37,15 +37,15 @@ pub(crate) fn random(seed: u64) -> impl FnMut() -> f64 {
     }
 }
 
-/// |a - b| / |b|
+/// |a - b| / |b|, the difference of two vectors relative to the length of the second.
 pub(crate) fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
     difference / norm(&mut b.iter().map(|&b| f64::from(b))).max(1e-30)
 }
 
-/// A tolerance on [`exact_device`]; on a GPU, which rounds the inputs of products to the 11 bits of TF32, at least
-/// `tf32`.
+/// A tolerance on [`exact_device`]; on a GPU, which rounds the inputs of products to TF32 (11 significant bits), at
+/// least `tf32`.
 pub(crate) fn tolerance(exact: f64, tf32: f64) -> f64 {
     if cfg!(feature = "gpu-tests") { exact.max(tf32) } else { exact }
 }
@@ -58,14 +58,14 @@ pub(crate) fn print_bits(name: &str, values: &[f32]) {
 }
 
 /// Compares ten steps of a device with those of the CPU: the loss of each step, and the change of all parameters.
-pub(crate) fn assert_same_run(name: &str, own: &Run, cpu: &Run, loss_tolerance: f64, change_tolerance: f64) {
-    assert_eq!((own.losses.len(), cpu.losses.len()), (10, 10), "{name}");
-    for (step, (own, cpu)) in own.losses.iter().zip(&cpu.losses).enumerate() {
-        let error = (own - cpu).abs() / cpu.abs().max(0.1);
-        println!("{name}: loss of step {step} {own:.5}, CPU {cpu:.5}");
-        assert!(error < loss_tolerance, "{name}: loss of step {step} is {own}, on the CPU {cpu}");
+pub(crate) fn assert_same_run(name: &str, gpu: &Run, cpu: &Run, loss_tolerance: f64, change_tolerance: f64) {
+    assert_eq!((gpu.losses.len(), cpu.losses.len()), (10, 10), "{name}");
+    for (step, (gpu, cpu)) in gpu.losses.iter().zip(&cpu.losses).enumerate() {
+        let error = (gpu - cpu).abs() / cpu.abs().max(0.1);
+        println!("{name}: loss of step {step} {gpu:.5}, CPU {cpu:.5}");
+        assert!(error < loss_tolerance, "{name}: loss of step {step} is {gpu}, on the CPU {cpu}");
     }
-    let error = relative_error(&own.change, &cpu.change);
+    let error = relative_error(&gpu.change, &cpu.change);
     println!("{name}: change of the parameters differs by {error:.5}");
     assert!(error < change_tolerance, "{name}: the change of the parameters differs by {error}");
     assert!(
@@ -75,7 +75,7 @@ pub(crate) fn assert_same_run(name: &str, own: &Run, cpu: &Run, loss_tolerance: 
     );
 }
 
-/// The losses of steps, and the parameters after them less those before.
+/// The losses of the steps of a run, and the change of the parameters: those after the run minus those before.
 pub(crate) struct Run {
     pub losses: Vec<f64>,
     pub change: Vec<f32>,

@@ -73,7 +73,7 @@ pub struct TranfsTraining {
     layout: InputLayout,
     /// The rows of the data set, `[rows, dim]`.
     features: Buffer<f32>,
-    /// The extra rows of the current steps, `[rows, dim]`.
+    /// The extra rows of the current steps ([`StepInput::extra_rows`]), `[rows, dim]`.
     extra: Buffer<f32>,
     /// The inputs of the steps, `[slot][slot_len]`. Step n uses slot `n % STEP_SLOTS`.
     inputs: Buffer<u32>,
@@ -81,12 +81,13 @@ pub struct TranfsTraining {
     #[allow(dead_code, reason = "kernels use it by address")]
     current: Buffer<u32>,
     parameters: Buffer<f32>,
-    /// Copies of the weights in the order in which matrix instructions read them, see [`PackedPlaces`].
+    /// The packed weights: copies of the weights in the order in which matrix instructions read them, see
+    /// [`PackedPlaces`].
     packed: Buffer<u32>,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
     gradients: Buffer<f32>,
-    /// Sums of squares of the gradients, one per gradient task.
+    /// Sums of squares of the gradients (in joint training, of those of the mean loss), one per gradient task.
     squares: Buffer<f64>,
     activations: Activations,
     /// The work of the thread blocks that compute the gradients of the parameters.
@@ -140,6 +141,7 @@ impl TranfsTraining {
         let (config, limits) = (network.config().clone(), options.limits);
         assert!(features.len().is_multiple_of(config.dim), "features of {} dimensions", config.dim);
         let layout = InputLayout::new(limits, config.classes);
+        // `down_t` is the position of the transposed down-projection among the packed weights.
         let (places, down_t, packed_len) = PackedPlaces::new(&config, is_joint);
         let shared = SharedMemory::new(&config, limits);
         let activations = Activations::new(device, &config, limits, &shared)?;
@@ -348,8 +350,9 @@ impl TranfsTraining {
         if after.is_empty() { Ok(()) } else { self.inputs.write(0, after) }
     }
 
-    /// The factors of update number `update`, counted from 1, as the CPU computes them: the factor of the parameters,
-    /// the learning rate over the bias correction, and one over the square root of the other bias correction.
+    /// The factors of AdamW for update number `update`, counted from 1, as the CPU computes them: the factor of the
+    /// parameters (weight decay), the learning rate over the bias correction of the first moments, and one over the
+    /// square root of the bias correction of the second moments.
     fn factors(&self, rate: f64, update: u64) -> [f32; 3] {
         let AdamWConfig { beta1, beta2, weight_decay, .. } = self.options.optimiser;
         let correction = |beta: f64| 1.0 - beta.powf(update as f64);
@@ -394,15 +397,15 @@ impl TranfsTraining {
     fn record_losses_and_gradients(&self, joint: Option<JointArgument>) -> Result<()> {
         let argument = Value(self.argument);
         let (config, limits, shared) = (&self.config, self.options.limits, &self.shared);
-        // Grids: chunks of 128 columns of the features, groups of 8 tokens per episode, and attention heads per
-        // episode.
+        // The grids have one thread block per chunk of 128 columns of the features, per group of 8 tokens of an
+        // episode, or per attention head of an episode.
         let chunks = self.argument.sizes.chunks as usize;
         let tokens = limits.support + config.classes;
-        let rows = Grid::new(tokens.div_ceil(memory::ROWS), LAYER_THREADS).rows(limits.episodes);
-        let heads = Grid::new(config.heads, 256).rows(limits.episodes);
+        let token_grid = Grid::new(tokens.div_ceil(memory::ROWS), LAYER_THREADS).rows(limits.episodes);
+        let head_grid = Grid::new(config.heads, 256).rows(limits.episodes);
         // Launches the first of two kernels if its shared memory suffices, otherwise the second, which uses global
         // memory.
-        let run = |grid: Grid, memory: KernelMemory, kernels: [&'static str; 2], layer: usize| {
+        let launch_variant = |grid: Grid, memory: KernelMemory, kernels: [&'static str; 2], layer: usize| {
             let kernel = kernels[usize::from(!memory.fits)];
             self.launch(kernel, grid.shared(memory.bytes), &[&argument, &Value(layer as i32)])
         };
@@ -421,18 +424,22 @@ impl TranfsTraining {
             Grid::new(projections, 256).rows(items).shared(shared.project),
             &[&argument],
         )?;
+        // Number n of the `tranfs_layer` kernels ends layer n - 1 (what follows its attention) and computes queries,
+        // keys and values of layer n. Number 0 makes the tokens instead; the last one computes the loss of
+        // "mislabelled", which needs its direction.
         let forward = ["tranfs_layer", "tranfs_layer_large"];
-        run(rows, shared.rows, forward, 0)?;
+        launch_variant(token_grid, shared.rows, forward, 0)?;
         for layer in 0..config.layers {
-            run(heads, shared.attention, ["tranfs_attend", "tranfs_attend_large"], layer)?;
+            launch_variant(head_grid, shared.attention, ["tranfs_attend", "tranfs_attend_large"], layer)?;
             if layer + 1 == config.layers {
                 self.device.join()?;
             }
-            run(rows, shared.rows, forward, layer + 1)?;
+            launch_variant(token_grid, shared.rows, forward, layer + 1)?;
         }
         // Prototypes and losses; their thread blocks work on columns of the features.
         let columns = |blocks| Grid::new(blocks, LOSS_THREADS).rows(limits.episodes);
         self.launch("tranfs_prototypes", columns(chunks).shared(shared.prototypes), &[&argument])?;
+        // One more thread block per episode, for the sums of the loss of "mislabelled".
         let losses = columns(chunks + 1).shared(shared.losses.bytes);
         if let Some(joint) = joint {
             self.record_joint_losses(losses, joint)?;
@@ -442,18 +449,18 @@ impl TranfsTraining {
         }
         let gradients = if joint.is_some() { "tranfs_gradients_joint" } else { "tranfs_gradients" };
         let backward = ["tranfs_layer_back", "tranfs_layer_back_large"];
-        run(rows, shared.rows_back, backward, config.layers)?;
+        launch_variant(token_grid, shared.rows_back, backward, config.layers)?;
         // The gradients of a layer's weights are computed beside the backward pass of the layers below.
         let mut first_task = 0;
         for (layer, &count) in (0..config.layers).rev().zip(&self.group_lens) {
             let kernels = ["tranfs_attend_back", "tranfs_attend_back_large"];
-            run(heads, shared.attention_back, kernels, layer)?;
+            launch_variant(head_grid, shared.attention_back, kernels, layer)?;
             if layer > 0 {
                 self.device.fork()?;
                 self.record_gradients(gradients, Queue::Side, first_task, count)?;
                 first_task += count;
             }
-            run(rows, shared.rows_back, backward, layer)?;
+            launch_variant(token_grid, shared.rows_back, backward, layer)?;
         }
         if config.class_tokens == ClassTokens::ClassMean {
             self.launch("tranfs_class_means_back", Grid::new(limits.episodes, 256), &[&argument])?;

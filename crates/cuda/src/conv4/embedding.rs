@@ -2,18 +2,18 @@
 //!
 //! Batch norm uses the running statistics, so an embedding does not depend on the other images of the batch. The images
 //! are bytes that already have the size of the network; one CUDA graph (recorded kernel launches) embeds a batch.
-//! Activations are planes, see `network`.
+//! Activations are planes, which the module `network` describes: 64 channels per pixel, with margins of zeros between
+//! images.
 
 use trueshot_nn::conv4::{BLOCKS, EPSILON, Shape, WIDTH, layout};
 
 use super::images::AugmentShape;
 use super::network::{
-    Chunk, ConvolutionShape, FirstShape, PoolShape, Sums, check_shared_memory, convolution, plane_len,
-    pool_grid,
+    Chunk, ConvolutionShape, FIRST_FILTERS_LEN, FirstShape, PoolShape, Sums, check_shared_memory,
+    convolution, new_input_plane, new_plane, pool_grid,
 };
 use super::prototypes::EpisodeShape;
 use super::{FILTER_LEN, PATCH_LEN};
-use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Graph, Grid, Null, Queue, Value};
 use crate::error::Result;
 
@@ -38,11 +38,13 @@ struct Memory {
     image: Buffer<[u32; 2]>,
     filters: Buffer<u16>,
     first_filters: Buffer<[u32; 2]>,
-    /// Scale and shift of block 1, `[2][64]`, then the same number of unused values.
+    /// Scale and shift of block 1, `[2][64]`, then the same number of unused values, which in training are mean and 1 /
+    /// std.
     first_norm: Buffer<f32>,
-    /// `[block][mean - bias, 1 / std, gamma, beta][64]` of blocks 2 to 4.
+    /// `[block][mean - bias, 1 / std, gamma, beta][64]` of blocks 2 to 4. The kernels compute convolutions without
+    /// their biases, so a bias is subtracted from the running mean.
     norms: Buffer<f32>,
-    /// The outputs of blocks 1 to 4, planes; the last are the features.
+    /// The outputs of blocks 1 to 4, planes; the last one has the features.
     y: Vec<Buffer<Chunk>>,
     /// The outputs of the convolutions of blocks 2 to 4, planes.
     z: Vec<Buffer<Chunk>>,
@@ -131,13 +133,7 @@ fn record(
     };
     let grid = Grid::new((size * size).div_ceil(256), 256).rows(images);
     launch("pack_bytes", grid, &[bytes, &memory.image, &Value(input)])?;
-    let windows = size / 2;
-    let first = FirstShape {
-        images: images as i32,
-        side: size as i32,
-        windows: windows as i32,
-        divider: Divider::new(windows),
-    };
+    let first = FirstShape::new(images, size, size / 2);
     let arguments: [&dyn Argument; 5] =
         [&memory.image, &memory.first_filters, &memory.first_norm, &memory.y[0], &Value(first)];
     launch("first_forward", Grid::new(device.multiprocessors(), 256), &arguments)?;
@@ -147,13 +143,7 @@ fn record(
         let filters = memory.filters.at((block - 1) * FILTER_LEN);
         let convolved = ConvolutionShape::new(images, side);
         convolution(device, Sums::None, convolved, &[x, &filters, z, &Null, &Null])?;
-        let windows = side / 2;
-        let pool = PoolShape {
-            side: side as i32,
-            windows: windows as i32,
-            divider: Divider::new(windows),
-            count: 0.0,
-        };
+        let pool = PoolShape::new(images, side, side / 2);
         let norm = memory.norms.at((block - 1) * 4 * WIDTH);
         launch("pool_running", pool_grid(pool).rows(images), &[z, &norm, y, &Value(pool)])?;
     }
@@ -167,16 +157,11 @@ impl Memory {
     /// Memory for batches of `images` images, with the filters and norms of `parameters`.
     fn new(device: &Device, shape: Shape, images: usize, parameters: &[f32]) -> Result<Self> {
         let (first_norm, norms) = folded_norms(shape, parameters);
-        // The margins are those of `Conv4Network`.
-        let plane = |side: usize| {
-            let margin = side + 2;
-            device.zeros_with_margin::<Chunk>(plane_len(images, side) * 8, margin * 8, (2 * margin + 512) * 8)
-        };
-        let margin = 2 * (shape.size + 2);
+        let plane = |side: usize| new_plane(device, images, side);
         let memory = Memory {
-            image: device.zeros_with_margin(plane_len(images, shape.size), margin, margin + 512)?,
+            image: new_input_plane(device, images, shape.size)?,
             filters: device.zeros(3 * FILTER_LEN)?,
-            first_filters: device.zeros(3 * 8 * 32)?,
+            first_filters: device.zeros(FIRST_FILTERS_LEN)?,
             first_norm: device.upload(&first_norm)?,
             norms: device.upload(&norms)?,
             y: (1..=BLOCKS).map(|block| plane(shape.side(block))).collect::<Result<_>>()?,

@@ -64,7 +64,7 @@ pub struct DeviceImages {
     normalisation: [[f32; 2]; 3],
 }
 
-/// `SourceImage` in `kernels/augment.cu`.
+/// The place and size of an image in the memory of its data set (`SourceImage` in `kernels/augment.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct SourceImage {
@@ -108,14 +108,14 @@ impl DeviceImages {
     }
 }
 
-/// `AugmentShape` in `kernels/augment.cu`.
+/// The sizes of images in preparation, and their normalisation (`AugmentShape` in `kernels/augment.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct AugmentShape {
     /// Height and width of the prepared images.
     pub size: i32,
     pub channels: i32,
-    /// The largest number of weights of the resampling per output row or column.
+    /// The largest number of source pixels, each with a weight, that an output row or column is resampled from.
     pub taps: i32,
     /// Requests per slot.
     pub slot_len: i32,
@@ -146,7 +146,8 @@ impl AugmentShape {
     }
 }
 
-/// Images of a group of MAML's tasks, each of which has its own memory (`kernels/tasks.cu`).
+/// Images of a group of MAML's tasks (classification problems that run at the same time, each of them in its own
+/// memory, see `kernels/tasks.cu`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TaskImages {
     /// The number of the group's first task in the step.
@@ -190,8 +191,9 @@ impl ImageFeed {
         let source = match images {
             None => Source::Prepared(device.zeros(capacity * shape.pixels())?),
             Some(images) => {
-                let planes = shape.pixels() * size_of::<f32>();
-                let fits = AugmentShape::new(shape, capacity, &images).shared_len() + planes <= SHARED_LEN;
+                let image_bytes = shape.pixels() * size_of::<f32>();
+                let shared_len = AugmentShape::new(shape, capacity, &images).shared_len();
+                let fits = shared_len + image_bytes <= SHARED_LEN;
                 let scratch = (!fits).then(|| device.zeros(capacity * shape.pixels())).transpose()?;
                 Source::DataSet { images, requests: device.zeros(STEP_SLOTS * capacity)?, scratch }
             }
@@ -312,8 +314,9 @@ impl ImageFeed {
         match &self.source {
             Source::Prepared(_) => Grid::new(self.shape.size.pow(2).div_ceil(256), 256).rows(count),
             Source::DataSet { scratch, .. } => {
-                let planes = if scratch.is_some() { 0 } else { self.shape.pixels() * size_of::<f32>() };
-                Grid::new(count, 512).shared(self.augment_shape().shared_len() + planes)
+                // The image in preparation, unless it is in the scratch memory.
+                let image_bytes = if scratch.is_some() { 0 } else { self.shape.pixels() * size_of::<f32>() };
+                Grid::new(count, 512).shared(self.augment_shape().shared_len() + image_bytes)
             }
         }
     }

@@ -7,9 +7,15 @@
 //! [`Conv4Network::feature_gradient`].
 //!
 //! Activations are planes (`kernels/common.cuh`): 64 f16 channels per position. An image of side x side pixels has
-//! (side + 1)² positions, whose last row and column are zero. So every tap of a 3x3 filter is a constant shift of the
-//! position, and images need no special case at their edges. Block 1, whose input has 1 or 3 channels, has its own
-//! kernels (`kernels/first_block.cu`); lists of blocks such as `Conv4Network::blocks` start with block 2.
+//! (side + 1)² positions, whose last row and column are zero. So every tap (weight) of a 3x3 filter is a constant shift
+//! of the position, and images need no special case at their edges. Kernels work on tiles, a fixed number of
+//! consecutive positions. Block 1, whose input has 1 or 3 channels, has its own kernels (`kernels/first_block.cu`);
+//! lists of blocks such as `Conv4Network::blocks` start with block 2, which has index 0.
+//!
+//! Names: z is the output of a convolution, x the normalised value `(z - mean) / std`, and y the output of a block, the
+//! maximum of `relu(gamma x + beta)` over a window of 2x2 pixels. `dz` and `dy` are gradients times the loss scale.
+//! Sums over the pixels of a batch are fixed-point numbers, 64-bit integers with 20 fractional bits, so they do not
+//! depend on the order in which thread blocks add to them.
 //!
 //! The structures with `repr(C)` are arguments of kernels, with the fields of the structures of the same name in
 //! `kernels/`.
@@ -25,8 +31,13 @@ use crate::error::Result;
 
 /// Bytes from one patch (the 48 f16 around a pixel that block 1 reads) to the next in shared memory: 96, padded against
 /// bank conflicts.
-pub(crate) const PATCH_PITCH: usize = 112;
-/// Positions that `filter_gradient` loads at a time (`GRADIENT_ROWS` in `kernels/filter_gradient.cu`).
+const PATCH_PITCH: usize = 112;
+/// Bytes of shared memory of `patch_moments`: 32 patches for each of 8 warps.
+pub(crate) const PATCH_MOMENTS_SHARED_LEN: usize = 8 * 32 * PATCH_PITCH;
+/// Bytes of shared memory of `first_backward`: 8 KiB for the filters and norm of block 1, then for each of 8 warps 32
+/// rows of gradients (64 f16) and 32 patches.
+pub(crate) const FIRST_BACKWARD_SHARED_LEN: usize = 8192 + 8 * 32 * (128 + PATCH_PITCH);
+/// Positions of a tile of `filter_gradient` (`GRADIENT_ROWS` in `kernels/filter_gradient.cu`).
 pub(crate) const GRADIENT_ROWS: usize = 128;
 /// Threads of a thread block of `filter_gradient`.
 pub(crate) const GRADIENT_THREADS: u32 = 384;
@@ -39,38 +50,15 @@ pub(crate) struct ConvolutionShape {
     pub positions: i32,
     /// Height and width of an image in pixels.
     pub side: i32,
-    /// Rows between two rows of the filter in shared memory; set by [`ConvolutionTiles`].
+    /// Positions in shared memory from the inputs of one row of the filter to those of the next; set by
+    /// [`ConvolutionTiles`].
     pub stride: i32,
     /// Divides by side + 1, the positions of a row.
     pub pitch: Divider,
 }
 
-impl PoolShape {
-    /// The size for `images` images of height and width `side`, with one thread per window and 8 channels.
-    pub fn new(images: usize, side: usize, windows: usize) -> Self {
-        PoolShape {
-            side: side as i32,
-            windows: windows as i32,
-            divider: Divider::new(windows),
-            count: (images * side * side) as f32,
-        }
-    }
-}
-
-impl FirstShape {
-    /// The size for `images` images of height and width `side`.
-    pub fn new(images: usize, side: usize, windows: usize) -> Self {
-        FirstShape {
-            images: images as i32,
-            side: side as i32,
-            windows: windows as i32,
-            divider: Divider::new(windows),
-        }
-    }
-}
-
 impl ConvolutionShape {
-    /// The size for `images` images of height and width `side`, without a stride.
+    /// The size for `images` images of height and width `side`. The stride, which depends on the tiles, is still 0.
     pub fn new(images: usize, side: usize) -> Self {
         let positions = plane_len(images, side) as i32;
         ConvolutionShape { positions, side: side as i32, stride: 0, pitch: Divider::new(side + 1) }
@@ -83,12 +71,26 @@ impl ConvolutionShape {
 pub(crate) struct PoolShape {
     /// Height and width before pooling.
     pub side: i32,
-    /// Windows per row and column that threads are started for: side / 2, rounded down forward and up backward.
+    /// Windows per row and column that threads are started for: side / 2, rounded down in the forward pass, where a
+    /// last odd row or column belongs to no window, and up in the backward pass, because the batch norm before the
+    /// pooling has gradients there, too.
     pub windows: i32,
     /// Divides by `windows`.
     pub divider: Divider,
     /// Pixels per channel that the statistics of batch norm are taken over.
     pub count: f32,
+}
+
+impl PoolShape {
+    /// The size for `images` images of height and width `side`, with threads for `windows` x `windows` windows.
+    pub fn new(images: usize, side: usize, windows: usize) -> Self {
+        PoolShape {
+            side: side as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+            count: (images * side * side) as f32,
+        }
+    }
 }
 
 /// The size of block 1 (`kernels/first_block.cu`).
@@ -102,6 +104,18 @@ pub(crate) struct FirstShape {
     pub windows: i32,
     /// Divides by `windows`.
     pub divider: Divider,
+}
+
+impl FirstShape {
+    /// The size for `images` images of height and width `side`, with `windows` x `windows` windows each.
+    pub fn new(images: usize, side: usize, windows: usize) -> Self {
+        FirstShape {
+            images: images as i32,
+            side: side as i32,
+            windows: windows as i32,
+            divider: Divider::new(windows),
+        }
+    }
 }
 
 /// The partial gradients of the filters of blocks 2 to 4, one per thread block of `filter_gradient`, which
@@ -135,6 +149,8 @@ pub(crate) struct NormSums {
 
 /// The 16-byte chunk of 8 channels that planes consist of: 8 f16.
 pub(crate) type Chunk = [u32; 4];
+/// Chunks of a position.
+pub(crate) const POSITION_CHUNKS: usize = WIDTH / 8;
 
 /// Buffers of block 2, 3 or 4, all of them planes.
 struct Block {
@@ -146,13 +162,13 @@ struct Block {
     dz: Buffer<Chunk>,
     /// Output of the block, of height and width side / 2.
     y: Buffer<Chunk>,
-    /// `y` before gamma and beta of batch norm; NaN where the ReLU is inactive.
+    /// x at the maximum of each window: `y` before gamma and beta of batch norm; NaN where the ReLU is inactive.
     normalised: Buffer<Chunk>,
     /// The gradient of `y`.
     dy: Buffer<Chunk>,
 }
 
-/// Where the sums of dy and dy x of blocks 2 to 4 start in [`Conv4Network::sums`].
+/// Where the sums of dy and of dy times x of blocks 2 to 4 start in [`Conv4Network::sums`].
 const D_SUMS: usize = 6 * WIDTH;
 /// Where the moments of the patches start in [`Conv4Network::sums`].
 const MOMENTS: usize = 12 * WIDTH;
@@ -160,23 +176,54 @@ const MOMENTS: usize = 12 * WIDTH;
 const D_PATCHES: usize = MOMENTS + PATCH_LEN * PATCH_LEN;
 /// The length of [`Conv4Network::sums`].
 const SUMS_LEN: usize = D_PATCHES + WIDTH * PATCH_LEN;
+/// Weights of the filters of block 1 as matrix instructions read them, in units of four f16: `[3 rows][8 groups of 8
+/// output channels][32 lanes]`.
+pub(crate) const FIRST_FILTERS_LEN: usize = 3 * 8 * 32;
 /// Threads of `collect_gradients`: one per filter weight of blocks 2 to 4, 50 per channel of block 1 (its patch, gamma
 /// and beta), and one per gamma and beta of blocks 2 to 4.
-const GRADIENT_ELEMENTS: usize = 3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH;
+pub(crate) const GRADIENT_ELEMENTS: usize = 3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH;
 
 /// The number of positions of a plane of `images` images of height and width `side`.
 pub(crate) fn plane_len(images: usize, side: usize) -> usize {
     images * (side + 1) * (side + 1)
 }
 
-/// The position of a block's gamma (block 0 to 3) in the parameters; beta follows. `channels` are those of the images.
+/// The numbers of positions of zeros that a plane of 64 channels has before its first and after its last image, because
+/// kernels also read them: before, a row and a position, as far as a tap reaches; after, twice that and 512 more, because
+/// kernels load whole tiles of up to 256 positions.
+pub(crate) fn plane_margins(side: usize) -> (usize, usize) {
+    let reach = side + 2;
+    (reach, 2 * reach + 512)
+}
+
+/// The same for the input plane of block 1.
+pub(crate) fn input_plane_margins(side: usize) -> (usize, usize) {
+    let reach = side + 2;
+    (2 * reach, 2 * reach + 512)
+}
+
+/// A plane of 64 channels for `images` images of height and width `side`, all zero.
+pub(super) fn new_plane(device: &Device, images: usize, side: usize) -> Result<Buffer<Chunk>> {
+    let (before, after) = plane_margins(side);
+    let len = plane_len(images, side) * POSITION_CHUNKS;
+    device.zeros_with_margin(len, before * POSITION_CHUNKS, after * POSITION_CHUNKS)
+}
+
+/// An input plane for `images` images of height and width `side`, all zero; see [`Conv4Network::image`].
+pub(super) fn new_input_plane(device: &Device, images: usize, side: usize) -> Result<Buffer<[u32; 2]>> {
+    let (before, after) = input_plane_margins(side);
+    device.zeros_with_margin(plane_len(images, side), before, after)
+}
+
+/// The index of a block's first gamma in the parameters (block 0 to 3); its 64 gammas are followed by its betas.
+/// `channels` are those of the images.
 pub(crate) fn gamma_start(channels: usize, block: usize) -> usize {
     // Per block: filters, then bias, gamma, beta, running mean and running variance of 64 numbers each.
-    let first = 9 * WIDTH * channels;
+    let first_filters = 9 * WIDTH * channels;
     if block == 0 {
-        first + WIDTH
+        first_filters + WIDTH
     } else {
-        first + 5 * WIDTH + (block - 1) * (FILTER_LEN + 5 * WIDTH) + FILTER_LEN + WIDTH
+        first_filters + 5 * WIDTH + (block - 1) * (FILTER_LEN + 5 * WIDTH) + FILTER_LEN + WIDTH
     }
 }
 
@@ -196,12 +243,12 @@ pub(crate) struct Conv4Network {
     /// Sums of squares of the gradients, one per thread block of `collect_gradients`.
     pub squares: Buffer<f64>,
     /// Fixed-point sums over the pixels of a step: for batch norm of blocks 2 to 4 the sums of z and z² `[3][2][64]`
-    /// and of dy and dy x `[3][2][64]`, the moments of block 1's patches `[48][48]`, and the gradient of block 1 as
-    /// sums over its patches `[64][48]`.
+    /// and of dy and dy times x `[3][2][64]`; the second moments of block 1's patches (sums of products of two of their
+    /// values) `[48][48]`; and the gradient of block 1 as sums of dy times patch values `[64][48]`.
     sums: Buffer<i64>,
     /// Scale, shift, mean and 1 / std of block 1, `[4][64]`.
     norm: Buffer<f32>,
-    /// Weights times patch moments of block 1, `[64][48]`.
+    /// The product of the filters of block 1 and the moments of the patches, `[64][48]`.
     weighted: Buffer<f32>,
     /// The filters of block 1 in f16, in the order of matrix instructions.
     pub(super) first_filters: Buffer<[u32; 2]>,
@@ -226,16 +273,7 @@ impl Conv4Network {
     pub fn new(device: &Device, shape: Shape, capacity: usize) -> Result<Self> {
         assert!(shape.is_possible(), "{shape:?}");
         check_shared_memory(device, shape, true)?;
-        // The margin of a plane is a row and a position. It is wider after the last image, because kernels load whole
-        // tiles of up to 256 positions.
-        let plane = |side: usize| {
-            let margin = side + 2;
-            device.zeros_with_margin::<Chunk>(
-                plane_len(capacity, side) * 8,
-                margin * 8,
-                (2 * margin + 512) * 8,
-            )
-        };
+        let plane = |side: usize| new_plane(device, capacity, side);
         let mut blocks = Vec::new();
         for block in 1..BLOCKS {
             let side = shape.side(block);
@@ -249,22 +287,22 @@ impl Conv4Network {
             });
         }
         let parameters = layout(shape.channels).len();
-        let margin = 2 * (shape.size + 2);
         Ok(Conv4Network {
             device: device.clone(),
             shape,
             capacity,
-            image: device.zeros_with_margin(plane_len(capacity, shape.size), margin, margin + 512)?,
+            image: new_input_plane(device, capacity, shape.size)?,
             parameters: device.zeros(parameters)?,
             gradients: device.zeros(parameters)?,
             squares: device.zeros(GRADIENT_ELEMENTS.div_ceil(256))?,
             sums: device.zeros(SUMS_LEN)?,
             norm: device.zeros(4 * WIDTH)?,
             weighted: device.zeros(WIDTH * PATCH_LEN)?,
-            first_filters: device.zeros(3 * 8 * 32)?,
+            first_filters: device.zeros(FIRST_FILTERS_LEN)?,
             first_weights: device.zeros(WIDTH * PATCH_LEN)?,
             filters: device.zeros(3 * FILTER_LEN)?,
             transposed: device.zeros(3 * FILTER_LEN)?,
+            // At most one per block and multiprocessor, see `filter_gradient_blocks`.
             partials: device.zeros(3 * device.multiprocessors() * FILTER_LEN)?,
             y1: plane(shape.size / 2)?,
             dy1: plane(shape.size / 2)?,
@@ -322,6 +360,7 @@ pub(crate) struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Launches a kernel on the main queue.
     fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) -> Result<()> {
         self.network.device.launch(Queue::Main, kernel, grid, arguments)
     }
@@ -337,16 +376,17 @@ impl Pass<'_> {
     /// Starts the kernels from the input plane to the features.
     pub fn forward(&self) -> Result<()> {
         let network = self.network;
-        // `sms`: multiprocessors, the number of thread blocks of kernels that walk over their work in a loop.
-        let (size, sms) = (network.shape.size, network.device.multiprocessors());
+        // The kernels of block 1 have one or two thread blocks per multiprocessor, which walk over the windows in a
+        // loop.
+        let (size, multiprocessors) = (network.shape.size, network.device.multiprocessors());
         network.device.clear(&network.sums)?;
         let pixels = (self.images * size * size) as f32;
         let gamma = |block: usize| network.parameters.at(self.gamma_start(block));
         let beta = |block: usize| network.parameters.at(self.gamma_start(block) + WIDTH);
         let moments = network.sums.at(MOMENTS);
         // Block 1: its batch statistics follow from the second moments of the input patches, so that its output before
-        // pooling need not be stored. Shared memory: 32 patches for each of 8 warps.
-        let grid = Grid::new(2 * sms, 256).shared(8 * 32 * PATCH_PITCH);
+        // pooling need not be stored.
+        let grid = Grid::new(2 * multiprocessors, 256).shared(PATCH_MOMENTS_SHARED_LEN);
         self.launch(
             "patch_moments",
             grid,
@@ -369,7 +409,7 @@ impl Pass<'_> {
             &network.y1,
             &Value(self.first_shape(size / 2)),
         ];
-        self.launch("first_forward", Grid::new(sms, 256), &first)?;
+        self.launch("first_forward", Grid::new(multiprocessors, 256), &first)?;
         // Blocks 2 to 4: the convolution also sums z and z² for the batch norm.
         for (index, block) in network.blocks.iter().enumerate() {
             let input = if index == 0 { &network.y1 } else { &network.blocks[index - 1].y };
@@ -399,7 +439,7 @@ impl Pass<'_> {
     /// gradients of the filters run on the side queue, beside the backward pass of the blocks below.
     pub fn backward(&self) -> Result<()> {
         let network = self.network;
-        let (size, sms) = (network.shape.size, network.device.multiprocessors());
+        let (size, multiprocessors) = (network.shape.size, network.device.multiprocessors());
         let images = self.images;
         let side = network.shape.side(BLOCKS);
         let last = &network.blocks[2];
@@ -411,8 +451,8 @@ impl Pass<'_> {
             &Value(side as i32),
             &Value(Divider::new(side)),
         ];
-        // At least 128 pixels per thread block.
-        let blocks = (images * side * side).div_ceil(128).min(sms);
+        // One thread block per 128 pixels, but at most one per multiprocessor.
+        let blocks = (images * side * side).div_ceil(128).min(multiprocessors);
         self.launch("sum_feature_gradients", Grid::new(blocks, 256), &arguments)?;
         for index in (0..3).rev() {
             let block = &network.blocks[index];
@@ -426,12 +466,14 @@ impl Pass<'_> {
                 [&block.z, &sums, &d_sums, &gamma, &beta, &block.dy, &block.dz, &Value(pool)];
             self.launch("batch_norm_backward", pool_grid(pool).rows(images), &arguments)?;
             if images < network.capacity {
-                // The filter gradient reads whole tiles, and a step with more images may have left values after the
-                // last one.
-                let (end, len) = (plane_len(images, side) * 8, block.dz.len());
-                network.device.clear_part(&block.dz, end, (GRADIENT_ROWS * 8).min(len - end))?;
+                // The filter gradient reads whole tiles. Earlier steps with more images may have left values after the
+                // last image of this step.
+                let (end, len) = (plane_len(images, side) * POSITION_CHUNKS, block.dz.len());
+                let tile = GRADIENT_ROWS * POSITION_CHUNKS;
+                network.device.clear_part(&block.dz, end, tile.min(len - end))?;
             }
             network.device.fork()?;
+            // Input of the convolution, its gradient, and x of the previous block, for the sums of dy x.
             let (input, d_input, normalised): (_, _, &dyn Argument) = match index {
                 0 => (&network.y1, &network.dy1, &Null),
                 _ => {
@@ -441,6 +483,7 @@ impl Pass<'_> {
             };
             self.filter_gradient(index, input)?;
             let filters = network.transposed.at(index * FILTER_LEN);
+            // Block 1 has no such sums, so for index 0 the address is not used.
             let previous_sums = network.sums.at(D_SUMS + index.saturating_sub(1) * 2 * WIDTH);
             let sums = if index == 0 { Sums::None } else { Sums::Backward };
             convolution(
@@ -450,8 +493,6 @@ impl Pass<'_> {
                 &[&block.dz, &filters, d_input, &previous_sums, normalised],
             )?;
         }
-        // Filters and norm, then 32 rows of gradients (64 f16) and 32 patches for each of 8 warps.
-        let shared = 8192 + 8 * 32 * (128 + PATCH_PITCH);
         let arguments: [&dyn Argument; 6] = [
             &network.image,
             &network.first_filters,
@@ -460,18 +501,14 @@ impl Pass<'_> {
             &network.sums.at(D_PATCHES),
             &Value(self.first_shape(size / 2)),
         ];
-        self.launch("first_backward", Grid::new(sms, 256).shared(shared), &arguments)?;
+        let grid = Grid::new(multiprocessors, 256).shared(FIRST_BACKWARD_SHARED_LEN);
+        self.launch("first_backward", grid, &arguments)?;
         network.device.join()
     }
 
-    /// The number of thread blocks of the filter gradient of block 2 (0) to 4 (2), and the tiles of each.
-    ///
-    /// There is at most one thread block per multiprocessor. A thread block has at least 6 tiles, or fewer if that
-    /// leaves fewer than 32 thread blocks: each of them writes a partial gradient that has to be added up.
+    /// [`filter_gradient_blocks`] of block 2 (0) to 4 (2).
     fn gradient_blocks(&self, block: usize) -> (usize, usize) {
-        let tiles = plane_len(self.images, self.network.blocks[block].side).div_ceil(GRADIENT_ROWS);
-        let of_each = tiles.div_ceil(self.network.device.multiprocessors()).max(tiles.div_ceil(32).min(6));
-        (tiles.div_ceil(of_each), of_each)
+        filter_gradient_blocks(&self.network.device, self.network.shape, self.images, block, 1)
     }
 
     /// Starts the kernel of the partial gradients of the filters of block 2 (0) to 4 (2), on the side queue.
@@ -531,13 +568,32 @@ impl Pass<'_> {
     }
 }
 
+/// The number of thread blocks of the filter gradient of block 2 (0) to 4 (2), and the tiles of each, for each of
+/// `tasks` networks that run at the same time: several for the tasks of MAML, 1 otherwise.
+///
+/// All tasks together have at most one thread block per multiprocessor. A thread block has at least 6 tiles, or fewer
+/// if that leaves fewer than 32 thread blocks: each of them writes a partial gradient that has to be added up.
+pub(crate) fn filter_gradient_blocks(
+    device: &Device,
+    shape: Shape,
+    images: usize,
+    block: usize,
+    tasks: usize,
+) -> (usize, usize) {
+    let tiles = plane_len(images, shape.side(block + 1)).div_ceil(GRADIENT_ROWS);
+    let most_blocks = (device.multiprocessors() / tasks).max(1);
+    let tiles_per_block = tiles.div_ceil(most_blocks).max(tiles.div_ceil(32).min(6));
+    (tiles.div_ceil(tiles_per_block), tiles_per_block)
+}
+
 /// The sums that a convolution computes besides its output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sums {
     /// Of z and z² over all pixels, for batch norm.
     Forward,
-    /// Of dy and dy x over all windows with an active ReLU, for the gradient of batch norm.
+    /// Of dy and dy times x over all windows with an active ReLU, for the gradient of batch norm.
     Backward,
+    /// No sums.
     None,
 }
 
@@ -555,18 +611,20 @@ impl ConvolutionTiles {
     /// The tiles of each of `tasks` convolutions of this shape that run at the same time: several for the tasks of
     /// MAML, 1 otherwise.
     pub fn new(device: &Device, shape: ConvolutionShape, tasks: usize) -> Self {
-        let sms = device.multiprocessors();
+        let multiprocessors = device.multiprocessors();
         let positions = shape.positions as usize;
         let pitch = shape.side as usize + 1;
         let wgmma = device.has_wgmma();
         let fits = convolution_shared_len(device, 256, pitch) <= device.shared_limit();
-        let rows = if !wgmma && fits && tasks * positions / 256 >= sms { 256 } else { 128 };
+        // Larger tiles only if there is at least one for every multiprocessor.
+        let is_large = !wgmma && fits && tasks * positions / 256 >= multiprocessors;
+        let rows = if is_large { 256 } else { 128 };
         let stride = pitch.min(rows + 2);
         let shared = convolution_shared_len(device, rows, pitch);
         // Two thread blocks per multiprocessor if their shared memory, and 1 KiB that the driver reserves for each,
         // fits into the 227 KiB of a Hopper GPU.
-        let per_sm = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
-        let blocks = positions.div_ceil(rows).min((per_sm * sms / tasks).max(1));
+        let per_multiprocessor = if wgmma && 2 * (shared + 1024) <= 227 << 10 { 2 } else { 1 };
+        let blocks = positions.div_ceil(rows).min((per_multiprocessor * multiprocessors / tasks).max(1));
         let grid = Grid::new(blocks, 256).tasks(tasks).shared(shared);
         ConvolutionTiles { rows, shape: ConvolutionShape { stride: stride as i32, ..shape }, grid }
     }
@@ -581,7 +639,7 @@ fn convolution_shared_len(device: &Device, rows: usize, pitch: usize) -> usize {
 
 /// Bytes of shared memory of the filter gradient: two tiles of the input and of the gradient, 128 bytes per position.
 /// `pitch`: the positions of a row.
-fn gradient_shared_len(pitch: usize) -> usize {
+pub(crate) fn gradient_shared_len(pitch: usize) -> usize {
     2 * (2 * GRADIENT_ROWS + 2 + 2 * pitch.min(GRADIENT_ROWS + 2)) * 128
 }
 
@@ -622,7 +680,8 @@ pub(super) fn convolution(
     device.launch(Queue::Main, kernel, grid, &arguments)
 }
 
-/// The grid for the windows of one image: 256 threads for 32 windows of 8 chunks of 8 channels each.
+/// The grid for the windows of one image: a thread has one chunk (8 channels) of a window, so 256 threads have 32
+/// windows.
 pub(crate) fn pool_grid(shape: PoolShape) -> Grid {
     Grid::new((shape.windows as usize).pow(2).div_ceil(32), 256)
 }

@@ -56,7 +56,8 @@ impl AdamWOptions {
     }
 }
 
-/// Sums of squares of the gradients of other parameters that are clipped together with those of the network.
+/// Sums of squares of gradients of other parameters, such as those of a head, that are clipped together with the
+/// gradients of the network: by the norm over all of them.
 pub(crate) struct OtherSquares {
     /// The first of the sums.
     pub sums: Address<f64>,
@@ -70,9 +71,9 @@ pub(crate) struct Conv4Optimiser {
     pub options: AdamWOptions,
     first_moments: Buffer<f32>,
     second_moments: Buffer<f32>,
-    /// The learning rate of each slot.
+    /// The learning rate of the step in each slot (step n uses slot `n % STEP_SLOTS`).
     pub rates: Buffer<f32>,
-    /// The mean loss of each slot.
+    /// The mean loss of the step in each slot.
     pub mean_losses: Buffer<f32>,
     /// One element.
     pub state: Buffer<TrainingState>,

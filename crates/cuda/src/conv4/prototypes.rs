@@ -11,7 +11,8 @@ use crate::Divider;
 use crate::driver::{Argument, Buffer, Device, Grid, Queue, Value};
 use crate::error::Result;
 
-/// Steps of Weiszfeld's algorithm for the median.
+/// Steps of Weiszfeld's algorithm, which computes a geometric median: every step replaces the point by the mean of the
+/// items, weighted by one over their distances to it.
 pub(super) const MEDIAN_ITERATIONS: usize = 5;
 
 /// How prototypes are computed from the support items of a class.
@@ -86,13 +87,13 @@ pub(super) struct PrototypeLoss {
     points: Buffer<f32>,
     /// The gradient of the final prototypes, `[classes][features]`.
     d_points: Buffer<f32>,
-    /// The weights of the support items in the medians, `[iterations][support]`.
+    /// The weights of the support items in each step of Weiszfeld's algorithm, `[iterations][support]`.
     weights: Buffer<f32>,
     /// Scratch memory of the gradients of medians, `[support]`.
     d_weights: Buffer<f32>,
     /// Scratch memory of the gradients of medians, `[support][features]`.
     d_items: Buffer<f32>,
-    /// `[queries][classes]`
+    /// The gradients of the logits, `[queries][classes]`.
     d_logits: Buffer<f32>,
     /// The loss of each query.
     pub losses: Buffer<f32>,

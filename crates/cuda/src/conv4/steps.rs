@@ -14,8 +14,8 @@ use super::{Conv4State, STEP_SLOTS, StepInput};
 use crate::driver::{Buffer, Device, Graph};
 use crate::error::Result;
 
-/// The steps after the first `done`, in parts whose slots are adjacent, each with its first slot: two parts where the
-/// ring buffer wraps around.
+/// Divides the steps that follow the first `done` into parts with adjacent slots, so that each part can be written with
+/// one copy. Returns the first slot of each part and its steps: one part, or two where the ring buffer wraps around.
 pub(crate) fn adjacent_slots<T>(done: u32, steps: &[T]) -> impl Iterator<Item = (usize, &[T])> {
     let first = done as usize % STEP_SLOTS;
     let (before_end, after_end) = steps.split_at(steps.len().min(STEP_SLOTS - first));
@@ -42,8 +42,8 @@ pub(crate) struct StepRunner {
 }
 
 impl StepRunner {
-    /// Steps of `images` images of this shape, which come from `data_set` or with the steps, and an optimiser of `len`
-    /// parameters.
+    /// A runner of steps of `images` images of this shape, which come from `data_set` or with the steps, and an
+    /// optimiser of `len` parameters with its hyperparameters and the largest norm of the gradient (0: no clipping).
     pub fn new(
         device: &Device,
         shape: Shape,
@@ -79,7 +79,7 @@ impl StepRunner {
     /// run.
     pub fn run(&mut self, steps: &[StepInput], record: impl Fn(&Self) -> Result<()>) -> Result<Vec<f32>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
-        // There is memory for the prepared images of one step only.
+        // Images that the host prepared have memory for one step only, not for one per slot.
         let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
         let mut losses = Vec::new();
         for steps in steps.chunks(at_a_time) {

@@ -77,6 +77,7 @@ fn loss(features: &[f64], options: &Conv4Options) -> f64 {
         let mut point = weighted_mean(&members, &vec![1.0; members.len()]);
         let iterations = if options.prototypes == Prototypes::Median { MEDIAN_ITERATIONS } else { 0 };
         for _ in 0..iterations {
+            // 0.5² is added, as in `kernels/prototypes.cu` (`MEDIAN_EPSILON`), to keep distances above zero.
             let weight = |row: &&[f64]| (squared_distance(&point, row) + 0.25).sqrt().recip();
             point = weighted_mean(&members, &members.iter().map(weight).collect::<Vec<_>>());
         }
@@ -134,14 +135,14 @@ fn a_step_has_the_features_the_loss_and_the_gradient_of_the_cpu() {
             "{shape:?}: {} and {loss}",
             losses[0]
         );
-        let (own, updated) = (training.gradient().unwrap(), training.parameters().unwrap());
+        let (found, updated) = (training.gradient().unwrap(), training.parameters().unwrap());
         for tensor in layout(shape.channels).tensors() {
             let range = tensor.range.clone();
             if tensor.name.contains("running") {
                 let error = relative_error(&updated[range.clone()], &after[range]);
                 assert!(error < 2e-3, "{shape:?} {}: {error}", tensor.name);
             } else if !tensor.name.ends_with("conv.bias") {
-                let error = relative_error(&own[range.clone()], &gradient[range]);
+                let error = relative_error(&found[range.clone()], &gradient[range]);
                 assert!(error < 0.12, "{shape:?} {}: {error}", tensor.name);
             }
         }
@@ -272,8 +273,8 @@ fn cpu_run(options: &Conv4Options, start: &[f32], images: &[f32], rate: f64) -> 
 #[test]
 fn ten_steps_are_those_of_the_cpu() {
     let shape = Shape { size: 16, channels: 3 };
-    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend on
-    // the signs of gradients alone, also where these are almost 0.
+    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend
+    // on the signs of gradients alone, also where these are almost 0.
     let optimiser = AdamWConfig { epsilon: 0.01, ..AdamWConfig::default() };
     let options = Conv4Options { optimiser, ..options(shape, Prototypes::Mean) };
     let (images, start) = (images(shape, options.images()), parameters(shape));
@@ -287,6 +288,7 @@ fn ten_steps_are_those_of_the_cpu() {
     assert_same_run("conv4", &own, &cpu, 0.05, 0.05);
 }
 
+/// An image as bytes, `[row][column][channel]`.
 struct ByteImage {
     pixels: Vec<u8>,
     width: usize,
@@ -324,19 +326,21 @@ fn augmented(image: &ByteImage, request: &ImageRequest, shape: Shape) -> Vec<f64
     out
 }
 
+/// The grey level of a pixel.
 fn grey(pixel: &[f64]) -> f64 {
     if pixel.len() == 1 { pixel[0] } else { 0.2989 * pixel[0] + 0.587 * pixel[1] + 0.114 * pixel[2] }
 }
 
+/// Applies a colour jitter: `kind` 0 is brightness, 1 contrast, 2 saturation, 3 hue (see [`ImageRequest`]).
 fn jitter(image: &mut [f64], kind: u32, value: f64, channels: usize) {
     let mean = image.chunks(channels).map(grey).sum::<f64>() / (image.len() / channels) as f64;
     for pixel in image.chunks_mut(channels) {
-        let own = grey(pixel);
+        let grey_level = grey(pixel);
         let blend = |other: f64| move |channel: &mut f64| *channel = value * *channel + (1.0 - value) * other;
         match kind {
             0 => pixel.iter_mut().for_each(blend(0.0)),
             1 => pixel.iter_mut().for_each(blend(mean)),
-            2 => pixel.iter_mut().for_each(blend(own)),
+            2 => pixel.iter_mut().for_each(blend(grey_level)),
             _ if channels == 3 => shift_hue(pixel, value),
             _ => {}
         }
@@ -388,6 +392,7 @@ fn images_are_cropped_resized_mirrored_and_jittered_as_the_formulas_say() {
             jitters,
             values,
         };
+        // The values of jitters in the order brightness, contrast, saturation, hue that change nothing.
         let none = [1.0, 1.0, 1.0, 0.0];
         let requests = vec![
             request(0, [0, 0, 40, 33], 0, 0b11_10_01_00, none),

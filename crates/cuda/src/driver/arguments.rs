@@ -41,7 +41,8 @@ impl Grid {
     }
 }
 
-/// A part of a [`Buffer`](super::Buffer), as an argument of a kernel.
+/// The address of an element of a [`Buffer`](super::Buffer) on the device, as an argument of a kernel: the kernel gets
+/// a pointer to `T`. It does not keep the buffer alive.
 #[derive(Debug, Clone, Copy)]
 pub struct Address<T> {
     address: u64,

@@ -2,7 +2,8 @@
 //! (`emulator/emulator.cpp`), which is compiled from the sources of the kernels when it is first needed. Tests use it
 //! on machines without a GPU.
 //!
-//! Work runs when it is started, so there is nothing to wait for. While a graph is recorded, it is collected instead.
+//! An operation (a launch or a clearing of memory) runs when it is started, so there is nothing to wait for. While a
+//! graph is recorded, operations are collected instead.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
@@ -30,21 +31,22 @@ type LaunchFunction = unsafe extern "C" fn(
 const ALIGNMENT: usize = 1024;
 
 pub(super) struct Emulator {
-    /// Whether inputs of TF32 products keep their f32 values.
+    /// Whether inputs of matrix products keep their f32 values. If not, they are rounded to TF32, as on a GPU.
     exact: bool,
     library: libloading::Library,
     /// The bytes of each allocation, by address.
     sizes: Mutex<HashMap<u64, usize>>,
     /// The operations of the graph that is being recorded, if there is one.
-    recording: Mutex<Option<Vec<Task>>>,
+    recording: Mutex<Option<Vec<Operation>>>,
 }
 
-/// The library runs one kernel at a time, whichever emulator starts it.
+/// Locked while a kernel runs: the library has global variables for the current kernel, so it runs one at a time,
+/// whichever emulator starts it.
 static RUNNING: Mutex<()> = Mutex::new(());
 
 /// One operation, which runs at once or is recorded.
 #[derive(Clone)]
-pub(super) enum Task {
+pub(super) enum Operation {
     /// A launch of a kernel with copies of its arguments.
     Launch { kernel: &'static str, grid: Grid, arguments: Vec<Vec<u8>> },
     /// Sets bytes to zero.
@@ -53,10 +55,10 @@ pub(super) enum Task {
 
 impl Emulator {
     pub fn open(exact: bool) -> Self {
-        let library = library();
+        let path = library_path();
         // SAFETY: the library is built from this crate's sources and has no initialisers.
-        let library = unsafe { libloading::Library::new(library) }
-            .unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+        let library = unsafe { libloading::Library::new(path) }
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Emulator { exact, library, sizes: Mutex::default(), recording: Mutex::default() }
     }
 
@@ -88,41 +90,41 @@ impl Emulator {
 
     pub fn launch(&self, kernel: &'static str, grid: Grid, arguments: &[&dyn Argument]) {
         let arguments = arguments.iter().map(|argument| argument.bytes().to_vec()).collect();
-        self.submit(Task::Launch { kernel, grid, arguments });
+        self.submit(Operation::Launch { kernel, grid, arguments });
     }
 
     pub fn clear(&self, address: u64, bytes: usize) {
-        self.submit(Task::Clear { address, bytes });
+        self.submit(Operation::Clear { address, bytes });
     }
 
     pub fn begin_recording(&self) {
         *self.recording.lock().expect("no panics") = Some(Vec::new());
     }
 
-    pub fn end_recording(&self) -> Vec<Task> {
+    pub fn end_recording(&self) -> Vec<Operation> {
         self.recording.lock().expect("no panics").take().expect("recording began")
     }
 
-    pub fn replay(&self, tasks: &[Task]) {
-        tasks.iter().for_each(|task| self.run(task));
+    pub fn replay(&self, operations: &[Operation]) {
+        operations.iter().for_each(|operation| self.run(operation));
     }
 
     /// Records the operation if a graph is being recorded, otherwise runs it.
-    fn submit(&self, task: Task) {
+    fn submit(&self, operation: Operation) {
         match self.recording.lock().expect("no panics").as_mut() {
-            Some(tasks) => tasks.push(task),
-            None => self.run(&task),
+            Some(operations) => operations.push(operation),
+            None => self.run(&operation),
         }
     }
 
-    fn run(&self, task: &Task) {
+    fn run(&self, operation: &Operation) {
         let _running = RUNNING.lock().expect("no panics");
-        match task {
+        match operation {
             // SAFETY: the address and length are those of a buffer.
-            Task::Clear { address, bytes } => unsafe {
+            Operation::Clear { address, bytes } => unsafe {
                 std::ptr::write_bytes(*address as *mut u8, 0, *bytes)
             },
-            Task::Launch { kernel, grid, arguments } => {
+            Operation::Launch { kernel, grid, arguments } => {
                 let name = CString::new(*kernel).expect("no zero byte");
                 let pointers: Vec<*const c_void> =
                     arguments.iter().map(|argument| argument.as_ptr().cast()).collect();
@@ -145,8 +147,9 @@ impl Emulator {
 /// Options of the compiler. More optimisation would take longer than it saves.
 const OPTIONS: [&str; 5] = ["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas"];
 
-/// The library, compiled once for every version of its sources and kept beside the program that is running.
-fn library() -> &'static Path {
+/// The path of the library, which is compiled once for every version of its sources and kept in the folder of the
+/// program that is running.
+fn library_path() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -180,7 +183,8 @@ fn hash_of_sources(crate_folder: &Path) -> u64 {
     hasher.finish()
 }
 
-/// Compiles to a file of this process first, because other processes may compile at the same time.
+/// Compiles `source` to `library`. The compiler writes to a file of this process, which is then renamed, because other
+/// processes may compile at the same time.
 fn compile(source: &Path, library: &Path) {
     let partial = library.with_extension(format!("{}.so", std::process::id()));
     let status = Command::new("c++").args(OPTIONS).arg("-o").arg(&partial).arg(source).status();

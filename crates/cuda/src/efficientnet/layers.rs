@@ -1,10 +1,12 @@
 //! The layers of EfficientNet-Lite0 on the device: [`Stem`], [`Depthwise`], [`Pointwise`] and the mean
 //! ([`record_mean`]). `new` copies the weights of a layer to the device in the order in which the kernels read them,
-//! and `record` launches its kernel, also into a CUDA graph that is being
-//! recorded (`kernels/efficientnet.cu`, `kernels/efficientnet_pointwise.cu`).
+//! and `record` launches its kernel (`kernels/efficientnet.cu`, `kernels/efficientnet_pointwise.cu`). While a CUDA
+//! graph is being recorded, the launch becomes part of the graph.
 //!
-//! Activations are `[image][row][column][channel]` in f16. ReLU6 clamps values to [0, 6]. Convolutions are padded as in
-//! TensorFlow: `margin` is the number of zeros at the top and left.
+//! Activations are `[image][row][column][channel]` in f16; a position is one pixel of an activation. ReLU6 clamps
+//! values to [0, 6]. Convolutions are padded as in TensorFlow (`SAME`): `margin` is the number of zeros at the top and
+//! left. The structures with `repr(C)` are arguments of kernels; a [`Divider`] in them divides by the number that it is
+//! named after.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
@@ -26,7 +28,7 @@ const THREADS: u32 = 256;
 const STRIP: usize = 4;
 /// Positions that a thread block of a pointwise convolution computes at a time (`TILE_ROWS` in the kernels).
 const TILE_ROWS: usize = 128;
-/// Outputs of a pointwise convolution whose weights are permuted together, see [`output_of_row`].
+/// Outputs of a pointwise convolution that form a group, in which their weights are permuted, see [`output_of_row`].
 const GROUP: usize = 32;
 
 /// Channels of an activation on the device: a multiple of 16, because a matrix instruction takes 16 inputs.
@@ -44,21 +46,25 @@ pub(super) struct Stem {
     /// Height and width of the output.
     pub side: usize,
     margin: usize,
-    /// Scale and shift per channel.
+    /// Scale and shift of the bytes per channel.
     normalisation: [[f32; 2]; 3],
 }
 
-/// `StemShape` in `kernels/efficientnet.cu`.
+/// The sizes of the stem for a batch (`StemShape` in `kernels/efficientnet.cu`).
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct StemShape {
     /// Threads with work: one per strip and 8 output channels.
     units: i32,
+    /// Height and width of the images.
     size: i32,
+    /// Height and width of the output.
     side: i32,
     margin: i32,
+    /// By the strips of an output row.
     by_strips: Divider,
     by_side: Divider,
+    // `byte * scale + shift` is a normalised value, per channel.
     scale: [f32; 3],
     shift: [f32; 3],
 }
@@ -121,17 +127,22 @@ pub(super) struct Depthwise {
     margin: usize,
 }
 
-/// `DepthwiseShape` in `kernels/efficientnet.cu`.
+/// The sizes of a depthwise convolution for a batch (`DepthwiseShape` in `kernels/efficientnet.cu`).
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct DepthwiseShape {
     /// Threads with work: one per strip and 8 channels.
     units: i32,
+    /// Height and width of the input.
     side: i32,
+    /// Height and width of the output.
     outputs: i32,
     margin: i32,
+    /// By the chunks of a position.
     by_chunks: Divider,
+    /// By the strips of an output row.
     by_strips: Divider,
+    /// By the height of the output.
     by_outputs: Divider,
 }
 
@@ -199,42 +210,47 @@ pub(super) struct Pointwise {
     tiles: ColumnTiles,
 }
 
-/// `PointwiseShape` in `kernels/efficientnet_pointwise.cu`.
+/// The sizes of a pointwise convolution for a batch (`PointwiseShape` in `kernels/efficientnet_pointwise.cu`).
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct PointwiseShape {
     /// Positions of all images.
     rows: i32,
+    /// Channels of the input, rounded up by [`padded`].
     inputs: i32,
+    /// Channels of the output, rounded up by [`padded`].
     outputs: i32,
+    /// 1 if ReLU6 follows, otherwise 0.
     has_relu6: i32,
 }
 
-/// How the outputs of a pointwise convolution are divided among thread blocks.
+/// How the outputs (channels of the output) of a pointwise convolution are divided among thread blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ColumnTiles {
+    /// The name of the CUDA kernel for this width of a tile.
     kernel: &'static str,
     /// Outputs of a tile.
     columns: usize,
     /// The number of tiles.
     count: usize,
     /// Thread blocks that run on a multiprocessor at the same time, as in the launch bounds of the kernel.
-    blocks: usize,
+    blocks_per_multiprocessor: usize,
 }
 
 impl ColumnTiles {
     /// The tiles for this number of outputs: the kernel with the fewest tiles, since each tile reads all inputs, and of
     /// several such kernels the one with the narrowest tiles.
     fn new(outputs: usize) -> Self {
+        // Name, columns of a tile, and thread blocks per multiprocessor.
         let kernels = [
             ("efficientnet_pointwise_32", 32, 4),
             ("efficientnet_pointwise_64", 64, 3),
             ("efficientnet_pointwise_96", 96, 2),
             ("efficientnet_pointwise_128", 128, 2),
         ];
-        let tiles = kernels.map(|(kernel, columns, blocks)| {
+        let tiles = kernels.map(|(kernel, columns, blocks_per_multiprocessor)| {
             let count = outputs.div_ceil(columns);
-            ColumnTiles { kernel, columns, count, blocks }
+            ColumnTiles { kernel, columns, count, blocks_per_multiprocessor }
         });
         tiles.into_iter().min_by_key(|tiles| (tiles.count, tiles.columns)).expect("there are kernels")
     }
@@ -257,19 +273,20 @@ impl Pointwise {
         bias: &[f32],
         has_relu6: bool,
     ) -> Result<Self> {
-        let (own_outputs, tiles) = (bias.len(), ColumnTiles::new(padded(bias.len())));
-        let (padded_inputs, outputs) = (padded(inputs), padded(own_outputs));
+        let outputs = bias.len();
+        let (padded_inputs, padded_outputs) = (padded(inputs), padded(outputs));
+        let tiles = ColumnTiles::new(padded_outputs);
         let mut packed = vec![0.0; tiles.len() * padded_inputs];
         for (row, packed) in packed.chunks_exact_mut(padded_inputs).enumerate() {
             let output = output_of_row(row);
-            if output < own_outputs {
+            if output < outputs {
                 packed[..inputs].copy_from_slice(&weights[output * inputs..][..inputs]);
             }
         }
         let mut bias = bias.to_vec();
         bias.resize(tiles.len(), 0.0);
         let (weights, bias) = (upload_halves(device, &packed)?, device.upload(&bias)?);
-        Ok(Pointwise { weights, bias, inputs: padded_inputs, outputs, has_relu6, tiles })
+        Ok(Pointwise { weights, bias, inputs: padded_inputs, outputs: padded_outputs, has_relu6, tiles })
     }
 
     /// Launches the kernel. `rows` is the number of positions of all images; `residual` is added to the output.
@@ -281,15 +298,17 @@ impl Pointwise {
         residual: Option<&Buffer<Chunk>>,
         output: &Buffer<Chunk>,
     ) -> Result<()> {
-        let ColumnTiles { kernel, columns, count, blocks } = self.tiles;
+        let ColumnTiles { kernel, columns, count, blocks_per_multiprocessor } = self.tiles;
         let shape = PointwiseShape {
             rows: rows as i32,
             inputs: self.inputs as i32,
             outputs: self.outputs as i32,
             has_relu6: i32::from(self.has_relu6),
         };
-        // As many blocks as run at once; each computes several tiles of rows, one after the other.
-        let blocks = (blocks * device.multiprocessors()).div_ceil(count).min(rows.div_ceil(TILE_ROWS));
+        // As many blocks as run at once, divided among the tiles of columns; each computes several tiles of rows, one
+        // after the other.
+        let at_once = blocks_per_multiprocessor * device.multiprocessors();
+        let blocks = at_once.div_ceil(count).min(rows.div_ceil(TILE_ROWS));
         // Double buffering: each of two stages holds 64 inputs (128 bytes in f16) of every row and output of a tile.
         let grid = Grid::new(blocks, THREADS).rows(count).shared(2 * (TILE_ROWS + columns) * 128);
         let residual: &dyn Argument = residual.map_or(&Null, |residual| residual);
@@ -315,8 +334,8 @@ pub(super) fn record_mean(
 }
 
 /// The output whose weights are in a row of the packed weights of a pointwise convolution. In every group of 32
-/// outputs, row 8 f + 2 t + j is output 8 t + 2 f + j: the matrix instruction leaves columns 2 t and 2 t + 1 of its f-th
-/// result in thread t of four, so with this order the thread has 8 adjacent outputs, which it writes at once.
+/// outputs, row 8 f + 2 t + j is output 8 t + 2 f + j: the matrix instruction leaves columns 2 t and 2 t + 1 of its
+/// f-th result in thread t of four, so with this order the thread has 8 adjacent outputs, which it writes at once.
 fn output_of_row(row: usize) -> usize {
     let (group, row) = (row / GROUP, row % GROUP);
     let (f, t, j) = (row / 8, row % 8 / 2, row % 2);
@@ -328,13 +347,14 @@ fn grid_of(units: usize) -> Grid {
     Grid::new(units.div_ceil(THREADS as usize), THREADS)
 }
 
-/// Copies numbers to the device as 16-bit floats. `values.len()` is a multiple of 8. NaN and infinity stay what they are.
+/// Copies numbers to the device as 16-bit floats. `values.len()` is a multiple of 8. NaN and infinity stay what they
+/// are.
 ///
 /// # Errors
 /// [`Error::WeightRange`] if a number is beyond the range of 16-bit floats.
 fn upload_halves(device: &Device, values: &[f32]) -> Result<Buffer<Chunk>> {
-    let is_beyond = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
-    if let Some(value) = values.iter().find(is_beyond) {
+    let exceeds_range = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
+    if let Some(value) = values.iter().find(exceeds_range) {
         return Err(Error::WeightRange(value.to_string()));
     }
     let chunks: Vec<Chunk> = values

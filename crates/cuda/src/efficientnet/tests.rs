@@ -18,7 +18,7 @@ fn halves(next: &mut impl FnMut() -> f64, count: usize, scale: f64) -> Vec<f32> 
     (0..count).map(|_| f16::from_f64(scale * (2.0 * next() - 1.0)).to_f32()).collect()
 }
 
-/// Uploads `[row][channels]` with the channels padded by zeros.
+/// Uploads `[row][channel]` as 16-bit floats with the channels padded by zeros; a row is one position of an image.
 fn upload(device: &Device, values: &[f32], channels: usize) -> Buffer<Chunk> {
     let mut halves = Vec::new();
     for row in values.chunks_exact(channels) {
@@ -33,8 +33,8 @@ fn download(buffer: &Buffer<Chunk>) -> Vec<f32> {
     buffer.read().unwrap().into_iter().flatten().map(|bits| f16::from_bits(bits).to_f32()).collect()
 }
 
-/// Compares `[row][padded channels]` with `[row][channels]`; the output is rounded to a 16-bit float. What is behind the
-/// expected rows must not have been written.
+/// Compares `[row][padded channels]` with `[row][channels]`; the output is rounded to a 16-bit float. What is behind
+/// the expected rows must not have been written.
 fn assert_close(name: &str, found: &[f32], expected: &[f64], channels: usize) {
     let (rows, pitch) = (expected.len() / channels, padded(channels));
     for (row, found) in found.chunks_exact(pitch).enumerate() {
@@ -60,7 +60,8 @@ fn relu6(value: f64) -> f64 {
 #[test]
 fn pointwise_convolutions_are_those_of_the_definition() {
     let device = device();
-    // Rows below, at and above whole tiles; inputs and outputs that need padding; one to three steps of inputs; every kernel.
+    // Rows, inputs, outputs, ReLU6. Rows below, at and above whole tiles (128); inputs and outputs that need padding
+    // (to 16); one to three steps of inputs (64 each); every kernel.
     let shapes = [
         (1, 16, 16, true),
         (128, 24, 40, true),
@@ -112,15 +113,17 @@ fn depthwise_convolutions_are_those_of_the_definition() {
         let weights: Vec<f32> =
             (0..channels * kernel * kernel).map(|_| (2.0 * next() - 1.0) as f32).collect();
         let bias: Vec<f32> = (0..channels).map(|_| next() as f32).collect();
-        let (outputs, margin) = same_padding(side, kernel, stride);
+        let (output_side, margin) = same_padding(side, kernel, stride);
+        let output_pixels = output_side * output_side;
         let mut expected = Vec::new();
-        for at in 0..images * outputs * outputs * channels {
+        for at in 0..images * output_pixels * channels {
             let (position, c) = (at / channels, at % channels);
-            let (image, y, column) =
-                (position / (outputs * outputs), position / outputs % outputs, position % outputs);
+            let image = position / output_pixels;
+            let (y, x_out) = (position / output_side % output_side, position % output_side);
             let mut sum = f64::from(bias[c]);
             for tap in 0..kernel * kernel {
-                let (row, column) = (y * stride + tap / kernel, column * stride + tap % kernel);
+                // Row and column of the input, counted from the start of its margin.
+                let (row, column) = (y * stride + tap / kernel, x_out * stride + tap % kernel);
                 let inside = |padded: usize| padded >= margin && padded - margin < side;
                 if inside(row) && inside(column) {
                     let from = ((image * side + row - margin) * side + column - margin) * channels + c;

@@ -101,8 +101,8 @@ struct EpisodeRecord {
     /// The number of its first query among the queries of the step.
     first_query: u32,
     classes: u32,
-    /// The weight of a query in the loss of nearest prototypes: the weight of that loss over the number of episodes and
-    /// of this episode's queries; 0 if the episode does not count.
+    /// The weight of a query in the loss of nearest prototypes: the weight of that loss, divided by the number of
+    /// episodes and by the number of this episode's queries; 0 if the loss is not defined for the episode.
     factor: f32,
 }
 
@@ -142,24 +142,25 @@ impl SlotLayout {
         let (mut first_row, mut first_query) = (0, 0);
         for episode in step.episodes() {
             assert_eq!(episode.given.len(), episode.truth.len(), "one true class per item");
-            let own_queries = episode.query_classes.len();
-            let factor = if episode.has_prototypes() && own_queries > 0 {
-                prototype_weight / (episodes * own_queries) as f64
+            let query_count = episode.query_classes.len();
+            let factor = if episode.has_prototypes() && query_count > 0 {
+                prototype_weight / (episodes * query_count) as f64
             } else {
                 0.0
             };
             push(bytemuck::bytes_of(&EpisodeRecord {
                 first_row: first_row as u32,
                 items: episode.given.len() as u32,
-                queries: own_queries as u32,
+                queries: query_count as u32,
                 first_query: first_query as u32,
                 classes: episode.classes as u32,
                 factor: factor as f32,
             }));
             first_row += episode.rows();
-            first_query += own_queries;
+            first_query += query_count;
         }
-        // The lists have the same starts in every step.
+        // Zeros for the episodes that this step does not have, so that the list of classes starts at the same word in
+        // every step.
         words.resize(self.len() - self.rows, 0);
         for episode in step.episodes() {
             words.extend(episode.truth.iter().map(|class| class.unwrap_or(NO_CLASS)));
@@ -170,8 +171,8 @@ impl SlotLayout {
     }
 }
 
-/// The dropout seed of each part, and its episodes, each with the number of its first row in the step.
-fn numbered(step: &JointStep) -> Vec<(u64, Vec<(&JointEpisode, u32)>)> {
+/// The parts of a step: the dropout seed of each, and its episodes, each with the number of its first row in the step.
+fn parts_with_first_rows(step: &JointStep) -> Vec<(u64, Vec<(&JointEpisode, u32)>)> {
     let (mut parts, mut first) = (Vec::new(), 0);
     for part in &step.parts {
         let mut episodes = Vec::new();
@@ -224,7 +225,7 @@ impl From<&JointStep> for tranfs::StepInput {
         };
         tranfs::StepInput {
             rate: step.rate,
-            parts: numbered(step).into_iter().map(part).collect(),
+            parts: parts_with_first_rows(step).into_iter().map(part).collect(),
             extra_rows: Vec::new(),
         }
     }

@@ -14,7 +14,8 @@ use crate::testing::{device, random, relative_error};
 const SHAPE: Shape = Shape { size: 19, channels: 3 };
 const CLASSES: usize = 3;
 
-/// A head with the loss `sum of feature * coefficient`, whose gradient is a constant, and two parameters that never change.
+/// A head with the loss `sum of feature * coefficient`, whose gradient is a constant, and two parameters that never
+/// change.
 struct LinearHead {
     features: Buffer<f32>,
     gradient: Buffer<f32>,

@@ -58,7 +58,7 @@ pub struct JointState {
     pub average: Vec<f32>,
 }
 
-/// `JointShape` in `kernels/joint.cu`.
+/// The sizes that all kernels of joint training take (`JointShape` in `kernels/joint.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct JointShape {
@@ -84,15 +84,16 @@ pub struct JointTraining<H> {
     optimiser: Conv4Optimiser,
     /// The inputs of the steps, `[slot][slot_len]`.
     slots: Buffer<u32>,
-    /// The prototypes, `[episode][class][dim]`; empty if their loss has no weight.
+    /// The prototypes, `[episode][class][dim]`; empty if the loss of nearest prototypes has weight 0.
     points: Buffer<f32>,
     /// The gradients of the prototypes.
     d_points: Buffer<f32>,
-    /// `[query][class]`
+    /// The gradients of the logits of nearest prototypes, `[query][class]`.
     d_logits: Buffer<f32>,
     /// The loss of nearest prototypes of each query.
     losses: Buffer<f32>,
-    /// The features of the backbone, if the head reads centred ones.
+    /// The features of the backbone, if the head reads centred ones; `None` if the backbone writes the features of the
+    /// head.
     uncentred: Option<Uncentred>,
     /// The running average of the parameters: those of the backbone, then those of the head.
     average: Buffer<f32>,
@@ -212,7 +213,7 @@ impl<H: HeadTraining> JointTraining<H> {
     /// run.
     pub fn run(&mut self, steps: &[JointStep]) -> Result<Vec<Vec<f32>>> {
         assert!(steps.len() <= STEP_SLOTS, "{} steps at a time", steps.len());
-        // There is memory for the prepared images of one step only.
+        // Images that the host prepared have memory for one step only, not for one per slot.
         let at_a_time = if self.feed.has_data_set() { STEP_SLOTS } else { 1 };
         let mut losses: Vec<Vec<f32>> = Vec::new();
         for steps in steps.chunks(at_a_time) {
@@ -235,7 +236,8 @@ impl<H: HeadTraining> JointTraining<H> {
         self.done = self.optimiser.finish_steps(first, steps.len(), launch)?;
         let mut of_head: Vec<Vec<f32>> = self.head.finished_losses()?.into_iter().map(Into::into).collect();
         let of_prototypes = self.optimiser.losses(first, self.done, target)?;
-        // A step that failed is not finished for the head.
+        // For a step that failed, the optimiser returns NaN. The head returns nothing, unless its own loss is not
+        // finite.
         of_head.resize(of_prototypes.len(), Vec::new());
         let terms = of_head.into_iter().zip(of_prototypes).map(|(mut terms, of_prototypes)| {
             // A step that the head has not finished has only this term, which is NaN.

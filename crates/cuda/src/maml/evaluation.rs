@@ -51,7 +51,7 @@ pub struct MamlEvaluation {
     labels: Buffer<u32>,
     /// Losses of the queries with respect to meaningless labels, which nothing reads; the kernels need the memory.
     losses: Buffer<f32>,
-    /// Their means, `[slot]`.
+    /// The means of these losses, `[slot]`.
     mean_losses: Buffer<f32>,
     /// `[task][queries][ways]`
     logits: Buffer<f32>,

@@ -7,13 +7,15 @@
 use trueshot_nn::conv4::{BLOCKS, WIDTH, layout};
 use trueshot_nn::maml::{GradientOrder, ModelSize, layout as maml_layout};
 
-use super::pass::gradient_blocks;
-use crate::conv4::network::{Chunk, check_shared_memory, plane_len};
+use crate::conv4::network::{
+    Chunk, FIRST_FILTERS_LEN, POSITION_CHUNKS, check_shared_memory, filter_gradient_blocks,
+    input_plane_margins, plane_len, plane_margins,
+};
 use crate::conv4::{FILTER_LEN, PATCH_LEN};
 use crate::driver::{Address, Buffer, Device};
 use crate::error::Result;
 
-/// Assigns addresses one after the other.
+/// Assigns addresses one after the other. It does not allocate the memory.
 struct Arena {
     /// The first address that is not assigned.
     next: u64,
@@ -36,11 +38,11 @@ impl Arena {
         self.take_with_margin(len, 0, 0)
     }
 
-    /// A plane of activations (`kernels/common.cuh`): 64 f16 channels per position, with a zero margin between images.
-    /// The margin after the last image is wider, because kernels load whole tiles of up to 256 positions.
+    /// A plane of activations (`kernels/common.cuh`): 64 f16 channels per position, with zero margins.
     fn plane(&mut self, images: usize, side: usize) -> Address<Chunk> {
-        let margin = side + 2;
-        self.take_with_margin(plane_len(images, side) * 8, margin * 8, (2 * margin + 512) * 8)
+        let (before, after) = plane_margins(side);
+        let len = plane_len(images, side) * POSITION_CHUNKS;
+        self.take_with_margin(len, before * POSITION_CHUNKS, after * POSITION_CHUNKS)
     }
 }
 
@@ -65,14 +67,14 @@ impl Weights {
             parameters: arena.take(maml_layout(size).len()),
             filters: arena.take(3 * FILTER_LEN),
             transposed: arena.take(3 * FILTER_LEN),
-            first_filters: arena.take(3 * 8 * 32),
+            first_filters: arena.take(FIRST_FILTERS_LEN),
             first_weights: arena.take(WIDTH * PATCH_LEN),
         }
     }
 }
 
 /// The planes of block 2, 3 or 4: `z` is the output of the convolution, `y` that of the block and `normalised` its
-/// value before gamma and beta; `dz` and `dy` are gradients.
+/// value before gamma and beta (NaN where the ReLU is inactive); `dz` and `dy` are gradients.
 #[derive(Clone, Copy)]
 pub(super) struct BlockPlanes {
     pub z: Address<Chunk>,
@@ -94,24 +96,27 @@ impl BlockPlanes {
     }
 }
 
-/// Sums of a pass, which are zero before it.
+/// Sums over the pixels of a pass, fixed-point numbers that are zero before it.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     /// `[block][sum of z, sum of z²][channel]` of blocks 2 to 4.
     pub forward: Address<i64>,
     /// `[block][sum of dy, sum of dy x][channel]` of blocks 2 to 4, where x is the normalised value.
     pub backward: Address<i64>,
-    /// `[64][48]`: the gradient of block 1, as sums over its patches.
+    /// `[64][48]`: the gradient of block 1, as sums of dy times patch values.
     pub d_patches: Address<i64>,
 }
 
+/// The length of `forward`, and of `backward`.
+const NORM_SUMS_LEN: usize = 3 * 2 * WIDTH;
 /// The length of all sums of a pass.
-const SUMS_LEN: usize = 12 * WIDTH + WIDTH * PATCH_LEN;
+const SUMS_LEN: usize = 2 * NORM_SUMS_LEN + WIDTH * PATCH_LEN;
 
 impl Sums {
     fn new(arena: &mut Arena) -> Self {
         let start = arena.take::<i64>(SUMS_LEN);
-        Sums { forward: start, backward: start.plus(6 * WIDTH), d_patches: start.plus(12 * WIDTH) }
+        let (backward, d_patches) = (start.plus(NORM_SUMS_LEN), start.plus(2 * NORM_SUMS_LEN));
+        Sums { forward: start, backward, d_patches }
     }
 }
 
@@ -126,7 +131,7 @@ pub(super) struct Activations {
     pub blocks: [BlockPlanes; 3],
     /// `[4][64]`: scale, shift, mean and 1 / std of block 1.
     pub norm: Address<f32>,
-    /// `[64][48]`: weights times patch moments of block 1.
+    /// `[64][48]`: the product of the filters of block 1 and the moments of the patches.
     pub weighted: Address<f32>,
     /// `[images][ways]`
     pub d_logits: Address<f32>,
@@ -155,7 +160,8 @@ pub(super) struct ImageSet {
     pub first: usize,
     /// The images, a plane with four f16 per position.
     pub plane: Address<[u32; 2]>,
-    /// `[48][48]`: moments of the patches (the 48 values around a pixel that block 1 reads).
+    /// `[48][48]`: second moments of the patches (the 48 values around a pixel that block 1 reads), sums of products of
+    /// two values.
     pub moments: Address<i64>,
 }
 
@@ -185,7 +191,7 @@ pub(super) struct GroupSize {
 
 /// The memory of a group of tasks that run at once. All addresses are those of the first task.
 pub(super) struct GroupMemory {
-    /// The memory that all addresses point to.
+    /// The memory that all addresses point to; `None` while only its length is computed.
     _buffer: Option<Buffer<u8>>,
     /// Bytes from one task to the next.
     pub stride: u64,
@@ -241,28 +247,28 @@ impl GroupMemory {
         let maxima = arena.take::<u32>(steps + 1);
         let cleared_len = (arena.next - cleared.address()) as usize / size_of::<u64>();
         // The images of a task: support set, then queries, in one plane.
-        let margin = 2 * (image_size + 2);
-        let plane = arena.take_with_margin(plane_len(support + queries, image_size), margin, margin + 512);
-        let supports = ImageSet { count: support, first: 0, plane, moments: moments[0] };
+        let (before, after) = input_plane_margins(image_size);
+        let plane = arena.take_with_margin(plane_len(support + queries, image_size), before, after);
+        let support_set = ImageSet { count: support, first: 0, plane, moments: moments[0] };
         let query_plane = plane.plus(plane_len(support, image_size));
         let query_set = ImageSet { count: queries, first: support, plane: query_plane, moments: moments[1] };
         // Second-order gradients need the activations and weights of all steps. First-order gradients need one set of
         // activations and two of weights: step k reads k % 2 and writes (k + 1) % 2.
-        let (kept, weight_sets) = match order {
+        let (activation_sets, weight_sets) = match order {
             GradientOrder::First => (1, 2),
             GradientOrder::Second => (steps, steps + 1),
         };
         let activations: Vec<Activations> =
-            (0..kept).map(|_| Activations::new(arena, model, support)).collect();
+            (0..activation_sets).map(|_| Activations::new(arena, model, support)).collect();
         let weights: Vec<Weights> = (0..weight_sets).map(|_| Weights::new(arena, model)).collect();
         // The pass of a step reads the weights that the step before it wrote; the queries read those of the last step.
         let step = |step: usize| PassMemory {
-            images: supports,
+            images: support_set,
             weights: weights[step % weight_sets],
-            activations: activations[step % kept],
+            activations: activations[step % activation_sets],
             sums: sums[step],
         };
-        let pass = PassMemory {
+        let query_pass = PassMemory {
             images: query_set,
             weights: weights[steps % weight_sets],
             activations: Activations::new(arena, model, queries),
@@ -273,12 +279,14 @@ impl GroupMemory {
         } else {
             let (weights, activations) =
                 (Weights::new(arena, model), Activations::new(arena, model, support));
-            let tangent = |sums| PassMemory { images: supports, weights, activations, sums };
+            let tangent = |sums| PassMemory { images: support_set, weights, activations, sums };
             tangent_sums.into_iter().map(tangent).collect()
         };
         // Partial gradients of a pass: one per thread block, of the filters of blocks 2 to 4.
         let blocks = |images: usize| -> usize {
-            (0..BLOCKS - 1).map(|block| gradient_blocks(device, model.shape, images, block, tasks).0).sum()
+            (0..BLOCKS - 1)
+                .map(|block| filter_gradient_blocks(device, model.shape, images, block, tasks).0)
+                .sum()
         };
         let partials = arena.take(blocks(support).max(blocks(queries)) * FILTER_LEN);
         let gradients = arena.take(maml_layout(model).len());
@@ -288,7 +296,7 @@ impl GroupMemory {
             tasks,
             images: plane,
             steps: (0..steps).map(step).collect(),
-            queries: pass,
+            queries: query_pass,
             tangents,
             partials,
             gradients,

@@ -5,21 +5,23 @@
 //! [`Group::query_gradients`]. All methods start kernels and do not wait for them. A kernel works on all tasks of the
 //! group: its arguments are addresses of the first task, and the stride, its last argument, leads to the next task.
 //!
-//! The kernels and their order within a pass are those of `conv4::network`, which documents planes, patches and sums;
-//! `z` is the output of a convolution, `y` that of a block, and `d` stands for a gradient.
+//! The kernels and their order within a pass (one forward and backward pass over the support set or the queries) are
+//! those of `conv4::network`, which documents planes, patches and sums. As there, z is the output of a convolution, x
+//! its normalised value, y the output of a block, and `d` stands for a gradient.
 
 use bytemuck::{Pod, Zeroable};
-use trueshot_nn::conv4::{BLOCKS, Shape, WIDTH};
+use trueshot_nn::conv4::{BLOCKS, WIDTH};
 use trueshot_nn::maml::{Adaptation, ModelSize};
 
 use super::memory::{GroupMemory, PassMemory, Weights, conv4_len};
 use crate::Divider;
 use crate::conv4::network::{
-    Chunk, ConvolutionShape, ConvolutionTiles, FilterPartials, FirstShape, GRADIENT_ROWS, GRADIENT_THREADS,
-    NormSums, PATCH_PITCH, PoolShape, gamma_start, plane_len, pool_grid,
+    Chunk, ConvolutionShape, ConvolutionTiles, FIRST_BACKWARD_SHARED_LEN, FilterPartials, FirstShape,
+    GRADIENT_ELEMENTS, GRADIENT_ROWS, GRADIENT_THREADS, NormSums, PATCH_MOMENTS_SHARED_LEN, PoolShape,
+    filter_gradient_blocks, gamma_start, gradient_shared_len, pool_grid,
 };
 use crate::conv4::optimiser::TrainingState;
-use crate::conv4::{FILTER_LEN, ImageFeed, PATCH_LEN, TaskImages};
+use crate::conv4::{FILTER_LEN, ImageFeed, TaskImages};
 use crate::driver::{Address, Argument, Buffer, Device, Grid, Null, Queue, Value};
 use crate::error::Result;
 
@@ -47,7 +49,7 @@ pub(super) struct MamlShape {
     pub images: i32,
     /// The index of the pass's first image in the task: 0 for the support set, its size for the queries.
     pub first_image: i32,
-    /// Images of the pass.
+    /// Images of the pass, each of which is a row of the classifier's logits.
     pub rows: i32,
 }
 
@@ -63,13 +65,18 @@ pub(super) struct SumPlanes {
     pub d: u64,
 }
 
-/// The addresses of the packed filters in [`Weights`] (`PackedFilters` in `kernels/maml.cu`).
+/// The addresses of the filters in [`Weights`] that are packed, that is, in the order in which the kernels read them
+/// (`PackedFilters` in `kernels/maml.cu`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct PackedFilters {
+    /// The filters of blocks 2 to 4.
     pub forward: u64,
+    /// The same transposed and flipped.
     pub backward: u64,
+    /// The filters of block 1, in f16.
     pub first: u64,
+    /// The filters of block 1, in f32.
     pub first_weights: u64,
 }
 
@@ -103,7 +110,7 @@ pub(super) struct PassGradients {
 pub(super) enum ConvolutionKind {
     /// With the sums of z and z² for batch norm.
     Forward,
-    /// With the sums of dy and dy x for the gradient of batch norm.
+    /// With the sums of dy and of dy times x for the gradient of batch norm.
     Backward,
     /// Without sums.
     Plain,
@@ -162,28 +169,10 @@ pub(super) struct Convolution {
     pub planes: SumPlanes,
 }
 
-/// The number of thread blocks of the filter gradient of block 2 (0) to 4 (2) of one task, and the tiles of each.
-///
-/// All tasks together have at most one thread block per multiprocessor. A thread block has at least 6 tiles, or fewer
-/// if that leaves fewer than 32 thread blocks: each of them writes a partial gradient that has to be added up.
-pub(super) fn gradient_blocks(
-    device: &Device,
-    shape: Shape,
-    images: usize,
-    block: usize,
-    tasks: usize,
-) -> (usize, usize) {
-    let tiles = plane_len(images, shape.side(block + 1)).div_ceil(GRADIENT_ROWS);
-    let blocks = (device.multiprocessors() / tasks).max(1);
-    let of_each = tiles.div_ceil(blocks).max(tiles.div_ceil(32).min(6));
-    (tiles.div_ceil(of_each), of_each)
-}
-
-/// The number of threads of the kernels that update parameters: one per filter weight of blocks 2 to 4, 50 per channel
-/// of block 1 (its patch, gamma and beta), one per gamma and beta of blocks 2 to 4, and one per weight and bias of the
+/// The number of threads of the kernels that update parameters: those for a Conv4, and one per weight and bias of the
 /// classifier.
 pub(super) fn element_count(size: ModelSize) -> usize {
-    3 * FILTER_LEN + WIDTH * (PATCH_LEN + 2) + 6 * WIDTH + (size.shape.features() + 1) * size.ways
+    GRADIENT_ELEMENTS + (size.shape.features() + 1) * size.ways
 }
 
 /// A group of tasks that run at once.
@@ -246,7 +235,7 @@ impl Group<'_> {
         Grid::new(element_count(self.size).div_ceil(256), 256)
     }
 
-    /// Sets all sums to zero and the parameters of all tasks to the shared ones.
+    /// Starts the kernels that set all sums to zero and the parameters of all tasks to the shared ones.
     pub fn begin(&self, shared: &Buffer<f32>) -> Result<()> {
         let (words, count) = self.memory.cleared;
         let grid = Grid::new(count.div_ceil(1024), 256);
@@ -276,16 +265,17 @@ impl Group<'_> {
         };
         feed.record_tasks(images, self.memory.images, self.state)?;
         self.begin(shared)?;
-        self.moments(&self.memory.steps[0])?;
-        self.moments(&self.memory.queries)?;
+        self.record_patch_moments(&self.memory.steps[0])?;
+        self.record_patch_moments(&self.memory.queries)?;
         (0..steps).try_for_each(|step| self.adapt(step, rate))
     }
 
-    /// The moments of the patches, which depend on the images alone.
-    pub fn moments(&self, pass: &PassMemory) -> Result<()> {
+    /// Starts the kernel of the second moments of the patches (the inputs of block 1 around each pixel), which depend
+    /// on the images alone.
+    pub fn record_patch_moments(&self, pass: &PassMemory) -> Result<()> {
         let size = self.size.shape.size;
         let blocks = self.blocks_per_task(2 * self.device.multiprocessors());
-        let grid = Grid::new(blocks, 256).shared(8 * 32 * PATCH_PITCH);
+        let grid = Grid::new(blocks, 256).shared(PATCH_MOMENTS_SHARED_LEN);
         let shape = FirstShape::new(pass.images.count, size, size.div_ceil(2));
         let arguments: [&dyn Argument; 3] = [&pass.images.plane, &pass.images.moments, &Value(shape)];
         self.launch(Queue::Main, "task_patch_moments", grid, &arguments)
@@ -302,11 +292,11 @@ impl Group<'_> {
     ) -> Result<()> {
         let shape = ConvolutionShape::new(images, side);
         let ConvolutionTiles { rows, shape, grid } = ConvolutionTiles::new(self.device, shape, self.tasks);
-        let [wgmma, small, large] = convolution.kind.kernels();
+        let [wgmma, rows_128, rows_256] = convolution.kind.kernels();
         let kernel = match (self.device.has_wgmma(), rows) {
             (true, _) => wgmma,
-            (false, 128) => small,
-            (false, _) => large,
+            (false, 128) => rows_128,
+            (false, _) => rows_256,
         };
         let sums: &dyn Argument = convolution.sums.as_ref().map_or(&Null, |sums| sums);
         let Convolution { input, filters, output, planes, .. } = convolution;
@@ -459,9 +449,8 @@ impl Group<'_> {
     ) -> Result<()> {
         let size = self.size.shape.size;
         let shape = FirstShape::new(pass.images.count, size, size / 2);
-        // Shared memory: filters and norm, then 32 rows of gradients (64 f16) and 32 patches for each of 8 warps.
         let grid = Grid::new(self.blocks_per_task(self.device.multiprocessors()), 256)
-            .shared(8192 + 8 * 32 * (128 + PATCH_PITCH));
+            .shared(FIRST_BACKWARD_SHARED_LEN);
         let arguments: [&dyn Argument; 6] = [
             &pass.images.plane,
             &pass.weights.first_filters,
@@ -487,12 +476,12 @@ impl Group<'_> {
         let stride = (side + 1).min(GRADIENT_ROWS + 2);
         let convolution =
             Value(ConvolutionShape { stride: stride as i32, ..ConvolutionShape::new(images, side) });
-        let blocks = |block| gradient_blocks(self.device, shape, images, block, self.memory.tasks);
+        let blocks = |block| filter_gradient_blocks(self.device, shape, images, block, self.memory.tasks);
         let (count, tiles) = blocks(index);
-        let first: usize = (0..index).map(|earlier| blocks(earlier).0).sum();
-        let partials = self.memory.partials.plus(first * FILTER_LEN);
-        let shared = 2 * (2 * GRADIENT_ROWS + 2 + 2 * stride) * 128;
-        let grid = Grid::new(count, GRADIENT_THREADS).shared(shared);
+        // The partials of earlier blocks come first.
+        let first_partial: usize = (0..index).map(|earlier| blocks(earlier).0).sum();
+        let partials = self.memory.partials.plus(first_partial * FILTER_LEN);
+        let grid = Grid::new(count, GRADIENT_THREADS).shared(gradient_shared_len(side + 1));
         let addresses = |pair: [Address<Chunk>; 2]| Value(pair.map(|address| address.address()));
         let (first, tiles) = (addresses(pair), Value(tiles as i32));
         match second {
@@ -512,8 +501,9 @@ impl Group<'_> {
     pub fn gradients(&self, pass: &PassMemory) -> PassGradients {
         let PassMemory { images, weights, activations, sums } = pass;
         let shape = self.size.shape;
-        let blocks =
-            |block| gradient_blocks(self.device, shape, images.count, block, self.memory.tasks).0 as i32;
+        let blocks = |block| {
+            filter_gradient_blocks(self.device, shape, images.count, block, self.memory.tasks).0 as i32
+        };
         PassGradients {
             partials: FilterPartials {
                 first: self.memory.partials.address(),

@@ -90,8 +90,9 @@ impl ClassifierPlanes {
     }
 }
 
-/// Bytes of shared memory of `first_forward_tangent`, which it also calls `FIRST_TANGENT_SHARED`: the filters of block 1
-/// and their tangents (3 rows of 8 groups of 8 channels, 8 bytes for each of 32 lanes), and three numbers per channel.
+/// Bytes of shared memory of `first_forward_tangent` (`FIRST_TANGENT_SHARED` in `kernels/tangent.cu`): the filters of
+/// block 1 and their tangents (3 rows of 8 groups of 8 channels, 8 bytes for each of 32 lanes), and three numbers per
+/// channel.
 const FIRST_TANGENT_SHARED: usize = 2 * 3 * 8 * 32 * 8 + 3 * WIDTH * 4;
 
 impl Group<'_> {
@@ -102,8 +103,9 @@ impl Group<'_> {
         // The direction is v times a factor that depends on its largest absolute value, so that the tangents, which are
         // 16-bit floats, are about as large as the values they belong to; `propagate_gradients` divides by it. That
         // kernel also finds the maximum of the new v for the next call.
-        let back = self.memory.steps.len() - 1 - step;
-        let (maximum, next) = (self.memory.maxima.plus(back), self.memory.maxima.plus(back + 1));
+        let steps_back = self.memory.steps.len() - 1 - step;
+        let maximum = self.memory.maxima.plus(steps_back);
+        let next_maximum = self.memory.maxima.plus(steps_back + 1);
         let arguments: [&dyn Argument; 5] = [
             &self.memory.gradients,
             &maximum,
@@ -130,7 +132,7 @@ impl Group<'_> {
             &Value(self.gradients(tangent)),
             &self.memory.gradients,
             &maximum,
-            &next,
+            &next_maximum,
             &Value(rate),
             self.state,
             &Value(self.shape(pass)),
@@ -172,15 +174,16 @@ impl Group<'_> {
 
     /// The sums and parameters of the batch norm of block 2 (index 0) to 4 (2).
     fn norm_sums(&self, pass: &PassMemory, tangent: &PassMemory, index: usize) -> NormTangentSums {
-        let at = index * 2 * WIDTH;
-        let both = |of: &dyn Fn(&PassMemory) -> u64| [of(pass), of(tangent)];
-        let parameters = |pass: &PassMemory| {
-            let (gamma, beta) = self.norm_parameters(pass.weights.parameters, index + 1);
+        // Where the two sums of the block start.
+        let start = index * 2 * WIDTH;
+        let value_and_tangent = |address: &dyn Fn(&PassMemory) -> u64| [address(pass), address(tangent)];
+        let parameters = |memory: &PassMemory| {
+            let (gamma, beta) = self.norm_parameters(memory.weights.parameters, index + 1);
             [gamma.address(), beta.address()]
         };
         NormTangentSums {
-            sums: both(&|pass| pass.sums.forward.plus(at).address()),
-            d_sums: both(&|pass| pass.sums.backward.plus(at).address()),
+            sums: value_and_tangent(&|memory| memory.sums.forward.plus(start).address()),
+            d_sums: value_and_tangent(&|memory| memory.sums.backward.plus(start).address()),
             gamma_and_beta: parameters(pass),
             tangents: parameters(tangent),
         }
@@ -188,10 +191,10 @@ impl Group<'_> {
 
     /// The planes of the batch norm of block 2 (index 0) to 4 (2).
     fn norm_planes(pass: &PassMemory, tangent: &PassMemory, index: usize) -> NormTangentPlanes {
-        let (own, tangent) = (&pass.activations.blocks[index], &tangent.activations.blocks[index]);
+        let (block, t_block) = (&pass.activations.blocks[index], &tangent.activations.blocks[index]);
         NormTangentPlanes {
-            z: [own.z.address(), tangent.z.address()],
-            dy: [own.dy.address(), tangent.dy.address()],
+            z: [block.z.address(), t_block.z.address()],
+            dy: [block.dy.address(), t_block.dy.address()],
         }
     }
 
@@ -271,8 +274,8 @@ impl Group<'_> {
         let (count, side) = (pass.images.count, self.size.shape.side(index + 1));
         let (activations, tangents) = (&pass.activations, &tangent.activations);
         let (block, t_block) = (&activations.blocks[index], &tangents.blocks[index]);
-        // Rounded up: if the side is odd, the last row and column are in no window of the maximum pooling, but the batch
-        // norm before it has gradients there.
+        // Rounded up: if the side is odd, the last row and column are in no window of the maximum pooling, but the
+        // batch norm before it has gradients there.
         let pool = PoolShape::new(count, side, side.div_ceil(2));
         let arguments: [&dyn Argument; 4] = [
             &Value(Self::norm_planes(pass, tangent, index)),
@@ -284,12 +287,12 @@ impl Group<'_> {
         self.launch(Queue::Main, "batch_norm_backward_tangent", grid, &arguments)?;
         self.device.fork()?;
         let previous = index.checked_sub(1);
-        // The input of the block's convolution and its tangent. The gradient of the filters is x * dz, so its tangent
-        // is x' * dz + x * dz'.
-        let inputs = previous.map_or([activations.y1, tangents.y1], |previous| {
-            [activations.blocks[previous].y, tangents.blocks[previous].y]
+        // The input x of the block's convolution, and its tangent. The gradient of the filters is x * dz, so its
+        // tangent is x' * dz + x * dz'.
+        let (x, t_x) = previous.map_or((activations.y1, tangents.y1), |previous| {
+            (activations.blocks[previous].y, tangents.blocks[previous].y)
         });
-        self.filter_gradient(count, index, [inputs[1], block.dz], Some([inputs[0], t_block.dz]))?;
+        self.filter_gradient(count, index, [t_x, block.dz], Some([x, t_block.dz]))?;
         let planes = previous.map_or(SumPlanes::default(), |previous| SumPlanes {
             first: activations.blocks[previous].normalised.address(),
             tangent: tangents.blocks[previous].normalised.address(),

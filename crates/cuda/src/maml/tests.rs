@@ -138,7 +138,7 @@ fn adapted_parameters_are_those_of_the_cpu_for_every_task() {
             let [support, _] = example.task(task);
             let adapted = learner.adapt(&example.parameters, support, example.options.adaptation);
             let change = |adapted: &[f32]| -> Vec<f32> {
-                let changes = adapted.iter().zip(&example.parameters).zip(layout_mask(&example));
+                let changes = adapted.iter().zip(&example.parameters).zip(is_adapted(&example));
                 changes.map(|((a, b), trained)| if trained { a - b } else { 0.0 }).collect()
             };
             compare(&format!("{size} task {task}"), &example, &change(&own), &change(&adapted));
@@ -146,8 +146,8 @@ fn adapted_parameters_are_those_of_the_cpu_for_every_task() {
     }
 }
 
-/// Which parameters are adapted.
-fn layout_mask(example: &Example) -> Vec<bool> {
+/// For every parameter, whether it is adapted.
+fn is_adapted(example: &Example) -> Vec<bool> {
     let mut mask = vec![true; example.parameters.len()];
     for tensor in layout(example.options.size).tensors() {
         if tensor.name.ends_with("conv.bias") || tensor.name.contains("running") {
@@ -293,7 +293,7 @@ fn logits_after_adaptation_are_those_of_the_cpu_and_do_not_depend_on_the_group()
     assert_eq!(again[0].as_ref(), Some(&logits[1]));
 }
 
-/// An image as it is.
+/// An image as it is: the values of the jitters (brightness, contrast, saturation, hue) change nothing.
 fn request(image: u32, shape: Shape) -> ImageRequest {
     let size = shape.size as u16;
     let (jitters, values) = (0b11_10_01_00, [1.0, 1.0, 1.0, 0.0]);

@@ -1,12 +1,14 @@
-//! Training steps against the CPU's loss and training pass: on an emulated device, or with the feature `gpu-tests` on GPU 0.
+//! Training steps against the CPU's loss and training pass: on an emulated device, or with the feature `gpu-tests` on
+//! GPU 0.
 
+use half::f16;
 use trueshot_nn::adamw::AdamW;
 use trueshot_nn::conv4::{TrainingPass, initial, layout};
 use trueshot_nn::layers::cosine_margin::{Margin, cosine_margin};
 use trueshot_nn::parameters::{ParameterLayout, Role};
 
 use super::*;
-use crate::conv4::{Chunk, SMALLEST_SCALE, StepImages, half_to_float};
+use crate::conv4::{Chunk, SMALLEST_SCALE, StepImages};
 use crate::testing::{
     Run, assert_same_run, device, exact_device, print_bits, random, relative_error, tolerance,
 };
@@ -62,7 +64,7 @@ fn cpu_loss(options: &NegMarginOptions, features: &[f32], directions: &[f32]) ->
     (loss, d_features, d_directions)
 }
 
-/// A plane as `[image][64][side][side]`.
+/// The values of a plane of features (`kernels/common.cuh`), `[image][64][side][side]`.
 fn unpacked(plane: &Buffer<Chunk>, options: &NegMarginOptions) -> Vec<f32> {
     let (values, side) = (plane.read().unwrap(), options.shape.side(BLOCKS));
     let mut out = Vec::new();
@@ -70,7 +72,7 @@ fn unpacked(plane: &Buffer<Chunk>, options: &NegMarginOptions) -> Vec<f32> {
         for (channel, pixel) in (0..WIDTH).flat_map(|c| (0..side * side).map(move |p| (c, p))) {
             let position = (image * (side + 1) + pixel / side) * (side + 1) + pixel % side;
             let pair = values[position * 8 + channel / 8][channel % 8 / 2];
-            out.push(half_to_float((pair >> (16 * (channel % 2))) as u16));
+            out.push(f16::from_bits((pair >> (16 * (channel % 2))) as u16).to_f32());
         }
     }
     out
@@ -225,8 +227,8 @@ fn cpu_run(options: &NegMarginOptions, start: &[f32], input: &StepInput) -> Run 
 #[test]
 fn ten_steps_are_those_of_the_cpu() {
     let options = options(Shape { size: 16, channels: 3 }, 9, 5);
-    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend on
-    // the signs of gradients alone, also where these are almost 0.
+    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend
+    // on the signs of gradients alone, also where these are almost 0.
     let optimiser = AdamWConfig { epsilon: 0.01, ..options.optimiser };
     let options = NegMarginOptions { optimiser, ..options };
     let (start, input) = (parameters(&options), input(&options, 0.002));

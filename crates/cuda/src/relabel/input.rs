@@ -8,6 +8,9 @@
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::relabel::dropout_batches;
 
+/// The most items of a tile, whose labels a thread block keeps in shared memory (`TILE_ITEMS` in `kernels/relabel.cuh`).
+const TILE_ITEMS: usize = 32;
+
 /// The features of a data set, `[rows, dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct FeatureSet<'a> {
@@ -140,9 +143,9 @@ pub(super) struct StepSizes {
     pub queries: usize,
     /// Inner products of items and queries.
     pub products: usize,
-    /// Weights of rows in the gradient of the features.
+    /// Weights of rows in the gradient of the features, see [`row_weights_len`].
     pub row_weights: usize,
-    /// Floats that the losses of all episodes need.
+    /// Floats that the losses of all episodes need, see [`loss_scratch_len`].
     pub scratch: usize,
     /// The largest M of an episode.
     pub largest_items: usize,
@@ -161,9 +164,9 @@ pub(super) struct StepSizes {
 }
 
 impl StepSizes {
-    /// Merges each size with that of `other`.
-    fn zip(self, other: Self, larger: impl Fn(usize, usize) -> usize) -> Self {
-        let merged = |field: fn(&Self) -> usize| larger(field(&self), field(&other));
+    /// Merges each size with that of `other` by the function `merge`.
+    fn zip(self, other: Self, merge: impl Fn(usize, usize) -> usize) -> Self {
+        let merged = |field: fn(&Self) -> usize| merge(field(&self), field(&other));
         StepSizes {
             episodes: merged(|s| s.episodes),
             tiles: merged(|s| s.tiles),
@@ -214,7 +217,8 @@ impl StepSizes {
     }
 }
 
-/// The first entry of a slot: the learning rate and sizes of the step (`Header` in `kernels/relabel.cuh`).
+/// The first entry of a slot: the learning rate and sizes of the step (`Header` in `kernels/relabel.cuh`). A class row
+/// is one row per class of an episode.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct Header {
@@ -228,7 +232,7 @@ struct Header {
 }
 
 /// One episode: its sizes, and where its entries start in the lists of the slot and in the buffers (`Episode` in
-/// `kernels/relabel.cuh`).
+/// `kernels/relabel.cuh`). The fields `first_...` are counted over all episodes of the step.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 struct DeviceEpisode {
@@ -238,18 +242,25 @@ struct DeviceEpisode {
     first_item: u32,
     first_state: u32,
     first_pair: u32,
+    /// The first class row (one row per class).
     first_class: u32,
     first_query: u32,
+    /// The first entry in the list of rows of features: items, then queries.
     first_row: u32,
+    /// The first inner product of an item with a query.
     first_product: u32,
+    /// The first float of the memory for the losses.
     first_scratch: u32,
     first_tile: u32,
     tiles: u32,
+    /// The length of a row of features.
     dim: u32,
     /// The number of items before this episode in its dropout batch, the episodes that share a dropout mask.
     batch_item: u32,
+    // The dropout seed, a number of 64 bits.
     seed_low: u32,
     seed_high: u32,
+    /// The first of the [`row_weights_len`] weights of rows.
     first_weight: u32,
 }
 
@@ -272,9 +283,13 @@ struct DeviceRow {
     other: u64,
     /// The weight of `other`; 0 for a row that is not blended.
     share: f32,
-    /// 0, or [`GIVEN`] until the address is known.
+    /// 0 on the device; [`GIVEN`] until the addresses are known.
     padding: u32,
 }
+
+/// Marks a row whose addresses are still relative to the start of [`EncodedStep::given_rows`], because the address of
+/// these on the device is not known yet.
+const GIVEN: u32 = 1;
 
 /// `StepLayout` in `kernels/relabel.cuh`: the start of each part of a slot, in words.
 #[repr(C)]
@@ -290,7 +305,7 @@ pub(super) struct StepLayout {
     truths: u32,
     /// The class of each query.
     query_classes: u32,
-    /// The number of items with each given label, per class row.
+    /// The number of items with each given label, for every class of every episode.
     counts: u32,
     /// The features of the items of an episode, then of its queries.
     rows: u32,
@@ -323,7 +338,7 @@ impl StepLayout {
 /// The features of one data set on the device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StoredSet {
-    /// Of the first row.
+    /// The address of the first row.
     pub address: u64,
     pub rows: usize,
     pub dim: usize,
@@ -344,12 +359,15 @@ pub(super) struct EncodedStep {
     pub given_rows: Vec<f32>,
 }
 
-/// Floats that the losses of an episode need (`LossMemory` in `kernels/relabel_losses.cu`).
+/// Floats that the losses of an episode need (`LossMemory` in `kernels/relabel_losses.cu`): three arrays of
+/// probabilities (of each class and of none) and their gradients, four of weights of items in prototypes, two of
+/// distances of queries, and two of numbers per class.
 fn loss_scratch_len(items: usize, classes: usize, queries: usize) -> usize {
     3 * items * (classes + 1) + 4 * items * classes + 2 * classes * queries + 2 * classes
 }
 
-/// Weights of `rows` rows in the gradient of the features, in whole tiles (`row_weight_position` in
+/// Floats of the matrix from which the gradient of the features of an episode is computed: the gradient of a row is a
+/// weighted sum of all `rows` rows. The matrix is stored in whole tiles of 16 x 8 weights (`row_weight_position` in
 /// `kernels/relabel_joint.cu`).
 fn row_weights_len(rows: usize) -> usize {
     rows.next_multiple_of(16) * rows.next_multiple_of(8)
@@ -413,8 +431,9 @@ impl EncodedStep {
         let dim = self.add_rows(&input.rows, items + queries, sets);
         // The sizes so far are also the starts of this episode's entries.
         let sizes = &mut self.sizes;
-        // As few tiles as possible, of about the same size.
-        let per_tile = items.div_ceil(items.div_ceil((tile_states / classes).max(1)));
+        // As few tiles as possible, of about the same size; a tile has all states of its items.
+        let most_items = (tile_states / classes).clamp(1, TILE_ITEMS);
+        let per_tile = items.div_ceil(items.div_ceil(most_items));
         let tiles = items.div_ceil(per_tile);
         let episode = DeviceEpisode {
             classes: classes as u32,
@@ -536,7 +555,3 @@ impl EncodedStep {
         put(slot, layout.rows, &self.rows);
     }
 }
-
-/// Marks a row whose addresses are relative to the start of [`EncodedStep::given_rows`] on the device, which is not
-/// known yet.
-const GIVEN: u32 = 1;

@@ -24,7 +24,7 @@ const ROWS_THREADS: u32 = 256;
 const ROWS_COLUMNS: usize = 64;
 
 impl RelabelTraining {
-    /// A training run of `network` together with a backbone, which starts from `parameters`. A step has up to `rows`
+    /// A training run of `network` together with a backbone; the head starts from `parameters`. A step has up to `rows`
     /// rows of `dim` numbers, which the backbone writes to [`HeadTraining::features`]. The rows of all episodes are
     /// [`EpisodeRows::InOrder`].
     ///

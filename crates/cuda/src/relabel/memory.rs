@@ -8,6 +8,11 @@
 //! classes has M C states and M M pairs of items. A class row is a row per class of an episode; a tile is the work of
 //! one thread block: a few items of one episode with all their states. Sizes are sums over the episodes of a step.
 //!
+//! The gram matrix of an episode has the inner products of its items, `[M, M]`. The edge network computes attention
+//! logits from the features of pairs. A layer is attention between items, then mixing: a network with one hidden layer
+//! on a state, its item and its class. The item view is a projection of the features of an item. `d_` marks a gradient,
+//! and slopes are derivatives of the activation function GELU.
+//!
 //! The structures with `repr(C)` have the fields of the structures in `kernels/`, in the same order; shapes and
 //! meanings of the fields are documented there.
 
@@ -34,7 +39,8 @@ const STATE_FEATURES: usize = 19;
 /// Outputs of a state: the logit of its class, the logarithm of its multiplier, and its vote for "none of the classes".
 const OUTPUTS: usize = 3;
 
-/// `PackedLayer` in `kernels/relabel.cuh`: where the weights of a layer start in the packed weights.
+/// `PackedLayer` in `kernels/relabel.cuh`: where the weights of a layer start in the packed weights (copies in the
+/// order in which matrix instructions read them), four of attention and four of mixing.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
 struct PackedLayer {
@@ -68,6 +74,7 @@ pub(super) struct SharedLayout {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct DeviceRelabel {
+    // Sizes and options of the network.
     width: i32,
     layers: i32,
     heads: i32,
@@ -85,10 +92,12 @@ pub(super) struct DeviceRelabel {
     attention_scale: f32,
     dropout_scale: f32,
     dropout_threshold: u32,
+    // The largest sizes of a step.
     max_items: i32,
     max_states: i32,
     max_class_rows: i32,
     max_class_sums: i32,
+    // Offsets of parameters; those from `attention_norm` to `class_bias` are relative to the start of a layer.
     edges: i32,
     view_mean: i32,
     view_norm: i32,
@@ -106,6 +115,7 @@ pub(super) struct DeviceRelabel {
     out: i32,
     prior: i32,
     log_scale: i32,
+    // Offsets of packed weights; `_back` for the backward pass.
     packed_features: i32,
     packed_start: i32,
     packed_start_back: i32,
@@ -115,6 +125,7 @@ pub(super) struct DeviceRelabel {
     packed_layer_len: i32,
     forward: PackedLayer,
     backward: PackedLayer,
+    // The length of the partial gradients of a tile, and offsets in them.
     partial_len: i32,
     partial_layer: i32,
     partial_layer_len: i32,
@@ -122,9 +133,11 @@ pub(super) struct DeviceRelabel {
     partial_view_norm: i32,
     pub shared: SharedLayout,
     pub layout: StepLayout,
+    // Floats of shared memory for the losses and for the input features of an episode; 0 if these are in global memory.
     pub scratch_len: i32,
     pub gram_len: i32,
     padding: i32,
+    // Addresses of buffers.
     slots: u64,
     state: u64,
     parameters: u64,
@@ -178,7 +191,7 @@ pub(super) struct DeviceRelabel {
     partials: u64,
 }
 
-/// `State` in `kernels/relabel.cuh`.
+/// What a run keeps on the device between steps (`State` in `kernels/relabel.cuh`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct State {
@@ -188,7 +201,7 @@ pub(super) struct State {
     pub updates: u32,
     /// Thread blocks of the current update that have finished; the last one ends the step.
     pub finished_blocks: u64,
-    /// AdamW's corrections of both moments in the current step.
+    /// AdamW's bias corrections of both moments in the current step.
     pub corrections: [f32; 2],
 }
 
@@ -248,8 +261,8 @@ impl StepMemory {
         relabel.layout = StepLayout::new(&sizes);
         check_shared("an episode", 4 * relabel.shared.len as usize, limit)?;
         // Input features and losses of an episode are computed in shared memory if they fit, otherwise in global memory
-        // (length 0). The features need up to four vectors `[M]`, the inner products, the distances, and the pair
-        // features, each `[M, M]`.
+        // (length 0). The features need up to four vectors `[M]`, the inner products, the distances, and the six
+        // features of a pair, each `[M, M]`.
         let gram_len = 4 * sizes.largest_items + (2 + PAIR_FEATURES) * sizes.largest_items.pow(2);
         relabel.gram_len = if 4 * gram_len <= limit { gram_len as i32 } else { 0 };
         relabel.scratch_len =
@@ -338,7 +351,7 @@ impl StepMemory {
             *buffer = floats(states * width)?;
         }
         if let Some(view) = &plan.config.item_view {
-            // Products read whole tiles of 16 rows, also beyond the last item of a tile.
+            // Matrix products read whole groups of 16 rows, also beyond the last item of a tile.
             r.view_rows = floats((items + 32) * r.view_pitch as usize)?;
             for buffer in [&mut r.projected, &mut r.view, &mut r.d_projected] {
                 *buffer = floats(items * view.width)?;

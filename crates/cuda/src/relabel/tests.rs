@@ -24,7 +24,8 @@ struct OwnedEpisode {
 }
 
 impl OwnedEpisode {
-    /// Classes of these sizes; every third item belongs to a random class or to none.
+    /// An episode with these numbers of items per class. Every third item of a class truly belongs to a random class or
+    /// to none.
     fn new(sizes: &[usize], dim: usize, queries: usize, random: &mut impl FnMut() -> f64) -> Self {
         let classes = sizes.len();
         let vector = |random: &mut dyn FnMut() -> f64| -> Vec<f32> {
@@ -41,10 +42,12 @@ impl OwnedEpisode {
         let (mut given, mut truth, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for (class, &size) in sizes.iter().enumerate() {
             for item in 0..size {
-                let own = if item % 3 == 2 { (random() * (classes + 1) as f64) as usize } else { class };
-                rows.push(near(own, random));
+                // Number `classes` is the centre of outliers.
+                let true_class =
+                    if item % 3 == 2 { (random() * (classes + 1) as f64) as usize } else { class };
+                rows.push(near(true_class, random));
                 given.push(class as u32);
-                truth.push((own < classes).then_some(own as u32));
+                truth.push((true_class < classes).then_some(true_class as u32));
             }
         }
         let query_classes: Vec<u32> = (0..queries).map(|_| (random() * classes as f64) as u32).collect();
@@ -109,6 +112,7 @@ fn cpu_losses(
     (sums, gradient)
 }
 
+/// A step of parts, each of which has episodes and a dropout seed.
 fn step(rate: f32, parts: &[(&[OwnedEpisode], u64)]) -> StepInput {
     let part = |(episodes, seed): &(&[OwnedEpisode], u64)| PartInput {
         episodes: episodes.iter().map(OwnedEpisode::given_input).collect(),
@@ -124,6 +128,7 @@ fn parameters(network: &Relabel, seed: u64) -> Vec<f32> {
     initial.into_iter().map(|value| value + 0.2 * (random() - 0.5) as f32).collect()
 }
 
+/// A small network, which the tests vary.
 fn small() -> Config {
     Config { width: 8, layers: 2, heads: 2, hidden: 12, edge_hidden: 5, ..Config::default() }
 }

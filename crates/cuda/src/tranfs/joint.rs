@@ -35,7 +35,9 @@ pub(super) struct JointArgument {
 pub(super) struct JointBuffers {
     /// The gradient of the features, `[rows][dim]`.
     pub d_features: Buffer<f32>,
-    /// Two factors per class from which the kernels compute the gradients that the clean loss gives its items.
+    /// Two factors per class from which the kernels compute the gradient that each correctly labelled item gets from
+    /// the clean loss (the distance of a prototype to the mean of the correctly labelled items of its class),
+    /// `[class][2]`.
     #[allow(dead_code, reason = "kernels use it by address")]
     mean_factors: Buffer<f32>,
     argument: JointArgument,
@@ -54,7 +56,8 @@ impl JointBuffers {
     ) -> Result<Self> {
         let d_features = device.zeros(feature_len)?;
         let mean_factors = device.zeros(limits.episodes * config.classes * 2)?;
-        // Shared memory: per item 128 columns of the features and one row of a token's width.
+        // Shared memory: per item 128 columns of its gradient, padded by 4, and the gradient of its projection, which
+        // has the width of a token.
         let words = |rows: usize| rows * (CHUNK + 4 + memory::pitch_of(config.width));
         let [most_rows, least_rows] = ITEM_ROWS;
         let item_rows = if words(most_rows) <= SHARED_WORDS { most_rows } else { least_rows };

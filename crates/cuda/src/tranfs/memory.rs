@@ -3,7 +3,9 @@
 //! which documents shapes and meanings).
 //!
 //! A token is a row of the transformer: one class token per class of an episode, and one token per support item. D is
-//! the dimension of the features (`dim`), `width` that of a token. Thread blocks work on chunks of the D columns.
+//! the dimension of the features (`dim`), `width` that of a token. Thread blocks work on chunks of the D columns. `qkv`
+//! are queries, keys and values of a layer, and a map is the matrix of the attention weights of one head in one
+//! episode. `d_` marks a gradient. A word has 4 bytes: an f32, an i32 or a u32.
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::tranfs::{ClassTokens, CleanLoss, Config};
@@ -28,7 +30,7 @@ const PROJECTED_COLUMNS: usize = 320;
 /// Words of `GradientMemory` in `kernels/tranfs_update.cu`: 3 stages of two tiles of 32 rows with a pitch of 72, two
 /// tables of 512 addresses of 2 words, 64 columns of a direction, 256 partial sums, and 256 sums of squares of 2 words.
 const GRADIENT_MEMORY: usize = 3 * 2 * 32 * 72 + 4 * 512 + 64 + 256 + 2 * 256;
-/// Words of shared memory that a thread block may have on every supported GPU: 99 KiB.
+/// Words of shared memory that a thread block may have on every supported GPU: 99 KiB, which are 99 times 256 words.
 pub(super) const SHARED_WORDS: usize = 99 * 256;
 
 /// The first fields of `struct Tranfs`: sizes of the network, and the largest sizes of a step.
@@ -51,7 +53,7 @@ pub(super) struct Sizes {
     class_mean: i32,
     /// 1 if the clean loss is minus the cosine, 0 if it is the squared distance.
     cosine: i32,
-    /// Words of the rows of a thread block of `tranfs_layer_large`.
+    /// Words of the rows of a thread block of `tranfs_layer_large` and `tranfs_layer_back_large`.
     row_len: i32,
     /// The most tokens of an episode.
     most_tokens: i32,
@@ -270,7 +272,7 @@ impl Activations {
 /// global memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SharedMemory {
-    /// Words of the rows of a thread block of `tranfs_layer` or `tranfs_layer_back`.
+    /// Words of the rows of a thread block of `tranfs_layer` or `tranfs_layer_back`, for the variants in global memory.
     pub row_len: usize,
     /// Of `tranfs_layer`.
     pub rows: KernelMemory,
@@ -300,10 +302,10 @@ pub(super) struct KernelMemory {
 }
 
 impl KernelMemory {
-    /// Memory for `words` words if they fit; otherwise for `least` words, which the variant needs.
-    fn new(words: usize, least: usize) -> Self {
+    /// Memory for `words` words if they fit; otherwise for `variant_words`, which the variant needs.
+    fn new(words: usize, variant_words: usize) -> Self {
         let fits = words <= SHARED_WORDS;
-        KernelMemory { fits, bytes: 4 * if fits { words } else { least } }
+        KernelMemory { fits, bytes: 4 * if fits { words } else { variant_words } }
     }
 }
 

@@ -31,14 +31,17 @@ const UPDATE_COLUMNS: usize = 64;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 pub(super) struct ParameterPlaces {
+    /// The down-projection, `[dim][width]`.
     pub down: i32,
-    /// That of `down` if the up-projection is tied to it.
+    /// The up-projection; the position of `down` if it is tied to the down-projection.
     pub up: i32,
     /// The table of position embeddings, `[classes][width]`.
     pub positions: i32,
     /// The table of class tokens, `[classes][width]`; -1 if class tokens are means of items.
     pub class_tokens: i32,
+    /// The weights of the linear layer that decides whether an item is mislabelled.
     pub mislabelled: i32,
+    /// Its bias.
     pub mislabelled_bias: i32,
     /// The start of layer 0.
     pub layer: i32,
@@ -176,6 +179,7 @@ pub(super) struct UpdateTask {
     inputs: i32,
     /// Columns of the matrix.
     outputs: i32,
+    // The first row and column of the task.
     first_input: i32,
     first_output: i32,
     /// Positions of the packed copies, as it is and transposed; -1 for none.
@@ -223,13 +227,16 @@ pub(super) struct GradientTask {
     right: u64,
     /// A [`Kind`].
     kind: i32,
+    // Rows and columns of the gradient of a weight `[inputs][outputs]`; the length of a vector is `outputs`.
     inputs: i32,
     outputs: i32,
+    // The start of the task's tile, or of its columns.
     first_input: i32,
     first_output: i32,
     /// The position of the tensor in the parameters.
     start: i32,
-    /// What counts, for projections ([`ITEMS`], [`PROTOTYPES`]) and tables ([`TOKENS_OF_CLASS`], [`CLASS_TOKEN`]).
+    /// Which rows are added up, for projections ([`ITEMS`], [`PROTOTYPES`]) and tables ([`TOKENS_OF_CLASS`],
+    /// [`CLASS_TOKEN`]); 0 for all tokens.
     option: i32,
     /// The class of a row of a table.
     label: i32,
@@ -388,7 +395,7 @@ fn layer_tasks(
     let d_out = a.d_out.at(layer * tokens * width).address();
     let d_middle = a.d_middle.at(layer * tokens * width).address();
     let d_states = a.d_states.at((layer + 1) * tokens * width).address();
-    // A bias follows its weight, and a shift its scale.
+    // Per linear layer: inputs, gradients of the outputs, numbers of both, and the position of the bias.
     let linears = [
         (states, d_qkv, width, 3 * width, places.qkv_bias),
         (attended, d_attention_out, width, width, places.attended_bias),
@@ -396,6 +403,7 @@ fn layer_tasks(
         (units, d_out, hidden, width, places.out_bias),
     ];
     for (left, right, inputs, outputs, bias) in linears {
+        // A weight ends where its bias starts.
         let weight = start + bias - (inputs * outputs) as i32;
         let task = GradientTask {
             kind: Kind::LayerProduct as i32,
@@ -411,6 +419,7 @@ fn layer_tasks(
         let scale = start + scale;
         let task = GradientTask { left: d_y, right: normalised(norm), start: scale, ..Default::default() };
         add_sums(task, width, sums);
+        // The shift follows the scale.
         add_sums(GradientTask { left: d_y, start: scale + width as i32, ..Default::default() }, width, sums);
     }
 }

@@ -19,7 +19,8 @@ fn config(dim: usize, classes: usize, width: usize, heads: usize) -> Config {
     Config { classes, width, heads, feed_forward: 24, layers: 2, dropout: 0.0, ..Config::new(dim) }
 }
 
-/// A step whose parts have the episodes with these class sizes, and all its rows.
+/// A step, and the features of all its rows. `parts` lists the episodes of each part, and for each episode the numbers
+/// of support items of its classes. Every third item is mislabelled.
 fn step(dim: usize, parts: &[&[&[usize]]], seed: u64) -> (StepInput, Vec<Vec<f32>>) {
     let mut random = random(seed);
     let mut rows = Vec::new();
@@ -77,6 +78,7 @@ fn cpu_losses(
     (terms, gradient)
 }
 
+/// Calls `job` with the episodes of a part as the CPU takes them.
 fn for_cpu_episodes(part: &PartInput, rows: &[Vec<f32>], job: impl FnOnce(&[Episode<'_>])) {
     struct Columns<'a> {
         support: Vec<&'a [f32]>,
@@ -142,7 +144,7 @@ fn assert_agrees_with_cpu(name: &str, config: Config, parts: &[&[&[usize]]]) {
     assert_agrees(&device(), 5e-3, name, config, parts);
 }
 
-/// Returns the shared memory of the run.
+/// Compares the losses and the gradient of one step with those of the CPU. Returns the shared memory of the run.
 fn assert_agrees(
     device: &Device,
     tolerance: f64,

@@ -3,15 +3,15 @@
 //!
 //! The gradient of a weight of a layer `y = x W` is the product `xᵀ d` of the layer's inputs x and the gradients d of
 //! its outputs, summed over all rows of a step. The rows are items, states (one per item and class) or class rows (one
-//! per class of an episode). To use more multiprocessors, the rows are split into parts; a product adds one part and
-//! one tile of columns, and the update adds the parts up. Gradients of other parameters (norms, edge network) are sums
+//! per class of an episode). To use more multiprocessors, the rows are split into parts: a thread block computes one
+//! part of one tile of columns, and the update adds the parts up. Gradients of other parameters (norms, edge network) are sums
 //! that the kernels of the layers write per tile (thread block), or per episode.
 
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use trueshot_nn::parameters::Tensor;
-use trueshot_nn::relabel::Config;
+use trueshot_nn::relabel::{Config, ViewTarget};
 
 use super::{DeviceRelabel, NetworkPlan, STATE_FEATURES};
 use crate::relabel::input::StepSizes;
@@ -143,8 +143,8 @@ impl GradientPlan {
         GradientPlan { sources, products: Vec::new(), sums_len: 0 }
     }
 
-    /// Adds the gradients of all weights and of the biases beside them, in the order in which their factors are
-    /// computed: the output layer, the layers from the last, the input layer.
+    /// Adds the gradients of all weights and of their biases, from the output layer back to the input layer. The order
+    /// does not affect results.
     pub fn add_products(&mut self, plan: &NetworkPlan, r: &DeviceRelabel, sizes: &StepSizes) {
         for layer in (0..plan.config.layers).rev() {
             let mut add = |name: &str, bias: Option<&str>, x: (u64, usize), d: u64, rows: Rows| {
@@ -153,9 +153,10 @@ impl GradientPlan {
                 self.add_product(weight, bias, Factors { x: x.0, x_pitch: x.1, d, rows });
             };
             if layer + 1 == plan.config.layers {
-                // The input of the output layer is the last of 2 layers + 1 normalised states.
-                let normed =
-                    r.normed + (4 * 2 * plan.config.layers * sizes.states * plan.config.width) as u64;
+                // The input of the output layer is the last of 2 layers + 1 matrices of normalised states, of 4 bytes
+                // each.
+                let earlier = 2 * plan.config.layers * sizes.states * plan.config.width;
+                let normed = r.normed + (4 * earlier) as u64;
                 add("out", None, (normed, plan.config.width), r.d_logits, Rows::States);
             }
             Self::add_layer(plan, r, sizes, layer, &mut add);
@@ -173,7 +174,7 @@ impl GradientPlan {
         add("start.out", Some("start.out.bias"), (r.start_activated, width), r.d_states, Rows::States);
         let Some(view) = &plan.config.item_view else { return };
         add("item.projection", None, (r.view_rows, r.view_pitch as usize), r.d_projected, Rows::Items);
-        if r.view_target == 1 {
+        if view.target == ViewTarget::States {
             add("start.item", None, (r.view, view.width), r.d_view_hidden, Rows::Items);
         } else {
             let bias = Some("item.hidden.bias");
@@ -192,25 +193,27 @@ impl GradientPlan {
     ) {
         let Config { width, hidden, .. } = plan.config;
         let StepSizes { states, items, class_rows, .. } = *sizes;
-        // Buffers hold all layers one after the other: the address of matrix number `index` of `[rows][width]` floats.
-        let after =
+        // The address of matrix number `index` of `[rows][width]` floats (4 bytes each) in a buffer. A buffer holds one
+        // matrix per layer, one after the other; a matrix has one row per item, state or class row of the step.
+        let matrix =
             |buffer: u64, index: usize, rows: usize, width: usize| buffer + (4 * index * rows * width) as u64;
-        let of_items = |buffer: u64, width: usize| after(buffer, layer, items, width);
-        let of_states = |buffer: u64, width: usize| after(buffer, layer, states, width);
-        let of_classes = |buffer: u64, width: usize| after(buffer, layer, class_rows, width);
-        // Of the states before attention (half 0), before mixing (1) and after mixing (2).
-        let of_half = |buffer: u64, half: usize| after(buffer, 2 * layer + half, states, width);
+        let of_items = |buffer: u64, width: usize| matrix(buffer, layer, items, width);
+        let of_states = |buffer: u64, width: usize| matrix(buffer, layer, states, width);
+        let of_classes = |buffer: u64, width: usize| matrix(buffer, layer, class_rows, width);
+        // Buffers of the states themselves have two matrices per layer. Stage 0 are the states before attention, 1
+        // those before mixing, and 2 those after mixing, which are stage 0 of the next layer.
+        let of_stage = |buffer: u64, stage: usize| matrix(buffer, 2 * layer + stage, states, width);
         let name = |part: &str| format!("layer{layer}.{part}");
         let query_bias = name("attention.query.bias");
         let pooled = (of_items(r.pooled, 2 * width), 2 * width);
         let d_queries = of_items(r.d_queries, width);
         add(&name("attention.query"), Some(&query_bias), pooled, d_queries, Rows::Items);
         add(&name("attention.key"), None, pooled, of_items(r.d_keys, width), Rows::Items);
-        let normed = (of_half(r.normed, 0), width);
+        let normed = (of_stage(r.normed, 0), width);
         add(&name("attention.value"), None, normed, of_states(r.d_values, width), Rows::States);
         let attended = (of_states(r.attended, width), width);
-        add(&name("attention.out"), None, attended, of_half(r.d_states, 1), Rows::States);
-        let normed = (of_half(r.normed, 1), width);
+        add(&name("attention.out"), None, attended, of_stage(r.d_states, 1), Rows::States);
+        let normed = (of_stage(r.normed, 1), width);
         add(&name("mixing.state"), None, normed, of_states(r.d_hidden, hidden), Rows::States);
         let pools = (of_items(r.pools, 2 * width), 2 * width);
         add(&name("mixing.item"), None, pools, of_items(r.d_of_items, hidden), Rows::Items);
@@ -218,7 +221,7 @@ impl GradientPlan {
         let d_of_classes = of_classes(r.d_of_classes, hidden);
         add(&name("mixing.class"), Some(&bias), means, d_of_classes, Rows::Classes);
         let activated = (of_states(r.activated, hidden), hidden);
-        add(&name("mixing.out"), None, activated, of_half(r.d_states, 2), Rows::States);
+        add(&name("mixing.out"), None, activated, of_stage(r.d_states, 2), Rows::States);
     }
 
     /// Adds the products of one weight, one per part of the rows and tile of columns, and the sources of its parameters

@@ -64,6 +64,7 @@ impl DeviceJoint {
         buffers: &mut Vec<Buffer<f32>>,
     ) -> Result<Self> {
         let StepSizes { episodes, items, states, pairs, class_rows, queries, products, scratch, .. } = *sizes;
+        // Allocates a buffer and returns its address.
         let mut floats = |len: usize| -> Result<u64> {
             buffers.push(device.zeros::<f32>(len)?);
             Ok(buffers[buffers.len() - 1].address())

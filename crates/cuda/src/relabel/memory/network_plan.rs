@@ -80,7 +80,7 @@ fn packed_position(inputs: usize, k: usize, n: usize) -> usize {
     (n / 8 * inputs.div_ceil(16) + k / 16) * 128 + lane * 4 + k % 16 / 8 * 2 + k % 2
 }
 
-/// Where the packed copies of the weights are.
+/// The positions of the packed copies of the weights, which are assigned one after the other.
 pub(in crate::relabel) struct Packing {
     /// One entry per parameter.
     pub positions: Vec<Positions>,
@@ -134,14 +134,15 @@ impl Packing {
     ) -> (PackedLayer, PackedLayer) {
         let (width, hidden) = (config.width, config.hidden);
         let range = |name: &str| parameters.range(&format!("layer{layer}.{name}.weight"));
-        let mut both = |name: &str, outputs: usize| {
+        // Packs a weight for both passes, and returns the two offsets.
+        let mut pack = |name: &str, outputs: usize| {
             (self.forward(range(name), outputs), self.backward(range(name), outputs))
         };
-        let (query, key) = (both("attention.query", width), both("attention.key", width));
-        let (value, out) = (both("attention.value", width), both("attention.out", width));
-        let (state, item) = (both("mixing.state", hidden), both("mixing.item", hidden));
-        let (of_class, mixed) = (both("mixing.class", hidden), both("mixing.out", width));
-        let of = |pick: fn((i32, i32)) -> i32| PackedLayer {
+        let (query, key) = (pack("attention.query", width), pack("attention.key", width));
+        let (value, out) = (pack("attention.value", width), pack("attention.out", width));
+        let (state, item) = (pack("mixing.state", hidden), pack("mixing.item", hidden));
+        let (of_class, mixed) = (pack("mixing.class", hidden), pack("mixing.out", width));
+        let offsets = |pick: fn((i32, i32)) -> i32| PackedLayer {
             query: pick(query),
             key: pick(key),
             value: pick(value),
@@ -151,7 +152,7 @@ impl Packing {
             of_class: pick(of_class),
             mixed: pick(mixed),
         };
-        (of(|(forward, _)| forward), of(|(_, backward)| backward))
+        (offsets(|(forward, _)| forward), offsets(|(_, backward)| backward))
     }
 }
 
@@ -192,14 +193,15 @@ impl NetworkPlan {
         fields.packed_start = packing.forward(parameters.range("start.out.weight"), config.width);
         fields.packed_start_back = packing.backward(parameters.range("start.out.weight"), config.width);
         if let Some(view) = &config.item_view {
-            let of_view = parameters.range(if fields.view_target == 1 {
-                "start.item.weight"
-            } else {
-                "item.hidden.weight"
-            });
+            // The weight that reads the item view: of the input layer of the states, or of the hidden layer of "none".
+            let reader = match view.target {
+                ViewTarget::States => "start.item.weight",
+                ViewTarget::Outlier => "item.hidden.weight",
+            };
+            let reader = parameters.range(reader);
             fields.packed_view = packing.forward(parameters.range("item.projection.weight"), view.width);
-            fields.packed_item = packing.forward(of_view.clone(), config.width);
-            fields.packed_item_back = packing.backward(of_view, config.width);
+            fields.packed_item = packing.forward(reader.clone(), config.width);
+            fields.packed_item_back = packing.backward(reader, config.width);
         }
         for layer in 0..config.layers {
             let start = packing.len;

@@ -85,8 +85,8 @@ fn cpu_feature_gradient(
     of_rows
 }
 
-/// Compares the feature gradient with the CPU's, and losses and parameter gradient with those of [`TranfsTraining::run`].
-/// Returns the shared memory of the run.
+/// Compares the feature gradient with the CPU's, and losses and parameter gradient with those of
+/// [`TranfsTraining::run`]. Returns the shared memory of the run.
 fn assert_feature_gradient(
     device: &Device,
     tolerance: f64,

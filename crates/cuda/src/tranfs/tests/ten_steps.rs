@@ -8,8 +8,8 @@ fn ten_steps_are_those_of_the_cpu() {
     let config = Config { dropout: 0.1, ..config(40, 3, 16, 2) };
     let network = Tranfs::new(config).unwrap();
     let (input, rows) = step(40, &[&[&[3, 4, 2], &[2, 2]], &[&[5, 1, 3]]], 5);
-    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend on
-    // the signs of gradients alone, also where these are almost 0.
+    // With an epsilon this large, updates are proportional to gradients: with the usual one, the first updates depend
+    // on the signs of gradients alone, also where these are almost 0.
     let optimiser = AdamWConfig { epsilon: 0.01, l2: 1e-3, ..AdamWConfig::default() };
     let start = parameters(&network);
     let (mut expected, mut losses) = (start.clone(), Vec::new());

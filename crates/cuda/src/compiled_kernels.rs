@@ -7,7 +7,7 @@
 use std::io::Read;
 
 /// A compiled module for one architecture.
-pub(crate) struct Image {
+pub(crate) struct CompiledModule {
     /// A complete module as the driver loads it: binary, or PTX (portable assembly) as text. It ends with a zero byte.
     pub code: Vec<u8>,
     /// Whether it contains the kernels with Hopper's `wgmma` instructions.
@@ -15,10 +15,11 @@ pub(crate) struct Image {
 }
 
 /// Compute capability (major, minor), whether the module contains the `wgmma` kernels, and the compressed code.
-type Compiled = (u32, u32, bool, &'static [u8]);
+type Binary = (u32, u32, bool, &'static [u8]);
 
-/// Newest first. A binary runs on GPUs of the same major and the same or a higher minor number.
-const COMPILED: &[Compiled] = &[
+/// The modules that are binaries, newest first. A binary runs on GPUs of the same major and the same or a higher minor
+/// number.
+const BINARIES: &[Binary] = &[
     (9, 0, true, include_bytes!("../kernels/compiled/sm_90a.lzma")),
     (8, 0, false, include_bytes!("../kernels/compiled/sm_80.lzma")),
 ];
@@ -32,11 +33,16 @@ pub(crate) fn is_supported(major: u32) -> bool {
 }
 
 /// The module for a GPU of this compute capability; `None` if the GPU is too old.
-pub(crate) fn for_capability(major: u32, minor: u32) -> Option<Image> {
-    let fits = |&&(own_major, own_minor, _, _): &&Compiled| own_major == major && own_minor <= minor;
-    match COMPILED.iter().find(fits) {
-        Some((_, _, has_wgmma, code)) => Some(Image { code: decompressed(code), has_wgmma: *has_wgmma }),
-        None if is_supported(major) => Some(Image { code: decompressed(PORTABLE), has_wgmma: false }),
+pub(crate) fn for_capability(major: u32, minor: u32) -> Option<CompiledModule> {
+    let fits =
+        |&&(binary_major, binary_minor, _, _): &&Binary| binary_major == major && binary_minor <= minor;
+    match BINARIES.iter().find(fits) {
+        Some((_, _, has_wgmma, code)) => {
+            Some(CompiledModule { code: decompressed(code), has_wgmma: *has_wgmma })
+        }
+        None if is_supported(major) => {
+            Some(CompiledModule { code: decompressed(PORTABLE), has_wgmma: false })
+        }
         None => None,
     }
 }
@@ -59,7 +65,7 @@ mod tests {
     #[test]
     fn every_architecture_since_ampere_has_kernels_and_older_ones_have_none() {
         let is_binary =
-            |major, minor| for_capability(major, minor).map(|image| image.code.starts_with(b"\x7fELF"));
+            |major, minor| for_capability(major, minor).map(|module| module.code.starts_with(b"\x7fELF"));
         for (major, minor) in [(8, 0), (8, 6), (8, 7), (8, 9), (9, 0)] {
             assert_eq!(is_binary(major, minor), Some(true), "{major}.{minor}");
         }
