@@ -47,8 +47,7 @@ impl Access {
         Access { names, token: token.map(|token| blake3::hash(token.as_bytes())) }
     }
 
-    /// Checks host, origin and token. The page itself needs no token: it asks the user for the
-    /// token.
+    /// Checks host, origin and token. The page itself needs no token: it asks the user for the token.
     fn check_request(&self, request: &Request) -> Result<(), Problem> {
         let host = parse_host(request)?;
         if !self.is_known_host(host.host()) {
@@ -56,8 +55,8 @@ impl Access {
             return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, error)
                 .hint("use the IP address of the server, or start it with --allow-host NAME"));
         }
-        let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
-        if !reads && !is_own_origin(request.headers(), &host) {
+        let only_reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(request.method());
+        if !only_reads && !is_own_origin(request.headers(), &host) {
             let error = "requests from pages of another origin are not allowed";
             return Err(Problem::new(StatusCode::FORBIDDEN, error));
         }

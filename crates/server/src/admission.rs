@@ -81,8 +81,8 @@ impl Admission {
             // A request keeps its queue slot while it computes.
             queue_slots: semaphore(limits.concurrent_requests + limits.queued_requests),
             compute_slots: semaphore(limits.concurrent_requests),
-            // `BodyMemory` keeps as much as the largest body in reserve. With at least twice that, another body of this
-            // length fits beside it.
+            // `BodyMemory` sets the size of the largest body aside as a reserve. With at least twice that size, a body
+            // of this length also fits into the shared part.
             memory: BodyMemory::new(limits.bodies.max(2 * limits.body), limits.body),
             max_bytes: limits.body,
             time_limit: limits.request_time,
@@ -106,7 +106,7 @@ impl Admission {
         Ok(AdmittedRequest {
             queue_slots,
             compute_slots,
-            memory: self.memory.reserve(),
+            memory: self.memory.reservation(),
             max_bytes: self.max_bytes,
             cancellation,
             client_guard,

@@ -1,9 +1,9 @@
 //! The memory budget for request bodies and responses ([`BodyMemory`]). Memory is reserved as bytes arrive, never by
 //! the length that a client announces: a client that announces much and sends little holds little.
 //!
-//! Uploads that take memory piece by piece could deadlock: each holds a part and needs more. So there is a reserve the
-//! size of the largest body, which one upload at a time can use. That upload needs nothing from the others, and returns
-//! the shared memory that it held before.
+//! Uploads that take memory piece by piece could deadlock: each holds a part and needs more. So a part of the budget,
+//! the reserve, is set aside: it has the size of the largest body, and one upload at a time can use it, as a whole.
+//! That upload needs nothing from the others, and returns the shared memory that it held before.
 
 use std::sync::Arc;
 
@@ -19,20 +19,19 @@ pub struct BodyMemory {
     shared: Arc<Semaphore>,
     /// One permit: the whole reserve.
     reserve: Arc<Semaphore>,
-    /// The size of the reserve in bytes.
-    largest: usize,
+    reserve_bytes: usize,
 }
 
 /// The memory that one request holds; returned on drop.
 pub struct MemoryReservation {
     shared: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
-    largest: usize,
+    reserve_bytes: usize,
     /// The units of shared memory that the request holds.
-    units: Option<OwnedSemaphorePermit>,
+    shared_permit: Option<OwnedSemaphorePermit>,
     /// The permit to use the reserve, which suffices for the largest request.
     reserve_permit: Option<OwnedSemaphorePermit>,
-    /// Bytes in use.
+    /// Bytes that the request has asked for.
     used: usize,
 }
 
@@ -40,17 +39,21 @@ impl BodyMemory {
     /// A budget of `total` bytes, for requests of at most `largest` bytes.
     pub fn new(total: usize, largest: usize) -> Self {
         let units = total.saturating_sub(largest).div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS);
-        BodyMemory { shared: Arc::new(Semaphore::new(units)), reserve: Arc::new(Semaphore::new(1)), largest }
+        BodyMemory {
+            shared: Arc::new(Semaphore::new(units)),
+            reserve: Arc::new(Semaphore::new(1)),
+            reserve_bytes: largest,
+        }
     }
 
     /// A reservation for a request, of 0 bytes at first.
-    pub fn reserve(&self) -> MemoryReservation {
+    pub fn reservation(&self) -> MemoryReservation {
         let (shared, reserve) = (self.shared.clone(), self.reserve.clone());
         MemoryReservation {
             shared,
             reserve,
-            largest: self.largest,
-            units: None,
+            reserve_bytes: self.reserve_bytes,
+            shared_permit: None,
             reserve_permit: None,
             used: 0,
         }
@@ -62,8 +65,8 @@ impl MemoryReservation {
     pub async fn grow(&mut self, bytes: usize) {
         let used = self.used + bytes;
         // A request that has the reserve needs shared memory only for what exceeds it.
-        let covered = if self.reserve_permit.is_some() { self.largest } else { 0 };
-        let missing = used.saturating_sub(covered).div_ceil(UNIT_BYTES).saturating_sub(self.units());
+        let covered = if self.reserve_permit.is_some() { self.reserve_bytes } else { 0 };
+        let missing = used.saturating_sub(covered).div_ceil(UNIT_BYTES).saturating_sub(self.shared_units());
         if missing > 0 {
             self.take(missing as u32).await;
         }
@@ -77,22 +80,22 @@ impl MemoryReservation {
             biased;
             taken = self.shared.clone().acquire_many_owned(units) => {
                 let taken = taken.expect("the semaphore is never closed");
-                match &mut self.units {
-                    Some(reservation) => reservation.merge(taken),
-                    None => self.units = Some(taken),
+                match &mut self.shared_permit {
+                    Some(held) => held.merge(taken),
+                    None => self.shared_permit = Some(taken),
                 }
             }
             reserve_permit = self.reserve.clone().acquire_owned() => {
                 self.reserve_permit = Some(reserve_permit.expect("the semaphore is never closed"));
-                // The reserve suffices for the whole request.
-                self.units = None;
+                // The reserve suffices for the whole request: return the shared memory.
+                self.shared_permit = None;
             }
         }
     }
 
     /// The number of units of shared memory that the request holds.
-    fn units(&self) -> usize {
-        self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    fn shared_units(&self) -> usize {
+        self.shared_permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
 
     /// Replaces the memory of the request by that of a response of `bytes` bytes.
@@ -101,9 +104,9 @@ impl MemoryReservation {
             return self.grow(bytes - self.used).await;
         }
         self.used = bytes;
-        let surplus = self.units().saturating_sub(bytes.div_ceil(UNIT_BYTES));
-        if let Some(units) = &mut self.units {
-            drop(units.split(surplus));
+        let surplus = self.shared_units().saturating_sub(bytes.div_ceil(UNIT_BYTES));
+        if let Some(held) = &mut self.shared_permit {
+            drop(held.split(surplus));
         }
     }
 
@@ -138,7 +141,7 @@ mod tests {
     async fn a_request_holds_as_much_memory_as_has_arrived() {
         // Of 8 units, 2 are the reserve and 6 are shared.
         let memory = BodyMemory::new(8 * UNIT_BYTES, 2 * UNIT_BYTES);
-        let mut first = memory.reserve();
+        let mut first = memory.reservation();
         for _ in 0..2 * UNIT_BYTES {
             first.grow(1).await;
         }
@@ -152,14 +155,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn uploads_that_together_exceed_the_budget_finish_one_after_the_other() {
         let memory = BodyMemory::new(8 * UNIT_BYTES, 4 * UNIT_BYTES);
-        let (mut first, mut second) = (memory.reserve(), memory.reserve());
+        let (mut first, mut second) = (memory.reservation(), memory.reservation());
         first.grow(2 * UNIT_BYTES).await;
         second.grow(2 * UNIT_BYTES).await;
         // No memory is free, and both need more: the first gets the reserve.
         first.grow(UNIT_BYTES).await;
         assert_eq!(memory.shared.available_permits(), 2, "the first has returned its shared memory");
         second.grow(2 * UNIT_BYTES).await;
-        let mut third = memory.reserve();
+        let mut third = memory.reservation();
         assert!(would_wait(third.grow(UNIT_BYTES)).await);
         first.grow(UNIT_BYTES).await;
         drop(first);
@@ -170,7 +173,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_response_holds_its_memory_until_its_last_copy_is_dropped() {
         let memory = BodyMemory::new(8 * UNIT_BYTES, UNIT_BYTES);
-        let mut reservation = memory.reserve();
+        let mut reservation = memory.reservation();
         reservation.grow(3 * UNIT_BYTES).await;
         let response = reservation.with_bytes(vec![1; 3 * UNIT_BYTES]);
         let part = response.slice(5..10);

@@ -61,7 +61,7 @@ pub struct Connection {
 /// What a connection is doing.
 struct Activity {
     phase: Phase,
-    /// Since when the server waits for the client to send something; `None` if it does not wait.
+    /// Since when the server waits for the client to send headers or more of a body; `None` if it does not wait.
     waiting_for_request_since: Option<Instant>,
     /// Since when the server waits for the client to read a response; `None` if it does not wait.
     waiting_for_reader_since: Option<Instant>,
@@ -121,7 +121,7 @@ impl Connections {
                 }
                 close_longest_waiting(&open);
             }
-            // Another connection may start to wait for its client meanwhile.
+            // Look again after a while: a connection that was working may wait for its client by then.
             let _ = tokio::time::timeout(CHECK_INTERVAL, self.freed.notified()).await;
         }
     }
@@ -185,7 +185,8 @@ fn is_longer_than(since: Option<Instant>, longest: Duration) -> bool {
     since.is_some_and(|since| since.elapsed() > longest)
 }
 
-/// Closes the connection whose client has kept the server waiting longest, if the server waits for any.
+/// Closes the connection with the longest [weighted waiting time](Activity::weighted_waiting_time), if the server waits
+/// for any client.
 fn close_longest_waiting(open: &HashMap<u64, Arc<Connection>>) {
     let waiting = open
         .values()

@@ -24,7 +24,8 @@ use crate::state::SharedApp;
 
 /// How long complete requests may continue after the server is told to stop.
 const WORK_GRACE: Duration = Duration::from_secs(10);
-/// How long bodies may still arrive after the server is told to stop.
+/// How long bodies may still arrive after the server is told to stop, and how long a client may then pause while it
+/// reads its response.
 const BODY_GRACE: Duration = Duration::from_secs(1);
 /// The pause after a failed accept.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -88,14 +89,14 @@ async fn close_overdue(connections: &Connections) {
 async fn close_gradually(connections: &Connections) {
     connections.close_without_request();
     tokio::time::sleep(BODY_GRACE).await;
-    let work = async {
+    let close_repeatedly = async {
         loop {
             connections.close_incomplete(BODY_GRACE);
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
     // Connections that are still open after this time end with the runtime of the caller.
-    let _ = tokio::time::timeout(WORK_GRACE, work).await;
+    let _ = tokio::time::timeout(WORK_GRACE, close_repeatedly).await;
 }
 
 /// Serves the requests of one connection, one after the other.
@@ -111,17 +112,17 @@ async fn serve_connection(
     let service = service_fn(|request| respond(router.clone(), connection.clone(), request));
     let mut http = http1::Builder::new();
     http.max_buf_size(READ_AHEAD);
-    let mut conversation = std::pin::pin!(http.serve_connection(io, service));
+    let mut serving = std::pin::pin!(http.serve_connection(io, service));
     // Errors are ignored: the client has disconnected, or has got an error response because it did not send valid HTTP.
     tokio::select! {
-        _ = conversation.as_mut() => return,
+        _ = serving.as_mut() => return,
         () = connection.close_requested() => return,
         _ = is_stopping.wait_for(|is_stopping| *is_stopping) => {}
     }
     // The server stops: hyper finishes the current request and then closes the connection.
-    conversation.as_mut().graceful_shutdown();
+    serving.as_mut().graceful_shutdown();
     tokio::select! {
-        _ = conversation => {}
+        _ = serving => {}
         () = connection.close_requested() => {}
     }
 }

@@ -1,7 +1,7 @@
 //! The HTTP server of trueshot: an API that audits labels and creates, stores and queries classifiers, and a web page.
 //!
-//! [`app`] is the router without a socket, which the tests call directly; [`serve`] runs it on a socket (`http_server`).
-//! A request passes these modules in this order:
+//! [`app`] is the router without a socket, which the tests call directly; [`serve`] runs it on a socket
+//! (`http_server`). A request passes these modules in this order:
 //!
 //! 1. `connections` closes connections whose clients keep the server waiting.
 //! 2. `drain` reads the rest of a refused body, `metrics` counts, `access` checks who may call.
@@ -11,7 +11,8 @@
 //! 6. One of the `routes` answers. Every error response is a `problem`.
 //!
 //! Classifiers are in the `store`; no name or path of a request ever reaches the file system. `limits` has the limits,
-//! `state` what all requests share, `page` the web page, and `openapi` and `shared_responses` the description of the API.
+//! `state` what all requests share, `page` the web page, and `openapi` and `shared_responses` the description of the
+//! API.
 
 mod access;
 mod admission;

@@ -43,7 +43,8 @@ pub struct Limits {
     pub connections: usize,
     /// How long the headers of a request may take to arrive.
     pub header_time: Duration,
-    /// How long the server waits for `MIN_PROGRESS_BYTES` bytes of a body, or for a client to read some of its response.
+    /// How long the server waits for `MIN_PROGRESS_BYTES` bytes of a body, or for a client to read some of its
+    /// response.
     pub stall_time: Duration,
     /// How long a connection may stay open between two requests.
     pub idle_time: Duration,

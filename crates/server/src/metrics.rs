@@ -35,7 +35,8 @@ pub struct Metrics {
 #[derive(Default)]
 struct RouteCounts {
     by_status: BTreeMap<u16, u64>,
-    /// Requests that took at most the time of each bucket; longer buckets include shorter ones, as in Prometheus.
+    /// For each bound in `BUCKETS`, the number of requests that took at most this time. As Prometheus expects, a
+    /// request counts in all buckets from its own on.
     buckets: [u64; BUCKETS.len()],
     /// All requests.
     count: u64,

@@ -78,7 +78,8 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
         if !body[start..].starts_with(b"\r\n") {
             return Err(malformed_form("a boundary is not followed by a line break"));
         }
-        // The part begins after the line break (2 bytes). If it is empty, the line break belongs to the next boundary.
+        // The part begins after the line break (2 bytes). The search starts at the line break, because it belongs to
+        // the next boundary if the part is empty.
         let length =
             finder.find(&body[start..]).ok_or_else(|| malformed_form("it ends before its last boundary"))?;
         parts.push(body.slice((start + 2).min(start + length)..start + length));
@@ -90,7 +91,7 @@ fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, Problem> {
 /// The file in a part: its headers, an empty line, and its contents. `number` counts the files from 1, for messages.
 fn form_file(part: &Bytes, number: usize) -> Result<FormFile, Problem> {
     let (headers, contents) = match memmem::find(part, b"\r\n\r\n") {
-        // No headers.
+        // Without headers, the part begins with the empty line.
         _ if part.starts_with(b"\r\n") => (&part[..0], part.slice(2..)),
         Some(end) => (&part[..end], part.slice(end + 4..)),
         None => return Err(malformed_form(&format!("the headers of part {number} do not end"))),

@@ -1,8 +1,9 @@
 //! The OpenAPI 3.1 description of the API. Start with [`document`], which `/openapi.json` serves. The doc comments of
 //! the types here and of the handlers in `routes` are the texts of the description.
 //!
-//! Responses that have no deserializable type of their own are described by the types here. A test deserializes real
-//! responses into them, so that the description stays true.
+//! Request bodies in JSON are parsed by the types of `json_rows`; [`SupportBody`] and [`QueriesBody`] only describe them,
+//! and a test compares their fields. Responses that have no deserializable type of their own are described
+//! by the types here too; the test in `routes/audits.rs` deserializes a reply into [`AuditBody`].
 
 use std::borrow::Cow;
 
@@ -26,6 +27,7 @@ use crate::shared_responses::SharedResponses;
 #[serde(deny_unknown_fields)]
 #[schema(as = Support)]
 #[allow(dead_code)]
+// The attributes `max_items` and `max_length` take literals only: they are MAX_ITEMS and MAX_NAME_BYTES.
 pub struct SupportBody {
     /// One row of numbers (an embedding) per item, all of the same length.
     #[schema(schema_with = support_rows_schema, example = json!([[0.9, 0.1], [1.0, 0.2], [0.1, 0.8], [0.2, 1.0]]))]
@@ -154,7 +156,7 @@ pub struct AuditBody {
     classes: Vec<AuditedClass>,
     /// Expected number of wrong labels: the sum of `p_wrong` over all items.
     expected_wrong: f64,
-    /// Numbers of items per action, and of suspect labels.
+    /// Numbers of items, classes, items per action, confirmed and suspect labels.
     counts: AuditCounts,
     /// Pairs of identical or nearly identical items, those with different labels first.
     duplicates: Vec<Duplicate>,
@@ -329,6 +331,7 @@ pub fn document(methods: &[&str]) -> Value {
     let mut document =
         serde_json::to_value(ApiDescription::openapi()).expect("the description is plain data");
     let classifiers = &mut document["paths"]["/api/v1/classifiers"];
+    // The only parameter is `method`.
     classifiers["post"]["parameters"][0]["schema"] = json!({ "type": "string", "enum": methods });
     classifiers["post"]["responses"]["201"]["links"] = links();
     document
@@ -342,4 +345,24 @@ fn links() -> Value {
         (operation.to_owned(), json!({ "operationId": operation, "parameters": { "id": id } }))
     };
     operations.map(link).into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+    use crate::json_rows::{QueriesJson, SupportJson};
+
+    /// The error about an unknown field, which lists the known ones.
+    fn known_fields<Body: DeserializeOwned>() -> String {
+        serde_json::from_str::<Body>(r#"{"unknown": 0}"#).err().expect("an error").to_string()
+    }
+
+    #[test]
+    fn request_bodies_are_described_with_the_fields_that_are_parsed() {
+        assert!(known_fields::<SupportBody>().contains("`confirmed`"));
+        assert_eq!(known_fields::<SupportBody>(), known_fields::<SupportJson>());
+        assert_eq!(known_fields::<QueriesBody>(), known_fields::<QueriesJson>());
+    }
 }

@@ -23,6 +23,7 @@ pub struct ProblemBody {
 pub struct Problem {
     status: StatusCode,
     body: ProblemBody,
+    /// Seconds for the header `Retry-After`.
     retry_after: Option<u32>,
 }
 

@@ -113,9 +113,8 @@ fn embed_labelled(
     let classes: Vec<String> = files.iter().map(class_of).collect::<Result<_, _>>()?;
     let (rows, measures) = embed(files, app, cancellation)?;
     // If no image can be read, the error names the first one as an example.
-    if let (None, Some((file, Err(reason)))) =
-        (rows.iter().find(|row| row.is_ok()), files.iter().zip(&rows).next())
-    {
+    let first_unreadable = files.iter().zip(&rows).next().filter(|_| rows.iter().all(Result::is_err));
+    if let Some((file, Err(reason))) = first_unreadable {
         let error = format!("none of the images can be read; {}: {}", file.file, reason);
         return Err(Problem::unusable(error));
     }

@@ -16,7 +16,7 @@ enum Operations {
     Every,
     /// Operations that require the token.
     Guarded,
-    /// Operations that change something or take computing time.
+    /// Operations with a method other than GET: they change something or take computing time.
     Unsafe,
     /// Operations that wait in the queue and compute.
     Working,

@@ -60,7 +60,8 @@ pub struct Store {
     loaded: Mutex<Vec<LoadedClassifier>>,
     /// Held while a file is written or deleted together with its entry in the list.
     change_lock: Mutex<()>,
-    _lock: Lock,
+    /// Keeps other servers out of the folder.
+    _folder_lock: Lock,
 }
 
 /// A classifier in memory.
@@ -95,7 +96,7 @@ impl Store {
         let folder = folder.join("classifiers");
         let refused = |source| trueshot::Error::Write { path: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(refused)?;
-        let lock = Lock::on_folder(&folder)?;
+        let folder_lock = Lock::on_folder(&folder)?;
         let (mut metadata_by_id, mut warnings) = (BTreeMap::new(), Vec::new());
         let mut files: Vec<PathBuf> =
             fs::read_dir(&folder).map_err(refused)?.flatten().map(|entry| entry.path()).collect();
@@ -112,7 +113,7 @@ impl Store {
         }
         let (metadata_by_id, loaded, change_lock) =
             (Mutex::new(metadata_by_id), Mutex::default(), Mutex::default());
-        Ok((Store { folder, metadata_by_id, loaded, change_lock, _lock: lock }, warnings))
+        Ok((Store { folder, metadata_by_id, loaded, change_lock, _folder_lock: folder_lock }, warnings))
     }
 
     /// All classifiers, sorted by id.

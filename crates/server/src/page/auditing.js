@@ -25,8 +25,10 @@ function support() {
   const byName = new Map();
   for (const picture of collection.audited()) {
     // The end of a path tells images apart better than its beginning.
-    const name = [...picture.path].slice(-LONGEST_ITEM_NAME).join("");
-    byName.set(byName.has(name) ? `${name} (${byName.size + 1})` : name, picture);
+    const end = [...picture.path].slice(-LONGEST_ITEM_NAME).join("");
+    let name = end;
+    for (let number = 2; byName.has(name); number++) name = `${end} (${number})`;
+    byName.set(name, picture);
   }
   const pictures = [...byName.values()];
   const parts = {

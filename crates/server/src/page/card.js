@@ -50,7 +50,7 @@ export const draggedIds = (transfer) => JSON.parse(transfer.getData(DRAGGED) || 
 /** Updates a card. Only the controls of the active card are reached with Tab; arrow keys make another card active. */
 export function updateCard(card, picture, isActive) {
   const verdict = collection.verdictOf(picture.id);
-  const { style, text, advice, open } = standing(picture, verdict);
+  const { style, text, advice, canConfirm } = standing(picture, verdict);
   const isSelected = selection.has(picture.id);
   card.className = `card ${style} ${isSelected ? "selected" : ""}`;
   setText(card.querySelector(".verdict"), text);
@@ -62,6 +62,6 @@ export function updateCard(card, picture, isActive) {
   accept.hidden = !verdict?.suggested;
   accept.title = `Move to ${verdict?.suggested}`;
   accept.setAttribute("aria-label", `Move there: ${picture.name} to ${verdict?.suggested}`);
-  card.querySelector(".keep").hidden = !open;
+  card.querySelector(".keep").hidden = !canConfirm;
   card.querySelectorAll("button, input").forEach((control) => { control.tabIndex = isActive ? 0 : -1; });
 }

@@ -7,6 +7,7 @@
 import * as storage from "./browser_storage.js";
 import * as history from "./history.js";
 import { revokeAll } from "./object_urls.js";
+import * as thumbnails from "./thumbnails.js";
 import { counted, imagesInWords } from "./wording.js";
 
 /** The certainty that `trueshot audit` uses by default. */
@@ -58,8 +59,8 @@ const saveNotes = () => storage.saveNotes({ classes: state.classes, embedder: st
 export const fileOf = ({ path, originalLabel, blob }) => ({ path, label: originalLabel, size: blob.size });
 /** The files of images that were removed from the page, also in earlier visits. They are still in the folder of the user. */
 export function removedFiles() {
-  const present = new Set(pictures().map(({ path }) => path));
-  return [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !present.has(path));
+  const paths = new Set(pictures().map(({ path }) => path));
+  return [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !paths.has(path));
 }
 
 /** Whether an image is on the page, or removed so that Undo can restore it. */
@@ -211,39 +212,39 @@ export const undo = () => history.undo(restore)?.before.pictures.map(({ id }) =>
 export const redo = () => history.redo(restore)?.before.pictures.map(({ id }) => id) ?? null;
 
 /** The ids of these images that are still on the page. */
-const known = (ids) => ids.filter((id) => state.pictures.has(id));
+const present = (ids) => ids.filter((id) => state.pictures.has(id));
 /** The description of a change, such as "move 3 images to owl". */
-const words = (verb, ids, rest = "") => `${verb} ${imagesInWords(ids.map(find))}${rest}`;
+const inWords = (verb, ids, rest = "") => `${verb} ${imagesInWords(ids.map(find))}${rest}`;
 
 /** Moves images to a class, which may be new. A label that the user chose is confirmed. */
 export function move(ids, label) {
-  const moved = known(ids).filter((id) => find(id).label !== label || find(id).quarantined);
-  if (moved.length > 0) edit(words("move", moved, ` to ${label}`), moved, () => ({ label, confirmed: true, quarantined: false }));
+  const moved = present(ids).filter((id) => find(id).label !== label || find(id).quarantined);
+  if (moved.length > 0) edit(inWords("move", moved, ` to ${label}`), moved, () => ({ label, confirmed: true, quarantined: false }));
 }
 
 /** Confirms the labels of images. */
 export function keep(ids) {
-  const kept = known(ids).filter((id) => find(id).row && !find(id).quarantined && !find(id).confirmed);
-  if (kept.length > 0) edit(words("keep", kept), kept, () => ({ confirmed: true }));
+  const kept = present(ids).filter((id) => find(id).row && !find(id).quarantined && !find(id).confirmed);
+  if (kept.length > 0) edit(inWords("keep", kept), kept, () => ({ confirmed: true }));
 }
 
 export function quarantine(ids) {
-  const moved = known(ids).filter((id) => !find(id).quarantined);
-  if (moved.length > 0) edit(words("quarantine", moved), moved, () => ({ quarantined: true, confirmed: false }));
+  const moved = present(ids).filter((id) => !find(id).quarantined);
+  if (moved.length > 0) edit(inWords("quarantine", moved), moved, () => ({ quarantined: true, confirmed: false }));
 }
 
 /** Puts images from the quarantine back into their classes. */
-export const putBack = (ids) => edit(words("put back", ids), known(ids), () => ({ quarantined: false }));
+export const putBack = (ids) => edit(inWords("put back", ids), present(ids), () => ({ quarantined: false }));
 
-export const remove = (ids) => known(ids).length > 0 && edit(words("remove", known(ids)), known(ids), () => ({ removed: true }));
+export const remove = (ids) => present(ids).length > 0 && edit(inWords("remove", present(ids)), present(ids), () => ({ removed: true }));
 
 /** Makes the planned changes of these images: those to relabel move, those to quarantine are quarantined. */
 export function accept(ids) {
-  const planned = known(ids).filter((id) => ["relabel", "quarantine"].includes(verdictOf(id)?.action));
+  const planned = present(ids).filter((id) => ["relabel", "quarantine"].includes(verdictOf(id)?.action));
   if (planned.length === 0) return;
   const target = planned.length === 1 && verdictOf(planned[0]).suggested;
   const change = ({ id }) => (verdictOf(id).action === "relabel" ? { label: verdictOf(id).suggested, confirmed: false } : { quarantined: true, confirmed: false });
-  const description = target ? words("move", planned, ` to ${target}`) : planned.length === 1 ? words("quarantine", planned) : `make ${planned.length} planned changes`;
+  const description = target ? inWords("move", planned, ` to ${target}`) : planned.length === 1 ? inWords("quarantine", planned) : `make ${planned.length} planned changes`;
   edit(description, planned, change);
 }
 
@@ -274,6 +275,7 @@ export function setCertainty(certainty) {
 /** Deletes everything; this cannot be undone. */
 export async function clear() {
   revokeAll();
+  thumbnails.clear();
   Object.assign(state, { classes: [], pictures: new Map(), verdicts: new Map(), found: null, problem: null, certainty: DEFAULT_CERTAINTY, removedFiles: [] });
   removed.clear();
   history.clear();

@@ -39,6 +39,7 @@ export function separateLoose(images) {
 
 /** Whether an image is at least two folders deep: in the folder of a class within the folder of the collection. */
 const isNested = ({ path }) => path.split("/").length > 2;
+/** The first name of a path: a chosen or dropped folder, or a single file. */
 const topOf = ({ path }) => path.split("/")[0];
 const hasOneTop = (images) => new Set(images.map(topOf)).size === 1;
 

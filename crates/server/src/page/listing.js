@@ -1,4 +1,5 @@
-// The images that the page shows: per class, filtered and in order.
+// The images that the page shows: per class, filtered and in order. An image whose label is suspect or unsure, or which
+// cannot be read, is drawn with a frame (`isFlagged`) and comes first in its class.
 
 import * as collection from "./collection.js";
 import * as filters from "./filters.js";

@@ -29,6 +29,8 @@ import { conflicts, counted, imageProblems, imagesInWords, reviewInWords, summar
 
 /** The most lines in a list of problems. */
 const MOST_LINES = 200;
+/** The most warnings of an audit that are shown. */
+const MOST_WARNINGS = 20;
 /** The files that were not added, as {name, reason}. */
 const skipped = [];
 /** The message in the status line instead of the summary; empty for none. */
@@ -61,7 +63,7 @@ const guarded = (work) => async (...values) => {
 };
 
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
-async function take(files, label = null) {
+async function addFiles(files, label = null) {
   // Leave out files that are not images, images next to the folders of the classes, and images that were added before.
   const { kept: images, skipped: notImages } = separateImages(files);
   const { kept: sorted, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
@@ -121,8 +123,8 @@ const actions = {
   quarantine: onCards(collection.quarantine),
   remove: onCards(collection.remove),
   move: onCards(chooseAndMove),
-  chooseFiles: guarded(async (input, label) => { const files = chosen(input); input.value = ""; await take(files, label); }),
-  record: guarded(async (label) => { const frames = await camera.recordFrames(label); await take(frames.map((file) => ({ file, path: file.name })), label); }),
+  chooseFiles: guarded(async (input, label) => { const files = chosen(input); input.value = ""; await addFiles(files, label); }),
+  record: guarded(async (label) => { const frames = await camera.recordFrames(label); await addFiles(frames.map((file) => ({ file, path: file.name })), label); }),
   renameClass: async (name) => {
     const note = (to) => (to !== name && collection.current().classes.includes(to) ? `The class ${to} exists: the two classes will be merged.` : "");
     const to = await askName(`Rename ${name}`, name, note);
@@ -134,7 +136,7 @@ const actions = {
   },
   selectClass: (name) => listing.current().find((section) => section.name === name).shown.forEach(({ id }) => selection.has(id) || selection.toggle(id)),
   removeClass: collection.removeClass,
-  makeTarget: (section, label) => makeTarget(section, guarded((files) => take(files, label)), (ids) => { selection.clear(); collection.move(ids, label); }),
+  makeTarget: (section, label) => makeTarget(section, guarded((files) => addFiles(files, label)), (ids) => { selection.clear(); collection.move(ids, label); }),
 };
 
 /** The text of the status line: what the page is doing, what the user can do next, or the summary of the audit. */
@@ -174,19 +176,19 @@ function showProblem(problem) {
 
 /** Shows the tools and parts of the page that can be used now. */
 function showTools(state) {
-  const any = state.classes.length > 0;
-  byId("intake").classList.toggle("empty", !any);
-  byId("invitation").hidden = any;
-  byId("start-over").hidden = !any;
-  byId("toolbar").hidden = !any && !history.nextUndo() && !history.nextRedo();
+  const hasClasses = state.classes.length > 0;
+  byId("intake").classList.toggle("empty", !hasClasses);
+  byId("invitation").hidden = hasClasses;
+  byId("start-over").hidden = !hasClasses;
+  byId("toolbar").hidden = !hasClasses && !history.nextUndo() && !history.nextRedo();
   byId("try").hidden = byId("test").hidden = byId("take").hidden = !state.found;
-  const changes = collection.withAction("relabel", "quarantine").length;
-  byId("accept-all").hidden = changes === 0;
-  setText(byId("accept-all"), changes === 1 ? "Make the planned change" : `Make all ${changes} planned changes`);
-  const toReview = reviewInWords(collection.withAction("review").length, changes);
+  const changeCount = collection.withAction("relabel", "quarantine").length;
+  byId("accept-all").hidden = changeCount === 0;
+  setText(byId("accept-all"), changeCount === 1 ? "Make the planned change" : `Make all ${changeCount} planned changes`);
+  const toReview = reviewInWords(collection.withAction("review").length, changeCount);
   byId("review").hidden = !state.found || toReview === "";
   setText(byId("review"), toReview);
-  byId("certainty-choice").hidden = !any;
+  byId("certainty-choice").hidden = !hasClasses;
   if (document.activeElement !== byId("certainty")) byId("certainty").value = state.certainty;
   for (const [id, verb, words] of [["undo", "Undo", history.nextUndo()], ["redo", "Redo", history.nextRedo()]]) {
     byId(id).disabled = words === null;
@@ -205,18 +207,18 @@ function showProgress(state) {
 /** Shows the warnings of the audit, and the lists of skipped files, unreadable images, conflicts and poor images. */
 function showLists(state) {
   const warnings = state.found?.warnings ?? [];
-  byId("warnings").replaceChildren(...warnings.slice(0, 20).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
-  list("skipped", `${counted(skipped.length, "file was", "files were")} skipped`, skipped.map(({ name, reason }) => `${name}: ${reason}`));
+  byId("warnings").replaceChildren(...warnings.slice(0, MOST_WARNINGS).map((warning) => element("p", { textContent: `Warning: ${warning}.` })));
+  showLines("skipped", `${counted(skipped.length, "file was", "files were")} skipped`, skipped.map(({ name, reason }) => `${name}: ${reason}`));
   const unread = unreadable(collection.pictures());
-  list("unreadable", `${counted(unread.length, "image")} cannot be read`, unread);
+  showLines("unreadable", `${counted(unread.length, "image")} cannot be read`, unread);
   const same = state.found ? conflicts(state.found) : [];
-  list("conflicts", `${counted(same.length, "label conflict")}: the same item with different labels`, same);
+  showLines("conflicts", `${counted(same.length, "label conflict")}: the same item with different labels`, same);
   const poor = state.found ? imageProblems(state.found) : [];
-  list("image-problems", counted(poor.length, "image problem"), poor);
+  showLines("image-problems", counted(poor.length, "image problem"), poor);
 }
 
-/** Shows lines under a summary; nothing if there are no lines. */
-function list(id, title, lines) {
+/** Shows lines in the `details` element with this id, below its title; hides it if there are no lines. */
+function showLines(id, title, lines) {
   byId(id).hidden = lines.length === 0;
   const shown = lines.slice(0, MOST_LINES);
   if (lines.length > MOST_LINES) shown.push(`and ${lines.length - MOST_LINES} more`);
@@ -226,8 +228,9 @@ function list(id, title, lines) {
   byId(id).querySelector("ul").replaceChildren(...shown.map((line) => element("li", { textContent: line })));
 }
 
-/** Says that the files of the user are unchanged, and how to apply the changes: next to the status line if there are
- * changes, and below the button for the plan. There is no plan without images in folders. */
+/** Says that the files of the user are unchanged, and how to apply the changes: next to the status line if the user has
+ * changed labels, and below the button for the plan. `changes` are those of the plan, including the ones that only the
+ * audit suggests. There is no plan without images in folders. */
 function showUnchanged(changes) {
   const inPlan = downloads.plannable();
   const outsideCount = collection.pictures().length - inPlan.length;
@@ -237,10 +240,10 @@ function showUnchanged(changes) {
     byId("unchanged").hidden = true;
     return setText(byId("take-note"), outside);
   }
-  const made = inPlan.filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
+  const changedCount = inPlan.filter((picture) => picture.quarantined || picture.label !== picture.originalLabel).length;
   const command = element("code", { textContent: downloads.repairCommand() });
-  byId("unchanged").hidden = made === 0;
-  replaceContent(byId("unchanged"), `${counted(made, "change")} on this page only. Your folder is not changed yet: `, element("a", { href: "#take", textContent: "save the plan" }), " and run ", command);
+  byId("unchanged").hidden = changedCount === 0;
+  replaceContent(byId("unchanged"), `${counted(changedCount, "change")} on this page only. Your folder is not changed yet: `, element("a", { href: "#take", textContent: "save the plan" }), " and run ", command);
   const nextStep = savedRevision === collection.current().revision ? "trueshot-plan.jsonl is saved. Your folder is not changed yet: run " : "Your folder is not changed yet: save the plan and run ";
   const options = changes.length > 0 ? " It lists the changes; with --into DIR it writes a repaired copy, with --in-place it moves the files." : "";
   replaceContent(byId("take-note"), nextStep, command.cloneNode(true), `.${options}${outside && ` ${outside}`}`);
@@ -266,7 +269,7 @@ function showDownloads() {
 
 let isShowScheduled = false;
 
-/** Updates the page before the next frame, once for all changes until then. */
+/** Updates the page when the running handlers have finished, once for all their changes. */
 function scheduleShow() {
   if (isShowScheduled) return;
   isShowScheduled = true;
@@ -317,14 +320,14 @@ function setUpTools() {
 function setUpFiles() {
   document.querySelectorAll("[data-opens]").forEach((opener) => { opener.onclick = () => byId(opener.dataset.opens).click(); });
   const onFiles = (id, use) => { byId(id).onchange = (event) => { const files = chosen(event.target); event.target.value = ""; use(files); }; };
-  onFiles("folder-input", guarded((files) => take(files)));
+  onFiles("folder-input", guarded((files) => addFiles(files)));
   onFiles("test-input", addTestFiles);
   onFiles("query-input", (files) => predict(files.map(({ file }) => file)));
-  makeTarget(byId("intake"), guarded((files) => take(files)));
+  makeTarget(byId("intake"), guarded((files) => addFiles(files)));
   makeTarget(byId("try"), (files) => predict(files.map(({ file }) => file)));
   makeTarget(byId("test"), addTestFiles);
   // Without this, the browser would open a file that is dropped outside the other targets.
-  makeTarget(document.body, guarded((files) => take(files)));
+  makeTarget(document.body, guarded((files) => addFiles(files)));
   document.addEventListener("paste", (event) => {
     const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
     if (files.length > 0 && !byId("try").hidden) { event.preventDefault(); predict(files); }

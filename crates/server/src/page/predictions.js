@@ -29,15 +29,16 @@ function card(file, answer) {
   const image = element("img", { src: URL.createObjectURL(file), alt: file.name });
   const name = element("p", { className: "name", title: file.name }, ...breakable(file.name));
   if (answer.error) return element("li", { className: "card answer" }, image, element("p", { textContent: `Cannot be read: ${answer.error}` }), name);
-  const share = isRefused(answer) ? answer.unknown : answer.probability;
+  const probability = isRefused(answer) ? answer.unknown : answer.probability;
   const second = isRefused(answer) ? `Most similar class: ${answer.class} (${percent(answer.probability)})` : `None of these: ${percent(answer.unknown)}`;
   return element("li", { className: `card answer ${isRefused(answer) ? "refused" : ""}` }, image,
     element("p", { className: "class-name", textContent: isRefused(answer) ? "none of these" : answer.class }),
-    element("p", { textContent: `Probability: ${percent(share)}` }), bar(share), element("p", { className: "unknown", textContent: second }), name);
+    element("p", { textContent: `Probability: ${percent(probability)}` }), bar(probability), element("p", { className: "unknown", textContent: second }), name);
 }
 
-function bar(share) {
+/** A bar whose filled part is `probability` of its width. */
+function bar(probability) {
   const inner = element("span");
-  inner.style.width = `${100 * share}%`;
+  inner.style.width = `${100 * probability}%`;
   return element("div", { className: "bar", "aria-hidden": "true" }, inner);
 }

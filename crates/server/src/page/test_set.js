@@ -105,13 +105,14 @@ function matrixCell(label, column, { isRight, images: inside }) {
 
 /** Shows the images of a cell, the most probable predictions first. */
 function showCell(label, column, inside) {
-  const shareOf = ({ answer, predicted }) => (predicted === null ? answer.unknown : answer.probability);
-  const sorted = [...inside].sort((a, b) => shareOf(b) - shareOf(a));
+  // The probability of what was predicted: a class, or none of the classes.
+  const probabilityOf = ({ answer, predicted }) => (predicted === null ? answer.unknown : answer.probability);
+  const sorted = [...inside].sort((a, b) => probabilityOf(b) - probabilityOf(a));
   byId("test-cell").hidden = false;
   byId("test-cell-title").textContent = `Label ${label}, predicted ${column}: ${counted(inside.length, "image")}${inside.length > MAX_SHOWN ? `, ${MAX_SHOWN} shown` : ""}`;
   byId("test-cell-cards").replaceChildren(...sorted.slice(0, MAX_SHOWN).map((image) => element("li", { className: "card" },
     element("a", { href: image.url, target: "_blank", rel: "noopener", "aria-label": `Open ${image.name} in a new tab` }, element("img", { src: image.url, alt: "", loading: "lazy" })),
     element("p", { className: "name", title: image.path }, ...breakable(image.name)),
-    element("p", { textContent: `${className(image.predicted)} ${percent(shareOf(image))}` }))));
+    element("p", { textContent: `${className(image.predicted)} ${percent(probabilityOf(image))}` }))));
   byId("test-cell-title").focus();
 }

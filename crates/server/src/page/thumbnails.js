@@ -16,6 +16,13 @@ const waiting = [];
 /** How many thumbnails are being made. */
 let running = 0;
 
+/** Frees all thumbnails. */
+export function clear() {
+  for (const url of made.values()) URL.revokeObjectURL(url);
+  made.clear();
+  waiting.length = 0;
+}
+
 /** Shows a picture in an <img>, as a thumbnail if its file is large. */
 export function show(image, picture) {
   if (picture.blob.size <= SMALL_BYTES) image.src = urlOf(picture);

@@ -16,12 +16,12 @@ let measures = null;
 /** Whether a drawing is scheduled. */
 let scheduled = false;
 
-/** Numbers that are the same for all grids: columns, pixels from one row to the next, and the gap between rows. */
+/** Numbers that are the same for all grids: columns, pixels from one row to the next (`rowStep`), and the gap between rows. */
 function measure(list) {
   const style = getComputedStyle(list);
   const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
   const gap = parseFloat(style.rowGap);
-  return { gap, columns: style.gridTemplateColumns.split(" ").length, row: parseFloat(style.getPropertyValue("--card-height")) * rem + gap };
+  return { gap, columns: style.gridTemplateColumns.split(" ").length, rowStep: parseFloat(style.getPropertyValue("--card-height")) * rem + gap };
 }
 
 export class VirtualGrid {
@@ -70,32 +70,32 @@ export class VirtualGrid {
 
   /** Gives the list the height of all rows, including those that are not in the document. */
   setHeight() {
-    const height = this.ids.length === 0 ? "" : `${this.rows() * measures.row - measures.gap}px`;
+    const height = this.ids.length === 0 ? "" : `${this.rows() * measures.rowStep - measures.gap}px`;
     if (this.list.style.height !== height) this.list.style.height = height;
   }
 
   /** Puts the cards of the rows near the visible part into the document. `top` is the list's position in the window. */
   draw(top) {
     const margin = MARGIN * innerHeight;
-    const within = (row) => Math.min(this.rows(), Math.max(0, row));
-    const first = within(Math.floor((-top - margin) / measures.row));
-    const last = within(Math.floor((innerHeight - top + margin) / measures.row) + 1);
+    const clamped = (row) => Math.min(this.rows(), Math.max(0, row));
+    const first = clamped(Math.floor((-top - margin) / measures.rowStep));
+    const last = clamped(Math.floor((innerHeight - top + margin) / measures.rowStep) + 1);
     // Nothing to do if the same rows are in the document already.
-    const drawn = `${first} ${last} ${measures.columns} ${measures.row}`;
+    const drawn = `${first} ${last} ${measures.columns} ${measures.rowStep}`;
     if (this.drawn === drawn) return;
     this.drawn = drawn;
     setChildren(this.list, this.ids.slice(this.firstOf(first), this.firstOf(last)).map(this.cardOf));
     this.afterDraw();
     // The padding takes the place of the rows above.
-    this.list.style.paddingTop = `${first * measures.row}px`;
+    this.list.style.paddingTop = `${first * measures.rowStep}px`;
   }
 
   /** Scrolls the row of an image into view. */
   reveal(id) {
-    const top = this.list.getBoundingClientRect().top + this.rowOf(this.ids.indexOf(id)) * measures.row;
+    const top = this.list.getBoundingClientRect().top + this.rowOf(this.ids.indexOf(id)) * measures.rowStep;
     const covered = document.getElementById("toolbar").offsetHeight;
     if (top < covered) scrollBy(0, top - covered);
-    else if (top + measures.row > innerHeight) scrollBy(0, top + measures.row - innerHeight);
+    else if (top + measures.rowStep > innerHeight) scrollBy(0, top + measures.rowStep - innerHeight);
     drawNow();
   }
 }

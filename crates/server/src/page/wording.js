@@ -68,18 +68,19 @@ export const imageProblems = (found) => found.image_problems.map(({ item, kinds 
 /** The images that cannot be read, one line each, with the reason. */
 export const unreadable = (pictures) => pictures.filter((picture) => picture.problem).map(({ path, problem }) => `${path}: ${problem}`);
 
-/** What the card of an image shows about its verdict: style, text, advice, and whether the user may still confirm the label. */
+/** What the card of an image shows about its verdict: {style (a class of the style sheet), text, advice, canConfirm (whether
+ * the user may still confirm the label)}. */
 export function standing(picture, verdict) {
-  if (picture.problem) return { style: "unreadable", text: `Cannot be read: ${picture.problem}`, open: false };
-  if (picture.confirmed) return { style: "confirmed", text: "Confirmed", open: false };
-  if (!verdict) return { style: "", text: picture.row ? "" : "Waiting", open: false };
+  if (picture.problem) return { style: "unreadable", text: `Cannot be read: ${picture.problem}`, canConfirm: false };
+  if (picture.confirmed) return { style: "confirmed", text: "Confirmed", canConfirm: false };
+  if (!verdict) return { style: "", text: picture.row ? "" : "Waiting", canConfirm: false };
   const wrong = percent(verdict.p_wrong);
   switch (verdict.verdict) {
-    case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Belongs to ${verdict.suggested}`, open: true };
-    case "outlier": return { style: "suspect", text: `Wrong: ${wrong}. None of these`, open: true };
-    case "wrong": return { style: "suspect", text: `Wrong: ${wrong}. Class uncertain`, advice: probableClasses(verdict), open: true };
-    case "unsure": return { style: "unsure", text: `Unsure. Wrong: ${wrong}`, advice: [probableClasses(verdict), verdict.advice].filter(Boolean).join("; "), open: true };
-    default: return { style: "", text: "", open: false };
+    case "relabel": return { style: "suspect", text: `Wrong: ${wrong}. Belongs to ${verdict.suggested}`, canConfirm: true };
+    case "outlier": return { style: "suspect", text: `Wrong: ${wrong}. None of these`, canConfirm: true };
+    case "wrong": return { style: "suspect", text: `Wrong: ${wrong}. Class uncertain`, advice: probableClasses(verdict), canConfirm: true };
+    case "unsure": return { style: "unsure", text: `Unsure. Wrong: ${wrong}`, advice: [probableClasses(verdict), verdict.advice].filter(Boolean).join("; "), canConfirm: true };
+    default: return { style: "", text: "", canConfirm: false };
   }
 }
 

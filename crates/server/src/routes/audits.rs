@@ -77,10 +77,10 @@ impl AuditOptions {
     }
 }
 
-/// Refuses a request whose response would be far too long, before it is computed: every item lists its neighbours and their
-/// classes, and can be reported as a near duplicate of eight other items. The estimate assumes that every name is as
-/// long as the longest, which is usually several times too much, so it is compared with `OVERESTIMATE` times
-/// `max_bytes`. The exact limit is enforced when the response is written.
+/// Refuses a request whose response would be far too long, before it is computed: every item lists its neighbours and
+/// their classes, and there can be eight pairs of near duplicates per item: four within classes and four across. The
+/// estimate assumes that every name is as long as the longest, which is usually several times too much, so it is
+/// compared with `OVERESTIMATE` times `max_bytes`. The exact limit is enforced when the response is written.
 fn check_response_size(support: &LabelledRows, options: &Options, max_bytes: usize) -> Result<(), Problem> {
     /// Names in the duplicate pairs of one item: eight pairs of two names.
     const DUPLICATE_NAMES: usize = 16;

@@ -67,8 +67,8 @@ pub async fn post(
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], JsonBytes(response)))
 }
 
-/// Whether a request may use a method. It may not if the method needs the true labels or a file, or is transductive,
-/// which means that it classifies all queries together: a stored classifier classifies single rows.
+/// Whether a request may use a method. It may not if the method needs the true labels (`oracle`) or a file, or is
+/// transductive, which means that it classifies all queries together: a stored classifier classifies single rows.
 pub fn is_usable(info: &MethodInfo) -> bool {
     info.is_default() && info.name != "oracle"
 }

@@ -305,7 +305,7 @@ fn every_method_that_is_listed_makes_a_classifier() {
 }
 
 #[test]
-fn rows_of_the_embed_route_audit_as_the_pictures_do() {
+fn rows_of_the_embed_route_are_audited_like_the_images() {
     let server = TestServer::new();
     let embedded = server.post_form("/api/v1/embed", &drawings()).json();
     let pictures = embedded["pictures"].as_array().unwrap();

@@ -34,11 +34,14 @@ impl TestResponse {
     }
 }
 
+/// A server whose classifiers are in `folder`.
 pub struct TestServer {
     pub router: Router,
+    /// The warnings of [`App::new`].
     pub warnings: Vec<String>,
     pub folder: std::path::PathBuf,
-    _own: Option<tempfile::TempDir>,
+    /// Deletes the folder on drop, if this server made it.
+    _temporary_folder: Option<tempfile::TempDir>,
 }
 
 impl TestServer {
@@ -46,12 +49,14 @@ impl TestServer {
         Self::with(Limits::default(), Access::default())
     }
 
+    /// A server in a temporary folder.
     pub fn with(limits: Limits, access: Access) -> Self {
-        let own = tempfile::tempdir().unwrap();
-        let server = Self::on(own.path(), limits, access);
-        TestServer { _own: Some(own), ..server }
+        let temporary = tempfile::tempdir().unwrap();
+        let server = Self::on(temporary.path(), limits, access);
+        TestServer { _temporary_folder: Some(temporary), ..server }
     }
 
+    /// A server in an existing folder, which it does not delete.
     pub fn on(folder: &std::path::Path, limits: Limits, access: Access) -> Self {
         Self::try_on(folder, limits, access).unwrap()
     }
@@ -61,7 +66,8 @@ impl TestServer {
             Embedder::open("omniglot-conv4", &BackboneOptions::default(), &CacheLocation::Disabled).unwrap();
         let settings = ServerSettings { data_dir: folder.to_owned(), access, limits };
         let (state, warnings) = App::new(embedder, settings)?;
-        Ok(TestServer { router: app(state), warnings, folder: folder.to_owned(), _own: None })
+        let folder = folder.to_owned();
+        Ok(TestServer { router: app(state), warnings, folder, _temporary_folder: None })
     }
 
     pub fn send(&self, request: Request<Body>) -> TestResponse {
@@ -118,6 +124,7 @@ pub fn form(files: &[(String, String, Vec<u8>)]) -> Vec<u8> {
     body
 }
 
+/// A number from -1 to 1 that depends on the seed alone.
 fn pseudo_random(seed: usize) -> f32 {
     let mixed = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as f32 / 8_388_608.0 - 1.0
@@ -125,11 +132,11 @@ fn pseudo_random(seed: usize) -> f32 {
 
 /// A row near the centre of a class.
 pub fn row(class: usize, number: usize) -> Vec<f32> {
-    let place = |column: usize| {
+    let value = |column: usize| {
         3.0 * pseudo_random(class * 1000 + column)
             + 0.6 * pseudo_random(class * 77_777 + number * 101 + column)
     };
-    (0..32).map(place).collect()
+    (0..32).map(value).collect()
 }
 
 /// Three classes of six rows; the first row of each is labelled as the next class.

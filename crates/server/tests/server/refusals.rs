@@ -50,7 +50,7 @@ fn every_bad_body_has_its_status_and_its_reason() {
 }
 
 #[test]
-fn arrow_that_is_none_or_lacks_a_column_is_refused() {
+fn a_body_that_is_not_valid_arrow_is_refused() {
     let server = TestServer::new();
     for kind in ["application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.file"] {
         for body in [&b""[..], b"nonsense", b"ARROW1\0\0nonsenseARROW1"] {
@@ -62,7 +62,7 @@ fn arrow_that_is_none_or_lacks_a_column_is_refused() {
 }
 
 #[test]
-fn forms_that_are_none_are_refused() {
+fn forms_that_cannot_be_used_are_refused() {
     let server = TestServer::new();
     let post = |kind: &str, body: Vec<u8>| server.post("/api/v1/audit", kind, body);
     assert_eq!(post("multipart/form-data", vec![]).status, 400, "no boundary");
@@ -112,7 +112,7 @@ fn options_names_methods_and_types_that_do_not_exist_are_refused() {
 }
 
 #[test]
-fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
+fn no_path_of_a_request_reaches_other_files() {
     let server = TestServer::new();
     std::fs::write(server.folder.join("secret.safetensors"), b"secret").unwrap();
     for id in ["nothing", "..%2Fsecret", "%2e%2e%2fsecret", "secret", "%00", "a%0Ab", "..", "%FF"] {
@@ -141,7 +141,7 @@ fn no_path_of_a_request_leads_anywhere_but_to_what_is_kept() {
 }
 
 #[test]
-fn a_wrong_verb_is_told_which_are_right() {
+fn an_http_method_that_is_not_supported_is_refused_with_the_allowed_ones() {
     let server = TestServer::new();
     for (verb, path, allowed) in [
         (Method::GET, "/api/v1/audit", "POST"),
@@ -168,7 +168,7 @@ fn rows_of_another_width_and_a_classifier_that_is_not_there_are_refused() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_announced_or_not() {
+fn a_body_that_is_too_large_is_refused_announced_or_not() {
     let server = TestServer::with(Limits { body: 2000, ..Limits::default() }, Access::default());
     let large = "x".repeat(3000);
     let announced = request(Method::POST, "/api/v1/audit").header(header::CONTENT_TYPE, JSON);
@@ -184,7 +184,7 @@ fn what_is_too_large_is_refused_announced_or_not() {
 }
 
 #[test]
-fn more_than_can_be_learned_from_at_once_is_refused() {
+fn too_many_rows_to_fit_a_classifier_on_are_refused() {
     let server = TestServer::new();
     let rows: Vec<Vec<f32>> =
         (0..2001).map(|number| crate::client::row(number % 2, number)[..2].to_vec()).collect();
@@ -196,7 +196,7 @@ fn more_than_can_be_learned_from_at_once_is_refused() {
 }
 
 #[test]
-fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
+fn a_response_that_would_be_too_long_is_refused_before_it_is_computed() {
     let server = TestServer::with(Limits { body: 600_000, ..Limits::default() }, Access::default());
     let names: Vec<String> = (0..200).map(|row| format!("{row:0500}")).collect();
     let labels: Vec<usize> = (0..200).map(|row| row % 2).collect();
@@ -214,7 +214,7 @@ fn an_answer_that_would_be_too_long_is_refused_before_it_is_made() {
 }
 
 #[test]
-fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
+fn requests_that_are_late_or_too_many_are_refused_with_retry_after() {
     let limits = Limits { request_time: Duration::ZERO, ..Limits::default() };
     let late = TestServer::with(limits, Access::default()).post_json("/api/v1/audit", &noisy_support());
     assert_eq!(late.status, 503, "{}", late.text());
@@ -231,10 +231,10 @@ fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
         send_to(server.router.clone(), request.body(Body::from(body)).unwrap())
     };
     let statuses: Vec<u16> = runtime.block_on(async {
-        let asked: Vec<_> = (0..40).map(|_| tokio::spawn(send(body.clone()))).collect();
+        let requests: Vec<_> = (0..40).map(|_| tokio::spawn(send(body.clone()))).collect();
         let mut statuses = Vec::new();
-        for one in asked {
-            let answer = one.await.unwrap();
+        for request in requests {
+            let answer = request.await.unwrap();
             assert_eq!(answer.status == 429, answer.headers.contains_key(header::RETRY_AFTER));
             statuses.push(answer.status.as_u16());
         }
@@ -242,7 +242,7 @@ fn when_time_is_over_or_too_many_ask_they_are_told_when_to_come_again() {
     });
     assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
-    assert_eq!(server.post_json("/api/v1/audit", &noisy_support()).status, 200, "places are given back");
+    assert_eq!(server.post_json("/api/v1/audit", &noisy_support()).status, 200, "the slots are released");
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn other_hosts_other_origins_and_wrong_tokens_are_refused() {
 }
 
 #[test]
-fn every_answer_tells_browsers_to_trust_nothing_else() {
+fn every_response_has_the_security_headers() {
     let server = TestServer::new();
     for path in ["/", "/assets/main.js", "/api/v1", "/nothing"] {
         let answer = server.get(path);
@@ -316,7 +316,7 @@ fn every_answer_tells_browsers_to_trust_nothing_else() {
 }
 
 #[test]
-fn sets_that_are_strange_but_possible_are_answered() {
+fn unusual_but_valid_support_sets_are_answered() {
     let server = TestServer::new();
     let sets: Vec<Value> = vec![
         json!({ "rows": [[1], [1]], "labels": ["a", "b"] }),
