@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure episodes per second and memory on a large embeddings file against a small one.
+"""Measure episodes per second and memory on a large embeddings file (a bank) against a small one.
 
     python bench/measure/make_bank.py --classes 20 --rows 12000 --dtype f32 -o small.safetensors
     python bench/measure/make_bank.py --classes 20 --rows 12000 --dtype f16 -o small-f16.safetensors

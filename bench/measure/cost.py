@@ -23,6 +23,8 @@ import benchlib  # noqa: E402
 
 # Classes per episode, support items per class, and queries per episode: the defaults of `trueshot eval`.
 WAYS, SHOTS, QUERIES = 5, 5, 75
+# The inputs of the input layer of Relabel per state.
+STATE_FEATURES = 19
 # Episodes of the short and of the long run.
 SHORT, LONG = 500, 4500
 # Methods without a model file; their parameters and operations are not counted.
@@ -72,10 +74,13 @@ def relabel_operations(dim: int, layers: int = 4, width: int = 64, hidden: int =
     items = WAYS * SHOTS
     states, pairs = items * WAYS, items * items
     edges = 2 * pairs * (6 * edge + edge * layers * heads)
-    attention = 2 * items * 2 * width * 2 * width + 4 * pairs * width + 2 * pairs * WAYS * width + 4 * states * width * width
-    mixing = 2 * states * (4 * width * hidden + hidden * width)
-    # The Gram matrix is symmetric, so half of it is computed. The last term is the input layer.
-    return pairs * dim + edges + layers * (attention + mixing) + 4 * states * width * width
+    # Queries and keys per item from 2 * width numbers; their products; attended values; value and output projections.
+    attention = 2 * items * 2 * width * 2 * width + 2 * pairs * width + 2 * pairs * WAYS * width + 4 * states * width * width
+    # The hidden layer has a part per state, one of 2 * width numbers per item and one per class; then the output.
+    mixing = 2 * hidden * width * (states + 2 * items + WAYS + states)
+    input_layer = 2 * states * (STATE_FEATURES * width + width * width)
+    # The Gram matrix is symmetric, so half of it is computed.
+    return pairs * dim + edges + input_layer + layers * (attention + mixing)
 
 
 def milliseconds(arguments: argparse.Namespace, method: str) -> float:

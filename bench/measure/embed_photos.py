@@ -9,8 +9,8 @@ PHOTOS is a folder of class folders. With --photos N the photos are linked again
 of them, so a small sample is enough. Every round runs the example `decode` of trueshot-vision, which reads, decodes and
 resizes the photos on all threads, and then `trueshot embed` without the cache (--no-cache), which does the same and
 embeds them. Both are timed as commands, with the start of the process, and trueshot also with opening the GPU, loading the
-weights and writing the file. The ratio is the time of embedding divided by
-that of decoding in the same round. Prints one JSON object with the medians and the ratio.
+weights and writing the file. The ratio is the time of embedding divided by that of decoding in the same round. Prints one
+JSON object with the medians and the ratio.
 
 Needs no Python packages. 5,000 photos take some seconds per round on 16 cores.
 """

@@ -278,18 +278,18 @@ def page(result: dict) -> str:
     engines, cores = result["engines"], result["cores"]
     base, computed = engines["python"]["seconds"], engines["python"]["processor_seconds"]
     times = [
-        [TITLES[name], f"{it['seconds']:.1f}", f"{it['tasks_per_second']:,.0f}", f"{it['tasks_per_second'] / cores:,.0f}",
-         f"{it['seconds'] / base:.2f}", BARS[name], f"{it['processor_seconds']:.1f}",
-         f"{it['processor_seconds'] / computed:.2f}", f"{it['start_seconds']:.1f}"]
-        for name, it in engines.items()
+        [TITLES[name], f"{figures['seconds']:.1f}", f"{figures['tasks_per_second']:,.0f}",
+         f"{figures['tasks_per_second'] / cores:,.0f}", f"{figures['seconds'] / base:.2f}", BARS[name], f"{figures['processor_seconds']:.1f}",
+         f"{figures['processor_seconds'] / computed:.2f}", f"{figures['start_seconds']:.1f}"]
+        for name, figures in engines.items()
     ]  # fmt: skip
     peaks = [
         [TITLES[name], process, f"{megabytes:,}"]
-        for name, it in engines.items() for process, megabytes in it["peak_mb"].items()
+        for name, figures in engines.items() for process, megabytes in figures["peak_mb"].items()
     ]  # fmt: skip
     rounds = [
-        [TITLES[name], *(f"{it['seconds']:.1f}" for it in found["runs"]),
-         *(f"{it['seconds'] / one['seconds']:.2f}" for it, one in zip(found["runs"], engines["python"]["runs"]))]
+        [TITLES[name], *(f"{run['seconds']:.1f}" for run in found["runs"]),
+         *(f"{run['seconds'] / one['seconds']:.2f}" for run, one in zip(found["runs"], engines["python"]["runs"]))]
         for name, found in engines.items()
     ]  # fmt: skip
     numbers = range(1, result["rounds"] + 1)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a file of random embeddings of any size, for measurements on large files.
+"""Write a file of random embeddings (a bank) of any size, for measurements on large files.
 
     python bench/measure/make_bank.py -o large.safetensors                        # 1,000,000 x 1600 f16, 3.2 GB
     python bench/measure/make_bank.py --classes 20 --rows 12000 --dtype f32 -o small.safetensors

@@ -3,9 +3,10 @@
 //     (cd tests/browser && npm install)
 //     TRUESHOT_BIN=target/release/trueshot node bench/measure/page_speed.mjs PHOTOS
 //
-// PHOTOS is a folder of class folders. Prints the seconds from choosing that folder to the result, with the built-in network and
-// an empty cache; then, for 5,000 small images whose verdicts are made up, how many cards are in the document, the times between
-// frames while scrolling by 100 pixels per frame, and the seconds of a search. Measure on an idle machine.
+// PHOTOS is a folder of class folders. Prints the seconds from choosing that folder to the result, with the built-in
+// network and an empty cache; then, for 5,000 small images whose verdicts are made up, how many cards are in the
+// document, the times between frames while scrolling by 100 pixels per frame, and the seconds of a search. Measure on
+// an idle machine.
 import { spawn } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";

@@ -115,8 +115,8 @@ class Collection:
         waves_of_rows = waves(rows)
         self.ridges = [Ridge(rows, self.gram, penalty) for penalty in PENALTIES]
         self.ridges.append(Ridge(waves_of_rows, waves_of_rows @ waves_of_rows.T, KERNEL_PENALTY))
-        # The number of dimensions in which random rows would have the same mean squared cosine, which is one over it; at
-        # most 10,000.
+        # The number of dimensions in which random rows would have the same mean squared cosine, which is
+        # 1 / dimensions; at most 10,000.
         squares = (self.gram**2).sum() - (self.gram.diagonal() ** 2).sum()
         self.dimensions = 1 / max(float(squares) / max(len(rows) * (len(rows) - 1), 1), 1e-4)
         # An item is no neighbour of itself: -9 is below all cosines.
@@ -210,19 +210,19 @@ def evidence(collection: Collection, shares: Tensor, given: Tensor) -> tuple[Ten
         votes.append(3 * (shares[rows] * weights[:, :, None]).sum(1) / weights.sum(1, keepdim=True))
     # The logarithm of how often other items of the class carry the item's label, with four more items of which 80 %
     # have the right label. A class counts as at most LARGEST_SIZE_RATIO times the items with this label.
-    own = torch.zeros(count, classes)
-    own[every, given] = 1
-    same = (shares.T @ own)[:, given].T - shares
-    prior = torch.where(own > 0, 0.8, 0.2 / max(classes - 1, 1))
+    is_given = torch.zeros(count, classes)
+    is_given[every, given] = 1
+    same = (shares.T @ is_given)[:, given].T - shares
+    prior = torch.where(is_given > 0, 0.8, 0.2 / max(classes - 1, 1))
     counted = torch.minimum(others, LARGEST_SIZE_RATIO * torch.bincount(given)[given][:, None])
     same = torch.where(counted < others, same * counted / others, same)
     labels = torch.log(((same + 4 * prior) / (counted + 4)).clamp(min=1e-4)) / 2
     sizes_seen = torch.log1p(counted.clamp(min=0, max=150)) / 2
-    columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * own, sizes_seen]
+    columns = [*ridges, 4 * cosines, typical, *votes, labels, 2 * is_given, sizes_seen]
     features = torch.stack(columns, 2)
     # The candidates: the given class first, then those with the best scores.
     ranks = ridges[1] + ridges[2] + 4 * cosines
-    candidates = (ranks + 1e6 * own).topk(min(CANDIDATES, classes), 1).indices
+    candidates = (ranks + 1e6 * is_given).topk(min(CANDIDATES, classes), 1).indices
     # The model of the scores is fitted to the best classes, whether or not the given class is among them.
     ranks = torch.gather(ranks, 1, candidates)
     fitted = torch.ones_like(ranks, dtype=torch.bool)

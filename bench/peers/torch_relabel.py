@@ -215,9 +215,8 @@ def network_class():
             none = out[..., 2].mean(-1, keepdim=True) + self.prior[2]
             logits = torch.cat([class_logits, none], -1)
             items_loss = F.cross_entropy(logits.flatten(0, 1), truth.flatten())
-            # Weights of the items in each prototype: the probability of the class times a multiplier, at least a floor
-            # for the given class, normalised to sum to 1.
-            # Between e^-3 and e^3.
+            # Weights of the items in each prototype: the probability of the class times a multiplier between e^-3 and
+            # e^3, plus a floor for the given class, normalised to sum to 1.
             multipliers = (3 * torch.tanh(out[..., 1] / 3)).exp()
             floor = torch.where(counts == 0, FLOOR / given.shape[1], FLOOR * given)
             weights = logits.softmax(-1)[..., :-1] * multipliers + floor

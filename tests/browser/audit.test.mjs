@@ -49,7 +49,7 @@ for (const colorScheme of ["light", "dark"]) {
   });
 }
 
-describe("somebody who looks for suspects", () => {
+describe("the page of an audit", () => {
   test("filters by verdict and by name", async () => {
     const { page } = await open();
     await page.getByRole("button", { name: "suspect (2)" }).click();
@@ -63,7 +63,7 @@ describe("somebody who looks for suspects", () => {
     await page.close();
   });
 
-  test("sees on every button the number of items that it shows", async () => {
+  test("names on every filter button the number of items that it shows", async () => {
     const { page } = await open();
     for (const button of await page.locator(".filters button:visible").all()) {
       await button.click();
@@ -74,7 +74,7 @@ describe("somebody who looks for suspects", () => {
     await page.close();
   });
 
-  test("sees neighbours with the mouse and with the keyboard", async () => {
+  test("shows neighbours for the mouse and for the keyboard", async () => {
     const { page } = await open();
     const suspect = page.locator("li.item.relabel").first();
     await suspect.hover();
@@ -88,7 +88,7 @@ describe("somebody who looks for suspects", () => {
     await page.close();
   });
 
-  test("gets from the map to the item", async () => {
+  test("leads from the map to the item", async () => {
     const { page } = await open();
     await page.getByRole("button", { name: /to review/ }).click();
     await page.locator(".map a:has(.ring)").first().click();

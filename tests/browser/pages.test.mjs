@@ -37,16 +37,16 @@ function contrast(page, selector) {
   return page.$eval(selector, (element) => {
     const canvas = document.createElement("canvas").getContext("2d");
     const rgb = (colour) => { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
-    const light = (colour) => {
+    const luminance = (colour) => {
       const [r, g, b] = colour.map((c) => c / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
       return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     let behind = element;
     while (behind && getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
     const style = getComputedStyle(element);
-    const ink = light(rgb(element instanceof SVGElement ? style.fill : style.color));
-    const paper = light(rgb(behind ? getComputedStyle(behind).backgroundColor : "white"));
-    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    const foreground = luminance(rgb(element instanceof SVGElement ? style.fill : style.color));
+    const background = luminance(rgb(behind ? getComputedStyle(behind).backgroundColor : "white"));
+    return (Math.max(foreground, background) + 0.05) / (Math.min(foreground, background) + 0.05);
   });
 }
 

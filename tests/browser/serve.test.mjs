@@ -30,8 +30,7 @@ async function until(page, holds) {
   assert.fail(`never true: ${holds}; the page shows: ${await page.textContent("#status")} ${await page.textContent("#alert")}`);
 }
 
-/** Opens a page, and collects its errors and its requests to other servers. The window is high enough for all cards of
-a
+/** Opens a page, and collects its errors and its requests to other servers. The window is high enough for all cards of a
  * small collection. */
 async function open(options = {}, address = server, isReady = () => document.getElementById("about").textContent !== "") {
   const context = await browser.newContext({ viewport: { width: 1100, height: 2400 }, acceptDownloads: true, permissions: ["camera"], ...options });

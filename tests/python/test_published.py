@@ -87,7 +87,7 @@ def test_arrays_of_objects_and_of_other_shapes_are_refused(check, tmp_path):
         assert reason in check(path, code=1)
 
 
-def test_a_cut_file_is_said_to_be_cut_wherever_the_cut_is(check, tmp_path):
+def test_a_truncated_file_is_reported_wherever_it_ends(check, tmp_path):
     path = tmp_path / "x.pkl"
     for whole in (pickle.dumps({"data": images(2, 3, 3), "labels": [0, 1]}, 5), python2({"data": images(2, 3, 3), "labels": [0, 1]})):
         for length in range(0, len(whole), 17):

@@ -180,7 +180,7 @@ def test_wrong_columns_and_options_are_refused_before_anything_starts():
         ts.ray.audit(whole)
 
 
-def test_wrong_columns_that_nobody_knew_of_are_named_by_the_actor():
+def test_wrong_columns_that_appear_only_at_run_time_are_named_by_the_actor():
     ds = in_blocks(2).map_batches(lambda batch: batch.drop_columns(["labels"]), batch_format="pyarrow")
     with pytest.raises(Exception, match="no column 'labels'; it has: task, features, shard"):
         ts.ray.audit(ds, actors=1).materialize()

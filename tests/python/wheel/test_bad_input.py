@@ -277,7 +277,7 @@ def test_the_environment_says_how_many_threads():
     assert done.stdout.strip() == "3", done.stderr
 
 
-def test_tensors_come_in_by_dlpack():
+def test_tensors_are_read_through_dlpack():
     class Tensor:
         """The interface that torch and JAX have in common."""
 

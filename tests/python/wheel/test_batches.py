@@ -100,7 +100,7 @@ def test_slices_batches_and_threads_change_nothing():
     check(ts.audit_batch(whole.to_batches()[0], threads=3))
 
 
-def test_one_bad_task_is_an_error_row_and_the_others_do_not_notice():
+def test_a_bad_task_is_an_error_row_and_does_not_affect_the_others():
     whole = table()
     X, y, _ = TASKS[0]
     rows, names = X.tolist(), NAMES[y].tolist()
@@ -139,7 +139,7 @@ def test_one_bad_task_is_an_error_row_and_the_others_do_not_notice():
     check(pa.concat_tables([found.slice(0, 6), found.slice(6 + len(cases))]))
 
 
-def test_rows_over_each_other_are_not_taken_at_their_word():
+def test_overlapping_rows_of_list_views_are_refused():
     claimed = 10**6
     starts, lengths = pa.array(np.zeros(claimed, "i4")), pa.array(np.full(claimed, claimed, "i4"))
     rows = pa.ListViewArray.from_arrays(starts, lengths, pa.array(np.zeros(claimed, "f4")))
@@ -254,7 +254,7 @@ def test_results_go_to_other_libraries_too():
     assert pa.record_batch(ts.audit_batch(table().to_batches()[0])).num_rows == 12
 
 
-def test_prototypes_are_one_vector_a_class():
+def test_prototypes_are_one_vector_per_class():
     found = pa.table(ts.prototypes_batch(table(), method="protonet"))
     for row, (X, y, _) in zip(found.to_pylist(), TASKS):
         means = np.stack([X[y == label].mean(axis=0) for label in np.unique(y)])

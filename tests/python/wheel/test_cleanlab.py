@@ -68,7 +68,7 @@ def test_masks_rankings_and_scores_agree_with_the_audit(rows):
 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
-def test_a_few_rows_a_class_are_enough(shots):
+def test_a_few_rows_per_class_are_enough(shots):
     X, y, _ = support_set(ways=4, shots=shots, wrong=())
     assert ts.get_label_quality_scores(y, X).shape == (4 * shots,)
     assert ts.find_label_issues(y, X).dtype == bool

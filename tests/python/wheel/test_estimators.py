@@ -83,7 +83,7 @@ def test_it_answers_as_the_command_line_does(method, rows, command, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_was_fitted_survives_pickling_and_what_becomes_of_the_array(method, rows):
+def test_a_fitted_classifier_survives_pickling_and_changes_of_the_array(method, rows):
     X, y, _ = rows
     mine = X.copy()
     clf = ts.FewShotClassifier(method).fit(mine, NAMES[y])
@@ -308,7 +308,7 @@ def test_weights_that_cannot_be_used_are_refused(rows):
     assert np.array_equal(left_out.predict_proba(X), ts.FewShotClassifier("relabel").fit(X[keep], y[keep]).predict_proba(X))
 
 
-def test_large_sets_are_fitted_by_what_an_audit_believes():
+def test_large_sets_are_fitted_to_the_rows_that_an_audit_trusts():
     X, y, truth = support_set(ways=6, shots=100, wrong=range(0, 600, 9))
     clf = ts.FewShotClassifier("relabel").fit(X, y)
     assert clf.score(X, truth) > 0.99 and len(clf.audit_) == 600

@@ -69,21 +69,21 @@ def test_an_evaluation_shows_itself(bank):
         found.accuracy("protonet", "paired", 0.4)
 
 
-def test_whoever_watches_may_end_it(bank):
+def test_an_exception_of_the_progress_function_ends_an_evaluation(bank):
     X, y, _ = bank
 
     class Enough(Exception):
         pass
 
-    heard = []
+    calls = []
 
     def stop(done, total):
-        heard.append(done)
+        calls.append(done)
         raise Enough(done)
 
     with pytest.raises(Enough):
         ts.evaluate(X, y, methods=["protonet"], episodes=10**9, progress=stop)
-    assert len(heard) == 1, "whoever wanted it to stop hears no more"
+    assert len(calls) == 1, "it is not called again"
 
 
 def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
@@ -239,7 +239,7 @@ def test_training_refuses_what_makes_no_sense_and_can_be_stopped(bank, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
-def test_ctrl_c_ends_it():
+def test_ctrl_c_ends_an_evaluation():
     program = (
         "import signal, numpy as np, trueshot as ts\n"
         # A shell that runs the tests in the background ignores the signal, and children inherit that.

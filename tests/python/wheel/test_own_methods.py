@@ -23,8 +23,8 @@ def bank():
 
 def nearest_mean(support, labels, queries):
     """ProtoNet on batches; classes may have different numbers of rows."""
-    there = (labels >= 0)[..., None]
-    means = (support * there).sum(axis=2) / there.sum(axis=2)
+    is_row = (labels >= 0)[..., None]
+    means = (support * is_row).sum(axis=2) / is_row.sum(axis=2)
     return 2 * queries @ means.transpose(0, 2, 1) - (means**2).sum(axis=2)[:, None]
 
 
@@ -131,14 +131,14 @@ def test_methods_that_find_wrong_labels_are_scored(bank):
             self.p_wrong = distance_rank(X, y)
             return super().fit(X, y)
 
-    def both(X, y, queries):
+    def nearest(X, y, queries):
         return NearestMean().fit(X, y).predict(queries)
 
     methods = [
         "median",
         WithRank(),
         WithArray(),
-        ts.method(predict=both, p_wrong=distance_rank, name="functions"),
+        ts.method(predict=nearest, p_wrong=distance_rank, name="functions"),
         ts.method(predict=nearest_mean, p_wrong=batched_rank, batched=True, name="batched"),
     ]
     found = ts.evaluate(X, y, methods=methods, noise=NOISE, episodes=100, shots=(4, 6))
