@@ -65,11 +65,14 @@ struct MapSelection {
     head: HeadSelection,
 }
 
+/// The attention head of a selected map.
 #[derive(Clone, Copy)]
 enum HeadSelection {
     /// From 1.
     Number(usize),
+    /// The mean over the heads of the layer.
     Mean,
+    /// The head whose class tokens attend most to items that truly belong to their class.
     Best,
 }
 
@@ -96,9 +99,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let embeddings = crate::eval::open(&arguments.embeddings, None)?;
         let outliers = arguments.outliers.as_deref().map(|path| crate::eval::open(path, None)).transpose()?;
         let (noise, drawn) = arguments.which.draw(&embeddings, outliers.as_ref())?;
-        let bank = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
+        let data = EpisodeData { embeddings: &embeddings, outliers: outliers.as_ref() };
         // The episode was drawn with one noise setting, so the index of its support set is 0.
-        let maps = AttentionMaps::new(&model, bank, &drawn, 0)?;
+        let maps = AttentionMaps::new(&model, data, &drawn, 0)?;
         if !arguments.show.is_empty() {
             return arguments.write_selected(&maps);
         }
@@ -132,9 +135,10 @@ impl Arguments {
     fn write_pictures(&self, maps: &AttentionMaps) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for (layer, heads) in maps.layers.iter().enumerate() {
+            // `None` is the mean over the heads.
             for head in std::iter::once(None).chain((0..heads.len()).map(Some)) {
-                let which = head.map_or("mean".to_string(), |head| format!("head{}", head + 1));
-                let name = format!("layer{}-{which}.png", layer + 1);
+                let head_name = head.map_or("mean".to_string(), |head| format!("head{}", head + 1));
+                let name = format!("layer{}-{head_name}.png", layer + 1);
                 let bytes = maps.picture(layer, head).to_png();
                 trueshot::atomic::write_atomically(&self.output.join(&name), |file| file.write_all(&bytes))?;
                 names.push(name);

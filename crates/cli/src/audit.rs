@@ -7,19 +7,18 @@ use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use trueshot::progress::Progress;
 
 use clap::{Args, ValueEnum};
 use rayon::prelude::*;
 use serde::Serialize;
 use trueshot::audit::{self, Action, Audit, Certainty, MAX_NEIGHBOURS, Options};
+use trueshot::progress::Progress;
 use trueshot::repair::{CollectionKind, RepairPlan};
 use trueshot::report::{self, AuditPage, AuditTable};
 use trueshot_vision::{Channels, LabelledRows, thumbnail};
 
 use crate::confirmed_labels::ConfirmedLabels;
-use crate::messages::ProblemsFound;
-use crate::messages::say;
+use crate::messages::{ProblemsFound, say};
 use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::{SupportArgument, audited_files};
@@ -147,13 +146,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let path = &arguments.support.support;
     let mut confirmed = ConfirmedLabels::open(path, arguments.confirmed.as_ref(), confirms)?;
     arguments.threads.run(|| {
-        let mut support = arguments.support.open()?;
+        let mut labelled = arguments.support.open()?;
         if confirms {
-            confirmed.confirm(&arguments.confirm, path, &support.embeddings)?;
+            confirmed.confirm(&arguments.confirm, path, &labelled.embeddings)?;
         }
-        support.confirmed = confirmed.confirmed_rows(&support.embeddings);
-        let audit = arguments.run_audit(&support)?;
-        arguments.write(&support, &audit)?;
+        labelled.confirmed = confirmed.confirmed_rows(&labelled.embeddings);
+        let audit = arguments.run_audit(&labelled)?;
+        arguments.write(&labelled, &audit)?;
         let suspects = audit.counts.suspect;
         match arguments.check && suspects > 0 {
             true => Err(ProblemsFound::new(suspects, "suspect label").into()),
@@ -164,26 +163,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 impl Arguments {
     /// Audits the labelled rows, with a progress bar.
-    fn run_audit(&self, support: &LabelledRows) -> anyhow::Result<Audit> {
+    fn run_audit(&self, labelled: &LabelledRows) -> anyhow::Result<Audit> {
         let options = Options {
             certainty: self.certainty.map_or_else(Certainty::default, Certainty::of_actions),
             expected_noise: self.expected_noise,
             neighbours: usize::from(self.neighbours),
         };
-        let progress = ProgressDisplay::counting(support.embeddings.len() as u64, "items");
-        let audit = support.audit().options(options).progress(&progress).run();
+        let progress = ProgressDisplay::counting(labelled.embeddings.len() as u64, "items");
+        let audit = labelled.audit().options(options).progress(&progress).run();
         progress.finish();
         Ok(audit?)
     }
 
     /// Writes all files, then standard output: the files are complete even if the reader closes the pipe early.
-    fn write(&self, support: &LabelledRows, audit: &Audit) -> anyhow::Result<()> {
-        let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(support, audit));
+    fn write(&self, labelled: &LabelledRows, audit: &Audit) -> anyhow::Result<()> {
+        let plan = (self.html.is_some() || self.plan.is_some()).then(|| self.plan(labelled, audit));
         if let (Some(path), Some(plan)) = (&self.html, &plan) {
-            write_file(path, &self.page(support, audit, plan)?)?;
+            write_file(path, &self.page(labelled, audit, plan)?)?;
         }
         if let Some(path) = &self.json {
-            write_file(path, &audit_json(support, audit))?;
+            write_file(path, &audit_json(labelled, audit))?;
         }
         if let Some(path) = &self.csv {
             write_file(path, &report::audit_csv(audit))?;
@@ -200,44 +199,41 @@ impl Arguments {
                 let width = self.width.limit(self.output.output.as_ref());
                 self.output.write_text(&AuditTable::new(audit).all(self.all).width(width).render())
             }
-            Format::Json => self.output.write_data(&audit_json(support, audit)),
+            Format::Json => self.output.write_data(&audit_json(labelled, audit)),
             Format::Csv => self.output.write_data(&report::audit_csv(audit)),
         }
     }
 
     /// The plan for `trueshot repair`: the changes that the audit suggests, and all audited files.
-    fn plan(&self, support: &LabelledRows, audit: &Audit) -> RepairPlan {
+    fn plan(&self, labelled: &LabelledRows, audit: &Audit) -> RepairPlan {
         let root =
             std::fs::canonicalize(&self.support.support).unwrap_or_else(|_| self.support.support.clone());
         // A plan is UTF-8. A path that is not UTF-8 needs `repair --root`.
         let root = PathBuf::from(root.to_string_lossy().into_owned());
-        let files = support.images.as_ref().map(audited_files);
-        RepairPlan::new(audit, &support.embeddings, self.kind(support), &root, files.unwrap_or_default())
-    }
-
-    /// The kind of the audited data, which decides how a plan can repair it.
-    fn kind(&self, support: &LabelledRows) -> CollectionKind {
-        match &support.images {
+        let files = labelled.images.as_ref().map(audited_files).unwrap_or_default();
+        // The kind of the data decides how the plan can repair it.
+        let kind = match &labelled.images {
             None => CollectionKind::Embeddings,
             Some(images) if images.is_folder() => CollectionKind::Folder,
             Some(_) => CollectionKind::ImageList,
-        }
+        };
+        RepairPlan::new(audit, &labelled.embeddings, kind, &root, files)
     }
 
     /// The HTML page, with thumbnails and a map: the items as points in the plane.
-    fn page(&self, support: &LabelledRows, audit: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
-        let data = &support.embeddings;
-        let thumbnails = thumbnails(support, audit)?;
+    fn page(&self, labelled: &LabelledRows, audit: &Audit, plan: &RepairPlan) -> anyhow::Result<String> {
+        let data = &labelled.embeddings;
+        let thumbnails = thumbnails(labelled, audit)?;
         let points = audit::map(data, &ProgressDisplay::counting(data.len() as u64, "items"))?;
         let title = format!("Audit of {}", display_name(&self.support.support));
-        let notes = support.skipped.iter().map(ToString::to_string).collect();
+        let notes = labelled.skipped.iter().map(ToString::to_string).collect();
         let (title, thumbnails, points) = (title.as_str(), &thumbnails[..], &points[..]);
         Ok(AuditPage { title, audit, data, plan, thumbnails, points, notes }.render())
     }
 }
 
 /// The audit as JSON, with the skipped items if there are any.
-fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
+fn audit_json(labelled: &LabelledRows, audit: &Audit) -> String {
     #[derive(Serialize)]
     struct AuditWithSkipped<'a> {
         #[serde(flatten)]
@@ -249,10 +245,10 @@ fn audit_json(support: &LabelledRows, audit: &Audit) -> String {
         item: &'a str,
         reason: String,
     }
-    if support.skipped.is_empty() {
+    if labelled.skipped.is_empty() {
         return report::audit_json(audit);
     }
-    let skipped = support.skipped.iter();
+    let skipped = labelled.skipped.iter();
     let skipped =
         skipped.map(|file| SkippedJson { item: &file.item, reason: file.reason.to_string() }).collect();
     serde_json::to_string_pretty(&AuditWithSkipped { audit, skipped }).expect("plain data serialises") + "\n"
@@ -266,9 +262,9 @@ fn display_name(path: &Path) -> String {
 
 /// Thumbnails as data URIs, one entry per row: `None` for rows that the page does not show, and for images that have
 /// been removed since they were embedded. Empty if the rows are not images. Made on all threads.
-fn thumbnails(support: &LabelledRows, audit: &Audit) -> anyhow::Result<Vec<Option<String>>> {
-    let Some(images) = &support.images else { return Ok(Vec::new()) };
-    let rows = report::shown_rows(audit, &support.embeddings);
+fn thumbnails(labelled: &LabelledRows, audit: &Audit) -> anyhow::Result<Vec<Option<String>>> {
+    let Some(images) = &labelled.images else { return Ok(Vec::new()) };
+    let rows = report::shown_rows(audit, &labelled.embeddings);
     let is_suspicious = |row: &usize| audit.items[*row].action != Action::Keep;
     // The most suspicious images are enlarged, because the page asks the user to review them.
     let enlarged: HashSet<usize> =
@@ -292,7 +288,7 @@ fn thumbnails(support: &LabelledRows, audit: &Audit) -> anyhow::Result<Vec<Optio
     };
     let made: trueshot::Result<Vec<(usize, Option<String>)>> = rows.par_iter().map(make).collect();
     progress.finish();
-    let mut thumbnails = vec![None; support.embeddings.len()];
+    let mut thumbnails = vec![None; labelled.embeddings.len()];
     for (row, uri) in made? {
         thumbnails[row] = uri;
     }

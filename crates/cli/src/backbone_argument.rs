@@ -1,6 +1,7 @@
 //! The options that select a backbone and its cache, shared by all commands that embed images. A backbone is the
-//! network that turns an image into an embedding, together with its preprocessing. Start with
-//! [`BackboneArgument::embedder`].
+//! network that turns an image into an embedding, together with its preprocessing. A command
+//! first calls [`BackboneArgument::find`], which reports wrong options before any image is listed, then
+//! [`BackboneArgument::find_default`] if the user gave no backbone, then [`BackboneArgument::embedder`].
 //!
 //! `export` flattens [`BackboneChoice`] alone, because it embeds nothing; all other commands use [`BackboneArgument`],
 //! which adds the cache and the device.
@@ -106,9 +107,9 @@ impl BackboneArgument {
         self.choice.given().iter().map(|(option, value)| format!(" --{option} {value}")).collect()
     }
 
-    /// Refuses `--device cuda` for work that only the CPU can do.
-    pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
-        self.device.require_cpu(what)
+    /// Refuses `--device cuda` for work that only the CPU can do, with this error message.
+    pub fn require_cpu(&self, message: &str) -> anyhow::Result<()> {
+        self.device.require_cpu(message)
     }
 
     /// The given backbone, or the default for these images.

@@ -1,9 +1,9 @@
 //! `trueshot bench`: times fixed workloads, for comparison with other programs that run the same workloads. Start with
 //! [`run`]; [`WORKLOADS`] lists the workloads and the functions that set them up.
 //!
-//! All inputs are random numbers, because only the time matters. They come from [`Rng`]s that differ in their last
-//! argument, the number of the random stream. An episode has 5 classes with 5 support items and 15 queries each: 25
-//! support items, then 75 queries, both ordered by class.
+//! All inputs are random numbers, because only the time matters; the last argument of [`Rng::new`] is the number of a
+//! random stream. An episode has 5 classes with 5 support items and 15 queries each: 25 support items, then 75 queries,
+//! both ordered by class.
 
 mod gpu;
 
@@ -170,9 +170,9 @@ impl Arguments {
 
 /// The evaluation of a method on [`EPISODES`] episodes of random embeddings.
 fn evaluation(method: &'static str) -> anyhow::Result<Workload> {
-    let bank = random_embeddings()?;
+    let data = random_embeddings()?;
     Ok(Workload {
-        work: Box::new(move |run| evaluate_once(&bank, method, run)),
+        work: Box::new(move |run| evaluate_once(&data, method, run)),
         per_call: 1,
         operations: None,
     })
@@ -215,7 +215,8 @@ fn embedding(shape: Shape) -> Workload {
         parts.for_each_init(|| embedder.session(), |session, (images, out)| session.embed(images, out));
         Ok(())
     };
-    Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) }
+    let (forward, _) = shape.operations();
+    Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * forward) }
 }
 
 /// [`CLASSES`] times [`ITEMS_PER_CLASS`] embeddings of dimension [`DIM`], ordered by class. As after a ReLU, half of
@@ -231,13 +232,13 @@ fn random_embeddings() -> anyhow::Result<Embeddings> {
 }
 
 /// Evaluates a method on [`EPISODES`] episodes without noise. `run` is the seed, so that every run has other episodes.
-fn evaluate_once(bank: &Embeddings, method: &str, run: u64) -> anyhow::Result<()> {
+fn evaluate_once(data: &Embeddings, method: &str, run: u64) -> anyhow::Result<()> {
     let spec = EpisodeSpec { seed: run, ..EpisodeSpec::default() };
     let clean = Noise { kind: NoiseKind::Symmetric, level: 0.0 };
-    let sampler = Sampler::new(bank, None, spec, vec![clean])?;
+    let sampler = Sampler::new(data, None, spec, vec![clean])?;
     let methods = [Registry::default().parse(method)?];
     let experiment = Experiment {
-        embeddings: bank,
+        embeddings: data,
         outliers: None,
         episodes: &sampler,
         count: EPISODES,
@@ -278,6 +279,7 @@ fn maml_step(order: GradientOrder) -> Workload {
     let size = ModelSize { shape: Shape { size: 32, channels: 3 }, ways: 5 };
     let mut rng = Rng::new(0, Purpose::Items, 4);
     let mut parameters = maml::initial(size, &mut || rng.fraction());
+    // AdamW without weight decay is Adam.
     let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
     let mut optimiser = AdamW::new(&maml::layout(size), config);
     let mut gradients = vec![vec![0.0; parameters.len()]; TASKS];
@@ -314,9 +316,9 @@ fn tranfs() -> anyhow::Result<(Tranfs, Vec<f32>)> {
     Ok((network, parameters))
 }
 
-/// `rows_per_episode` consecutive rows of the bank per episode, from the first row again after the last.
-fn episode_rows(bank: &Embeddings, episodes: usize, rows_per_episode: usize) -> Vec<Vec<&[f32]>> {
-    let values = bank.features().as_f32().expect("made in memory, as f32");
+/// `rows_per_episode` consecutive rows of the data per episode, from the first row again after the last.
+fn episode_rows(data: &Embeddings, episodes: usize, rows_per_episode: usize) -> Vec<Vec<&[f32]>> {
+    let values = data.features().as_f32().expect("made in memory, as f32");
     let row = |number: usize| {
         let start = number % (CLASSES * ITEMS_PER_CLASS) * DIM;
         &values[start..start + DIM]
@@ -358,32 +360,26 @@ fn query_labels() -> Vec<u32> {
 fn head_step<H: Head + 'static>(
     (network, mut parameters): (H, Vec<f32>),
     count: usize,
-    bank: Embeddings,
+    data: Embeddings,
 ) -> Workload {
     const PARTS: usize = 4;
     let mut optimiser = AdamW::new(network.layout(), AdamWConfig::default());
     let mut gradients = vec![vec![0.0; parameters.len()]; PARTS];
     let (given, truth, query_classes) = (given_labels(), true_labels(), query_labels());
     let work = move |run: u64| {
-        let rows = episode_rows(&bank, count, ITEMS_AND_QUERIES);
-        let episode = |rows| {
-            let (support, queries) = <[&[f32]]>::split_at(rows, 25);
-            Episode {
-                classes: 5,
-                support,
-                given: &given,
-                truth: &truth,
-                queries,
-                query_classes: &query_classes,
-            }
-        };
-        let episodes: Vec<Episode<'_>> = rows.iter().map(|rows| episode(rows)).collect();
+        let rows = episode_rows(&data, count, ITEMS_AND_QUERIES);
+        let (given, truth, query_classes) = (&given[..], &truth[..], &query_classes[..]);
+        let mut episodes = Vec::new();
+        for rows in &rows {
+            let (support, queries) = rows.split_at(25);
+            episodes.push(Episode { classes: 5, support, given, truth, queries, query_classes });
+        }
         let parts = episodes.par_chunks(count / PARTS).zip(&mut gradients).enumerate();
         parts.for_each(|(part, (episodes, gradient))| {
             let seed = run * PARTS as u64 + part as u64;
             network.losses(&parameters, episodes, seed, gradient);
         });
-        // The losses are sums over the episodes: the factor makes the gradient that of the mean.
+        // The losses are sums over the episodes: the factor makes the gradient that of the mean. Learning rate 0.0005.
         let scale = 1.0 / count as f64;
         // The update runs in parallel too, on 16,384 parameters at a time.
         let chunks = optimiser.chunks(5e-4, scale, &mut parameters, &mut gradients, 1 << 14);
@@ -396,10 +392,10 @@ fn head_step<H: Head + 'static>(
 /// The prototypes of 64 episodes, in four parallel parts.
 fn tranfs_prototypes() -> anyhow::Result<Workload> {
     let (network, parameters) = tranfs()?;
-    let bank = random_embeddings()?;
+    let data = random_embeddings()?;
     let given = given_labels();
     let work = move |_| {
-        let rows = episode_rows(&bank, 64, 25);
+        let rows = episode_rows(&data, 64, 25);
         let inputs: Vec<tranfs::TranfsInput<'_>> = rows
             .iter()
             .map(|items| tranfs::TranfsInput { classes: 5, items, given: &given, order: None })

@@ -1,6 +1,7 @@
 //! Labels that a user has confirmed, which later audits do not doubt ([`ConfirmedLabels`]). They are stored in a file,
 //! by default in the audited folder, with one item per line: its name, or a JSON object with item and label
-//! (`{"item": "owl/3.jpg", "given": "owl"}`). Blank lines and lines that start with `#` are ignored.
+//! (`{"item": "owl/3.jpg", "given": "owl"}`; the JSON of audits uses the same keys). Blank lines and lines that start
+//! with `#` are ignored.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -32,13 +33,13 @@ pub struct ConfirmedLabels {
 }
 
 impl ConfirmedLabels {
-    /// Reads the file `given` by the user, or else the one in the folder `support` if it exists. A given file must
-    /// exist, unless `may_be_new`: the caller will create it.
-    pub fn open(support: &Path, given: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
-        let default_path = support.is_dir().then(|| support.join(FILE_NAME));
-        let path = given.cloned().or(default_path);
+    /// Reads `user_file`, the file that the user named, or else the default file in the audited folder `source` if it
+    /// exists. The file of the user must exist, unless `may_be_new`: the caller will create it.
+    pub fn open(source: &Path, user_file: Option<&PathBuf>, may_be_new: bool) -> anyhow::Result<Self> {
+        let default_path = source.is_dir().then(|| source.join(FILE_NAME));
+        let path = user_file.cloned().or(default_path);
         let labels = match &path {
-            Some(path) if path.exists() || (given.is_some() && !may_be_new) => {
+            Some(path) if path.exists() || (user_file.is_some() && !may_be_new) => {
                 parse_labels(&read_file(path)?, path)?
             }
             _ => Vec::new(),
@@ -47,8 +48,8 @@ impl ConfirmedLabels {
     }
 
     /// Confirms the current labels of more items and adds them to the file, whose other lines stay as they are. `items`
-    /// are names of items in `data`, or paths of their files.
-    pub fn confirm(&mut self, items: &[String], support: &Path, data: &Embeddings) -> anyhow::Result<()> {
+    /// are names of items in `data`, or paths of their files below the audited folder `source`.
+    pub fn confirm(&mut self, items: &[String], source: &Path, data: &Embeddings) -> anyhow::Result<()> {
         let path = self.path.clone().context("no file for confirmed labels; give --confirmed FILE")?;
         // Another audit may have confirmed items since this one read the file.
         let _lock = trueshot::lock::Lock::beside(&path)?;
@@ -57,11 +58,11 @@ impl ConfirmedLabels {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
-        for given in items {
-            let row = (0..data.len()).find(|&row| matches_item(data, row, given, support));
+        for name_or_path in items {
+            let row = (0..data.len()).find(|&row| matches_item(data, row, name_or_path, source));
             let row = row.with_context(|| {
                 let example = visible(&item_name(data, 0));
-                format!("no item is named '{}'; item names look like '{example}'", visible(given))
+                format!("no item is named '{}'; item names look like '{example}'", visible(name_or_path))
             })?;
             let class = data.classes()[data.labels()[row] as usize].clone();
             let confirmation = ConfirmedLabel { item: item_name(data, row), given: Some(class) };
@@ -105,9 +106,9 @@ fn item_name(data: &Embeddings, row: usize) -> String {
     data.item(row).map_or_else(|| format!("row {row}"), str::to_string)
 }
 
-/// Whether the user means this row: `given` is the name of its item or the path of its file.
-fn matches_item(data: &Embeddings, row: usize, given: &str, support: &Path) -> bool {
-    let name_in_folder = Path::new(given).strip_prefix(support).ok().and_then(Path::to_str);
+/// Whether the user means this row: `name_or_path` is the name of its item, or the path of its file below `source`.
+fn matches_item(data: &Embeddings, row: usize, name_or_path: &str, source: &Path) -> bool {
+    let name_in_folder = Path::new(name_or_path).strip_prefix(source).ok().and_then(Path::to_str);
     let item = item_name(data, row);
-    item == given || name_in_folder == Some(item.as_str())
+    item == name_or_path || name_in_folder == Some(item.as_str())
 }

@@ -166,12 +166,14 @@ impl Arguments {
         let noise = Noise { kind: NoiseKind::Symmetric, level: 0.4 };
         let sampler = Sampler::new(characters, None, self.spec(FIGURE_WAYS), vec![noise])?;
         let drawn = sampler.draw(0, &mut IndexSampler::default())?;
+        // The names of the classes of the episode; `given` and `truth` of an item are indices into them.
         let names: Vec<&str> = drawn
             .episode
             .classes
             .iter()
             .map(|class| characters.classes()[class.class as usize].as_str())
             .collect();
+        // The episode was drawn with one noise setting, so it has one support set.
         let support = &drawn.supports[0];
         let weights_by_method = item_weights(characters, support)?;
         let classes = names.iter().zip(0..).map(|(name, class)| {

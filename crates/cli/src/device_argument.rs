@@ -9,7 +9,8 @@ use crate::messages::{hinted, say};
 /// The device to compute on.
 #[derive(Args)]
 pub struct DeviceArgument {
-    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one and the work is large enough
+    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one (to embed images, only if
+    /// there are many)
     #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
     device: DeviceChoice,
 }
@@ -22,7 +23,7 @@ impl DeviceArgument {
 
     /// Finds the device without opening it; `None` is the CPU.
     pub fn find(&self) -> anyhow::Result<Option<FoundGpu>> {
-        Ok(self.device.find().map_err(unusable)?.0)
+        Ok(self.device.find().map_err(with_cpu_hint)?.0)
     }
 
     /// Fails early if the GPU that the user requires cannot be used.
@@ -30,14 +31,14 @@ impl DeviceArgument {
         if self.is_auto() { Ok(()) } else { self.find().map(drop) }
     }
 
-    /// Whether the CPU may be used instead of a GPU that cannot do the work.
+    /// Whether the device is `auto`, so that the CPU may be used instead of a GPU.
     pub fn is_auto(&self) -> bool {
         self.device == DeviceChoice::Auto
     }
 
-    /// Starts training with `on_gpu` if `device` is a GPU, otherwise with `on_cpu`. With `auto`, a failure of the GPU
-    /// to start, such as too little memory, falls back to the CPU.
-    pub fn start<T>(
+    /// Makes what will be trained, with `on_gpu` if `device` is a GPU, otherwise with `on_cpu`. With `auto`, a failure
+    /// of `on_gpu`, such as too little memory, falls back to the CPU; a later failure of the training is an error.
+    pub fn set_up<T>(
         &self,
         device: Option<&Device>,
         on_gpu: impl FnOnce(&Device) -> trueshot_vision::Result<T>,
@@ -53,16 +54,17 @@ impl DeviceArgument {
         }
     }
 
-    /// Refuses `--device cuda` for work that only the CPU can do. `what` is the error message.
-    pub fn require_cpu(&self, what: &str) -> anyhow::Result<()> {
+    /// Refuses `--device cuda` for work that only the CPU can do, with this error message.
+    pub fn require_cpu(&self, message: &str) -> anyhow::Result<()> {
         match self.device {
-            DeviceChoice::Cuda(_) => Err(hinted(what, "leave out --device, or use --device cpu")),
+            DeviceChoice::Cuda(_) => Err(hinted(message, "leave out --device, or use --device cpu")),
             _ => Ok(()),
         }
     }
 }
 
-/// Prints on which device something is done; `reason` is why it is not a GPU.
+/// Prints on which device the work runs that `doing` names, such as "training". `device` is the GPU; `None` is the CPU,
+/// and `reason` is why `auto` chose it.
 pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
     match (device, reason) {
         (Some(device), _) => say!("{doing} on the GPU: {}", device.name()),
@@ -73,11 +75,11 @@ pub fn say_device(doing: &str, device: Option<&Device>, reason: Option<&str>) {
 
 /// Opens a device; `None` is the CPU. The second value is the reason why `auto` chose the CPU.
 pub fn open_device(choice: DeviceChoice) -> anyhow::Result<(Option<Device>, Option<String>)> {
-    let (device, reason) = choice.open().map_err(unusable)?;
+    let (device, reason) = choice.open().map_err(with_cpu_hint)?;
     Ok((device, reason.map(|reason| reason.to_string())))
 }
 
 /// Adds a hint to the error that a GPU cannot be used.
-fn unusable(error: trueshot_cuda::Error) -> anyhow::Error {
+fn with_cpu_hint(error: trueshot_cuda::Error) -> anyhow::Error {
     hinted(error.to_string(), "use the CPU with --device cpu, or let --device auto choose")
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use trueshot::embeddings::Precision;
 use trueshot_vision::embed::{EmbedReport, EmbedRequest, embed};
-use trueshot_vision::{Augmentation, Collection, Embedder};
+use trueshot_vision::{Augmentation, Collection, Embedder, Error, Skipped};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::images_argument::{ImagesArgument, print_skipped};
@@ -25,7 +25,8 @@ use crate::threads::Threads;
 /// threads.
 ///
 /// The default backbone is the built-in EfficientNet-Lite0 (for omniglot, a built-in Conv4). Embeddings are cached by the
-/// contents of the images, so an image is not embedded again.
+/// contents of the images, so an image is not embedded again; augmented copies are not cached, and rows of a Conv4 only
+/// with --cache.
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot embed photos/ -o photos.safetensors
@@ -46,7 +47,7 @@ pub struct Arguments {
     #[command(flatten)]
     backbone: BackboneArgument,
     #[command(flatten)]
-    pictures: ImagesArgument,
+    selection: ImagesArgument,
     /// Augment every image: random flip, crop and colour changes
     #[arg(long, help_heading = "Augmentation")]
     augment: bool,
@@ -84,15 +85,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     arguments.threads.run(|| {
         // Opened before the images: an error must not come only after a large folder has been listed.
         let given = arguments.backbone.find()?;
-        let collection = arguments.pictures.open(&arguments.images)?;
+        let collection = arguments.selection.open(&arguments.images)?;
         let backbone = given.map_or_else(|| arguments.backbone.find_default(&collection), Ok)?;
+        // For augmented copies, the backbone stays on the CPU.
         let embedder = match arguments.augment {
             true => arguments.backbone.with_cache(backbone),
             false => arguments.backbone.embedder(backbone, collection.entries().len())?,
         };
         let start = Instant::now();
-        let report = arguments.embed(&collection, &embedder)?;
-        arguments.report_skipped(&collection, &report)?;
+        let embedded = arguments.embed(&collection, &embedder);
+        match &embedded {
+            Ok(report) => arguments.report_skipped(&collection, &report.skipped)?,
+            // Why images were skipped explains the error.
+            Err(Error::TooFewImages { skipped, .. }) => arguments.report_skipped(&collection, skipped)?,
+            Err(_) => {}
+        }
+        let report = embedded?;
         arguments.backbone.report_cache_problem(&embedder);
         let (rows, dim) = (report.rows, embedder.backbone().dim());
         let seconds = start.elapsed().as_secs_f64();
@@ -112,7 +120,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 impl Arguments {
     /// Embeds the images and writes the file, with a progress bar.
-    fn embed(&self, collection: &Collection, embedder: &Embedder) -> anyhow::Result<EmbedReport> {
+    fn embed(&self, collection: &Collection, embedder: &Embedder) -> Result<EmbedReport, Error> {
         let augmentation = Augmentation::default();
         let request = EmbedRequest {
             collection,
@@ -128,12 +136,12 @@ impl Arguments {
         let progress = ProgressDisplay::counting(collection.entries().len() as u64, "images");
         let report = embed(&request, &self.output, &progress);
         progress.finish();
-        Ok(report?)
+        report
     }
 
     /// Prints the files that were not embedded, and writes them to the file of `--skipped`.
-    fn report_skipped(&self, collection: &Collection, report: &EmbedReport) -> anyhow::Result<()> {
-        let skipped = || collection.skipped().iter().chain(&report.skipped);
+    fn report_skipped(&self, collection: &Collection, skipped: &[Skipped]) -> anyhow::Result<()> {
+        let skipped = || collection.skipped().iter().chain(skipped);
         print_skipped(skipped());
         if let Some(path) = &self.skipped {
             write_file(path, &skipped().map(|file| format!("{file}\n")).collect::<String>())?;

@@ -183,6 +183,7 @@ fn support_set_figure(
         Ok(FigureItem {
             image: source.image(item.row)?,
             truth: item.is_wrong().then(|| source.display_name(source.class_of(item.row))),
+            // The weights that methods give to the item. No method runs here.
             opinions: Vec::new(),
         })
     };

@@ -132,32 +132,31 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, audit: &Audit) {
         say!("warning: {warning}");
     }
     let backbone = arguments.support.backbone.as_given();
-    let see = match &arguments.add {
+    let advice = match &arguments.add {
         None => format!("; see `trueshot audit {}{backbone}`", arguments.support.support.display()),
         // No command audits the earlier examples.
         Some(_) => String::new(),
     };
     match audit.counts.suspect {
         0 => {}
-        1 => say!("1 label is suspect{see}"),
-        suspects => say!("{suspects} labels are suspect{see}"),
+        1 => say!("1 label is suspect{advice}"),
+        suspects => say!("{suspects} labels are suspect{advice}"),
     }
     if std::io::stderr().is_terminal() {
         say!("next: `trueshot predict {} INPUT{backbone}`", arguments.output.display());
     }
 }
 
-/// Opens a classifier; the error has a hint if the file is another kind of file.
+/// Opens a classifier. If the file is an image, the error says in which order to give the two.
 pub fn open_classifier(path: &std::path::Path) -> anyhow::Result<Predictor> {
-    let opened = Predictor::open(path);
-    let is_image = trueshot_vision::source::is_image(&path.to_string_lossy());
-    let hint = || {
-        hinted(
-            format!("{} is an image, not a classifier", path.display()),
-            "give the classifier first, then the images",
-        )
-    };
-    opened
-        .map_err(|problem| if is_image { hint() } else { problem.into() })
-        .with_context(|| format!("cannot use {} as a classifier", path.display()))
+    let opened = Predictor::open(path).map_err(|problem| {
+        match trueshot_vision::source::is_image(&path.to_string_lossy()) {
+            true => hinted(
+                format!("{} is an image, not a classifier", path.display()),
+                "give the classifier first, then the images",
+            ),
+            false => problem.into(),
+        }
+    });
+    opened.with_context(|| format!("cannot use {} as a classifier", path.display()))
 }

@@ -60,13 +60,13 @@ impl ImagesArgument {
     }
 
     fn open_split(&self, path: &Path, split: Option<&str>) -> anyhow::Result<Collection> {
-        let part = ImageSelection {
+        let selection = ImageSelection {
             split_file: self.split_file.as_deref(),
             split,
             pool: self.pool,
             limit_per_class: self.limit_per_class.map(|limit| limit as usize),
         };
-        part.open(path)
+        selection.open(path)
     }
 
     /// Lists outliers: the images of another data set, or of another split of the same one. `path` and `data` are the

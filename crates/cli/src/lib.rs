@@ -96,6 +96,7 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
         Err(help_or_error) => return messages::print_usage(&help_or_error, &arguments),
     };
     let run = || -> anyhow::Result<()> {
+        // The environment variable TRUESHOT_ISA may name an instruction set that this processor does not have.
         trueshot::check_instructions()?;
         subprocess::configure_onnx_worker()?;
         match arguments.command {

@@ -42,6 +42,15 @@ pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
     if details.is_some_and(|details| details.is_wrong_usage) { 2 } else { 1 }
 }
 
+/// A word of a command, quoted for a shell if it has to be.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
 /// Prints what clap returns instead of parsed arguments, a help text, the version or an error, and returns the exit
 /// status.
 pub fn print_usage(help_or_error: &clap::Error, arguments: &[OsString]) -> u8 {
@@ -134,6 +143,6 @@ fn error_chain(error: &anyhow::Error) -> String {
 
 /// Whether the error is a closed pipe: the reader of standard output ended early, as in `trueshot eval .. | head`.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
-    causes.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+    let is_broken_pipe = |error: &std::io::Error| error.kind() == std::io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_broken_pipe))
 }

@@ -46,10 +46,11 @@ impl WidthArgument {
     /// The maximum width of tables in columns, if limited. `output` is the file to which they are written, if not
     /// standard output.
     pub fn limit(&self, output: Option<&PathBuf>) -> Option<usize> {
-        let variable = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
+        let from_variable = || std::env::var("COLUMNS").ok()?.trim().parse().ok();
         let is_possible = |columns: &u16| i64::from(*columns) >= MIN_COLUMNS;
-        let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0);
-        let of_stdout = || variable().filter(is_possible).or_else(terminal);
+        let of_terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0);
+        // An invalid value of the variable is ignored. Without a terminal, as in a pipe, the width is unlimited.
+        let of_stdout = || from_variable().filter(is_possible).or_else(of_terminal);
         let columns = self.columns.or_else(|| if output.is_none() { of_stdout() } else { None });
         columns.map(usize::from)
     }

@@ -5,12 +5,12 @@
 
 use std::io::{BufWriter, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
-use trueshot::progress::Progress;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trueshot::Embeddings;
 use trueshot::predictor::{Prediction, Predictor};
+use trueshot::progress::Progress;
 use trueshot::report::{
     csv_field, display_width, padded, percent, shortened, shortened_item, visible, visible_lines,
 };
@@ -241,39 +241,40 @@ impl GivenInputs {
 /// The column widths of the table, which are known before the first prediction. A line is `PROBABILITY  CLASS  NAME`.
 struct TableLayout {
     /// The width of the column of classes.
-    class: usize,
-    /// The width of the terminal, if names are shortened to fit into it.
-    width: Option<usize>,
+    class_width: usize,
+    /// The maximum width of a line, if names are shortened to fit into it.
+    line_width: Option<usize>,
 }
 
 impl TableLayout {
     /// The width of the probability (5) and the two spaces before the class.
     const BEFORE_CLASS: usize = 7;
     /// The widest column of classes if the width of the table is unlimited; what follows a longer name is not aligned.
-    const MAX_CLASS: usize = 40;
+    const MAX_CLASS_WIDTH: usize = 40;
 
-    fn new(predictor: &Predictor, width: Option<usize>) -> Self {
-        let classes = predictor.classes().iter().map(|class| display_width(&visible(class)));
-        // The column of classes takes at most a third of the terminal.
-        let widest = classes.max().unwrap_or(0).max(NONE_OF_THESE.len());
-        TableLayout { class: widest.min(width.map_or(Self::MAX_CLASS, |width| width / 3)), width }
+    fn new(predictor: &Predictor, line_width: Option<usize>) -> Self {
+        let widths = predictor.classes().iter().map(|class| display_width(&visible(class)));
+        let widest = widths.max().unwrap_or(0).max(NONE_OF_THESE.len());
+        // The column of classes takes at most a third of a line.
+        let limit = line_width.map_or(Self::MAX_CLASS_WIDTH, |width| width / 3);
+        TableLayout { class_width: widest.min(limit), line_width }
     }
 
     /// A line of the table; `note` follows the name.
     fn line(&self, probability: f32, class: &str, name: &str, note: &str) -> String {
-        let class = match self.width {
-            Some(_) => shortened(class, self.class),
+        let class = match self.line_width {
+            Some(_) => shortened(class, self.class_width),
             None => class.to_owned(),
         };
-        let name = match self.width {
+        let name = match self.line_width {
             Some(width) => {
                 // Two spaces separate the class and the name.
-                let used = Self::BEFORE_CLASS + self.class + 2 + display_width(note);
+                let used = Self::BEFORE_CLASS + self.class_width + 2 + display_width(note);
                 shortened_item(name, width.saturating_sub(used))
             }
             None => name.to_owned(),
         };
-        format!("{:>5}  {}  {name}{note}", percent(probability), padded(&class, self.class))
+        format!("{:>5}  {}  {name}{note}", percent(probability), padded(&class, self.class_width))
     }
 }
 
@@ -469,8 +470,8 @@ impl PredictionWriter<'_> {
     /// The embedder of the previous input, or a new one with the given backbone. An embedder that was made for few
     /// images, and therefore runs on the CPU, is replaced if the number `images` is enough for a GPU.
     fn embedder(&mut self, backbone: Option<Backbone>, images: usize) -> anyhow::Result<Embedder> {
-        let suffices = self.considered_gpu || images < GPU_MIN_IMAGES;
-        if let Some(embedder) = self.embedder.take().filter(|_| suffices) {
+        let can_be_kept = self.considered_gpu || images < GPU_MIN_IMAGES;
+        if let Some(embedder) = self.embedder.take().filter(|_| can_be_kept) {
             return Ok(embedder);
         }
         self.considered_gpu |= images >= GPU_MIN_IMAGES;

@@ -9,6 +9,7 @@ use trueshot::progress::Progress;
 
 use crate::messages::say;
 
+/// Whether the user has pressed Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// A progress bar over a known number of items.

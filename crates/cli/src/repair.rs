@@ -276,7 +276,7 @@ impl Arguments {
             anyhow::bail!("{failed} of {all} files could not be moved; run the same command again to retry");
         }
         let base = self.base(root);
-        self.write_labels(&labelled(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
+        self.write_labels(&labelled_items(plan, &plan.listing, journal.moves(), base.as_deref(), &|_| None))
     }
 
     /// The error if an in-place repair of this plan was interrupted or finished before; `None` if there was none.
@@ -323,7 +323,7 @@ impl Arguments {
         let class = |name: &String| collection.classes().binary_search(name).ok().map(|class| class as u32);
         let file_of =
             |listed: &ListedItem| paths.get(&(listed.item.as_str(), class(listed.class.as_ref()?)?)).cloned();
-        self.write_labels(&labelled(plan, &plan.listing, &moves, self.base(root).as_deref(), &file_of))
+        self.write_labels(&labelled_items(plan, &plan.listing, &moves, self.base(root).as_deref(), &file_of))
     }
 
     /// The folder that paths in lists of labels are below, if files are moved or copied: the copy or the repaired
@@ -360,10 +360,10 @@ impl Arguments {
         };
         // `copies`, `labelled` and the listing of the plan have one element per item, in the same order.
         let copies = repair::copies(plan, layout)?;
-        let mut labelled = labelled(plan, &plan.listing, &[], None, &|_| None);
-        let entries = entries(collection);
-        let contents = |item: usize| {
-            let Labelled { item, was, .. } = &labelled[item];
+        let mut labelled = labelled_items(plan, &plan.listing, &[], None, &|_| None);
+        let entries = entries_by_name(collection);
+        let contents = |index: usize| {
+            let Labelled { item, was, .. } = &labelled[index];
             let entry = entries[&(item.as_str(), was.as_str())];
             if let Some(path) = entry.path() {
                 return Ok(FileContents::Path(path.to_owned()));
@@ -411,7 +411,7 @@ impl Arguments {
         let rows = plan.listing.clone();
         plan.check(&rows, &|_| None)?;
         warn_of_new_classes(&plan, &[]);
-        let labelled = labelled(&plan, &rows, &[], None, &|_| None);
+        let labelled = labelled_items(&plan, &rows, &[], None, &|_| None);
         if let Some(into) = &self.into {
             write_rows(&data, &labelled, into)?;
         } else if !self.writes_labels() {
@@ -463,7 +463,7 @@ fn copy_folder(plan: &RepairPlan, into: &Path, moves: &[Move]) -> anyhow::Result
     for item in copied.left_out {
         say!("warning: {} is not copied: not a file, or a broken link", visible(&item));
     }
-    report_copy(into, copied.files, &labelled(plan, &plan.listing, &[], None, &|_| None));
+    report_copy(into, copied.files, &labelled_items(plan, &plan.listing, &[], None, &|_| None));
     Ok(())
 }
 
@@ -508,15 +508,16 @@ fn warn_of_new_classes(plan: &RepairPlan, empty_folders: &[String]) {
     }
 }
 
-/// The images of a collection by item and class.
-fn entries<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a ImageEntry> {
+/// The images of a collection by the name and the class of the item. The name alone does not identify an item: a list
+/// may contain the same path with two labels.
+fn entries_by_name<'a>(collection: &'a Collection) -> HashMap<(&'a str, &'a str), &'a ImageEntry> {
     let keyed = |entry: &'a ImageEntry| ((entry.item.as_str(), collection.class_of(entry)), entry);
     collection.entries().iter().map(keyed).collect()
 }
 
 /// Fails if a collection has changed since the audit.
 fn check_unchanged(plan: &RepairPlan, collection: &Collection) -> trueshot::Result<()> {
-    let entries = entries(collection);
+    let entries = entries_by_name(collection);
     let hash = |listed: &ListedItem| {
         let entry = entries.get(&(listed.item.as_str(), listed.class.as_deref()?))?;
         Some(collection.file_hash(entry)?.to_hex().to_string())
@@ -542,7 +543,7 @@ fn report_moves(folder: &LockedFolder, outcome: &Outcome, moved: &str, before: &
 ///
 /// If files are moved or copied, `base` is the folder that they end up in, and `moves` says which of them get another
 /// path below it. Otherwise (`base` is `None`), `file_of` returns the file of an item, if it has one.
-fn labelled(
+fn labelled_items(
     plan: &RepairPlan,
     listing: &[ListedItem],
     moves: &[Move],

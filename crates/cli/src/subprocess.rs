@@ -23,8 +23,8 @@ pub fn configure_onnx_worker() -> anyhow::Result<()> {
     arguments.push(ONNX_WORKER.into());
     let mut process = ModelProcess::new(program, arguments);
     // The limits of the process: memory in GiB, time in seconds.
-    if let Some(gigabytes) = limit_from_env("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
-        process.memory = gigabytes << 30;
+    if let Some(gibibytes) = limit_from_env("TRUESHOT_ONNX_MEMORY", 1 << 20)? {
+        process.memory = gibibytes << 30;
     }
     if let Some(seconds) = limit_from_env("TRUESHOT_ONNX_SECONDS", 1 << 30)? {
         process.seconds = seconds;

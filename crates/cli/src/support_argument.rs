@@ -1,6 +1,9 @@
-//! The argument DATA of `audit` and `fit`: labelled examples as a folder of class folders, an archive, a list of images
-//! or an embeddings file. Images are embedded, embeddings are read; both become [`LabelledRows`], one row per example.
-//! Start with [`SupportArgument::open`].
+//! The argument DATA of `audit` and `fit`: labelled examples (the support set) as a folder of class folders, an
+//! archive, a list of images or an embeddings file. Images are embedded, embeddings are read; both become
+//! [`LabelledRows`], one row per example. Start with [`SupportArgument::open`].
+//!
+//! [`listing`] and [`audited_files`] describe the files of a data set in the plan of a repair, the file that
+//! `trueshot audit --plan` writes.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +19,9 @@ use crate::images_argument::print_skipped;
 use crate::messages::say;
 use crate::progress::ProgressDisplay;
 
-/// Extensions of embeddings files.
-const EMBEDDINGS: [&str; 8] = ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
+/// Extensions of embeddings files, in lower case.
+const EMBEDDINGS_EXTENSIONS: [&str; 8] =
+    ["safetensors", "npy", "npz", "parquet", "arrow", "feather", "ipc", "arrows"];
 
 /// The labelled examples and how to embed them.
 #[derive(Args)]
@@ -36,7 +40,7 @@ pub struct SupportArgument {
 /// Whether a path is an embeddings file by its extension.
 pub fn is_embeddings(path: &Path) -> bool {
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    extension.is_some_and(|extension| EMBEDDINGS.contains(&extension.as_str())) && !path.is_dir()
+    extension.is_some_and(|extension| EMBEDDINGS_EXTENSIONS.contains(&extension.as_str())) && !path.is_dir()
 }
 
 /// Reads an embeddings file. `labels` is the file with the labels of a .npy file; `None`: the one next to it.
@@ -114,12 +118,12 @@ fn empty_folders(rows: &LabelledRows) -> Vec<String> {
 /// Classes all of whose images were skipped.
 fn unreadable_classes(rows: &LabelledRows) -> Vec<String> {
     let listed = rows.images.iter().flat_map(|images| images.collection.classes());
-    // Classes are sorted by name.
+    // The classes of embeddings are sorted by name.
     let has_no_row = |class: &&String| rows.embeddings.classes().binary_search(class).is_err();
     listed.filter(has_no_row).map(|class| format!("class {}", quoted(class))).collect()
 }
 
-/// The audited files, for a plan: [`listing`] with the hashes of the files as they were embedded.
+/// The audited files, for the plan of a repair: [`listing`] with the BLAKE3 hashes of the files as they were embedded.
 pub fn audited_files(images: &RowImages) -> Vec<ListedItem> {
     let mut files = listing(&images.collection);
     for (file, hash) in files.iter_mut().zip(images.hashes()) {
@@ -146,12 +150,12 @@ fn shortened(names: &[String]) -> String {
 /// The current items of a collection, in the order of its entries, including images that cannot be read. Other files
 /// are left out, so that a report or a plan may be written into the folder.
 pub fn listing(collection: &Collection) -> Vec<ListedItem> {
-    let listed = |entry: &ImageEntry| listed(&entry.item, collection.class_of(entry), entry.path());
-    collection.entries().iter().map(listed).collect()
+    let to_item = |entry: &ImageEntry| listed_item(&entry.item, collection.class_of(entry), entry.path());
+    collection.entries().iter().map(to_item).collect()
 }
 
 /// An item of a plan, with the size and modification time of its file if it has one.
-fn listed(item: &str, class: &str, path: Option<&Path>) -> ListedItem {
+fn listed_item(item: &str, class: &str, path: Option<&Path>) -> ListedItem {
     let metadata = path.and_then(|path| std::fs::metadata(path).ok());
     let modified = metadata.as_ref().and_then(|metadata| metadata.modified().ok());
     let since_1970 = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());

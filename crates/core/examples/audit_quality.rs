@@ -88,11 +88,13 @@ fn main() {
 /// Audits the support set of an episode, fits a classifier to it and predicts known and unknown queries.
 fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index: u64) -> SetResult {
     let data = &arguments.data;
-    let row = |embeddings: &Embeddings, row: u32| embeddings.row(row as usize).into_owned();
+    let read_row = |embeddings: &Embeddings, row: u32| embeddings.row(row as usize).into_owned();
     // The audit of the support set; its classes are named by their numbers in the episode.
     let items = &drawn.supports[0];
-    let rows: Vec<f32> =
-        items.iter().flat_map(|item| row(if item.truth.is_none() { pool } else { data }, item.row)).collect();
+    let rows: Vec<f32> = items
+        .iter()
+        .flat_map(|item| read_row(if item.truth.is_none() { pool } else { data }, item.row))
+        .collect();
     let labels = items.iter().map(|item| item.given.to_string()).collect();
     let set = Embeddings::from_rows(rows.clone(), data.dim(), labels).expect("rows");
     let audit = Audit::of(&set).run().expect("an audit");
@@ -108,7 +110,7 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
     // The classifier, and its predictions for the queries.
     let queries = drawn.episode.classes.iter().zip(0u32..);
     let queries = queries.flat_map(|(draw, class)| draw.queries.iter().map(move |&row| (row, class)));
-    let queries: Vec<(Vec<f32>, u32)> = queries.map(|(index, class)| (row(data, index), class)).collect();
+    let queries: Vec<(Vec<f32>, u32)> = queries.map(|(row, class)| (read_row(data, row), class)).collect();
     let method = match &arguments.head {
         Some(path) => format!("relabel:model={}", path.display()),
         None => "relabel".into(),
@@ -122,31 +124,32 @@ fn measure(arguments: &Arguments, pool: &Embeddings, drawn: &DrawnEpisode, index
         result.unknown.push((prediction.unknown, false));
     }
     // Its predictions for as many rows of other classes.
-    let unknown: Vec<Vec<f32>> = unknown_rows(pool, data, drawn, queries.len(), index, row);
+    let unknown: Vec<Vec<f32>> = unknown_rows(pool, data, drawn, queries.len(), index, read_row);
     let rows: Vec<&[f32]> = unknown.iter().map(Vec::as_slice).collect();
     let predictions = predictor.predict(&rows).expect("predictions");
     result.unknown.extend(predictions.iter().map(|prediction| (prediction.unknown, true)));
     result
 }
 
-/// `count` random rows of classes that are not in the episode; `index` is the number of the episode, and `row` reads a
-/// row.
+/// `count` random rows of classes that are not in the episode; `index` is the number of the episode, and `read_row`
+/// reads a row.
 fn unknown_rows(
     pool: &Embeddings,
     data: &Embeddings,
     drawn: &DrawnEpisode,
     count: usize,
     index: u64,
-    row: impl Fn(&Embeddings, u32) -> Vec<f32>,
+    read_row: impl Fn(&Embeddings, u32) -> Vec<f32>,
 ) -> Vec<Vec<f32>> {
     // Another seed than that of the episodes, 0.
     let mut rng = Rng::new(7, Purpose::Items, index);
-    let is_known = |index: usize| {
+    // Rows of a separate pool are never of a class of the episode.
+    let is_known = |row: usize| {
         std::ptr::eq(pool, data)
-            && drawn.episode.classes.iter().any(|class| class.class == data.labels()[index])
+            && drawn.episode.classes.iter().any(|class| class.class == data.labels()[row])
     };
-    let mut indices = std::iter::repeat_with(|| rng.below(pool.len())).filter(|&index| !is_known(index));
-    (0..count).filter_map(|_| indices.next()).map(|index| row(pool, index as u32)).collect()
+    let mut rows = std::iter::repeat_with(|| rng.below(pool.len())).filter(|&row| !is_known(row));
+    (0..count).filter_map(|_| rows.next()).map(|row| read_row(pool, row as u32)).collect()
 }
 
 /// The verdicts of an audit, and whether each is correct.
@@ -191,10 +194,9 @@ fn report(arguments: &Arguments, noise: Noise, results: &[SetResult]) -> serde_j
         *entry = (entry.0 + 1, entry.1 + usize::from(*is_correct));
     }
     let total: usize = counts.values().map(|(count, _)| count).sum();
-    let decided: Vec<&(usize, usize)> =
-        counts.iter().filter(|(name, _)| !name.contains("unsure")).map(|(_, counts)| counts).collect();
     // The number of verdicts other than "unsure", and how many of them are correct.
-    let (decided, correct) = decided.iter().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+    let of_decided = counts.iter().filter(|(name, _)| !name.contains("unsure")).map(|(_, counts)| counts);
+    let (decided, correct) = of_decided.fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
     let (confidences, are_correct): (Vec<f32>, Vec<bool>) =
         results.iter().flat_map(|result| result.predictions.iter().copied()).unzip();
     let (novelties, are_unknown): (Vec<f32>, Vec<bool>) =

@@ -98,10 +98,11 @@ impl Mixture {
     }
 
     /// Scores `[classes][queries]`: `2 <p, q> - |p|^2`, which is largest for the nearest prototype, because it is
-    /// `|q|^2 - |p - q|^2`. `products` are the inner products `[items, queries]`, `queries` their number.
-    fn scores(&self, products: &[f32], queries: usize) -> Vec<Vec<f32>> {
+    /// `|q|^2 - |p - q|^2`. `item_products` are the inner products `[items, queries]` of the items, `count` is the
+    /// number of queries.
+    fn scores(&self, item_products: &[f32], count: usize) -> Vec<Vec<f32>> {
         let score = |(class, &norm): (usize, &f32)| {
-            let products = self.products(class, products, queries);
+            let products = self.prototype_products(class, item_products, count);
             products.into_iter().map(|product| 2.0 * product - norm).collect()
         };
         self.squared_norms.iter().enumerate().map(score).collect()
@@ -138,12 +139,12 @@ impl Mixture {
     }
 
     /// Inner products `[queries]` of the prototype of one class with all queries, from those of the items with the
-    /// queries (`products`, `[items, queries]`).
-    fn products(&self, class: usize, products: &[f32], queries: usize) -> Vec<f32> {
-        let mut sum = vec![0.0; queries];
+    /// queries (`item_products`, `[items, queries]`); `count` is the number of queries.
+    fn prototype_products(&self, class: usize, item_products: &[f32], count: usize) -> Vec<f32> {
+        let mut sum = vec![0.0; count];
         for &(item, weight) in &self.terms[class] {
-            let row = &products[item as usize * queries..][..queries];
-            sum.iter_mut().zip(row).for_each(|(s, p)| *s += weight * p);
+            let row = &item_products[item as usize * count..][..count];
+            sum.iter_mut().zip(row).for_each(|(sum, product)| *sum += weight * product);
         }
         sum
     }
@@ -357,7 +358,8 @@ impl Classifier {
                 // <p, q> / |p|: the length of the query is the same for all classes and left out.
                 let score = |(class, &norm): (usize, &f32)| {
                     let scale = if norm > 0.0 { norm.sqrt().recip() } else { 0.0 };
-                    mixture.products(class, products, count).into_iter().map(|p| p * scale).collect()
+                    let products = mixture.prototype_products(class, products, count);
+                    products.into_iter().map(|product| product * scale).collect()
                 };
                 mixture.squared_norms.iter().enumerate().map(score).collect()
             }
@@ -426,15 +428,15 @@ pub(crate) fn centred_unit(row: &[f32], mean: &[f32]) -> Vec<f32> {
 /// class.
 fn argmax(scores: &[Vec<f32>], queries: usize) -> Vec<u32> {
     // The best class so far and its score, for every query.
-    let mut argmax = vec![0; queries];
-    let mut max = scores.first().cloned().unwrap_or_default();
+    let mut best_classes = vec![0; queries];
+    let mut best_scores = scores.first().cloned().unwrap_or_default();
     for (class, scores) in (0..).zip(scores).skip(1) {
-        for ((argmax, max), &score) in argmax.iter_mut().zip(&mut max).zip(scores) {
-            *argmax = if score > *max { class } else { *argmax };
-            *max = max.max(score);
+        for ((best, best_score), &score) in best_classes.iter_mut().zip(&mut best_scores).zip(scores) {
+            *best = if score > *best_score { class } else { *best };
+            *best_score = best_score.max(score);
         }
     }
-    argmax
+    best_classes
 }
 
 /// Scores `[classes][queries]` of matching networks: `sum exp(cos(item, query))` over the items of the class.

@@ -1,7 +1,7 @@
 //! The errors of the library: [`Error`].
 //!
-//! A message says what failed, the value given and the values allowed, in lower case without a full
-//! stop. What to do about it is a [`hint`](Error::hint), which the command line prints on its own line.
+//! A message says what failed, the value given and the values allowed, in lower case without a full stop. What to do
+//! about it is a [`hint`](Error::hint), which the command line prints on its own line.
 //!
 //! Words in the messages: an episode is a small classification problem drawn from the data, with `ways` classes,
 //! `shots` labelled items per class (the support set) and `queries` items per class to classify. Noise replaces some of

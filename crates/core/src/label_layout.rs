@@ -8,18 +8,18 @@
 pub(crate) fn spread_labels(ideal: Vec<f64>, gap: f64, bottom: f64) -> Vec<f64> {
     let mut order: Vec<usize> = (0..ideal.len()).collect();
     order.sort_by(|&a, &b| ideal[a].total_cmp(&ideal[b]));
-    let mut heights = ideal.clone();
+    let mut positions = ideal.clone();
     // From top to bottom, every label moves down until it is `gap` below the one before it.
-    let mut last = f64::NEG_INFINITY;
+    let mut previous = f64::NEG_INFINITY;
     for &label in &order {
-        heights[label] = ideal[label].max(last + gap);
-        last = heights[label];
+        positions[label] = ideal[label].max(previous + gap);
+        previous = positions[label];
     }
     // From bottom to top, labels below the bottom of the chart move up again and push those above them up.
     let mut limit = bottom;
     for &label in order.iter().rev() {
-        heights[label] = heights[label].min(limit);
-        limit = heights[label] - gap;
+        positions[label] = positions[label].min(limit);
+        limit = positions[label] - gap;
     }
-    heights
+    positions
 }

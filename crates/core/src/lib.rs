@@ -58,10 +58,10 @@
 //!
 //! # Features
 //!
-//! All are on by default. `arrow`, `npz` and `parquet` read these formats (`.safetensors` and `.npy` are always read),
-//! `mmap` maps files into memory instead of reading them, `zip` writes repaired copies of folders as archives, `report`
+//! On by default: `arrow`, `npz` and `parquet` read these formats (`.safetensors` and `.npy` are always read), `mmap`
+//! maps files into memory instead of reading them, `zip` writes repaired copies of folders as archives, `report`
 //! formats results as text, pages and plots, `train` adds training. Without them the library builds in a fraction of
-//! the time, and for WebAssembly.
+//! the time, and for WebAssembly. Off by default: `cuda` trains heads on NVIDIA GPUs.
 //!
 //! Results depend on the seed and the instruction set, never on the number of threads.
 

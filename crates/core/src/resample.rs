@@ -91,7 +91,8 @@ impl Taps {
 
     fn set_resampling(&mut self, resampling: Resampling, from: usize, to: usize) {
         let scale = from as f64 / to as f64;
-        // When shrinking, the filter is widened by the scale, so that it skips no input pixel: that is the antialiasing.
+        // When shrinking, the filter is widened by the scale, so that it skips no input pixel: that is the
+        // antialiasing.
         let stretch = scale.max(1.0);
         // The radius of the filter in input pixels.
         let reach = stretch * resampling.radius();
@@ -154,7 +155,8 @@ pub struct PixelShape {
 /// Resizes an image to `(width, height)`.
 ///
 /// # Panics
-/// If the number of bytes is not that of the shape, if the input or the output has no pixels, or if a pixel has neither 1 nor 3 bytes.
+/// If the number of bytes is not that of the shape, if the input or the output has no pixels, or if a pixel has neither
+/// 1 nor 3 bytes.
 pub fn resized(
     pixels: &[u8],
     shape: PixelShape,
@@ -251,11 +253,11 @@ impl ColumnResizer {
     fn add(&mut self, row: &[u8]) {
         let number = self.added;
         self.added += 1;
-        // Open the output rows whose window starts with this row or an earlier one. Windows have equal lengths and start in the order of
-        // their outputs, so they also end in that order.
-        let begins_here =
+        // Open the output rows whose window starts with this row or an earlier one. Windows have equal lengths and
+        // start in the order of their outputs, so they also end in that order.
+        let has_begun =
             |output: usize| self.taps.starts.get(output).is_some_and(|&start| start as usize <= number);
-        while begins_here(self.done + self.open.len()) {
+        while has_begun(self.done + self.open.len()) {
             self.open.push_back(vec![HALF; self.length]);
         }
         for (output, sums) in (self.done..).zip(&mut self.open) {

@@ -1,5 +1,6 @@
-//! Printing of file and class names: [`visible`] escapes control characters, and the other functions measure and fit
-//! text to columns of a terminal.
+//! Printing of file and class names and other texts: [`visible`] escapes control characters, [`escaped_xml`] the
+//! characters that mean something in XML and HTML, [`counted`] writes a number with its noun, and the other functions
+//! measure and fit text to columns of a terminal.
 //!
 //! Names come from files of other people. A line end, an escape sequence or a mark that changes the direction of
 //! writing could break a table or make a name look like another.

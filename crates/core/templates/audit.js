@@ -7,7 +7,8 @@
   const search = form.querySelector("input");
   const items = [...document.querySelectorAll("li.item")];
   const classes = [...document.querySelectorAll("section.class")];
-  // The pressed button: "all"; "suspect" or "decided", which are marks of items; or an action of the audit.
+  // The pressed button: "all"; "suspect" or "decided", which are attributes of items (data-suspect, data-decided); or an
+  // action of the audit, the value of data-action.
   let show = "all";
   const passes = (item) =>
     (show === "all" || (show === "suspect" || show === "decided" ? show in item.dataset : item.dataset.action === show)) &&
@@ -40,28 +41,27 @@
   form.hidden = false;
   apply();
 
-  // The images of neighbours are copied from the page when they are first needed.
-  const open = (event) => {
+  // Prepares the box of similar items of the item that is pointed at or has the focus: chooses its side and, the first
+  // time, copies the images of the similar items from the page. audit.css shows and hides the box.
+  const prepareSimilar = (event) => {
     const item = event.target.closest?.("li.item");
     if (!item) return;
     const near = item.querySelector(".near");
     const box = item.getBoundingClientRect();
-    // Without 340 pixels to its right or 330 below, where the box of similar items would be cut off, it opens on the
-    // other side.
+    // With too little space on the right or below, the box opens on the other side. 340 pixels are its width (19rem) and
+    // a margin, 330 an estimate of its height, which is not known before it is shown.
     near.classList.toggle("left", box.left > innerWidth - 340);
     near.classList.toggle("up", box.bottom > innerHeight - 330 && box.top > 330);
-    if (item.dataset.open) return;
-    item.dataset.open = "yes";
+    if (item.dataset.prepared) return;
+    item.dataset.prepared = "yes";
     for (const line of near.querySelectorAll("li")) {
       const image = document.querySelector(`#i${line.dataset.row} > img`);
-      if (image) {
-        const copy = image.cloneNode();
-        line.prepend(copy);
-      }
+      if (image) line.prepend(image.cloneNode());
     }
   };
-  document.addEventListener("mouseover", open);
-  document.addEventListener("focusin", open);
+  document.addEventListener("mouseover", prepareSimilar);
+  document.addEventListener("focusin", prepareSimilar);
+
   // Arrow keys move between the visible items; a link from the map clears the filters if they hide its item.
   document.addEventListener("keydown", (event) => {
     if (document.querySelector("dialog[open]")) return;

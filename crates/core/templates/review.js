@@ -118,7 +118,7 @@
 
   // ---- Plan ----
 
-  /** The line of a plan for a decision; null if the label is right. */
+  /** The line of a plan for a decision (`to`, as in a step); null if the label is right. */
   function planLine({ row, item, given, p_wrong }, to) {
     if (to === given) return null;
     return JSON.stringify({ item, from: given, ...(to === null ? { quarantine: true } : { to }), p_wrong, reason: "decided in the report" });
@@ -143,6 +143,7 @@
       if (isReview && !line.startsWith("# {")) continue;
       const change = JSON.parse(line.replace(/^# /, ""));
       const row = rowOf.get(JSON.stringify([change.item, change.from]));
+      // Whether the decision is the change of this line; a change without `to` is a quarantine.
       const isPlanned = decided.get(row) === (change.to ?? null);
       if (isReview && !decided.has(row)) review.push(line);
       if (!isReview && (!decided.has(row) || isPlanned)) {

@@ -238,8 +238,9 @@ kernel! {
 }
 
 kernel! {
-    /// Updates one chunk with `g = scale * gradient + l2 * value`, and sets the gradient to zero. A new value is
-    /// `keep * value - lr * m' / (sqrt(v') + epsilon)`: m' and v' are m and v divided by their bias corrections.
+    /// Updates one chunk with `g = scale * gradient + l2 * value`, and sets the gradient to zero. A new value is `keep
+    /// * value - lr * m' / (sqrt(v') + epsilon)`: m' and v' are m and v divided by their bias corrections. `rate`
+    /// already contains the correction of m, `second_scale` that of v.
     fn update<'a, T>(
         factors: StepFactors<T>,
         gradient: &'a mut [T],

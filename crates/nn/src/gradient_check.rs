@@ -40,57 +40,57 @@ impl TestRng {
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If an element is off by more than 1e-5 of the largest element. `what` names the gradient in the message.
-pub fn check_gradient(what: &str, at: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
-    check_gradient_at(what, at, gradient, 0..at.len(), &mut loss);
+/// If an element is off by more than 1e-5 of the largest element, or of 1e-3 if that is larger. `what` names the gradient in the message.
+pub fn check_gradient(what: &str, point: &[f64], gradient: &[f64], mut loss: impl FnMut(&[f64]) -> f64) {
+    check_gradient_at(what, point, gradient, 0..point.len(), &mut loss);
 }
 
 /// Compares every element of a gradient with the central difference of its loss.
 ///
 /// # Panics
-/// If an element is off by more than `tolerance` times the largest element.
+/// If an element is off by more than `tolerance` times the largest element, or times 1e-3 if that is larger.
 pub fn check_gradient_within(
     tolerance: f64,
     what: &str,
-    at: &[f64],
+    point: &[f64],
     gradient: &[f64],
     loss: impl FnMut(&[f64]) -> f64,
 ) {
-    compare(tolerance, what, at, gradient, 0..at.len(), loss);
+    compare(tolerance, what, point, gradient, 0..point.len(), loss);
 }
 
 /// Compares the elements of a gradient at `indices`, see [`check_gradient`].
 pub fn check_gradient_at(
     what: &str,
-    at: &[f64],
+    point: &[f64],
     gradient: &[f64],
     indices: impl Iterator<Item = usize>,
     loss: impl FnMut(&[f64]) -> f64,
 ) {
-    compare(1e-5, what, at, gradient, indices, loss);
+    compare(1e-5, what, point, gradient, indices, loss);
 }
 
-/// Compares the elements of `gradient`, which is that of `loss` at the point `at`, at these indices. A gradient smaller
+/// Compares the elements of `gradient`, which is that of `loss` at `point`, at these indices. A gradient smaller
 /// than 1e-3 is compared as if its largest element were 1e-3: differences of the loss are not more precise.
 fn compare(
     tolerance: f64,
     what: &str,
-    at: &[f64],
+    point: &[f64],
     gradient: &[f64],
     indices: impl Iterator<Item = usize>,
     mut loss: impl FnMut(&[f64]) -> f64,
 ) {
     const STEP: f64 = 1e-5;
-    assert_eq!(at.len(), gradient.len(), "{what}");
-    let mut moved = at.to_vec();
+    assert_eq!(point.len(), gradient.len(), "{what}");
+    let mut moved = point.to_vec();
     let scale = gradient.iter().fold(1e-3f64, |largest, g| largest.max(g.abs()));
     for index in indices {
-        let mut at_offset = |offset: f64| {
-            moved[index] = at[index] + offset;
+        let mut loss_at_offset = |offset: f64| {
+            moved[index] = point[index] + offset;
             loss(&moved)
         };
-        let expected = (at_offset(STEP) - at_offset(-STEP)) / (2.0 * STEP);
-        moved[index] = at[index];
+        let expected = (loss_at_offset(STEP) - loss_at_offset(-STEP)) / (2.0 * STEP);
+        moved[index] = point[index];
         let error = (gradient[index] - expected).abs();
         assert!(error <= tolerance * scale, "{what} [{index}]: {} instead of {expected}", gradient[index]);
     }

@@ -101,10 +101,10 @@ pub const FEATURE_MEAN_RATE: f32 = 0.01;
 /// };
 /// let mut gradient = vec![0.0; head.layout().len()];
 /// // Four rows of two numbers: the three support items, then the query.
-/// let mut d_features = vec![0.0; episode.feature_count()];
-/// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut d_features);
+/// let mut feature_gradient = vec![0.0; episode.feature_count()];
+/// head.losses_with_feature_gradient(&parameters, &[episode], 0, &mut gradient, &mut feature_gradient);
 /// // Numbers 6 and 7 belong to the query. The loss falls if the query moves towards its class.
-/// assert!(d_features[6] > 0.0 && d_features[7] < 0.0);
+/// assert!(feature_gradient[6] > 0.0 && feature_gradient[7] < 0.0);
 /// ```
 pub trait JointHead: Head {
     /// [`Head::losses`], with the same losses and parameter gradient to the bit. Also adds the gradient of the loss

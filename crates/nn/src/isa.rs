@@ -171,8 +171,8 @@ pub(crate) fn for_each_in_parallel<I: ParallelIterator>(items: I, job: impl Fn(I
     items.for_each(|item| isa.scope(|| job(item)));
 }
 
-/// `a b + c`, fused if the set has an instruction for it. The portable set multiplies and then adds, because there a
-/// fused multiply-add would be a function call per number.
+/// `a b + c`, fused if the set has an instruction for it. The portable set (`pulp::Scalar256b`) multiplies and then
+/// adds, because there a fused multiply-add would be a function call per number.
 #[inline(always)]
 pub(crate) fn multiply_add<S: Simd>(simd: S, a: S::f32s, b: S::f32s, c: S::f32s) -> S::f32s {
     if std::any::TypeId::of::<S>() == std::any::TypeId::of::<pulp::Scalar256b>() {

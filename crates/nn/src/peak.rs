@@ -5,7 +5,8 @@ use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
 
-/// Multiply-adds of each chain: in the order of ten milliseconds of work.
+/// Multiply-adds of each chain, a sequence in which every multiply-add needs the result of the one before: in the order
+/// of ten milliseconds of work.
 const ROUNDS: usize = 4_000_000;
 /// Independent chains: enough to hide the latency of a multiply-add, and no more than the smallest register file holds.
 const CHAINS: usize = 12;

@@ -280,7 +280,8 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     sum_lanes(sums)
 }
 
-/// The largest of `values`, or `least` if that is larger than all values.
+/// The largest of `values`, or `least` if that is larger than all values. Like [`sum`], it keeps [`LANES`] partial
+/// results.
 #[inline(always)]
 pub fn max_of<T: Real>(values: &[T], least: T) -> T {
     let (chunks, tail) = values.as_chunks::<LANES>();
@@ -293,6 +294,7 @@ pub fn max_of<T: Real>(values: &[T], least: T) -> T {
     for (largest, &value) in largest.iter_mut().zip(tail) {
         *largest = value.max(*largest);
     }
+    // The second half of the lanes is merged into the first until one number is left, as in `sum_lanes`.
     let mut half = LANES / 2;
     while half > 0 {
         for lane in 0..half {

@@ -29,7 +29,7 @@ const EPS: f32 = 1e-8;
 /// Trains `weights` (`[C, D]`) and `bias` (`[C]`) in place.
 ///
 /// # Panics
-/// If shapes disagree or a label is not below C.
+/// If shapes disagree, a label is not below C, or there are steps but no rows.
 pub fn train(
     rows: &[&[f32]],
     labels: &[u32],
@@ -40,6 +40,7 @@ pub fn train(
     let (classes, dim) = (bias.len(), rows.first().map_or(0, |row| row.len()));
     assert_eq!(weights.len(), classes * dim);
     assert_eq!(labels.len(), rows.len());
+    assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
     // AdamW's running means of the gradients (first moments) and of their squares (second moments).
     let mut first = vec![0.0; weights.len()];
     let mut second = vec![0.0; weights.len()];
@@ -61,7 +62,8 @@ pub fn train(
     }
 }
 
-/// The gradient of the mean cross-entropy with respect to the logits, `[C, R]`: `(p - [c is the label]) / R`.
+/// The gradient of the mean cross-entropy with respect to the logits, `[C, R]`: `(p - [c is the label]) / R`, with p
+/// the softmax of the logits; the bracket is 1 if c is the label of the row and 0 otherwise.
 fn softmax_errors(logits: &[f32], labels: &[u32], bias: &[f32]) -> Vec<f32> {
     let rows = labels.len();
     let mut errors = vec![0.0; logits.len()];

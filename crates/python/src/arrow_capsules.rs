@@ -25,6 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use trueshot::guard::caught;
 
+// The names of the capsules, which the specification of the interface fixes.
 const SCHEMA: &CStr = c"arrow_schema";
 const ARRAY: &CStr = c"arrow_array";
 const STREAM: &CStr = c"arrow_array_stream";
@@ -77,14 +78,14 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
         let kind = data.data_type();
         return Err(PyTypeError::new_err(format!("expected a table with columns, got an array of {kind}")));
     }
-    let batch = caught(|| rows(StructArray::from(data))).ok_or_else(not_arrow)?.map_err(not_a_table)?;
+    let batch = caught(|| to_batch(StructArray::from(data))).ok_or_else(not_arrow)?.map_err(not_a_table)?;
     let schema = batch.schema();
     Ok(Box::new(RecordBatchIterator::new([Ok(batch)], schema)))
 }
 
 /// The fields of a struct array as the columns of a batch. Where the struct is null, all columns become null, because a
 /// batch has no nulls of its own.
-fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
+fn to_batch(table: StructArray) -> Result<RecordBatch, ArrowError> {
     let Some(nulls) = table.nulls().filter(|nulls| nulls.null_count() > 0).cloned() else {
         let (fields, columns, _) = table.into_parts();
         return RecordBatch::try_new(Arc::new(Schema::new(fields)), columns);
@@ -93,8 +94,8 @@ fn rows(table: StructArray) -> Result<RecordBatch, ArrowError> {
     // A column that was declared without nulls may have some now.
     let fields: Vec<_> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
     let masked = |column: ArrayRef| -> Result<ArrayRef, ArrowError> {
-        let both = NullBuffer::union(column.logical_nulls().as_ref(), Some(&nulls));
-        Ok(make_array(column.to_data().into_builder().nulls(both).build()?))
+        let all_nulls = NullBuffer::union(column.logical_nulls().as_ref(), Some(&nulls));
+        Ok(make_array(column.to_data().into_builder().nulls(all_nulls).build()?))
     };
     let columns = columns.into_iter().map(masked).collect::<Result<_, _>>()?;
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)

@@ -132,17 +132,17 @@ const MAX_COLUMN_SIZE: usize = i32::MAX as usize;
 /// Divides rows, given their sizes, into consecutive ranges whose sizes sum to at most `most`; a single larger row has
 /// a range of its own. Without rows, returns one empty range, so that the result has its columns.
 fn split_by_size(sizes: impl Iterator<Item = usize>, most: usize) -> Vec<Range<usize>> {
-    let (mut runs, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
+    let (mut ranges, mut start, mut end, mut total) = (Vec::new(), 0, 0, 0usize);
     for size in sizes {
         total = total.saturating_add(size);
         if total > most && end > start {
-            runs.push(start..end);
+            ranges.push(start..end);
             (start, total) = (end, size);
         }
         end += 1;
     }
-    runs.push(start..end);
-    runs
+    ranges.push(start..end);
+    ranges
 }
 
 /// The indices of the carried columns: the given ones, or `task` if it exists.
@@ -329,19 +329,20 @@ impl TaskOutput for PrototypeOutput {
                 .map(|prototypes| (prototypes.vectors.to_vec(), prototypes.centre.map(<[f32]>::to_vec)))
         };
         // Per task: vectors `[classes][dimensions]` and the centre. None for failed tasks.
-        let known: Vec<_> = results.iter().map(|result| result.as_ref().ok().and_then(prototypes)).collect();
+        let per_task: Vec<_> =
+            results.iter().map(|result| result.as_ref().ok().and_then(prototypes)).collect();
         let classes = lists(results, StringBuilder::new(), |list, learned: &UncalibratedPredictor| {
             learned.classes().iter().for_each(|class| list.append_value(class));
         });
         let mut vectors = ListBuilder::new(ListBuilder::new(Float32Builder::new()));
         let mut centres = ListBuilder::new(Float32Builder::new());
-        for known in &known {
-            for vector in known.iter().flat_map(|(vectors, _)| vectors) {
+        for prototypes in &per_task {
+            for vector in prototypes.iter().flat_map(|(vectors, _)| vectors) {
                 vectors.values().values().append_slice(vector);
                 vectors.values().append(true);
             }
-            vectors.append(known.is_some());
-            let centre = known.as_ref().and_then(|(_, centre)| centre.as_deref());
+            vectors.append(prototypes.is_some());
+            let centre = prototypes.as_ref().and_then(|(_, centre)| centre.as_deref());
             centres.values().append_slice(centre.unwrap_or_default());
             centres.append(centre.is_some());
         }

@@ -182,8 +182,8 @@ impl Classifier {
 
     /// For pickle: the bytes of the classifier file.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        let maker = py.get_type::<Classifier>().getattr("from_bytes")?;
-        Ok((maker, (self.to_bytes(py, None)?,)))
+        let from_bytes = py.get_type::<Classifier>().getattr("from_bytes")?;
+        Ok((from_bytes, (self.to_bytes(py, None)?,)))
     }
 
     #[getter]

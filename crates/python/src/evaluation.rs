@@ -3,7 +3,8 @@
 //!
 //! An episode is a small classification task: `ways` classes, a support set with `shots` labelled rows per class, and
 //! `queries` rows per class to classify. Under each noise setting, some labels of the support set are made wrong.
-//! Methods and noise types may be Python functions ([`crate::user_functions`]).
+//! Methods and noise types may be Python functions ([`crate::user_functions`]). Names with `own` are those of
+//! user-defined methods and noise types.
 
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyBaseException, PyUserWarning};
@@ -111,11 +112,11 @@ impl EpisodeShape {
 /// [`EpisodeShape::noise_functions`]; they get their requests through `sender`.
 fn with_own_noise<'a>(
     sampler: Sampler<'a>,
-    own: Vec<(String, Option<Vec<Vec<f64>>>)>,
+    own_noise: Vec<(String, Option<Vec<Vec<f64>>>)>,
     sender: &Sender<Message>,
 ) -> trueshot::Result<Sampler<'a>> {
     let mut functions = 0;
-    own.into_iter().try_fold(sampler, |sampler, (name, matrix)| match matrix {
+    own_noise.into_iter().try_fold(sampler, |sampler, (name, matrix)| match matrix {
         Some(matrix) => sampler.with_noise(Box::new(ConfusionNoise::new(name, matrix)?)),
         None => {
             functions += 1;
@@ -155,7 +156,7 @@ fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec
         let methods = registry.parse_all::<&str>(&[]).map_err(to_exception)?;
         return Ok((methods.into_iter().map(ParsedMethod::BuiltIn).collect(), Vec::new()));
     }
-    let (mut parsed, mut own, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut parsed, mut own_methods, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for method in given {
         let label = match method {
             MethodArgument::BuiltIn(text) => {
@@ -166,8 +167,8 @@ fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec
             }
             MethodArgument::Own(method) => {
                 let label = method.name().to_string();
-                parsed.push(ParsedMethod::Own(own.len()));
-                own.push(method);
+                parsed.push(ParsedMethod::Own(own_methods.len()));
+                own_methods.push(method);
                 label
             }
         };
@@ -181,16 +182,16 @@ fn parse_methods(given: Vec<MethodArgument>) -> PyResult<(Vec<ParsedMethod>, Vec
         }
         labels.push(label);
     }
-    Ok((parsed, own))
+    Ok((parsed, own_methods))
 }
 
 /// Checks that one of the methods has the name `baseline`: the method to which all others are compared.
-fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own: &[UserMethod]) -> PyResult<()> {
+fn check_baseline(baseline: &str, parsed: &[ParsedMethod], own_methods: &[UserMethod]) -> PyResult<()> {
     let labels: Vec<&str> = parsed
         .iter()
         .map(|method| match method {
             ParsedMethod::BuiltIn(method) => method.label.as_str(),
-            ParsedMethod::Own(position) => own[*position].name(),
+            ParsedMethod::Own(position) => own_methods[*position].name(),
         })
         .collect();
     match labels.contains(&baseline) {
@@ -225,14 +226,15 @@ pub fn evaluate(
     threads: Option<i64>,
     callback: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(Option<Evaluation>, Option<Py<PyBaseException>>)> {
-    let (parsed, own) = parse_methods(methods)?;
+    let (parsed, own_methods) = parse_methods(methods)?;
     if let Some(baseline) = &baseline {
-        check_baseline(baseline, &parsed, &own)?;
+        check_baseline(baseline, &parsed, &own_methods)?;
     }
     let (spec, noise) = (shape.spec(), shape.noise(py)?);
-    let functions = UserFunctions { methods: own, noises: shape.noise_functions(py), stop_on_failure };
+    let functions =
+        UserFunctions { methods: own_methods, noises: shape.noise_functions(py), stop_on_failure };
     // The work on other threads gets names and matrices only: Python functions stay on this thread.
-    let (own, own_noise) = (&functions.methods, shape.take_own_noise());
+    let (own_methods, own_noise) = (&functions.methods, shape.take_own_noise());
     let data = to_numbered_rows(data)?;
     let outliers = checked_outliers(py, threads, outliers)?;
     let details = Details { per_class: details.0, confusion: details.1 };
@@ -243,8 +245,8 @@ pub fn evaluate(
             ParsedMethod::BuiltIn(method) => method,
             ParsedMethod::Own(position) => {
                 let rows = (&data, outliers.as_ref());
-                let method = PythonMethod::new(position, &own[position], rows, channel.sender());
-                NamedMethod { label: own[position].name().into(), method: Box::new(method) }
+                let method = PythonMethod::new(position, &own_methods[position], rows, channel.sender());
+                NamedMethod { label: own_methods[position].name().into(), method: Box::new(method) }
             }
         };
         let methods: Vec<NamedMethod> = parsed.into_iter().map(named).collect();
@@ -299,8 +301,8 @@ fn checked_outliers(
 
 #[pymethods]
 impl Evaluation {
-    /// The evaluation in one of the formats of `trueshot eval`; `significance` adds the differences
-    /// between all pairs of methods.
+    /// The evaluation in one of the formats of `trueshot eval`; `significance` adds the differences between all pairs
+    /// of methods.
     fn render(&self, format: &str, significance: bool) -> PyResult<String> {
         let format = match format {
             "table" => Format::Table,

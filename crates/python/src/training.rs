@@ -161,7 +161,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
             true => training_outliers(&train_on.iter().collect::<Vec<_>>(), validation.len()),
             false => validation_outliers.iter().collect(),
         };
-        let (training, validation) = (banks(train_on, &outliers), banks(validation, &validation_outliers));
+        let (training, validation) =
+            (episode_data(train_on, &outliers), episode_data(validation, &validation_outliers));
         for overlap in heads::overlaps(&training, &validation) {
             channel.send(TrainingMessage::Warning(overlap.to_string()));
         }
@@ -251,7 +252,8 @@ fn check_sets(
 }
 
 /// The data sets to draw episodes from, each with the outliers of the same index, if there are any.
-fn banks<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {
-    let bank = |(index, embeddings)| EpisodeData { embeddings, outliers: outliers.get(index).copied() };
-    data.iter().enumerate().map(bank).collect()
+fn episode_data<'a>(data: &'a [Embeddings], outliers: &[&'a Embeddings]) -> Vec<EpisodeData<'a>> {
+    let with_outliers =
+        |(index, embeddings)| EpisodeData { embeddings, outliers: outliers.get(index).copied() };
+    data.iter().enumerate().map(with_outliers).collect()
 }

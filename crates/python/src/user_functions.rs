@@ -230,10 +230,9 @@ impl PythonMethod {
         let classes = tasks.first().map_or(0, |task| task.classes.len());
         let items = items_of_tasks.iter().flatten().map(Vec::len).max().unwrap_or(0);
         let queries = tasks.first().map_or(0, |task| task.queries().count());
-        // Where a class has fewer than K = `items` items, the label stays -1 and, below, the row stays zeros. The size
-        // of chunks must not be 0.
+        // Where a class has fewer than K = `items` items, the label stays -1 and, below, the row stays zeros.
         let mut labels = vec![-1; tasks.len() * classes * items];
-        for (labels, by_class) in labels.chunks_mut((classes * items).max(1)).zip(&items_of_tasks) {
+        for (labels, by_class) in labels.chunks_mut(classes * items).zip(&items_of_tasks) {
             for (class, members) in by_class.iter().enumerate() {
                 labels[class * items..][..members.len()].fill(class as i64);
             }
@@ -241,6 +240,7 @@ impl PythonMethod {
         let mut support = vec![0.0; tasks.len() * classes * items * dim];
         let rows = support.par_chunks_mut(classes * items * dim).zip(tasks).zip(&items_of_tasks);
         rows.for_each(|((rows, task), by_class)| self.fill_support(rows, task, by_class, items));
+        // An evaluation of label detection alone has no queries, and the size of chunks must not be 0.
         let mut query_rows = vec![0.0; tasks.len() * queries * dim];
         let rows = query_rows.par_chunks_mut((queries * dim).max(1)).zip(tasks);
         rows.for_each(|(rows, task)| {

@@ -6,10 +6,10 @@
 //! images, with the jitters in random order. The drawn parameters depend only on the seed, the image and the number of
 //! the copy or step, so neither threads nor the order of work can change them.
 //!
-//! [`Augmenter::apply`] has three passes: the crop is resampled row by row from bytes into one plane per channel,
-//! jitters work on planes, and the last pass normalises and interleaves. The loops are compiled for the chosen SIMD
-//! instruction set. Values are computed independently and the only sum has a fixed order, so the instruction set does
-//! not change the result.
+//! [`Augmenter::apply`] has three passes: the crop is resampled row by row from bytes into one plane per channel (all
+//! values of one colour), jitters work on planes, and the last pass normalises and interleaves. The loops are compiled
+//! for the chosen SIMD instruction set. Values are computed independently and the only sum has a fixed order, so the
+//! instruction set does not change the result.
 
 use pulp::{Simd, WithSimd};
 use trueshot::rng::{Purpose, Rng};
@@ -171,7 +171,7 @@ impl DrawnAugmentation {
 /// Applies augmentations; holds the working memory of one thread.
 #[derive(Debug, Default)]
 pub struct Augmenter {
-    /// The weights of bilinear resampling: which columns of the crop each output column is made of.
+    /// For each output column the neighbouring columns of the crop that it is made of, and their bilinear weights.
     columns: Taps,
     /// The same for rows.
     rows: Taps,
@@ -240,9 +240,9 @@ impl AugmentKernel<'_> {
         for jitter in self.drawn.jitters {
             match jitter {
                 Jitter::Brightness(factor) if factor != 1.0 => scale_brightness(plane, factor),
-                Jitter::Contrast(share) if share != 1.0 => {
+                Jitter::Contrast(weight) if weight != 1.0 => {
                     let mean = lane_sum(plane.len(), |i| plane[i]) / plane.len() as f32;
-                    blend(plane, share, mean);
+                    blend(plane, weight, mean);
                 }
                 // Grey images have no saturation or hue.
                 _ => {}
@@ -262,11 +262,11 @@ impl AugmentKernel<'_> {
         for jitter in self.drawn.jitters {
             match jitter {
                 Jitter::Brightness(factor) if factor != 1.0 => scale_brightness(planes, factor),
-                Jitter::Contrast(share) if share != 1.0 => {
+                Jitter::Contrast(weight) if weight != 1.0 => {
                     let mean = mean_grey(planes);
-                    blend(planes, share, mean);
+                    blend(planes, weight, mean);
                 }
-                Jitter::Saturation(share) if share != 1.0 => saturate(planes, share),
+                Jitter::Saturation(weight) if weight != 1.0 => saturate(planes, weight),
                 Jitter::Hue(shift) if shift != 0.0 => shift_hue(planes, shift),
                 _ => {}
             }
@@ -286,17 +286,17 @@ fn resample<const COUNT: usize>(
 ) {
     let Augmenter { columns, rows, row, planes } = scratch;
     for y in 0..size {
-        // Vertically: a weighted sum of rows of the crop, scaled from bytes to [0, 1].
+        // Vertically: a weighted sum of rows of the crop, from number `start` on, scaled from bytes to [0, 1].
         let (start, weights) = rows.output(y);
         row.fill(0.0);
-        for (line, &weight) in weights.iter().enumerate() {
-            let first = ((drawn.top + start + line) * image.width + drawn.left) * COUNT;
+        for (crop_row, &weight) in (start..).zip(weights) {
+            let first = ((drawn.top + crop_row) * image.width + drawn.left) * COUNT;
             let weight = weight / 255.0;
             for (sum, &value) in row.iter_mut().zip(&image.pixels[first..first + drawn.width * COUNT]) {
                 *sum += weight * f32::from(value);
             }
         }
-        // Horizontally: each output pixel is a weighted sum of pixels of that row.
+        // Horizontally: each output pixel is a weighted sum of pixels of `row`, from number `start` on.
         for x in 0..size {
             let (start, weights) = columns.output(x);
             let target = y * size + if drawn.flip { size - 1 - x } else { x };
@@ -331,12 +331,12 @@ fn scale_brightness(values: &mut [f32], factor: f32) {
     }
 }
 
-/// `share * value + (1 - share) * grey` for every value, limited to [0, 1].
+/// `weight * value + (1 - weight) * grey` for every value, limited to [0, 1].
 #[inline(always)]
-fn blend(values: &mut [f32], share: f32, grey: f32) {
-    let grey_part = (1.0 - share) * grey;
+fn blend(values: &mut [f32], weight: f32, grey: f32) {
+    let grey_part = (1.0 - weight) * grey;
     for value in values {
-        *value = clamp_unit(share * *value + grey_part);
+        *value = clamp_unit(weight * *value + grey_part);
     }
 }
 
@@ -388,16 +388,16 @@ macro_rules! for_each_pixel {
     };
 }
 
-/// Blends every pixel with its grey: `share * value + (1 - share) * grey`, limited to [0, 1].
+/// Blends every pixel with its grey: `weight * value + (1 - weight) * grey`, limited to [0, 1].
 #[inline(always)]
-fn saturate(planes: &mut [f32], share: f32) {
+fn saturate(planes: &mut [f32], weight: f32) {
     for_each_pixel!(planes, |r, g, b| {
         let grey = GREY_WEIGHTS[0] * r + GREY_WEIGHTS[1] * g + GREY_WEIGHTS[2] * b;
-        let grey_part = (1.0 - share) * grey;
+        let grey_part = (1.0 - weight) * grey;
         [
-            clamp_unit(share * r + grey_part),
-            clamp_unit(share * g + grey_part),
-            clamp_unit(share * b + grey_part),
+            clamp_unit(weight * r + grey_part),
+            clamp_unit(weight * g + grey_part),
+            clamp_unit(weight * b + grey_part),
         ]
     });
 }

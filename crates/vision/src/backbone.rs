@@ -1,4 +1,5 @@
-//! [`Backbone`]: a trained network together with its preprocessing, which turns images into embeddings.
+//! [`Backbone`]: a trained network together with its preprocessing, which turns images into embeddings (vectors of
+//! features).
 //!
 //! Start with [`Backbone::find`]. A backbone is read from a file or is built in. There are three kinds of networks:
 //! Conv4, which `trueshot train` trains; EfficientNet-Lite0, which is built in; and any image model in ONNX. The first
@@ -123,7 +124,7 @@ impl Backbone {
     /// Finds a built-in backbone (`efficientnet-lite0`, `omniglot-conv4`) by name, or opens a file.
     pub fn find(name_or_path: impl AsRef<Path>, options: &BackboneOptions) -> Result<Self> {
         let path = name_or_path.as_ref();
-        // Built-in names win; `./efficientnet-lite0` opens a file of that name.
+        // A built-in name takes precedence over a file; `./efficientnet-lite0` opens a file of that name.
         match path.to_str().and_then(built_in::tensors) {
             Some(tensors) => Self::with_options(&tensors?, &path.to_string_lossy(), options),
             None if has_extension(path, "onnx") => Self::from_opened(onnx::open(path, options)?, path),
@@ -170,6 +171,7 @@ impl Backbone {
 
     /// Makes a Conv4 or EfficientNet-Lite0 of its tensors and notes, with options that override the notes.
     fn with_options(tensors: &Tensors, name: &str, options: &BackboneOptions) -> Result<Self> {
+        // A file of joint training also has the tensors of a head.
         let tensors = &*model::backbone_part(tensors);
         let is_efficientnet = tensors.note("architecture") == Some(EFFICIENTNET_ARCHITECTURE);
         let architecture = if is_efficientnet { EFFICIENTNET_ARCHITECTURE } else { CONV4_ARCHITECTURE };
@@ -187,7 +189,7 @@ impl Backbone {
         }
         let parameters = model::flat(&conv4::layout(preprocessing.channels.count()), tensors)?;
         let name = format!("{name} ({CONV4_ARCHITECTURE}, {}{differences})", parameter_hash(&parameters));
-        Ok(Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name))
+        Ok(Self::with_parameters(Parameters::Conv4(parameters.into()), preprocessing, name))
     }
 
     /// Makes an EfficientNet-Lite0 of its tensors. `differences` are those of `preprocessing` from the one that the
@@ -213,17 +215,17 @@ impl Backbone {
         let parameters = model::flat(&efficientnet::layout(), tensors)?;
         let hash = parameter_hash(&parameters);
         let name = format!("{name} ({EFFICIENTNET_ARCHITECTURE}, {size} px, {hash}{differences})");
-        Ok(Self::from_own(Parameters::EfficientNet(parameters.into()), preprocessing, name))
+        Ok(Self::with_parameters(Parameters::EfficientNet(parameters.into()), preprocessing, name))
     }
 
     /// Makes a backbone of Conv4 parameters in memory, for instance during training.
     pub fn from_parameters(preprocessing: Preprocessing, parameters: &[f32]) -> Self {
         let name = format!("{CONV4_ARCHITECTURE}, {}", parameter_hash(parameters));
-        Self::from_own(Parameters::Conv4(parameters.into()), preprocessing, name)
+        Self::with_parameters(Parameters::Conv4(parameters.into()), preprocessing, name)
     }
 
     /// Makes a backbone of the parameters of a Conv4 or an EfficientNet-Lite0, on the CPU.
-    fn from_own(parameters: Parameters, preprocessing: Preprocessing, name: String) -> Self {
+    fn with_parameters(parameters: Parameters, preprocessing: Preprocessing, name: String) -> Self {
         let network = parameters.network(&preprocessing);
         Backbone { parameters: Some(parameters), ..Self::from_network(network, preprocessing, name) }
     }
@@ -299,7 +301,7 @@ impl Backbone {
         self.device.as_ref()?;
         let parameters = self.parameters.clone()?;
         let preprocessing = self.preprocessing.clone();
-        let backbone = Self::from_own(parameters, preprocessing, self.name.clone());
+        let backbone = Self::with_parameters(parameters, preprocessing, self.name.clone());
         Some(Backbone { warning: self.warning.clone(), ..backbone })
     }
 

@@ -36,10 +36,9 @@ pub(crate) fn tensors(name: &str) -> Option<Result<Tensors>> {
     Some(Tensors::read_bytes(bytes.to_vec(), name).map_err(Into::into))
 }
 
-/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. (TraNFS is the transformer of the
-/// paper that computes class prototypes from a support set with wrong labels.) In a program without the built-in drawings
-/// (Cargo feature `drawings`), it is read
-/// from the folder that the environment variable `TRUESHOT_ASSETS` names.
+/// The TraNFS head for embeddings of `omniglot-conv4`, for up to ten classes. (TraNFS is the transformer of the paper
+/// that computes class prototypes from a support set with wrong labels.) In a program without the built-in drawings
+/// (Cargo feature `drawings`), it is read from the folder that the environment variable `TRUESHOT_ASSETS` names.
 pub fn omniglot_tranfs() -> Result<Model> {
     #[cfg(feature = "drawings")]
     let bytes = trueshot_omniglot::TRANFS;

@@ -1,7 +1,7 @@
 //! Data sets held in memory for training: images are decoded once and used in many steps. Start with [`Dataset::load`].
 //!
-//! Images are kept as bytes at the input size of the network, or a little larger if they will be cropped. Images that
-//! cannot be read are skipped and listed.
+//! Images are kept as bytes at the input size of the network. Images that will be cropped keep up to 1.25 times that size;
+//! they are never enlarged and need not be square. Images that cannot be read are skipped and listed.
 
 use std::path::Path;
 use trueshot::progress::Progress;
@@ -23,7 +23,7 @@ const CHUNK: usize = 512;
 
 /// Labelled images in memory. A row is the index of an image.
 pub struct Dataset {
-    /// Sorted by class, then by name.
+    /// Sorted by class, then by name; rotated copies follow after all others.
     images: Vec<DecodedImage>,
     /// The name of each image.
     items: Vec<String>,
@@ -36,8 +36,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Decodes a collection on all threads, at the size of `to`. With `augmented`, images stay a little larger, because
-    /// augmentation crops them. The progress counts the images.
+    /// Decodes a collection on all threads, at the size of `to`. With `augmented`, images stay larger (see the module),
+    /// because augmentation crops them. The progress counts the images.
     pub fn load(
         collection: &Collection,
         to: &Preprocessing,
@@ -131,12 +131,12 @@ impl Dataset {
     /// those drawn from embeddings of the images. `path` is the source that results name.
     ///
     /// # Panics
-    /// If the images differ in size, which images kept for cropping may.
+    /// If the images differ in their number of values, which images kept for cropping may.
     pub fn rows(&self, path: Option<&Path>) -> trueshot::Result<Embeddings> {
         let (count, dim) = (self.images.len(), self.images.first().map_or(0, |first| first.pixels.len()));
         let mut bytes = Vec::with_capacity(count * dim * Precision::F16.size());
         for image in &self.images {
-            assert_eq!(image.pixels.len(), dim, "all images have the same size");
+            assert_eq!(image.pixels.len(), dim, "all images have the same number of values");
             bytes.extend(image.pixels.iter().flat_map(|&value| f16::from(value).to_le_bytes()));
         }
         let features = Features::new(Bytes::from(bytes), Precision::F16, count, dim);
@@ -148,8 +148,8 @@ impl Dataset {
         &self.skipped
     }
 
-    /// The first 16 hexadecimal digits of a hash of all pixels, names and labels, by which a resumed run recognises its
-    /// data.
+    /// The first 16 hexadecimal digits of a hash of all pixels, names and class numbers, by which a resumed run
+    /// recognises its data.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for (row, image) in self.images.iter().enumerate() {

@@ -102,13 +102,15 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
     // Whether the image is progressive, and the description of its components.
     let mut frame: Option<(bool, &[u8])> = None;
     while let [0xff, marker, after @ ..] = rest {
+        // FF may be repeated before a marker.
         if *marker == 0xff {
             rest = &rest[1..];
             continue;
         }
         let Some(([high, low], segment)) = after.split_first_chunk() else { break };
         match (marker, frame) {
-            // Start of frame: C2 is progressive. The number of components is at byte 5, then come three bytes each.
+            // Start of frame: C2 is progressive. `segment` starts after its length: the number of components is at
+            // byte 5, then come three bytes each.
             (0xc0..=0xc3, _) => {
                 let count = segment.get(5).copied().map_or(0, usize::from);
                 let components = segment.get(6..6 + 3 * count).unwrap_or_default();
@@ -134,9 +136,9 @@ fn jpeg_coefficients(bytes: &[u8], width: u32, height: u32) -> u64 {
 /// of the size that the largest factors give. Areas at the edge are stored whole.
 fn jpeg_samples(components: &[u8], width: u32, height: u32) -> u64 {
     let factors =
-        || components.iter().skip(1).step_by(3).map(|both| (u64::from(both >> 4), u64::from(both & 15)));
-    let (most_across, most_down) =
-        factors().fold((1, 1), |most, factor| (factor.0.max(most.0), factor.1.max(most.1)));
+        || components.iter().skip(1).step_by(3).map(|byte| (u64::from(byte >> 4), u64::from(byte & 15)));
+    let most_across = factors().map(|(across, _)| across).fold(1, u64::max);
+    let most_down = factors().map(|(_, down)| down).fold(1, u64::max);
     let areas = u64::from(width).div_ceil(8 * most_across) * u64::from(height).div_ceil(8 * most_down);
     factors().map(|(across, down)| areas * across * down * 64).sum()
 }

@@ -317,8 +317,8 @@ fn decode_error(error: image::ImageError) -> Unreadable {
     }
 }
 
-/// Converts decoded pixels of the type `color` to eight bits per channel without transparency. Works in place, in strips of some
-/// rows: a second copy of a large image would take much memory.
+/// Converts decoded pixels of the type `color` to eight bits per channel without transparency. Works in place, in
+/// strips of some rows: a second copy of a large image would take much memory.
 fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Channels) -> Vec<u8> {
     if matches!((color, channels), (ColorType::Rgb8, Channels::Colour) | (ColorType::L8, Channels::Grey)) {
         return raw;
@@ -327,7 +327,8 @@ fn convert_channels(mut raw: Vec<u8>, color: ColorType, width: u32, channels: Ch
     let converted_row_bytes = width as usize * channels.count();
     let rows = raw.len() / row_bytes;
     let rows_per_strip = (STRIP_BYTES / row_bytes).max(1);
-    // Converts the strip that starts with row `first`. The converted rows start at the beginning of `raw`, too.
+    // Converts the strip that starts with row `first`. Row n of the result starts at `n * converted_row_bytes`, so it
+    // lies before row n of the input if rows become shorter, and behind it if they become longer.
     let convert = |raw: &mut [u8], first: usize| {
         let end = rows.min(first + rows_per_strip);
         let strip = Strip { bytes: &raw[first * row_bytes..end * row_bytes], color, width };

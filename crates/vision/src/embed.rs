@@ -187,14 +187,13 @@ impl EmbedRequest<'_> {
     /// Returns an error if a class has too few readable images.
     fn check_classes(&self, report: &EmbedReport) -> Result<()> {
         let classes = self.collection.classes();
-        // The numbers of readable and of skipped images of each class.
-        let (mut have, mut skipped) = (vec![0_usize; classes.len()], vec![0_usize; classes.len()]);
+        // The number of readable images of each class.
+        let mut have = vec![0_usize; classes.len()];
         self.collection.entries().iter().for_each(|entry| have[entry.class as usize] += 1);
         for class in
             report.skipped.iter().filter_map(|skipped| classes.binary_search(skipped.class.as_ref()?).ok())
         {
             have[class] -= 1;
-            skipped[class] += 1;
         }
         let too_small = (0..classes.len()).find(|&class| have[class] < self.min_per_class);
         match too_small {
@@ -203,7 +202,7 @@ impl EmbedRequest<'_> {
                 class: classes[class].clone(),
                 have: have[class],
                 need: self.min_per_class,
-                skipped: skipped[class],
+                skipped: report.skipped.clone(),
             }),
         }
     }

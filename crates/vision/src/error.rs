@@ -30,7 +30,7 @@ pub enum Error {
         /// The first file that was skipped, with the reason.
         skipped: Option<String>,
     },
-    /// A joint run has no backbone or no head to start from.
+    /// A joint run (training of a backbone and a head together) has no backbone or no head to start from.
     #[error("a joint run starts from a trained backbone and a trained head, but one of them was not given")]
     NothingToStartFrom,
     /// A backbone to start from was trained on images of another size or colour.
@@ -148,7 +148,7 @@ pub enum Error {
         found: String,
     },
     /// A class has too few readable images.
-    #[error("class '{class}' has {have} readable images, but {need} are needed; {skipped} were skipped")]
+    #[error("class '{class}' has {have} readable images, but {need} are needed; skipped files: {}", skipped.len())]
     TooFewImages {
         /// The class.
         class: String,
@@ -156,8 +156,8 @@ pub enum Error {
         have: usize,
         /// Number of images that are needed.
         need: usize,
-        /// Number of skipped images of the class.
-        skipped: usize,
+        /// The images that were skipped, of all classes.
+        skipped: Vec<Skipped>,
     },
     /// The file is not a supported backbone.
     #[error("{path} is not a backbone: {problem}")]

@@ -27,6 +27,7 @@ pub(crate) struct GpuNetwork {
     normalisation: [[f32; 2]; 3],
     /// Channels of an image, 1 or 3; only the first of `normalisation` are used.
     channels: usize,
+    /// Whether the network takes long enough for its rows to be cached by default.
     is_costly: bool,
 }
 
@@ -37,10 +38,11 @@ impl GpuNetwork {
         preprocessing: &Preprocessing,
         open: impl FnOnce() -> Result<Device, GpuError> + Send + 'static,
     ) -> Self {
+        // The closure runs on the thread of the queue and takes the originals; `with_queue` borrows copies.
         let preprocessing = preprocessing.clone();
         Self::with_queue(&parameters.clone(), &preprocessing.clone(), move || {
             let uploaded = open().and_then(|device| upload(&device, &parameters, &preprocessing));
-            Ok(uploaded.map_err(failure)?.into_closure(preprocessing.input_len()))
+            Ok(uploaded.map_err(device_failure)?.into_closure(preprocessing.input_len()))
         })
     }
 
@@ -50,7 +52,7 @@ impl GpuNetwork {
         parameters: &Parameters,
         preprocessing: &Preprocessing,
     ) -> Result<Self, DeviceFailure> {
-        let network = upload(device, parameters, preprocessing).map_err(failure)?;
+        let network = upload(device, parameters, preprocessing).map_err(device_failure)?;
         let image_len = preprocessing.input_len();
         Ok(Self::with_queue(parameters, preprocessing, move || Ok(network.into_closure(image_len))))
     }
@@ -81,7 +83,7 @@ fn conv4_shape(preprocessing: &Preprocessing) -> Shape {
 }
 
 /// The failure for an error of the GPU, with a hint for the user.
-fn failure(error: GpuError) -> DeviceFailure {
+fn device_failure(error: GpuError) -> DeviceFailure {
     let message = error.to_string();
     let hint = match error {
         GpuError::OutOfMemory { .. } => {
@@ -121,7 +123,7 @@ impl Uploaded {
         Box::new(move |images| {
             let mut rows = Vec::new();
             for batch in images.chunks(self.max_batch() * image_len) {
-                rows.extend(self.embed(batch).map_err(failure)?);
+                rows.extend(self.embed(batch).map_err(device_failure)?);
             }
             Ok(rows)
         })
@@ -203,6 +205,8 @@ struct GpuSession {
 impl EmbeddingSession for GpuSession {
     fn embed(&mut self, images: &[f32], out: &mut [f32]) -> Result<(), Unreadable> {
         let BatchShape { image_len, dim, .. } = self.queue.shape();
+        assert_eq!(images.len() / image_len * dim, out.len(), "one row per image");
+        assert!(images.len().is_multiple_of(image_len), "whole images");
         // Reverses the normalisation.
         let byte = |(&value, [scale, shift]): (&f32, &[f32; 2])| ((value - shift) / scale).round() as u8;
         let submit = |image: &[f32]| {

@@ -46,8 +46,8 @@ struct LoaderThread<B> {
 }
 
 impl<S: BatchSource> Loader<S> {
-    /// A loader with `threads` threads (at least one), each of which holds `ready` batches ready. The threads start
-    /// with the first call of [`Loader::take`].
+    /// A loader with `threads` threads (at least one), each of which holds up to `ready` finished batches. The threads
+    /// start with the first call of [`Loader::take`].
     pub fn new(source: S, threads: usize, ready: usize) -> Self {
         Loader {
             source: Arc::new(source),

@@ -278,7 +278,8 @@ struct AlphabetEntry<'a> {
 }
 
 impl<'a> AlphabetEntry<'a> {
-    /// Reads an entry from the start of `rest`, and moves `rest` behind it. `index` is that of the alphabet, for errors.
+    /// Reads an entry from the start of `rest`, and moves `rest` behind it. `index` is that of the alphabet, for
+    /// errors.
     fn read(rest: &mut &'a [u8], index: usize) -> Result<Self, OmniglotError> {
         let [half] = read_array(rest)?;
         let half = match check_range("the half of an alphabet", half.into(), 0..=1)? {

@@ -104,6 +104,7 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     let folders = class_folders(request)?;
     let mut chosen = candidates(request, &folders);
     refuse_overlap(request, &chosen)?;
+    // The number of candidates before those without a folder are removed, for the error.
     let asked = chosen.len();
     chosen.retain(|class| folders.contains(class));
     // At least one class for each half.
@@ -113,12 +114,13 @@ pub fn plan(request: &OutlierRequest<'_>) -> Result<OutlierPlan> {
     }
     let mut rng = Rng::new(request.seed, Purpose::Items, 0);
     let drawn = IndexSampler::default().draw(&mut rng, chosen.len(), request.classes);
-    // Sorted by name, and then alternately for meta-training (0) and meta-test (1).
+    // Sorted by name; of every two classes the first is for meta-training, the second for meta-test.
     let drawn: BTreeSet<&String> = drawn.into_iter().map(|index| &chosen[index as usize]).collect();
-    let half = |first: usize| drawn.iter().skip(first).step_by(2).map(|class| class.to_string()).collect();
+    let every_second =
+        |first: usize| drawn.iter().skip(first).step_by(2).map(|class| class.to_string()).collect();
     let OutlierRequest { seed, per_class, size, fit, .. } = *request;
     let (per_class, size, fit) = (Some(per_class), Some(size), Some(fit));
-    Ok(OutlierPlan { seed, per_class, size, fit, train: half(0), test: half(1) })
+    Ok(OutlierPlan { seed, per_class, size, fit, train: every_second(0), test: every_second(1) })
 }
 
 /// The names of the classes to choose from; `folders` are those of all class folders.
@@ -328,9 +330,10 @@ fn write_class<'a>(
     }
     std::fs::create_dir_all(&part).map_err(failed)?;
     let (images, refused) = images()?;
+    // A random order that depends on the seed and the name of the class only. Images are taken in this order, up to the
+    // wanted number of readable ones.
     let mut rng = Rng::for_item(plan.seed, Purpose::Items, item_seed(class), 1);
     let order = IndexSampler::default().draw(&mut rng, images.len(), images.len());
-    // In random order, up to the wanted number of readable images.
     let (mut written, mut unreadable) = (0, refused);
     for image in order.into_iter().map(|index| &images[index as usize]) {
         if plan.per_class == Some(written) {

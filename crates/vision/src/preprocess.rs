@@ -62,8 +62,9 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// The differences from `usual` in fit, resampling, mean and standard deviation, as text that is appended to the name of a backbone, such
-    /// as `, crop, mean 0,0,0`; empty if there are none.
+    /// The differences from `usual` in fit, resampling, mean and standard deviation, as text that is appended to the
+    /// name of a backbone, such as `, crop, mean 0,0,0`; empty if there are none. The size is not one of them: the name
+    /// contains it in another place if it can be chosen.
     pub(crate) fn differences(&self, usual: &Preprocessing) -> String {
         // The names of the variants are part of the names of backbones, so renaming one changes them.
         let differences = [

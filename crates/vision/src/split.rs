@@ -1,8 +1,9 @@
 //! Splits: which classes are for training, validation and test, read from split files or built in.
 //!
 //! A split file is a JSON object whose members are splits. A split is a list of class names, or nested objects of lists
-//! (Omniglot's halves and alphabets) whose keys become part of the name: `Latin/character01`. A name also stands for
-//! the classes below it, so that superclasses (`fish` for `fish/trout`) can be split. The usual splits of the paper's
+//! whose keys become part of the name: `Latin/character01` of an alphabet, except Omniglot's halves `background` and
+//! `evaluation` at the top. A name also stands for the classes below it, so that superclasses (`fish` for `fish/trout`)
+//! can be split. The usual splits of the paper's
 //! data sets are built in. Start with [`Split::open`]; [`Collection::keep_split`](crate::Collection::keep_split)
 //! applies a split to a data set.
 
@@ -92,6 +93,7 @@ impl Split {
     }
 
     /// Whether a class belongs to the split, by its name or by that of a folder above it.
+    /// [`Collection::keep_split`](crate::Collection::keep_split) also looks for its superclass.
     pub fn contains(&self, class: &str) -> bool {
         let mut folders = class.match_indices('/').map(|(end, _)| &class[..end]);
         self.classes.contains(class) || folders.any(|folder| self.classes.contains(folder))

@@ -125,13 +125,13 @@ impl PublishedDataset {
         PUBLISHED_DATASETS.iter().find(|published| published.name == name)
     }
 
-    /// Differences between a survey and the published numbers of split `number` (an index of [`SPLITS`]), one sentence
-    /// each. `split` has the expected class names; `None` if they are not known.
-    pub fn problems(&self, number: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
+    /// Differences between a survey and the published numbers of one split, one sentence each. `split_index` is the
+    /// index of the split in [`SPLITS`]. `split` has the expected class names; `None` if they are not known.
+    pub fn problems(&self, split_index: usize, survey: &Survey, split: Option<&Split>) -> Vec<String> {
         let mut problems = Vec::new();
-        let name = SPLITS[number];
+        let name = SPLITS[split_index];
         let mut add = |problem: String| problems.push(format!("{name}: {problem}"));
-        let (have, want) = (survey.classes.len(), self.classes[number]);
+        let (have, want) = (survey.classes.len(), self.classes[split_index]);
         if have != want {
             add(format!("{have} classes instead of {want}"));
         }
@@ -159,7 +159,7 @@ impl PublishedDataset {
                 ));
             }
         }
-        if let Some(images) = self.images.map(|images| images[number]) {
+        if let Some(images) = self.images.map(|images| images[split_index]) {
             let have = survey.images();
             if have != images {
                 add(format!("{have} images instead of {images}"));

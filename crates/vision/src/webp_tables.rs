@@ -62,9 +62,9 @@ const NEIGHBOURS: [(i64, i64); 120] = [
 pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
     let size = (width as usize, height as usize);
     // The decoder uses the first chunk of each kind, and the first frame of an animation.
-    let first =
+    let first_chunk =
         |wanted: &[u8]| RiffChunks(file.get(12..).unwrap_or_default()).find(|(kind, _)| *kind == wanted);
-    let frame = first(b"ANMF").map_or(&[][..], |(_, data)| data);
+    let frame = first_chunk(b"ANMF").map_or(&[][..], |(_, data)| data);
     // A frame starts with its x and y, its width and height minus 1 (three bytes each), a duration and flags: 16 bytes.
     // Its chunks follow, at most one of transparency and one of colours.
     let frame_size = (three_bytes(frame, 6) + 1, three_bytes(frame, 9) + 1);
@@ -72,7 +72,8 @@ pub(crate) fn table_bytes(file: &[u8], width: u32, height: u32) -> u64 {
         RiffChunks(frame.get(16..).unwrap_or_default()).take(2).map(|chunk| (chunk, frame_size));
     // The decoder refuses a frame that is larger than the image.
     let frame_chunks = frame_chunks.filter(|_| frame_size.0 <= size.0 && frame_size.1 <= size.1);
-    let image_chunks = [first(b"VP8L"), first(b"ALPH")].into_iter().flatten().map(|chunk| (chunk, size));
+    let image_chunks =
+        [first_chunk(b"VP8L"), first_chunk(b"ALPH")].into_iter().flatten().map(|chunk| (chunk, size));
     let counted = image_chunks.chain(frame_chunks).map(|((kind, data), size)| match kind {
         b"VP8L" => lossless_table_bytes(data, size),
         b"ALPH" => alpha_table_bytes(data, size),
@@ -107,13 +108,13 @@ impl<'a> Iterator for RiffChunks<'a> {
 /// Bytes of the tables in a chunk `VP8L`: a signature of 8 bits, width and height minus 1 in 14 bits each, 4 bits for
 /// transparency and version, then the stream. The decoder refuses a size other than the expected one.
 fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
-    let mut bits = BitReader { bytes: data, at: 8 };
+    let mut bits = BitReader { bytes: data, position: 8 };
     let size_minus_1 = bits.read(14).zip(bits.read(14));
     if size_minus_1 != Some((width - 1, height - 1)) {
         return 0;
     }
     // 8 + 14 + 14 + 4 bits.
-    bits.at = 40;
+    bits.position = 40;
     stream_table_bytes(&mut bits, width, height)
 }
 
@@ -122,7 +123,7 @@ fn lossless_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
 fn alpha_table_bytes(data: &[u8], (width, height): (usize, usize)) -> u64 {
     match data.split_first() {
         Some((kind, data)) if kind & 3 == 1 => {
-            stream_table_bytes(&mut BitReader { bytes: data, at: 0 }, width, height)
+            stream_table_bytes(&mut BitReader { bytes: data, position: 0 }, width, height)
         }
         _ => 0,
     }
@@ -171,7 +172,7 @@ fn add_stream_tables(
             }
         }
     }
-    let cache = cache_bits(bits)?;
+    let cache_bits = read_cache_bits(bits)?;
     let mut groups = 1;
     if bits.read(1)? == 1 {
         let block_bits = bits.read(3)? + 2;
@@ -181,7 +182,7 @@ fn add_stream_tables(
     }
     for _ in 0..groups {
         *bytes += GROUP_BYTES;
-        for alphabet in alphabet_sizes(cache) {
+        for alphabet in alphabet_sizes(cache_bits) {
             *bytes += read_prefix_code(bits, alphabet)?.bytes;
         }
     }
@@ -194,17 +195,17 @@ fn block_count(side: usize, bits: usize) -> usize {
 }
 
 /// Reads the size of the colour cache, as the number of bits of its indices (1 to 11); 0 without a cache.
-fn cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
+fn read_cache_bits(bits: &mut BitReader<'_>) -> Option<usize> {
     match bits.read(1)? {
         0 => Some(0),
         _ => bits.read(4).filter(|bits| (1..=11).contains(bits)),
     }
 }
 
-/// The number of symbols of the five codes of a group, for a colour cache with indices of `cache` bits.
-fn alphabet_sizes(cache: usize) -> [usize; 5] {
+/// The number of symbols of the five codes of a group, for a colour cache with indices of `cache_bits` bits.
+fn alphabet_sizes(cache_bits: usize) -> [usize; 5] {
     let mut alphabets = ALPHABET_SIZES;
-    alphabets[0] += if cache == 0 { 0 } else { 1 << cache };
+    alphabets[0] += if cache_bits == 0 { 0 } else { 1 << cache_bits };
     alphabets
 }
 
@@ -212,15 +213,16 @@ fn alphabet_sizes(cache: usize) -> [usize; 5] {
 ///
 /// Its own tables are not counted: the decoder frees them before it builds those of the image.
 fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Option<Vec<u32>> {
-    let cache = cache_bits(bits)?;
+    let cache_bits = read_cache_bits(bits)?;
     let mut codes = Vec::with_capacity(5);
-    for alphabet in alphabet_sizes(cache) {
+    for alphabet in alphabet_sizes(cache_bits) {
         codes.push(read_prefix_code(bits, alphabet)?);
     }
-    // The colour cache: each pixel is stored at the index that the format's hash function gives.
-    let mut recent = vec![0_u32; 1 << cache];
+    // The colour cache: each pixel is stored at the index that the format's hash function gives. Without a cache there
+    // is one entry, which is never read.
+    let mut recent = vec![0_u32; 1 << cache_bits];
     let slot = |pixel: u32| {
-        if cache == 0 { 0 } else { (0x1e35_a7bd_u32.wrapping_mul(pixel) >> (32 - cache)) as usize }
+        if cache_bits == 0 { 0 } else { (0x1e35_a7bd_u32.wrapping_mul(pixel) >> (32 - cache_bits)) as usize }
     };
     let count = width * height;
     let mut pixels: Vec<u32> = Vec::new();
@@ -252,7 +254,7 @@ fn decode_subimage(bits: &mut BitReader<'_>, width: usize, height: usize) -> Opt
                 }
             }
             // A colour of the cache.
-            _ => pixels.push(*recent.get(symbol - 280).filter(|_| cache > 0)?),
+            _ => pixels.push(*recent.get(symbol - 280).filter(|_| cache_bits > 0)?),
         }
     }
     Some(pixels)
@@ -310,9 +312,9 @@ impl PrefixCode {
         }
         let longest = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
         // Codes longer than the table's index are leaves of trees, for which the decoder allocates two nodes per leaf.
-        let beyond: u64 = counts.iter().skip(TABLE_BITS + 1).map(|&count| u64::from(count)).sum();
+        let leaves: u64 = counts.iter().skip(TABLE_BITS + 1).map(|&count| u64::from(count)).sum();
         let bytes =
-            PAIR_BYTES + (TABLE_ENTRY_BYTES << longest.min(TABLE_BITS)) + 2 * beyond * TREE_NODE_BYTES;
+            PAIR_BYTES + (TABLE_ENTRY_BYTES << longest.min(TABLE_BITS)) + 2 * leaves * TREE_NODE_BYTES;
         Some(PrefixCode { counts, symbols: by_length, bytes })
     }
 
@@ -378,15 +380,15 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
     }
     let code = PrefixCode::new(&lengths)?;
     // The number of symbols of the inner code that follow; the remaining lengths are 0.
-    let mut left = alphabet;
+    let mut symbols_left = alphabet;
     if bits.read(1)? == 1 {
         let width = 2 + 2 * bits.read(3)?;
-        left = bits.read(width).map(|left| left + 2).filter(|left| *left <= alphabet)?;
+        symbols_left = bits.read(width).map(|number| number + 2).filter(|number| *number <= alphabet)?;
     }
     // Symbols 0 to 15 are lengths, 16 repeats the last length that is not 0 (at first 8), 17 and 18 repeat 0.
     let (mut lengths, mut previous) = (Vec::with_capacity(alphabet), 8);
-    while lengths.len() < alphabet && left > 0 {
-        left -= 1;
+    while lengths.len() < alphabet && symbols_left > 0 {
+        symbols_left -= 1;
         let (length, repeat) = match code.read(bits)? {
             symbol @ 0..16 => (symbol as u8, 1),
             16 => (previous, bits.read(2)? + 3),
@@ -409,7 +411,7 @@ fn read_prefix_code(bits: &mut BitReader<'_>, alphabet: usize) -> Option<PrefixC
 struct BitReader<'a> {
     bytes: &'a [u8],
     /// The position of the next bit.
-    at: usize,
+    position: usize,
 }
 
 impl BitReader<'_> {
@@ -417,9 +419,9 @@ impl BitReader<'_> {
     fn read(&mut self, count: usize) -> Option<usize> {
         let mut value = 0;
         for bit in 0..count {
-            let byte = *self.bytes.get(self.at / 8)?;
-            value |= usize::from(byte >> (self.at % 8) & 1) << bit;
-            self.at += 1;
+            let byte = *self.bytes.get(self.position / 8)?;
+            value |= usize::from(byte >> (self.position % 8) & 1) << bit;
+            self.position += 1;
         }
         Some(value)
     }
@@ -521,7 +523,7 @@ mod tests {
         ] {
             let file = std::fs::read(format!("tests/large/{name}")).unwrap();
             let (_, data) = RiffChunks(&file[12..]).find(|(chunk_kind, _)| chunk_kind == kind).unwrap();
-            let (mut bytes, mut bits) = (0, BitReader { bytes: data, at: start });
+            let (mut bytes, mut bits) = (0, BitReader { bytes: data, position: start });
             assert!(add_stream_tables(&mut bits, 640, 480, &mut bytes).is_some(), "{name}");
             assert!(bytes > least * GROUP_BYTES && bytes < 4 << 20, "{name}: {bytes}");
             assert_eq!(table_bytes(&file, 640, 480), bytes, "{name}");

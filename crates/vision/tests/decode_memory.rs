@@ -80,8 +80,8 @@ fn every_format_is_decoded_within_the_memory_computed_from_its_header() {
             let need = need(&bytes, channels) as usize;
             eprintln!("{name} as {channels:?}: {need} bytes");
             MEMORY.set_limit(MEMORY.allocated() + need + SPARE).unwrap();
-            let size = DecodedImage::decode_then(&bytes, channels, &DecodeLimits::default(), |picture| {
-                (picture.width, picture.height)
+            let size = DecodedImage::decode_then(&bytes, channels, &DecodeLimits::default(), |image| {
+                (image.width, image.height)
             });
             MEMORY.set_limit(usize::MAX).unwrap();
             let (width, height) = size.unwrap_or_else(|reason| panic!("{name}: {reason}"));
@@ -93,7 +93,7 @@ fn every_format_is_decoded_within_the_memory_computed_from_its_header() {
 }
 
 #[test]
-fn pictures_on_many_threads_share_one_budget() {
+fn images_on_many_threads_share_one_budget() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     // 16 bits and transparency: 8 bytes per pixel while it is decoded, 32 MB in all, from a file of some kilobytes.
     let bytes = file(ImageBuffer::<image::Rgba<u16>, _>::new(2000, 2000), ImageFormat::Png);
@@ -105,9 +105,9 @@ fn pictures_on_many_threads_share_one_budget() {
         for _ in 0..12 {
             scope.spawn(|| {
                 let limits = DecodeLimits::default();
-                let small = |picture: DecodedImage| picture.resized(32, 32);
-                let picture = DecodedImage::decode_then(&bytes, Channels::Colour, &limits, small).unwrap();
-                assert_eq!(picture.width, 32);
+                let small = |image: DecodedImage| image.resized(32, 32);
+                let image = DecodedImage::decode_then(&bytes, Channels::Colour, &limits, small).unwrap();
+                assert_eq!(image.width, 32);
             });
         }
     });
@@ -116,7 +116,7 @@ fn pictures_on_many_threads_share_one_budget() {
 }
 
 #[test]
-fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
+fn an_image_that_needs_more_than_the_whole_budget_is_decoded_alone() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let bytes = file(RgbImage::new(1000, 1000), ImageFormat::Png);
     let (default, need) = (memory_budget::decoded_images().limit(), need(&bytes, Channels::Colour));
@@ -126,7 +126,7 @@ fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
         for _ in 0..6 {
             scope.spawn(|| {
                 let limits = DecodeLimits::default();
-                DecodedImage::decode_then(&bytes, Channels::Colour, &limits, |picture| picture.width).unwrap()
+                DecodedImage::decode_then(&bytes, Channels::Colour, &limits, |image| image.width).unwrap()
             });
         }
     });
@@ -135,7 +135,7 @@ fn a_picture_that_needs_more_than_the_whole_budget_is_decoded_alone() {
 }
 
 #[test]
-fn a_picture_over_the_callers_limit_is_refused_with_both_numbers() {
+fn an_image_over_the_callers_limit_is_refused_with_both_numbers() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     let bytes = file(ImageBuffer::<image::Rgba<u16>, _>::new(3000, 2000), ImageFormat::Png);
     let limits = DecodeLimits { memory: 16 << 20, ..DecodeLimits::default() };
@@ -155,12 +155,12 @@ fn a_side_that_is_too_long_is_refused_before_it_is_resized() {
 }
 
 #[test]
-fn a_narrow_picture_is_resized_without_a_larger_one_in_between() {
+fn a_narrow_image_is_resized_without_a_larger_one_in_between() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     // Resizing the columns first would take 44 MB.
-    let picture = DecodedImage::new(1, 65_535, Channels::Colour, vec![7; 65_535 * 3]);
+    let image = DecodedImage::new(1, 65_535, Channels::Colour, vec![7; 65_535 * 3]);
     MEMORY.set_limit(MEMORY.allocated() + (8 << 20)).unwrap();
-    let small = picture.resized(224, 224);
+    let small = image.resized(224, 224);
     MEMORY.set_limit(usize::MAX).unwrap();
     assert_eq!(small.pixels, [7; 224 * 224 * 3]);
 }

@@ -22,15 +22,15 @@ fn onnx_worker() {
     std::process::exit(onnx::serve().into());
 }
 
-/// Sets limits for the tests that are small enough to be reached quickly.
-fn allow_onnx() {
+/// Makes this binary the worker, with limits that are small enough to be reached quickly.
+fn set_up_worker() {
     let arguments = ["onnx_worker", "--exact", "--ignored", "--nocapture"];
     let process = ModelProcess::new(std::env::current_exe().unwrap(), arguments);
     onnx::run_models_in(ModelProcess { memory: 1 << 30, seconds: 3, ..process });
 }
 
 fn from_bytes(bytes: Vec<u8>, options: &BackboneOptions) -> trueshot_vision::Result<Backbone> {
-    allow_onnx();
+    set_up_worker();
     Backbone::from_onnx(bytes, "x.onnx", options)
 }
 
@@ -57,13 +57,13 @@ fn plain() -> BackboneOptions {
 }
 
 fn opened(graph: &Graph, options: &BackboneOptions) -> Result<Backbone, String> {
-    allow_onnx();
+    set_up_worker();
     let backbone = Backbone::from_onnx(graph.file(), "tiny.onnx", options);
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
 
 /// An image of one colour, as a file.
-fn picture(colour: [u8; 3]) -> Vec<u8> {
+fn png(colour: [u8; 3]) -> Vec<u8> {
     let mut file = Cursor::new(Vec::new());
     RgbImage::from_pixel(10, 7, Rgb(colour)).write_to(&mut file, ImageFormat::Png).unwrap();
     file.into_inner()
@@ -71,7 +71,7 @@ fn picture(colour: [u8; 3]) -> Vec<u8> {
 
 fn row(backbone: Backbone, colour: [u8; 3]) -> Vec<f32> {
     let embedder = Embedder::new(backbone, &CacheLocation::Disabled);
-    embedder.embed_bytes(&[picture(colour)]).unwrap().remove(0).unwrap()
+    embedder.embed_bytes(&[png(colour)]).unwrap().remove(0).unwrap()
 }
 
 fn close(found: &[f32], expected: &[f32]) -> bool {
@@ -79,7 +79,7 @@ fn close(found: &[f32], expected: &[f32]) -> bool {
 }
 
 #[test]
-fn channels_are_found_first_or_last_and_sizes_fixed_or_free() {
+fn channels_may_be_first_or_last_and_sizes_fixed_or_dynamic() {
     let expected = [1.0, 0.2, 0.0];
     let first = opened(&means(&["N", "3", "H", "W"]), &plain()).unwrap();
     assert_eq!((first.preprocessing().size, first.dim()), (224, 3));
@@ -105,7 +105,7 @@ fn without_options_colours_are_normalised_as_for_imagenet() {
 }
 
 #[test]
-fn planes_are_averaged_and_of_tokens_the_first_is_taken() {
+fn feature_maps_are_averaged_and_of_tokens_the_first_is_taken() {
     let mut planes = means(&["N", "3", "8", "8"]);
     planes.nodes = vec![node("Relu", &["input"], "features", &[])];
     planes.outputs = vec![value("features", FLOAT, &["N", "3", "8", "8"])];
@@ -131,7 +131,7 @@ fn an_output_is_chosen_by_name_or_the_first_that_is_a_row() {
 }
 
 #[test]
-fn a_score_for_each_class_is_allowed_and_warned_of() {
+fn an_output_of_class_scores_is_allowed_with_a_warning() {
     let mut classes = means(&["N", "3", "8", "8"]);
     classes.nodes[1] = node("Flatten", &["pooled"], "logits", &[]);
     classes.outputs = vec![value("logits", FLOAT, &["N", "3"])];
@@ -140,7 +140,7 @@ fn a_score_for_each_class_is_allowed_and_warned_of() {
 }
 
 #[test]
-fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
+fn inputs_that_are_not_images_are_refused_with_their_shape() {
     let refused = |sides: &[&str], part: &str| {
         let problem =
             opened(&means(sides), &BackboneOptions::default()).err().unwrap_or_else(|| panic!("{sides:?}"));
@@ -165,7 +165,7 @@ fn inputs_that_are_no_pictures_are_refused_with_their_shape() {
 }
 
 #[test]
-fn outputs_that_are_no_features_are_refused() {
+fn outputs_that_are_not_features_are_refused() {
     let refused = |nodes: Vec<Vec<u8>>, kind: i64, parts: &[&str]| {
         let mut graph = means(&["N", "3", "9", "9"]);
         (graph.nodes, graph.outputs) = (nodes, vec![value("features", kind, &["N", "C"])]);
@@ -216,8 +216,8 @@ fn weights_inputs_and_outputs_may_be_16_bit_floats() {
     let listed: Vec<u8> =
         HALF_FACTORS.iter().flat_map(|factor| tiny_onnx::varint((*factor).into())).collect();
     let listed = [
-        tiny_onnx::whole(1, 3),
-        tiny_onnx::whole(2, HALF),
+        tiny_onnx::integer(1, 3),
+        tiny_onnx::integer(2, HALF),
         tiny_onnx::bytes(5, listed),
         tiny_onnx::bytes(8, "factors"),
     ];
@@ -258,7 +258,7 @@ fn opened_beside_weights(kind: i64, entries: &[(&str, &str)]) -> Result<Backbone
     std::fs::write(weights, [vec![7, 7], factors].concat()).unwrap();
     std::fs::write(&path, scaled_means(kind, external_tensor("factors", kind, &[3], entries)).file())
         .unwrap();
-    allow_onnx();
+    set_up_worker();
     let backbone = Backbone::find(&path, &plain());
     backbone.map_err(|error| format!("{error} {}", error.hint().unwrap_or_default()))
 }
@@ -291,19 +291,19 @@ fn weights_elsewhere_or_of_another_size_are_refused() {
     for outside in ["../tiny.bin", "/etc/passwd", "weights/../../x", ""] {
         refused(&[("location", outside)], "not in the folder of the model");
     }
-    let place = ("location", "weights/tiny.bin");
+    let location = ("location", "weights/tiny.bin");
     refused(
-        &[place, ("offset", "2"), ("length", "13")],
+        &[location, ("offset", "2"), ("length", "13")],
         "13 bytes from byte 2 of 'weights/tiny.bin', which has 14",
     );
-    refused(&[place, ("offset", "18446744073709551615"), ("length", "2")], "which has 14 bytes");
-    refused(&[place, ("offset", "2"), ("length", "8")], "claims 3 numbers that it does not hold");
-    refused(&[place, ("offset", "two")], "the offset of its tensor 'factors' is not a number");
+    refused(&[location, ("offset", "18446744073709551615"), ("length", "2")], "which has 14 bytes");
+    refused(&[location, ("offset", "2"), ("length", "8")], "claims 3 numbers that it does not hold");
+    refused(&[location, ("offset", "two")], "the offset of its tensor 'factors' is not a number");
     refused(&[("offset", "2")], "in another file, which was not given");
 }
 
 #[test]
-fn claims_are_not_believed() {
+fn claims_that_exceed_the_file_or_the_limits_are_refused() {
     let with = |tensors: Vec<Vec<u8>>| {
         let mut graph = means(&["N", "3", "9", "9"]);
         graph.tensors = tensors;
@@ -312,7 +312,7 @@ fn claims_are_not_believed() {
     assert!(with(vec![tensor("w", FLOAT, &[1 << 20, 1 << 20], &[0; 16])]).contains("does not hold"));
     assert!(with(vec![tensor("w", FLOAT, &[1 << 40, 1 << 40], &[0; 16])]).contains("too many numbers"));
     assert!(with(vec![tensor("w", 99, &[4], &[0; 16])]).contains("unknown type"));
-    let elsewhere = [tensor("w", FLOAT, &[4], &[]), tiny_onnx::whole(14, 1)].concat();
+    let elsewhere = [tensor("w", FLOAT, &[4], &[]), tiny_onnx::integer(14, 1)].concat();
     assert!(with(vec![elsewhere]).contains("another file"));
     let huge: Vec<u8> = [1_i64 << 20, 1 << 20].iter().flat_map(|side| side.to_le_bytes()).collect();
     let mut graph = means(&["N", "3", "9", "9"]);
@@ -326,7 +326,7 @@ fn claims_are_not_believed() {
 }
 
 #[test]
-fn what_is_no_model_is_said_to_be_none() {
+fn files_that_are_not_onnx_are_refused() {
     for bytes in [&b""[..], b"not a model", b"\x89PNG\r\n\x1a\n", &[0xff; 64]] {
         let error = from_bytes(bytes.to_vec(), &BackboneOptions::default()).err().unwrap();
         assert!(
@@ -341,13 +341,13 @@ fn what_is_no_model_is_said_to_be_none() {
 }
 
 #[test]
-fn what_stands_beside_a_model_is_used_and_options_go_first() {
+fn the_toml_file_next_to_a_model_is_used_and_options_take_precedence() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.onnx");
     std::fs::write(&path, means(&["N", "3", "H", "W"]).file()).unwrap();
     let beside = |text: &str| std::fs::write(folder.path().join("tiny.toml"), text).unwrap();
     beside("size = 30\nmean = [0.0, 0.0, 0.0]\nstd = [1, 1, 1]\nresampling = \"bicubic\"\nfit = \"crop\"\n");
-    allow_onnx();
+    set_up_worker();
     let open = |options: &BackboneOptions| Backbone::find(&path, options);
     let found = open(&BackboneOptions::default()).unwrap();
     assert_eq!(found.preprocessing().size, 30);
@@ -367,7 +367,7 @@ fn what_stands_beside_a_model_is_used_and_options_go_first() {
 }
 
 #[test]
-fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
+fn models_have_different_names_and_each_gives_the_same_rows_on_any_number_of_threads() {
     let (one, other) = (means(&["N", "3", "8", "8"]), means(&["N", "3", "9", "9"]));
     let name = |graph: &Graph| opened(graph, &plain()).unwrap().name().to_owned();
     assert_ne!(name(&one), name(&other));
@@ -376,7 +376,7 @@ fn two_models_differ_in_name_and_one_embeds_alike_on_any_number_of_threads() {
     let usual = opened(&one, &BackboneOptions::default()).unwrap().name().to_owned();
     let changed = format!("{}, mean 0,0,0, std 1,1,1)", usual.strip_suffix(')').unwrap());
     assert_eq!(name(&one), changed);
-    let files: Vec<Vec<u8>> = (0..40).map(|shade| picture([shade, 2 * shade, 255 - shade])).collect();
+    let files: Vec<Vec<u8>> = (0..40).map(|shade| png([shade, 2 * shade, 255 - shade])).collect();
     let rows = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let embedder = Embedder::new(opened(&one, &plain()).unwrap(), &CacheLocation::Disabled);
@@ -401,7 +401,7 @@ fn floats(name: &str, values: &[f32]) -> Vec<u8> {
     tensor(name, FLOAT, &[values.len() as i64], &raw)
 }
 
-fn wholes(name: &str, values: &[i64]) -> Vec<u8> {
+fn integers(name: &str, values: &[i64]) -> Vec<u8> {
     let raw: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     tensor(name, INT64, &[values.len() as i64], &raw)
 }
@@ -412,7 +412,7 @@ fn scalar(name: &str, value: f32) -> Vec<u8> {
 
 /// A shape of 110 GB that is the product of two constants and not itself in the file.
 fn huge() -> (Vec<Vec<u8>>, Vec<u8>) {
-    let factors = vec![wholes("a", &[400, 400]), wholes("b", &[415, 415])];
+    let factors = vec![integers("a", &[400, 400]), integers("b", &[415, 415])];
     (factors, node("Mul", &["a", "b"], "huge", &[]))
 }
 
@@ -439,7 +439,7 @@ fn a_small_model_that_asks_for_gigabytes_is_refused_by_the_memory_limit() {
         node("Mul", &["shape", "thousand"], "larger", &[]),
         node("ConstantOfShape", &["larger"], "more", &[]),
     ];
-    refused("a shape of the picture", vec![wholes("thousand", &[1000])], shaped);
+    refused("a shape of the image", vec![integers("thousand", &[1000])], shaped);
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn a_chain_of_8000_nodes_is_run_and_one_of_200000_is_refused() {
 }
 
 #[test]
-fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
+fn the_deepest_graph_that_the_file_check_allows_does_not_overflow_the_stack() {
     let names: Vec<String> = (0..99_000).map(|number| number.to_string()).collect();
     let mut graph = means(&["N", "3", "9", "9"]);
     graph.nodes[1] = node("Flatten", &["pooled"], "0", &[]);
@@ -472,7 +472,7 @@ fn the_deepest_graph_that_the_gate_lets_through_does_not_overflow_the_stack() {
 }
 
 fn body(graph: &Graph) -> Vec<u8> {
-    [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::whole(20, 5)].concat()
+    [tiny_onnx::bytes(1, "body"), tiny_onnx::bytes(6, graph.message()), tiny_onnx::integer(20, 5)].concat()
 }
 
 #[test]
@@ -496,7 +496,7 @@ fn a_computation_without_end_is_refused_by_the_time_limit() {
         vec![tensor("times", INT64, &[], &i64::MAX.to_le_bytes()), tensor("yes", BOOL, &[], &[1])];
     endless.nodes.push(node("Loop", &["times", "yes", "flat"], "features", &[body(&step)]));
     refused("Loop", &endless);
-    let side = vec![floats("1", &[1.0]), wholes("side", &[3000, 3000])];
+    let side = vec![floats("1", &[1.0]), integers("side", &[3000, 3000])];
     let names: Vec<String> = (0..100).map(|number| format!("m{number}")).collect();
     let mut nodes = vec![node("Expand", &["1", "side"], "m0", &[])];
     nodes.extend(names.windows(2).map(|pair| node("MatMul", &[&pair[0], &pair[0]], &pair[1], &[])));
@@ -505,9 +505,9 @@ fn a_computation_without_end_is_refused_by_the_time_limit() {
 }
 
 #[test]
-fn a_picture_that_ends_the_worker_is_lost_alone() {
+fn only_the_image_that_ends_the_worker_fails() {
     // The brighter the red, the larger the array that the model allocates.
-    let (size, zero) = (floats("size", &[3e10]), wholes("zero", &[0]));
+    let (size, zero) = (floats("size", &[3e10]), integers("zero", &[0]));
     let nodes = vec![
         node("ReduceMax", &["input"], "brightest", &[int("keepdims", 0)]),
         node("Mul", &["brightest", "size"], "wanted", &[]),
@@ -517,8 +517,7 @@ fn a_picture_that_ends_the_worker_is_lost_alone() {
     ];
     let graph = with_more(vec![size, zero, floats("none", &[0.0])], nodes);
     let embedder = Embedder::new(opened(&graph, &plain()).unwrap(), &CacheLocation::Disabled);
-    let files: Vec<Vec<u8>> =
-        (0..24).map(|number| picture([u8::from(number % 8 == 5) * 200, 0, 0])).collect();
+    let files: Vec<Vec<u8>> = (0..24).map(|number| png([u8::from(number % 8 == 5) * 200, 0, 0])).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
     let rows = pool.install(|| embedder.embed_bytes(&files).unwrap());
     for (number, row) in rows.iter().enumerate() {
@@ -538,11 +537,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_damage_makes_us_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn damaged_models_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut bytes = means(&["N", "3", "9", "9"]).file();
-        for (place, value) in changes {
-            let place = place.index(bytes.len());
-            bytes[place] = value;
+        for (index, value) in changes {
+            let position = index.index(bytes.len());
+            bytes[position] = value;
         }
         let options = BackboneOptions { size: Some(9), ..plain() };
         if let Ok(backbone) = from_bytes(bytes, &options) {

@@ -20,8 +20,12 @@ static MEMORY: Cap<System> = Cap::new(System, 512 << 20);
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let all = image_kinds::coloured().into_iter().chain(image_kinds::grey()).map(|(_, bytes)| bytes);
-    all.chain([image_kinds::held(6), image_kinds::inks(1, 2, 3, 4), image_kinds::claiming(70_000, 70_000)])
-        .collect()
+    all.chain([
+        image_kinds::with_orientation(6),
+        image_kinds::cmyk_jpeg(1, 2, 3, 4),
+        image_kinds::claiming(70_000, 70_000),
+    ])
+    .collect()
 });
 
 /// Pickles of data sets, in every protocol.
@@ -34,16 +38,16 @@ static PICKLES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
 });
 
 /// Reads a value as deeply as a reader of data sets would.
-fn look_at(value: Value<'_>, depth: usize) {
+fn read_parts(value: Value<'_>, depth: usize) {
     let _ =
         (value.integer(), value.float(), value.text(), value.bytes(), value.whole_numbers(), value.kind());
     if depth == 0 {
         return;
     }
-    value.items().into_iter().flatten().for_each(|item| look_at(item, depth - 1));
-    value.pairs().into_iter().flatten().for_each(|(key, held)| {
-        look_at(key, 0);
-        look_at(held, depth - 1);
+    value.items().into_iter().flatten().for_each(|item| read_parts(item, depth - 1));
+    value.pairs().into_iter().flatten().for_each(|(key, value)| {
+        read_parts(key, 0);
+        read_parts(value, depth - 1);
     });
 }
 
@@ -55,14 +59,14 @@ fn damaged(
     splice: Option<(Index, u32)>,
 ) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    for (place, byte) in changes {
-        let place = place.index(bytes.len());
-        bytes[place] = *byte;
+    for (index, byte) in changes {
+        let position = index.index(bytes.len());
+        bytes[position] = *byte;
     }
-    if let Some((place, number)) = splice {
-        let place = place.index(bytes.len());
-        let end = bytes.len().min(place + 4);
-        bytes[place..end].copy_from_slice(&number.to_be_bytes()[..end - place]);
+    if let Some((index, number)) = splice {
+        let start = index.index(bytes.len());
+        let end = bytes.len().min(start + 4);
+        bytes[start..end].copy_from_slice(&number.to_be_bytes()[..end - start]);
     }
     if let Some(cut) = cut {
         bytes.truncate(cut.index(bytes.len()));
@@ -151,19 +155,19 @@ impl Cifar {
 
 /// Flips every bit that is not part of a pixel, and some that are.
 #[test]
-fn flipped_bits_of_cifars_binary_files_are_refused_or_change_one_picture() {
+fn flipped_bits_of_cifars_binary_files_are_refused_or_change_one_image() {
     let form = CIFAR[1];
     for file in ["train.bin", "test.bin"] {
         let bytes = form.read(file);
         let whole = form.read_with(file, &bytes).unwrap();
-        let labels = (0..bytes.len()).filter(|at| at % 3074 < 2);
-        for at in labels.chain((0..bytes.len()).step_by(211)) {
+        let labels = (0..bytes.len()).filter(|position| position % 3074 < 2);
+        for position in labels.chain((0..bytes.len()).step_by(211)) {
             for bit in 0..8 {
                 let mut damaged = bytes.clone();
-                damaged[at] ^= 1 << bit;
+                damaged[position] ^= 1 << bit;
                 let Some(found) = form.read_with(file, &damaged) else { continue };
                 let changed = found.iter().zip(&whole).filter(|(found, whole)| found != whole).count();
-                assert!(found.len() == whole.len() && changed <= 1, "{file}, bit {bit} of byte {at}");
+                assert!(found.len() == whole.len() && changed <= 1, "{file}, bit {bit} of byte {position}");
             }
         }
     }
@@ -173,11 +177,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn damaged_pictures_never_panic(which: Index, (changes, cut, splice) in damage()) {
+    fn damaged_images_never_panic(which: Index, (changes, cut, splice) in damage()) {
         let bytes = damaged(&FILES[which.index(FILES.len())], &changes, cut, splice);
         for channels in [Channels::Colour, Channels::Grey] {
-            if let Ok(picture) = DecodedImage::decode(&bytes, channels) {
-                prop_assert_eq!(picture.pixels.len(), picture.width * picture.height * channels.count());
+            if let Ok(image) = DecodedImage::decode(&bytes, channels) {
+                prop_assert_eq!(image.pixels.len(), image.width * image.height * channels.count());
             }
         }
     }
@@ -190,14 +194,14 @@ proptest! {
     fn damaged_pickles_never_panic(which: Index, (changes, cut, splice) in damage()) {
         let bytes = damaged(&PICKLES[which.index(PICKLES.len())], &changes, cut, splice);
         if let Ok(pickle) = Pickle::read(bytes.into()) {
-            look_at(pickle.value(), 3);
+            read_parts(pickle.value(), 3);
         }
     }
 
     #[test]
     fn any_instructions_as_a_pickle_never_panic(bytes in prop::collection::vec(instruction(), 0..60)) {
         if let Ok(pickle) = Pickle::read(bytes.concat().into()) {
-            look_at(pickle.value(), 3);
+            read_parts(pickle.value(), 3);
         }
     }
 }

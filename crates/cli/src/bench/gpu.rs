@@ -43,7 +43,8 @@ pub fn embedding(device: &Device) -> anyhow::Result<Workload> {
         std::hint::black_box(network.embed(&bytes)?);
         Ok(())
     };
-    Ok(Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * shape.operations().0) })
+    let (forward, _) = shape.operations();
+    Ok(Workload { work: Box::new(work), per_call: 1, operations: Some(IMAGES as u64 * forward) })
 }
 
 /// Training steps of a Conv4 on an episode of [`IMAGES`] images of `size` px.
@@ -59,6 +60,7 @@ pub fn backbone_step(device: &Device, size: usize) -> anyhow::Result<Workload> {
         clip: 0.0,
     };
     let bytes = random_bytes(shape);
+    // Each image with its height and width.
     let images = bytes.chunks_exact(shape.pixels()).map(|pixels| (pixels, size, size));
     let images = DeviceImages::upload(device, images, NORMALISATION)?;
     let mut training = Conv4Training::new(device, options, &fresh_backbone(shape), Some(images))?;
@@ -94,11 +96,12 @@ fn row(episode: usize, index: usize) -> u32 {
 /// Training steps of TraNFS on [`TRANFS_EPISODES`] episodes each.
 pub fn tranfs_step(device: &Device) -> anyhow::Result<Workload> {
     let (network, parameters) = super::tranfs()?;
-    let features = random_embeddings()?;
-    let features = device.upload(features.features().as_f32().expect("made in memory, as f32"))?;
+    let data = random_embeddings()?;
+    // The rows, in the memory of the GPU.
+    let rows = device.upload(data.features().as_f32().expect("made in memory, as f32"))?;
     let limits = tranfs::Limits { episodes: TRANFS_EPISODES, support: 25, queries: 75 };
     let options = tranfs::TranfsOptions { optimiser: AdamWConfig::default(), clip: 0.0, limits };
-    let mut training = TranfsTraining::new(device, &network, options, &parameters, features)?;
+    let mut training = TranfsTraining::new(device, &network, options, &parameters, rows)?;
     let episode = |number: usize| tranfs::EpisodeInput {
         classes: 5,
         support: given_labels()

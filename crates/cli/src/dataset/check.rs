@@ -48,12 +48,13 @@ pub struct Arguments {
 /// classes that are in two splits are only printed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let expected = arguments.expect.as_deref().and_then(PublishedDataset::find);
-    let parts = arguments.threads.run(|| arguments.survey(expected))?;
-    let mut text = table(&parts);
-    let named: Vec<(&str, &Survey)> = parts.iter().map(|(name, survey)| (name.as_str(), survey)).collect();
-    let mut problems = shared_classes(&named);
+    let surveys = arguments.threads.run(|| arguments.survey_splits(expected))?;
+    let mut text = table(&surveys);
+    let borrowed: Vec<(&str, &Survey)> =
+        surveys.iter().map(|(split, survey)| (split.as_str(), survey)).collect();
+    let mut problems = shared_classes(&borrowed);
     if let Some(expected) = expected {
-        problems.extend(compare(expected, &parts)?);
+        problems.extend(compare(expected, &surveys)?);
     }
     for problem in &problems {
         text.push_str(&format!("! {problem}\n"));
@@ -70,35 +71,36 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 impl Arguments {
     /// The splits that the data set defines, each with its survey. If it has none, or with `--pool`: those of the built-in
-    /// split file of the `expected` data set, or all images as one part named `all` if nothing is expected.
-    fn survey(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
-        let own_splits: Vec<&str> =
+    /// split file of the `expected` data set, or all images under the name `all` if nothing is expected.
+    fn survey_splits(&self, expected: Option<&PublishedDataset>) -> anyhow::Result<Vec<(String, Survey)>> {
+        let defined_splits: Vec<&str> =
             SPLITS.into_iter().filter(|split| !self.pool && has_split(&self.path, split)).collect();
-        let by_file = expected.filter(|_| own_splits.is_empty());
-        let mut parts = Vec::new();
-        for split in if by_file.is_some() { SPLITS.to_vec() } else { own_splits } {
+        // The data set whose built-in split file divides the classes, if the images define no splits.
+        let split_by = expected.filter(|_| defined_splits.is_empty());
+        let mut surveys = Vec::new();
+        for split in if split_by.is_some() { SPLITS.to_vec() } else { defined_splits } {
             // The name of a published data set stands for its built-in split file, which assigns classes of the whole
             // data set.
-            let file = by_file.map(|published| PathBuf::from(published.name));
-            let part = ImageSelection {
+            let file = split_by.map(|published| PathBuf::from(published.name));
+            let selection = ImageSelection {
                 split_file: file.as_deref(),
                 split: Some(split),
-                pool: by_file.is_some(),
+                pool: split_by.is_some(),
                 limit_per_class: None,
             };
-            match part.open(&self.path) {
-                Ok(collection) => parts.push((split.to_owned(), self.survey_collection(&collection)?)),
+            match selection.open(&self.path) {
+                Ok(collection) => surveys.push((split.to_owned(), self.survey_collection(&collection)?)),
                 // The empty survey makes `compare` report that all classes of the split are missing.
-                Err(error) if is_empty_split(&error) => parts.push((split.to_owned(), Survey::default())),
+                Err(error) if is_empty_split(&error) => surveys.push((split.to_owned(), Survey::default())),
                 Err(error) => return Err(error),
             }
         }
-        if parts.is_empty() {
-            let part =
+        if surveys.is_empty() {
+            let selection =
                 ImageSelection { split_file: None, split: None, pool: self.pool, limit_per_class: None };
-            parts.push(("all".into(), self.survey_collection(&part.open(&self.path)?)?));
+            surveys.push(("all".into(), self.survey_collection(&selection.open(&self.path)?)?));
         }
-        Ok(parts)
+        Ok(surveys)
     }
 
     /// Counts the images of a collection and, without `--quick`, reads their sizes.
@@ -119,10 +121,11 @@ fn is_empty_split(error: &anyhow::Error) -> bool {
 }
 
 /// The differences between the surveys and the published numbers, as messages.
-fn compare(expected: &PublishedDataset, parts: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
+fn compare(expected: &PublishedDataset, surveys: &[(String, Survey)]) -> anyhow::Result<Vec<String>> {
     let mut problems = Vec::new();
+    // `number` is 0 for train, 1 for val and 2 for test.
     for (number, name) in SPLITS.into_iter().enumerate() {
-        match parts.iter().find(|(split, _)| split == name) {
+        match surveys.iter().find(|(split, _)| split == name) {
             Some((_, survey)) => {
                 let split = Split::open(expected.name.as_ref(), name)?;
                 problems.extend(expected.problems(number, survey, Some(&split)));
@@ -133,19 +136,19 @@ fn compare(expected: &PublishedDataset, parts: &[(String, Survey)]) -> anyhow::R
     Ok(problems)
 }
 
-/// One line per split.
-fn table(parts: &[(String, Survey)]) -> String {
+/// The counts as a table, one line per split.
+fn table(surveys: &[(String, Survey)]) -> String {
     let mut text =
         format!("{:<6} {:>8} {:>9}  {:<12} {}\n", "split", "classes", "images", "per class", "sizes");
-    for (name, survey) in parts {
+    for (name, survey) in surveys {
         let (fewest, most) = (survey.classes.values().min(), survey.classes.values().max());
         let per_class = match (fewest, most) {
             (Some(fewest), Some(most)) if fewest == most => fewest.to_string(),
             (Some(fewest), Some(most)) => format!("{fewest} to {most}"),
             _ => "-".into(),
         };
-        let (classes, pictures) = (survey.classes.len(), survey.images());
-        text.push_str(&format!("{name:<6} {classes:>8} {pictures:>9}  {per_class:<12} {}\n", sizes(survey)));
+        let (classes, images) = (survey.classes.len(), survey.images());
+        text.push_str(&format!("{name:<6} {classes:>8} {images:>9}  {per_class:<12} {}\n", sizes(survey)));
     }
     text
 }

@@ -5,7 +5,7 @@
 //! counted, not carried out.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use trueshot::audit::{self, Action, Audit};
@@ -18,8 +18,10 @@ use trueshot_vision::cache::CacheLocation;
 use trueshot_vision::{Backbone, Embedder, ImageInput, LabelledRows, Omniglot};
 
 use super::{class_name, drawing, embed};
+use crate::messages::shell_word;
 
-/// The class folders. Characters of few strokes are left out: the audit would report them as copies of each other.
+/// The class folders: characters of many strokes, because the audit would report drawings of few strokes as copies of
+/// each other.
 const CLASSES: [&str; 6] = ["Tengwar-06", "Tengwar-11", "Tengwar-16", "Tengwar-19", "Tengwar-20", "ULOG-24"];
 /// Number of drawings per folder.
 const DRAWINGS: usize = 10;
@@ -32,7 +34,7 @@ struct SortedDrawing {
     folder: String,
     /// The folder that it belongs to.
     truth: String,
-    /// The name of its file with its true class: `Tengwar-07-03.png`. The audit does not use it.
+    /// The name of its file with its true class: `Tengwar-06-03.png`. The audit does not use it.
     file: String,
     png: Vec<u8>,
     /// The drawing as a data URI.
@@ -79,21 +81,26 @@ impl DemoFolder {
     pub(super) fn draw(backbone: &Backbone, seed: u64) -> anyhow::Result<Self> {
         let chosen = (0..Omniglot::sample().characters().len())
             .filter(|character| CLASSES.contains(&class_name(*character).as_str()));
+        // The sampler takes embeddings; only their items and classes matter here.
         let characters = &embed(backbone, chosen)?;
         let spec = EpisodeSpec { ways: CLASSES.len(), shots: Shots::exactly(DRAWINGS), queries: 0, seed };
         let noise = Noise { kind: NoiseKind::Symmetric, level: WRONG };
         let drawn =
             Sampler::new(characters, None, spec, vec![noise])?.draw(0, &mut IndexSampler::default())?;
-        // The index among all classes of a class of the episode.
-        let class = |class: u32| drawn.episode.classes[class as usize].class as usize;
+        // The name of the class with this number in the episode.
+        let class_in_episode = |number: u32| {
+            let class = drawn.episode.classes[number as usize].class;
+            characters.classes()[class as usize].clone()
+        };
         let sorted = drawn.supports[0].iter().map(|item| {
+            // `embed` names items CHARACTER/DRAWING, two indices.
             let name = characters.item(item.row as usize).unwrap_or_default();
             let (character, number) = name.split_once('/').unwrap_or_default();
             let (character, number) = (character.parse()?, number.parse::<usize>()?);
             let drawing = drawing(character, number)?;
             let truth = class_name(character);
             Ok(SortedDrawing {
-                folder: characters.classes()[class(item.given)].clone(),
+                folder: class_in_episode(item.given),
                 // Drawings are counted from 1 in file names.
                 file: format!("{truth}-{:02}.png", number + 1),
                 truth,
@@ -220,11 +227,14 @@ impl AuditedFolder {
 
 /// Commands that do the same with the folder of drawings. They name the backbone for drawings; photos need no option.
 fn commands(folder: &Path) -> String {
-    let folder = folder.display();
+    // Without a slash at the end, which would put the cleaned copy inside the folder.
+    let folder: PathBuf = folder.components().collect();
+    let cleaned = shell_word(&format!("{}-clean", folder.display()));
+    let folder = shell_word(&folder.display().to_string());
     format!(
         "The folder {folder} contains these drawings. To do the same yourself:\n\
          \x20 trueshot audit {folder} --backbone omniglot-conv4 --html audit.html --plan plan.jsonl\n\
-         \x20 trueshot repair plan.jsonl --into {folder}-clean\n\
+         \x20 trueshot repair plan.jsonl --into {cleaned}\n\
          \x20 trueshot serve --backbone omniglot-conv4    # and drop the folder {folder} on the page\n\
          Folders of photos need no --backbone.\n"
     )

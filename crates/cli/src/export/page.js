@@ -25,7 +25,7 @@ function decodeElement(id) {
   const text = atob(element(id).textContent);
   element(id).textContent = "";
   const bytes = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at++) bytes[at] = text.charCodeAt(at);
+  for (let index = 0; index < text.length; index++) bytes[index] = text.charCodeAt(index);
   return bytes;
 }
 
@@ -49,8 +49,9 @@ async function start() {
   const { instance } = await WebAssembly.instantiate(decodeElement("engine"), {});
   engine = instance.exports;
   const [backbone, classifier] = [decodeElement("backbone"), decodeElement("classifier")];
-  const [backboneAt, classifierAt] = [copyToEngine(backbone), copyToEngine(classifier)];
-  readReply(engine.load(backboneAt, backbone.length, classifierAt, classifier.length));
+  const [backboneAddress, classifierAddress] = [copyToEngine(backbone), copyToEngine(classifier)];
+  // The reply is empty or an error.
+  readReply(engine.load(backboneAddress, backbone.length, classifierAddress, classifier.length));
   element("answer").textContent = "No image yet";
   element("detail").textContent = "Choose an image to see its class.";
   element("camera").hidden = !navigator.mediaDevices?.getUserMedia;

@@ -16,9 +16,11 @@ use trueshot_vision::{Backbone, export};
 use crate::messages::hinted;
 use crate::predict::UNKNOWN_THRESHOLD;
 
-/// Compiled by `crates/wasm/build.py`.
+/// The program that classifies in the browser, as WebAssembly. Compiled by `crates/wasm/build.py`.
 static ENGINE: &[u8] = include_bytes!("../../assets/engine.wasm");
+/// The HTML of the page, in which [`filled`] replaces every `{{name}}`.
 static TEMPLATE: &str = include_str!("page.html");
+/// The script of the page. It decodes the parts, calls the engine and shows its answers.
 static SCRIPT: &str = include_str!("page.js");
 /// The number of classes that are listed with their probabilities.
 const LISTED: usize = 10;
@@ -51,6 +53,7 @@ pub fn page(predictor: &Predictor, backbone: Option<&Backbone>, output: &Path) -
         // Inside a script element nothing can be escaped with entities, and `</script` would end it.
         ("config", config.replace('<', "\\u003c")),
         ("engine", BASE64.encode(ENGINE)),
+        // Without the names of the examples: pages are passed on to others.
         ("classifier", BASE64.encode(predictor.to_anonymous_bytes())),
         ("network", BASE64.encode(network)),
         ("script", SCRIPT.into()),

@@ -17,8 +17,11 @@ use crate::messages::hinted;
 /// The images of one split.
 #[derive(Debug, Clone)]
 pub struct SplitImages {
+    /// The folder of the split, or the folder or file that contains all splits.
     path: PathBuf,
+    /// The hash of the names and sizes of all files below `path`.
     fingerprint: String,
+    /// The number of files below `path`.
     count: usize,
     /// The name of the split, if the path contains all splits.
     split: Option<&'static str>,
@@ -112,7 +115,7 @@ impl SplitImages {
         folders.map(|entry| entry.file_name().display().to_string()).collect()
     }
 
-    /// The number of files, used to estimate durations.
+    /// The number of files, of all splits if the path contains them all; used to estimate durations.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -139,6 +142,7 @@ impl DatasetSplits {
         {
             return Ok(DatasetSplits { train, val, test });
         }
+        // No folder per split: the three splits share the path, the fingerprint and the count.
         let whole = SplitImages::open(folder.clone());
         let whole = whole.ok_or_else(|| format!("{} cannot be read", folder.display()))?;
         let defines_splits = trueshot_vision::source::has_splits(&folder);

@@ -2,8 +2,9 @@
 //! numbers, read from `paper.csv` next to it ([`PaperResults`]). The fields of the types here are the keys of the TOML
 //! file.
 //!
-//! Terms: a support set has `shots` labelled items per class, some with wrong labels; a head is a small network that is
-//! trained on features and corrects them (TraNFS or Relabel).
+//! Terms: a support set has `shots` labelled items per class, some with wrong labels; features are the vectors that a
+//! backbone network computes from images; a head is a small network that is trained on features and corrects wrong
+//! labels (TraNFS or Relabel).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +16,9 @@ use trueshot::training::configuration::toml_message;
 
 use crate::messages::hinted;
 
+/// The tables and figures of the paper.
 const EXPERIMENTS: &str = include_str!("../../experiments/paper.toml");
+/// The published numbers: `table,dataset,row,noise_percent,accuracy,ci95`.
 const PAPER: &str = include_str!("../../experiments/paper.csv");
 
 /// The contents of `experiments/paper.toml`.

@@ -89,18 +89,18 @@ pub fn table_warnings(
 /// Refuses splits and outliers that have a class in common.
 pub fn check_class_overlap(source: &DatasetSource<'_>) -> anyhow::Result<()> {
     let Ok(splits) = &source.splits else { return Ok(()) };
-    let mut parts = vec![
+    let mut class_lists = vec![
         ("train", splits.train.classes()),
         ("val", splits.val.classes()),
         ("test", splits.test.classes()),
     ];
     if let Some(outliers) = source.separate_outliers() {
-        parts.push(("outliers/train", outliers.train.classes()));
-        parts.push(("outliers/test", outliers.test.classes()));
-        parts.extend(outliers.val.iter().map(|val| ("outliers/val", val.classes())));
+        class_lists.push(("outliers/train", outliers.train.classes()));
+        class_lists.push(("outliers/test", outliers.test.classes()));
+        class_lists.extend(outliers.val.iter().map(|val| ("outliers/val", val.classes())));
     }
-    for (index, (first, classes)) in parts.iter().enumerate() {
-        for (second, others) in &parts[index + 1..] {
+    for (index, (first, classes)) in class_lists.iter().enumerate() {
+        for (second, others) in &class_lists[index + 1..] {
             if let Some(shared) = classes.iter().find(|class| others.contains(class)) {
                 let title = &source.dataset.title;
                 return Err(hinted(

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::messages::shell_word;
+
 /// Part of every key. Change it when the same command gives another result than before, so that old results are
 /// ignored.
 const CACHE_FORMAT: &str = "trueshot-reproduce/1";
@@ -198,15 +200,9 @@ impl Jobs {
 
     /// The command of a job, quoted for a shell.
     pub fn command(&self, job: &Job) -> String {
-        let quoted = |argument: &String| {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,:+".contains(c);
-            match argument.chars().all(is_plain) {
-                true => argument.clone(),
-                false => format!("'{}'", argument.replace('\'', "'\\''")),
-            }
-        };
         let arguments = self.arguments(job);
-        let command = std::iter::once("trueshot".to_string()).chain(arguments.iter().map(quoted));
+        let words = arguments.iter().map(|argument| shell_word(argument));
+        let command = std::iter::once("trueshot".to_string()).chain(words);
         command.collect::<Vec<_>>().join(" ")
     }
 

@@ -223,7 +223,7 @@ impl<'a> PlannedExperiments<'a> {
 }
 
 impl Arguments {
-    /// Checks the options that do not depend on a data set.
+    /// The settings of the experiments. Checks all options except those that say where the images are.
     fn settings(&self, experiments: &Experiments) -> anyhow::Result<ReproduceSettings> {
         let is_allowed = self.scale > 0.0 && self.scale <= 100.0;
         anyhow::ensure!(is_allowed, "--scale is {}; allowed: above 0, up to 100", self.scale);

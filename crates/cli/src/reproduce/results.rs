@@ -110,6 +110,7 @@ pub fn table(
         },
         dataset: planned.dataset.title.clone(),
         noise,
+        // Curves are drawn over the number of wrong samples per class instead of the noise level.
         samples: planned.curve.map(|_| planned.table.shots),
         levels,
         rows,
@@ -159,6 +160,7 @@ fn row(
             published: dataset.paper.then(|| published_on(planned.dataset_name)).flatten(),
             paper_difference: dataset.stands_for.as_deref().and_then(|name| published_on(name)?.difference),
             missing: planned.missing.get(&index).filter(|_| has_level(level)).cloned(),
+            // Set by `rank_cells` if the order of the rows is compared.
             order: None,
         }
     };
@@ -211,8 +213,9 @@ fn published(
 ) -> Option<Published> {
     let name = row.paper.as_deref().unwrap_or(&row.row);
     let (accuracy, ci95) = paper.cell(&planned.table.name, dataset, name, level)?;
-    let reference = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
-    let protonet = paper.cell(reference, dataset, "Vanilla ProtoNet", level);
+    // The difference is that to ProtoNet, which some tables of the paper leave to another table.
+    let protonet_table = planned.table.compare.as_deref().unwrap_or(&planned.table.name);
+    let protonet = paper.cell(protonet_table, dataset, "Vanilla ProtoNet", level);
     Some(Published { accuracy, ci95, difference: protonet.map(|(protonet, _)| accuracy - protonet) })
 }
 

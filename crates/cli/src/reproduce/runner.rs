@@ -97,6 +97,7 @@ impl JobRunner<'_> {
             let mut current = lock_progress();
             current.done[position] = matches!(result, Ok(None));
             current.ended |= !current.done[position];
+            // Other workers may wait for this result, or must end.
             changed.notify_all();
             current.stopped = current.stopped.or(result?);
         }
@@ -133,6 +134,7 @@ impl JobRunner<'_> {
         if left.is_some_and(|left| left.is_zero()) {
             return Ok(Some("the time of --job-minutes is over"));
         }
+        // An empty line between the messages of two jobs.
         say!("");
         say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
@@ -196,8 +198,8 @@ impl JobRunner<'_> {
             // The messages of parallel jobs would mix on the terminal.
             command.stderr(Stdio::from(File::create(self.log_path(job))?));
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            let share = (self.threads.unwrap_or(cores) / self.parallel).max(1);
-            command.args(["--threads", &share.to_string()]);
+            let threads_per_job = (self.threads.unwrap_or(cores) / self.parallel).max(1);
+            command.args(["--threads", &threads_per_job.to_string()]);
         } else if let Some(threads) = self.threads {
             command.args(["--threads", &threads.to_string()]);
         }

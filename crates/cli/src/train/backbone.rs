@@ -29,12 +29,13 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: ImageTrainingFlags,
+    shared_flags: ImageTrainingFlags,
     #[command(flatten)]
-    own: BackboneFlags,
+    network_flags: BackboneFlags,
 }
 
-/// Options of backbones.
+/// Options of backbones. They are serialised and override the configuration file, so fields are named like its
+/// sections and keys (`episodes.ways`).
 #[derive(Args, Serialize)]
 struct BackboneFlags {
     #[command(flatten)]
@@ -63,9 +64,10 @@ struct EpisodeFlags {
 
 /// Runs `trueshot train backbone`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { run, options, own } = arguments;
+    let Arguments { run, shared_flags, network_flags } = arguments;
+    // The defaults for the built-in drawings (Omniglot) and for all other images.
     let (drawings, photographs) = (BackboneConfiguration::drawings(), BackboneConfiguration::photographs());
-    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = shared_flags.read(run, configuration::table(network_flags), drawings, photographs)?;
     configuration.check()?;
     let training = ImageTraining {
         title: format!("Conv4 of {} px, {} episodes", configuration.pictures.size, configuration.steps),

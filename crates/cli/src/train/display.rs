@@ -18,21 +18,21 @@ const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shows the progress of a training run, and stops the run after Ctrl-C or at the deadline.
 pub struct TrainingDisplay {
-    /// The three lines on the screen, from top to bottom: `bar`, `losses`, `validation`.
-    all: MultiProgress,
+    /// The lines on the screen: `bar`, `losses` and `validation`, from top to bottom. The last two show only a message.
+    screen: MultiProgress,
     bar: ProgressBar,
     losses: ProgressBar,
     validation: ProgressBar,
-    /// The names of the loss terms, such as `queries`.
-    terms: Vec<String>,
-    /// The running mean of each loss term; empty before the first step.
+    /// The names of the terms whose sum is the loss, such as `queries`.
+    term_names: Vec<String>,
+    /// The running mean of each term; empty before the first step.
     means: Vec<f64>,
     /// The total number of steps.
     steps: u64,
     /// The number of finished steps when this process started, and the time.
     started: (u64, Instant),
     /// When the screen was last updated.
-    drawn: Instant,
+    last_redraw: Instant,
     /// When the run stops.
     deadline: Option<Instant>,
 }
@@ -40,27 +40,27 @@ pub struct TrainingDisplay {
 impl TrainingDisplay {
     /// A display for a run that stops at `deadline`, if there is one.
     pub fn new(deadline: Option<Instant>) -> Self {
-        let all = MultiProgress::new();
-        let bar = all.add(ProgressBar::new(0));
-        let line = |bar: ProgressBar| {
+        let screen = MultiProgress::new();
+        let bar = screen.add(ProgressBar::new(0));
+        let message_only = |bar: ProgressBar| {
             bar.set_style(ProgressStyle::with_template("{msg}").expect("the template is valid"));
             bar
         };
-        let losses = line(all.add(ProgressBar::new(0)));
-        let validation = line(all.add(ProgressBar::new(0)));
+        let losses = message_only(screen.add(ProgressBar::new(0)));
+        let validation = message_only(screen.add(ProgressBar::new(0)));
         let style = "{bar:30} step {human_pos}/{human_len}  {msg}";
         bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
         let now = Instant::now();
         TrainingDisplay {
-            all,
+            screen,
             bar,
             losses,
             validation,
-            terms: Vec::new(),
+            term_names: Vec::new(),
             means: Vec::new(),
             steps: 0,
             started: (0, now),
-            drawn: now,
+            last_redraw: now,
             deadline,
         }
     }
@@ -71,8 +71,9 @@ impl TrainingDisplay {
     }
 
     /// Prepares the display for a run of `steps` steps, of which `done` were finished earlier.
-    fn start(&mut self, done: u64, steps: u64, terms: &[String]) {
-        (self.steps, self.terms, self.started) = (steps, terms.to_vec(), (done, Instant::now()));
+    fn start(&mut self, done: u64, steps: u64, term_names: &[String]) {
+        (self.steps, self.term_names) = (steps, term_names.to_vec());
+        self.started = (done, Instant::now());
         self.bar.set_length(steps);
         self.bar.set_position(done);
         if done > 0 {
@@ -80,19 +81,19 @@ impl TrainingDisplay {
         }
     }
 
-    /// Adds the loss terms of a step to the running means, and redraws unless the screen was updated a moment ago.
+    /// Adds the loss terms of step `done` to the running means, and redraws unless the screen was updated a moment ago.
     fn step(&mut self, done: u64, terms: &[f64]) {
         if self.means.is_empty() {
             self.means = terms.to_vec();
         }
         self.means.iter_mut().zip(terms).for_each(|(mean, term)| *mean += LOSS_SMOOTHING * (term - *mean));
-        if self.drawn.elapsed() < REDRAW_INTERVAL {
+        if self.last_redraw.elapsed() < REDRAW_INTERVAL {
             return;
         }
-        self.drawn = Instant::now();
+        self.last_redraw = Instant::now();
         self.bar.set_position(done);
         self.bar.set_message(self.pace(done));
-        self.losses.set_message(format_losses(&self.terms, &self.means));
+        self.losses.set_message(format_losses(&self.term_names, &self.means));
     }
 
     /// Steps per second since this process started, and the remaining time.
@@ -126,9 +127,9 @@ impl TrainingDisplay {
 
     /// Prints a line: above the bars on a terminal, plain otherwise.
     fn print_line(&self, line: &str) {
-        if self.all.is_hidden() {
+        if self.screen.is_hidden() {
             say!("{line}");
-        } else if let Err(error) = self.all.println(line) {
+        } else if let Err(error) = self.screen.println(line) {
             say!("{line} ({error})");
         }
     }
@@ -156,10 +157,10 @@ impl Progress for TrainingDisplay {
 }
 
 /// The total loss and, if there are several, its terms: `loss 1.50 (queries 1.00, clean 0.500)`.
-fn format_losses(terms: &[String], means: &[f64]) -> String {
+fn format_losses(names: &[String], means: &[f64]) -> String {
     let total: f64 = means.iter().sum();
     let each: Vec<String> =
-        terms.iter().zip(means).map(|(name, mean)| format!("{name} {}", format_number(*mean))).collect();
+        names.iter().zip(means).map(|(name, mean)| format!("{name} {}", format_number(*mean))).collect();
     match each.len() {
         0 | 1 => format!("loss {}", format_number(total)),
         _ => format!("loss {} ({})", format_number(total), each.join(", ")),
@@ -214,8 +215,8 @@ mod tests {
 
     #[test]
     fn a_line_says_what_the_loss_is_made_of() {
-        let terms = ["queries".to_string(), "clean".to_string()];
-        assert_eq!(format_losses(&terms, &[1.0, 0.5]), "loss 1.50 (queries 1.00, clean 0.500)");
-        assert_eq!(format_losses(&terms[..1], &[1.0]), "loss 1.00");
+        let names = ["queries".to_string(), "clean".to_string()];
+        assert_eq!(format_losses(&names, &[1.0, 0.5]), "loss 1.50 (queries 1.00, clean 0.500)");
+        assert_eq!(format_losses(&names[..1], &[1.0]), "loss 1.00");
     }
 }

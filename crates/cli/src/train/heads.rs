@@ -2,7 +2,8 @@
 //! embeddings. Both commands end in [`train`].
 //!
 //! The structs of flags have the same sections and names as the configuration file, because they are serialised to TOML
-//! and override it. So a flag without a default is an `Option`: the default is that of the configuration.
+//! and override it. So a flag without a default is an `Option`: the default is that of the configuration. Explicit ids
+//! (`id = ..`) keep flags of the same name in two sections, such as `ways`, apart for clap.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -279,6 +280,7 @@ struct RelabelFlags {
     #[arg(long, value_name = "WHAT", value_parser = ["states", "none"])]
     item_reach: Option<String>,
     /// Give an item at least this weight in the prototype of its given class
+    // `--floor` is an option of the optimiser.
     #[arg(long = "least-share", value_name = "SHARE")]
     #[serde(rename = "floor")]
     least_share: Option<f64>,
@@ -290,8 +292,8 @@ struct RelabelFlags {
     queries_weight: Option<f64>,
 }
 
-/// Reads the configuration and the data, and trains the head. `M` are the options of the kind of head, `flags` those
-/// that the user gave.
+/// Reads the configuration and the data, and trains the head. `M` is the type of the options of the model (TraNFS or
+/// Relabel); `flags` are all options that the user gave, in the form of the configuration file.
 fn train<M: HeadOptions + Send + Sync>(
     run: &RunArguments,
     defaults: Configuration<M>,
@@ -320,6 +322,7 @@ fn train<M: HeadOptions + Send + Sync>(
             data.iter().enumerate().map(pair).collect()
         };
         let data = &configuration.data;
+        // One element per file.
         let training = episode_data(&data.train, &data.outliers);
         let validation = episode_data(&data.validation, &data.validation_outliers);
         for overlap in heads::overlaps(&training, &validation) {
@@ -332,7 +335,7 @@ fn train<M: HeadOptions + Send + Sync>(
             configuration: configuration::text(&configuration),
             identity: heads::identity(&configuration, &[("train", &training), ("validation", &validation)]),
         };
-        let mut trainee = run.device.start(
+        let mut trainee = run.device.set_up(
             device.as_ref(),
             |device| Ok(HeadTrainee::on_gpu(&configuration, training.clone(), validation.clone(), device)?),
             || Ok(HeadTrainee::new(&configuration, training.clone(), validation.clone())?),

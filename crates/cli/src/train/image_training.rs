@@ -2,7 +2,8 @@
 //! run itself ([`ImageTraining::train_on_device`]). `backbone`, `maml`, `joint` and `negmargin` call both.
 //!
 //! The structs of flags have the same sections and names as the configuration file, because they are serialised to TOML
-//! and override it. So a flag without a default is an `Option`: the default is that of the configuration.
+//! and override it. So a flag without a default is an `Option`: the default is that of the configuration. Explicit ids
+//! (`id = ..`) keep flags of the same name in two sections, such as `ways`, apart for clap.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use super::{RunArguments, TrainingRun};
 use crate::device_argument::say_device;
 use crate::images_argument::{FitArgument, ImageSelection, check_outliers, print_skipped};
 use crate::messages::say;
+use crate::output::is_same_file;
 use crate::progress::ProgressDisplay;
 
 /// Options of all training on images.
@@ -104,7 +106,8 @@ struct PictureFlags {
     rotations: Option<bool>,
 }
 
-/// How strongly images are augmented; a configuration file has more options.
+/// How strongly images are augmented; a configuration file has more options, and one flag here sets several of them, so
+/// serialisation is not derived.
 #[derive(Args)]
 #[command(next_help_heading = "Images")]
 struct AugmentationFlags {
@@ -122,8 +125,8 @@ impl Serialize for AugmentationFlags {
         if let Some(area) = self.crop_area {
             map.serialize_entry("crop_scale", &[area, 1.0])?;
         }
-        for (name, share) in ["brightness", "contrast", "saturation"].iter().zip([self.jitter; 3]) {
-            if let Some(share) = share {
+        if let Some(share) = self.jitter {
+            for name in ["brightness", "contrast", "saturation"] {
                 map.serialize_entry(name, &share)?;
             }
         }
@@ -158,19 +161,19 @@ struct ValidationFlags {
 }
 
 impl ImageTrainingFlags {
-    /// The configuration from the file of `--config` and the flags. `own` are the flags of this kind of network;
+    /// The configuration from the file of `--config` and the flags. `network_flags` are those of this kind of network;
     /// `drawings` and `photographs` are the defaults for the built-in drawings and for all other images.
     pub fn read<C: Serialize + DeserializeOwned>(
         &self,
         run: &RunArguments,
-        own: toml::Table,
+        network_flags: toml::Table,
         drawings: C,
         photographs: C,
     ) -> anyhow::Result<C> {
         let file = run.config.as_deref();
         let defaults = if self.data.is_built_in(file) { drawings } else { photographs };
         let mut flags = configuration::table(self);
-        flags.extend(own);
+        flags.extend(network_flags);
         Ok(configuration::read(&defaults, file, flags)?)
     }
 }
@@ -179,6 +182,7 @@ impl DataFlags {
     /// Whether the built-in drawings are trained on, by flag or by file. Their defaults differ from those of
     /// photographs.
     fn is_built_in(&self, file: Option<&Path>) -> bool {
+        // Errors in the file are reported when the configuration is read.
         let train_in_file = || {
             let table: toml::Table = std::fs::read_to_string(file?).ok()?.parse().ok()?;
             Some(PathBuf::from(table.get("data")?.get("train")?.as_str()?))
@@ -226,7 +230,7 @@ impl ImageTraining<'_> {
                 identity: datasets.identity(configuration),
             };
             say_device("training", device.as_ref(), reason.as_deref());
-            let mut trainee = run.device.start(
+            let mut trainee = run.device.set_up(
                 device.as_ref(),
                 |device| on_gpu(configuration.clone(), datasets.clone(), device),
                 || on_cpu(configuration.clone(), datasets.clone()),
@@ -248,8 +252,9 @@ impl ImageTraining<'_> {
             "no images to train on: give DATASET, or data.train in the configuration"
         );
         let train = open_split(data, &data.train, &data.train_split)?;
-        // The training images themselves as outliers mean the default: classes that are not in the episode.
-        let is_separate = is_given(&data.outliers) && data.outliers != data.train;
+        // The training images themselves as outliers mean the default: images of training classes that are not in the
+        // episode.
+        let is_separate = is_given(&data.outliers) && !is_training_data(data, &data.outliers);
         let outliers = is_separate.then(|| open_outliers(data, &data.outliers)).transpose()?;
         if let Some(outliers) = &outliers {
             check_outliers((data.train.as_path(), &train), (data.outliers.as_path(), outliers))?;
@@ -266,20 +271,17 @@ impl ImageTraining<'_> {
             return Ok(datasets);
         }
         let source = if is_given(&data.validation) { &data.validation } else { &data.train };
-        let validation =
-            load_images(pictures, &open_split(data, source, &data.validation_split)?, ImageUse::Validation)?;
+        let validation = open_split(data, source, &data.validation_split)?;
+        let noise = if self.validation.noise.is_empty() { self.noise } else { &self.validation.noise };
+        let outliers =
+            noise.iter().any(is_outlier).then(|| open_validation_outliers(data, train, &validation));
+        let outliers = outliers.transpose()?;
+        let validation = load_images(pictures, &validation, ImageUse::Validation)?;
         for warning in Overlap::between(&datasets.train, &validation).warnings() {
             say!("warning: {warning}");
         }
         datasets.validation = Some(Arc::new(validation));
-        let noise = if self.validation.noise.is_empty() { self.noise } else { &self.validation.noise };
-        if noise.iter().any(is_outlier) {
-            let mut outliers = match is_given(&data.validation_outliers) {
-                true => open_outliers(data, &data.validation_outliers)?,
-                false => train,
-            };
-            // The same number from every class.
-            outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+        if let Some(outliers) = outliers {
             let outliers = load_images(pictures, &outliers, ImageUse::ValidationOutliers)?;
             datasets.validation_outliers = Some(Arc::new(outliers));
         }
@@ -287,7 +289,8 @@ impl ImageTraining<'_> {
     }
 }
 
-/// The most outliers in validation, which uses few episodes: unlike in training, all outliers are embedded.
+/// About the number of outliers for validation. Validation embeds all of them, even those that none of its few episodes
+/// draws.
 const VALIDATION_OUTLIERS: usize = 5000;
 
 /// Whether the noise replaces images by outliers.
@@ -317,6 +320,31 @@ fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow
         limit_per_class: (data.limit_per_class > 0).then_some(data.limit_per_class),
     };
     selection.open(path)
+}
+
+/// Whether a path leads to the training images.
+fn is_training_data(data: &training::DataSettings, path: &Path) -> bool {
+    path == data.train || is_same_file(path, &data.train)
+}
+
+/// The outliers for validation: those that are given, or else the training images `train`. Fails if one of their classes
+/// is in the validation data.
+fn open_validation_outliers(
+    data: &training::DataSettings,
+    train: Collection,
+    validation: &Collection,
+) -> anyhow::Result<Collection> {
+    let path = &data.validation_outliers;
+    let mut outliers = if is_given(path) && !is_training_data(data, path) {
+        let outliers = open_outliers(data, path)?;
+        check_outliers((validation.path(), validation), (path, &outliers))?;
+        outliers
+    } else {
+        train
+    };
+    // The same number from every class, so there may be slightly more in total.
+    outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+    Ok(outliers)
 }
 
 /// Opens outliers. Of a source with splits, only the training split is used, so that no validation or test class is
@@ -356,7 +384,7 @@ fn load_images(
     print_skipped(collection.skipped().iter().chain(dataset.skipped()));
     if let Some(empty) = collection.classes().iter().find(|class| !dataset.labels().classes().contains(class))
     {
-        let (class, skipped) = (empty.clone(), dataset.skipped().len());
+        let (class, skipped) = (empty.clone(), dataset.skipped().to_vec());
         return Err(Error::TooFewImages { class, have: 0, need: 1, skipped }.into());
     }
     if image_use == ImageUse::Training && pictures.rotations {

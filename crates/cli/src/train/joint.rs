@@ -30,12 +30,13 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: ImageTrainingFlags,
+    shared_flags: ImageTrainingFlags,
     #[command(flatten)]
-    own: JointFlags,
+    network_flags: JointFlags,
 }
 
-/// Options of joint training.
+/// Options of joint training. They are serialised and override the configuration file, so fields are named like its
+/// sections and keys (`episodes.ways`).
 #[derive(Args, Serialize)]
 struct JointFlags {
     /// Start from this backbone
@@ -77,9 +78,10 @@ struct EpisodeFlags {
 
 /// Runs `trueshot train joint`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { run, options, own } = arguments;
+    let Arguments { run, shared_flags, network_flags } = arguments;
+    // The defaults for the built-in drawings (Omniglot) and for all other images.
     let (drawings, photographs) = (JointConfiguration::drawings(), JointConfiguration::photographs());
-    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = shared_flags.read(run, configuration::table(network_flags), drawings, photographs)?;
     configuration.check()?;
     let training = ImageTraining {
         title: format!(

@@ -24,9 +24,9 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: ImageTrainingFlags,
+    shared_flags: ImageTrainingFlags,
     #[command(flatten)]
-    own: MamlFlags,
+    network_flags: MamlFlags,
 }
 
 /// Options of MAML. They are serialised and override the configuration file, so fields are named like its sections and
@@ -78,12 +78,14 @@ struct AdaptationFlags {
 
 /// Runs `trueshot train maml`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { run, options, own } = arguments;
+    let Arguments { run, shared_flags, network_flags } = arguments;
     // The network has a fixed number of classes, so validation has that of training if it is not given.
     const AS_IN_TRAINING: usize = 0;
+    // The defaults for the built-in drawings (Omniglot) and for all other images.
     let (mut drawings, mut photographs) = (MamlConfiguration::drawings(), MamlConfiguration::photographs());
     (drawings.validation.ways, photographs.validation.ways) = (AS_IN_TRAINING, AS_IN_TRAINING);
-    let mut configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let mut configuration =
+        shared_flags.read(run, configuration::table(network_flags), drawings, photographs)?;
     if configuration.validation.ways == AS_IN_TRAINING {
         configuration.validation.ways = configuration.episodes.ways;
     }

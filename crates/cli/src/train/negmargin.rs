@@ -24,12 +24,13 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,
     #[command(flatten)]
-    options: ImageTrainingFlags,
+    shared_flags: ImageTrainingFlags,
     #[command(flatten)]
-    own: NegMarginFlags,
+    network_flags: NegMarginFlags,
 }
 
-/// Options of NegMargin.
+/// Options of NegMargin. They are serialised and override the configuration file, so fields are named like its
+/// sections and keys (`loss.batch`).
 #[derive(Args, Serialize)]
 struct NegMarginFlags {
     #[command(flatten)]
@@ -52,9 +53,10 @@ struct LossFlags {
 
 /// Runs `trueshot train negmargin`.
 pub fn train(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { run, options, own } = arguments;
+    let Arguments { run, shared_flags, network_flags } = arguments;
+    // The defaults for the built-in drawings (Omniglot) and for all other images.
     let (drawings, photographs) = (NegMarginConfiguration::drawings(), NegMarginConfiguration::photographs());
-    let configuration = options.read(run, configuration::table(own), drawings, photographs)?;
+    let configuration = shared_flags.read(run, configuration::table(network_flags), drawings, photographs)?;
     configuration.check()?;
     let (size, batch, steps) = (configuration.pictures.size, configuration.loss.batch, configuration.steps);
     let training = ImageTraining {

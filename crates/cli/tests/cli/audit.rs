@@ -144,8 +144,8 @@ fn classes_that_are_the_same_and_photos_that_are_all_the_same_are_said() {
 #[test]
 fn embeddings_are_audited_without_pictures() {
     let folder = EmbeddingsFolder::new();
-    let shown = folder.trueshot(&["audit", "data.safetensors", "--html", "a.html", "--csv", "a.csv"]);
-    { shown }.assert().success();
+    let audit = ["audit", "data.safetensors", "--html", "a.html", "--csv", "a.csv"];
+    folder.trueshot(&audit).assert().success();
     assert_eq!(std::fs::read_to_string(folder.path("a.csv")).unwrap().lines().count(), 1 + 8 * 40);
     assert!(!std::fs::read_to_string(folder.path("a.html")).unwrap().contains("<img src"));
 }

@@ -6,9 +6,11 @@ use serde_json::Value;
 
 struct TrainingFolder(tempfile::TempDir);
 
-/// A few drawings of every character.
+/// Options for a few drawings of every character.
 const FEW: [&str; 2] = ["--limit-per-class", "8"];
+/// Options of evaluations: small episodes, and few of them.
 const EPISODES: [&str; 8] = ["--ways", "3", "--shots", "2", "--queries", "2", "--episodes", "6"];
+/// Options of a small training run of MAML.
 const MAML: [&str; 18] = [
     "--tasks",
     "2",
@@ -29,6 +31,7 @@ const MAML: [&str; 18] = [
     "--val-episodes",
     "5",
 ];
+/// Options of a small training run of NegMargin.
 const NEGMARGIN: [&str; 10] =
     ["--batch", "16", "--val-shots", "2", "--val-queries", "3", "--val-episodes", "5", "--val-ways", "3"];
 
@@ -212,7 +215,7 @@ fn maml_is_evaluated_on_the_device_that_is_asked_for() {
 }
 
 #[test]
-fn what_does_not_fit_is_told_apart() {
+fn models_and_options_that_do_not_fit_are_refused_with_the_reason() {
     let folder = TrainingFolder::new();
     folder.maml("maml.safetensors", &["--steps", "1"]).assert().success();
     folder.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();

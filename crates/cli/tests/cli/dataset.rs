@@ -51,6 +51,7 @@ impl TestFolder {
     }
 }
 
+/// The path of a small data set in a published form, from the tests of `trueshot-vision`.
 fn published(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/published");
     folder.join(name).display().to_string()
@@ -58,6 +59,7 @@ fn published(name: &str) -> String {
 
 /// Five of the paper's outlier classes, and one of miniImageNet.
 const CLASSES: [&str; 6] = ["n01514668", "n01514859", "n01518878", "n01608432", "n01614925", "n01532829"];
+/// Options for few and small outliers.
 const SMALL: [&str; 6] = ["--classes-count", "5", "--per-class", "4", "--size", "16"];
 
 #[test]

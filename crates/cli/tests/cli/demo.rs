@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::fixture::{EmbeddingsFolder, refused, text};
+use crate::fixture::{EmbeddingsFolder, TRUESHOT, refused, text};
 
 #[test]
 fn the_demo_cleans_a_folder_compares_methods_and_writes_a_page_about_each() {
@@ -48,6 +48,21 @@ fn the_folder_of_the_demo_is_cleaned_by_the_commands_that_the_demo_names() {
     assert_eq!(wrongly_sorted(&folder.path("drawings-clean")), 0);
 }
 
+#[test]
+fn the_commands_of_the_demo_run_in_a_shell_for_a_folder_with_a_space_and_a_slash_at_the_end() {
+    let folder = EmbeddingsFolder::new();
+    let demo = folder.trueshot(&["demo", "--episodes", "5", "--folder", "my drawings/"]).assert().success();
+    let shown = text(&demo.get_output().stdout);
+    let commands: Vec<&str> =
+        shown.lines().map(str::trim_start).filter(|line| line.starts_with("trueshot ")).collect();
+    let [audit, repair, _serve] = commands[..] else { panic!("{shown}") };
+    for command in [audit, repair] {
+        let in_shell = format!("trueshot() {{ {} \"$@\"; }}; {command}", TRUESHOT);
+        folder.command("sh").args(["-c", &in_shell]).assert().success();
+    }
+    assert_eq!(wrongly_sorted(&folder.path("my drawings-clean")), 0);
+}
+
 /// Number of drawings whose name is not that of their folder.
 fn wrongly_sorted(folder: &Path) -> usize {
     let mut wrong = 0;
@@ -83,7 +98,7 @@ fn the_demo_refuses_a_page_it_cannot_write_before_any_work() {
 
 #[test]
 #[cfg(unix)]
-fn whoever_has_seen_enough_of_the_demo_may_close_the_pipe() {
+fn the_demo_succeeds_if_the_reader_of_its_output_ends_early() {
     let folder = EmbeddingsFolder::new();
     let script = "{ \"$0\" demo --episodes 5; echo status $? >&2; } | false";
     let output = folder.command("sh").args(["-c", script, crate::fixture::TRUESHOT]).output().unwrap();

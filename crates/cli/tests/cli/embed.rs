@@ -10,6 +10,7 @@ use trueshot::Embeddings;
 /// A folder with images of six classes, four of them in `train/`, two in `val/`, and a small backbone.
 struct ImageFolder(tempfile::TempDir);
 
+/// Images per class.
 const PICTURES: usize = 8;
 
 impl ImageFolder {
@@ -174,16 +175,19 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     let listed = std::fs::read_to_string(folder.path().join("skipped.txt")).unwrap();
     assert_eq!(listed.lines().count(), 2);
     let before = std::fs::read(folder.path().join("x.safetensors")).unwrap();
+    // The reasons are given and the list is written before the error as well.
+    std::fs::remove_file(folder.path().join("skipped.txt")).unwrap();
     let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
     refused(
         folder.embed(&strict),
-        &["class 'class 1' has 7 readable images, but 8 are needed; 1 were skipped"],
+        &["class 'class 1' has 7 readable images, but 8 are needed", "class 1/3.png: empty file"],
     );
+    assert_eq!(std::fs::read_to_string(folder.path().join("skipped.txt")).unwrap(), listed);
     assert!(std::fs::read(folder.path().join("x.safetensors")).unwrap() == before, "the old file stays");
 }
 
 #[test]
-fn what_is_asked_for_wrongly_is_answered_before_any_work() {
+fn wrong_options_are_refused_before_any_work() {
     let folder = ImageFolder::new();
     let embed = |arguments: &[&str]| folder.trueshot(&[&["embed"], arguments].concat());
     let output = ["-o", "x.safetensors"];
@@ -226,6 +230,10 @@ fn what_is_asked_for_wrongly_is_answered_before_any_work() {
         outliers(&["--outliers", "others", "--val-outliers", "others"]),
         &["class 'class 3' is both in the outliers and in the data", "hint: remove it from others"],
     );
+    refused(
+        outliers(&["--val-outliers", "pictures/val"]),
+        &["class 'class 4' is both in the outliers and in the data", "hint: remove it from pictures/val"],
+    );
     misused(
         folder.trueshot(&[
             "train",
@@ -255,7 +263,9 @@ fn a_backbone_is_trained_with_outliers_and_its_configuration_names_them() {
     let first = std::fs::read(folder.path().join("conv4.safetensors")).unwrap();
     folder.train(&["--config", "conv4.toml", "--overwrite", "--threads", "1"]).assert().success();
     assert!(std::fs::read(folder.path().join("conv4.safetensors")).unwrap() == first, "the same model");
-    let own = folder.train(&[&arguments[..], &["--overwrite"]].concat()).assert().success();
+    let own =
+        ["--overwrite", "--outliers", "./pictures/train", "--val-outliers", "pictures/../pictures/train"];
+    let own = folder.train(&[&arguments[..], &own].concat()).assert().success();
     let said = text(&own.get_output().stderr);
     assert!(!said.contains("as outliers\n"), "training images are outliers: {said}");
     assert!(said.contains("images of 4 classes as outliers for validation"), "{said}");

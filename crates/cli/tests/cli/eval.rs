@@ -7,6 +7,7 @@ use crate::fixture::{ALL_NOISE, CLASSES, EmbeddingsFolder, refused, text};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+/// The methods that are evaluated by default, in their order.
 const METHODS: [&str; 13] = [
     "oracle",
     "protonet",

@@ -7,11 +7,11 @@ use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 
 /// A folder of three classes of coloured stripes, five images each.
-struct PhotoFolder(tempfile::TempDir);
+struct StripesFolder(tempfile::TempDir);
 
-impl PhotoFolder {
+impl StripesFolder {
     fn new() -> Self {
-        let photos = PhotoFolder(tempfile::tempdir().unwrap());
+        let photos = StripesFolder(tempfile::tempdir().unwrap());
         for (class, colour) in [("red", [220, 30, 30]), ("green", [30, 200, 40]), ("blue", [30, 40, 220])] {
             for number in 0..5 {
                 photos.add(&format!("photos/{class}/{number}.png"), colour, number);
@@ -54,7 +54,7 @@ impl PhotoFolder {
 
 #[test]
 fn photos_become_a_classifier_that_answers_for_new_ones() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     let said = photos.fit(&[]);
     assert!(said.contains("colours.safetensors: 3 classes from 15 examples by relabel"), "{said}");
     photos.add("new/a.png", [210, 35, 25], 7);
@@ -82,7 +82,7 @@ fn photos_become_a_classifier_that_answers_for_new_ones() {
 
 #[test]
 fn what_belongs_to_no_class_has_no_answer_in_any_format() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&[]);
     photos.add("new/b.png", [25, 35, 210], 6);
     let always = ["new/b.png", "--unknown", "0"];
@@ -101,7 +101,7 @@ fn what_belongs_to_no_class_has_no_answer_in_any_format() {
 
 #[test]
 fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&[]);
     let read = |name: &str| std::fs::read(photos.path().join(name)).unwrap();
     for name in ["colours.safetensors", "photos/red/0.png"] {
@@ -120,7 +120,7 @@ fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
 
 #[test]
 fn confirmed_labels_are_not_doubted_by_fit() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     std::fs::rename(photos.path().join("photos/red/0.png"), photos.path().join("photos/blue/red.png"))
         .unwrap();
     let said = photos.fit(&[]);
@@ -154,7 +154,7 @@ fn options_that_do_not_apply_to_the_data_are_refused() {
         refused(with(&["--device", "cuda"]), &["contains embeddings", "hint: leave out --device"]);
         with(&["--device", "cpu"]).assert().success();
     }
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     let labels = ["audit", "photos", "--labels-of-rows", "y.npy"];
     refused(
         photos.trueshot(&labels),
@@ -168,7 +168,7 @@ fn options_that_do_not_apply_to_the_data_are_refused() {
 
 #[test]
 fn an_image_in_place_of_the_classifier_is_told() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&[]);
     photos.add("b.png", [25, 35, 210], 6);
     let told = text(
@@ -180,7 +180,7 @@ fn an_image_in_place_of_the_classifier_is_told() {
 
 #[test]
 fn more_examples_and_new_classes_are_added() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&["-m", "median"]);
     (0..4).for_each(|number| photos.add(&format!("more/yellow/{number}.png"), [230, 220, 20], number));
     photos.add("more/red/9.png", [200, 20, 40], 9);
@@ -193,7 +193,7 @@ fn more_examples_and_new_classes_are_added() {
 
 #[test]
 fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&[]);
     std::fs::write(photos.path().join("photos/red/broken.png"), "no picture").unwrap();
     let done = photos.predict(&["photos"]).assert().success();
@@ -223,7 +223,7 @@ fn what_cannot_be_used_is_refused_and_what_cannot_be_read_is_skipped() {
 
 #[test]
 fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exist() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     let fit = ["fit", "photos", "-o", "c.safetensors", "--size", "32", "--device", "cpu"];
     photos.trueshot(&fit).assert().success();
     let commands: [&[&str]; 4] = [
@@ -243,7 +243,7 @@ fn every_command_that_embeds_takes_a_device_and_refuses_a_gpu_that_does_not_exis
 
 #[test]
 fn an_input_unlike_the_classes_is_none_of_these() {
-    let photos = PhotoFolder::new();
+    let photos = StripesFolder::new();
     photos.fit(&[]);
     let noise =
         |x: u32, y: u32| (x.wrapping_mul(2_654_435_761) ^ y.wrapping_mul(40_503)).wrapping_mul(97) as u8;

@@ -118,7 +118,7 @@ fn a_link_to_a_file_stays_a_link() {
 
 #[test]
 #[cfg(unix)]
-fn whoever_has_seen_enough_may_close_the_pipe() {
+fn a_command_succeeds_if_the_reader_of_its_output_ends_early() {
     let folder = EmbeddingsFolder::new();
     // `false` reads nothing, so the pipe is closed at once.
     for (command, reader) in [

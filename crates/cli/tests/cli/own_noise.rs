@@ -4,7 +4,8 @@
 use crate::fixture::{CLASSES, EmbeddingsFolder, misused, refused, text};
 use serde_json::{Value, json};
 
-/// Writes a confusion matrix over all classes of the fixture; class 0 is confused only with class 1.
+/// Writes a confusion matrix over all classes of the fixture: a class keeps its label with probability `keep`, and gets
+/// each other label with the same probability.
 fn matrix(folder: &EmbeddingsFolder, name: &str, keep: f64) {
     let names: Vec<String> = (0..CLASSES).map(|class| format!("class {class}")).collect();
     let mut csv = format!("true,{}\n", names.join(","));
@@ -17,6 +18,7 @@ fn matrix(folder: &EmbeddingsFolder, name: &str, keep: f64) {
     std::fs::write(folder.path(name), csv).unwrap();
 }
 
+/// The measured share of wrong labels.
 fn share(setting: &Value) -> f64 {
     setting["wrong_share"].as_f64().unwrap()
 }

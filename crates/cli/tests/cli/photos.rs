@@ -7,6 +7,7 @@ use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 
 const CLASSES: [&str; 3] = ["checks", "rings", "stripes"];
+/// Images per class.
 const PICTURES: u32 = 6;
 
 /// A folder with `photos`, which has six images of each of three classes.
@@ -37,7 +38,7 @@ impl PhotoFolder {
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// Exchanges the names of two images.
+    /// Exchanges two files below `photos`; if they are of two classes, both are then in a wrong class folder.
     pub fn exchange(&self, one: &str, other: &str) {
         let read = |name: &str| std::fs::read(self.path("photos").join(name)).unwrap();
         let (first, second) = (read(one), read(other));
@@ -45,6 +46,7 @@ impl PhotoFolder {
         self.write(other, &first);
     }
 
+    /// A command in the parent folder of `photos`, with a cache of embeddings of its own.
     pub fn trueshot(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trueshot"));
         command.current_dir(self.0.path()).env("XDG_CACHE_HOME", self.path("cache")).env_remove("COLUMNS");
@@ -57,7 +59,7 @@ impl PhotoFolder {
         self.trueshot(&[&["audit", "photos"], arguments].concat())
     }
 
-    /// All files below `photos` with their contents.
+    /// All files below a folder with their contents, by path within it.
     pub fn contents(&self, folder: &str) -> std::collections::BTreeMap<String, Vec<u8>> {
         let mut found = std::collections::BTreeMap::new();
         let mut folders = vec![self.path(folder)];

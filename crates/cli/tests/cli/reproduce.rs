@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::fixture::{TRUESHOT, text};
 
+/// A small table and a figure; the output folder follows.
 const TABLE: [&str; 10] = [
     "reproduce",
     "cls_abl",
@@ -23,6 +24,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
+/// Runs the command of [`TABLE`], which must succeed, and returns its messages.
 fn reproduce(out: &Path) -> String {
     let done = std::process::Command::new(TRUESHOT).args(TABLE).arg(out).output().unwrap();
     let told = text(&done.stderr);
@@ -36,6 +38,7 @@ fn reports(out: &Path) -> Vec<Vec<u8>> {
         .to_vec()
 }
 
+/// The files in the cache whose names end in `ending`.
 fn results(out: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(out.join("cache")).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<PathBuf> =

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+/// A running server; it is killed when the value is dropped.
 pub struct ServerProcess {
     child: Child,
     address: String,
@@ -37,6 +38,7 @@ impl ServerProcess {
         ServerProcess { child, address }
     }
 
+    /// Sends a request and returns the whole response, with its headers.
     pub fn ask(&self, verb: &str, path: &str, headers: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -97,11 +99,12 @@ fn refused(folder: &Path, options: &[&str]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// The body of a request with four labelled rows of two classes.
 const SUPPORT: &str = r#"{"rows":[[1,0,0],[0.9,0.1,0],[0,1,0],[0.1,0.9,0.2]],"labels":["a","a","b","b"]}"#;
 const JSON: &str = "content-type: application/json\r\n";
 
 #[test]
-fn what_was_said_to_be_kept_outlives_a_killed_server() {
+fn a_stored_classifier_survives_a_killed_server() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start(folder.path(), &[]);
     assert!(server.address.starts_with("127.0.0.1:"), "{}", server.address);
@@ -116,7 +119,7 @@ fn what_was_said_to_be_kept_outlives_a_killed_server() {
 }
 
 #[test]
-fn it_stops_when_it_is_told_and_asks_for_its_token() {
+fn the_server_requires_its_token_and_stops_on_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     std::fs::write(&token, "sixteen characters").unwrap();
@@ -205,7 +208,7 @@ fn a_client_that_does_not_take_its_answers_is_closed() {
 }
 
 #[test]
-fn connections_that_send_nothing_keep_nobody_out() {
+fn connections_without_a_complete_request_do_not_block_others() {
     let folder = tempfile::tempdir().unwrap();
     let server = ServerProcess::start_with_descriptors(128, folder.path(), &["--header-timeout", "600"]);
     let half_open: Vec<TcpStream> = (0..300).map(|_| server.send(b"GET / HTTP/1.1\r\n")).collect();
@@ -216,7 +219,7 @@ fn connections_that_send_nothing_keep_nobody_out() {
 }
 
 #[test]
-fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
+fn uploads_that_are_announced_and_not_sent_do_not_delay_others() {
     let folder = tempfile::tempdir().unwrap();
     let server =
         ServerProcess::start(folder.path(), &["--stall-timeout", "600", "--timeout", "600", "--queue", "2"]);
@@ -230,7 +233,7 @@ fn uploads_that_are_announced_and_not_sent_keep_nobody_waiting() {
 }
 
 #[test]
-fn it_stops_though_clients_keep_it_waiting() {
+fn the_server_stops_although_clients_are_silent() {
     let folder = tempfile::tempdir().unwrap();
     let more = ["--header-timeout", "600", "--stall-timeout", "600", "--timeout", "600"];
     let mut server = ServerProcess::start(folder.path(), &more);

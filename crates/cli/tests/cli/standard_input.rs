@@ -3,6 +3,7 @@
 use crate::fixture::{refused, text};
 use crate::photos::PhotoFolder;
 
+/// Photos, and a classifier fitted to them.
 fn fitted() -> PhotoFolder {
     let photos = PhotoFolder::new();
     photos.trueshot(&["fit", "photos", "-o", "classifier.safetensors"]).assert().success();

@@ -15,6 +15,7 @@ fn photos() -> PhotoFolder {
     photos
 }
 
+/// The standard output of a command; `columns` is the value of the variable `COLUMNS`.
 fn shown(photos: &PhotoFolder, arguments: &[&str], columns: Option<&str>) -> String {
     let mut command = photos.trueshot(arguments);
     columns.map(|columns| command.env("COLUMNS", columns));

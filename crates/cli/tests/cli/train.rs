@@ -81,8 +81,10 @@ impl TrainingFolder {
     }
 }
 
+/// Options of a run that does not end by itself within a test.
 const ENDLESS: [&str; 4] = ["--steps", "1000000", "--record-every", "5"];
 
+/// Sends Ctrl-C (SIGINT).
 fn interrupt(child: &Child) {
     let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
@@ -121,8 +123,8 @@ fn a_trained_tranfs_is_a_method_like_any_other() {
         "--methods",
         "protonet,tranfs:model=m.safetensors,tranfs:model=m.safetensors:orders=3:as=three",
     ];
-    let shown = folder.folder.trueshot(&[&eval[..], &methods[..], &["--format", "json"]].concat());
-    let shown = { shown }.assert().success();
+    let json = [&eval[..], &methods[..], &["--format", "json"]].concat();
+    let shown = folder.folder.trueshot(&json).assert().success();
     let found: serde_json::Value = serde_json::from_slice(&shown.get_output().stdout).unwrap();
     let methods = found["settings"][1]["methods"].as_array().unwrap();
     let names: Vec<&str> = methods.iter().map(|method| method["method"].as_str().unwrap()).collect();
@@ -261,7 +263,7 @@ fn neither_threads_nor_the_way_options_are_given_change_the_model() {
 }
 
 #[test]
-fn ctrl_c_finishes_the_step_and_saves_and_nothing_takes_that_away() {
+fn ctrl_c_saves_a_checkpoint_that_failed_runs_leave_as_it_is() {
     let folder = TrainingFolder::new();
     let said = folder.stopped("m.safetensors");
     assert!(said.contains("all saved; resume with the same command and --resume"), "{said}");
@@ -308,7 +310,7 @@ fn disk_full(folder: &TrainingFolder, arguments: &[&str], checkpoint: &Path, sav
 }
 
 #[test]
-fn data_are_known_by_what_they_hold_not_by_where_they_lie() {
+fn data_files_are_identified_by_their_contents_and_not_by_their_path() {
     let folder = TrainingFolder::new();
     folder.stopped("m.safetensors");
     let done = metrics_without_times(&folder.path("m.safetensors")).len();
@@ -402,7 +404,7 @@ fn on_a_terminal_a_bar_shows_losses_and_the_last_validation() {
 }
 
 #[test]
-fn a_run_that_diverges_names_the_step_and_what() {
+fn a_run_that_diverges_names_the_step() {
     let folder = TrainingFolder::new();
     let wild = ["--steps", "200", "--rate", "1e30", "--warm-up", "0"];
     refused_after_reading(
@@ -560,9 +562,9 @@ fn relabel_learns_from_files_of_several_dimensions_and_serves_any() {
     assert!(said.contains("3-way outlier 60 %"), "outliers are items of other training classes: {said}");
     bank("new", 5, 6, 40, 10).write(folder.path("new.safetensors")).unwrap();
     let eval = ["eval", "new.safetensors", "--methods", "protonet,relabel:model=r.safetensors", "-e", "50"];
-    let shown =
-        folder.folder.trueshot(&[&eval[..], &["--noise", "symmetric=20", "--noise", "paired=40"]].concat());
-    let shown = text(&{ shown }.assert().success().get_output().stdout);
+    let noise = ["--noise", "symmetric=20", "--noise", "paired=40"];
+    let shown = folder.folder.trueshot(&[&eval[..], &noise].concat()).assert().success();
+    let shown = text(&shown.get_output().stdout);
     assert!(shown.contains("relabel:model=r") && shown.contains("ECE"), "{shown}");
 }
 

@@ -142,8 +142,8 @@ impl AttentionMaps {
     /// from 0 here and from 1 in the title of the image.
     pub fn picture(&self, layer: usize, head: Option<usize>) -> AttentionImage {
         let map = head.map_or_else(|| self.mean(layer), |head| self.layers[layer][head].clone());
-        let which = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
-        let title = format!("layer {} of {}, {which}", layer + 1, self.layers.len());
+        let shown = head.map_or("mean of heads".to_string(), |head| format!("head {}", head + 1));
+        let title = format!("layer {} of {}, {shown}", layer + 1, self.layers.len());
         AttentionImage::draw(&title, &self.tokens, &map, layer + 1 == self.layers.len())
     }
 }

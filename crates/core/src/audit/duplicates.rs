@@ -14,6 +14,7 @@ use std::collections::hash_map::Entry;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::evidence::VOTERS;
 use super::image_measures::ImageMeasures;
 use super::{Poll, item_name, thumbnails};
 use crate::embeddings::Embeddings;
@@ -58,13 +59,13 @@ const NEAR_SHARE: f32 = 0.25;
 /// Images whose embeddings are at most this far apart, as a share of the usual distance of similar items, need less
 /// similar details to be copies.
 const SIMILAR_SHARE: f32 = 0.8;
-/// Nearest neighbours of an item that are compared with it.
-pub(super) const COMPARED_NEIGHBOURS: usize = 10;
+/// Nearest neighbours of an item that are compared with it: as many as an audit always finds.
+pub(super) const COMPARED_NEIGHBOURS: usize = VOTERS[1];
 /// Pairs that are compared between two checks for cancellation.
 const BLOCK: usize = 64;
 
-/// Near duplicates reported per item within its class, and across classes: the frames of a video would otherwise give
-/// many pairs each.
+/// A near pair is reported if it is among this many most similar ones of either item, counted within the class and
+/// across classes: the frames of a video would otherwise give many pairs each.
 const MAX_PAIRS_PER_ITEM: usize = 4;
 
 /// The rows of two duplicates.
@@ -89,7 +90,7 @@ pub(super) struct DuplicateInput<'a> {
 }
 
 /// Finds duplicates. A group of n equal items is reported as n - 1 pairs ([`equal_pairs`]); a pair of nearly equal
-/// items is reported once for their groups, by the first item of each.
+/// items is reported once for their groups, by the first item of each, whose labels decide whether it is a conflict.
 pub(super) fn find(
     data: &Embeddings,
     input: &DuplicateInput<'_>,
@@ -197,15 +198,18 @@ fn near_pairs(
     input: &DuplicateInput<'_>,
     poll: &Poll<'_>,
 ) -> Result<Vec<Pair>> {
-    // Candidates: every row with its neighbours in other groups, each pair once with its largest cosine.
-    let mut first_of = vec![0; data.len()];
-    groups.iter().for_each(|group| group.iter().for_each(|&row| first_of[row as usize] = group[0]));
+    // Candidates: every row with its neighbours in other groups, each pair once with its largest cosine. Rows are
+    // replaced by the first rows of their groups.
+    let mut representatives = vec![0; data.len()];
+    for group in groups {
+        group.iter().for_each(|&row| representatives[row as usize] = group[0]);
+    }
     let mut candidates: Vec<Candidate> = Vec::new();
     for (row, neighbours) in input.neighbours.iter().enumerate() {
-        let own = first_of[row];
-        let others = neighbours.iter().map(|&(neighbour, cosine)| (first_of[neighbour as usize], cosine));
-        let others = others.filter(|&(other, _)| other != own);
-        candidates.extend(others.map(|(other, cosine)| (own.min(other), own.max(other), cosine)));
+        let row = representatives[row];
+        let others = neighbours.iter().map(|&(other, cosine)| (representatives[other as usize], cosine));
+        let others = others.filter(|&(other, _)| other != row);
+        candidates.extend(others.map(|(other, cosine)| (row.min(other), row.max(other), cosine)));
     }
     candidates.sort_unstable_by(|a, b| (a.0, a.1).cmp(&(b.0, b.1)).then(b.2.total_cmp(&a.2)));
     candidates.dedup_by_key(|&mut (first, second, _)| (first, second));

@@ -71,7 +71,7 @@ struct LeaveOneOut<'a> {
     /// Squared lengths of the sums, one per class.
     squared_lengths: Vec<f32>,
     /// Squared lengths of the rows: 1, or 0 for a row that equals the centre.
-    own: Vec<f32>,
+    row_squares: Vec<f32>,
     /// Per row the three classes with the highest scores, best first: a change affects two classes, so at least one of
     /// the three is unaffected.
     nearest: Vec<[(u32, f32); 3]>,
@@ -104,9 +104,17 @@ impl<'a> LeaveOneOut<'a> {
             products::products(&views, &[row], out);
         });
         let squared_lengths = views.iter().map(|sum| products::squared_norm(sum)).collect();
-        let own = rows.iter().map(|row| products::squared_norm(row).round()).collect();
-        let mut leave_one_out =
-            LeaveOneOut { rows, labels, classes, products: with_sums, squared_lengths, own, nearest: vec![] };
+        // Rounded to exactly 0 or 1.
+        let row_squares = rows.iter().map(|row| products::squared_norm(row).round()).collect();
+        let mut leave_one_out = LeaveOneOut {
+            rows,
+            labels,
+            classes,
+            products: with_sums,
+            squared_lengths,
+            row_squares,
+            nearest: vec![],
+        };
         leave_one_out.nearest =
             (0..rows.len()).into_par_iter().map(|row| leave_one_out.nearest_to(row)).collect();
         leave_one_out
@@ -115,8 +123,8 @@ impl<'a> LeaveOneOut<'a> {
     /// The cosine of a row with a class, without the row itself.
     fn score(&self, row: usize, class: u32) -> f32 {
         let product = self.products[row * self.classes + class as usize];
-        let own = if self.labels[row] == Some(class) { self.own[row] } else { 0.0 };
-        score(product, self.squared_lengths[class as usize], own)
+        let left_out = if self.labels[row] == Some(class) { self.row_squares[row] } else { 0.0 };
+        score(product, self.squared_lengths[class as usize], left_out)
     }
 
     /// The three classes with the highest scores, best first. Of equal scores, the first class comes first.
@@ -150,12 +158,13 @@ impl<'a> LeaveOneOut<'a> {
         let mut with_moved = vec![0.0; self.rows.len()];
         products::products(self.rows, &[self.rows[moved]], &mut with_moved);
         let product_with = |class: u32| self.products[moved * self.classes + class as usize];
-        let own = with_moved[moved];
+        let moved_square = with_moved[moved];
         // |sum - row|^2 and |sum + row|^2.
         let squared_without =
-            |class: u32| self.squared_lengths[class as usize] - 2.0 * product_with(class) + own;
+            |class: u32| self.squared_lengths[class as usize] - 2.0 * product_with(class) + moved_square;
         let squared_with =
-            |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + own;
+            |class: u32| self.squared_lengths[class as usize] + 2.0 * product_with(class) + moved_square;
+        // The numbers of rows whose best class is their label, and of rows with a label.
         let (mut right, mut known) = (0, 0);
         for (row, product) in with_moved.iter().enumerate() {
             let label = if row == moved { change.to } else { self.labels[row] };
@@ -164,7 +173,8 @@ impl<'a> LeaveOneOut<'a> {
             let unchanged = |class: u32| Some(class) != from && Some(class) != change.to;
             let changed_score = |class: u32, sign: f32, squared_length: f32| {
                 let with_sum = self.products[row * self.classes + class as usize] + sign * product;
-                (class, score(with_sum, squared_length, if class == label { self.own[row] } else { 0.0 }))
+                let left_out = if class == label { self.row_squares[row] } else { 0.0 };
+                (class, score(with_sum, squared_length, left_out))
             };
             let mut candidates: Vec<(u32, f32)> =
                 self.nearest[row].iter().copied().filter(|(class, _)| unchanged(*class)).collect();
@@ -178,11 +188,11 @@ impl<'a> LeaveOneOut<'a> {
 }
 
 /// The cosine of a row with a sum, from their product and the squared length of the sum. If the row is part of the sum,
-/// `own` is the squared length of the row, and the row is left out; otherwise `own` is 0.
-fn score(product: f32, squared_length: f32, own: f32) -> f32 {
+/// `left_out` is the squared length of the row, and the row is left out; otherwise `left_out` is 0.
+fn score(product: f32, squared_length: f32, left_out: f32) -> f32 {
     // For a row x and a sum c: (c - x).x = c.x - |x|^2, and |c - x|^2 = |c|^2 - 2 c.x + |x|^2.
-    let (product, squared) = if own > 0.0 {
-        (product - own, squared_length - 2.0 * product + own)
+    let (product, squared) = if left_out > 0.0 {
+        (product - left_out, squared_length - 2.0 * product + left_out)
     } else {
         (product, squared_length)
     };

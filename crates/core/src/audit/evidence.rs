@@ -41,7 +41,7 @@ use crate::error::Result;
 pub(super) const CANDIDATES: usize = 8;
 /// Numbers of nearest neighbours that vote: the votes of the nearest 3 are one feature, those of the nearest 10
 /// another.
-const VOTERS: [usize; 2] = [3, 10];
+pub(super) const VOTERS: [usize; 2] = [3, 10];
 /// Ridge penalties of the two regressions on the rows: weak and strong.
 const PENALTIES: [f64; 2] = [1.0, 8.0];
 /// Ridge penalty of the regression on random Fourier features (`waves`).
@@ -265,15 +265,17 @@ impl<'a> Evidence<'a> {
         averages: [f32; AVERAGED_FEATURES.len()],
     ) -> [f32; ITEM_FEATURES] {
         let classes = (self.collection.classes.len() as f32).ln().min(4.0) / 2.0;
+        // The closeness to the nearest item and to the nearest five, each compared with all items and as it is.
         let [nearest, five] =
             self.closeness.each_ref().map(|closeness| [closeness.score(item), 2.0 * closeness.values[item]]);
         let leverages = self.leverages.each_ref().map(|leverages| leverages.score(item));
         let outlier = [self.lengths.score(item), 3.0 * none];
         let size = [self.rows.len() as f64, self.dimensions].map(|count| (count.ln() / 3.0) as f32);
-        // The order is that of the training.
-        let parts = [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &outlier, &size, &averages]
-            .concat();
-        parts.try_into().expect("the parts have ITEM_FEATURES values")
+        // The order is that of the training: 1 + 2 + 2 + 1 + 2 + 2 + 2 + 7 values.
+        let features =
+            [&[classes][..], &nearest, &five, &[2.0 * wrong], &leverages, &outlier, &size, &averages]
+                .concat();
+        features.try_into().expect("there are ITEM_FEATURES values")
     }
 
     /// Compares all items with all classes, by matrix products of blocks of rows with one vector per class.
@@ -333,7 +335,8 @@ impl<'a> Evidence<'a> {
                 let given = self.collection.given[item];
                 let mut candidates: Vec<ClassScore> =
                     (0..count as u32).filter(|&class| class != given).map(score).collect();
-                // The factors are those of the class features in `round`.
+                // The factors are those of the class features in `round`; that the first regression does not take
+                // part is fixed by the training, too.
                 let rank = |score: &ClassScore| 5.0 * (score.ridge[1] + score.ridge[2]) + 4.0 * score.cosine;
                 let order =
                     |a: &ClassScore, b: &ClassScore| rank(b).total_cmp(&rank(a)).then(a.class.cmp(&b.class));
@@ -501,12 +504,12 @@ impl TypicalCosines {
             counts[score.class as usize] += score.share;
             sums[score.class as usize] += score.share * score.cosine;
         }
-        let all = counts.iter().sum::<f32>().max(1e-6);
-        let mean = sums.iter().sum::<f32>() / all;
+        let total = counts.iter().sum::<f32>().max(1e-6);
+        let overall_mean = sums.iter().sum::<f32>() / total;
         let means: Vec<f32> = sums
             .iter()
             .zip(&counts)
-            .map(|(sum, count)| (sum + TYPICAL_PRIOR * mean) / (count + TYPICAL_PRIOR))
+            .map(|(sum, count)| (sum + TYPICAL_PRIOR * overall_mean) / (count + TYPICAL_PRIOR))
             .collect();
         // The variances, likewise drawn towards that of all classes.
         let mut squares = vec![0.0; classes];
@@ -514,9 +517,9 @@ impl TypicalCosines {
             let class = score.class as usize;
             squares[class] += score.share * (score.cosine - means[class]).powi(2);
         }
-        let square = squares.iter().sum::<f32>() / all;
+        let overall_variance = squares.iter().sum::<f32>() / total;
         let spread = |(sum, count): (&f32, &f32)| {
-            ((sum + TYPICAL_PRIOR * square) / (count + TYPICAL_PRIOR)).max(1e-4).sqrt()
+            ((sum + TYPICAL_PRIOR * overall_variance) / (count + TYPICAL_PRIOR)).max(1e-4).sqrt()
         };
         let spreads = squares.iter().zip(&counts).map(spread);
         TypicalCosines { mean_and_spread: means.iter().copied().zip(spreads).collect() }
@@ -561,14 +564,14 @@ impl LabelCounts {
     /// classes.
     fn log_probability(&self, score: &ClassScore, given: u32, others: f32, classes: usize) -> f32 {
         // The other items of the class that carry the label, reduced in proportion if not all of the class count.
-        let same = self.members.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
+        let with_label = self.members.get(&(score.class, given)).copied().unwrap_or(0.0) - score.share;
         let counted = self.counted(given, others);
-        let same = if counted < others { same * counted / others } else { same };
+        let with_label = if counted < others { with_label * counted / others } else { with_label };
         let prior = match score.class == given {
             true => RIGHT_PRIOR,
             false => (1.0 - RIGHT_PRIOR) / (classes - 1).max(1) as f32,
         };
-        ((same + LABEL_PRIOR * prior) / (counted + LABEL_PRIOR)).max(1e-4).ln() / 2.0
+        ((with_label + LABEL_PRIOR * prior) / (counted + LABEL_PRIOR)).max(1e-4).ln() / 2.0
     }
 }
 

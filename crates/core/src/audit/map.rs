@@ -143,9 +143,9 @@ fn tsne(rows: &[&[f32]], start: Vec<Point>, poll: &Poll<'_>) -> Result<Vec<Point
     Ok(points)
 }
 
-/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. The perplexity
-/// is the effective number of neighbours of an item: the exponential of the entropy of its affinities. It is 30 here, or
-/// a third of the other items if that is less.
+/// The symmetric affinities of t-SNE, `[items, items]`, which sum to 1: large for similar rows. The perplexity is the
+/// effective number of neighbours of an item: the exponential of the entropy of its affinities. It is 30 here, or a
+/// third of the other items if that is less.
 fn affinities(rows: &[&[f32]]) -> Vec<f32> {
     let items = rows.len();
     let perplexity = 30.0f32.min((items - 1) as f32 / 3.0);
@@ -178,16 +178,16 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
         .fold(f32::MAX, f32::min);
     let (mut low, mut high, mut precision) = (0.0f32, f32::INFINITY, 1.0f32);
     for _ in 0..50 {
-        let (mut total, mut mean) = (0.0, 0.0);
+        let (mut total, mut weighted) = (0.0, 0.0);
         for (other, (out, distance)) in out.iter_mut().zip(distances).enumerate() {
             *out = if other == item { 0.0 } else { (-(distance - nearest) * precision).exp() };
             total += *out;
-            mean += *out * (distance - nearest);
+            weighted += *out * (distance - nearest);
         }
         out.iter_mut().for_each(|value| *value /= total);
-        // The entropy of the scaled weights: `total` is the sum of the weights before scaling, and `mean / total` the mean of
-        // `distance - nearest`.
-        let current = total.ln() + precision * mean / total;
+        // The entropy of the scaled weights: `total` is the sum of the weights before scaling, and `weighted / total`
+        // the mean of `distance - nearest`.
+        let current = total.ln() + precision * weighted / total;
         if (current - entropy).abs() < 1e-4 {
             break;
         }
@@ -201,8 +201,8 @@ fn conditional_affinities(distances: &[f32], item: usize, entropy: f32, out: &mu
 }
 
 /// The gradient of the t-SNE objective (the Kullback-Leibler divergence of the similarities in the plane from the
-/// affinities) at every point `a`: the sum over all points `b` of `4 (p - s / S) s (a - b)`, with the affinity `p` times
-/// `exaggeration`, the similarity `s = 1 / (1 + d^2)` for the distance `d`, and the sum `S` of all similarities.
+/// affinities) at every point `a`: the sum over all points `b` of `4 (p - s / S) s (a - b)`, with the affinity `p`
+/// times `exaggeration`, the similarity `s = 1 / (1 + d^2)` for the distance `d`, and the sum `S` of all similarities.
 fn gradients(points: &[Point], affinities: &[f32], exaggeration: f32) -> Vec<Point> {
     let items = points.len();
     let similarity = |a: Point, b: Point| {

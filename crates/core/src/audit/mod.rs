@@ -218,6 +218,7 @@ fn run(data: &Embeddings, options: &Options, facts: &RowFacts<'_>, progress: &dy
     let neighbours: Vec<Vec<(u32, f32)>> = scored.iter().map(compared).collect();
     let input = duplicates::DuplicateInput { neighbours: &neighbours, measures: facts.measures };
     let mut duplicates = duplicates::find(data, &input, &Poll::at_end(data, progress))?;
+    // Warnings about classes of one item come before those about classes with the same items.
     duplicates.warnings.splice(..0, limits::warnings(data));
     scored.iter_mut().for_each(|item| item.neighbours.truncate(options.neighbours));
     // Turn the probabilities into verdicts.

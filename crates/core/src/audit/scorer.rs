@@ -12,7 +12,8 @@ use crate::tensors::Tensors;
 pub(super) const FEATURES: usize = CLASS_FEATURES + ITEM_FEATURES + RELATIVE_FEATURES;
 /// Seven scores, the log-probability of the logit model, and three features of the class and the given label.
 pub(super) const CLASS_FEATURES: usize = 11;
-/// Features that are the same for all candidates of an item, most of them for the whole collection.
+/// Features that are the same for all candidates of an item, most of them for the whole collection
+/// (`Evidence::item_features`).
 pub(super) const ITEM_FEATURES: usize = 19;
 /// The first of the class features (the scores and the log-probability), minus the best value among the other
 /// candidates.

@@ -12,8 +12,8 @@ use crate::rng::{Purpose, Rng};
 const BLOCK: usize = 64;
 const OTHERS: usize = 2048;
 
-/// Neighbours in collections larger than this are searched in a random projection, and the best of them compared exactly:
-/// comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
+/// Neighbours in collections larger than this are searched in a random projection, and the best of them compared
+/// exactly: comparing all pairs of 100,000 items in 1280 dimensions takes minutes.
 const MOST_EXACT_ITEMS: usize = 20_000;
 /// Dimensions of the projection. Rows of fewer dimensions are always compared exactly.
 const PROJECTED_DIM: usize = 256;
@@ -57,12 +57,12 @@ fn search(rows: &[&[f32]], count: usize, poll: &Poll<'_>) -> Result<Vec<Vec<(u32
             products::products(others, items, cosines);
             for (item, (best, cosines)) in best.iter_mut().zip(cosines.chunks_exact(others.len())).enumerate()
             {
-                let own = block * BLOCK + item;
+                let row = block * BLOCK + item;
                 // `best` is sorted. Among equal cosines, the lower row number wins.
                 for (column, &cosine) in cosines.iter().enumerate() {
                     let other = part * OTHERS + column;
                     let is_better = best.len() < count || best.last().is_some_and(|last| cosine > last.1);
-                    if is_better && other != own {
+                    if is_better && other != row {
                         let position = best.partition_point(|known| known.1 >= cosine);
                         best.insert(position, (other as u32, cosine));
                         best.truncate(count);

@@ -67,13 +67,13 @@ impl Pyramid {
 
 /// An image with half of the side: the means of 2 x 2 pixels.
 fn halved(image: &[f32], side: usize) -> Vec<f32> {
-    let half = side / 2;
+    let half_side = side / 2;
     let mean = |pixel: usize| {
         // The top left of the four pixels: twice the row and twice the column of `pixel`.
-        let corner = pixel / half * 2 * side + pixel % half * 2;
+        let corner = pixel / half_side * 2 * side + pixel % half_side * 2;
         (image[corner] + image[corner + 1] + image[corner + side] + image[corner + side + 1]) / 4.0
     };
-    (0..half * half).map(mean).collect()
+    (0..half_side * half_side).map(mean).collect()
 }
 
 /// Where the pixels of one image (`to`) are in another one (`from`). Coordinates are from -1 to 1 along both axes.
@@ -131,14 +131,13 @@ impl Alignment {
     /// offset. Their least-squares equations are `normal * unknowns = right`.
     fn improved(self, from: &[f32], to: &[f32], side: usize) -> Option<Self> {
         let (columns, rows) = (self.positions(0, side), self.positions(1, side));
-        // Pixels per unit of the coordinates.
-        let half = side as f64 / 2.0;
+        let pixels_per_unit = side as f64 / 2.0;
         let mut normal = [[0.0; 6]; 6];
         let mut right = [0.0; 6];
         for (y, &row) in rows.iter().enumerate().filter(|(_, row)| is_inside(**row, side)) {
             for (x, &column) in columns.iter().enumerate().filter(|(_, column)| is_inside(**column, side)) {
                 let Sample { value, slopes: [dx, dy] } = sample(from, side, column, row);
-                let (dx, dy) = (dx * half, dy * half);
+                let (dx, dy) = (dx * pixels_per_unit, dy * pixels_per_unit);
                 let (u, v) = (coordinate(x, side), coordinate(y, side));
                 let terms = [dx * u, dx, dy * v, dy, value, 1.0];
                 let target = f64::from(to[y * side + x]);
@@ -188,8 +187,8 @@ fn sample(image: &[f32], side: usize, x: f64, y: f64) -> Sample {
         (position as usize, position.fract())
     };
     let ((column, fx), (row, fy)) = (split(x), split(y));
-    let at = |dx: usize, dy: usize| f64::from(image[(row + dy) * side + column + dx]);
-    let (a, b, c, d) = (at(0, 0), at(1, 0), at(0, 1), at(1, 1));
+    let pixel = |dx: usize, dy: usize| f64::from(image[(row + dy) * side + column + dx]);
+    let (a, b, c, d) = (pixel(0, 0), pixel(1, 0), pixel(0, 1), pixel(1, 1));
     Sample {
         value: (a * (1.0 - fx) + b * fx) * (1.0 - fy) + (c * (1.0 - fx) + d * fx) * fy,
         slopes: [(b - a) * (1.0 - fy) + (d - c) * fy, (c - a) * (1.0 - fx) + (d - b) * fx],
@@ -269,7 +268,7 @@ impl Aligned {
 /// The difference between each pixel and the mean of the 3 x 3 pixels around it.
 fn details(image: &[f32], side: usize) -> Vec<f32> {
     // A row or column with its neighbours; at the border, the border is repeated.
-    let near = |at: usize| [at.saturating_sub(1), at, (at + 1).min(side - 1)];
+    let near = |index: usize| [index.saturating_sub(1), index, (index + 1).min(side - 1)];
     let detail = |pixel: usize| {
         let (row, column) = (pixel / side, pixel % side);
         let sum: f32 = near(row).iter().flat_map(|y| near(column).map(|x| image[y * side + x])).sum();

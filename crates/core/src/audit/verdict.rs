@@ -83,15 +83,15 @@ pub(super) struct Posterior {
     /// The probability that the item belongs to none of the classes; with those of `classes` it sums to 1.
     none: f32,
     /// The number of classes in the data.
-    count: u32,
+    class_count: u32,
 }
 
 impl Posterior {
-    /// The probabilities of the candidate classes of an item with the label `given`, and of none of the `count`
+    /// The probabilities of the candidate classes of an item with the label `given`, and of none of the `class_count`
     /// classes.
-    pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, count: usize) -> Self {
+    pub fn new(given: u32, mut classes: Vec<(u32, f32)>, none: f32, class_count: usize) -> Self {
         classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        Posterior { given, classes, none, count: count as u32 }
+        Posterior { given, classes, none, class_count: class_count as u32 }
     }
 
     /// Sets the probability of a class to 1 and all others to 0: the user has confirmed it.
@@ -160,7 +160,7 @@ impl Posterior {
     /// Classes with their probabilities, most probable first; the class number after the last one stands for none of
     /// the classes.
     pub fn into_shares(mut self) -> Vec<(u32, f32)> {
-        self.classes.push((self.count, self.none));
+        self.classes.push((self.class_count, self.none));
         self.classes.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         self.classes
     }
@@ -182,7 +182,7 @@ impl Posterior {
         let mut classes: Vec<(u32, f32)> = others.map(|&(class, share)| (class, scaled(share))).collect();
         classes.push((self.given, (1.0 - p_wrong) as f32));
         let none = if wrong > 0.0 { scaled(self.none) } else { p_wrong as f32 };
-        *self = Posterior::new(self.given, classes, none, self.count as usize);
+        *self = Posterior::new(self.given, classes, none, self.class_count as usize);
     }
 }
 

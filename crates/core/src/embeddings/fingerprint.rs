@@ -157,8 +157,8 @@ fn any_above(bytes: &[u8], max_bits: u16) -> bool {
     bytes.as_chunks().0.iter().fold(false, |any, &two| any | unusable(u16::from_le_bytes(two)))
 }
 
-/// The error about the first value, from row `start` on, that is not finite or too large. The caller has
-/// found that there is such a value.
+/// The error about the first value, from row `start` on, that is not finite or too large. The caller has found that
+/// there is such a value.
 fn first_unusable(features: &Features, start: usize) -> Error {
     // The same limit as in `contains_unusable`: for bf16, 1e15 rounded to a bf16 number.
     let largest = match features.precision() {

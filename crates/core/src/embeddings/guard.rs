@@ -6,7 +6,7 @@ use super::source::Source;
 use crate::error::Result;
 use crate::guard::caught;
 
-/// Runs `decode`. If it panics, nothing is printed and the result is [`Error::Malformed`](crate::Error::Malformed).
+/// The result of `decode`, which calls a decoder of another crate. If it panics, nothing is printed and the result is [`Error::Malformed`](crate::Error::Malformed).
 pub(crate) fn guarded<T>(
     source: &Source,
     format: &'static str,

@@ -23,7 +23,8 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
     let features = embeddings.features();
     let findings = Findings::new(features);
     let classes = class_counts(embeddings);
-    // Only finite data has a fingerprint. `ok`: values that are finite but too large have none either.
+    // Only finite data has a fingerprint. Data with finite values that are too large has none either: computing it
+    // fails.
     let fingerprint = match findings.non_finite.count {
         0 => embeddings.fingerprint.get().copied().or_else(|| check_and_fingerprint(embeddings).ok()),
         _ => None,

@@ -22,14 +22,14 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// Reads a file of features, `[rows, dim]`, and one of labels, `[rows]`. Values are not checked.
 pub(crate) fn read_pair(features: &Source, labels: &Source) -> Result<Parts> {
-    let features = Array::parse(features, features.bytes.clone())?.features()?;
-    let labels = Array::parse(labels, labels.bytes.clone())?.labels()?.without_classes();
+    let features = NpyArray::parse(features, features.bytes.clone())?.features()?;
+    let labels = NpyArray::parse(labels, labels.bytes.clone())?.labels()?.without_classes();
     Ok(Parts { features, labels, items: None, backbone: None })
 }
 
 /// Reads one array of any type and shape.
 pub(crate) fn read_array(source: &Source) -> Result<arrays::Array> {
-    Ok(Array::parse(source, source.bytes.clone())?.into_plain())
+    Ok(NpyArray::parse(source, source.bytes.clone())?.into_plain())
 }
 
 /// The path of the labels that belong to a file of features: the first of [`label_names`] that exists in its folder.
@@ -83,14 +83,14 @@ impl LabelArray {
 }
 
 /// An array with a parsed header, whose shape fits the size of its data.
-pub(crate) struct Array<'a> {
+pub(crate) struct NpyArray<'a> {
     /// The file of the array, for error messages; a `.npz` file contains several arrays.
     source: &'a Source,
     header: Header,
     data: Bytes,
 }
 
-impl<'a> Array<'a> {
+impl<'a> NpyArray<'a> {
     /// Parses the header and checks that the shape fits the number of bytes.
     pub fn parse(source: &'a Source, bytes: Bytes) -> Result<Self> {
         let malformed = |problem: String| source.malformed(FORMAT, problem);
@@ -98,7 +98,7 @@ impl<'a> Array<'a> {
         let data = bytes.slice(start..);
         let claimed = header.shape.iter().try_fold(header.width, |size, &n| size.checked_mul(n));
         match claimed == Some(data.len()) {
-            true => Ok(Array { source, header, data }),
+            true => Ok(NpyArray { source, header, data }),
             false => Err(malformed(format!(
                 "shape {:?} of type '{}' does not fit the {} bytes of data",
                 header.shape,
@@ -424,7 +424,7 @@ pub(super) mod tests {
 
     fn all_rows(bytes: Vec<u8>) -> Vec<f32> {
         let source = source(bytes);
-        let features = Array::parse(&source, source.bytes.clone()).unwrap().features().unwrap();
+        let features = NpyArray::parse(&source, source.bytes.clone()).unwrap().features().unwrap();
         let mut out = vec![0.0; features.rows() * features.dim()];
         out.chunks_exact_mut(features.dim()).enumerate().for_each(|(row, out)| features.decode_row(row, out));
         out
@@ -460,7 +460,7 @@ pub(super) mod tests {
         let wide: Vec<u8> =
             ['ä' as u32, 0, 'b' as u32, 'c' as u32].iter().flat_map(|c| c.to_le_bytes()).collect();
         let source = source(array("<U2", false, "(2,)", &wide));
-        let strings = Array::parse(&source, source.bytes.clone()).unwrap().strings("classes").unwrap();
+        let strings = NpyArray::parse(&source, source.bytes.clone()).unwrap().strings("classes").unwrap();
         assert_eq!(strings, ["ä", "bc"]);
         assert_eq!(decode_utf8(b"ab\0\0").as_deref(), Some("ab"));
         assert_eq!(decode_utf8(b"\xff"), None);

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::guard::guarded;
-use super::npy::Array;
+use super::npy::NpyArray;
 use super::source::Source;
 use super::{Items, Parts};
 use crate::arrays;
@@ -40,7 +40,7 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
     let items = archive.member("items")?;
 
     // `strings` reads an optional list of strings; `what` names it in messages.
-    let array = |bytes: Bytes| Array::parse(source, bytes);
+    let array = |bytes: Bytes| NpyArray::parse(source, bytes);
     let strings = |bytes: Option<Bytes>, what| bytes.map(|bytes| array(bytes)?.strings(what)).transpose();
     let features = array(features)?.features()?;
     let labels = array(labels)?.labels()?;
@@ -59,7 +59,7 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
 /// Reads the first array that has one of the names.
 pub(crate) fn read_array(source: &Source, names: &[&str]) -> Result<arrays::Array> {
     let mut archive = guarded(source, FORMAT, || Archive::open(source))?;
-    Ok(Array::parse(source, archive.first_of(names)?)?.into_plain())
+    Ok(NpyArray::parse(source, archive.first_of(names)?)?.into_plain())
 }
 
 /// A zip archive whose central directory matches its local headers.

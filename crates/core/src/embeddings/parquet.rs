@@ -1,14 +1,14 @@
 //! Reader of Parquet files: checks the footer and all page headers, then decodes the needed columns.
 //!
-//! A Parquet file consists of row groups; each stores every column as one chunk, a sequence of pages. The footer has the schema and the
-//! positions of all chunks. Headers are structures in Thrift's compact protocol ([`CompactReader`]), whose fields have
-//! numbers.
+//! A Parquet file consists of row groups; each stores every column as one chunk, a sequence of pages. The footer has
+//! the schema and the positions of all chunks. Footers and page headers are structures in Thrift's compact protocol
+//! ([`CompactReader`]), whose fields have numbers.
 //!
 //! Start with [`read`]. The decoder of the `parquet` crate trusts the file: it reserves memory for all children that a
 //! schema claims, decompresses gzip without a limit, and repeats a value as often as a page header says. So three
-//! checks come first: the schema in the footer, the header of every page that will be read, and the numbers of
-//! strings that pages in the encoding DELTA_LENGTH_BYTE_ARRAY claim. They bound all of this by the size of the file. Only then does the decoder run, and only on the needed
-//! columns.
+//! checks come first: the schema in the footer, the header of every page that will be read, and the numbers of strings
+//! that pages in the encoding DELTA_LENGTH_BYTE_ARRAY claim. They bound all of this by the size of the file. Only then
+//! does the decoder run, and only on the needed columns.
 
 use std::sync::Arc;
 

@@ -26,7 +26,7 @@ pub(super) const VERSION: &str = "trueshot-embeddings/1";
 
 /// Reads the structure of a file; values are not checked.
 pub(crate) fn read(source: &Source) -> Result<Parts> {
-    let file = Tensors::open(source)?;
+    let file = TensorFile::open(source)?;
     file.check_version()?;
     let features = file.features()?;
     Ok(Parts {
@@ -38,15 +38,15 @@ pub(crate) fn read(source: &Source) -> Result<Parts> {
 }
 
 /// A safetensors file with a parsed header.
-struct Tensors<'a> {
+struct TensorFile<'a> {
     source: &'a Source,
     header: Metadata,
     /// The bytes after the header.
     data: Bytes,
 }
 
-impl<'a> Tensors<'a> {
-    /// Parses the header. Positions of tensors are checked by [`Tensors::tensor`].
+impl<'a> TensorFile<'a> {
+    /// Parses the header. Positions of tensors are checked by [`TensorFile::tensor`].
     fn open(source: &'a Source) -> Result<Self> {
         // The safetensors crate does not check offsets for overflow, which panics in debug builds.
         let (length, header) = guarded(source, FORMAT, || {
@@ -54,7 +54,7 @@ impl<'a> Tensors<'a> {
         })?;
         // The file starts with the length of the header in eight bytes and the header.
         let start = length.saturating_add(8).min(source.bytes.len());
-        Ok(Tensors { source, header, data: source.bytes.slice(start..) })
+        Ok(TensorFile { source, header, data: source.bytes.slice(start..) })
     }
 
     /// The value of a metadata key.

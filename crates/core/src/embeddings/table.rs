@@ -239,19 +239,18 @@ impl<'a> Table<'a> {
         let (precision, stored) = stored_numbers(&lists.values).ok_or_else(|| {
             self.malformed("the features are not floating-point numbers of 16, 32 or 64 bits")
         })?;
-        // The index of the first value, and the bytes per row.
-        let (first, width) = (lists.span(0).0, dim * precision.size());
-        let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first + row * dim);
+        let (first_value, row_bytes) = (lists.span(0).0, dim * precision.size());
+        let contiguous = (0..lists.rows).all(|row| lists.span(row).0 == first_value + row * dim);
         let matrix =
             self.matrix.get_or_insert_with(|| Matrix { precision, dim, bytes: RowBytes::Copied(Vec::new()) });
         // Contiguous lists are one slice; otherwise every row is copied.
         if contiguous {
-            let start = first * precision.size();
-            matrix.append(stored.slice(start..start + lists.rows * width));
+            let start = first_value * precision.size();
+            matrix.append(stored.slice(start..start + lists.rows * row_bytes));
             return Ok(());
         }
         let starts = (0..lists.rows).map(|row| lists.span(row).0 * precision.size());
-        let gathered = matrix.gather(&stored, starts, width);
+        let gathered = matrix.gather(&stored, starts, row_bytes);
         // `check_lists` limits the size of one batch, this the size of all batches.
         self.source.allow(gathered)
     }
@@ -330,11 +329,12 @@ impl Matrix {
         }
     }
 
-    /// Copies rows of `width` bytes that start at the given offsets in `stored`; returns the total number of bytes.
-    fn gather(&mut self, stored: &[u8], starts: impl Iterator<Item = usize>, width: usize) -> u64 {
+    /// Copies rows of `row_bytes` bytes that start at the given offsets in `stored`; returns the number of bytes of all
+    /// rows so far.
+    fn gather(&mut self, stored: &[u8], starts: impl Iterator<Item = usize>, row_bytes: usize) -> u64 {
         let bytes = self.copied();
         for start in starts {
-            bytes.extend_from_slice(&stored[start..start + width]);
+            bytes.extend_from_slice(&stored[start..start + row_bytes]);
         }
         bytes.len() as u64
     }

@@ -160,7 +160,8 @@ impl<'a> CompactReader<'a> {
         })
     }
 
-    /// Skips an element of a list, set or map. Unlike in fields, where the wire type is the value, booleans take one byte.
+    /// Skips an element of a list, set or map. Unlike in fields, where the wire type is the value, booleans take one
+    /// byte.
     fn skip_element(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
             _ if depth > MAX_DEPTH => None,

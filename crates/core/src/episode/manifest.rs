@@ -131,15 +131,14 @@ struct Changes {
 impl Changes {
     /// The changes that turn the clean support set of an episode into `support`.
     fn of(episode: &Episode, support: &[Item]) -> Self {
-        let sizes: Vec<usize> = episode.classes.iter().map(|draw| draw.support.len()).collect();
         // Built-in noise keeps the class sizes and the positions of clean items, and a replacement has the position of
         // the item that it replaces. Custom noise gives items other labels, so its support set has another order.
-        let is_in_place = |class: usize, items: &[Item]| {
+        let keeps_positions = |class: usize, items: &[Item]| {
             let clean = &episode.classes[class].support;
             items.len() == clean.len()
                 && items.iter().zip(clean).all(|(item, &row)| item.is_wrong() || item.row == row)
         };
-        let by_class: Vec<Vec<Item>> = (0..sizes.len() as u32)
+        let by_class: Vec<Vec<Item>> = (0..episode.classes.len() as u32)
             .map(|class| support.iter().copied().filter(|item| item.given == class).collect())
             .collect();
         // A new item is one that the clean support set does not contain. An outlier is always new: its row may be a row
@@ -147,10 +146,10 @@ impl Changes {
         let drawn: HashSet<u32> =
             episode.classes.iter().flat_map(|draw| draw.support.iter().copied()).collect();
         let is_new = |item: &Item| item.truth.is_none() || !drawn.contains(&item.row);
-        let in_place = by_class.iter().enumerate().all(|(class, items)| {
-            is_in_place(class, items) && items.iter().all(|item| !item.is_wrong() || is_new(item))
+        let is_in_place = by_class.iter().enumerate().all(|(class, items)| {
+            keeps_positions(class, items) && items.iter().all(|item| !item.is_wrong() || is_new(item))
         });
-        match in_place {
+        match is_in_place {
             true => Changes { replaced: replacements(&by_class), relabelled: Vec::new() },
             false => Self::of_relabelled(episode, support, is_new),
         }
@@ -219,7 +218,7 @@ impl Manifest {
         let mut file = BufReader::new(std::fs::File::open(path).map_err(read_error)?);
         let mut hash = Sha256::new();
         let mut text = String::new();
-        // Reads the next line into `text`; false at the end of the file.
+        // Reads the next line into `text` and adds it to the hash of the file; false at the end of the file.
         let mut next_line = |text: &mut String| -> Result<bool> {
             text.clear();
             let more = file.read_line(text).map_err(read_error)? > 0;
@@ -428,9 +427,10 @@ mod tests {
     use super::*;
     use crate::episode::{Sampler, Shots};
 
-    fn embeddings(seed: f32) -> Embeddings {
+    /// Six classes of 40 rows with one value each; `offset` is added to all values.
+    fn embeddings(offset: f32) -> Embeddings {
         let labels = (0..240).map(|i| format!("{}", i / 40)).collect();
-        Embeddings::from_rows((0..240).map(|i| i as f32 + seed).collect(), 1, labels).unwrap()
+        Embeddings::from_rows((0..240).map(|i| i as f32 + offset).collect(), 1, labels).unwrap()
     }
 
     fn noises() -> Vec<Noise> {
@@ -438,6 +438,7 @@ mod tests {
         all.into_iter().map(|(kind, level)| Noise::new(kind, level).unwrap()).collect()
     }
 
+    /// A manifest of 20 episodes: the data, the outlier pool, the path and the hash.
     fn written(folder: &Path) -> (Embeddings, Embeddings, std::path::PathBuf, String) {
         let (data, pool, path) = (embeddings(0.0), embeddings(0.5), folder.join("episodes.jsonl"));
         let spec = EpisodeSpec { ways: 4, shots: Shots { min: 4, max: 7 }, queries: 3, seed: 5 };

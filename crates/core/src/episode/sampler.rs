@@ -112,7 +112,7 @@ impl<'a> Sampler<'a> {
             OutlierPool::OtherClasses => None,
         };
         let data = EpisodeData { embeddings: self.embeddings, outliers };
-        // The classes with their numbers in the episode.
+        // The classes with their indices in the episode, which are the labels.
         let classes = || (0..).zip(&episode.classes);
         let support = CleanSupport {
             episode,
@@ -132,23 +132,24 @@ impl<'a> Sampler<'a> {
     /// Draws an episode without noise. `index_sampler` is scratch memory.
     pub fn episode(&self, index: u64, index_sampler: &mut IndexSampler) -> Episode {
         let EpisodeSpec { ways, shots, queries, seed } = self.spec;
-        let mut items = Rng::new(seed, Purpose::Items, index);
-        let mut sizes = Rng::new(seed, Purpose::Shots, index);
-        let mut noise_orders = Rng::new(seed, Purpose::NoiseOrder, index);
-        let mut copies = Rng::new(seed, Purpose::Copies, index);
+        let mut item_rng = Rng::new(seed, Purpose::Items, index);
+        let mut shots_rng = Rng::new(seed, Purpose::Shots, index);
+        let mut noise_order_rng = Rng::new(seed, Purpose::NoiseOrder, index);
+        let mut copy_rng = Rng::new(seed, Purpose::Copies, index);
         // Every class draws enough items for the largest support set, a noise pool of the same size and the queries, so
         // that its number of shots does not influence what other classes draw.
-        let classes = index_sampler.draw(&mut items, self.embeddings.classes().len(), ways);
+        let classes = index_sampler.draw(&mut item_rng, self.embeddings.classes().len(), ways);
         let draw_class = |class: u32| {
-            let count = shots.min + sizes.below(shots.max - shots.min + 1);
+            // The number of shots of this class.
+            let count = shots.min + shots_rng.below(shots.max - shots.min + 1);
             let images = count_images(self.embeddings, self.images.as_deref(), class as usize);
-            let drawn = index_sampler.draw(&mut items, images, 2 * shots.max + queries);
-            let rows = self.rows(class as usize, drawn, &mut copies);
+            let drawn = index_sampler.draw(&mut item_rng, images, 2 * shots.max + queries);
+            let rows = self.rows(class as usize, drawn, &mut copy_rng);
             // The first `shots.max` rows are for the support set, the next `shots.max` for the pool, the last for the
             // queries.
             let take = |range: std::ops::Range<usize>| rows[range].to_vec();
             let mut noise_order: Vec<u32> = (0..count as u32).collect();
-            noise_orders.shuffle(&mut noise_order);
+            noise_order_rng.shuffle(&mut noise_order);
             ClassDraw {
                 class,
                 support: take(0..count),
@@ -166,7 +167,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Turns indices of images within a class into rows, choosing one of the copies of each image at random.
-    fn rows(&self, class: usize, mut images: Vec<u32>, copies: &mut Rng) -> Vec<u32> {
+    fn rows(&self, class: usize, mut images: Vec<u32>, copy_rng: &mut Rng) -> Vec<u32> {
         // Every index is overwritten with its row.
         let all = self.embeddings.rows_of(class);
         images.iter_mut().for_each(|image| {
@@ -174,7 +175,7 @@ impl<'a> Sampler<'a> {
                 None => all[*image as usize],
                 Some(images) => {
                     let rows = images.rows(class, *image as usize);
-                    rows[copies.below(rows.len())]
+                    rows[copy_rng.below(rows.len())]
                 }
             }
         });

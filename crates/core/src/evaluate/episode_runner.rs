@@ -1,10 +1,10 @@
 //! Runs one episode of an evaluation: all methods on all noise settings ([`EpisodeRunner::run`], called by
 //! [`evaluate`](super::evaluate) on every thread).
 //!
-//! An episode is a small classification problem. It has one support set (labelled items, some with wrong labels) per noise
-//! setting (type and level), and the same queries (items to classify) for all of them. The support sets share most of
-//! their items. So rows are fetched once and inner products computed once for the union of all support sets, and the
-//! task of a setting takes its part of them.
+//! An episode is a small classification problem. It has one support set (labelled items, some with wrong labels) per
+//! noise setting (type and level), and the same queries (items to classify) for all of them. The support sets share
+//! most of their items. So rows are fetched once and inner products computed once for the union of all support sets,
+//! and the task of a setting takes its part of them.
 //!
 //! Methods that hold the data themselves, for instance on a GPU, have a row classifier. They classify the episodes of a
 //! round (up to 256 consecutive episodes) together, from row numbers ([`classify_rows`]).
@@ -23,7 +23,8 @@ use crate::rng::{IndexSampler, Purpose, Rng};
 use crate::task::{Queries, SupportSet, Task};
 
 /// The maximum number of items in the union for which the inner products of all items with each other are computed in
-/// advance: 4096² `f32` values, 64 MiB per thread. For more items, the tasks compute the products that their methods need.
+/// advance: 4096² `f32` values, 64 MiB per thread. For more items, the tasks compute the products that their methods
+/// need.
 const MAX_SHARED_ITEMS: usize = 4096;
 
 /// While a row is decoded, the row `PREFETCH_ROWS` rows later is prefetched into the processor's cache.
@@ -82,7 +83,7 @@ fn answers(drawn: &DrawnEpisode) -> Vec<u32> {
     (0..).zip(&drawn.episode.classes).flat_map(|(class, draw)| vec![class; draw.queries.len()]).collect()
 }
 
-/// The union of the support sets of all noise settings.
+/// The union of the support sets of all noise settings, which share most of their items.
 struct Union {
     /// The distinct items, in the order of their first use: row, and whether it is a row of the outlier pool.
     rows: Vec<(u32, bool)>,
@@ -122,7 +123,8 @@ impl EpisodeRunner {
         if methods.is_empty() {
             return Ok(EpisodeOutcome { outcomes });
         }
-        // Fetch the rows of all support sets, then those of the queries.
+        // Fetch the rows of all support sets, then those of the queries, each as (row, whether it is in the outlier
+        // pool).
         let union = Union::new(&drawn.supports);
         let query_rows =
             drawn.episode.classes.iter().flat_map(|class| class.queries.iter().map(|&row| (row, false)));

@@ -43,8 +43,8 @@ impl Estimate {
         match self.ci95 {
             _ if self.mean == 0.0 => 1.0,
             Some(0.0) => 0.0,
-            // erfc(z / sqrt 2) is the two-sided tail of the normal distribution; half_width / Z95 is the standard
-            // error.
+            // With z = |mean| / standard error, erfc(z / sqrt 2) is the two-sided tail of the normal distribution. The
+            // standard error is half_width / Z95.
             Some(half_width) => libm::erfc(self.mean.abs() / (half_width / Z95) / std::f64::consts::SQRT_2),
             None => 1.0,
         }

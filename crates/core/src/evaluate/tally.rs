@@ -248,6 +248,7 @@ struct Cell {
     correct: Vec<u32>,
     /// The suspicion scores of all support items of all episodes.
     suspicion: Vec<f32>,
+    /// Whether the suspicion scores are probabilities that the label is wrong.
     are_probabilities: bool,
     /// The number of queries by true and predicted class, `[classes, classes]`; empty if the details do not need it.
     confusion: Vec<u64>,
@@ -331,7 +332,7 @@ impl Tally {
                 ..setting_result(experiment, &methods, noise, cells, wrong)
             })
             .collect();
-        // Without a separate outlier pool, outliers were rows of the data itself.
+        // With outlier noise but without a separate outlier pool, outliers were rows of the data itself.
         let is_outlier = |noise: &Noise| noise.kind == NoiseKind::Outlier && noise.level > 0.0;
         let own_outliers =
             experiment.episodes.noises().iter().any(is_outlier).then_some(experiment.embeddings);
@@ -366,7 +367,7 @@ fn is_paired(support: &[Item], ways: usize) -> bool {
 }
 
 /// Adds the queries of one episode to the confusion counts `[classes, classes]` of true and predicted classes of the
-/// data.
+/// data. Predictions are classes of the episode, which `drawn` maps to classes of the data.
 fn count_confusion(confusion: &mut [u64], classes: usize, drawn: &DrawnEpisode, outcome: &Outcome) {
     let draws = &drawn.episode.classes;
     let truth = draws.iter().flat_map(|draw| std::iter::repeat_n(draw.class, draw.queries.len()));
@@ -399,19 +400,20 @@ fn setting_result(
     let spec = experiment.episodes.spec();
     let scores = Scores { cells, queries: spec.ways * spec.queries };
     let labels: Vec<&str> = methods.iter().map(|method| method.label.as_str()).collect();
+    // Methods are given by their indices in `methods`.
     let index_of = |label: &str| labels.iter().position(|&known| known == label);
     let (protonet, oracle, baseline) =
         (index_of("protonet"), index_of("oracle"), index_of(experiment.baseline));
-    let results = cells.iter().zip(&labels).enumerate().map(|(m, (cell, &label))| {
-        let accuracy = scores.accuracy(m);
-        let difference = baseline.filter(|&b| b != m).and_then(|b| scores.difference(m, b));
+    let results = cells.iter().zip(&labels).enumerate().map(|(index, (cell, &label))| {
+        let accuracy = scores.accuracy(index);
+        let difference = baseline.filter(|&b| b != index).and_then(|b| scores.difference(index, b));
         MethodResult {
             method: label.to_string(),
-            transductive: methods[m].method.is_transductive(),
+            transductive: methods[index].method.is_transductive(),
             accuracy: accuracy.map(|a| rounded(a.mean)),
             ci95: accuracy.and_then(|a| a.ci95).map(rounded),
             difference: difference.map(|d| Difference { mean: rounded(d.mean), ci95: d.ci95.map(rounded) }),
-            gap_closed: protonet.zip(oracle).and_then(|(p, o)| scores.gap_closed(m, p, o)).map(rounded),
+            gap_closed: protonet.zip(oracle).and_then(|(p, o)| scores.gap_closed(index, p, o)).map(rounded),
             detection: (!cell.suspicion.is_empty())
                 .then(|| Detection::score(&cell.suspicion, wrong, cell.are_probabilities))
                 .flatten()

@@ -168,6 +168,7 @@ impl BaselinePlusPlus {
     /// One step of SGD on a batch of item indices; `cosines` is `[items, items]`, and `first` says whether it is the
     /// first step of the training.
     fn step(&self, batch: &[usize], given: &[u32], cosines: &[f32], states: &mut [ClassState], first: bool) {
+        // The prefix `d_` marks gradients of the loss.
         let lengths: Vec<f32> = states.iter().map(ClassState::length).collect();
         let d_logits = self.logit_gradients(batch, given, states, &lengths);
         // PyTorch's SGD takes the first gradient whole, whatever the dampening.
@@ -176,8 +177,9 @@ impl BaselinePlusPlus {
         for ((state, length), d_logits) in
             states.iter_mut().zip(lengths).zip(d_logits.chunks_exact(batch.len()))
         {
-            // The gradient of the logit s cos(w, u) of item u is s (u - cos(w, u) w / |w|) / |w|: a part along each
-            // item of the batch, and a part along w, to which weight decay is added.
+            // With respect to w, the gradient of the logit s cos(w, u) of item u is s (u - cos(w, u) w / |w|) / |w|. So
+            // the gradient of the loss has a part along each item of the batch, with the coefficients `along_items`,
+            // and a part along w, to which weight decay is added.
             let ClassState { weight, velocity, .. } = state;
             let along_items = d_logits.iter().map(|d_logit| self.scale * d_logit / length);
             let along_weight: f32 =

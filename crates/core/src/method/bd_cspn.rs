@@ -8,8 +8,9 @@
 //!    with weights `exp(scale * cosine)`, where the cosine is that with the old prototype.
 //! 4. A query, not shifted, gets the class of the new prototype with the largest cosine.
 //!
-//! `scale` is 1 in easyfsl and 10 in the paper, which also adds only the most confident queries of a class. Prototypes
-//! are combinations of items and queries, so everything follows from their inner products.
+//! `scale` is 1 in easyfsl (a PyTorch library of few-shot methods) and 10 in the paper, which also adds only the most
+//! confident queries of a class. Prototypes are linear combinations of items and queries, stored as the coefficients of
+//! these rows, so everything follows from the inner products of the rows ([`JointGram`]).
 
 use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive, dot, inverse_length};
 use super::registry::{MethodInfo, Parameter, Parameters};

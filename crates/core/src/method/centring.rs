@@ -3,7 +3,7 @@
 //!
 //! - [`Centre`] and [`Preparation`]: centring and scaling of rows, as chosen with the parameters `centre` and
 //!   `normalise`;
-//! - [`JointGram`]: the inner products of support items and queries;
+//! - [`JointGram`]: the inner products of support items and queries with each other;
 //! - [`PresentClasses`]: the classes that have support items;
 //! - [`Transductive`]: the [`Method`] of a [`TransductiveScorer`], which computes the scores of all queries of a task.
 //!
@@ -172,9 +172,9 @@ impl Preparation {
             Centre::Support => gram.centre_on_items(),
             Centre::File { mean, .. } => {
                 let rows: Vec<&[f32]> = task.support.rows().iter().chain(queries.rows()).copied().collect();
+                // The inner products of all rows with the centre.
                 let mut with_centre = vec![0.0; rows.len()];
                 products::products(&rows, &[mean], &mut with_centre);
-                // The products of all rows with the centre.
                 let with_centre: Vec<f64> = with_centre.into_iter().map(f64::from).collect();
                 gram.centre(&with_centre, f64::from(products::squared_norm(mean)));
             }

@@ -6,7 +6,8 @@
 //! assignments `Y` start at `softmax(-a)` and are updated to `softmax(-a + lambda W Y)` until the objective of the
 //! paper (its equation 7) no longer changes.
 //!
-//! Defaults are those of easyfsl; the paper tunes `lambda` on validation classes.
+//! Defaults are those of easyfsl (a PyTorch library of few-shot methods); the paper tunes `lambda` on validation
+//! classes.
 
 use super::bd_cspn::{SCALE, query_rows, rectified_prototypes};
 use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive, dot};
@@ -90,7 +91,7 @@ impl LaplacianShot {
                 &mut objective,
                 self.objective(&assignments, distances, &neighbour_sums(&assignments, neighbours)),
             );
-            // The first two updates are always followed by another.
+            // As in the authors' program, the first two updates are always followed by another.
             if step > 1 && (objective - previous).abs() <= TOLERANCE * previous.abs() {
                 break;
             }

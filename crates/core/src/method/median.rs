@@ -4,10 +4,11 @@
 //! It is robust against wrong labels because the gradient of a distance has at most length 1, however far away the item
 //! is.
 //!
-//! The paper (Liang et al., CVPR 2022) takes five Newton steps with a diagonal matrix in place of the Hessian: `W I`, with
-//! W the sum of the inverse distances. Such a step is that of Weiszfeld's iteration: the next point is the mean of the
-//! items, weighted by their inverse distances to the current point. The full Hessian is `W I` minus one rank-one term
-//! per item, so Woodbury's identity leaves a linear system of the size of the class (`hessian=full`).
+//! The paper (Liang et al., CVPR 2022) takes five Newton steps with a diagonal matrix in place of the Hessian: `W I`,
+//! where W is the sum of the inverse smoothed distances and I the identity matrix. Such a step is that of Weiszfeld's
+//! iteration: the next point is the mean of the items, weighted by their inverse smoothed distances to the current
+//! point. The full Hessian is `W I` minus one rank-one term per item, so Woodbury's identity leaves a linear system of
+//! the size of the class (`hessian=full`).
 //!
 //! The point is a weighted sum of the items at every step, so the iteration runs on weights and inner products (the
 //! Gram matrix of the class) instead of vectors.
@@ -47,7 +48,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
 /// The matrix of the Newton steps.
 #[derive(Clone, Copy)]
 enum Hessian {
-    /// The sum of the inverse distances times the identity: Weiszfeld's iteration.
+    /// The sum of the inverse smoothed distances times the identity: Weiszfeld's iteration.
     Diagonal,
     /// The exact Hessian of the sum of smoothed distances, see [`newton_step`].
     Full,
@@ -110,12 +111,13 @@ impl Median {
     }
 }
 
-/// `1 / sqrt(|p - h_i|^2 + eps^2)` for every item `h_i`, where `p` is the weighted sum of the items.
+/// The inverse smoothed distances `1 / sqrt(|p - h_i|^2 + eps^2)` of every item `h_i` from the weighted sum `p` of the
+/// items.
 fn inverse_distances(gram: &Gram, weights: &[f32], eps: f32) -> Vec<f32> {
     // |p - h_i|^2 = |p|^2 - 2 <p, h_i> + |h_i|^2; `products` are the <p, h_i>.
     let products = gram.times(weights);
     let squared_norm: f32 = products.iter().zip(weights).map(|(p, w)| p * w).sum();
-    // Not `max(0.0)`, which would turn the NaN of a failed Newton step into a distance of 0.
+    // `clamp` keeps the NaN of a failed Newton step, which `max(0.0)` would turn into a distance of 0.
     let squared = |(i, p): (usize, &f32)| (squared_norm - 2.0 * p + gram.at(i, i)).clamp(0.0, f32::INFINITY);
     products.iter().enumerate().map(squared).map(|squared| (squared + eps * eps).sqrt().recip()).collect()
 }
@@ -130,22 +132,23 @@ fn normalised(mut weights: Vec<f32>) -> Vec<f32> {
 /// The weights `[items]` after one Newton step with the full Hessian. Far from the median, or if rounding makes the
 /// linear system singular, they can be those of a worse point, or NaN.
 ///
-/// With the inverse distances `w_i` (the argument `inverse`) and their sum W, the gradient is
+/// With the inverse smoothed distances `w_i` (the argument `inverse`) and their sum W (`total`), the gradient is
 /// `g = sum over i of w_i (p - h_i)`, and the Hessian is `W I - V V^T`, where column i of V is `w_i^1.5 (p - h_i)`. By
 /// Woodbury's identity, its inverse is `(I + V (W I - V^T V)^-1 V^T) / W`. Its products with g need inner products of
 /// the `p - h_i` only, and the step takes `O(items^3)`.
 fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Vec<f32> {
     let n = gram.len();
-    let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+    let to_f64 = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
     let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    let (weights, inverse) = (wide(weights), wide(inverse));
+    let (weights, inverse) = (to_f64(weights), to_f64(inverse));
     let total: f64 = inverse.iter().sum();
     // <p, h_i>, |p|^2, and from them <p - h_i, p - h_j>.
     let products: Vec<f64> =
         (0..n).map(|i| (0..n).map(|j| f64::from(gram.at(i, j)) * weights[j]).sum()).collect();
     let squared_norm = dot(&products, &weights);
     let inner = |i: usize, j: usize| squared_norm - products[i] - products[j] + f64::from(gram.at(i, j));
-    // The system (W I - V^T V) x = V^T g.
+    // The system (W I - V^T V) x = V^T g. `Cholesky` adds W to the diagonal of the matrix that it is given; `scale` are
+    // the w_i^1.5.
     let scale: Vec<f64> = inverse.iter().map(|w| w.powf(1.5)).collect();
     let (scale, inverse) = (&scale, &inverse);
     let system = (0..n).flat_map(|i| (0..n).map(move |j| -scale[i] * scale[j] * inner(i, j))).collect();
@@ -153,8 +156,8 @@ fn newton_step(gram: &Gram, weights: &[f32], inverse: &[f32]) -> Vec<f32> {
     let solution = Cholesky::new(system, n, total).solve(&(0..n).map(right).collect::<Vec<_>>());
     // The next point is p - (g + V x) / W. Coefficient j of g is `W weights_j - w_j`, and that of V x is
     // `weights_j <scale, x> - scale_j x_j`.
-    let x = wide(&solution);
-    let scaled = dot(scale, &x);
-    let next = |j: usize| ((inverse[j] + scale[j] * x[j] - weights[j] * scaled) / total) as f32;
+    let x = to_f64(&solution);
+    let scale_x = dot(scale, &x);
+    let next = |j: usize| ((inverse[j] + scale[j] * x[j] - weights[j] * scale_x) / total) as f32;
     (0..n).map(next).collect()
 }

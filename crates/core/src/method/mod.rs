@@ -40,7 +40,7 @@ mod simpleshot;
 mod tim;
 mod tranfs;
 
-pub(crate) use registry::nearest as nearest_name;
+pub(crate) use registry::nearest_name;
 pub use registry::{MethodInfo, NamedMethod, Parameter, Parameters, Registry};
 pub use relabel::{KIND as RELABEL, RelabelConfig, RelabelOptions, TrainedRelabel};
 pub use row_classifier::{RowClassifier, RowPrediction, RowTask};

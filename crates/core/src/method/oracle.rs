@@ -1,7 +1,8 @@
 //! The method `oracle`: nearest class mean over the support items whose given label is right. Which labels are right it
 //! reads from the true labels, which only experiments have.
 //!
-//! It is an upper bound for methods that only remove items under wrong labels. It returns no assessments: they would
+//! It is an upper bound for methods that only remove items under wrong labels. The prototype of a class without right
+//! labels is the origin; no built-in noise leaves a class without them. It returns no assessments: they would
 //! repeat the true labels, so measuring how well they detect errors would be meaningless.
 
 use super::registry::{MethodInfo, Parameters};

@@ -6,9 +6,9 @@
 //! same share of the queries; the prototypes then move by `rate` towards the means under this assignment. A query gets
 //! the class with its largest share after the last step.
 //!
-//! As in easyfsl, rows are scaled to unit length before the power transform; the paper scales them afterwards
-//! (`normalise=after`), and its program also centres items and queries separately. Every class is assumed to have the
-//! same number of queries.
+//! As in easyfsl (a PyTorch library of few-shot methods), rows are scaled to unit length before the power transform;
+//! the paper scales them afterwards (`normalise=after`), and its program also centres items and queries separately.
+//! Every class is assumed to have the same number of queries.
 
 use super::centring::{Centre, JointGram, Preparation, PresentClasses, Transductive};
 use super::laplacianshot::squared_distances;
@@ -80,7 +80,7 @@ enum Normalise {
 struct PtMap {
     /// Number of times the prototypes move.
     steps: usize,
-    /// Share of the way to the new means that a step takes.
+    /// Fraction of the way to the new means that a step takes.
     rate: f64,
     /// Factor of the squared distances in the transport.
     lambda: f64,
@@ -125,8 +125,9 @@ impl PtMap {
         rows
     }
 
-    /// Moves a prototype, given as coefficients `[rows]` of items and queries, by the share `rate` of the way to the
-    /// mean of the items of its class (weight 1 each) and of all queries (weighted by their shares in the class).
+    /// Moves a prototype, given as coefficients `[rows]` of items and queries, by the fraction `rate` of the way to the
+    /// mean of the items of its class (weight 1 each) and of all queries, weighted by their shares: the parts of them
+    /// that the transport plan assigns to the class.
     fn move_prototype(
         &self,
         prototype: &mut [f64],

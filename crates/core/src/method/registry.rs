@@ -159,8 +159,8 @@ impl NamedMethod {
     }
 }
 
-/// The parameters whose values can be paths of files, also of methods that other crates add. Labels show only the name of
-/// such a file without its extension, see [`shortened`].
+/// The parameters whose values can be paths of files, also of methods that other crates add. Labels show only the name
+/// of such a file without its extension, see [`shortened`].
 const FILE_PARAMETERS: [&str; 2] = ["model", "centre"];
 
 /// The known methods, by name. The default registry has all methods of this crate; other crates add theirs with
@@ -222,8 +222,8 @@ impl Registry {
         &self.infos
     }
 
-    /// Makes a method from text: its name, then parameters after colons (`median:steps=20:eps=0.1`). A colon in the path
-    /// of a file is part of the path, unless `KEY=` follows it (`tranfs:model=C:\models\five.safetensors`).
+    /// Makes a method from text: its name, then parameters after colons (`median:steps=20:eps=0.1`). A colon in the
+    /// path of a file is part of the path, unless `KEY=` follows it (`tranfs:model=C:\models\five.safetensors`).
     ///
     /// # Errors
     /// [`Error::UnknownMethod`], [`Error::UnknownParameter`] or [`Error::BadParameter`], and the errors of reading a
@@ -257,7 +257,8 @@ impl Registry {
         Ok(NamedMethod { label, method: (info.build)(&parameters)? })
     }
 
-    /// Makes the methods of a list. An empty list stands for all methods that need no model file and are not transductive.
+    /// Makes the methods of a list. An empty list stands for all methods that need no model file and are not
+    /// transductive.
     ///
     /// # Errors
     /// [`Error::MethodTwice`] if two methods have the same label, and the errors of [`Registry::parse`].
@@ -281,7 +282,8 @@ impl Registry {
 
     fn unknown_method(&self, name: &str) -> Error {
         let names: Vec<&str> = self.infos.iter().map(|info| info.name).collect();
-        Error::UnknownMethod { name: name.into(), nearest: nearest(name, &names), known: names.join(", ") }
+        let nearest = nearest_name(name, &names);
+        Error::UnknownMethod { name: name.into(), nearest, known: names.join(", ") }
     }
 }
 
@@ -297,13 +299,14 @@ fn shortened(text: &str) -> String {
     method_parts(text).into_iter().map(short).collect::<Vec<_>>().join(":")
 }
 
-/// The name of a method and its parameters (`KEY=VALUE`), which are separated by colons. A part without `=` after the path
-/// of a file belongs to the path.
+/// The name of a method and its parameters (`KEY=VALUE`), which are separated by colons. A part without `=` after the
+/// path of a file belongs to the path: it follows a colon of the path itself.
 fn method_parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start) = (Vec::new(), 0);
     let ends = text.match_indices(':').map(|(colon, _)| colon).chain([text.len()]);
     for end in ends {
         let part = &text[start..end];
+        // Whether the part begins with a parameter whose value can be a path.
         let is_path = part.split_once('=').is_some_and(|(key, _)| FILE_PARAMETERS.contains(&key));
         // The text up to the next colon; `None` at the end of the text.
         let next = text.get(end + 1..).and_then(|rest| rest.split(':').next());
@@ -318,13 +321,14 @@ fn method_parts(text: &str) -> Vec<&str> {
 fn unknown_parameter(info: &MethodInfo, name: &str) -> Error {
     let names: Vec<&str> = info.parameters.iter().map(|parameter| parameter.name).collect();
     let known = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-    Error::UnknownParameter { method: info.name, name: name.into(), nearest: nearest(name, &names), known }
+    let nearest = nearest_name(name, &names);
+    Error::UnknownParameter { method: info.name, name: name.into(), nearest, known }
 }
 
 /// The known name most similar to a misspelt one, for "did you mean"; `None` if no name is similar.
 ///
 /// The similarity is that of Jaro and Winkler, from 0 to 1, ignoring case. Names count as similar above 0.7.
-pub(crate) fn nearest(name: &str, known: &[&str]) -> Option<String> {
+pub(crate) fn nearest_name(name: &str, known: &[&str]) -> Option<String> {
     let lower = name.to_lowercase();
     let scored = known.iter().map(|known| (strsim::jaro_winkler(&lower, &known.to_lowercase()), known));
     let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;

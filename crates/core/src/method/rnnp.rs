@@ -84,10 +84,10 @@ impl Rnnp {
                 continue;
             }
             centre.fill(0.0);
-            let share = 1.0 / count as f32;
+            let weight = 1.0 / count as f32;
             for (point, _) in points.iter().zip(assignment).filter(|&(_, &assigned)| assigned == class) {
-                centre[point.first] += self.share * share;
-                centre[point.second] += (1.0 - self.share) * share;
+                centre[point.first] += self.share * weight;
+                centre[point.second] += (1.0 - self.share) * weight;
             }
         }
     }

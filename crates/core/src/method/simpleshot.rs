@@ -1,9 +1,10 @@
 //! The method `simpleshot` (Wang et al., 2019): class means of centred rows of unit length.
 //!
 //! A vector is subtracted from every row and the row is scaled to unit length (CL2N in the paper); a query gets the
-//! class whose mean has the largest cosine with it, as in easyfsl, or the nearest mean, as in the paper
-//! (`metric=euclidean`). The paper subtracts the mean over the classes that the backbone was trained on. Users who do
-//! not have the embeddings of these classes subtract the mean of the support set, which is the default.
+//! class whose mean has the largest cosine with it, as in easyfsl (a PyTorch library of few-shot methods), or the
+//! nearest mean, as in the paper (`metric=euclidean`). The paper subtracts the mean over the classes that the backbone
+//! was trained on. Users who do not have the embeddings of these classes subtract the mean of the support set, which is
+//! the default.
 
 use trueshot_nn::products;
 

@@ -1,5 +1,5 @@
-//! Tests of the methods against naive reference implementations, which work on the vectors in f64, and of what holds for
-//! every method: ties, order, degenerate tasks.
+//! Tests of the methods against naive reference implementations, which work on the vectors in f64, and of what holds
+//! for every method: ties, order, degenerate tasks.
 //!
 //! [`Problem`] is the support set and the queries that the tests share. Trained networks are tested in [`heads`],
 //! SimpleShot and the transductive methods in [`transductive`].
@@ -15,18 +15,25 @@ use crate::task::{Queries, SupportSet, Task};
 /// A small support set with classes of unequal size, its true labels, and six queries per class.
 #[derive(Clone)]
 struct Problem {
+    /// The rows of the support items, class after class.
     rows: Vec<Vec<f32>>,
+    /// The given class of every support item.
     given: Vec<u32>,
+    /// The true class of every support item.
     truth: Vec<Option<u32>>,
+    /// The rows of the queries, class after class.
     queries: Vec<Vec<f32>>,
+    /// The number of classes.
     classes: usize,
 }
 
 impl Problem {
-    /// Classes of the given sizes around different centres; item 2 of every class, counted from 0,
-    /// really belongs to the next class.
+    /// Classes of the given sizes around different centres; item 2 of every class, counted from 0, really belongs to
+    /// the next class. Values are not negative, like those after a ReLU.
     fn new(sizes: &[usize], dim: usize, seed: u64) -> Self {
         let mut rng = Rng::new(seed, Purpose::Items, 0);
+        // A random row of a class. The centre of class c has larger values in the dimensions c, c + n, c + 2 n and so
+        // on, where n is the number of classes.
         let mut row = |class: usize| -> Vec<f32> {
             let centre = |d: usize| if d % sizes.len() == class { 2.0 } else { 0.3 };
             (0..dim).map(|d| (centre(d) + 2.0 * rng.uniform() - 1.0).max(0.0)).collect()
@@ -54,6 +61,7 @@ impl Problem {
         Queries::new(self.queries.iter().map(Vec::as_slice).collect())
     }
 
+    /// The rows of the items with this given label.
     fn members(&self, class: usize) -> Vec<&Vec<f32>> {
         self.rows
             .iter()
@@ -68,6 +76,7 @@ impl Problem {
         (fitted.classifier, fitted.assessments)
     }
 
+    /// The prototypes of the fitted method as vectors `[classes][dim]`.
     fn prototypes(&self, method: &str) -> Vec<Vec<f32>> {
         match self.fit(method).0 {
             Classifier::Prototypes(mixture) | Classifier::Cosine(mixture) => mixture.vectors(&self.task()),
@@ -76,11 +85,13 @@ impl Problem {
         }
     }
 
+    /// The predicted class of every query.
     fn predictions(&self, method: &str) -> Vec<u32> {
         self.fit(method).0.classify(&self.task(), &self.queries(), &mut rng())
     }
 }
 
+/// The random numbers that every method gets; each call returns the same ones.
 fn rng() -> Rng {
     Rng::new(5, Purpose::Method, 3)
 }
@@ -93,18 +104,21 @@ fn to_f64(row: &[f32]) -> Vec<f64> {
     row.iter().map(|&value| f64::from(value)).collect()
 }
 
-fn weighted_sum(rows: &[&Vec<f32>], weights: &[f64]) -> Vec<f64> {
+/// The sum of the weighted rows, divided by the sum of the weights.
+fn weighted_mean(rows: &[&Vec<f32>], weights: &[f64]) -> Vec<f64> {
     let total: f64 = weights.iter().sum();
     let column =
         |d: usize| rows.iter().zip(weights).map(|(row, w)| w * f64::from(row[d])).sum::<f64>() / total;
     (0..rows[0].len()).map(column).collect()
 }
 
+/// Compares a vector with its reference; the tolerance allows for the rounding of f32.
 fn assert_near(actual: &[f32], expected: &[f64], what: &str) {
     let worst = actual.iter().zip(expected).map(|(&a, b)| (f64::from(a) - b).abs()).fold(0.0, f64::max);
     assert!(worst < 2e-4, "{what} is off by {worst}");
 }
 
+/// The number of items of every class in most tests.
 const SIZES: [usize; 4] = [5, 3, 7, 4];
 
 #[test]
@@ -113,10 +127,10 @@ fn protonet_is_the_class_mean_and_the_oracle_the_mean_of_clean_items() {
     let (protonet, oracle) = (problem.prototypes("protonet"), problem.prototypes("oracle"));
     for class in 0..SIZES.len() {
         let members = problem.members(class);
-        assert_near(&protonet[class], &weighted_sum(&members, &vec![1.0; members.len()]), "the mean");
+        assert_near(&protonet[class], &weighted_mean(&members, &vec![1.0; members.len()]), "the mean");
         let clean: Vec<f64> =
             (0..members.len()).map(|position| if position == 2 { 0.0 } else { 1.0 }).collect();
-        assert_near(&oracle[class], &weighted_sum(&members, &clean), "the oracle");
+        assert_near(&oracle[class], &weighted_mean(&members, &clean), "the oracle");
     }
 }
 
@@ -126,10 +140,10 @@ fn the_median_takes_weiszfeld_steps() {
     for (method, steps, eps) in [("median", 5, 0.5), ("median:steps=2:eps=0.1", 2, 0.1)] {
         for (class, prototype) in problem.prototypes(method).iter().enumerate() {
             let members = problem.members(class);
-            let mut point = weighted_sum(&members, &vec![1.0; members.len()]);
+            let mut point = weighted_mean(&members, &vec![1.0; members.len()]);
             for _ in 0..steps {
                 let weight = |row: &&Vec<f32>| (squared_distance(&point, row) + eps * eps).sqrt().recip();
-                point = weighted_sum(&members, &members.iter().map(weight).collect::<Vec<_>>());
+                point = weighted_mean(&members, &members.iter().map(weight).collect::<Vec<_>>());
             }
             assert_near(prototype, &point, method);
         }
@@ -186,7 +200,7 @@ fn similarity_weights_follow_their_definitions() {
                 others.sum::<f64>() / (members.len() - 1) as f64
             };
             let weights: Vec<f64> = (0..members.len()).map(|i| (score(i) / temperature).exp()).collect();
-            assert_near(prototype, &weighted_sum(&members, &weights), method);
+            assert_near(prototype, &weighted_mean(&members, &weights), method);
             for weight in &weights {
                 let expected = weight / weights.iter().sum::<f64>() * members.len() as f64;
                 assert!((f64::from(assessments[item].weight) - expected).abs() < 1e-3, "{method}");
@@ -199,6 +213,7 @@ fn similarity_weights_follow_their_definitions() {
 #[test]
 fn nearest_and_matching_classify_by_their_definitions() {
     let problem = Problem::new(&SIZES, 37, 5);
+    // The distance and the given class of every item, the nearest first.
     let by_distance = |query: &[f32]| {
         let distance = |row: &Vec<f32>| squared_distance(&to_f64(query), row);
         let mut order: Vec<(f64, u32)> =
@@ -215,6 +230,7 @@ fn nearest_and_matching_classify_by_their_definitions() {
     }
     let with_large_k = problem.predictions("nearest:k=1000");
     assert!(with_large_k.iter().all(|&prediction| prediction == 2), "all items vote, and class 2 has most");
+    // The class with the largest sum of exp(cosine) over its items; the denominator of the softmax changes nothing.
     let matching = |query: &Vec<f32>| {
         let length = |row: &[f32]| squared_distance(&vec![0.0; row.len()], row).sqrt();
         let mut scores = [0.0; 4];
@@ -236,11 +252,11 @@ fn rnnp_is_k_means_over_items_and_hybrids() {
     let mut centres: Vec<Vec<f64>> = Vec::new();
     for class in 0..SIZES.len() {
         let members = problem.members(class);
-        centres.push(weighted_sum(&members, &vec![1.0; members.len()]));
+        centres.push(weighted_mean(&members, &vec![1.0; members.len()]));
         for (i, a) in members.iter().enumerate() {
             points.push(to_f64(a));
             for b in members.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, b)| b) {
-                points.push(weighted_sum(&[a, b], &[0.8, 0.2]));
+                points.push(weighted_mean(&[a, b], &[0.8, 0.2]));
             }
         }
     }
@@ -270,16 +286,18 @@ fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epo
     let (dim, mut rng) = (problem.rows[0].len(), rng());
     // Random weights are uniform in ±1/sqrt(dim).
     let bound = (dim as f32).sqrt().recip();
+    // The weight vector of a class before training.
     let mut start = |class: usize| -> Vec<f64> {
         let members = problem.members(class);
         match random {
             true => (0..dim).map(|_| f64::from(bound * (2.0 * rng.uniform() - 1.0))).collect(),
-            false => weighted_sum(&members, &vec![1.0; members.len()]),
+            false => weighted_mean(&members, &vec![1.0; members.len()]),
         }
     };
     let mut weights: Vec<Vec<f64>> = (0..problem.classes).map(&mut start).collect();
     let mut velocity: Option<Vec<Vec<f64>>> = None;
     let length = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>().sqrt();
+    // The items, scaled to unit length.
     let units: Vec<Vec<f64>> = problem
         .rows
         .iter()
@@ -289,6 +307,7 @@ fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epo
     for _ in 0..epochs {
         rng.shuffle(&mut order);
         for batch in order.chunks(4) {
+            // The gradient of the loss with respect to the weight vectors; it begins with the weight decay.
             let mut gradient: Vec<Vec<f64>> =
                 weights.iter().map(|w| w.iter().map(|x| 0.001 * x).collect()).collect();
             for &item in batch {
@@ -299,11 +318,13 @@ fn baseline_plus_plus_reference(problem: &Problem, random: bool, scale: f64, epo
                     let target = if problem.given[item] as usize == class { 1.0 } else { 0.0 };
                     let error = (shares[class] / shares.iter().sum::<f64>() - target) / batch.len() as f64;
                     for d in 0..dim {
+                        // The derivative of the cosine with respect to w_d.
                         let slope = (units[item][d] - cosine(w) * w[d] / length(w)) / length(w);
                         gradient[class][d] += error * scale * slope;
                     }
                 }
             }
+            // The first velocity is the gradient; then momentum and dampening are 0.9.
             let next: Vec<Vec<f64>> = match velocity.take() {
                 None => gradient,
                 Some(old) => old

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! where H is the entropy and `support`, `marginal` and `conditional` are parameters of the method. Defaults are those
-//! of easyfsl; the paper has `support=0.1`, `T=15` and `steps=1000`, and squared distances instead of cosines. Adam
-//! divides every coordinate of the gradient by its own running length, so prototypes are not combinations of rows and
-//! this method works on vectors.
+//! of easyfsl (a PyTorch library of few-shot methods); the paper has `support=0.1`, `T=15` and `steps=1000`, and
+//! squared distances instead of cosines. Adam divides every coordinate of the gradient by its own running length, so
+//! prototypes are not combinations of rows and this method works on vectors.
 
 use trueshot_nn::adamw::{AdamW, AdamWConfig};
 use trueshot_nn::parameters::{ParameterLayout, Role};
@@ -50,7 +50,7 @@ pub(super) const INFO: MethodInfo = MethodInfo {
         let scorer = Tim {
             steps: given.count("steps")?,
             rate: f64::from(given.positive("rate")?),
-            temperature: f64::from(given.positive("T")?),
+            cosine_factor: f64::from(given.positive("T")?),
             support: f64::from(given.not_negative("support")?),
             marginal: f64::from(given.not_negative("marginal")?),
             conditional: f64::from(given.not_negative("conditional")?),
@@ -66,8 +66,8 @@ struct Tim {
     steps: usize,
     /// Learning rate.
     rate: f64,
-    /// Factor of the cosines.
-    temperature: f64,
+    /// The factor `T` from cosines to logits.
+    cosine_factor: f64,
     /// Weight of the cross-entropy of the items.
     support: f64,
     /// Weight of the entropy of the mean prediction of the queries.
@@ -186,18 +186,19 @@ impl Tim {
     fn cosine_gradient(&self, problem: &TimProblem, cosines: &[f32]) -> Vec<Vec<f32>> {
         let (classes, rows) = (problem.members.len(), problem.units.len());
         let predict = |row: usize| {
-            softmax((0..classes).map(move |class| self.temperature * f64::from(cosines[class * rows + row])))
+            softmax(
+                (0..classes).map(move |class| self.cosine_factor * f64::from(cosines[class * rows + row])),
+            )
         };
         let predictions: Vec<Vec<f64>> = (0..rows).map(predict).collect();
         let (of_items, of_queries) = predictions.split_at(problem.items);
-        // Items: the gradient of their mean cross-entropy, softmax minus one-hot label. The temperature is the factor
-        // from cosines to logits.
+        // Items: the gradient of their mean cross-entropy, softmax minus one-hot label.
         let mut gradient = vec![vec![0.0; rows]; classes];
         let item_weight = self.support / problem.items as f64;
         for (item, (shares, &label)) in of_items.iter().zip(&problem.labels).enumerate() {
             for (class, share) in shares.iter().enumerate() {
                 let target = if class == label { 1.0 } else { 0.0 };
-                gradient[class][item] = (self.temperature * item_weight * (share - target)) as f32;
+                gradient[class][item] = (self.cosine_factor * item_weight * (share - target)) as f32;
             }
         }
         // Queries: the gradient of both entropy terms.
@@ -215,7 +216,7 @@ impl Tim {
             let mean: f64 = shares.iter().zip(&derivatives).map(|(share, f)| share * f).sum();
             for (class, share) in shares.iter().enumerate() {
                 let of_logit = share * (derivatives[class] - mean) / count;
-                gradient[class][problem.items + query] = (self.temperature * of_logit) as f32;
+                gradient[class][problem.items + query] = (self.cosine_factor * of_logit) as f32;
             }
         }
         gradient

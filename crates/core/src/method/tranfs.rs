@@ -272,9 +272,9 @@ impl TrainedTranfs {
         Ok(())
     }
 
-    /// The position of every class in each of `self.orders` orders, `[orders][classes]`. The first order is the given
-    /// one, the remaining ones are random. They draw from all position embeddings of the network, also if the task has
-    /// fewer classes.
+    /// The position of every class (the index of its position embedding) in each of `self.orders` orders,
+    /// `[orders][classes]`. The first order is the given one, the remaining ones are random. They draw from all
+    /// position embeddings of the network, also if the task has fewer classes.
     fn draw_orders(&self, classes: usize, rng: &mut Rng) -> Vec<Vec<u32>> {
         let mut positions: Vec<u32> = (0..self.network.config().classes as u32).collect();
         let mut orders = vec![positions[..classes].to_vec()];

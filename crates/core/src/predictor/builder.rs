@@ -43,9 +43,10 @@ impl<'a> PredictorBuilder<'a> {
     /// count less in the calibration.
     ///
     /// # Errors
-    /// [`Error::Transductive`](crate::Error::Transductive) and [`Error::CannotBeSaved`](crate::Error::CannotBeSaved) if classifiers
-    /// of the method cannot be saved, [`Error::OneClass`](crate::Error::OneClass) if fewer than two classes have items,
-    /// [`Error::Interrupted`](crate::Error::Interrupted) if the progress stopped it, and errors of the method.
+    /// [`Error::Transductive`](crate::Error::Transductive) and [`Error::CannotBeSaved`](crate::Error::CannotBeSaved) if
+    /// classifiers of the method cannot be saved, [`Error::OneClass`](crate::Error::OneClass) if fewer than two classes
+    /// have items, [`Error::Interrupted`](crate::Error::Interrupted) if the progress stopped it, and errors of the
+    /// method.
     pub fn fit(self) -> Result<Predictor> {
         let method = self.method.map_or_else(|| Registry::default().parse(DEFAULT_METHOD), Ok)?;
         method.check_not_transductive()?;

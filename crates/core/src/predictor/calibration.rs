@@ -5,14 +5,13 @@
 //! Labels may be wrong, so an item counts for every class with its probability in [`LabelPosterior`], which comes from
 //! an audit. There are few items, so the estimate is regularised towards a typical value.
 
+use super::scoring_rule::ScoringRule;
 use crate::audit::{Audit, compare_rows};
 use crate::embeddings::Embeddings;
 use crate::error::Result;
 use crate::method::NamedMethod;
 use crate::rng::{Purpose, Rng};
 use crate::task::{SupportSet, Task};
-
-use super::scoring_rule::ScoringRule;
 
 /// The posterior probabilities of the true class of every item of a support set.
 pub(super) struct LabelPosterior {
@@ -73,10 +72,10 @@ impl LabelPosterior {
     }
 
     /// Chooses for every class at most `max_per_class` of the rows whose likeliest class it is: those where its
-    /// probability is highest. A class that is the likeliest of no row gets the row with its highest probability, if any
-    /// row may belong to it; a row can thus be chosen for two classes. Of equal
-    /// probabilities, of which there are many near 1, the values of the rows decide, so that their order in the data
-    /// does not matter. Returns (row, class) in the order of the rows.
+    /// probability is highest. A class that is the likeliest of no row gets the row with its highest probability, if
+    /// any row may belong to it; a row can thus be chosen for two classes. Of equal probabilities, of which there are
+    /// many near 1, the values of the rows decide, so that their order in the data does not matter. Returns (row,
+    /// class) in the order of the rows.
     pub fn most_typical(&self, data: &Embeddings, max_per_class: usize) -> Vec<(u32, u32)> {
         let order = |a: &(u32, f32), b: &(u32, f32)| {
             let by_values = || compare_rows(&data.row(a.0 as usize), &data.row(b.0 as usize));
@@ -119,8 +118,9 @@ struct HeldOut {
 
 /// Folds of the cross-validation.
 const FOLDS: usize = 5;
-/// Cross-validation is skipped above this number of items, and the sharpness is then [`FULL_FIT_FACTOR`] times the typical
-/// one. The spread of scores is measured on this number of items at most, the first in the order of their values.
+/// Cross-validation is skipped above this number of items, and the sharpness is then [`FULL_FIT_FACTOR`] times the
+/// typical one. The spread of scores is measured on this number of items at most, the first in the order of their
+/// values.
 const MAX_ITEMS: usize = 500;
 /// The typical sharpness of scores with a spread of 1, measured on validation classes. Scores are divided by their
 /// [`spread`], because methods and embedders scale them differently.
@@ -128,7 +128,8 @@ const TYPICAL_SHARPNESS: f32 = 5.7;
 /// Lower bound of the spread of scores, so that the sharpness stays finite (infinity times a difference of 0 is NaN).
 const MIN_SPREAD: f32 = 1e-20;
 /// Correction for the final model, which is fitted to more items than the models of the cross-validation and is more
-/// often right, so its probabilities should be sharper by this factor. Measured on validation classes, for 3 to 10 items per class and all kinds of noise.
+/// often right, so its probabilities should be sharper by this factor. Measured on validation classes, for 3 to 10
+/// items per class and all kinds of noise.
 const FULL_FIT_FACTOR: f32 = 1.5;
 /// Strength of the regularisation: the penalty is this times the squared logarithm of the ratio to the typical
 /// sharpness. It is added to a sum over the items, so it matters less the more items there are.
@@ -166,14 +167,15 @@ fn cross_validate(
     if rows.len() > MAX_ITEMS {
         return Ok(held_out);
     }
-    let mut seen = vec![0; classes];
+    // Per class, the number of items that have a fold already.
+    let mut dealt = vec![0; classes];
     // Every row with its fold, `None` if it is never held out. The items of a class are dealt to the folds in turn; a
     // class with fewer items than folds uses only the first of them.
     let with_fold = |&row: &u32| {
         let class = data.labels()[row as usize] as usize;
-        seen[class] += 1;
+        dealt[class] += 1;
         let size = data.rows_of(class).len();
-        (row as usize, (size > 1).then(|| (seen[class] - 1) % FOLDS.min(size)))
+        (row as usize, (size > 1).then(|| (dealt[class] - 1) % FOLDS.min(size)))
     };
     let folds: Vec<(usize, Option<usize>)> = order.iter().map(with_fold).collect();
     for fold in 0..FOLDS {

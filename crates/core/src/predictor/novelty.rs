@@ -91,21 +91,23 @@ impl Calibration {
         if left_out.known.len() < MIN_LEFT_OUT {
             return FEW_ITEMS;
         }
-        // The two distributions; that of unknown items is combined with the typical one.
+        // The two distributions; that of unknown items is combined with the typical one, by their weights.
         let (known_mean, known_deviation) = mean_and_deviation(&left_out.known);
         let (unknown_mean, unknown_deviation) = mean_and_deviation(&left_out.unknown);
-        let share = left_out.classes as f32 / (left_out.classes as f32 + TYPICAL_CLASSES);
+        let measured_weight = left_out.classes as f32 / (left_out.classes as f32 + TYPICAL_CLASSES);
         let mut calibration = Calibration { middle: [0.0; MEASURES], width: [0.0; MEASURES], threshold: 0.0 };
         for measure in 0..MEASURES {
             // Nearly equal items must not make the width zero. A discriminant (the last measure) has no natural scale,
-            // unlike a cosine.
+            // unlike a cosine, so its smallest deviation is relative to its mean.
             let is_cosine = measure + 1 < MEASURES;
             let floor = if is_cosine { 0.01 } else { 0.02 * known_mean[measure].abs().max(1.0) };
             let deviation = known_deviation[measure].max(floor);
             let typical_mean = known_mean[measure] - TYPICAL_DISTANCE[measure] * deviation;
             let typical_deviation = TYPICAL_RATIO[measure] * deviation;
-            let combined_mean = share * unknown_mean[measure] + (1.0 - share) * typical_mean;
-            let combined_deviation = share * unknown_deviation[measure] + (1.0 - share) * typical_deviation;
+            let combined =
+                |measured: f32, typical: f32| measured_weight * measured + (1.0 - measured_weight) * typical;
+            let combined_mean = combined(unknown_mean[measure], typical_mean);
+            let combined_deviation = combined(unknown_deviation[measure], typical_deviation);
             calibration.middle[measure] = (known_mean[measure] + combined_mean) / 2.0;
             calibration.width[measure] =
                 ((deviation * deviation + combined_deviation * combined_deviation) / 2.0).sqrt();

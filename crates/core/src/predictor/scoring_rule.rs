@@ -9,7 +9,7 @@ use super::calibration::LabelPosterior;
 use crate::classifier::Classifier;
 use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
-use crate::task::{Queries, SupportSet, Task};
+use crate::task::{SupportSet, Task};
 
 /// A function from rows to one score per class; the class with the largest score wins.
 pub(super) enum ScoringRule {
@@ -24,8 +24,8 @@ impl ScoringRule {
     /// The rule of a classifier that was fitted to a task by `method`, which errors name.
     ///
     /// # Errors
-    /// [`Error::CannotBeSaved`] for [`Classifier::Scored`] and [`Error::Transductive`] for [`Classifier::Transductive`],
-    /// which cannot be saved.
+    /// [`Error::CannotBeSaved`] for [`Classifier::Scored`] and [`Error::Transductive`] for
+    /// [`Classifier::Transductive`], which cannot be saved.
     pub fn new(classifier: Classifier, task: &Task<'_>, method: &str) -> Result<Self> {
         Ok(match classifier {
             Classifier::Prototypes(mixture) => {
@@ -67,21 +67,19 @@ impl ScoringRule {
 
     /// Scores `[rows][classes]`. `support` is the support set of the predictor.
     pub fn scores(&self, rows: &[&[f32]], support: &Embeddings) -> Vec<Vec<f32>> {
-        // Rules of vectors do not look at the task.
-        let empty_task = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
-        let by_class = match self {
+        match self {
             ScoringRule::Vectors(classifier) => {
-                classifier.scores(&empty_task, &Queries::new(rows.to_vec()), &[])
+                // Rules of vectors do not look at the task.
+                let empty_task = Task::new(SupportSet::new(Vec::new(), Vec::new(), 0));
+                classifier.row_scores(&empty_task, rows)
             }
             ScoringRule::Items(classifier) => {
                 let values = support.all_rows();
                 let items: Vec<&[f32]> = values.chunks_exact(support.dim()).collect();
                 let labels = support.labels().to_vec();
                 let task = Task::new(SupportSet::new(items, labels, support.classes().len()));
-                return classifier.row_scores(&task, rows);
+                classifier.row_scores(&task, rows)
             }
-        };
-        // From `[classes][rows]` to `[rows][classes]`.
-        (0..rows.len()).map(|row| by_class.iter().map(|scores| scores[row]).collect()).collect()
+        }
     }
 }

@@ -147,8 +147,9 @@ fn discriminants(
     let (mut residuals, mut weight): (Vec<Vec<f32>>, f64) = (Vec::new(), 0.0);
     for (row, shares) in rows.iter().zip(shares).step_by(stride) {
         if let Some(&(class, share)) = shares.iter().max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0))) {
-            let own = &class_means[class as usize];
-            residuals.push(row.iter().zip(own).map(|(value, mean)| (value - mean) * share.sqrt()).collect());
+            let class_mean = &class_means[class as usize];
+            let residual = row.iter().zip(class_mean).map(|(value, mean)| (value - mean) * share.sqrt());
+            residuals.push(residual.collect());
             weight += f64::from(share);
         }
     }
@@ -159,7 +160,8 @@ fn discriminants(
     let residual_rows = as_slices(&residuals);
     let scatter: f64 = residual_rows.iter().map(|row| f64::from(products::squared_norm(row))).sum();
     let variance = (scatter / freedom).max(MIN_VARIANCE) / dim.max(1) as f64;
-    let gram = Cholesky::new(
+    // `R Rᵀ + f S v / (1 - S) I`, decomposed.
+    let decomposed = Cholesky::new(
         cholesky::gram(&residual_rows),
         residual_rows.len(),
         freedom * SHRINKAGE / (1.0 - SHRINKAGE) * variance,
@@ -171,17 +173,17 @@ fn discriminants(
                 return (vec![0.0; dim], NEVER);
             }
             // The formulas above: d is `difference`, and `explained` is what is subtracted from it.
-            let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(own, mean)| own - mean).collect();
+            let difference: Vec<f32> = class_mean.iter().zip(&mean).map(|(p, m)| p - m).collect();
             let mut explained = vec![0.0; dim];
             let mut with_residuals = vec![0.0; residual_rows.len()];
             products::products(&residual_rows, &[&difference], &mut with_residuals);
-            products::weighted_sum(&residual_rows, &gram.solve(&with_residuals), &mut explained);
+            products::weighted_sum(&residual_rows, &decomposed.solve(&with_residuals), &mut explained);
             let discriminant: Vec<f32> = difference
                 .iter()
                 .zip(&explained)
                 .map(|(value, explained)| (value - explained) * scale)
                 .collect();
-            let sum = class_mean.iter().zip(&mean).map(|(own, mean)| own + mean);
+            let sum = class_mean.iter().zip(&mean).map(|(p, m)| p + m);
             let bias = -0.5 * sum.zip(&discriminant).map(|(sum, value)| sum * value).sum::<f32>();
             (discriminant, bias)
         })

@@ -6,7 +6,6 @@
 //! removed; what a killed process left is removed by the next copy to the same destination. The destination is locked
 //! against other copies, and the source against repairs in place.
 
-use crate::progress::Progress;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,6 +15,7 @@ use super::moves::Move;
 use super::plan::names_in_words;
 use crate::error::{Error, Result};
 use crate::lock::{LOCK_FILE, Lock};
+use crate::progress::Progress;
 use crate::visible::visible;
 
 /// The name of the log file in a copy, which lists the moves as JSON lines.

@@ -33,7 +33,7 @@ pub(super) struct EntryInfo {
 
 /// The relation of the old and the new name of a move, if both exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pair {
+pub(super) enum NameRelation {
     /// Two hard links to one file: a move that was interrupted between adding the new name and removing the old one.
     TwoNames,
     /// Two spellings of the one name of a file, on a file system that ignores case.
@@ -82,19 +82,19 @@ impl LockedFolder {
         &self,
         (old, old_info): (&str, EntryInfo),
         (new, new_info): (&str, EntryInfo),
-    ) -> io::Result<Pair> {
+    ) -> io::Result<NameRelation> {
         // Without inode numbers, only the contents can be compared.
         let (Some(old_id), Some(new_id)) = (old_info.id, new_info.id) else {
             let equal = self.root.contents_are_equal(old, new)?;
-            return Ok(if equal { Pair::Copy } else { Pair::Different });
+            return Ok(if equal { NameRelation::Copy } else { NameRelation::Different });
         };
         let same_device = old_id.0 == new_id.0;
         Ok(match old_id == new_id {
-            true if old_info.links > 1 => Pair::TwoNames,
-            true => Pair::OneName,
+            true if old_info.links > 1 => NameRelation::TwoNames,
+            true => NameRelation::OneName,
             // Moves copy a file only to another file system, so equal files on the same one are different files.
-            false if !same_device && self.root.contents_are_equal(old, new)? => Pair::Copy,
-            false => Pair::Different,
+            false if !same_device && self.root.contents_are_equal(old, new)? => NameRelation::Copy,
+            false => NameRelation::Different,
         })
     }
 

@@ -8,17 +8,17 @@
 //! completed. So an interrupted repair can be finished ([`Journal::apply`]) or undone ([`Journal::undo`]) any number of
 //! times. A move that fails does not stop the others.
 
-use crate::progress::Progress;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::folder::{LockedFolder, Pair, is_inside};
+use super::folder::{LockedFolder, NameRelation, is_inside};
 use super::moves::Move;
 use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 use crate::visible::visible;
 
 /// The version of the file format, in the header.
@@ -219,9 +219,11 @@ fn move_one(folder: &LockedFolder, from: &str, to: &str) -> std::result::Result<
         (Some(source), Some(target)) => {
             match folder.compare((from, source), (to, target)).map_err(failed)? {
                 // An interrupted move: the new name is complete, and only the old one remains to be removed.
-                Pair::TwoNames | Pair::Copy => remove_source(),
-                Pair::OneName => Err(format!("{} and {} are the same file", visible(from), visible(to))),
-                Pair::Different => Err(format!("{} already exists", visible(to))),
+                NameRelation::TwoNames | NameRelation::Copy => remove_source(),
+                NameRelation::OneName => {
+                    Err(format!("{} and {} are the same file", visible(from), visible(to)))
+                }
+                NameRelation::Different => Err(format!("{} already exists", visible(to))),
             }
         }
     }

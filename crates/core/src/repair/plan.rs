@@ -1,10 +1,10 @@
 //! Repair plans ([`RepairPlan`]): the changes of labels that an audit suggests, as a text file that a user can edit.
 //!
 //! A plan is a file of JSON lines. The first line describes the collection ([`PlanHeader`]), then follows one line per
-//! change ([`PlannedChange`]), and the last line lists all items of the collection ([`ListedItem`]), so that a collection
-//! that has changed since the audit is not repaired by accident. Only images are items, so the report or the plan may
-//! be written into the audited folder. A user may edit and remove lines; blank lines and lines that start with `#` are
-//! ignored. Items to review are commented-out changes: a user who agrees removes the `#`.
+//! change ([`PlannedChange`]), and the last line lists all items of the collection ([`ListedItem`]), so that a
+//! collection that has changed since the audit is not repaired by accident. Only images are items, so the report or the
+//! plan may be written into the audited folder. A user may edit and remove lines; blank lines and lines that start with
+//! `#` are ignored. Items to review are commented-out changes: a user who agrees removes the `#`.
 //!
 //! [`RepairPlan::new`] makes a plan from an audit, [`RepairPlan::to_text`] and [`RepairPlan::parse`] write and read it,
 //! and [`RepairPlan::check`] compares it with the collection before a repair.

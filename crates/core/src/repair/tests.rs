@@ -1,6 +1,5 @@
 //! Tests of repairs on a small folder: plans, copies, moves in place, undo, interrupted repairs and hostile files.
 
-use crate::progress::Progress;
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
@@ -8,6 +7,7 @@ use std::path::Path;
 
 use super::*;
 use crate::error::Error;
+use crate::progress::Progress;
 
 const FILES: [(&str, &str); 6] = [
     ("all/cat/1.jpg", "cat one"),

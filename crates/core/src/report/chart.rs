@@ -148,15 +148,15 @@ impl Axis {
 /// more; `None` if there are fewer than two levels or no points.
 pub(super) fn figure(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<String> {
     let featured = || lines.iter().filter(|line| line.colour.is_some());
-    let both =
+    let in_both_sizes =
         |lines: &[&Line]| Some(plot(axis, levels, lines, &WIDE)? + &plot(axis, levels, lines, &NARROW)?);
-    let featured_charts = both(&featured().collect::<Vec<_>>())?;
+    let featured_charts = in_both_sizes(&featured().collect::<Vec<_>>())?;
     if featured().count() == lines.len() {
         return Some(format!("<div class=\"charts\">\n{featured_charts}</div>\n"));
     }
     // Lines without a colour come first, so that the others are drawn on top of them.
     let others = lines.iter().filter(|line| line.colour.is_none());
-    let all_charts = both(&others.chain(featured()).collect::<Vec<_>>())?;
+    let all_charts = in_both_sizes(&others.chain(featured()).collect::<Vec<_>>())?;
     let summary = format!("Show all {} lines instead of {}", lines.len(), featured().count());
     Some(format!(
         "<div class=\"charts\">\n<details><summary>{summary}</summary>\n{all_charts}</details>\n{featured_charts}</div>\n"
@@ -166,11 +166,12 @@ pub(super) fn figure(axis: &Axis, levels: &[f64], lines: &[Line]) -> Option<Stri
 /// A chart of lines over noise levels in ascending order; `None` if there are fewer than two levels or no points.
 fn plot(axis: &Axis, levels: &[f64], lines: &[&Line], size: &Size) -> Option<String> {
     let lines: Vec<&Line> = lines.iter().copied().filter(|line| !line.points.is_empty()).collect();
-    let values = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
+    let accuracies = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.1));
     if levels.len() < 2 || lines.is_empty() {
         return None;
     }
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    // The lowest and the highest accuracy.
+    let (low, high) = (accuracies().fold(f64::INFINITY, f64::min), accuracies().fold(0.0, f64::max));
     let scale = Scale::new((*levels.first()?, *levels.last()?), (low, high), &lines, size);
     let mut svg = format!(
         "<svg class=\"chart {}\" viewBox=\"0 0 {} {}\" role=\"group\" aria-label=\"Accuracy against {}\">\n",
@@ -253,7 +254,7 @@ impl Scale {
         let step = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0]
             .into_iter()
             .find(|step| (high - low) / step <= 7.0)
-            .unwrap_or(25.0);
+            .unwrap_or(20.0);
         // The axis begins and ends at multiples of the step, and spans at least one.
         let accuracies = (
             (low / step).floor() * step,
@@ -294,16 +295,18 @@ impl Scale {
             ));
             accuracy += self.step;
         }
-        // Labels of levels that would overlap the previous one are left out; `free` is where the next may be.
-        let mut free = f64::NEG_INFINITY;
+        // Labels of levels that would overlap the previous one are left out; the next may be at `free_from` or right of
+        // it.
+        let mut free_from = f64::NEG_INFINITY;
         for (&level, name) in levels.iter().zip(&axis.names) {
             let (x, y) = (self.x(level), bottom + 17.0);
-            if x < free {
+            if x < free_from {
                 continue;
             }
-            free = x + TICK_GAP;
+            free_from = x + TICK_GAP;
             svg.push_str(&format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{name}</text>\n"));
         }
+        // The title, at the bottom of the chart and centred below the plot.
         let (x, y) = ((LEFT + right) / 2.0, self.height - 8.0);
         svg.push_str(&format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\">{}</text>\n",
@@ -338,11 +341,11 @@ impl Scale {
                 self.y(point.1),
             ));
         }
-        // The name, and a thin line that leads from the last point to it.
+        // The name, and a thin line that leads from the last point towards it, up to 6 units before it.
         if let Some(end) = line.points.last() {
             let (x, y) = (self.x(end.0), self.y(end.1));
-            let (bend, text_x, text_y) = (x + 14.0, x + LABEL_OFFSET, label_y + 4.0);
-            svg.push_str(&format!("<path class=\"lead\" d=\"M{x:.1} {y:.1} L{bend:.1} {label_y:.1}\"/>"));
+            let (lead_x, text_x, text_y) = (x + 14.0, x + LABEL_OFFSET, label_y + 4.0);
+            svg.push_str(&format!("<path class=\"lead\" d=\"M{x:.1} {y:.1} L{lead_x:.1} {label_y:.1}\"/>"));
             let max_characters = ((self.width - text_x - 2.0) / CHARACTER_WIDTH).max(1.0) as usize;
             let label = escaped_xml(&shortened(&line.name, max_characters));
             svg.push_str(&format!("<text x=\"{text_x:.1}\" y=\"{text_y:.1}\">{label}</text>\n"));

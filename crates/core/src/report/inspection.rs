@@ -43,12 +43,12 @@ pub fn inspection_text(inspection: &Inspection, width: Option<usize>) -> String 
     );
     fact("classes", sizes(inspection));
     if let Some(norms) = &inspection.norms {
-        let zero = match norms.zero {
+        let zero_rows = match norms.zero {
             0 => String::new(),
             count => format!("; {} all zero", counted(count, "row is", "rows are")),
         };
         let [min, max, median] = [norms.min, norms.max, norms.median].map(rounded);
-        fact("norms", format!("{min} to {max}, median {median}{zero}"));
+        fact("norms", format!("{min} to {max}, median {median}{zero_rows}"));
     }
     let duplicates = &inspection.duplicates;
     fact(
@@ -110,6 +110,7 @@ fn sizes(inspection: &Inspection) -> String {
 fn class_list(inspection: &Inspection, width: Option<usize>) -> String {
     let mut table = TextTable::new(vec![Column::Number, Column::Name]);
     for class in inspection.classes.iter().take(MAX_CLASSES) {
+        // At least nine columns wide, so that the list is indented below the facts.
         table.line([format!("{:>9}", thousands(class.count)), visible(&class.name)]);
     }
     let more = inspection.classes.len().saturating_sub(MAX_CLASSES);

@@ -35,7 +35,7 @@ pub struct Reproduction {
     pub tables: Vec<Table>,
     /// The figures that are images, in the order of the report. Charts are part of the tables.
     pub figures: Vec<Figure>,
-    /// The names of the rows of the chart at the beginning of the report, of which there is one for each data set.
+    /// The names of the rows that the charts at the beginning of the report show; there is one chart per data set.
     #[serde(skip)]
     pub plotted_rows: Vec<String>,
 }
@@ -368,8 +368,8 @@ impl Table {
         cells.filter(|cell| cell.agreement() == Some(agreement)).count()
     }
 
-    /// A summary of the table: how many cells agree, agree partly, differ, and are not measured.
-    fn count(&self) -> String {
+    /// How many cells agree, agree partly, differ, and are not measured, in words.
+    fn counts_in_words(&self) -> String {
         let cells = || self.rows.iter().flat_map(|row| &row.cells);
         let count = |agreement: Agreement| self.count_agreeing(agreement);
         let missing = cells().filter(|cell| cell.missing.is_some()).count();
@@ -522,7 +522,7 @@ impl Reproduction {
         }
         for table in &self.tables {
             text.push_str(&format!("\n## {}\n\n", markdown::escaped(&table.heading())));
-            text.push_str(&format!("`{}`: {}.\n\n", table.name, table.count()));
+            text.push_str(&format!("`{}`: {}.\n\n", table.name, table.counts_in_words()));
             let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
             text.push_str(&line(&[vec![String::new()], table.columns()].concat()));
             text.push_str(&format!("|---|{}\n", "---:|".repeat(table.levels.len())));

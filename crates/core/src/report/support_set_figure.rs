@@ -114,9 +114,9 @@ impl FigureClass {
     fn svg(&self, top: usize) -> String {
         // The baseline of the name, 2 units below the middle of the images, which is at `top + 6 + SIDE / 2`: letters
         // stand above their baseline.
-        let middle = top + SIDE / 2 + 8;
+        let baseline = top + SIDE / 2 + 8;
         let mut svg = format!(
-            "<text x=\"0\" y=\"{middle}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
+            "<text x=\"0\" y=\"{baseline}\" font-weight=\"600\" fill=\"var(--ink,#1b1f24)\">{}</text>\n",
             escaped_xml(&shortened(&self.name, MAX_NAME))
         );
         for (column, item) in self.items.iter().enumerate() {
@@ -130,8 +130,8 @@ impl FigureItem {
     /// The image with its frame and, if the label is wrong, the true class below.
     fn svg(&self, left: usize, top: usize) -> String {
         // The sides of the frame and of the background, and the top left corner of the image. The line of the frame is
-        // 4 units wide and centred 2 units right of `left` and below `top`; the background begins 4 units further in than
-        // `left` and `top`, where the line ends, and the image 6 units.
+        // 4 units wide and centred 2 units right of `left` and below `top`; the background begins 4 units further in
+        // than `left` and `top`, where the line ends, and the image 6 units.
         let (frame, background, (x, y)) = (SIDE + 8, SIDE + 4, (left + 6, top + 6));
         let colour = if self.is_wrong() { "var(--wrong,#cf222e)" } else { "var(--right,#1a7f37)" };
         let dashes = if self.is_wrong() { " stroke-dasharray=\"9 5\"" } else { "" };
@@ -154,10 +154,10 @@ impl FigureItem {
         );
         if let Some(truth) = &self.truth {
             // The baseline of the text; its capital letters fit between it and the frame.
-            let below = top + frame + 17;
+            let baseline = top + frame + 17;
             let truth = escaped_xml(&shortened(truth, MAX_TRUTH));
             svg.push_str(&format!(
-                "<text x=\"{left}\" y=\"{below}\" font-size=\"11\" fill=\"{colour}\">{truth}</text>"
+                "<text x=\"{left}\" y=\"{baseline}\" font-size=\"11\" fill=\"{colour}\">{truth}</text>"
             ));
         }
         svg + "</g>\n"

@@ -24,6 +24,10 @@ const MARGIN_TOP: f64 = 30.0;
 const MARGIN_BOTTOM: f64 = 34.0;
 /// The smallest vertical distance of two names at the ends of lines.
 const LABEL_GAP: f64 = 14.0;
+/// The distance of the baseline of a text below the height at which its middle is drawn.
+const BASELINE: f64 = 4.0;
+/// The distance from the x axis down to the baseline of its labels.
+const X_LABELS: f64 = 18.0;
 /// The maximum number of points of a loss line; more are averaged, because they could not be told apart.
 const MAX_POINTS: usize = 400;
 /// The number of line colours in [`STYLE`], `--c0` to `--c11`.
@@ -189,7 +193,7 @@ impl Panel {
                 "<line x1=\"{MARGIN_LEFT}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
                 WIDTH - MARGIN_RIGHT,
                 MARGIN_LEFT - 7.0,
-                y + 4.0,
+                y + BASELINE,
                 tick_number(tick)
             ));
         }
@@ -197,11 +201,12 @@ impl Panel {
             svg.push_str(&format!(
                 "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
                 self.x(step),
-                self.top + PANEL_HEIGHT - MARGIN_BOTTOM + 18.0,
+                self.top + PANEL_HEIGHT - MARGIN_BOTTOM + X_LABELS,
                 tick_number(step)
             ));
         }
-        let (x, y) = (WIDTH - MARGIN_RIGHT + 34.0, self.top + PANEL_HEIGHT - MARGIN_BOTTOM + 18.0);
+        // The name of the axis, right of the label of the last step.
+        let (x, y) = (WIDTH - MARGIN_RIGHT + 34.0, self.top + PANEL_HEIGHT - MARGIN_BOTTOM + X_LABELS);
         svg + &format!("<text x=\"{x:.1}\" y=\"{y:.1}\">steps</text></g>\n")
     }
 
@@ -231,9 +236,10 @@ impl Panel {
                  stroke=\"var(--c{colour})\" d=\"M{x:.1} {y:.1} L{:.1} {label_y:.1}\"/><text fill=\"var(--c{colour})\" \
                  x=\"{:.1}\" y=\"{:.1}\">{} {}</text></g>\n",
                 points.join(" "),
+                // The thin line ends 12 pixels behind the curve, and the name begins 16 pixels behind it.
                 x + 12.0,
                 x + 16.0,
-                label_y + 4.0,
+                label_y + BASELINE,
                 escaped_xml(&line.name),
                 label_number(end.1)
             )
@@ -246,6 +252,7 @@ impl Panel {
 fn linear_ticks(low: f64, high: f64) -> Vec<f64> {
     // At least 1e-9 of the values, so that equal values have a step, too.
     let span = (high - low).max(1e-9 * high.abs().max(1.0));
+    // The step is the smallest round number that divides the span into at most five parts.
     let rough = span / 5.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&s| s >= rough).unwrap_or(power);

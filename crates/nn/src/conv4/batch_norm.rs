@@ -8,7 +8,8 @@
 //! With batch statistics, normalising is `scale y + shift` per channel. The gradient of the loss with respect to y is
 //! `dy_factor dy + y_factor y + constant` at each pixel, where dy is the gradient of the normalised maximum, before the
 //! ReLU, and thus nonzero only at the maximum of a window. The terms in y and the constant are there because every
-//! output changes the mean and the variance. The three coefficients per channel follow from sums over all pixels.
+//! output changes the mean and the variance. The three coefficients per channel follow from sums over all pixels. In
+//! names, `d_x` is the gradient of the loss with respect to x.
 
 use pulp::{Simd, WithSimd};
 
@@ -25,7 +26,7 @@ pub(super) struct BatchNorm {
     pub sign: Pixel,
     /// Mean of y.
     pub mean: [f64; WIDTH],
-    /// Variance of y, divided by `count`.
+    /// Variance of y: the mean squared deviation over the `count` pixels.
     pub var: [f64; WIDTH],
     /// `1 / sqrt(var + epsilon)`
     pub inverse_std: [f64; WIDTH],
@@ -87,8 +88,8 @@ impl BatchNormBackward {
         products: [0.0; WIDTH],
     };
 
-    /// From the sums of dy and of dy times the normalised output (`products`). Adds those of gamma and beta to
-    /// `gradient`, which has the layout of the parameters.
+    /// The coefficients, from the sums of dy (`sums`) and of dy times the normalised output (`products`). Adds the
+    /// gradients of gamma and beta to `gradient`, which has the layout of the parameters.
     pub fn new(
         block: &BlockRanges,
         norm: &BatchNorm,
@@ -207,7 +208,7 @@ impl WithSimd for OutputTransformBackward<'_> {
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < pooled.side && column + c < pooled.side {
-                            let index = tile.image * pooled.len() + pooled.at(row + r, column + c);
+                            let index = tile.image * pooled.len() + pooled.index_of(row + r, column + c);
                             let mut dy = simd.mul_f32s(self.d_pooled[index].get::<S>(v), dy_factor);
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);
@@ -236,6 +237,7 @@ pub(super) struct NormaliseRelu<'a> {
     pub plane: Plane,
     /// `[images, side, side]`
     pub maxima: &'a [Pixel],
+    /// The input of the next block, one plane per image.
     pub to: &'a mut [Pixel],
 }
 
@@ -247,7 +249,7 @@ impl WithSimd for NormaliseRelu<'_> {
         let side = self.plane.side;
         for (index, from) in self.maxima.iter().enumerate() {
             let (image, row) = (index / (side * side), index / side % side);
-            let to = &mut self.to[image * self.plane.len() + self.plane.at(row, index % side)];
+            let to = &mut self.to[image * self.plane.len() + self.plane.index_of(row, index % side)];
             for v in 0..vectors::<S>() {
                 let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
                 let value = multiply_add(simd, scale, from.get::<S>(v), shift);
@@ -261,6 +263,7 @@ impl WithSimd for NormaliseRelu<'_> {
 /// inactive, which turns it into dy; returns the sums of dy and of dy y.
 pub(super) struct ReluBackward<'a> {
     pub norm: &'a BatchNorm,
+    /// The plane of the next block's input.
     pub plane: Plane,
     /// `[side, side]`
     pub maxima: &'a [Pixel],
@@ -279,7 +282,7 @@ impl WithSimd for ReluBackward<'_> {
             let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
             let (mut sum, mut products) = (simd.splat_f32s(0.0), simd.splat_f32s(0.0));
             for (index, y) in self.maxima.iter().enumerate() {
-                let gradient = &mut self.gradient[self.plane.at(index / side, index % side)];
+                let gradient = &mut self.gradient[self.plane.index_of(index / side, index % side)];
                 let y = y.get::<S>(v);
                 let active =
                     simd.greater_than_f32s(multiply_add(simd, scale, y, shift), simd.splat_f32s(0.0));

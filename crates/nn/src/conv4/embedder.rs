@@ -42,8 +42,8 @@ pub struct Conv4Embedder(Arc<FoldedNetwork>);
 /// Filters and biases with batch norm folded in.
 struct FoldedNetwork {
     shape: Shape,
-    /// `[tap, input channel, 64]`
-    first: Vec<Pixel>,
+    /// Filters of block 1, `[tap, input channel, 64]`.
+    first_taps: Vec<Pixel>,
     /// Filters of blocks 2 to 4.
     winograd: Vec<Filters>,
     /// Added after the convolution of each block, `[blocks, 64]`.
@@ -79,8 +79,8 @@ impl Conv4Embedder {
         assert_eq!(parameters.len(), layout.len(), "number of parameters");
         // (scale, shift) of each block.
         let folded: Vec<(Pixel, Pixel)> = blocks.iter().map(|block| fold(block, parameters)).collect();
-        let mut first = vec![Pixel::ZERO; TAPS * shape.channels];
-        first_block_taps(&parameters[blocks[0].weight.clone()], &folded[0].0, &mut first);
+        let mut first_taps = vec![Pixel::ZERO; TAPS * shape.channels];
+        first_block_taps(&parameters[blocks[0].weight.clone()], &folded[0].0, &mut first_taps);
         let winograd = blocks[1..].iter().zip(&folded[1..]).map(|(block, (scale, _))| {
             let mut points = winograd::zero_filters();
             let taps = taps(&parameters[block.weight.clone()], scale);
@@ -90,7 +90,7 @@ impl Conv4Embedder {
         let winograd = winograd.collect();
         let mut bias = [Pixel::ZERO; BLOCKS];
         bias.iter_mut().zip(&folded).for_each(|(bias, (_, shift))| *bias = *shift);
-        Conv4Embedder(Arc::new(FoldedNetwork { shape, first, winograd, bias }))
+        Conv4Embedder(Arc::new(FoldedNetwork { shape, first_taps, winograd, bias }))
     }
 
     /// The shape of the images it takes.
@@ -140,7 +140,7 @@ impl Conv4Session {
             isa::run(first_block::Forward {
                 shape,
                 padded,
-                taps: &network.first,
+                taps: &network.first_taps,
                 bias: &network.bias[0],
                 plane: plane(1),
                 out: plane1,
@@ -189,9 +189,10 @@ impl FoldedNetwork {
 fn fold(block: &BlockRanges, parameters: &[f32]) -> (Pixel, Pixel) {
     let (mut scale, mut shift) = (Pixel::ZERO, Pixel::ZERO);
     for c in 0..WIDTH {
-        let at = |range: &std::ops::Range<usize>| parameters[range.start + c];
-        scale.0[c] = at(&block.gamma) / (at(&block.running_var) + EPSILON).sqrt();
-        shift.0[c] = (at(&block.bias) - at(&block.running_mean)) * scale.0[c] + at(&block.beta);
+        let of_channel = |range: &std::ops::Range<usize>| parameters[range.start + c];
+        scale.0[c] = of_channel(&block.gamma) / (of_channel(&block.running_var) + EPSILON).sqrt();
+        shift.0[c] = (of_channel(&block.bias) - of_channel(&block.running_mean)) * scale.0[c]
+            + of_channel(&block.beta);
     }
     (scale, shift)
 }
@@ -208,7 +209,9 @@ impl PoolTarget<'_> {
     #[inline(always)]
     fn pixel(&mut self, image: usize, row: usize, column: usize) -> &mut Pixel {
         match self {
-            PoolTarget::Plane(plane, pixels) => &mut pixels[image * plane.len() + plane.at(row, column)],
+            PoolTarget::Plane(plane, pixels) => {
+                &mut pixels[image * plane.len() + plane.index_of(row, column)]
+            }
             PoolTarget::Flat(side, pixels) => &mut pixels[(image * *side + row) * *side + column],
         }
     }

@@ -10,7 +10,8 @@
 //!
 //! A padded image is `[size + 2, size + 2, channels]`, and a *line* is the number of values in one of its rows. A
 //! pooling window covers 2x2 outputs, numbered 0 to 3 row by row; its input patch has 4 rows of 4 pixels. Taps are
-//! `[3, 3, channels, 64]`: a row of taps has 3 C values per output channel, with C input channels.
+//! `[3, 3, channels, 64]`: a row of taps has 3 C values per output channel, with C input channels. `d_x` is the
+//! gradient of the loss with respect to x.
 
 use pulp::{Simd, WithSimd};
 
@@ -87,7 +88,7 @@ impl Forward<'_> {
             for column in 0..side {
                 let start = 2 * row * line + 2 * column * C;
                 let rows = window::<C>(self.padded, start, line);
-                let pixel = self.plane.at(row, column);
+                let pixel = self.plane.index_of(row, column);
                 // The positions of the maxima, 0 to 3, as floats.
                 let mut positions = Pixel::ZERO;
                 for v in (0..vectors::<S>()).step_by(V) {
@@ -151,7 +152,7 @@ impl ForwardTangent<'_> {
         for row in 0..side {
             for column in 0..side {
                 let rows = window::<C>(self.padded, 2 * row * line + 2 * column * C, line);
-                let at = self.plane.at(row, column);
+                let pixel = self.plane.index_of(row, column);
                 let argmax = &self.argmax[row * side + column];
                 for c in 0..WIDTH {
                     positions.0[c] = f32::from(argmax[c]);
@@ -165,8 +166,8 @@ impl ForwardTangent<'_> {
                             let here = simd.equal_f32s(position, simd.splat_f32s(k as f32));
                             chosen = simd.select_f32s(here, sums[k][j], chosen);
                         }
-                        let active = simd.greater_than_f32s(self.out[at].get::<S>(v + j), zero);
-                        self.tangent[at].set::<S>(v + j, simd.select_f32s(active, chosen, zero));
+                        let active = simd.greater_than_f32s(self.out[pixel].get::<S>(v + j), zero);
+                        self.tangent[pixel].set::<S>(v + j, simd.select_f32s(active, chosen, zero));
                     }
                 }
             }
@@ -201,16 +202,16 @@ fn convolve<S: Simd, const C: usize, const V: usize>(
             sum[j] = bias;
         }
     }
-    // Tap row `dy`, value `k` of that row. Output 0 reads row `dy` of the patch; output `o` reads `o / 2` rows lower
-    // and `o % 2` pixels further right.
-    for dy in 0..3 {
+    // Row `tap_row` of the taps, value `k` of that row. Output 0 reads row `tap_row` of the patch; output `o` reads
+    // `o / 2` rows lower and `o % 2` pixels further right.
+    for tap_row in 0..3 {
         for k in 0..3 * C {
             let mut weights = [simd.splat_f32s(0.0); V];
             for j in 0..V {
-                weights[j] = taps[dy * 3 * C + k].get::<S>(v + j);
+                weights[j] = taps[tap_row * 3 * C + k].get::<S>(v + j);
             }
             for o in 0..4 {
-                let value = simd.splat_f32s(rows[o / 2 + dy][o % 2 * C + k]);
+                let value = simd.splat_f32s(rows[o / 2 + tap_row][o % 2 * C + k]);
                 for j in 0..V {
                     sums[o][j] = multiply_add(simd, value, weights[j], sums[o][j]);
                 }
@@ -253,9 +254,10 @@ impl WithSimd for PatchMoments<'_> {
         let (line, run) = (padded_line(self.shape), 3 * self.shape.channels);
         for row in 0..self.shape.size {
             for (column, patch) in patches.iter_mut().enumerate() {
-                for dy in 0..3 {
-                    let start = (row + dy) * line + column * self.shape.channels;
-                    patch[dy * run..(dy + 1) * run].copy_from_slice(&self.padded[start..start + run]);
+                for tap_row in 0..3 {
+                    let start = (row + tap_row) * line + column * self.shape.channels;
+                    patch[tap_row * run..(tap_row + 1) * run]
+                        .copy_from_slice(&self.padded[start..start + run]);
                 }
                 patch[3 * run] = 1.0;
             }
@@ -342,8 +344,8 @@ impl Backward<'_> {
         let mut windows = vec![WindowGradient::ZERO; side];
         for row in 0..side {
             for (column, window) in windows.iter_mut().enumerate() {
-                let at = self.plane.at(row, column);
-                relu_backward(&self.out[at], &self.d_out[at], &mut window.gradient, self.sum);
+                let pixel = self.plane.index_of(row, column);
+                relu_backward(&self.out[pixel], &self.d_out[pixel], &mut window.gradient, self.sum);
                 window.set_indices::<C>(&self.argmax[row * side + column]);
             }
             let padded = &self.padded[2 * row * line..];
@@ -358,15 +360,15 @@ impl Backward<'_> {
         let mut windows = vec![(Pixel::ZERO, Pixel::ZERO); side];
         for row in 0..side {
             for (column, (gradient, positions)) in windows.iter_mut().enumerate() {
-                let at = self.plane.at(row, column);
-                relu_backward(&self.out[at], &self.d_out[at], gradient, self.sum);
+                let pixel = self.plane.index_of(row, column);
+                relu_backward(&self.out[pixel], &self.d_out[pixel], gradient, self.sum);
                 let argmax = &self.argmax[row * side + column];
                 positions.0.iter_mut().zip(argmax).for_each(|(position, &max)| *position = f32::from(max));
             }
             for v in 0..vectors::<S>() {
-                for dy in 0..3 {
-                    let start = (2 * row + dy) * line;
-                    add_row_of_taps::<S, C>(simd, &windows, &self.padded[start..], line, dy, v, self.taps);
+                for tap_row in 0..3 {
+                    let padded = &self.padded[(2 * row + tap_row) * line..];
+                    add_row_of_taps::<S, C>(simd, &windows, padded, line, tap_row, v, self.taps);
                 }
             }
         }
@@ -382,16 +384,16 @@ fn relu_backward(out: &Pixel, d_out: &Pixel, gradient: &mut Pixel, sum: &mut Pix
     }
 }
 
-/// Adds the gradient of tap row `dy`, for vector `v` of the output channels, from one row of windows. Sums over all
-/// four outputs `o` of each window, three of which have gradient 0. `windows` are (gradient, position of the maximum, 0
-/// to 3) per channel; `padded` begins at the input of the first window for that tap row.
+/// Adds the gradient of row `tap_row` of the taps, for vector `v` of the output channels, from one row of windows. Sums
+/// over all four outputs `o` of each window, three of which have gradient 0. `windows` are (gradient, position of the
+/// maximum, 0 to 3) per channel; `padded` begins at the input of the first window for that tap row.
 #[inline(always)]
 fn add_row_of_taps<S: Simd, const C: usize>(
     simd: S,
     windows: &[(Pixel, Pixel)],
     padded: &[f32],
     line: usize,
-    dy: usize,
+    tap_row: usize,
     v: usize,
     out: &mut [Pixel],
 ) {
@@ -410,7 +412,7 @@ fn add_row_of_taps<S: Simd, const C: usize>(
         }
     }
     for k in 0..3 * C {
-        let tap = &mut out[dy * 3 * C + k];
+        let tap = &mut out[tap_row * 3 * C + k];
         let sum = simd.add_f32s(tap.get::<S>(v), sums[k]);
         tap.set::<S>(v, sum);
     }

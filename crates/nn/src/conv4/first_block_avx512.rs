@@ -2,9 +2,10 @@
 //!
 //! Of the four outputs of a pooling window only the maximum has a gradient, and it is at a different position for every
 //! channel. The input patch of the window is four rows of at most twelve numbers (4 pixels of C channels). The tap in
-//! row dy and at value k needs number `x C + k` of patch row `y + dy`, with (y, x) the position of the maximum, 0 or 1
-//! each. Rows dy and dy + 1 are therefore the two tables of one permutation, whose index is `16 y + x C + k` for each
-//! channel: a tap takes one permutation and one multiply-add instead of four multiply-adds, three of them with zeros.
+//! row `tap_row` and at value k needs number `x C + k` of patch row `y + tap_row`, with (y, x) the position of the
+//! maximum, 0 or 1 each. Patch rows `tap_row` and `tap_row + 1` are therefore the two tables of one permutation, whose
+//! index is `16 y + x C + k` for each channel: a tap takes one permutation and one multiply-add instead of four
+//! multiply-adds, three of them with zeros.
 
 use pulp::Simd;
 use pulp::x86::V4;
@@ -83,15 +84,15 @@ fn add_some_taps<const C: usize, const FROM: usize, const COUNT: usize>(
         let rows = [row(0), row(1), row(2), row(3)];
         for k in 0..COUNT {
             let index = pulp::cast(simd.add_u32s(indices, simd.splat_u32s((FROM + k) as u32)));
-            for dy in 0..3 {
-                let picked = simd.avx512f._mm512_permutex2var_ps(rows[dy], index, rows[dy + 1]);
-                sums[dy][k] = simd.mul_add_e_f32s(pulp::cast(picked), gradient, sums[dy][k]);
+            for tap_row in 0..3 {
+                let picked = simd.avx512f._mm512_permutex2var_ps(rows[tap_row], index, rows[tap_row + 1]);
+                sums[tap_row][k] = simd.mul_add_e_f32s(pulp::cast(picked), gradient, sums[tap_row][k]);
             }
         }
     }
-    for (dy, sums) in sums.into_iter().enumerate() {
+    for (tap_row, sums) in sums.into_iter().enumerate() {
         for (k, sum) in sums.into_iter().enumerate() {
-            let tap = &mut out[dy * 3 * C + FROM + k];
+            let tap = &mut out[tap_row * 3 * C + FROM + k];
             let sum = simd.add_f32s(tap.get::<V4>(v), sum);
             tap.set::<V4>(v, sum);
         }

@@ -1,5 +1,5 @@
-//! Conv4, the backbone of "Few-shot Learning with Noisy Labels" (CVPR 2022), which trueshot reproduces: four blocks of 3x3 convolution with 64 channels, batch
-//! norm, ReLU and 2x2 max-pool.
+//! Conv4, the backbone of "Few-shot Learning with Noisy Labels" (CVPR 2022), which trueshot reproduces: four blocks of
+//! 3x3 convolution with 64 channels, batch norm, ReLU and 2x2 max-pool.
 //!
 //! Start with [`Conv4Embedder`] for inference, [`TrainingPass`] for gradients, or [`TangentPass`] for Hessian-vector
 //! products (needed by [`crate::maml`]). [`Shape`] is the shape of the images, [`layout`] that of the parameters.
@@ -145,8 +145,8 @@ fn layout_and_ranges(channels: usize) -> (ParameterLayout, Vec<BlockRanges>) {
     (layout, blocks)
 }
 
-/// Initial parameters: Xavier-uniform weights, zero biases and betas, and gammas uniform in [0, 1). `random` yields uniform
-/// numbers in [0, 1).
+/// Initial parameters: Xavier-uniform weights, zero biases and betas, and gammas uniform in [0, 1). `random` yields
+/// uniform numbers in [0, 1).
 pub fn initial(channels: usize, random: &mut dyn FnMut() -> f64) -> Vec<f32> {
     let (layout, blocks) = layout_and_ranges(channels);
     let mut parameters = vec![0.0; layout.len()];

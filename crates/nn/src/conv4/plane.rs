@@ -41,12 +41,12 @@ pub(super) const PATCH: usize = TILE + 2;
 /// channels.
 pub(super) const POINTS: usize = PATCH * PATCH;
 
-/// The storage of one image as input of a block, `[stride, stride]` pixels: S x S pixels from (1, 1) on, with zeros
-/// around them. The margin is one row above, one column to the left, and below and to the right at least one, so that
-/// whole tiles fit.
+/// The storage of one image as input of a block, `[stride, stride]` pixels: `side` x `side` pixels from (1, 1) on, with
+/// zeros around them. The margin is one row above, one column to the left, and below and to the right at least one, so
+/// that whole tiles fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plane {
-    /// S, the side without margins.
+    /// Height and width without margins.
     pub side: usize,
 }
 
@@ -71,8 +71,8 @@ impl Plane {
         self.stride().pow(2)
     }
 
-    /// The index within the image's plane of a pixel, counted without the margin.
-    pub fn at(self, row: usize, column: usize) -> usize {
+    /// The index of a pixel within the image's plane; `row` and `column` are counted without the margin.
+    pub fn index_of(self, row: usize, column: usize) -> usize {
         (row + 1) * self.stride() + column + 1
     }
 

@@ -103,13 +103,14 @@ fn stage(
         inverse_std[o] = (var + f64::from(EPSILON)).sqrt().recip();
     }
     // Batch norm, max-pool and ReLU.
-    let half = side / 2;
+    let pooled_side = side / 2;
     let (mut argmax, mut pooled) = (Vec::new(), Vec::new());
     for image in 0..images {
         for o in 0..WIDTH {
             let (gamma, beta) = (parameters[ranges.gamma.start + o], parameters[ranges.beta.start + o]);
-            for window in 0..half * half {
-                let first = (image * WIDTH + o) * plane + window / half * 2 * side + window % half * 2;
+            for window in 0..pooled_side * pooled_side {
+                let (row, column) = (window / pooled_side * 2, window % pooled_side * 2);
+                let first = (image * WIDTH + o) * plane + row * side + column;
                 let four = [first, first + 1, first + side, first + side + 1];
                 let value = |at: usize| gamma * (output[at] - mean[o]) * inverse_std[o] + beta;
                 let max = four.into_iter().max_by(|a, b| value(*a).total_cmp(&value(*b))).unwrap();

@@ -7,7 +7,8 @@
 //! filters, and [`InputTransformBackward`]. The points and products of a block of tiles fit into the second-level cache
 //! together with the filters.
 //!
-//! A *slot* is the number of a tile within its block, `v` that of a SIMD vector among the 64 channels of a pixel.
+//! A *slot* is the number of a tile within its block, `v` that of a SIMD vector among the 64 channels of a pixel. A
+//! transform is done row by row and then column by column; `half` is the result of the first of the two.
 
 use std::ops::Range;
 
@@ -207,6 +208,7 @@ pub(super) fn output_transform_backward<S: Simd>(
     v: usize,
 ) {
     let points = points.all_mut();
+    // As in `output_transform`.
     let slot = slot.min(SLOTS);
     let mut half = [[simd.splat_f32s(0.0); PATCH]; TILE];
     for r in 0..TILE {

@@ -14,8 +14,8 @@
 //! because block 1 uses it image by image.
 //!
 //! As in `batch_norm`, y is the output of a convolution without its bias and dy the gradient of its normalised maximum;
-//! x is an input patch of the first block. `block` counts from 0; `index` is `block - 1`, the position of a Winograd
-//! block (2 to 4 in words) in an array.
+//! x is an input patch of the first block. In names, `d_x` is the gradient of the loss with respect to x. `block`
+//! counts from 0; `index` is `block - 1`, the position of a Winograd block (2 to 4 in words) in an array.
 
 use std::sync::Mutex;
 
@@ -321,10 +321,10 @@ impl TrainingPass {
     /// Blocks 3 and 4: normalises the maxima of the previous block and convolves them.
     fn forward_block(&mut self, block: usize) {
         let plane = self.plane(block);
-        let (first, norm) = (self.plane(1), &self.norms[block - 1]);
+        let (scratch_plane, norm) = (self.plane(1), &self.norms[block - 1]);
         let (filters, scratch) = (&self.filters[block - 1].filters, &self.scratch);
         isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
-            with_scratch(scratch, first, |scratch| {
+            with_scratch(scratch, scratch_plane, |scratch| {
                 part.sums = [[0.0; WIDTH]; 2];
                 let (maxima, to) = (&part.maxima[block - 2], &mut part.inputs[block - 1]);
                 isa::run(NormaliseRelu { norm, plane, maxima, to });
@@ -376,9 +376,10 @@ impl TrainingPass {
             let positions = plane.side.pow(2);
             for (image, d_features) in d_features.chunks_exact(shape.features()).enumerate() {
                 for position in 0..positions {
-                    let at = image * plane.len() + plane.at(position / plane.side, position % plane.side);
+                    let pixel =
+                        image * plane.len() + plane.index_of(position / plane.side, position % plane.side);
                     for c in 0..WIDTH {
-                        part.d_pooled[last][at].0[c] = d_features[c * positions + position];
+                        part.d_pooled[last][pixel].0[c] = d_features[c * positions + position];
                     }
                 }
             }
@@ -404,11 +405,11 @@ impl TrainingPass {
     /// to that of its filters and of its input. For block 2, block 1 follows at once, and the gradient of the input is
     /// not kept.
     fn backward_block(&mut self, block: usize, norm_backward: &BatchNormBackward) {
-        let (shape, plane, first) = (self.shape, self.plane(block), self.plane(1));
+        let (shape, plane, scratch_plane) = (self.shape, self.plane(block), self.plane(1));
         let previous_norm = &self.norms[block - 1];
         let (filters, scratch) = (&self.filters[block - 1].transposed, &self.scratch);
         isa::for_each_in_parallel(self.parts.par_iter_mut(), |part| {
-            with_scratch(scratch, first, |scratch| {
+            with_scratch(scratch, scratch_plane, |scratch| {
                 part.sums = [[0.0; WIDTH]; 2];
                 scratch.d_filters.iter_mut().for_each(|matrix| matrix.fill(Pixel::ZERO));
                 if block == 1 {
@@ -427,8 +428,8 @@ impl TrainingPass {
     fn collect_taps(&self, block: usize, gradient: &mut [f32]) {
         let sign = &self.norms[block].sign.0;
         let weights = &mut gradient[self.blocks[block].weight.clone()];
-        // `[tap, input channel, output channel]`
-        let columns: Vec<[Pixel; WIDTH]> = (0..TAPS)
+        // The gradients of all parts together, `[tap, input channel, output channel]`.
+        let totals: Vec<[Pixel; WIDTH]> = (0..TAPS)
             .into_par_iter()
             .map(|tap| {
                 let mut sum = [Pixel::ZERO; WIDTH];
@@ -442,7 +443,7 @@ impl TrainingPass {
             .collect();
         weights.par_chunks_exact_mut(WIDTH * TAPS).zip(sign).enumerate().for_each(|(to, (weights, sign))| {
             for (index, weight) in weights.iter_mut().enumerate() {
-                *weight += sign * columns[index % TAPS][index / TAPS].0[to];
+                *weight += sign * totals[index % TAPS][index / TAPS].0[to];
             }
         });
     }
@@ -490,10 +491,11 @@ impl TrainingPass {
     }
 }
 
-/// Runs `job` with scratch memory that no other thread is using: idle memory, or else new memory.
+/// Runs `job` with scratch memory that no other thread is using: idle memory, or else new memory. `scratch_plane` is
+/// the plane of block 2's input, which the memory has space for.
 fn with_scratch(
     idle: &Mutex<Vec<TrainingScratch>>,
-    first_plane: Plane,
+    scratch_plane: Plane,
     job: impl FnOnce(&mut TrainingScratch),
 ) {
     let reused = idle.lock().expect("no thread panics while it holds the lock").pop();
@@ -501,7 +503,7 @@ fn with_scratch(
         points: TilePoints::new(),
         products: TilePoints::new(),
         d_filters: winograd::zero_filters(),
-        d_plane: first_plane.zeros(1),
+        d_plane: scratch_plane.zeros(1),
     });
     job(&mut scratch);
     idle.lock().expect("no thread panics while it holds the lock").push(scratch);

@@ -21,7 +21,8 @@
 //!
 //! In the code, a product that appears in several rows of a matrix is computed once: the rows of the points 1 and -1
 //! have the same coefficients, up to the signs of every other one, and so do those of 2 and -2. Names that end in 1
-//! belong to the points 1 and -1, those that end in 2 to 2 and -2.
+//! belong to the points 1 and -1, those that end in 2 to 2 and -2. The transform of a patch or filter is done row by
+//! row and then column by column; `half` is the result of the first of the two.
 //!
 //! `tiles` applies the transforms of patches and outputs to whole blocks of tiles.
 

@@ -1,8 +1,10 @@
 //! Depthwise convolution with bias and ReLU6: the kernel [`Depthwise`], for some rows of one image.
 //!
-//! Shapes: input `[S, S, C]`, output `[T, T, C]`, taps (the weights of the filters) `[K, K, C]`, bias `[C]`. The taps
-//! of a vector of channels stay in the first-level cache along a row of outputs, and [`GROUP`] adjacent outputs share
-//! the inputs they load. Taps outside the image are skipped, which has the effect of zero padding without storing it.
+//! Shapes: input `[side, side, C]`, output `[output_side, output_side, C]`, weights `[K, K, C]`, bias `[C]`. A *tap* is
+//! one of the K x K positions of a filter, or one of its K rows or columns; `taps` are the weights at all of them. The
+//! taps of a vector of channels stay in the first-level cache along a row of outputs, and [`GROUP`] adjacent outputs
+//! share the inputs they load. Taps outside the image are skipped, which has the effect of zero padding without storing
+//! it.
 //!
 //! In slices of SIMD vectors, a pixel is `vectors` = C / lanes vectors long, and `vector` is the index of a vector
 //! within its pixel.
@@ -24,10 +26,10 @@ pub(super) struct Geometry {
     pub stride: usize,
     /// C: a multiple of 16, the lanes of the widest vector.
     pub channels: usize,
-    /// S: height and width of the input.
+    /// Height and width of the input.
     pub side: usize,
-    /// T: height and width of the output.
-    pub outputs: usize,
+    /// Height and width of the output.
+    pub output_side: usize,
     /// Padding at the top and left.
     pub margin: usize,
 }
@@ -42,9 +44,9 @@ impl Geometry {
     }
 
     /// The input rows that some output rows depend on: (first, end), end not included.
-    pub fn input_rows(&self, outputs: std::ops::Range<usize>) -> (usize, usize) {
-        let first = (outputs.start * self.stride).saturating_sub(self.margin);
-        let end = ((outputs.end - 1) * self.stride + self.kernel).saturating_sub(self.margin);
+    pub fn input_rows(&self, output_rows: std::ops::Range<usize>) -> (usize, usize) {
+        let first = (output_rows.start * self.stride).saturating_sub(self.margin);
+        let end = ((output_rows.end - 1) * self.stride + self.kernel).saturating_sub(self.margin);
         (first, end.min(self.side))
     }
 }
@@ -100,14 +102,14 @@ impl<const K: usize, const STRIDE: usize, const SPAN: usize> WithSimd
             taps: S::as_simd_f32s(taps).0,
             bias: S::as_simd_f32s(bias).0,
         };
-        let line = geometry.side * vectors;
+        let row_len = geometry.side * vectors;
         let (input, output) = (S::as_simd_f32s(input).0, S::as_mut_simd_f32s(output).0);
-        let rows = output.chunks_exact_mut(geometry.outputs * vectors);
+        let rows = output.chunks_exact_mut(geometry.output_side * vectors);
         for (output_row, output) in (output_start..).zip(rows) {
             // The input rows of the taps within the image, which `input` holds from row `input_start` on.
             let (first, end) = geometry.taps_inside(output_row);
             let start = output_row * STRIDE + first - geometry.margin - input_start;
-            let input = &input[start * line..(start + end - first) * line];
+            let input = &input[start * row_len..(start + end - first) * row_len];
             for vector in 0..vectors {
                 row.run(simd, vector, first, input, output);
             }
@@ -128,14 +130,16 @@ impl<S: Simd, const K: usize, const STRIDE: usize, const SPAN: usize> Row<'_, S,
     /// on; there are fewer than K near the edge of the image.
     #[inline(always)]
     fn run(&self, simd: S, vector: usize, first: usize, input: &[S::f32s], output: &mut [S::f32s]) {
-        let Geometry { side, outputs, margin, .. } = self.geometry;
-        // The outputs whose taps are all within the row, `inner` to `end` (not included): the first tap is not left of
-        // the row, `output * STRIDE >= margin`, and the last is in it, `output * STRIDE - margin + K <= side`.
-        let inner = margin.div_ceil(STRIDE);
-        let end = if side + margin < K { 0 } else { ((side + margin - K) / STRIDE + 1).min(outputs) };
+        let Geometry { side, output_side, margin, .. } = self.geometry;
+        // The outputs whose taps are all within the row, `inner_start` to `inner_end` (not included): the first tap is
+        // not left of the row, `output * STRIDE >= margin`, and the last is in it,
+        // `output * STRIDE - margin + K <= side`.
+        let inner_start = margin.div_ceil(STRIDE);
+        let inner_end =
+            if side + margin < K { 0 } else { ((side + margin - K) / STRIDE + 1).min(output_side) };
         let mut column = 0;
-        while column < outputs {
-            if column >= inner && column + GROUP <= end {
+        while column < output_side {
+            if column >= inner_start && column + GROUP <= inner_end {
                 let sums = self.group(simd, vector, first, column, input);
                 for (offset, sum) in sums.into_iter().enumerate() {
                     output[(column + offset) * self.vectors + vector] = sum;

@@ -1,7 +1,8 @@
 //! Inference: [`EfficientNetEmbedder`] computes embeddings of images. `Network::embed` shows the steps for one image;
 //! `Bottleneck::run` is most of the work.
 //!
-//! Activations are `[rows, columns, channels]`; with a square image, `side` is the number of rows or columns.
+//! Activations are `[rows, columns, channels]`; with a square image, `side` is the number of rows or columns. A
+//! *position* is a row and column of an activation. The padding of a convolution at the top or left is `margin`.
 
 use std::sync::Arc;
 
@@ -49,10 +50,11 @@ struct Network {
     head: Pointwise,
 }
 
-/// A pointwise convolution: a matrix product and a bias.
+/// A pointwise convolution: a matrix product and a bias. The stem is one, too: over input patches instead of pixels.
 struct Pointwise {
+    /// Input channels, or the values of a patch.
     inputs: usize,
-    /// `[inputs, outputs]`
+    /// `[inputs, output channels]`
     weights: Vec<f32>,
     bias: Vec<f32>,
 }
@@ -98,11 +100,11 @@ impl EfficientNetEmbedder {
     pub fn new(size: usize, parameters: &[f32]) -> Self {
         assert!((SMALLEST..=LARGEST).contains(&size), "image size {size}; allowed: {SMALLEST} to {LARGEST}");
         let mut parameters = ParameterReader::new(parameters);
-        let (mut side, _) = same_padding(size, 3, 2);
+        let (mut side, _) = stem_padding(size);
         let stem = parameters.stem();
         let bottlenecks = bottlenecks().into_iter().map(|shape| {
             let bottleneck = parameters.bottleneck(shape, side);
-            side = bottleneck.geometry.outputs;
+            side = bottleneck.geometry.output_side;
             bottleneck
         });
         let bottlenecks = bottlenecks.collect();
@@ -139,11 +141,12 @@ impl EfficientNetSession {
 impl Network {
     /// Memory for the activations of one image: each buffer has the size that its largest user needs.
     fn activations(&self) -> Activations {
-        let (side, _) = same_padding(self.size, 3, 2);
+        let (side, _) = stem_padding(self.size);
         // The maximum of a number over all bottlenecks.
         let most = |of: &dyn Fn(&Bottleneck) -> usize| self.bottlenecks.iter().map(of).max().unwrap_or(0);
-        let outputs = most(&|bottleneck| bottleneck.geometry.outputs.pow(2) * bottleneck.shape.output);
-        let pixels = outputs.max(side * side * STEM);
+        let output_values =
+            most(&|bottleneck| bottleneck.geometry.output_side.pow(2) * bottleneck.shape.output);
+        let pixels = output_values.max(side * side * STEM);
         let filtered = most(&|bottleneck| bottleneck.strip_lengths().1);
         Activations {
             patches: vec![0.0; STEM_ROWS * side * PATCH],
@@ -156,7 +159,7 @@ impl Network {
 
     /// The number of positions of the last bottleneck's output.
     fn positions(&self) -> usize {
-        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.geometry.outputs.pow(2))
+        self.bottlenecks.last().map_or(0, |bottleneck| bottleneck.geometry.output_side.pow(2))
     }
 
     /// Writes the embedding of one image.
@@ -178,7 +181,7 @@ impl Network {
 
     /// The stem as a matrix product of patches and filters, into `activations.pixels`.
     fn run_stem(&self, image: &[f32], activations: &mut Activations) {
-        let (side, margin) = same_padding(self.size, 3, 2);
+        let (side, margin) = stem_padding(self.size);
         for start in (0..side).step_by(STEM_ROWS) {
             let rows = STEM_ROWS.min(side - start);
             let patches = &mut activations.patches[..rows * side * PATCH];
@@ -190,11 +193,12 @@ impl Network {
         }
     }
 
-    /// Copies the input patches of one output row of the stem, from image row `top - margin` on, `[columns, 3, 3, 3]`.
-    /// What lies outside the image is 0.
+    /// Copies the input patches of one output row of the stem, `[columns, 3, 3, 3]`, which start at image row
+    /// `top - margin`. With stride 2, that of output column c starts at image column `2 c - margin`. What lies outside
+    /// the image is 0.
     fn copy_patches(&self, image: &[f32], top: usize, margin: usize, patches: &mut [f32]) {
         patches.fill(0.0);
-        for (tap, y) in (top..top + 3).enumerate() {
+        for (filter_row, y) in (top..top + 3).enumerate() {
             let Some(y) = y.checked_sub(margin).filter(|y| *y < self.size) else { continue };
             let line = &image[y * self.size * 3..][..self.size * 3];
             for (column, patch) in patches.chunks_exact_mut(PATCH).enumerate() {
@@ -202,11 +206,16 @@ impl Network {
                 let missing = margin.saturating_sub(2 * column);
                 let start = 2 * column + missing - margin;
                 let width = (3 - missing).min(self.size - start);
-                patch[(tap * 3 + missing) * 3..][..width * 3]
+                patch[(filter_row * 3 + missing) * 3..][..width * 3]
                     .copy_from_slice(&line[start * 3..][..width * 3]);
             }
         }
     }
+}
+
+/// The side of the stem's output, and the padding at the top and left of its input: 3x3 filters with stride 2.
+fn stem_padding(size: usize) -> (usize, usize) {
+    same_padding(size, 3, 2)
 }
 
 /// ReLU6 in place.
@@ -233,7 +242,7 @@ impl Pointwise {
         isa::run(Relu6(output));
     }
 
-    /// The convolution: from `[positions, inputs]` to `[positions, outputs]`.
+    /// The convolution: from `[positions, inputs]` to `[positions, output channels]`.
     fn run(&self, input: &[f32], output: &mut [f32]) {
         let (rows, columns) = (input.len() / self.inputs, self.bias.len());
         let a = Matrix::new(input, rows, self.inputs);
@@ -257,28 +266,28 @@ impl Bottleneck {
     /// Output rows of a strip, so that the expanded input rows they depend on fit into [`STRIP_VALUES`]: n outputs
     /// depend on `(n - 1) stride + kernel` rows. The quotient is one less than would fit.
     fn strip_rows(&self) -> usize {
-        let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
+        let Geometry { side, kernel, stride, output_side, .. } = self.geometry;
         let rows = STRIP_VALUES / (side * self.shape.inner);
-        (rows.saturating_sub(kernel) / stride).clamp(1, outputs)
+        (rows.saturating_sub(kernel) / stride).clamp(1, output_side)
     }
 
     /// The numbers of values of a strip after the first pointwise and after the depthwise convolution.
     fn strip_lengths(&self) -> (usize, usize) {
-        let Geometry { side, kernel, stride, outputs, .. } = self.geometry;
+        let Geometry { side, kernel, stride, output_side, .. } = self.geometry;
         let rows = ((self.strip_rows() - 1) * stride + kernel).min(side);
-        (rows * side * self.shape.inner, self.strip_rows() * outputs * self.shape.inner)
+        (rows * side * self.shape.inner, self.strip_rows() * output_side * self.shape.inner)
     }
 
     /// Runs the bottleneck from `pixels` to `pixels`. With a residual connection, the output is added to the input in
     /// place; without one, it is written to `next`, which then becomes `pixels`.
     fn run(&self, activations: &mut Activations) {
-        let Geometry { side, outputs, .. } = self.geometry;
+        let Geometry { side, output_side, .. } = self.geometry;
         let Activations { pixels, next, expanded, filtered, .. } = activations;
         // The input rows that `expanded` holds: (first, end), end not included.
         let mut present = (0, 0);
-        for start in (0..outputs).step_by(self.strip_rows()) {
-            let end = (start + self.strip_rows()).min(outputs);
-            let filtered = &mut filtered[..(end - start) * outputs * self.shape.inner];
+        for start in (0..output_side).step_by(self.strip_rows()) {
+            let end = (start + self.strip_rows()).min(output_side);
+            let filtered = &mut filtered[..(end - start) * output_side * self.shape.inner];
             let needed = self.geometry.input_rows(start..end);
             let input = match &self.expand {
                 None => &pixels[needed.0 * side * self.shape.input..needed.1 * side * self.shape.input],
@@ -297,7 +306,7 @@ impl Bottleneck {
                 output: filtered,
                 output_start: start,
             });
-            let rows = start * outputs * self.shape.output..end * outputs * self.shape.output;
+            let rows = start * output_side * self.shape.output..end * output_side * self.shape.output;
             if self.shape.adds_input() {
                 // This overwrites input rows. Later strips need only their expanded form, which is already computed.
                 self.project.add(filtered, &mut pixels[rows]);
@@ -320,14 +329,15 @@ impl Bottleneck {
         pixels: &[f32],
         expanded: &mut [f32],
     ) {
-        let (input, line) = (self.geometry.side * self.shape.input, self.geometry.side * self.shape.inner);
+        let (input_row, expanded_row) =
+            (self.geometry.side * self.shape.input, self.geometry.side * self.shape.inner);
         // Strips follow each other from top to bottom, so the rows to keep are the last ones that are present.
         let kept_rows = present.1.saturating_sub(needed.0);
         let first_kept = needed.0.min(present.1) - present.0;
-        expanded.copy_within(first_kept * line..(present.1 - present.0) * line, 0);
+        expanded.copy_within(first_kept * expanded_row..(present.1 - present.0) * expanded_row, 0);
         let missing = needed.0 + kept_rows..needed.1;
-        let expanded = &mut expanded[kept_rows * line..(needed.1 - needed.0) * line];
-        expand.run_relu6(&pixels[missing.start * input..missing.end * input], expanded);
+        let expanded = &mut expanded[kept_rows * expanded_row..(needed.1 - needed.0) * expanded_row];
+        expand.run_relu6(&pixels[missing.start * input_row..missing.end * input_row], expanded);
     }
 }
 
@@ -351,14 +361,15 @@ impl<'a> ParameterReader<'a> {
         self.tensors.next().expect("the layout has one more tensor")
     }
 
-    /// A weight `[outputs, ..]`, transposed, and its bias.
+    /// A weight `[output channels, ..]`, transposed, and its bias.
     fn pointwise(&mut self) -> Pointwise {
         let ((shape, weights), (_, bias)) = (self.next(), self.next());
         let inputs = shape[1..].iter().product();
         Pointwise { inputs, weights: transposed(weights, inputs), bias: bias.to_vec() }
     }
 
-    /// The stem's filters: `[outputs, channels, taps]` becomes `[taps, channels, outputs]`, the order of patches.
+    /// The stem's filters, with taps the 9 positions of a filter: `[output channels, channels, taps]` becomes
+    /// `[taps, channels, output channels]`, the order of patches.
     fn stem(&mut self) -> Pointwise {
         let Pointwise { inputs, weights, bias } = self.pointwise();
         // In the new order row `tap * 3 + channel` is row `channel * 9 + tap` of the old one.
@@ -369,9 +380,9 @@ impl<'a> ParameterReader<'a> {
 
     /// A bottleneck for inputs of `side` x `side`.
     fn bottleneck(&mut self, shape: BottleneckShape, side: usize) -> Bottleneck {
-        let (outputs, margin) = same_padding(side, shape.kernel, shape.stride);
+        let (output_side, margin) = same_padding(side, shape.kernel, shape.stride);
         let BottleneckShape { kernel, stride, inner: channels, .. } = shape;
-        let geometry = Geometry { kernel, stride, channels, side, outputs, margin };
+        let geometry = Geometry { kernel, stride, channels, side, output_side, margin };
         let expand = shape.expands().then(|| self.pointwise());
         // `[channels, K, K]` is transposed like a weight: to `[K, K, channels]`.
         let Pointwise { weights: taps, bias: taps_bias, .. } = self.pointwise();

@@ -2,11 +2,11 @@
 //! of their own set only. [`forward`] and [`backward`] are the core of an attention layer of TraNFS; the projections to
 //! queries, keys and values and from the result are the caller's.
 //!
-//! Shapes: T tokens in total, of which a segment holds n; `qkv` is `[T, 3 W]` (queries, keys and values, each with its
-//! H heads one after the other), `out` is `[T, W]`. For every segment and head the attention weights are a matrix of n
-//! rows, each padded to whole vectors ([`padded`]): query tokens in columns, key tokens in rows. This is the transpose
-//! of the usual order, because softmax over columns is the fastest, and the matrix products take the weights either
-//! way.
+//! Shapes: a segment holds n tokens; `qkv` is `[tokens, 3 W]` over the tokens of all segments (queries, keys and
+//! values, each with its H heads one after the other), `out` is `[tokens, W]`. For every segment and head the attention
+//! weights are a matrix of n rows, each padded to whole vectors ([`padded`]): query tokens in columns, key tokens in
+//! rows. This is the transpose of the usual order, because softmax over columns is the fastest, and the matrix products
+//! take the weights either way. `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 

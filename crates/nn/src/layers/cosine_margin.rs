@@ -1,8 +1,10 @@
-//! Cosine softmax with a margin: cross-entropy over the logits `s (cos(f, w_c) - m [c is the target])`. A negative
-//! margin lets classes overlap, which keeps features useful for classes outside the training set (Liu et al., ECCV
-//! 2020). It is the loss of the training `negmargin` of backbones. Start with [`cosine_margin`].
+//! Cosine softmax with a margin: cross-entropy over the logits `s (cos(f, w_c) - m [c is the target])`, where the
+//! bracket is 1 if it is true and 0 otherwise. A negative margin lets classes overlap, which keeps features useful for
+//! classes outside the training set (Liu et al., ECCV 2020). It is the loss of the training `negmargin` of backbones.
+//! Start with [`cosine_margin`].
 //!
-//! Shapes: R features f of D numbers (`[R, D]`), weight `[C, D]` (one direction w_c per class), targets `[R]`.
+//! Shapes: R features f of D numbers (`[R, D]`), weight `[C, D]` (one direction w_c per class), targets `[R]`. `d_x` is
+//! the gradient of the loss with respect to x.
 
 use crate::layers::loss::cross_entropy;
 use crate::matmul::{Matrix, MatrixMut, Write, multiply};

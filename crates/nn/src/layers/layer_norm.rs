@@ -2,7 +2,8 @@
 //! `shift`, which are trained. [`forward`] and [`backward`] are the functions; [`LayerNorm`] is the layer of a model.
 //!
 //! Shapes: R rows of W numbers; x, y and `normalised` `[R, W]`, scale and shift `[W]`, `inverse_std` `[R]` (one over
-//! the standard deviation of each row). The normalised rows are kept for the backward pass instead of the input.
+//! the standard deviation of each row). The normalised rows are kept for the backward pass instead of the input. `d_x`
+//! is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 

@@ -2,6 +2,7 @@
 //!
 //! Shapes: R rows, I inputs, O outputs; x `[R, I]`, weight W `[I, O]`, bias b `[O]`, y `[R, O]`. The weight is stored
 //! in the order in which the product reads it, so the forward pass and the gradient of the weight use it as it is.
+//! `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 

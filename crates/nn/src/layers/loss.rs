@@ -1,7 +1,8 @@
 //! The losses that heads are trained with: cross-entropies and distances. Each returns its value times `weight`, and
 //! computes the gradient of that product.
 //!
-//! A head classifies a query by its distance to one vector per class, the prototype ([`prototype_logits`]).
+//! A head classifies a query by its distance to one vector per class, the prototype ([`prototype_logits`]). `d_x` is
+//! the gradient of the loss with respect to x.
 
 use crate::kernel::kernel;
 use crate::matmul::{add_scaled, add_weighted_rows};
@@ -101,14 +102,15 @@ kernel! {
 /// If the shapes disagree.
 pub fn prototype_logits<T: Real>(queries: &[&[T]], prototypes: &[T], logits: &mut [T]) {
     let Some(dim) = queries.first().map(|query| query.len()) else { return };
-    let rows: Vec<&[T]> = prototypes.chunks_exact(dim).collect();
-    assert_eq!(logits.len(), queries.len() * rows.len(), "one logit per query and prototype");
+    let prototypes: Vec<&[T]> = prototypes.chunks_exact(dim).collect();
+    assert_eq!(logits.len(), queries.len() * prototypes.len(), "one logit per query and prototype");
     // The queries are scattered over memory. They are the left rows, because `products` prefetches left rows.
     let mut products = vec![T::ZERO; logits.len()];
-    T::products(queries, &rows, &mut products);
-    for (class, (row, products)) in rows.iter().zip(products.chunks_exact(queries.len())).enumerate() {
-        let square = squared_norm(row);
-        for (logits, &product) in logits.chunks_exact_mut(rows.len()).zip(products) {
+    T::products(queries, &prototypes, &mut products);
+    let pairs = prototypes.iter().zip(products.chunks_exact(queries.len()));
+    for (class, (prototype, products)) in pairs.enumerate() {
+        let square = squared_norm(prototype);
+        for (logits, &product) in logits.chunks_exact_mut(prototypes.len()).zip(products) {
             logits[class] = product + product - square;
         }
     }

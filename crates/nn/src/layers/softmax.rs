@@ -3,7 +3,7 @@
 //!
 //! Shapes: `[R, stride]`, with a stride of whole vectors of [`LANES`]; each column is one distribution over R elements.
 //! Over columns, the elements of a vector never have to be combined with each other, which is several times as fast as
-//! softmax over short rows.
+//! softmax over short rows. The kernels take one column of vectors at a time: vector `first` of every row.
 
 use crate::kernel::kernel;
 use crate::real::LANES;

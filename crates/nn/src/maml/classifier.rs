@@ -3,6 +3,7 @@
 //!
 //! Shapes: R images, D features (length of a Conv4 embedding), N classes; features `[R, D]`, weight `[D, N]`, bias
 //! `[N]`, logits `[R, N]`. A tangent is a derivative along a direction of the parameters, marked by a dot in formulas.
+//! `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 
@@ -72,13 +73,13 @@ impl ClassifierPass {
         self.logits(parameters);
         self.d_logits.clone_from(&self.logits);
         let loss = cross_entropy(&mut self.d_logits, classes, 1.0);
-        let (before, bias) = gradient.split_at_mut(self.weight.end);
+        let (until_bias, d_bias) = gradient.split_at_mut(self.weight.end);
         linear::backward(
             &self.features,
             &parameters[self.weight.clone()],
             &self.d_logits,
-            &mut before[self.weight.clone()],
-            &mut bias[..self.ways],
+            &mut until_bias[self.weight.clone()],
+            &mut d_bias[..self.ways],
             Some(&mut self.d_features),
         );
         self.training.backward(&self.d_features, gradient);
@@ -137,8 +138,8 @@ impl ClassifierTangent {
         let tangent_d_logits = Matrix::new(&self.logits, rows, ways);
         // Backward through the linear layer, with dl the gradient of the logits: the tangent of the weight's gradient
         // fᵀ dl is fᵀ ḋl + ḟᵀ dl, that of the features' gradient dl Wᵀ is ḋl Wᵀ + dl Ẇᵀ.
-        let (before, tangent_d_bias) = tangent_gradient.split_at_mut(pass.weight.end);
-        let tangent_d_weight = &mut before[pass.weight.clone()];
+        let (until_bias, tangent_d_bias) = tangent_gradient.split_at_mut(pass.weight.end);
+        let tangent_d_weight = &mut until_bias[pass.weight.clone()];
         linear::backward_parameters(
             &pass.features,
             &self.logits,
@@ -164,7 +165,7 @@ fn cross_entropy_tangent(d_logits: &[f32], classes: &[u32], tangent: &mut [f32])
     for ((d_logits, &class), tangent) in
         d_logits.chunks_exact(ways).zip(classes).zip(tangent.chunks_exact_mut(ways))
     {
-        // p / R, from the gradient (p - [c is the class]) / R.
+        // p / R, from the gradient (p - [c is the class]) / R; the bracket is 1 if it is true and 0 otherwise.
         let scaled_probability = |c: usize| {
             let target = if c == class as usize { 1.0 } else { 0.0 };
             d_logits[c] + target / rows as f32

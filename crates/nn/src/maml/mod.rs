@@ -87,16 +87,16 @@ pub struct MamlLearner {
     size: ModelSize,
     /// The passes over the support set: one per step for second-order gradients, whose backward pass needs the
     /// activations of all steps; otherwise one.
-    steps: Vec<ClassifierPass>,
+    support_passes: Vec<ClassifierPass>,
     /// The pass over the queries of the last call, reused if the next one has the same number of queries.
-    queries: Option<ClassifierPass>,
+    query_pass: Option<ClassifierPass>,
     tangent: Option<ClassifierTangent>,
 }
 
 impl MamlLearner {
     /// A learner that allocates its memory at first use.
     pub fn new(size: ModelSize) -> Self {
-        MamlLearner { size, steps: Vec::new(), queries: None, tangent: None }
+        MamlLearner { size, support_passes: Vec::new(), query_pass: None, tangent: None }
     }
 
     /// The mean loss of the queries after adaptation. Adds its gradient with respect to the initial parameters to
@@ -118,13 +118,13 @@ impl MamlLearner {
         // Adaptation, then the queries' gradient v at the adapted parameters.
         let keep = order == GradientOrder::Second;
         let (trajectory, adapted) = self.descend(parameters, support, adaptation, keep);
-        let pass = pass_for(&mut self.queries, self.size, queries.classes.len());
+        let pass = pass_for(&mut self.query_pass, self.size, queries.classes.len());
         pass.set_images(queries.images);
         let mut v = vec![0.0; parameters.len()];
         let loss = pass.loss_and_gradient(&adapted, queries.classes, &mut v);
         // Back through the steps, the last one first. For the first order the trajectory is empty.
         for (step, before_step) in trajectory.iter().enumerate().rev() {
-            let pass = &self.steps[step];
+            let pass = &self.support_passes[step];
             // The memory for tangents is kept from step to step and task to task while the number of images is the
             // same.
             let reusable = self.tangent.take().filter(|tangent| tangent.fits(pass));
@@ -149,21 +149,21 @@ impl MamlLearner {
 
     /// The logits of images, `[images, classes]`, with adapted parameters and the batch statistics of these images.
     pub fn logits(&mut self, adapted: &[f32], images: &[f32]) -> Vec<f32> {
-        let pass = pass_for(&mut self.queries, self.size, images.len() / self.size.shape.pixels());
+        let pass = pass_for(&mut self.query_pass, self.size, images.len() / self.size.shape.pixels());
         pass.set_images(images);
         pass.logits(adapted).to_vec()
     }
 
-    /// Makes sure that there are at least `steps` passes, all over `images` images.
-    fn allocate(&mut self, steps: usize, images: usize) {
-        self.steps.retain(|pass| pass.images() == images);
-        while self.steps.len() < steps {
-            self.steps.push(ClassifierPass::new(self.size, images));
+    /// Makes sure that there are at least `count` passes over the support set, all of `images` images.
+    fn allocate(&mut self, count: usize, images: usize) {
+        self.support_passes.retain(|pass| pass.images() == images);
+        while self.support_passes.len() < count {
+            self.support_passes.push(ClassifierPass::new(self.size, images));
         }
     }
 
     /// Runs the gradient descent. Returns (the parameters before each step, those after the last step). The first part
-    /// is empty unless `keep` is set, and then step i leaves its activations in `self.steps[i]`.
+    /// is empty unless `keep` is set, and then step i leaves its activations in `self.support_passes[i]`.
     fn descend(
         &mut self,
         parameters: &[f32],
@@ -175,10 +175,10 @@ impl MamlLearner {
         let mut gradient = vec![0.0; current.len()];
         for step in 0..adaptation.steps {
             let index = if keep { step } else { 0 };
-            let (previous, remaining) = self.steps.split_at_mut(index);
+            let (previous, remaining) = self.support_passes.split_at_mut(index);
             let pass = &mut remaining[0];
-            // All steps have the same images. The first pass pads them and sums up their patches; later passes copy
-            // that.
+            // All steps have the same images. The first pass pads them and sums up their patches at the first step;
+            // later passes copy that. If there is only one pass, it still has them at later steps.
             match previous.first() {
                 None if step == 0 => pass.set_images(support.images),
                 None => {}

@@ -93,6 +93,7 @@ impl<'a, T> MatrixMut<'a, T> {
     /// # Panics
     /// If the gap after the last row ends beyond `data`, or rows overlap.
     pub fn padded(data: &'a mut [T], rows: usize, columns: usize, stride: usize) -> Self {
+        assert!(columns <= stride, "rows of {columns} elements overlap at a stride of {stride}");
         check_bounds(data.len(), rows, stride, stride);
         MatrixMut { data, rows, columns, stride, spare: stride - columns }
     }
@@ -125,21 +126,20 @@ pub enum Write {
 ///
 /// # Panics
 /// If the shapes disagree.
-pub fn multiply<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, write: Write, c: MatrixMut<'_, T>) {
+pub fn multiply<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, write: Write, mut c: MatrixMut<'_, T>) {
     let start = match write {
         Write::Set => InitialSum::Zero,
         Write::Add => InitialSum::Existing,
     };
-    multiply_from(a, b, start, c);
+    T::multiply(a, b, start, &mut c);
 }
 
 /// Matrix product plus a row: `C = A B`, with the same row added to all rows, as a bias is.
 ///
 /// # Panics
 /// If the shapes disagree: the row has one number per column of C, gaps after its rows included.
-pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[T], c: MatrixMut<'_, T>) {
-    assert_eq!(row.len(), c.columns + c.spare, "one number per column");
-    multiply_from(a, b, InitialSum::Row(row), c);
+pub fn multiply_and_add_row<T: Real>(a: Matrix<'_, T>, b: Matrix<'_, T>, row: &[T], mut c: MatrixMut<'_, T>) {
+    T::multiply(a, b, InitialSum::Row(row), &mut c);
 }
 
 /// The values that the sums of a product start with.
@@ -153,16 +153,12 @@ pub enum InitialSum<'a, T> {
     Row(&'a [T]),
 }
 
-/// Checks the shapes and calls the version for the number type. An empty C needs no work.
-fn multiply_from<T: Real>(
-    a: Matrix<'_, T>,
-    b: Matrix<'_, T>,
-    start: InitialSum<'_, T>,
-    mut c: MatrixMut<'_, T>,
-) {
+/// # Panics
+/// If the shapes of a product disagree.
+fn check_shapes<T>(a: Matrix<'_, T>, b: Matrix<'_, T>, start: InitialSum<'_, T>, c: &MatrixMut<'_, T>) {
     assert_eq!((a.rows, a.columns, b.columns), (c.rows, b.rows, c.columns), "shapes of C, A and B");
-    if c.rows > 0 && c.columns > 0 {
-        T::multiply(a, b, start, &mut c);
+    if let InitialSum::Row(row) = start {
+        assert_eq!(row.len(), c.columns + c.spare, "one number per column");
     }
 }
 
@@ -173,12 +169,13 @@ pub fn multiply_reference<T: Real>(
     start: InitialSum<'_, T>,
     c: &mut MatrixMut<'_, T>,
 ) {
+    check_shapes(a, b, start, c);
     for i in 0..c.rows {
         let row = &mut c.data[i * c.stride..i * c.stride + c.columns];
         match start {
             InitialSum::Zero => row.fill(T::ZERO),
             InitialSum::Existing => (),
-            InitialSum::Row(start) => row.copy_from_slice(start),
+            InitialSum::Row(start) => row.copy_from_slice(&start[..c.columns]),
         }
         for k in 0..a.columns {
             let factor = a.data[i * a.row_stride + k * a.column_stride];
@@ -273,6 +270,19 @@ mod tests {
                 assert!(product.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4), "{isa:?}");
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "shapes of C, A and B")]
+    fn a_product_that_does_not_have_the_shape_of_c_is_refused() {
+        let one = Matrix::new(&[1.0], 1, 1);
+        f32::multiply(one, one, InitialSum::Zero, &mut MatrixMut::new(&mut [0.0; 9], 3, 3));
+    }
+
+    #[test]
+    #[should_panic(expected = "overlap at a stride of 4")]
+    fn a_row_that_is_longer_than_its_stride_is_refused() {
+        MatrixMut::padded(&mut [0.0; 4], 1, 100, 4);
     }
 
     #[test]

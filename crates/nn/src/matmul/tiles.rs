@@ -17,13 +17,20 @@ use super::{InitialSum, Matrix, MatrixMut};
 use crate::isa::{Isa, multiply_add};
 use crate::memory::prefetch_line;
 
-/// The tuned version; the caller has checked the shapes, and C is not empty.
+/// The tuned version.
+///
+/// # Panics
+/// If the shapes disagree.
 pub(crate) fn multiply_tuned(
     a: Matrix<'_>,
     b: Matrix<'_>,
     start: InitialSum<'_, f32>,
     c: &mut MatrixMut<'_>,
 ) {
+    super::check_shapes(a, b, start, c);
+    if c.rows == 0 || c.columns == 0 {
+        return;
+    }
     let isa = Isa::current();
     // Packing a transposed B has code of its own for AVX.
     let avx = matches!(isa, Isa::Avx512 | Isa::Avx2) && isa.is_usable();
@@ -135,7 +142,7 @@ impl Tiles<'_, '_> {
             let (start, start_stride) = match self.start {
                 InitialSum::Zero => (std::ptr::null(), 0),
                 InitialSum::Existing => (c.cast_const(), self.c.stride),
-                InitialSum::Row(row) => (row[self.column..].as_ptr(), 0),
+                InitialSum::Row(added) => (added[self.column..].as_ptr(), 0),
             };
             if let InitialSum::Existing = self.start {
                 // The rows of the next tile.

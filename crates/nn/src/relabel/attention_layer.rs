@@ -10,7 +10,7 @@
 //!
 //! with e the logits of the edge network. The attended value of state (i, c) is `sum over j of A_ij v_jc`, and its
 //! projection is added to the state. The values of a head are gathered for all classes first, so that this is one
-//! matrix product, `[M, M]` times `[M, C W / H]`.
+//! matrix product, `[M, M]` times `[M, C W / H]`. `d_x` is the gradient of the loss with respect to x.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add, add_row};
@@ -245,8 +245,9 @@ fn attend<T: Real>(
     attended: &mut [T],
     scratch: &mut AttentionScratch<T>,
 ) {
-    let (items, part) = (span.items, shape.head_width());
-    let row = span.classes * part;
+    let (items, head_width) = (span.items, shape.head_width());
+    // The length of an item's values of one head, those for all classes one after the other.
+    let row = span.classes * head_width;
     scratch.resize(items, row);
     for (head, weights) in weights.iter_mut().enumerate() {
         // `q kᵀ`, the attention weights, and the values weighted by them.
@@ -257,14 +258,14 @@ fn attend<T: Real>(
             MatrixMut::new(&mut scratch.products, items, items),
         );
         softmax_rows(items, shape.scale(), &scratch.products, weights);
-        gather(shape.width, head * part, part, inputs.values, &mut scratch.values);
+        gather(shape.width, head * head_width, head_width, inputs.values, &mut scratch.values);
         multiply(
             Matrix::new(weights, items, items),
             Matrix::new(&scratch.values, items, row),
             Write::Set,
             MatrixMut::new(&mut scratch.attended, items, row),
         );
-        scatter(shape.width, head * part, part, &scratch.attended, attended);
+        scatter(shape.width, head * head_width, head_width, &scratch.attended, attended);
     }
 }
 
@@ -281,12 +282,13 @@ fn attend_backward<T: Real>(
     d_logits: &mut [&mut [T]],
     scratch: &mut AttentionScratch<T>,
 ) {
-    let (items, part) = (span.items, shape.head_width());
-    let row = span.classes * part;
+    let (items, head_width) = (span.items, shape.head_width());
+    // The length of an item's values of one head, those for all classes one after the other.
+    let row = span.classes * head_width;
     scratch.resize(items, row);
     for (head, (weights, d_logits)) in weights.iter().zip(d_logits).enumerate() {
-        gather(shape.width, head * part, part, inputs.values, &mut scratch.values);
-        gather(shape.width, head * part, part, d_attended, &mut scratch.attended);
+        gather(shape.width, head * head_width, head_width, inputs.values, &mut scratch.values);
+        gather(shape.width, head * head_width, head_width, d_attended, &mut scratch.attended);
         let d_attended = Matrix::new(&scratch.attended, items, row);
         let values = Matrix::new(&scratch.values, items, row);
         // Weights: `d_A = d_attended vᵀ`, in `d_logits` until the softmax.
@@ -294,7 +296,7 @@ fn attend_backward<T: Real>(
         // Values: `d_v = Aᵀ d_attended`.
         let transposed = Matrix::new(weights, items, items).transposed();
         multiply(transposed, d_attended, Write::Set, MatrixMut::new(&mut scratch.values, items, row));
-        scatter(shape.width, head * part, part, &scratch.values, d_inputs.values);
+        scatter(shape.width, head * head_width, head_width, &scratch.values, d_inputs.values);
         // Logits, then queries and keys: `d_q = d_products k`, `d_k = d_productsᵀ q`.
         softmax_rows_backward(items, shape.scale(), weights, d_logits, &mut scratch.products);
         let d_products = Matrix::new(&scratch.products, items, items);
@@ -308,30 +310,30 @@ fn attend_backward<T: Real>(
 
 /// The columns of one head, `[M, W / H]`.
 fn of_head<T>(rows: &[T], items: usize, shape: AttentionShape, head: usize) -> Matrix<'_, T> {
-    let part = shape.head_width();
-    Matrix::strided(&rows[head * part..], items, part, shape.width)
+    let head_width = shape.head_width();
+    Matrix::strided(&rows[head * head_width..], items, head_width, shape.width)
 }
 
 /// [`of_head`] of a gradient, to be overwritten.
 fn of_head_mut<T>(rows: &mut [T], items: usize, shape: AttentionShape, head: usize) -> MatrixMut<'_, T> {
-    let part = shape.head_width();
-    MatrixMut::strided(&mut rows[head * part..], items, part, shape.width)
+    let head_width = shape.head_width();
+    MatrixMut::strided(&mut rows[head * head_width..], items, head_width, shape.width)
 }
 
 kernel! {
-    /// Copies `part` columns, from column `from` on, of rows of `width` to `out`.
-    fn gather<'a, T>(width: usize, from: usize, part: usize, rows: &'a [T], out: &'a mut [T]) {
-        for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(part)) {
-            out.copy_from_slice(&row[from..from + part]);
+    /// Copies `count` columns, from column `from` on, of rows of `width` to `out`.
+    fn gather<'a, T>(width: usize, from: usize, count: usize, rows: &'a [T], out: &'a mut [T]) {
+        for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(count)) {
+            out.copy_from_slice(&row[from..from + count]);
         }
     }
 }
 
 kernel! {
     /// The inverse of [`gather`].
-    fn scatter<'a, T>(width: usize, from: usize, part: usize, parts: &'a [T], rows: &'a mut [T]) {
-        for (row, parts) in rows.chunks_exact_mut(width).zip(parts.chunks_exact(part)) {
-            row[from..from + part].copy_from_slice(parts);
+    fn scatter<'a, T>(width: usize, from: usize, count: usize, parts: &'a [T], rows: &'a mut [T]) {
+        for (row, parts) in rows.chunks_exact_mut(width).zip(parts.chunks_exact(count)) {
+            row[from..from + count].copy_from_slice(parts);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Embeddings minus a mean, scaled to unit length: one row ([`centre_and_scale`], also the first step of an item view),
-//! or all rows of a head that is centred on the mean of the training features ([`CentredRows`]).
+//! or all rows of a head that is centred on the mean of the training features ([`CentredRows`]). `d_x` is the gradient
+//! of the loss with respect to x.
 
 use crate::kernel::kernel;
 use crate::layers::loss::squared_norm;
@@ -31,7 +32,10 @@ impl<T: Real> CentredRows<T> {
 }
 
 /// Divides `rows` into adjacent parts of these lengths.
-pub(super) fn parts<R>(rows: &[R], lens: impl Iterator<Item = usize>) -> impl Iterator<Item = &[R]> {
+pub(super) fn split_by_lengths<R>(
+    rows: &[R],
+    lens: impl Iterator<Item = usize>,
+) -> impl Iterator<Item = &[R]> {
     lens.scan(rows, |remaining, len| {
         let (part, after) = remaining.split_at(len);
         *remaining = after;

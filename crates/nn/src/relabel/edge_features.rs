@@ -4,7 +4,7 @@
 //! One plane `[M, M]` per feature, M the number of items; row i, column j describes j as seen from i. All follow from
 //! the Gram matrix of the items (`[M, M]`, their inner products). Statistics are over pairs of different items. Where
 //! there is nothing to compare (one item, all items equal, a zero vector) a feature has its neutral value, never the
-//! quotient of two rounding errors.
+//! quotient of two rounding errors. `d_x` is the gradient of the loss with respect to x.
 
 use super::gram_space::{
     CentringGradient, MeanProducts, ROUNDING, centred_cosines_backward, centred_product,
@@ -394,8 +394,8 @@ mod tests {
             // A Gram matrix is symmetric: elements (i, j) and (j, i) move together, and their gradients add up.
             let pairs = || (0..items).flat_map(|i| (0..=i).map(move |j| (i * items + j, j * items + i)));
             let at: Vec<f64> = pairs().map(|(ij, _)| gram[ij]).collect();
-            let both = |(ij, ji)| if ij == ji { d_gram[ij] } else { d_gram[ij] + d_gram[ji] };
-            let gradient: Vec<f64> = pairs().map(both).collect();
+            let of_pair = |(ij, ji)| if ij == ji { d_gram[ij] } else { d_gram[ij] + d_gram[ji] };
+            let gradient: Vec<f64> = pairs().map(of_pair).collect();
             check_gradient_within(1e-6, &format!("{items} items"), &at, &gradient, |moved| {
                 let mut gram = gram.clone();
                 for ((ij, ji), &value) in pairs().zip(moved) {

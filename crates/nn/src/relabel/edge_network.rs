@@ -3,7 +3,8 @@
 //!
 //! Shapes: P pairs, F features ([`PAIR_FEATURES`]), U hidden units, O outputs (one per layer and head); features
 //! `[F, P]`, logits `[O, P]`, so that the loops run over pairs. Pairs are processed in blocks, and the backward pass
-//! computes the hidden units again, because storing U numbers per pair would take too much memory.
+//! computes the hidden units again, because storing U numbers per pair would take too much memory. `d_x` is the
+//! gradient of the loss with respect to x.
 
 use std::ops::Range;
 

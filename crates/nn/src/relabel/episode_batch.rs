@@ -57,7 +57,8 @@ pub(super) fn elements(rows: Range<usize>, width: usize) -> Range<usize> {
     rows.start * width..rows.end * width
 }
 
-/// All episodes of a call.
+/// The episodes of one batch, which share the passes of the network. A call with many episodes has several batches, see
+/// [`split_into_batches`].
 #[derive(Debug, Clone, Default)]
 pub(super) struct EpisodeBatch {
     pub(super) spans: Vec<EpisodeSpan>,

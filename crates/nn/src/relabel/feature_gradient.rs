@@ -3,7 +3,8 @@
 //!
 //! Shapes: M items, Q queries, D the dimension of embeddings. The embeddings enter the loss through inner products
 //! ([`ProductGradient`]) and, in a head that is trained for one particular backbone, through the item view
-//! (`item_view`), which computes its own part. The losses and the network fill a [`ProductGradient`]; this file turns it into the gradient of the embeddings.
+//! (`item_view`), which computes its own part. The losses and the network fill a [`ProductGradient`]; this file turns
+//! it into the gradient of the embeddings. `d_x` is the gradient of the loss with respect to x.
 
 use super::gram_space::{CentringGradient, GramSpace};
 use crate::head::{Episode, FeatureGradient};
@@ -36,31 +37,31 @@ impl<T: Real> ProductGradient<T> {
         }
     }
 
-    /// Backward pass of the inner products: adds their part to the gradients of the embeddings in `features`. The
+    /// Backward pass of the inner products: adds their part to the gradients of the embeddings, `d_features`. The
     /// gradient of `a . b` with respect to a is b, so every gradient is a weighted sum of the embeddings on the other
     /// side.
     pub(super) fn add_to_features(
         self,
         space: &GramSpace<T>,
         episode: &Episode<'_, T>,
-        features: &mut FeatureGradient<'_, T>,
+        d_features: &mut FeatureGradient<'_, T>,
     ) {
         let ProductGradient { mut gram, with_queries, query_squares, centring } = self;
         space.gram_backward(&mut gram, centring);
         let (items, queries) = (episode.support.len(), episode.queries.len());
         // Items with each other. `x_i . x_j` is two elements of the Gram matrix, (i, j) and (j, i), so both gradients
         // count; on the diagonal, the derivative of `x . x` is 2 x.
-        add_weighted_rows(episode.support, &plus_transpose(&gram, items), features.support);
+        add_weighted_rows(episode.support, &plus_transpose(&gram, items), d_features.support);
         if queries == 0 {
             return;
         }
-        // Items with queries: first the gradient of the items, then that of the queries. Then the squared lengths of the
-        // queries, whose derivative is 2 q.
-        add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), features.support);
-        add_weighted_rows(episode.support, &with_queries, features.queries);
-        let dim = features.queries.len() / queries;
+        // Items with queries: first the gradient of the items, then that of the queries. Then the squared lengths of
+        // the queries, whose derivative is 2 q.
+        add_weighted_rows(episode.queries, &transpose(&with_queries, items, queries), d_features.support);
+        add_weighted_rows(episode.support, &with_queries, d_features.queries);
+        let dim = d_features.queries.len() / queries;
         // `chunks_exact_mut` refuses a length of 0.
-        let rows = episode.queries.iter().zip(features.queries.chunks_exact_mut(dim.max(1)));
+        let rows = episode.queries.iter().zip(d_features.queries.chunks_exact_mut(dim.max(1)));
         for ((query, d_query), &d_square) in rows.zip(&query_squares) {
             add_scaled(query, d_square + d_square, d_query);
         }

@@ -7,7 +7,8 @@
 //! set, because no other data is available when the head is used.
 //!
 //! With m the mean of the items, g_ij = x_i . x_j and `s_i = 1 / ‖x_i - m‖`, the product of two transformed items is
-//! `(g_ij - x_i . m - x_j . m + m . m) s_i s_j`. Both `x_i . m` and `m . m` are means of elements of g.
+//! `(g_ij - x_i . m - x_j . m + m . m) s_i s_j`. Both `x_i . m` and `m . m` are means of elements of g. `d_x` is the
+//! gradient of the loss with respect to x.
 //!
 //! An item that equals the mean has no direction and becomes the zero vector, also if rounding errors leave a small
 //! difference ([`ROUNDING`]).

@@ -4,7 +4,7 @@
 //! A network of one hidden layer over the state features ([`super::network_input`]) and, in a head for one backbone,
 //! the view of the item, a projection of its embedding ([`super::item_view`]):
 //! `state = out(gelu(features(state features) + hidden(view)))`. The product `hidden(view)` is computed once per item,
-//! not once per state.
+//! not once per state. `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 

@@ -5,6 +5,7 @@
 //! h the embedding minus the mean of the training features, scaled to unit length, with dropout in training. The mean
 //! is that of the training data, not of the support set, because the view of an item must not depend on the other
 //! items. It also makes dropout mild: a dropped number becomes 0, which stands for its mean over the training data.
+//! `d_x` is the gradient of the loss with respect to x.
 //!
 //! The view either enters the states in the input layer, or, where that would memorise the training classes, only adds
 //! to the logit of "none of the classes" ([`OutlierBranch`]): relations tell classes apart, but they do not tell what

@@ -3,7 +3,8 @@
 //!
 //! Shapes: M items, C classes, Q queries. The logits of a query are its negative squared distances to the prototypes,
 //! divided by the mean of all those distances and multiplied by a learned scale, so embeddings of any scale give the
-//! same loss. Distances follow from inner products, because prototypes are weighted sums of items.
+//! same loss. Distances follow from inner products, because prototypes are weighted sums of items. `d_x` is the
+//! gradient of the loss with respect to x.
 
 use super::feature_gradient::ProductGradient;
 use super::gram_space::GramSpace;
@@ -79,7 +80,8 @@ pub(super) struct QueryLoss<T> {
 
 /// The mean cross-entropy of the queries under the prototypes of `weights` (`[C, M]`), times `weight`. `log_scale` is
 /// the logarithm of the scale of the logits. `d_products`, if given, must be zero; it becomes the gradients of the
-/// inner products: of the Gram matrix in this space, and of the products and lengths of the queries before their transformation.
+/// inner products: of the Gram matrix in this space, and of the products and lengths of the queries before their
+/// transformation.
 pub(super) fn query_loss<T: Real>(
     space: &GramSpace<T>,
     queries: &QueryProducts<'_, T>,
@@ -98,10 +100,10 @@ pub(super) fn query_loss<T: Real>(
     }
     let scale = T::from_f64(log_scale.to_f64().exp() / mean);
     let (loss, mut d_distances) = distances.cross_entropy(queries.classes, scale, weight / count as f64);
-    // The loss depends on `distances * s` with `ln s = log_scale - ln(mean)`. So dL/d log_scale is the sum of D dL/dD over
-    // the distances D, dL/d ln(mean) is its negative, and through the mean each distance gets dL/d ln(mean), divided by
-    // the mean and by the number of distances.
-    let d_log_scale = dot(&d_distances, &distances.all);
+    // The loss depends on `distances * s` with `ln s = log_scale - ln(mean)`. So dL/d log_scale is the sum of D dL/dD
+    // over the distances D, dL/d ln(mean) is its negative, and through the mean each distance gets dL/d ln(mean),
+    // divided by the mean and by the number of distances.
+    let d_log_scale = dot(&d_distances, &distances.values);
     let through_mean = -d_log_scale / T::from_f64(mean * d_distances.len() as f64);
     d_distances.iter_mut().for_each(|d| *d += through_mean);
     if let Some(d_products) = d_products {
@@ -115,7 +117,7 @@ pub(super) fn query_loss<T: Real>(
 struct Distances<T> {
     classes: usize,
     /// `[C, Q]`
-    all: Vec<T>,
+    values: Vec<T>,
     /// Inner products of prototypes and items, `[C, M]`.
     with_items: Vec<T>,
 }
@@ -127,38 +129,40 @@ impl<T: Real> Distances<T> {
         let (items, count) = (space.items(), queries.classes.len());
         let classes = weights.len() / items;
         let mut with_items = vec![T::ZERO; weights.len()];
-        let mut all = vec![T::ZERO; classes * count];
+        let mut values = vec![T::ZERO; classes * count];
         let prototypes = Matrix::new(weights, classes, items);
         let gram = Matrix::new(space.gram(), items, items);
         multiply(prototypes, gram, Write::Set, MatrixMut::new(&mut with_items, classes, items));
         let products = Matrix::new(&queries.products, items, count);
-        multiply(prototypes, products, Write::Set, MatrixMut::new(&mut all, classes, count));
-        // `all` holds w . p up to here and becomes the distances.
+        multiply(prototypes, products, Write::Set, MatrixMut::new(&mut values, classes, count));
+        // `values` holds w . p up to here and becomes the distances.
         let rows = weights.chunks_exact(items).zip(with_items.chunks_exact(items));
-        for ((weights, with_items), row) in rows.zip(all.chunks_exact_mut(count.max(1))) {
+        for ((weights, with_items), row) in rows.zip(values.chunks_exact_mut(count.max(1))) {
             let prototype_square = dot(weights, with_items);
             for (distance, &query_square) in row.iter_mut().zip(&queries.squares) {
                 *distance = query_square + prototype_square - (*distance + *distance);
             }
         }
-        Distances { classes, all, with_items }
+        Distances { classes, values, with_items }
     }
 
     /// The mean of all distances; 0 if there are no queries.
     fn mean(&self) -> f64 {
-        self.all.iter().map(|distance| distance.to_f64()).sum::<f64>() / self.all.len().max(1) as f64
+        self.values.iter().map(|distance| distance.to_f64()).sum::<f64>() / self.values.len().max(1) as f64
     }
 
     /// The cross-entropy of the logits `-scale distance`, summed over the queries, each with weight `query_weight`, and
     /// its gradient with respect to the distances (`[C, Q]`). `classes` are the true ones.
     fn cross_entropy(&self, classes: &[u32], scale: T, query_weight: f64) -> (f64, Vec<T>) {
         let mut loss = 0.0;
-        let mut d_distances = vec![T::ZERO; self.all.len()];
+        let mut d_distances = vec![T::ZERO; self.values.len()];
         let mut row = vec![T::ZERO; self.classes];
         for (query, &class) in classes.iter().enumerate() {
-            // The distances of one query are a column of `all`, whose rows are as long as the list of queries.
-            let column = (query..self.all.len()).step_by(classes.len());
-            row.iter_mut().zip(column.clone()).for_each(|(logit, index)| *logit = -scale * self.all[index]);
+            // The distances of one query are a column of `values`, whose rows are as long as the list of queries.
+            let column = (query..self.values.len()).step_by(classes.len());
+            row.iter_mut()
+                .zip(column.clone())
+                .for_each(|(logit, index)| *logit = -scale * self.values[index]);
             softmax(&mut row);
             loss -= query_weight * row[class as usize].to_f64().max(f64::MIN_POSITIVE).ln();
             row[class as usize] -= T::ONE;
@@ -168,16 +172,16 @@ impl<T: Real> Distances<T> {
         (loss, d_distances)
     }
 
-    /// Computes the gradients of the inner products in the space of the episode; `gradient` is zero before. The distance of query q to the prototype
-    /// of weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the products of the items with q.
-    fn products_backward(&self, weights: &[T], d_all: &[T], gradient: &mut ProductGradient<T>) {
+    /// Computes the gradients of the inner products in the space of the episode; `gradient` is zero before. The
+    /// distance of query q to the prototype of weights w is `q.q + w G w - 2 w.p`, with G the Gram matrix and p the
+    /// products of the items with q.
+    fn products_backward(&self, weights: &[T], d_distances: &[T], gradient: &mut ProductGradient<T>) {
         let classes = self.classes;
-        let (items, count) = (weights.len() / classes, d_all.len() / classes);
+        let (items, count) = (weights.len() / classes, d_distances.len() / classes);
         // With d the gradients of the distances: that of G is the sum over prototypes of (sum over queries of d) w wᵀ,
-        // that of `q . q` the sum over prototypes of d, and that of p minus twice the sum over prototypes
-        // of d w.
-        let (mut scaled, mut minus_twice) = (weights.to_vec(), d_all.to_vec());
-        for (scaled, d_row) in scaled.chunks_exact_mut(items).zip(d_all.chunks_exact(count)) {
+        // that of `q . q` the sum over prototypes of d, and that of p minus twice the sum over prototypes of d w.
+        let (mut scaled, mut minus_twice) = (weights.to_vec(), d_distances.to_vec());
+        for (scaled, d_row) in scaled.chunks_exact_mut(items).zip(d_distances.chunks_exact(count)) {
             let d_square = sum(d_row);
             scaled.iter_mut().for_each(|weight| *weight *= d_square);
             gradient.query_squares.iter_mut().zip(d_row).for_each(|(d, &d_distance)| *d += d_distance);
@@ -191,17 +195,17 @@ impl<T: Real> Distances<T> {
     }
 
     /// The gradient of the weights, `[C, M]`: `sum over queries of d (2 G w - 2 p)`, with d the gradients of
-    /// the distances (`d_all`, `[C, Q]`).
-    fn backward(&self, queries: &QueryProducts<'_, T>, d_all: &[T]) -> Vec<T> {
+    /// the distances (`d_distances`, `[C, Q]`).
+    fn backward(&self, queries: &QueryProducts<'_, T>, d_distances: &[T]) -> Vec<T> {
         let (classes, count) = (self.classes, queries.classes.len());
         let items = self.with_items.len() / classes;
         let mut d_weights = vec![T::ZERO; self.with_items.len()];
         let products = Matrix::new(&queries.products, items, count).transposed();
         // First the sums of d p, in the place of the result.
         let weighted_products = MatrixMut::new(&mut d_weights, classes, items);
-        multiply(Matrix::new(d_all, classes, count), products, Write::Set, weighted_products);
+        multiply(Matrix::new(d_distances, classes, count), products, Write::Set, weighted_products);
         let rows = d_weights.chunks_exact_mut(items).zip(self.with_items.chunks_exact(items));
-        for ((d_weights, with_items), d_row) in rows.zip(d_all.chunks_exact(count)) {
+        for ((d_weights, with_items), d_row) in rows.zip(d_distances.chunks_exact(count)) {
             let d_square = sum(d_row);
             for (d_weight, &with_item) in d_weights.iter_mut().zip(with_items) {
                 let weighted_product = *d_weight;

@@ -4,7 +4,8 @@
 //! Shapes: M items, C classes, W the width of a state, U hidden units. A network of one hidden layer over 4 W numbers:
 //! the normalised state, its item's mean and maximum over classes, and its class's mean over the items with that given
 //! label. Its output is added to the state. The weight of the hidden layer is stored in three parts, so that the part
-//! for an item is multiplied once per item and the part for a class once per class, not once per state.
+//! for an item is multiplied once per item and the part for a class once per class, not once per state. `d_x` is the
+//! gradient of the loss with respect to x.
 
 use super::episode_batch::{EpisodeSpan, PassContext, elements};
 use super::modules::{BiasFreeLinear, LayerNormOutput, ParameterBuilder, add};

@@ -12,7 +12,7 @@
 //!
 //! Terms of all files here: M items and C classes of an episode. An *edge* is an ordered pair of items. A *state* is a
 //! vector of W numbers about "item i belongs to class c", so there are M C of them; the network refines them layer by
-//! layer. The *given label* of an item may be wrong.
+//! layer. The *given label* of an item may be wrong. `d_x` is the gradient of the loss with respect to x.
 //!
 //! In the order of computation:
 //! 1. `centred_rows`: embeddings centred on the mean of the training features, if the head is made for one backbone;
@@ -28,7 +28,7 @@
 //! The networks run over the states of all episodes of a call as one matrix (`episode_batch`).
 //!
 //! Memory is proportional to items x classes (2 KB each in inference, 12 KB in training) and to the square of the items
-//! (100 bytes each): a thousand items in 200 classes take half a gigabyte. Split larger support sets.
+//! (100 bytes each): in inference, a thousand items in 200 classes take half a gigabyte. Split larger support sets.
 
 mod attention_layer;
 mod centred_rows;
@@ -60,7 +60,7 @@ use std::ops::Range;
 use crate::head::{Episode, FeatureStatistics, Head, JointHead};
 use crate::parameters::ParameterLayout;
 use crate::real::Real;
-use centred_rows::{CentredRows, parts};
+use centred_rows::{CentredRows, split_by_lengths};
 use episode_batch::split_into_batches;
 use modules::ParameterBuilder;
 use network::Network;
@@ -171,7 +171,7 @@ impl Relabel {
         let rows = inputs.iter().flat_map(|input| input.rows.iter().copied());
         let centred = CentredRows::new(rows, &parameters[centre.clone()]);
         let rows = centred.rows();
-        let rows_of_inputs = parts(&rows, inputs.iter().map(|input| input.rows.len()));
+        let rows_of_inputs = split_by_lengths(&rows, inputs.iter().map(|input| input.rows.len()));
         let pairs = inputs.iter().zip(rows_of_inputs);
         // A Gram matrix given by the caller is that of the original rows, so it is not used.
         let inputs: Vec<RelabelInput<'_, T>> =

@@ -1,10 +1,10 @@
-//! The building blocks of the Relabel network: parameters with their initial values ([`ParameterBuilder`]), linear maps without
-//! bias ([`BiasFreeLinear`]), layer norms ([`LayerNormOutput`]).
+//! The building blocks of the Relabel network: parameters with their initial values ([`ParameterBuilder`]), linear maps
+//! without bias ([`BiasFreeLinear`]), layer norms ([`LayerNormOutput`]).
 //!
 //! Weights are `[I, O]`, with I inputs and O outputs (see [`crate::layers::linear`]). R is the number of rows and W
-//! their width. A module takes the buffer of all parameters of the model (or of their gradients) and uses only the ranges
-//! it has stored. Gradients of parameters are always added; a gradient of activations is overwritten, unless the caller
-//! passes `Write::Add`.
+//! their width. A module takes the buffer of all parameters of the model (or of their gradients) and uses only the
+//! ranges it has stored. Gradients of parameters are always added; a gradient of activations is overwritten, unless the
+//! caller passes `Write::Add`. `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 

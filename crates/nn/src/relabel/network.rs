@@ -7,7 +7,8 @@
 //! ([`MixingLayer`]); a last linear map reads three numbers off every state ([`Logits`]).
 //!
 //! Shapes over all episodes of a batch (see `episode_batch`): states `[states, W]`, one row per item and class;
-//! attention weights `[layers H, pairs]`, one row per layer and head and one column per ordered pair of items.
+//! attention weights `[layers H, pairs]`, one row per layer and head and one column per ordered pair of items. `d_x` is
+//! the gradient of the loss with respect to x.
 
 use std::ops::Range;
 
@@ -200,8 +201,8 @@ impl Network {
             attention.backward(context, attention_cache, weights, &mut d_states, d_logits, gradient);
         }
         // Through the input layer and the edge network to the features.
-        let d_of_states = d_input.as_deref_mut();
-        self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient, d_of_states);
+        let d_layer_input = d_input.as_deref_mut();
+        self.input_layer.backward(context, input, &cache.input_layer, &d_states, gradient, d_layer_input);
         let (edges, mut d_edges) = (self.edges.of(parameters), self.edges.of_mut(gradient));
         let d_features = d_input.map(|d_input| &mut *d_input.pair_features);
         let features = &input.pair_features;

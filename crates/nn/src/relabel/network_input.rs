@@ -5,7 +5,8 @@
 //! - State features: what the given labels and the edge features say about "item i belongs to class c". One row per
 //!   state.
 //!
-//! Shapes over the batch: `pairs` is the sum of M² over the episodes, `states` that of M C (see `episode_batch`).
+//! Shapes over the batch: `pairs` is the sum of M² over the episodes, `states` that of M C (see `episode_batch`). `d_x`
+//! is the gradient of the loss with respect to x.
 
 use super::edge_features::{DIFFERENTIABLE, EDGE_FEATURES, NEUTRAL, edge_features, edge_features_backward};
 use super::episode_batch::{EpisodeBatch, EpisodeSpan, elements};
@@ -26,7 +27,7 @@ pub struct RelabelInput<'a, T = f32> {
     pub gram: Option<&'a [T]>,
 }
 
-/// Features of a pair of items: the edge features, and whether the given labels are the same.
+/// Features of a pair of items: the edge features, then whether the given labels are the same.
 pub(super) const PAIR_FEATURES: usize = EDGE_FEATURES + 1;
 
 /// Features of a state that follow from the given labels, listed at [`state_features`].
@@ -74,6 +75,7 @@ impl<'a, T: Real> NetworkInput<'a, T> {
             let mut planes = self.pair_features.chunks_exact_mut(self.batch.pairs.max(1));
             // The part of the next plane that belongs to this episode.
             let mut plane = || &mut planes.next().expect("one plane per feature")[span.pairs()];
+            // The planes of the edge features, then that of the labels; below as arrays of slices.
             let (mut edges, same) = ([plane(), plane(), plane(), plane(), plane()], plane());
             edge_features(space.gram(), span.items, edges.each_mut().map(|plane| &mut **plane));
             same_label(span, same);
@@ -125,9 +127,6 @@ impl<T: Real> NetworkInput<'_, T> {
         edge_features_backward(space.gram(), span.items, planes, d_planes, d_gram);
     }
 }
-
-const _: () =
-    assert!(PAIR_FEATURES == EDGE_FEATURES + 1, "the plane of labels follows those of the edge features");
 
 /// The inner products of all pairs of rows, `[M, M]`.
 fn gram<T: Real>(rows: &[&[T]]) -> Vec<T> {

@@ -8,7 +8,8 @@
 //!
 //! The weight of item i in prototype c is `P(i is c) x multiplier(i, c)`, normalised over all items. The multiplier,
 //! also from the network, lets an item count more or less than its probability says. A small floor for the items with
-//! given label c keeps a prototype defined if all items of the class look wrong.
+//! given label c keeps a prototype defined if all items of the class look wrong. `d_x` is the gradient of the loss with
+//! respect to x.
 
 use super::episode_batch::EpisodeSpan;
 use crate::real::Real;
@@ -23,7 +24,8 @@ pub(super) const INITIAL_PRIOR: [f64; PRIOR_PARAMETERS] = [2.0, 1.5, -0.5];
 /// A multiplier is between e^-3 and e^3, 0.05 and 20.
 const MAX_LOG_MULTIPLIER: f64 = 3.0;
 
-/// The output of the network for one episode, or for all episodes of a batch; also its gradient.
+/// The output of the network for one episode, or for all episodes of a batch; also its gradient. N is the storage of
+/// the numbers: `Vec<T>` or a slice.
 #[derive(Debug, Clone)]
 pub(super) struct Logits<N> {
     /// `[M, C]`

@@ -3,11 +3,12 @@
 //!
 //! The loss has two terms per episode: the cross-entropy of the items' true classes, and that of the queries under the
 //! prototypes. The first reaches the network through the posterior, the second through the weights of the prototypes.
+//! `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 
 use super::Relabel;
-use super::centred_rows::{CentredRows, centre_and_scale_backward, parts};
+use super::centred_rows::{CentredRows, centre_and_scale_backward, split_by_lengths};
 use super::config::Config;
 use super::episode_batch::{elements, split_into_batches};
 use super::feature_gradient::ProductGradient;
@@ -58,7 +59,7 @@ impl Relabel {
         let rows = centred.rows();
         // The rows of an episode's support set, then those of its queries.
         let lens = episodes.iter().flat_map(|episode| [episode.support.len(), episode.queries.len()]);
-        let rows_of_episodes: Vec<&[&[T]]> = parts(&rows, lens).collect();
+        let rows_of_episodes: Vec<&[&[T]]> = split_by_lengths(&rows, lens).collect();
         let of_centred: Vec<Episode<'_, T>> = episodes
             .iter()
             .zip(rows_of_episodes.chunks_exact(2))
@@ -85,12 +86,12 @@ impl Relabel {
         gradient: &mut [T],
         feature_gradient: Option<&mut [T]>,
     ) -> Vec<f64> {
-        let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
+        let mut d_features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let mut sums = vec![0.0; TERMS.len()];
         let states = episodes.iter().map(|episode| episode.classes * episode.support.len());
         for (batch, seed) in dropout_batches(states, seed) {
-            let features = features.as_mut().map(|features| &mut features[batch.clone()]);
-            let losses = self.batch_losses(parameters, &episodes[batch], seed, gradient, features);
+            let d_features = d_features.as_mut().map(|all| &mut all[batch.clone()]);
+            let losses = self.batch_losses(parameters, &episodes[batch], seed, gradient, d_features);
             sums.iter_mut().zip(losses).for_each(|(sum, loss)| *sum += loss);
         }
         sums
@@ -103,7 +104,7 @@ impl Relabel {
         episodes: &[Episode<'_, T>],
         seed: u64,
         gradient: &mut [T],
-        features: Option<&mut [FeatureGradient<'_, T>]>,
+        d_features: Option<&mut [FeatureGradient<'_, T>]>,
     ) -> [f64; TERMS.len()] {
         let inputs: Vec<RelabelInput<'_, T>> = episodes.iter().map(input_of).collect();
         inputs.iter().for_each(|input| self.check_input(input));
@@ -113,7 +114,7 @@ impl Relabel {
         let zeros =
             |episode: &Episode<'_, T>| ProductGradient::new(episode.support.len(), episode.queries.len());
         let mut d_products: Option<Vec<ProductGradient<T>>> =
-            features.is_some().then(|| episodes.iter().map(zeros).collect());
+            d_features.is_some().then(|| episodes.iter().map(zeros).collect());
         let mut sums = [0.0; TERMS.len()];
         for (number, episode) in episodes.iter().enumerate() {
             let d_products = d_products.as_mut().map(|d_products| &mut d_products[number]);
@@ -131,10 +132,10 @@ impl Relabel {
         // `logits` now holds its gradient.
         let view_dim = self.config.item_view.as_ref().map(|view| view.dim);
         let mut d_input =
-            features.is_some().then(|| NetworkInputGradient::new(&network_input.batch, view_dim));
+            d_features.is_some().then(|| NetworkInputGradient::new(&network_input.batch, view_dim));
         self.network.backward(parameters, &network_input, &cache, &logits, gradient, d_input.as_mut());
-        if let (Some(features), Some(d_input), Some(d_products)) = (features, d_input, d_products) {
-            add_feature_gradient(&network_input, episodes, d_input, d_products, features);
+        if let (Some(d_features), Some(d_input), Some(d_products)) = (d_features, d_input, d_products) {
+            add_feature_gradient(&network_input, episodes, d_input, d_products, d_features);
         }
         sums
     }
@@ -176,17 +177,17 @@ fn add_feature_gradient<T: Real>(
     episodes: &[Episode<'_, T>],
     mut d_input: NetworkInputGradient<T>,
     d_products: Vec<ProductGradient<T>>,
-    features: &mut [FeatureGradient<'_, T>],
+    d_features: &mut [FeatureGradient<'_, T>],
 ) {
-    for (number, ((episode, mut d_products), features)) in
-        episodes.iter().zip(d_products).zip(features).enumerate()
+    for (number, ((episode, mut d_products), d_features)) in
+        episodes.iter().zip(d_products).zip(d_features).enumerate()
     {
         network_input.features_backward(number, &mut d_input, &mut d_products.gram);
-        d_products.add_to_features(&network_input.spaces[number], episode, features);
+        d_products.add_to_features(&network_input.spaces[number], episode, d_features);
         if let Some(d_rows) = &d_input.viewed_rows {
             let dim = d_rows.len() / network_input.batch.items;
             let items = network_input.batch.spans[number].items();
-            add(features.support, &d_rows[elements(items, dim)]);
+            add(d_features.support, &d_rows[elements(items, dim)]);
         }
     }
 }

@@ -4,9 +4,9 @@
 //! Start with [`Encoder::forward_layer`], which names the steps of a layer:
 //! `middle = norm1(x + attention(x))`, `out = norm2(middle + feed_forward(middle))`.
 //!
-//! Shapes: T tokens of W numbers; tokens attend to those of their own segment (support set) only. F is the width of the
-//! feed-forward network. As in PyTorch's layer, dropout is applied at four sites: attention weights, attention output,
-//! hidden units, and feed-forward output.
+//! Shapes: W is the width of a token; tokens attend to those of their own segment (support set) only. F is the width of
+//! the feed-forward network. As in PyTorch's layer, dropout is applied at four sites: attention weights, attention
+//! output, hidden units, and feed-forward output. `d_x` is the gradient of the loss with respect to x.
 
 use std::ops::Range;
 
@@ -47,31 +47,31 @@ struct EncoderLayer {
 /// Activations of one layer, kept for the backward pass.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EncoderLayerCache<T> {
-    /// `[T, 3 W]`
+    /// `[tokens, 3 W]`
     qkv: Vec<T>,
     pub(super) attention: AttentionCache<T>,
-    /// The output of attention before its projection, `[T, W]`.
+    /// The output of attention before its projection, `[tokens, W]`.
     attended: Vec<T>,
     norm1: LayerNormCache<T>,
-    /// The output of the attention half, `[T, W]`.
+    /// The output of the attention sublayer, `[tokens, W]`.
     middle: Vec<T>,
-    /// Hidden units after ReLU and dropout, `[T, F]`.
+    /// Hidden units after ReLU and dropout, `[tokens, F]`.
     hidden: Vec<T>,
     norm2: LayerNormCache<T>,
-    /// The output of the layer, `[T, W]`.
+    /// The output of the layer, `[tokens, W]`.
     pub(super) out: Vec<T>,
 }
 
 /// Memory for intermediate results that are not needed after the layer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EncoderScratch<T> {
-    /// What is added to the residual connection, or its gradient, `[T, W]`.
+    /// What is added to the residual connection, or its gradient, `[tokens, W]`.
     residual: Vec<T>,
-    /// The gradient of the input of the half of a layer (attention or feed-forward) that is being computed, `[T, W]`.
-    d_half: Vec<T>,
-    /// `[T, F]`
+    /// The gradient of the input of the sublayer (attention or feed-forward) that is being computed, `[tokens, W]`.
+    d_sublayer: Vec<T>,
+    /// `[tokens, F]`
     d_hidden: Vec<T>,
-    /// `[T, 3 W]`
+    /// `[tokens, 3 W]`
     d_qkv: Vec<T>,
 }
 
@@ -111,13 +111,13 @@ impl Encoder {
         Encoder { layers, heads: Heads { count: config.heads, width: width / config.heads }, width, hidden }
     }
 
-    /// Initialises the layers so that each adds the mean of a token's class to the token. The tokens are the items of all
-    /// classes and one *class token* per class, which becomes the prototype; every token contains the position embedding
-    /// of its class. Keys equal queries, so tokens with the same position embedding attend to each other: a class token
-    /// to the items of its class. The output projection of attention is the inverse of the value projection, so attended
-    /// tokens are added unchanged. And the feed-forward network starts small. With PyTorch's
-    /// initialisation, a class token receives noise instead, and the model spends thousands of steps, or all of them, on
-    /// a plateau where every prototype is the same (docs/results/heads-commands.md).
+    /// Initialises the layers so that each adds the mean of a token's class to the token. The tokens are the items of
+    /// all classes and one *class token* per class, which becomes the prototype; every token contains the position
+    /// embedding of its class. Keys equal queries, so tokens with the same position embedding attend to each other: a
+    /// class token to the items of its class. The output projection of attention is the inverse of the value
+    /// projection, so attended tokens are added unchanged. And the feed-forward network starts small. With PyTorch's
+    /// initialisation, a class token receives noise instead, and the model spends thousands of steps, or all of them,
+    /// on a plateau where every prototype is the same (docs/results/heads-commands.md).
     pub fn initialise(&self, parameters: &mut [f32], random: &mut dyn FnMut() -> f64) {
         let (width, hidden) = (self.width, self.hidden);
         // PyTorch's bound for the weights and biases of a linear layer.
@@ -161,7 +161,7 @@ impl Encoder {
         self.layers.len()
     }
 
-    /// Runs all layers on `tokens` (`[T, W]`); the output of each is in its cache, `out`.
+    /// Runs all layers on `tokens` (`[tokens, W]`); the output of each is in its cache, `out`.
     pub fn forward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -177,7 +177,8 @@ impl Encoder {
         }
     }
 
-    /// Runs layer `number` on `x` (`[T, W]`). Leaves the output and all activations for the backward pass in `cache`.
+    /// Runs layer `number` on `x` (`[tokens, W]`). Leaves the output and all activations for the backward pass in
+    /// `cache`.
     pub fn forward_layer<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -204,8 +205,8 @@ impl Encoder {
         layer.norm2.forward_residual(parameters, middle, residual, norm2, out);
     }
 
-    /// Turns `d_tokens`, the gradient of the last layer's output (`[T, W]`), into that of the tokens, in place, and
-    /// adds to the gradients of the parameters.
+    /// Turns `d_tokens`, the gradient of the last layer's output (`[tokens, W]`), into that of the tokens, in place,
+    /// and adds to the gradients of the parameters.
     pub fn backward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -223,8 +224,8 @@ impl Encoder {
         }
     }
 
-    /// Backward pass of the feed-forward half: turns `d`, the gradient of a layer's output, into that of `middle`, in
-    /// place.
+    /// Backward pass of the feed-forward sublayer: turns `d`, the gradient of a layer's output, into that of `middle`,
+    /// in place.
     fn backward_feed_forward<T: Real>(
         &self,
         context: EncoderContext<'_, T>,
@@ -236,25 +237,25 @@ impl Encoder {
     ) {
         let EncoderContext { parameters, dropout, .. } = context;
         let (layer, site) = (&self.layers[number], number as u64 * SITES);
-        let d_half = resized(&mut scratch.d_half, d.len());
+        let d_sublayer = resized(&mut scratch.d_sublayer, d.len());
         let d_residual = resized(&mut scratch.residual, d.len());
         let d_hidden = resized(&mut scratch.d_hidden, cache.hidden.len());
-        // `d_half` is the gradient of the sum under the norm, and so that of both summands: `middle` and the network's
-        // output.
-        layer.norm2.backward(parameters, &cache.norm2, d, gradient, d_half);
-        dropout.site(site + 3).apply_into(0, d_half, d_residual);
+        // `d_sublayer` is the gradient of the sum under the norm, and so that of both summands: `middle` and the
+        // network's output.
+        layer.norm2.backward(parameters, &cache.norm2, d, gradient, d_sublayer);
+        dropout.site(site + 3).apply_into(0, d_sublayer, d_residual);
         // Through the feed-forward network, from its output to its input, which is added to the gradient of `middle`.
         layer.feed_forward_out.backward_parameters(&cache.hidden, d_residual, gradient);
         layer.feed_forward_out.backward_input(parameters, d_residual, Write::Set, d_hidden);
         // Dropout and ReLU in one: a hidden unit is 0 where either of them made it 0.
         dropout.site(site + 2).backward_from_output(&cache.hidden, d_hidden);
         layer.feed_forward_in.backward_parameters(&cache.middle, d_hidden, gradient);
-        layer.feed_forward_in.backward_input(parameters, d_hidden, Write::Add, d_half);
-        std::mem::swap(d, &mut scratch.d_half);
+        layer.feed_forward_in.backward_input(parameters, d_hidden, Write::Add, d_sublayer);
+        std::mem::swap(d, &mut scratch.d_sublayer);
     }
 
-    /// Backward pass of the attention half: turns `d`, the gradient of `middle`, into that of the layer's input `x`, in
-    /// place.
+    /// Backward pass of the attention sublayer: turns `d`, the gradient of `middle`, into that of the layer's input
+    /// `x`, in place.
     #[allow(clippy::too_many_arguments)]
     fn backward_attention<T: Real>(
         &self,
@@ -268,12 +269,12 @@ impl Encoder {
     ) {
         let EncoderContext { parameters, segments, dropout } = context;
         let (layer, site) = (&self.layers[number], number as u64 * SITES);
-        let d_half = resized(&mut scratch.d_half, d.len());
+        let d_sublayer = resized(&mut scratch.d_sublayer, d.len());
         let d_residual = resized(&mut scratch.residual, d.len());
         let d_qkv = resized(&mut scratch.d_qkv, 3 * d.len());
         // The gradient of the sum under the norm, `x` plus the attention output.
-        layer.norm1.backward(parameters, &cache.norm1, d, gradient, d_half);
-        dropout.site(site + 1).apply_into(0, d_half, d_residual);
+        layer.norm1.backward(parameters, &cache.norm1, d, gradient, d_sublayer);
+        dropout.site(site + 1).apply_into(0, d_sublayer, d_residual);
         // Through the output projection (`d` becomes the gradient of `attended`), attention, and the projection to
         // queries, keys and values.
         layer.attention_out.backward_parameters(&cache.attended, d_residual, gradient);
@@ -281,13 +282,13 @@ impl Encoder {
         let EncoderLayerCache { qkv, attention, .. } = cache;
         attention::backward(self.heads, segments, dropout.site(site), qkv, attention, d, d_qkv);
         layer.qkv.backward_parameters(x, d_qkv, gradient);
-        layer.qkv.backward_input(parameters, d_qkv, Write::Add, d_half);
-        std::mem::swap(d, &mut scratch.d_half);
+        layer.qkv.backward_input(parameters, d_qkv, Write::Add, d_sublayer);
+        std::mem::swap(d, &mut scratch.d_sublayer);
     }
 }
 
 impl<T: Real> EncoderLayerCache<T> {
-    /// Sets the lengths of the buffers: `tokens` is T W and `hidden` is T F.
+    /// Sets the lengths of the buffers: `tokens` is the number of tokens times W, and `hidden` that times F.
     fn resize(&mut self, tokens: usize, hidden: usize) {
         resized(&mut self.qkv, 3 * tokens);
         resized(&mut self.attended, tokens);

@@ -317,9 +317,10 @@ impl JointHead for Tranfs {
         gradient: &mut [f32],
         feature_gradient: &mut [f32],
     ) -> Vec<f64> {
-        let features = Some(feature_gradient);
+        let feature_gradient = Some(feature_gradient);
         self.with_workspace(|workspace| {
-            self.losses_and_gradient(parameters, episodes, seed, gradient, features, workspace).to_vec()
+            self.losses_and_gradient(parameters, episodes, seed, gradient, feature_gradient, workspace)
+                .to_vec()
         })
     }
 }

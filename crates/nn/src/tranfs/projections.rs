@@ -3,14 +3,14 @@
 //! [`Tranfs::project_output_backward`], the encoder backward, [`Tranfs::embed_backward`], and, if a backbone is trained
 //! with the head, [`Tranfs::project_items_backward`].
 //!
-//! Shapes: D the dimension of embeddings, W the width of tokens; I items, C class tokens and T = I + C tokens of all
-//! support sets. The gradient of the projections is a product of two stacks of rows, `leftᵀ right`. Left (each D wide):
-//! the items, the gradients of the prototypes, and the weight of the logit of "mislabelled". Right (each W wide): what
-//! each of them is multiplied with, namely the gradients of the projected items, the output states of the class tokens,
-//! and the gradient of the projected weight. With tied projections this is one matrix product; otherwise the items
-//! belong to the down-projection and the others to the up-projection.
+//! Shapes: D the dimension of embeddings, W the width of tokens; I items and C class tokens of all support sets,
+//! together `tokens`. The gradient of the projections is a product of two stacks of rows, `leftᵀ right`. Left (each D
+//! wide): the items, the gradients of the prototypes, and the weight of the logit of "mislabelled". Right (each W
+//! wide): what each of them is multiplied with, namely the gradients of the projected items, the output states of the
+//! class tokens, and the gradient of the projected weight. With tied projections this is one matrix product; otherwise
+//! the items belong to the down-projection and the others to the up-projection.
 //!
-//! A *state* is a token as the encoder reads or writes it.
+//! A *state* is a token as the encoder reads or writes it. `d_x` is the gradient of the loss with respect to x.
 
 use super::Tranfs;
 use super::encoder::{EncoderLayerCache, EncoderScratch, resized};
@@ -26,7 +26,7 @@ use crate::real::{Real, add_scaled_row, dot};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Workspace<T> {
     pub layout: TokenLayout,
-    /// The tokens that enter the encoder, `[T, W]`.
+    /// The tokens that enter the encoder, `[tokens, W]`.
     pub states: Vec<T>,
     pub caches: Vec<EncoderLayerCache<T>>,
     pub scratch: EncoderScratch<T>,
@@ -49,7 +49,7 @@ pub(super) struct ProjectionBuffers<T> {
     pub logits: Vec<T>,
     /// The gradient of the class tokens' output states, `[C, W]`.
     d_class_states: Vec<T>,
-    /// The gradient of the encoder's output, later that of its input, `[T, W]`.
+    /// The gradient of the encoder's output, later that of its input, `[tokens, W]`.
     pub d_states: Vec<T>,
     /// Logits of the queries of one episode, `[Q, classes]`, or twice their gradient.
     pub query_logits: Vec<T>,
@@ -59,7 +59,7 @@ pub(super) struct ProjectionBuffers<T> {
 
 impl Tranfs {
     /// Copies the items to the left stack, projects them into the right stack, and sets `states`, the tokens that enter
-    /// the encoder (`[T, W]`). `inputs` are the support sets of `layout`.
+    /// the encoder (`[tokens, W]`). `inputs` are the support sets of `layout`.
     pub(super) fn embed<'a, T: Real>(
         &self,
         parameters: &[T],
@@ -169,7 +169,7 @@ impl Tranfs {
         parameters: &[T],
         layout: &TokenLayout,
         buffers: &ProjectionBuffers<T>,
-        features: Vec<FeatureGradient<'_, T>>,
+        d_features: Vec<FeatureGradient<'_, T>>,
     ) {
         let (dim, width, items) = (self.config.dim, self.config.width, layout.items());
         let mut d_items = Buffer::new(items * dim);
@@ -177,10 +177,10 @@ impl Tranfs {
         let down = Matrix::new(&parameters[self.ranges.down.clone()], dim, width);
         let out = MatrixMut::new(&mut d_items, items, dim);
         multiply(d_projected, down.transposed(), Write::Set, out);
-        for (features, span) in features.into_iter().zip(&layout.spans) {
+        for (d_features, span) in d_features.into_iter().zip(&layout.spans) {
             let d_items = d_items[span.items.start * dim..span.items.end * dim].chunks_exact(dim);
             for (&source, d_item) in layout.sources[span.items.clone()].iter().zip(d_items) {
-                add_scaled(d_item, T::ONE, &mut features.support[source * dim..(source + 1) * dim]);
+                add_scaled(d_item, T::ONE, &mut d_features.support[source * dim..(source + 1) * dim]);
             }
         }
     }
@@ -220,8 +220,8 @@ impl Tranfs {
         }
     }
 
-    /// Projects the encoder's output `out` (`[T, W]`) back: prototypes from the class tokens, logits of "mislabelled"
-    /// from the items. Both are left in `buffers`.
+    /// Projects the encoder's output `out` (`[tokens, W]`) back: prototypes from the class tokens, logits of
+    /// "mislabelled" from the items. Both are left in `buffers`.
     pub(super) fn project_output<T: Real>(
         &self,
         parameters: &[T],

@@ -543,8 +543,8 @@ fn speed_of_a_training_step() {
                 let mut chunks = optimiser.chunks(1e-5, 1.0 / 16.0, &mut parameters, &mut gradients, 1 << 14);
                 std::thread::scope(|scope| {
                     while !chunks.is_empty() {
-                        let share = chunks.split_off(chunks.len() - chunks.len().div_ceil(threads));
-                        scope.spawn(move || share.into_iter().for_each(|chunk| chunk.apply()));
+                        let of_thread = chunks.split_off(chunks.len() - chunks.len().div_ceil(threads));
+                        scope.spawn(move || of_thread.into_iter().for_each(|chunk| chunk.apply()));
                     }
                 });
             });
@@ -566,9 +566,9 @@ fn speed_of_prototypes() {
         for threads in [1, 2] {
             let forward = best(|| {
                 std::thread::scope(|scope| {
-                    for share in inputs.chunks(64 / threads) {
+                    for inputs in inputs.chunks(64 / threads) {
                         let (model, parameters) = (&model, &parameters);
-                        scope.spawn(move || model.prototypes(parameters, share));
+                        scope.spawn(move || model.prototypes(parameters, inputs));
                     }
                 });
             });

@@ -53,15 +53,15 @@ pub(super) struct TokenLayout {
 }
 
 impl TokenLayout {
-    /// Lays out the tokens of support sets; `table` is the number of rows of the model's tables.
+    /// Lays out the tokens of support sets; `table_len` is the number of rows of the model's tables.
     ///
     /// # Panics
     /// If a support set has more classes than the tables have rows, a label is not below the number of classes, or an
     /// order does not consist of different rows.
-    pub fn fill<'a, T: 'a>(&mut self, inputs: impl Iterator<Item = TranfsInput<'a, T>>, table: usize) {
+    pub fn fill<'a, T: 'a>(&mut self, inputs: impl Iterator<Item = TranfsInput<'a, T>>, table_len: usize) {
         self.clear();
         for input in inputs {
-            self.push(&input, table);
+            self.push(&input, table_len);
         }
     }
 
@@ -76,9 +76,9 @@ impl TokenLayout {
     }
 
     /// Appends the tokens of one support set.
-    fn push<T>(&mut self, input: &TranfsInput<'_, T>, table: usize) {
+    fn push<T>(&mut self, input: &TranfsInput<'_, T>, table_len: usize) {
         let classes = input.classes;
-        assert!(classes <= table, "{classes} classes; the model has at most {table}");
+        assert!(classes <= table_len, "{classes} classes; the model has at most {table_len}");
         assert_eq!(input.items.len(), input.given.len(), "one label per item");
         assert!(
             input.given.iter().all(|&class| (class as usize) < classes),
@@ -89,7 +89,7 @@ impl TokenLayout {
             (self.tokens(), self.table_rows.len(), self.sources.len());
         match input.order {
             None => self.table_rows.extend(0..classes),
-            Some(order) => self.table_rows.extend(checked_order(order, classes, table)),
+            Some(order) => self.table_rows.extend(checked_order(order, classes, table_len)),
         }
         self.sources.extend(0..input.items.len());
         self.sources[first_item..].sort_by_key(|&item| input.given[item]);
@@ -119,10 +119,10 @@ impl TokenLayout {
 /// The rows in `order`.
 ///
 /// # Panics
-/// If there is not one row per class, or a row is used twice or not below `table`.
-fn checked_order(order: &[u32], classes: usize, table: usize) -> impl Iterator<Item = usize> {
+/// If there is not one row per class, or a row is used twice or not below `table_len`.
+fn checked_order(order: &[u32], classes: usize, table_len: usize) -> impl Iterator<Item = usize> {
     assert_eq!(order.len(), classes, "one row of the tables per class");
-    let mut seen = vec![false; table];
+    let mut seen = vec![false; table_len];
     for &row in order {
         assert!(!std::mem::replace(&mut seen[row as usize], true), "row {row} is used for two classes");
     }

@@ -3,7 +3,8 @@
 //!
 //! The loss has three terms per episode: the cross-entropy of the queries under the prototypes; the clean loss, which
 //! pulls each prototype to the mean of the correctly labelled items of its class; and the binary cross-entropy of the
-//! items' logits of "mislabelled" (the given label is not the true class).
+//! items' logits of "mislabelled" (the given label is not the true class). `d_x` is the gradient of the loss with
+//! respect to x.
 
 use super::encoder::{EncoderContext, resized};
 use super::projections::{ProjectionBuffers, Workspace};
@@ -37,7 +38,7 @@ impl Tranfs {
         workspace: &mut Workspace<T>,
     ) -> [f64; 3] {
         assert_eq!(parameters.len(), gradient.len());
-        let mut features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
+        let mut d_features = feature_gradient.map(|all| FeatureGradient::split(all, episodes));
         let inputs = || episodes.iter().map(TranfsInput::of);
         let Workspace { layout, states, caches, scratch, buffers } = workspace;
         // Forward.
@@ -49,18 +50,18 @@ impl Tranfs {
         let out = caches.last().map_or(&*states, |last| &last.out);
         self.project_output(parameters, layout, out, buffers);
         // Losses, then backward, in the reverse order of the forward pass.
-        let terms = self.loss_terms_of(layout, episodes, buffers, features.as_deref_mut());
+        let terms = self.loss_terms_of(layout, episodes, buffers, d_features.as_deref_mut());
         self.project_output_backward(parameters, layout, out, gradient, buffers);
         self.encoder.backward(context, states, caches, scratch, gradient, &mut buffers.d_states);
         self.embed_backward(layout, gradient, buffers);
-        if let Some(features) = features {
-            self.project_items_backward(parameters, layout, buffers, features);
+        if let Some(d_features) = d_features {
+            self.project_items_backward(parameters, layout, buffers, d_features);
         }
         terms
     }
 
     /// The terms of the loss. Puts the gradients of the prototypes into the left stack (see `projections`), and
-    /// replaces the logits of "mislabelled" by their gradients. Adds to `features` the parts of the feature gradient
+    /// replaces the logits of "mislabelled" by their gradients. Adds to `d_features` the parts of the feature gradient
     /// that do not pass through the prototypes: those of the queries, and those of the items whose mean is the target
     /// of the clean loss.
     fn loss_terms_of<T: Real>(
@@ -68,7 +69,7 @@ impl Tranfs {
         layout: &TokenLayout,
         episodes: &[Episode<'_, T>],
         buffers: &mut ProjectionBuffers<T>,
-        mut features: Option<&mut [FeatureGradient<'_, T>]>,
+        mut d_features: Option<&mut [FeatureGradient<'_, T>]>,
     ) -> [f64; 3] {
         let dim = self.config.dim;
         let ProjectionBuffers { left, prototypes, logits, query_logits, clean_mean, .. } = buffers;
@@ -88,9 +89,9 @@ impl Tranfs {
                 query_logits,
                 d_prototypes,
             );
-            let mut features = features.as_deref_mut().map(|features| &mut features[number]);
-            if let Some(features) = features.as_deref_mut() {
-                add_query_gradient(query_logits, prototypes, dim, features.queries);
+            let mut d_features = d_features.as_deref_mut().map(|all| &mut all[number]);
+            if let Some(d_features) = d_features.as_deref_mut() {
+                add_query_gradient(query_logits, prototypes, dim, d_features.queries);
             }
             // The clean loss and "mislabelled", over the items in the order of the tokens.
             let rows = &left_items[span.items.start * dim..span.items.end * dim];
@@ -100,7 +101,7 @@ impl Tranfs {
                 .collect();
             let (sources, given) = (&layout.sources[span.items.clone()], &layout.given[span.items.clone()]);
             let items = SortedItems { rows, sources, given, mislabelled: &mislabelled };
-            let d_support = features.map(|features| &mut *features.support);
+            let d_support = d_features.map(|d_features| &mut *d_features.support);
             terms[1] += self.clean_loss(items, prototypes, clean_mean, d_prototypes, d_support);
             let weight = T::from_f64(self.config.mislabelled_weight);
             terms[2] += loss::binary_cross_entropy(&mut logits[span.items.clone()], &mislabelled, weight);

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._frames import library_of, read_table, stacked
 
+# The types of features that the library stores.
 _STORED = (np.dtype(np.float32), np.dtype(np.float16))
 
 

@@ -217,8 +217,8 @@ def get_pred_probs(labels: Any, X: Any = None, *, features: Any = None, threads:
 def _pred_probs(found: Audit) -> np.ndarray:
     """The probabilities of an audit, ``[rows, classes]``. That of "none of the classes" is distributed over the classes
     in proportion. All are positive, so that rows in which no class is probable can be divided by their sum."""
-    shares = np.maximum(found.probabilities[:, :-1], np.finfo(np.float32).tiny)
-    return shares / shares.sum(axis=1, keepdims=True)
+    probs = np.maximum(found.probabilities[:, :-1], np.finfo(np.float32).tiny)
+    return probs / probs.sum(axis=1, keepdims=True)
 
 
 def _scores(found: Audit, method: str) -> np.ndarray:
@@ -226,17 +226,16 @@ def _scores(found: Audit, method: str) -> np.ndarray:
 
     In the margin, "none of the classes" is one of the other answers.
     """
-    # The probability that the given label is right.
-    own = 1 - found.p_wrong
+    p_right = 1 - found.p_wrong
     if method == "self_confidence":
-        return own
+        return p_right
     codes = found._labels.codes
     if method == "confidence_weighted_entropy":
         return score_labels(codes, _pred_probs(found).astype(np.float64), method)
     # As in `score_labels`: -1 excludes the label from the maximum, and margins from -1 to 1 become 0 to 1.
     others = found.probabilities.copy()
     others[np.arange(len(others)), codes] = -1
-    return (own - others.max(axis=1) + 1) / 2
+    return (p_right - others.max(axis=1) + 1) / 2
 
 
 def _refuse(needed: str, **settings: Any) -> None:

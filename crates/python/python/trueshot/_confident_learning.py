@@ -299,7 +299,6 @@ def _converged(shares: np.ndarray, priors: np.ndarray, noise: np.ndarray) -> tup
 
     ``shares`` are those of the given labels, which stay fixed.
     """
-    inverse = noise.T
     for _ in range(20):
         inverse = _inverse_of(priors, shares, noise)
         noise = _inverse_of(shares, priors, inverse)

@@ -255,6 +255,7 @@ class _Rows:
             warnings.warn(
                 f"{features.shape[1]} numbers per image look like a score per class; features from before the last layer are "
                 "better: create a model of timm with num_classes=0, or replace the last layer by torch.nn.Identity()",
+                # Above this function, `_embed` and `embed`, 4 is the caller of `embed`.
                 stacklevel=4,
             )
         return features

@@ -36,22 +36,23 @@ def score_labels(codes: np.ndarray, probs: np.ndarray, method: str, adjust_pred_
         if method == "confidence_weighted_entropy":
             raise ValueError("adjust_pred_probs=True is not supported with method='confidence_weighted_entropy'")
         probs = _adjusted(codes, probs)
-    own = probs[np.arange(len(codes)), codes]
+    # The probability of the given label.
+    p_label = probs[np.arange(len(codes)), codes]
     if method == "self_confidence":
-        return own
+        return p_label
     if method == "normalized_margin":
         # The label itself gets -1, so that the maximum is that of another class. Margins from -1 to 1 become 0 to 1.
         others = probs.copy()
         others[np.arange(len(codes)), codes] = -1
-        return (own - others.max(axis=1) + 1) / 2
+        return (p_label - others.max(axis=1) + 1) / 2
     # Confidence-weighted entropy: w = entropy (divided by its maximum, log K) / probability of the label, which is
     # large if the model is unsure or sure of another class. log(1 + w) / w maps it to (0, 1], and w = 0 to 1. Rows with
     # probability 0 of the label divide by 0; their score is set to 0 at the end.
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(probs > 0, probs * np.log(probs), 0).sum(axis=1) / np.log(probs.shape[1])
-        weighted = np.minimum(entropy / own, np.finfo(np.float64).max)
+        weighted = np.minimum(entropy / p_label, np.finfo(np.float64).max)
         score = np.where(weighted > 0, np.log1p(weighted) / weighted, 1)
-    return np.where(own > 0, score, 0)
+    return np.where(p_label > 0, score, 0)
 
 
 def _adjusted(codes: np.ndarray, probs: np.ndarray) -> np.ndarray:
@@ -159,8 +160,8 @@ def _shares(weights: np.ndarray) -> np.ndarray:
 def _log_loss(codes: np.ndarray, probs: np.ndarray) -> float:
     """The mean negative log-probability of the given labels."""
     probs = np.maximum(probs, _LOWEST_PROBABILITY)
-    own = probs[np.arange(len(codes)), codes] / probs.sum(axis=1)
-    return float(-np.log(own).mean())
+    p_label = probs[np.arange(len(codes)), codes] / probs.sum(axis=1)
+    return float(-np.log(p_label).mean())
 
 
 def _log_loss_weights(members: list[tuple[np.ndarray, np.ndarray]], temperatures: Sequence[float]) -> np.ndarray:

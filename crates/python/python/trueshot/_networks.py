@@ -112,17 +112,17 @@ class Network:
     def _precision(self, dtype: Any) -> tuple[Any, Any]:
         """The type of the weights, and the type that autocast computes in, or None if that is the same."""
         torch = self._torch
-        own = next((tensor.dtype for tensor in self._tensors() if tensor.is_floating_point()), torch.float32)
+        stored = next((tensor.dtype for tensor in self._tensors() if tensor.is_floating_point()), torch.float32)
         if dtype is None:
-            return own, None
+            return stored, None
         wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
         if wanted not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
             raise ValueError(f"dtype is {dtype!r}; allowed: 'float32', 'float16', 'bfloat16', 'float64' or the same of torch")
-        if wanted == own:
-            return own, None
-        if own == torch.float32 and wanted != torch.float64:
-            return own, wanted
-        raise ValueError(f"the weights of the model are {own}, but dtype is {wanted}: convert it with model.to({wanted})")
+        if wanted == stored:
+            return stored, None
+        if stored == torch.float32 and wanted != torch.float64:
+            return stored, wanted
+        raise ValueError(f"the weights of the model are {stored}, but dtype is {wanted}: convert it with model.to({wanted})")
 
 
 def _module_of(torch: Any, model: Any) -> Any:
@@ -194,8 +194,8 @@ def _code(module: Any) -> str:
             digest.update(describe(kinds[name]).encode())
     for part in module.modules():
         # Functions that were assigned to a module, for example to replace its method `forward`.
-        own = [value for value in vars(part).values() if hasattr(value, "__code__")]
-        digest.update("".join(map(describe, own)).encode())
+        assigned = [value for value in vars(part).values() if hasattr(value, "__code__")]
+        digest.update("".join(map(describe, assigned)).encode())
     return digest.hexdigest()
 
 

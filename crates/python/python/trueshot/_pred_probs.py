@@ -25,7 +25,7 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any) -> tuple[Any, bo
 
     Exactly one of ``X``, ``pred_probs`` and ``features`` is given; the last two say what they are. ``X`` is recognised by
     its form: non-negative rows with one column per class are probabilities. What could be either is refused, so that
-    probabilities are never taken for features. The data are read from a stream, which can be read only once.
+    probabilities are never taken for features. A stream can be read only once: the returned data have been read from it.
     """
     given = [name for name, value in (("X", X), ("pred_probs", pred_probs), ("features", features)) if value is not None]
     if len(given) != 1:

@@ -149,6 +149,7 @@ class _TorchMethod:
         """The method of a text such as ``cosine:T=0.5``; None if the native module computes it."""
         name, *given = text.split(":")
         parameters = dict(part.partition("=")[::2] for part in given)
+        # Any other centre is a file, which only the native module reads.
         if name not in _TorchMethod.NAMES or parameters.get("centre", "none") not in ("none", "support"):
             return None
         # Fitting two rows with the native module raises an error for parameters that do not exist or are out of range.

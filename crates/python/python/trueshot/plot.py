@@ -89,8 +89,8 @@ def accuracy(found: Evaluation, ax: Any = None, *, noise: str = "symmetric") -> 
                     point = (100 * setting["level"], method["accuracy"], method["ci95"] or 0)
                     lines.setdefault(method["method"], []).append(point)
     for method, points in lines.items():
-        levels, means, halves = zip(*sorted(points))
-        ax.errorbar(levels, means, yerr=halves, marker="o", capsize=2, label=method)
+        levels, means, half_widths = zip(*sorted(points))
+        ax.errorbar(levels, means, yerr=half_widths, marker="o", capsize=2, label=method)
     ax.set_xlabel(f"{noise} noise, % of labels")
     ax.set_ylabel("accuracy, %")
     ax.legend()
@@ -106,13 +106,13 @@ def calibration(probabilities: Any, y: Any, classes: Any, ax: Any = None, *, bin
     """
     ax = _axes(ax)
     probabilities = np.asarray(probabilities)
-    sure = probabilities.max(axis=1)
+    confidence = probabilities.max(axis=1)
     right = np.asarray(classes)[probabilities.argmax(axis=1)] == np.asarray(y)
     # The bin of every row; a probability of 1 belongs to the last one.
-    bin_of = np.minimum((sure * bins).astype(int), bins - 1)
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
     filled = [n for n in range(bins) if (bin_of == n).any()]
     ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
-    ax.plot([sure[bin_of == n].mean() for n in filled], [right[bin_of == n].mean() for n in filled], marker="o")
+    ax.plot([confidence[bin_of == n].mean() for n in filled], [right[bin_of == n].mean() for n in filled], marker="o")
     ax.set_xlabel("probability")
     ax.set_ylabel("share of correct predictions")
     return ax

@@ -1,4 +1,4 @@
-//! Compares the GPU kernel that prepares images with [`Augmenter`], on an emulated device.
+//! Checks that the GPU kernel that prepares images gives the same values as [`Augmenter`], on an emulated device.
 
 use trueshot_cuda::Device;
 use trueshot_cuda::conv4::{
@@ -55,7 +55,8 @@ fn changes(width: usize, height: usize) -> Vec<DrawnAugmentation> {
         hue: 0.5,
         ..Augmentation::default()
     };
-    let random = (0..6).map(|copy| strong.draw(1, 2, copy, width, height));
+    let (seed, image) = (1, 2);
+    let random = (0..6).map(|copy| strong.draw(seed, image, copy, width, height));
     let (crop_width, crop_height) = (width.div_ceil(3), height.div_ceil(2));
     let corners = [(0, 0), (width - crop_width, 0), (0, height - crop_height)]
         .into_iter()
@@ -78,10 +79,12 @@ fn changes(width: usize, height: usize) -> Vec<DrawnAugmentation> {
 
 /// The images of all requests, prepared by the emulated GPU.
 fn prepared_by_gpu(images: &[DecodedImage], requests: Vec<ImageRequest>, to: &Preprocessing) -> Vec<f32> {
+    // Rounds as GPUs do.
     let device = Device::emulated(false);
     let shape = Shape { size: to.size, channels: to.channels.count() };
     let sources = images.iter().map(|image| (&image.pixels[..], image.width, image.height));
     let images = DeviceImages::upload(&device, sources, to.scale_and_shift(1.0)).unwrap();
+    // The requests are one episode of one support item and queries; of the step, only the images are prepared.
     let options = Conv4Options {
         shape,
         classes: 1,

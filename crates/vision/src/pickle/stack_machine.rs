@@ -37,7 +37,7 @@ pub(super) struct StackMachine {
     marks: Vec<usize>,
     memo: HashMap<u64, ValueId>,
     /// The values of the integers from 0 to 1023, which are stored once: files have millions of labels.
-    small: Vec<Option<ValueId>>,
+    small_integers: Vec<Option<ValueId>>,
     /// Strings that are not in the file in this form, but decoded from escapes.
     decoded: Vec<Bytes>,
     /// The total length of `decoded`.
@@ -60,7 +60,7 @@ impl StackMachine {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
-            small: vec![None; 1024],
+            small_integers: vec![None; 1024],
             decoded: Vec::new(),
             decoded_bytes: 0,
         }
@@ -163,19 +163,20 @@ impl StackMachine {
                     // In protocol 0, `True` and `False` are written like this.
                     (b'I', "01") => return self.put(TRUE),
                     (b'I', "00") => return self.put(FALSE),
+                    // The text of LONG ends with `L`.
                     _ => text.trim_end_matches('L').parse().map_err(|_| self.invalid_integer())?,
                 }
             }
         };
-        let is_small = usize::try_from(number).is_ok_and(|number| number < self.small.len());
+        let is_small = usize::try_from(number).is_ok_and(|number| number < self.small_integers.len());
         if !is_small {
             return self.put_new(Node::Int(number));
         }
-        let id = match self.small[number as usize] {
+        let id = match self.small_integers[number as usize] {
             Some(id) => id,
             None => self.push(Node::Int(number))?,
         };
-        self.small[number as usize] = Some(id);
+        self.small_integers[number as usize] = Some(id);
         self.put(id)
     }
 
@@ -378,7 +379,7 @@ impl StackMachine {
         }
     }
 
-    /// Reads the length that precedes a value.
+    /// Reads the length that precedes a value: one byte, eight, or four, depending on the instruction.
     fn length(&mut self, instruction: u8) -> Result<usize, PickleError> {
         let length = match instruction {
             b'U' | b'C' | 0x8c | 0x8a => self.take().map(|[length]| u64::from(length))?,

@@ -98,11 +98,15 @@ fn list_members<R: Read>(
             Err(escaped) => (escaped, false),
         };
         let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
-        if parts.iter().any(|part| paths::is_hidden(part)) {
+        // `..` starts with a dot, but is not hidden: a name that leads out of the archive is reported.
+        let leads_out = parts.contains(&"..");
+        if !leads_out && parts.iter().any(|part| paths::is_hidden(part)) {
             continue;
         }
         let item = parts.join("/");
-        let reason = if !is_utf8 {
+        let reason = if leads_out {
+            Some(Unreadable::OutsideArchive)
+        } else if !is_utf8 {
             Some(Unreadable::NotUtf8)
         } else if member.size() > MAX_FILE_BYTES {
             Some(Unreadable::FileSize(member.size()))

@@ -29,7 +29,7 @@ struct FolderWalk {
     /// The name and location of each file, image or not.
     files: Vec<(String, ImageLocation)>,
     skipped: Vec<Skipped>,
-    /// Folders without files or folders in them.
+    /// Folders without files or folders in them, apart from hidden ones.
     empty: Vec<String>,
     /// The canonical paths of the folders above this one: a link to one of them would be an endless loop.
     above: Vec<PathBuf>,

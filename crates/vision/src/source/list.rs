@@ -34,8 +34,8 @@ const MAX_BYTES: u64 = 1 << 30;
 /// files may be missing.
 const TESTED_ROWS: usize = 100;
 
-/// Opens a list as a collection. Files whose extension is that of a video or an unsupported format are skipped; all other
-/// files are assumed to be images.
+/// Opens a list as a collection. Files whose extension is that of a video or an unsupported format are skipped; all
+/// other files are assumed to be images.
 pub(super) fn read(path: &Path) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
     for (class, item, location) in rows(path)? {

@@ -21,7 +21,7 @@ pub use folder::{ImageFiles, images_below};
 pub(crate) use folder::{class_images, read as file_bytes};
 pub use paths::is_image;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crate::decoded_image::{Channels, DecodeLimits, DecodedImage};
@@ -255,13 +255,13 @@ impl Collection {
     /// # Errors
     /// If no class of the collection is in the split.
     pub fn keep_split(&mut self, split: &Split) -> Result<Vec<String>> {
-        // Taken out while the closures use it, because `keep_classes` changes the collection.
-        let superclasses = std::mem::take(&mut self.superclasses);
-        let superclass_of = |class: &str| superclasses.get(class);
-        let is_in_split = |class: &str| {
-            split.contains(class) || superclass_of(class).is_some_and(|superclass| split.contains(superclass))
+        let is_in_split = |class: &String| {
+            let superclass = self.superclasses.get(class);
+            split.contains(class) || superclass.is_some_and(|superclass| split.contains(superclass))
         };
-        if !self.classes.iter().any(|class| is_in_split(class)) {
+        let kept: BTreeSet<String> =
+            self.classes.iter().filter(|class| is_in_split(class)).cloned().collect();
+        if kept.is_empty() {
             let shown: Vec<&str> = self.classes.iter().take(3).map(String::as_str).collect();
             return Err(Error::NoClassOfSplit {
                 path: self.path.clone(),
@@ -270,11 +270,10 @@ impl Collection {
                 found: format!("{} classes such as '{}'", self.classes.len(), shown.join("', '")),
             });
         }
-        let superclass_names = self.classes.iter().filter_map(|class| superclass_of(class).cloned());
+        let superclass_names = self.classes.iter().filter_map(|class| self.superclasses.get(class).cloned());
         let names: Vec<String> = self.classes.iter().cloned().chain(superclass_names).collect();
         let missing = split.missing(&names);
-        self.keep_classes(is_in_split);
-        self.superclasses = superclasses;
+        self.keep_classes(|class| kept.contains(class));
         Ok(missing)
     }
 

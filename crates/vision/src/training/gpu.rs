@@ -43,12 +43,14 @@ pub(super) struct GpuSession<T> {
     pub warning: Option<String>,
 }
 
-/// Steps per call if the images are streamed: the images of all steps of a call are in memory.
+/// Steps per call if the images are streamed. The images of all steps of a call are in memory at the same time, so they
+/// are fewer than [`STEP_SLOTS`], the number for stored images.
 pub(super) const STREAMED_STEPS: usize = 8;
 
 /// The most bytes that images may take: three quarters of the free memory of the GPU. A quarter is for activations.
 pub(super) fn most_image_bytes(device: &Device) -> trueshot::Result<usize> {
-    Ok(device.memory()?.0 / 4 * 3)
+    let (free, _total) = device.memory()?;
+    Ok(free / 4 * 3)
 }
 
 impl GpuSession<Conv4Training> {
@@ -123,7 +125,8 @@ pub(super) fn upload_training_images(
     let bytes: usize =
         sets.iter().flatten().flat_map(|set| set.images()).map(|image| image.pixels.len()).sum();
     if bytes > most_bytes {
-        return Ok((None, Some(streaming_warning(bytes, device.memory()?.0))));
+        let (free, _total) = device.memory()?;
+        return Ok((None, Some(streaming_warning(bytes, free))));
     }
     Ok((Some(upload_images(device, sets, preprocessing)?), None))
 }
@@ -197,8 +200,8 @@ pub(super) trait GpuTraining {
     fn load(&mut self, state: &Conv4State) -> GpuResult<()>;
 }
 
-/// The methods of [`GpuTraining`] that all three types have under the same name.
-macro_rules! own_methods {
+/// The methods of [`GpuTraining`] that all three types have as inherent methods of the same name.
+macro_rules! forward_to_inherent_methods {
     () => {
         fn run(&mut self, steps: &[StepInput]) -> GpuResult<Vec<f32>> {
             Self::run(self, steps)
@@ -233,7 +236,7 @@ impl GpuTraining for Conv4Training {
         batch.requests.clone()
     }
 
-    own_methods!();
+    forward_to_inherent_methods!();
 }
 
 impl GpuTraining for NegMarginTraining {
@@ -251,7 +254,7 @@ impl GpuTraining for NegMarginTraining {
         batch.requests.clone()
     }
 
-    own_methods!();
+    forward_to_inherent_methods!();
 }
 
 impl GpuTraining for MamlTraining {
@@ -272,7 +275,7 @@ impl GpuTraining for MamlTraining {
         tasks.iter().flat_map(|task| task.requests.clone()).collect()
     }
 
-    own_methods!();
+    forward_to_inherent_methods!();
 }
 
 impl<T: GpuTraining> TrainingSession for GpuSession<T> {

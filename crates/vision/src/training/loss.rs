@@ -7,6 +7,7 @@
 //! logits.
 //!
 //! Shapes: n support items and m queries with D features, N classes; features are `[n + m, D]`, support items first.
+//! The prefix `d_` marks the gradient of the loss with respect to a value, of the same shape.
 //! Computed in f64, which takes about a hundredth of a step and makes the gradient easy to check.
 
 /// How the prototype of a class is computed.
@@ -163,9 +164,9 @@ impl Prototype {
             d_point = d_before;
         }
         // The first point is the mean of the items.
-        let share = 1.0 / items.len() as f64;
+        let item_weight = 1.0 / items.len() as f64;
         for d_item in &mut d_items {
-            d_item.iter_mut().zip(&d_point).for_each(|(d_item, d_mean)| *d_item += share * d_mean);
+            d_item.iter_mut().zip(&d_point).for_each(|(d_item, d_mean)| *d_item += item_weight * d_mean);
         }
         d_items
     }

@@ -128,12 +128,14 @@ impl CpuSession for CpuBackboneSession {
             EpisodeLabels { classes: self.ways, given: &batch.given, query_classes: &batch.query_classes };
         let CpuWeights { parameters, gradients, .. } = &mut self.weights;
         let features = self.training.forward(parameters, &batch.images);
+        // The gradient of the loss with respect to the features.
         let mut d_features = vec![0.0; features.len()];
         let loss = loss(features, labels, self.aggregate, &mut d_features);
         // A step whose loss is not finite changes nothing; the training loop reports it.
         if loss.is_finite() {
             self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
+            // The loss is a mean over the queries already, so its gradient is not scaled.
             self.weights.update(step, 1.0)?;
         }
         Ok(vec![loss])
@@ -162,6 +164,7 @@ impl BackboneTrainee {
         let config = AdamWConfig { weight_decay: configuration.optimiser.weight_decay, ..Default::default() };
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuBackboneSession {
+            // One gradient: `TrainingPass` divides its work among threads itself.
             weights: CpuWeights::new(conv4::layout(shape.channels), parameters, 1, config, optimiser, steps),
             training: TrainingPass::new(shape, batches.images()),
             ways: configuration.episodes.ways,

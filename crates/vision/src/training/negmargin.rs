@@ -157,6 +157,7 @@ impl CpuSession for CpuNegMarginSession {
         let directions = self.backbone_len;
         let CpuWeights { parameters, gradients, .. } = &mut self.weights;
         let features = self.training.forward(parameters, &batch.images);
+        // The gradient of the loss with respect to the features.
         let mut d_features = vec![0.0; features.len()];
         let loss = cosine_margin(
             features,
@@ -170,6 +171,7 @@ impl CpuSession for CpuNegMarginSession {
         if loss.is_finite() {
             self.training.backward(&d_features, &mut gradients[0]);
             self.training.update_running(parameters);
+            // The loss is a mean over the images already, so its gradient is not scaled.
             self.weights.update(step, 1.0)?;
         }
         Ok(vec![loss])
@@ -200,6 +202,7 @@ impl NegMarginTrainee {
         let LossSettings { batch, scale, margin } = configuration.loss;
         let (optimiser, steps) = (&configuration.optimiser, configuration.steps);
         let session = CpuNegMarginSession {
+            // One gradient: `TrainingPass` divides its work among threads itself.
             weights: CpuWeights::new(layout, parameters, 1, configuration.adam(), optimiser, steps),
             training: TrainingPass::new(batches.preparer.shape(), batch),
             margin: Margin { scale, margin },

@@ -21,10 +21,12 @@ fn quarter(x: u32, y: u32) -> usize {
     }
 }
 
+/// The image of the four quarters.
 pub fn quarters() -> RgbImage {
     RgbImage::from_fn(WIDTH, HEIGHT, |x, y| Rgb(QUARTERS[quarter(x, y)]))
 }
 
+/// The bytes of a file with the image.
 pub fn file(image: impl Into<DynamicImage>, format: ImageFormat) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     image.into().write_to(&mut bytes, format).unwrap();
@@ -36,7 +38,7 @@ pub fn coloured() -> Vec<(&'static str, Vec<u8>)> {
     let wide = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, y| {
         Rgb(QUARTERS[quarter(x, y)].map(|value| u16::from(value) * 257))
     });
-    let seen_through = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, y| match quarter(x, y) {
+    let transparent = ImageBuffer::from_fn(WIDTH, HEIGHT, |x, y| match quarter(x, y) {
         // Transparent: white shows through.
         3 => Rgba([9, 9, 9, 0]),
         other => {
@@ -53,8 +55,8 @@ pub fn coloured() -> Vec<(&'static str, Vec<u8>)> {
         ("webp", file(quarters(), ImageFormat::WebP)),
         ("16-bit.png", file(wide.clone(), ImageFormat::Png)),
         ("16-bit.tiff", file(wide, ImageFormat::Tiff)),
-        ("transparent.png", file(seen_through.clone(), ImageFormat::Png)),
-        ("transparent.webp", file(seen_through, ImageFormat::WebP)),
+        ("transparent.png", file(transparent.clone(), ImageFormat::Png)),
+        ("transparent.webp", file(transparent, ImageFormat::WebP)),
         ("palette.png", palette()),
         ("animated.gif", animated()),
     ]
@@ -101,16 +103,16 @@ fn animated() -> Vec<u8> {
 }
 
 /// A JPEG of the quarters with an EXIF orientation.
-pub fn held(orientation: u8) -> Vec<u8> {
+pub fn with_orientation(orientation: u8) -> Vec<u8> {
     let plain = file(quarters(), ImageFormat::Jpeg);
-    let mut note = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
-    note.extend([orientation, 0, 0, 0, 0, 0, 0, 0]);
-    let length = (note.len() as u16 + 2).to_be_bytes();
-    [&plain[..2], &[0xff, 0xe1], &length, &note, &plain[2..]].concat()
+    let mut exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0".to_vec();
+    exif.extend([orientation, 0, 0, 0, 0, 0, 0, 0]);
+    let length = (exif.len() as u16 + 2).to_be_bytes();
+    [&plain[..2], &[0xff, 0xe1], &length, &exif, &plain[2..]].concat()
 }
 
 /// A CMYK JPEG of 8 x 8 pixels in one colour, as print shops send them: Adobe's marker, inverted values.
-pub fn inks(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
+pub fn cmyk_jpeg(cyan: u8, magenta: u8, yellow: u8, black: u8) -> Vec<u8> {
     let mut file = vec![0xff, 0xd8];
     let mut segment = |marker: u8, body: &[u8]| {
         file.extend([0xff, marker]);

@@ -8,10 +8,11 @@ pub fn bytes(number: u64, value: impl AsRef<[u8]>) -> Vec<u8> {
 }
 
 /// A field with an integer.
-pub fn whole(number: u64, value: i64) -> Vec<u8> {
+pub fn integer(number: u64, value: i64) -> Vec<u8> {
     [varint(number << 3), varint(value.cast_unsigned())].concat()
 }
 
+/// A number of variable length: 7 bits per byte, lowest first; the highest bit says whether more bytes follow.
 pub fn varint(mut value: u64) -> Vec<u8> {
     let mut out = Vec::new();
     while value >= 0x80 {
@@ -30,28 +31,29 @@ pub const HALF: i64 = 10;
 pub const DOUBLE: i64 = 11;
 pub const BFLOAT16: i64 = 16;
 
-/// An input or output; `sides` are numbers, or names for free dimensions.
+/// An input or output; `sides` are numbers, or names for dynamic dimensions.
 pub fn value(name: &str, kind: i64, sides: &[&str]) -> Vec<u8> {
     let side = |side: &&str| match side.parse() {
-        Ok(number) => bytes(1, whole(1, number)),
+        Ok(number) => bytes(1, integer(1, number)),
         Err(_) => bytes(1, bytes(2, side)),
     };
     let shape: Vec<u8> = sides.iter().flat_map(side).collect();
-    let kind = [whole(1, kind), bytes(2, shape)].concat();
+    let kind = [integer(1, kind), bytes(2, shape)].concat();
     [bytes(1, name), bytes(2, bytes(1, kind))].concat()
 }
 
 /// An attribute with a list of integers.
 pub fn ints(name: &str, values: &[i64]) -> Vec<u8> {
-    let values: Vec<u8> = values.iter().flat_map(|value| whole(8, *value)).collect();
-    [bytes(1, name), values, whole(20, 7)].concat()
+    let values: Vec<u8> = values.iter().flat_map(|value| integer(8, *value)).collect();
+    [bytes(1, name), values, integer(20, 7)].concat()
 }
 
 /// An attribute with an integer.
 pub fn int(name: &str, value: i64) -> Vec<u8> {
-    [bytes(1, name), whole(3, value), whole(20, 2)].concat()
+    [bytes(1, name), integer(3, value), integer(20, 2)].concat()
 }
 
+/// A node with one output.
 pub fn node(operator: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
     let mut node: Vec<u8> = inputs.iter().flat_map(|input| bytes(1, input)).collect();
     node.extend(bytes(2, output));
@@ -63,17 +65,18 @@ pub fn node(operator: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>
 
 /// A tensor with raw data.
 pub fn tensor(name: &str, kind: i64, sides: &[i64], raw: &[u8]) -> Vec<u8> {
-    let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
-    [sides, whole(2, kind), bytes(8, name), bytes(9, raw)].concat()
+    let sides: Vec<u8> = sides.iter().flat_map(|side| integer(1, *side)).collect();
+    [sides, integer(2, kind), bytes(8, name), bytes(9, raw)].concat()
 }
 
 /// A tensor with data in another file; entries are `location`, `offset` and `length`.
 pub fn external_tensor(name: &str, kind: i64, sides: &[i64], entries: &[(&str, &str)]) -> Vec<u8> {
-    let sides: Vec<u8> = sides.iter().flat_map(|side| whole(1, *side)).collect();
+    let sides: Vec<u8> = sides.iter().flat_map(|side| integer(1, *side)).collect();
     let entries = entries.iter().flat_map(|(key, text)| bytes(13, [bytes(1, key), bytes(2, text)].concat()));
-    [sides, whole(2, kind), bytes(8, name), entries.collect(), whole(14, 1)].concat()
+    [sides, integer(2, kind), bytes(8, name), entries.collect(), integer(14, 1)].concat()
 }
 
+/// The encoded messages of a graph.
 #[derive(Default)]
 pub struct Graph {
     pub nodes: Vec<Vec<u8>>,
@@ -93,9 +96,10 @@ impl Graph {
         graph
     }
 
+    /// A model file with this graph, of operator set 13.
     pub fn file(&self) -> Vec<u8> {
-        let opset = bytes(8, [bytes(1, ""), whole(2, 13)].concat());
-        [whole(1, 8), bytes(2, "test"), opset, bytes(7, self.message())].concat()
+        let opset = bytes(8, [bytes(1, ""), integer(2, 13)].concat());
+        [integer(1, 8), bytes(2, "test"), opset, bytes(7, self.message())].concat()
     }
 }
 

@@ -69,7 +69,7 @@ fn embedded(folder: &Path, copies: Option<usize>, threads: usize) -> (Vec<u8>, E
 fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
     let folder = Path::new("../../../shared/reference");
     if !folder.exists() {
-        eprintln!("SKIPPED: {} is not there", folder.display());
+        eprintln!("SKIPPED: {} does not exist", folder.display());
         return;
     }
     let backbone = Backbone::open(folder.join("mini-conv4.safetensors")).unwrap();
@@ -79,9 +79,9 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
     let to = backbone.preprocessing();
     let mut inputs = Vec::new();
     for pixels in images.data().chunks_exact(84 * 84 * 3) {
-        let picture = DecodedImage::new(84, 84, Channels::Colour, pixels.to_vec());
+        let image = DecodedImage::new(84, 84, Channels::Colour, pixels.to_vec());
         let mut input = vec![0.0; to.input_len()];
-        to.normalise(&picture, &mut input);
+        to.normalise(&image, &mut input);
         inputs.extend(input);
     }
     let mut found = vec![0.0; inputs.len() / to.input_len() * backbone.dim()];
@@ -92,7 +92,7 @@ fn features_of_the_reference_backbone_are_those_of_the_reference_program() {
 }
 
 #[test]
-fn a_folder_becomes_rows_by_class_and_name_and_what_is_no_picture_is_listed() {
+fn a_folder_becomes_rows_sorted_by_class_and_name_and_other_files_are_listed() {
     let folder = folder();
     let (_, report, path) = embedded(folder.path(), None, 2);
     let read = Embeddings::open(&path).unwrap();
@@ -118,15 +118,15 @@ fn the_same_seed_gives_the_same_bytes_with_any_number_of_threads() {
 }
 
 #[test]
-fn copies_are_named_and_differ_and_do_not_depend_on_their_neighbours() {
+fn copies_are_numbered_and_differ_and_do_not_depend_on_other_images() {
     let folder = folder();
     let (.., path) = embedded(folder.path(), Some(2), 2);
     let all = Embeddings::open(&path).unwrap();
     assert_eq!((all.item(0), all.item(1)), (Some("even/kind.16-bit.png#1"), Some("even/kind.16-bit.png#2")));
     let row = |read: &Embeddings, item: &str| {
-        let place = (0..read.len()).find(|&row| read.item(row) == Some(item)).unwrap();
+        let index = (0..read.len()).find(|&row| read.item(row) == Some(item)).unwrap();
         let mut values = vec![0.0; read.dim()];
-        read.features().decode_row(place, &mut values);
+        read.features().decode_row(index, &mut values);
         values
     };
     assert_ne!(row(&all, "even/kind.16-bit.png#1"), row(&all, "even/kind.16-bit.png#2"));
@@ -137,7 +137,7 @@ fn copies_are_named_and_differ_and_do_not_depend_on_their_neighbours() {
 }
 
 #[test]
-fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
+fn a_class_without_readable_images_is_an_error_and_leaves_no_file() {
     let folder = folder();
     std::fs::create_dir(folder.path().join("none")).unwrap();
     std::fs::write(folder.path().join("none/1.jpg"), b"").unwrap();
@@ -153,7 +153,7 @@ fn a_class_that_is_left_with_nothing_ends_the_work_and_leaves_no_file() {
     };
     let output = folder.path().join("out.safetensors");
     let refused = embed(&request, &output, &()).unwrap_err();
-    let expected = "class 'none' has 0 readable images, but 1 are needed; 1 were skipped";
+    let expected = "class 'none' has 0 readable images, but 1 are needed; skipped files: 1";
     assert_eq!(refused.to_string(), expected);
     let stopped = embed(&EmbedRequest { min_per_class: 0, ..request }, &output, &|_: u64, _: u64| {
         ControlFlow::Break(())
@@ -180,7 +180,7 @@ fn built_in_drawings_look_as_their_published_files_do() {
 }
 
 #[test]
-fn what_is_no_backbone_is_told_so() {
+fn tensors_that_are_not_a_backbone_are_refused_with_the_reason() {
     let problem = |change: &dyn Fn(&mut Tensors)| {
         let mut changed = tensors(3);
         change(&mut changed);

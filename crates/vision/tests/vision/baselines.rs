@@ -68,7 +68,7 @@ fn mean(losses: &[f64]) -> f64 {
 }
 
 #[test]
-fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
+fn maml_learns_and_its_model_file_classifies_episodes_of_images() {
     let folder = folder();
     for order in [GradientOrderSetting::Second, GradientOrderSetting::First] {
         let mut configuration = maml_configuration();
@@ -76,8 +76,8 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
         let mut trainee = maml_trainee(folder.path(), &configuration);
         let losses = run(&mut trainee, 0..60);
         assert!(mean(&losses[30..]) < 0.85 * mean(&losses[..10]), "{order:?} {losses:?}");
-        let judged = trainee.validate().unwrap().unwrap();
-        assert!(judged.score > 50.0, "{order:?} {judged:?}");
+        let validation = trainee.validate().unwrap().unwrap();
+        assert!(validation.score > 50.0, "{order:?} {validation:?}");
         let path = folder.path().join("maml.safetensors");
         trainee.model().unwrap().write(&path).unwrap();
         let mut registry = Registry::default();
@@ -96,9 +96,9 @@ fn maml_learns_and_its_model_file_answers_episodes_of_pictures() {
             baseline: "",
             details: Details::default(),
         };
-        let answer = || evaluate(&experiment, &()).unwrap().settings[0].methods[0].accuracy.unwrap();
-        assert_eq!(with_threads(1, answer), judged.score, "validation and the file agree");
-        assert_eq!(with_threads(1, answer), with_threads(3, answer));
+        let accuracy = || evaluate(&experiment, &()).unwrap().settings[0].methods[0].accuracy.unwrap();
+        assert_eq!(with_threads(1, accuracy), validation.score, "validation and the file agree");
+        assert_eq!(with_threads(1, accuracy), with_threads(3, accuracy));
         let problem = Backbone::open(&path).err().unwrap().to_string();
         assert!(problem.ends_with("its architecture is 'maml'; known is 'conv4'"), "{problem}");
     }
@@ -111,8 +111,8 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
     let mut trainee = negmargin_trainee(folder.path(), &configuration);
     let losses = run(&mut trainee, 0..80);
     assert!(mean(&losses[70..]) < 0.7 * mean(&losses[..10]), "{losses:?}");
-    let judged = trainee.validate().unwrap().unwrap();
-    assert!(judged.score > 50.0, "{judged:?}");
+    let validation = trainee.validate().unwrap().unwrap();
+    assert!(validation.score > 50.0, "{validation:?}");
     let path = folder.path().join("negmargin.safetensors");
     trainee.model().unwrap().write(&path).unwrap();
     let same =
@@ -126,7 +126,7 @@ fn negmargin_learns_and_its_model_is_a_backbone() {
 }
 
 #[test]
-fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
+fn runs_give_the_same_result_on_any_number_of_threads_and_when_resumed() {
     let folder = folder();
     let (maml, negmargin) = (maml_configuration(), negmargin_configuration());
     check_same_result_with_any_threads_and_resumed(|| maml_trainee(folder.path(), &maml), 4, 9);
@@ -134,7 +134,7 @@ fn threads_change_nothing_and_runs_that_were_stopped_go_on_the_same() {
 }
 
 #[test]
-fn episodes_of_pictures_are_those_of_their_embeddings() {
+fn episodes_of_images_are_those_of_their_embeddings() {
     let folder = folder();
     let dataset = dataset(&folder.path().join("val"), &maml_configuration().pictures, false);
     let rows = dataset.rows(Some(Path::new("val"))).unwrap();
@@ -148,13 +148,16 @@ fn episodes_of_pictures_are_those_of_their_embeddings() {
     let of_rows = Sampler::new(&rows, None, spec, noise.clone()).unwrap();
     let of_labels = Sampler::new(dataset.labels(), None, spec, noise).unwrap();
     for index in 0..10 {
-        let mut urn = IndexSampler::default();
-        assert_eq!(of_rows.draw(index, &mut urn).unwrap(), of_labels.draw(index, &mut urn).unwrap());
+        let mut index_sampler = IndexSampler::default();
+        assert_eq!(
+            of_rows.draw(index, &mut index_sampler).unwrap(),
+            of_labels.draw(index, &mut index_sampler).unwrap()
+        );
     }
 }
 
 #[test]
-fn what_cannot_be_trained_is_refused_with_what_could() {
+fn impossible_settings_are_refused_with_the_allowed_ones() {
     let folder = folder();
     let problem = |change: &dyn Fn(&mut maml::MamlConfiguration)| {
         let mut configuration = maml_configuration();
@@ -169,7 +172,7 @@ fn what_cannot_be_trained_is_refused_with_what_could() {
     let many = problem(&|c| (c.episodes.ways, c.validation.ways) = (9, 9));
     assert!(many.contains('8') && many.contains('9'), "classes fewer than ways: {many}");
     let few = problem(&|c| c.episodes.queries = 20);
-    assert!(few.contains("26") && few.contains("12"), "too few pictures a class: {few}");
+    assert!(few.contains("26") && few.contains("12"), "too few images per class: {few}");
     let mut configuration = negmargin_configuration();
     configuration.loss.batch = 97;
     let train = dataset(&folder.path().join("train"), &configuration.pictures, true);

@@ -16,24 +16,24 @@ fn small() -> BackboneOptions {
     BackboneOptions { size: Some(32), ..BackboneOptions::default() }
 }
 
-fn embedder(place: &CacheLocation) -> Embedder {
-    Embedder::open(EFFICIENTNET_ARCHITECTURE, &small(), place).unwrap()
+fn embedder(location: &CacheLocation) -> Embedder {
+    Embedder::open(EFFICIENTNET_ARCHITECTURE, &small(), location).unwrap()
 }
 
-fn picture(shade: u8) -> Vec<u8> {
-    let at = |x: u32, y: u32| Rgb([shade, (x * 7) as u8, (y * 5) as u8 ^ shade]);
-    crate::image_kinds::file(RgbImage::from_fn(40, 30, at), ImageFormat::Png)
+fn png(shade: u8) -> Vec<u8> {
+    let pixel = |x: u32, y: u32| Rgb([shade, (x * 7) as u8, (y * 5) as u8 ^ shade]);
+    crate::image_kinds::file(RgbImage::from_fn(40, 30, pixel), ImageFormat::Png)
 }
 
-/// Two classes of three images, and a broken one in the second.
+/// Two classes of three images, and a truncated one in the second.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for number in 0..6 {
         let class = folder.path().join(if number < 3 { "ant" } else { "owl" });
         std::fs::create_dir_all(&class).unwrap();
-        std::fs::write(class.join(format!("{number}.png")), picture(40 * number)).unwrap();
+        std::fs::write(class.join(format!("{number}.png")), png(40 * number)).unwrap();
     }
-    std::fs::write(folder.path().join("owl/broken.png"), &picture(9)[..60]).unwrap();
+    std::fs::write(folder.path().join("owl/broken.png"), &png(9)[..60]).unwrap();
     folder
 }
 
@@ -42,7 +42,7 @@ fn entries(collection: &Collection) -> Vec<ImageInput<'_>> {
 }
 
 #[test]
-fn the_built_in_backbone_says_what_it_is() {
+fn the_built_in_backbone_has_its_name_size_and_normalisation() {
     let embedder =
         Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions::default(), &CacheLocation::Disabled)
             .unwrap();
@@ -77,7 +77,7 @@ fn options_that_change_the_embeddings_change_the_name_of_the_backbone() {
 }
 
 #[test]
-fn a_broken_picture_is_an_answer_like_the_others() {
+fn a_truncated_image_is_skipped_and_the_others_are_embedded() {
     let folder = folder();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
     let embedded = embedder(&CacheLocation::Disabled).embed_collection(&collection, &()).unwrap();
@@ -95,7 +95,7 @@ fn a_broken_picture_is_an_answer_like_the_others() {
 fn if_all_images_are_damaged_the_error_names_one_and_not_another_file() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("ant")).unwrap();
-    std::fs::write(folder.path().join("ant/1.png"), &picture(9)[..60]).unwrap();
+    std::fs::write(folder.path().join("ant/1.png"), &png(9)[..60]).unwrap();
     std::fs::write(folder.path().join("ant/0.txt"), "notes").unwrap();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
     let refused = embedder(&CacheLocation::Disabled).embed_collection(&collection, &()).err().unwrap();
@@ -122,25 +122,25 @@ fn files_bytes_and_entries_give_the_same_rows_on_any_number_of_threads() {
 }
 
 #[test]
-fn the_second_time_no_network_runs_and_not_a_bit_differs() {
+fn rows_from_the_cache_have_the_same_bits_and_belong_to_the_contents_of_a_file() {
     let (folder, cache) = (folder(), tempfile::tempdir().unwrap());
-    let place = CacheLocation::Folder(cache.path().into());
+    let location = CacheLocation::Folder(cache.path().into());
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
-    let run = |place: &CacheLocation| embedder(place).embed_images(&entries(&collection), &()).unwrap();
+    let run = |location: &CacheLocation| embedder(location).embed_images(&entries(&collection), &()).unwrap();
     let plain = run(&CacheLocation::Disabled);
-    let (first, second) = (run(&place), run(&place));
+    let (first, second) = (run(&location), run(&location));
     assert_eq!((first.from_cache, second.from_cache), (0, 6));
     assert_eq!(first.rows, plain.rows);
     assert_eq!(second.rows, plain.rows);
     // The cache key is the contents of the file, not its name.
     std::fs::rename(folder.path().join("ant/0.png"), folder.path().join("ant/renamed.png")).unwrap();
-    std::fs::write(folder.path().join("ant/1.png"), picture(222)).unwrap();
+    std::fs::write(folder.path().join("ant/1.png"), png(222)).unwrap();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
-    let third = embedder(&place).embed_images(&entries(&collection), &()).unwrap();
+    let third = embedder(&location).embed_images(&entries(&collection), &()).unwrap();
     assert_eq!(third.from_cache, 5);
     // Another size is another backbone.
     let larger =
-        Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { size: Some(48), ..small() }, &place)
+        Embedder::open(EFFICIENTNET_ARCHITECTURE, &BackboneOptions { size: Some(48), ..small() }, &location)
             .unwrap();
     assert_eq!(larger.embed_images(&entries(&collection), &()).unwrap().from_cache, 0);
 }
@@ -149,14 +149,14 @@ fn the_second_time_no_network_runs_and_not_a_bit_differs() {
 fn limits_on_pixels_hold_before_anything_is_decoded() {
     let embedder = embedder(&CacheLocation::Disabled)
         .with_decode_limits(DecodeLimits { pixels: 1000, ..DecodeLimits::default() });
-    let rows = embedder.embed_bytes(&[picture(1), b"no picture".to_vec(), Vec::new()]).unwrap();
+    let rows = embedder.embed_bytes(&[png(1), b"no picture".to_vec(), Vec::new()]).unwrap();
     assert_eq!(rows[0], Err(Unreadable::OverLimit { width: 40, height: 30, most: 1000 }));
     assert_eq!(rows[1], Err(Unreadable::Format));
     assert_eq!(rows[2], Err(Unreadable::Empty));
 }
 
 #[test]
-fn work_that_is_stopped_says_so() {
+fn a_call_that_the_progress_stops_returns_that_it_was_interrupted() {
     let folder = folder();
     let collection = Collection::open(folder.path(), SourceOptions::default()).unwrap();
     let outcome = embedder(&CacheLocation::Disabled)
@@ -165,7 +165,7 @@ fn work_that_is_stopped_says_so() {
 }
 
 #[test]
-fn names_and_options_that_fit_no_backbone_are_refused() {
+fn unknown_names_and_options_that_a_backbone_does_not_take_are_refused() {
     let problem = |name: &str, options: &BackboneOptions| {
         let error = Backbone::find(name, options).err().unwrap();
         format!("{error} {}", error.hint().unwrap_or_default())

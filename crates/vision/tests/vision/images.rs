@@ -1,19 +1,21 @@
 //! Tests of decoding: every kind of image becomes upright, opaque and eight-bit, and files that are not images are
 //! refused with a reason.
 
-use crate::image_kinds::{HEIGHT, QUARTERS, WIDTH, claiming, coloured, file, grey, held, inks, quarters};
+use crate::image_kinds::{
+    HEIGHT, QUARTERS, WIDTH, claiming, cmyk_jpeg, coloured, file, grey, quarters, with_orientation,
+};
 use image::ImageFormat;
 use trueshot_vision::{Channels, DecodedImage, Unreadable, UnsupportedFormat};
 
 /// The colour in the middle of each quarter: upper left, upper right, lower right, lower left.
-fn quarter_centres(picture: &DecodedImage) -> [[u8; 3]; 4] {
-    let at = |x: usize, y: usize| {
-        let index = (y * picture.width + x) * 3;
-        [picture.pixels[index], picture.pixels[index + 1], picture.pixels[index + 2]]
+fn quarter_centres(decoded: &DecodedImage) -> [[u8; 3]; 4] {
+    let pixel = |x: usize, y: usize| {
+        let index = (y * decoded.width + x) * 3;
+        [decoded.pixels[index], decoded.pixels[index + 1], decoded.pixels[index + 2]]
     };
-    let (left, right) = (picture.width / 4, picture.width * 3 / 4);
-    let (top, bottom) = (picture.height / 4, picture.height * 3 / 4);
-    [at(left, top), at(right, top), at(right, bottom), at(left, bottom)]
+    let (left, right) = (decoded.width / 4, decoded.width * 3 / 4);
+    let (top, bottom) = (decoded.height / 4, decoded.height * 3 / 4);
+    [pixel(left, top), pixel(right, top), pixel(right, bottom), pixel(left, bottom)]
 }
 
 fn assert_close(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], what: &str) {
@@ -24,9 +26,9 @@ fn assert_close(found: [[u8; 3]; 4], expected: [[u8; 3]; 4], what: &str) {
 #[test]
 fn every_format_and_depth_shows_the_same_colours() {
     for (name, bytes) in coloured() {
-        let picture = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
-        assert_eq!((picture.width, picture.height), (WIDTH as usize, HEIGHT as usize), "{name}");
-        assert_close(quarter_centres(&picture), QUARTERS, name);
+        let decoded = DecodedImage::decode(&bytes, Channels::Colour).unwrap();
+        assert_eq!((decoded.width, decoded.height), (WIDTH as usize, HEIGHT as usize), "{name}");
+        assert_close(quarter_centres(&decoded), QUARTERS, name);
     }
 }
 
@@ -46,11 +48,11 @@ fn grey_images_decode_to_the_same_grey_in_colour() {
 #[test]
 fn transparent_pixels_are_blended_with_white() {
     let half = image::ImageBuffer::from_pixel(2, 2, image::Rgba([0_u8, 100, 255, 128]));
-    let picture = DecodedImage::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
-    assert_eq!(picture.pixels[..3], [127, 177, 255]);
+    let decoded = DecodedImage::decode(&file(half, ImageFormat::Png), Channels::Colour).unwrap();
+    assert_eq!(decoded.pixels[..3], [127, 177, 255]);
     let grey = image::ImageBuffer::from_pixel(2, 2, image::LumaA([0_u8, 0]));
-    let picture = DecodedImage::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
-    assert_eq!(picture.pixels, [255; 4]);
+    let decoded = DecodedImage::decode(&file(grey, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!(decoded.pixels, [255; 4]);
 }
 
 #[test]
@@ -66,24 +68,24 @@ fn the_exif_orientation_is_applied() {
         (7, [c, b, a, d]),
         (8, [b, c, d, a]),
     ] {
-        let picture = DecodedImage::decode(&held(orientation), Channels::Colour).unwrap();
+        let decoded = DecodedImage::decode(&with_orientation(orientation), Channels::Colour).unwrap();
         // From 5 on, width and height are exchanged.
-        assert_eq!(picture.width == WIDTH as usize, orientation < 5);
-        assert_close(quarter_centres(&picture), expected, &format!("orientation {orientation}"));
+        assert_eq!(decoded.width == WIDTH as usize, orientation < 5);
+        assert_close(quarter_centres(&decoded), expected, &format!("orientation {orientation}"));
     }
 }
 
 #[test]
 fn cmyk_becomes_rgb() {
-    for (inks, expected) in [
-        (inks(255, 0, 0, 0), [0, 255, 255]),
-        (inks(0, 255, 255, 0), [255, 0, 0]),
-        (inks(0, 0, 0, 255), [0, 0, 0]),
-        (inks(0, 0, 0, 0), [255, 255, 255]),
+    for (jpeg, expected) in [
+        (cmyk_jpeg(255, 0, 0, 0), [0, 255, 255]),
+        (cmyk_jpeg(0, 255, 255, 0), [255, 0, 0]),
+        (cmyk_jpeg(0, 0, 0, 255), [0, 0, 0]),
+        (cmyk_jpeg(0, 0, 0, 0), [255, 255, 255]),
     ] {
-        let picture = DecodedImage::decode(&inks, Channels::Colour).unwrap();
-        assert_eq!((picture.width, picture.height), (8, 8));
-        assert_close(quarter_centres(&picture), [expected; 4], "inks");
+        let decoded = DecodedImage::decode(&jpeg, Channels::Colour).unwrap();
+        assert_eq!((decoded.width, decoded.height), (8, 8));
+        assert_close(quarter_centres(&decoded), [expected; 4], "CMYK");
     }
 }
 
@@ -138,8 +140,8 @@ fn impossible_and_excessive_sizes_are_refused() {
 #[test]
 fn a_blank_page_that_compresses_very_well_is_decoded() {
     let page = image::GrayImage::from_pixel(3_000, 2_000, image::Luma([255]));
-    let picture = DecodedImage::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
-    assert_eq!((picture.width, picture.height), (3_000, 2_000));
+    let decoded = DecodedImage::decode(&file(page, ImageFormat::Png), Channels::Grey).unwrap();
+    assert_eq!((decoded.width, decoded.height), (3_000, 2_000));
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn a_restored_run_continues_with_the_same_bits_on_any_number_of_threads() {
 }
 
 #[test]
-fn models_that_do_not_fit_are_refused() {
+fn models_that_do_not_match_the_run_are_refused() {
     let folder = folder();
     let refused =
         |configuration: JointConfiguration| match JointTrainee::new(configuration, datasets(folder.path())) {

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use trueshot_vision::split::Split;
 use trueshot_vision::{Channels, Collection, DecodedImage, Error, SourceOptions};
 
-fn at(name: &str) -> PathBuf {
+fn path_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/published").join(name)
 }
 
 fn open(name: &str) -> Collection {
-    Collection::open(at(name), SourceOptions::default()).unwrap()
+    Collection::open(path_of(name), SourceOptions::default()).unwrap()
 }
 
 fn of_split(name: &str, split: &str) -> Collection {
-    Collection::open(at(name), SourceOptions { split: Some(split), pool: false }).unwrap()
+    Collection::open(path_of(name), SourceOptions { split: Some(split), pool: false }).unwrap()
 }
 
 /// The image of a row, by the same formula as in the script.
@@ -65,18 +65,18 @@ fn miniimagenets_caches_are_read_in_every_protocol() {
 fn a_folder_of_caches_is_opened_by_split_or_pooled() {
     assert_holds(&of_split("mini-4", "train"), &MINI, 4, 5);
     assert_holds(&of_split("mini-4", "test"), &[("n05/0", "n05", 0), ("n05/1", "n05", 1)], 4, 5);
-    let refused = Collection::open(at("mini-4"), SourceOptions::default()).unwrap_err();
+    let refused = Collection::open(path_of("mini-4"), SourceOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("contains train, val, test, which are splits"), "{refused}");
-    let pooled = Collection::open(at("mini-4"), SourceOptions { pool: true, split: None }).unwrap();
+    let pooled = Collection::open(path_of("mini-4"), SourceOptions { pool: true, split: None }).unwrap();
     assert_eq!(pooled.classes(), ["n01", "n02", "n03", "n04", "n05"]);
     assert_eq!(pooled.entries()[0].item, "train/n01/1");
     let unknown =
-        Collection::open(at("mini-0"), SourceOptions { pool: false, split: Some("val") }).unwrap_err();
+        Collection::open(path_of("mini-0"), SourceOptions { pool: false, split: Some("val") }).unwrap_err();
     assert!(unknown.to_string().contains("no split 'val'"), "{unknown}");
 }
 
 #[test]
-fn arrays_with_labels_are_read_and_classes_go_by_their_numbers() {
+fn arrays_with_labels_are_read_and_classes_are_named_by_their_numbers() {
     let rows = [("00/1", "00", 1), ("02/0", "02", 0), ("02/2", "02", 2), ("11/3", "11", 3)];
     assert_holds(&open("metaopt/CIFAR_FS_train.pickle"), &rows, 3, 3);
     assert_holds(&of_split("metaopt", "train"), &rows, 3, 3);
@@ -132,7 +132,7 @@ fn cifars_classes_are_split_by_their_names_and_by_those_of_their_superclasses() 
 }
 
 #[test]
-fn ravis_lists_find_their_pictures_in_the_folder_of_images() {
+fn ravis_lists_find_their_images_in_the_folder_of_images() {
     let folder = tempfile::tempdir().unwrap();
     let images = folder.path().join("images");
     std::fs::create_dir(&images).unwrap();
@@ -161,36 +161,40 @@ fn problem(name: &str, bytes: &[u8]) -> Error {
 
 #[test]
 fn files_that_are_something_else_are_refused_with_the_reason() {
-    let said = |bytes: &[u8]| {
+    let message = |bytes: &[u8]| {
         let error = problem("cache.pkl", bytes);
         format!("{error}\n{}", error.hint().unwrap_or_default())
     };
-    let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
-    assert!(said(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again"));
-    assert!(said(b"cos\nsystem\n(S'true'\ntR.").contains("it calls os.system"));
-    assert!(said(b"\x80\x02K\x07.").contains("it is an integer instead of a dictionary"));
-    assert!(said(b"\x80\x02}U\x01aK\x01s.").contains("it has no key `image_data` or `data`; found keys: a"));
-    assert!(said(b"\x80\x02}.").contains("it has no key `image_data` or `data`; found keys: none"));
-    assert!(said(b"\x80\x02}U\x04dataK\x01s.").contains("its images are an integer instead of an array"));
-    assert!(said(b"\x80\x02].").contains("X_labels.pkl"));
+    let whole = std::fs::read(path_of("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
+    assert!(
+        message(&whole[..whole.len() / 2]).contains("it is truncated at byte 297\ndownload the file again")
+    );
+    assert!(message(b"cos\nsystem\n(S'true'\ntR.").contains("it calls os.system"));
+    assert!(message(b"\x80\x02K\x07.").contains("it is an integer instead of a dictionary"));
+    assert!(
+        message(b"\x80\x02}U\x01aK\x01s.").contains("it has no key `image_data` or `data`; found keys: a")
+    );
+    assert!(message(b"\x80\x02}.").contains("it has no key `image_data` or `data`; found keys: none"));
+    assert!(message(b"\x80\x02}U\x04dataK\x01s.").contains("its images are an integer instead of an array"));
+    assert!(message(b"\x80\x02].").contains("X_labels.pkl"));
 }
 
 /// The error for CIFAR-100's binary form with one file replaced.
 fn cifar_with(name: &str, bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(at("cifar-100-binary")).unwrap().map(|entry| entry.unwrap()) {
+    for entry in std::fs::read_dir(path_of("cifar-100-binary")).unwrap().map(|entry| entry.unwrap()) {
         std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     std::fs::write(folder.path().join(name), bytes).unwrap();
     match Collection::open(folder.path(), SourceOptions::default()) {
-        Ok(found) => panic!("{} pictures were read", found.entries().len()),
+        Ok(found) => panic!("{} images were read", found.entries().len()),
         Err(refused) => refused.to_string(),
     }
 }
 
 #[test]
 fn cifars_binary_files_of_another_length_are_refused() {
-    let whole = std::fs::read(at("cifar-100-binary/test.bin")).unwrap();
+    let whole = std::fs::read(path_of("cifar-100-binary/test.bin")).unwrap();
     for length in [0, 1, 2, 3073, 3075, 4000, whole.len() - 1] {
         let refused = cifar_with("test.bin", &whole[..length]);
         assert!(
@@ -205,11 +209,11 @@ fn cifars_binary_files_of_another_length_are_refused() {
 }
 
 #[test]
-fn labels_of_cifar_that_have_no_name_or_contradict_each_other_are_refused_with_their_picture() {
-    let whole = std::fs::read(at("cifar-100-binary/test.bin")).unwrap();
-    let with = |place: usize, label: u8| {
+fn labels_of_cifar_that_have_no_name_or_contradict_each_other_are_refused_with_the_number_of_the_image() {
+    let whole = std::fs::read(path_of("cifar-100-binary/test.bin")).unwrap();
+    let with = |position: usize, label: u8| {
         let mut bytes = whole.clone();
-        bytes[place] = label;
+        bytes[position] = label;
         cifar_with("test.bin", &bytes)
     };
     let refused = with(3074 + 1, 200);
@@ -238,19 +242,20 @@ fn names_of_cifars_labels_that_are_missing_or_doubled_are_refused() {
 }
 
 #[test]
-fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
-    let whole = std::fs::read(at("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
+fn rows_and_labels_that_do_not_match_the_images_are_refused() {
+    let whole = std::fs::read(path_of("mini-4/mini-imagenet-cache-train.pkl")).unwrap();
     // The list [0, 3] of the first class, with other rows in it.
-    let place = whole.windows(4).rposition(|window| window == [b'K', 0, b'K', 3]).unwrap();
+    let position = whole.windows(4).rposition(|window| window == [b'K', 0, b'K', 3]).unwrap();
     let with = |rows: [u8; 2]| {
         let mut bytes = whole.clone();
-        (bytes[place + 1], bytes[place + 3]) = (rows[0], rows[1]);
+        (bytes[position + 1], bytes[position + 3]) = (rows[0], rows[1]);
         problem("cache.pkl", &bytes).to_string()
     };
     assert!(with([0, 6]).contains("class 'n02' has row 6, but there are 6 images"), "{}", with([0, 6]));
     assert!(with([0, 5]).contains("row 5 is listed twice"), "{}", with([0, 5]));
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(at("tiered/train_images_png.pkl"), folder.path().join("train_images_png.pkl")).unwrap();
+    std::fs::copy(path_of("tiered/train_images_png.pkl"), folder.path().join("train_images_png.pkl"))
+        .unwrap();
     let read = || Collection::open(folder.path(), SourceOptions::default()).unwrap_err().to_string();
     assert!(read().contains("its labels are missing"), "{}", read());
     std::fs::write(folder.path().join("train_labels.pkl"), b"\x80\x02](K\x01K\x02e.").unwrap();
@@ -258,7 +263,7 @@ fn rows_and_labels_that_do_not_fit_the_pictures_are_refused() {
 }
 
 #[test]
-fn splits_by_name_are_known_and_unknown_ones_are_answered_with_the_known() {
+fn built_in_splits_are_opened_by_name_and_unknown_names_are_refused_with_the_known_ones() {
     assert_eq!(Split::open(Path::new("mini"), "val").unwrap().classes.len(), 16);
     let [tiered, tiny] = ["tieredimagenet", "tiered-tiny"].map(|name| Split::all(Path::new(name)).unwrap());
     assert_eq!(

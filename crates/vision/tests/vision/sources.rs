@@ -7,7 +7,7 @@ use trueshot_vision::{Channels, Collection, SourceOptions, Unreadable};
 
 const NAMES: [&str; 4] = ["ant/1.png", "ant/2.png", "owl/1.png", "owl/3.png"];
 
-fn picture(number: usize) -> Vec<u8> {
+fn png(number: usize) -> Vec<u8> {
     let shade = image::Luma([60 * number as u8]);
     crate::image_kinds::file(image::GrayImage::from_pixel(3, 3, shade), ImageFormat::Png)
 }
@@ -17,7 +17,7 @@ fn folder() -> tempfile::TempDir {
     for (number, name) in NAMES.iter().enumerate() {
         let path = folder.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, picture(number)).unwrap();
+        std::fs::write(path, png(number)).unwrap();
     }
     folder
 }
@@ -26,7 +26,7 @@ fn images_as_tar(prefix: &str) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     // Not in the order of the names.
     for (number, name) in NAMES.iter().enumerate().rev() {
-        let bytes = picture(number);
+        let bytes = png(number);
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         builder.append_data(&mut header, format!("{prefix}{name}"), &bytes[..]).unwrap();
@@ -41,8 +41,8 @@ fn open(path: &Path) -> Collection {
 /// The class names, and the class, name and first pixel of every image.
 fn contents(collection: &Collection) -> (Vec<String>, Vec<(u32, String, u8)>) {
     let entries = collection.entries().iter().map(|entry| {
-        let picture = collection.read_image(entry, Channels::Grey).unwrap();
-        (entry.class, entry.item.clone(), picture.pixels[0])
+        let image = collection.read_image(entry, Channels::Grey).unwrap();
+        (entry.class, entry.item.clone(), image.pixels[0])
     });
     (collection.classes().to_vec(), entries.collect())
 }
@@ -85,6 +85,27 @@ fn an_outer_folder_that_all_members_share_is_not_part_of_the_class() {
 }
 
 #[test]
+fn members_of_a_tar_that_lead_out_of_it_are_skipped_with_the_reason() {
+    let mut builder = tar::Builder::new(Vec::new());
+    for name in ["../owl/1.png", "ant/2.png"] {
+        let bytes = png(1);
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        // Not with `set_path`, which refuses such names.
+        header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_cksum();
+        builder.append(&header, &bytes[..]).unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("images.tar");
+    std::fs::write(&path, builder.into_inner().unwrap()).unwrap();
+    let collection = open(&path);
+    assert_eq!(collection.entries().len(), 1);
+    let skipped: Vec<String> = collection.skipped().iter().map(ToString::to_string).collect();
+    assert_eq!(skipped, ["../owl/1.png: its path leads out of the archive"]);
+}
+
+#[test]
 fn missing_unsupported_invalid_and_empty_sources_are_reported() {
     let folder = folder();
     let problem = |name: &str| {
@@ -108,7 +129,7 @@ fn missing_unsupported_invalid_and_empty_sources_are_reported() {
 #[test]
 fn a_tar_that_ends_inside_a_file_that_is_not_an_image_is_refused() {
     let mut builder = tar::Builder::new(Vec::new());
-    for (name, bytes) in [("ant/1.png", picture(1)), ("ant/notes.txt", vec![b'x'; 2000])] {
+    for (name, bytes) in [("ant/1.png", png(1)), ("ant/notes.txt", vec![b'x'; 2000])] {
         let mut header = tar::Header::new_gnu();
         header.set_size(bytes.len() as u64);
         builder.append_data(&mut header, name, &bytes[..]).unwrap();
@@ -144,7 +165,7 @@ fn a_listed_file_that_does_not_exist_cannot_be_read_and_the_others_can() {
 fn a_list_finds_the_folder_of_images_although_its_first_image_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("images")).unwrap();
-    std::fs::write(folder.path().join("images/2.png"), picture(2)).unwrap();
+    std::fs::write(folder.path().join("images/2.png"), png(2)).unwrap();
     let list = folder.path().join("list.csv");
     std::fs::write(&list, "1.png,ant\n2.png,ant\n").unwrap();
     let collection = open(&list);
@@ -202,7 +223,7 @@ fn files_whose_names_are_not_utf8_are_skipped_one_by_one() {
     let write = |name: &[u8]| {
         let path = folder.path().join(OsStr::from_bytes(name));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, picture(1)).unwrap();
+        std::fs::write(path, png(1)).unwrap();
     };
     [&b"ant/caf\xe9.png"[..], b"ant/caf\xe8.png", b"b\xffd/1.png"].iter().for_each(|name| write(name));
     let skipped = |collection: &Collection| -> Vec<String> {
@@ -223,8 +244,8 @@ fn files_whose_names_are_not_utf8_are_skipped_one_by_one() {
     let mut builder = tar::Builder::new(Vec::new());
     for name in [&b"ant/1.png"[..], b"ant/caf\xe9.png", b"ant/caf\xe8.png"] {
         let mut header = tar::Header::new_gnu();
-        header.set_size(picture(1).len() as u64);
-        builder.append_data(&mut header, OsStr::from_bytes(name), &picture(1)[..]).unwrap();
+        header.set_size(png(1).len() as u64);
+        builder.append_data(&mut header, OsStr::from_bytes(name), &png(1)[..]).unwrap();
     }
     std::fs::write(folder.path().join("names.tar"), builder.into_inner().unwrap()).unwrap();
     let found = open(&folder.path().join("names.tar"));
@@ -237,7 +258,8 @@ fn files_whose_names_are_not_utf8_are_skipped_one_by_one() {
     assert_eq!(found.skipped.len(), 4, "{found:?}");
 }
 
-/// `repair --labels` writes this list and `audit` reads it. A spreadsheet must not execute names that look like formulas.
+/// `repair --labels` writes this list and `audit` reads it. A spreadsheet must not execute names that look like
+/// formulas.
 #[test]
 fn labels_csv_is_read_back_with_every_name_unchanged() {
     use trueshot::repair::{Labelled, labels_csv};

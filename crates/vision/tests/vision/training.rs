@@ -51,7 +51,7 @@ fn run(trainee: &mut BackboneTrainee, steps: std::ops::Range<u64>) -> Vec<f64> {
 }
 
 #[test]
-fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
+fn a_backbone_learns_and_its_model_file_has_its_parameters() {
     let folder = folder();
     for aggregate in [Aggregate::Mean, Aggregate::Median] {
         let mut configuration = configuration();
@@ -62,9 +62,9 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
         let losses = run(&mut trainee, 0..80);
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         assert!(mean(&losses[70..]) < 0.7 * mean(&losses[..10]), "{aggregate:?} {losses:?}");
-        let judged = trainee.validate().unwrap().unwrap();
-        assert_eq!(judged.figures.len(), 2);
-        assert!(judged.figures[0].1 > 60.0, "{aggregate:?} {judged:?}");
+        let validation = trainee.validate().unwrap().unwrap();
+        assert_eq!(validation.figures.len(), 2);
+        assert!(validation.figures[0].1 > 60.0, "{aggregate:?} {validation:?}");
         let model = Backbone::from_tensors(&trainee.model().unwrap(), "trained").unwrap();
         let same = Backbone::from_parameters(configuration.preprocessing(), &trainee.parameters().unwrap());
         assert_eq!(model.preprocessing(), &configuration.preprocessing());
@@ -73,13 +73,13 @@ fn a_backbone_learns_and_its_model_file_embeds_as_it_did() {
 }
 
 #[test]
-fn threads_change_nothing_and_a_run_that_was_stopped_goes_on_the_same() {
+fn a_run_gives_the_same_result_on_any_number_of_threads_and_when_resumed() {
     let (folder, configuration) = (folder(), configuration());
     check_same_result_with_any_threads_and_resumed(|| trainee(folder.path(), &configuration), 7, 12);
 }
 
 #[test]
-fn outliers_are_part_of_that() {
+fn a_run_with_outliers_gives_the_same_result_on_any_number_of_threads_and_when_resumed() {
     let (folder, mut configuration) = (folder(), configuration());
     configuration.episodes.noise = vec!["outlier=0,33.4,66.7".parse().unwrap()];
     check_same_result_with_any_threads_and_resumed(
@@ -112,7 +112,7 @@ fn outliers_are_part_of_training_and_validation() {
 }
 
 #[test]
-fn what_training_and_validation_share_is_found() {
+fn classes_and_images_that_training_and_validation_share_are_found() {
     let folder = folder();
     let configuration = configuration();
     let read = |name: &str| dataset(&folder.path().join(name), &configuration, false);
@@ -132,19 +132,19 @@ fn what_training_and_validation_share_is_found() {
 }
 
 #[test]
-fn turned_classes_are_classes_of_their_own() {
+fn rotated_classes_are_classes_of_their_own() {
     let folder = folder();
     let dataset = dataset(&folder.path().join("val"), &configuration(), false);
-    let (pictures, classes) = (dataset.images().len(), dataset.labels().classes().len());
+    let (images, classes) = (dataset.images().len(), dataset.labels().classes().len());
     let first = dataset.images()[0].clone();
-    let turned = dataset.with_rotations().unwrap();
-    assert_eq!((turned.images().len(), turned.labels().classes().len()), (4 * pictures, 4 * classes));
-    assert_eq!(turned.images()[pictures], first.rotated(1));
-    assert_eq!(turned.items()[pictures], "class 10/0.png turned 90");
+    let rotated = dataset.with_rotations().unwrap();
+    assert_eq!((rotated.images().len(), rotated.labels().classes().len()), (4 * images, 4 * classes));
+    assert_eq!(rotated.images()[images], first.rotated(1));
+    assert_eq!(rotated.items()[images], "class 10/0.png turned 90");
 }
 
 #[test]
-fn impossible_settings_are_refused_with_possible_ones() {
+fn impossible_settings_are_refused_with_the_allowed_range() {
     let problem = |change: &dyn Fn(&mut BackboneConfiguration)| {
         let mut changed = configuration();
         change(&mut changed);

@@ -8,7 +8,7 @@ use trueshot_vision::{Channels, Collection, Error, SourceOptions, Unreadable};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-fn picture(shade: u8) -> Vec<u8> {
+fn png(shade: u8) -> Vec<u8> {
     crate::image_kinds::file(image::GrayImage::from_pixel(3, 3, image::Luma([shade])), ImageFormat::Png)
 }
 
@@ -32,7 +32,7 @@ fn archive(members: &[(&str, SimpleFileOptions, &[u8])]) -> Vec<u8> {
 
 /// Two images of different classes.
 fn plain() -> Vec<u8> {
-    archive(&[("ant/1.png", stored(), &picture(10)), ("owl/2.png", deflated(), &picture(20))])
+    archive(&[("ant/1.png", stored(), &png(10)), ("owl/2.png", deflated(), &png(20))])
 }
 
 fn open(bytes: &[u8]) -> (tempfile::TempDir, Result<Collection, Error>) {
@@ -71,12 +71,12 @@ fn unreadable(bytes: &[u8]) -> Unreadable {
 }
 
 /// The position of some bytes in a file.
-fn place(bytes: &[u8], part: &[u8]) -> usize {
+fn position_of(bytes: &[u8], part: &[u8]) -> usize {
     bytes.windows(part.len()).position(|window| window == part).unwrap()
 }
 
 /// The last position of some bytes in a file, which is in the directory at its end.
-fn last_place(bytes: &[u8], part: &[u8]) -> usize {
+fn last_position_of(bytes: &[u8], part: &[u8]) -> usize {
     bytes.windows(part.len()).rposition(|window| window == part).unwrap()
 }
 
@@ -88,7 +88,7 @@ fn stored_and_deflated_images_are_read_and_the_class_is_the_folder() {
 }
 
 #[test]
-fn folders_links_and_files_of_operating_systems_are_passed_over() {
+fn folders_links_and_files_of_operating_systems_are_ignored() {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     zip.add_directory("photos/ant", stored()).unwrap();
     zip.add_symlink("photos/ant/link.png", "/etc/passwd", stored()).unwrap();
@@ -96,7 +96,7 @@ fn folders_links_and_files_of_operating_systems_are_passed_over() {
         ["photos/ant/1.png", "__MACOSX/photos/ant/._1.png", "photos/.DS_Store", "photos/ant/Thumbs.db"]
     {
         zip.start_file(name, deflated()).unwrap();
-        zip.write_all(&picture(10)).unwrap();
+        zip.write_all(&png(10)).unwrap();
     }
     zip.start_file("photos/ant/notes.txt", stored()).unwrap();
     let (images, skipped) = contents(&zip.finish().unwrap().into_inner());
@@ -107,8 +107,8 @@ fn folders_links_and_files_of_operating_systems_are_passed_over() {
 #[test]
 fn paths_that_lead_out_of_the_archive_are_skipped_with_the_reason() {
     let members = ["../../etc/1.png", "/owl/2.png", "..\\owl\\3.png", "owl\\4.png"];
-    let picture = picture(10);
-    let members: Vec<_> = members.iter().map(|name| (*name, stored(), &picture[..])).collect();
+    let png = png(10);
+    let members: Vec<_> = members.iter().map(|name| (*name, stored(), &png[..])).collect();
     let (images, skipped) = contents(&archive(&members));
     let names: Vec<&str> = images.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["owl/2.png", "owl/4.png"]);
@@ -123,12 +123,12 @@ fn paths_that_lead_out_of_the_archive_are_skipped_with_the_reason() {
 
 #[test]
 fn names_are_utf_8_or_else_of_code_page_437() {
-    let mut bytes = archive(&[("kXYfer/1.png", stored(), &picture(10))]);
+    let mut bytes = archive(&[("kXYfer/1.png", stored(), &png(10))]);
     // The flag for UTF-8 names is not set.
-    let places = [place(&bytes, b"kXYfer") + 1, last_place(&bytes, b"kXYfer") + 1];
+    let positions = [position_of(&bytes, b"kXYfer") + 1, last_position_of(&bytes, b"kXYfer") + 1];
     for (letters, expected) in [([0xc3, 0xa4], "k\u{e4}fer/1.png"), ([0x84, 0x94], "k\u{e4}\u{f6}fer/1.png")]
     {
-        places.iter().for_each(|at| bytes[*at..at + 2].copy_from_slice(&letters));
+        positions.iter().for_each(|start| bytes[*start..*start + 2].copy_from_slice(&letters));
         assert_eq!(names(&bytes), [expected]);
     }
 }
@@ -137,7 +137,7 @@ fn names_are_utf_8_or_else_of_code_page_437() {
 fn encrypted_images_and_other_compressions_are_skipped_with_advice() {
     let mut bytes = plain();
     // The flags in the directory and in front of the member, for the first member only.
-    let directory = place(&bytes, b"PK\x01\x02");
+    let directory = position_of(&bytes, b"PK\x01\x02");
     bytes[directory + 8] |= 1;
     bytes[6] |= 1;
     let (images, skipped) = contents(&bytes);
@@ -145,7 +145,7 @@ fn encrypted_images_and_other_compressions_are_skipped_with_advice() {
     assert_eq!(skipped, ["ant/1.png: encrypted: unpack the archive with its password, and give the folder"]);
 
     let mut bytes = plain();
-    let directory = place(&bytes, b"PK\x01\x02");
+    let directory = position_of(&bytes, b"PK\x01\x02");
     bytes[directory + 10] = 93;
     bytes[8] = 93;
     let (images, skipped) = contents(&bytes);
@@ -156,20 +156,20 @@ fn encrypted_images_and_other_compressions_are_skipped_with_advice() {
 
 #[test]
 fn two_members_of_the_same_name_are_refused() {
-    let mut bytes = archive(&[("ant/1.png", stored(), &picture(1)), ("ant/2.png", stored(), &picture(2))]);
-    for at in [place(&bytes, b"ant/2.png"), last_place(&bytes, b"ant/2.png")] {
-        bytes[at + 4] = b'1';
+    let mut bytes = archive(&[("ant/1.png", stored(), &png(1)), ("ant/2.png", stored(), &png(2))]);
+    for start in [position_of(&bytes, b"ant/2.png"), last_position_of(&bytes, b"ant/2.png")] {
+        bytes[start + 4] = b'1';
     }
     assert!(refusal(&bytes).ends_with("two of its files have the same name"), "{}", refusal(&bytes));
-    let slashes = archive(&[("ant/1.png", stored(), &picture(1)), ("ant\\1.png", stored(), &picture(2))]);
+    let slashes = archive(&[("ant/1.png", stored(), &png(1)), ("ant\\1.png", stored(), &png(2))]);
     assert!(refusal(&slashes).ends_with("two of its files are called 'ant/1.png'"), "{}", refusal(&slashes));
 }
 
 #[test]
 fn members_that_share_bytes_are_refused() {
-    let mut bytes = archive(&[("ant/1.png", stored(), &picture(1)), ("ant/2.png", stored(), &picture(2))]);
+    let mut bytes = archive(&[("ant/1.png", stored(), &png(1)), ("ant/2.png", stored(), &png(2))]);
     // The second entry of the directory points to the first member.
-    let second = last_place(&bytes, b"PK\x01\x02");
+    let second = last_position_of(&bytes, b"PK\x01\x02");
     bytes[second + 42..second + 46].copy_from_slice(&[0; 4]);
     assert!(refusal(&bytes).contains("share bytes"), "{}", refusal(&bytes));
 }
@@ -179,14 +179,14 @@ fn a_member_that_is_not_as_long_as_claimed_or_damaged_is_unreadable() {
     // The size in the directory, which decides.
     for claimed in [3, 200] {
         let mut bytes = plain();
-        let directory = last_place(&bytes, b"PK\x01\x02");
+        let directory = last_position_of(&bytes, b"PK\x01\x02");
         bytes[directory + 24] = claimed;
-        let said = unreadable(&bytes).to_string();
-        assert!(said.contains(&format!("does not have the {claimed} bytes")), "{said}");
+        let message = unreadable(&bytes).to_string();
+        assert!(message.contains(&format!("does not have the {claimed} bytes")), "{message}");
     }
     let mut bytes = plain();
-    let at = place(&bytes, b"IDAT") + 6;
-    bytes[at] ^= 1;
+    let start = position_of(&bytes, b"IDAT") + 6;
+    bytes[start] ^= 1;
     assert_eq!(unreadable(&bytes).to_string(), "cannot be read: damaged: its checksum does not match");
 }
 
@@ -205,7 +205,7 @@ fn an_archive_that_claims_gigabytes_is_refused_and_nothing_is_unpacked() {
 
 #[test]
 fn zip64_archives_are_read() {
-    let large = archive(&[("ant/1.png", stored().large_file(true), &picture(10))]);
+    let large = archive(&[("ant/1.png", stored().large_file(true), &png(10))]);
     assert_eq!(names(&large), ["ant/1.png"]);
     // More members than 16 bits can count.
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));

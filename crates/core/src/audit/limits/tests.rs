@@ -1,5 +1,5 @@
-//! Collections that an audit can say little or nothing about. Each must give an answer without confident verdicts, or an
-//! error that says what to do.
+//! Collections that an audit can say little or nothing about. Each must give an answer without confident verdicts, or
+//! an error that says what to do.
 
 use crate::audit::{Action, Audit, Verdict};
 use crate::embeddings::Embeddings;

@@ -28,8 +28,8 @@ fn relabel(centred: bool) -> TrainedRelabel {
     TrainedRelabel::new(network, parameters)
 }
 
-/// A head whose parameters are all nonzero, as after training. With a training centre, its other parameters are the same
-/// as without.
+/// A head whose parameters are all nonzero, as after training. With a training centre, its other parameters are the
+/// same as without.
 fn noisy_relabel(training_centre: bool) -> TrainedRelabel {
     let options =
         RelabelOptions { layers: 1, width: 8, heads: 2, training_centre, ..RelabelOptions::default() };
@@ -97,7 +97,7 @@ fn centred_prototypes_classify_as_explicit_vectors_do() {
         panic!("a centred network returns a centred classifier")
     };
     let all: Vec<&Vec<f32>> = problem.rows.iter().collect();
-    let mean = weighted_sum(&all, &vec![1.0; all.len()]);
+    let mean = weighted_mean(&all, &vec![1.0; all.len()]);
     let normalise = |row: &Vec<f32>| -> Vec<f64> {
         let centred: Vec<f64> = row.iter().zip(&mean).map(|(&x, m)| f64::from(x) - m).collect();
         let length = centred.iter().map(|x| x * x).sum::<f64>().sqrt();

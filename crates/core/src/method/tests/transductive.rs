@@ -1,5 +1,5 @@
-//! SimpleShot and the transductive methods, which use the other queries: scores of easyfsl, a naive reference
-//! implementation, and degenerate tasks.
+//! SimpleShot and the transductive methods, which use the other queries: the scores of easyfsl (a PyTorch library of
+//! few-shot methods), a naive reference implementation, and degenerate tasks.
 
 use super::*;
 
@@ -24,7 +24,9 @@ pub(super) const SIMPLESHOT_AND_TRANSDUCTIVE: [&str; 14] = [
 /// A task of `tests/easyfsl/scores.json`, which `tests/python/write_easyfsl_scores.py` wrote.
 #[derive(serde::Deserialize)]
 struct EasyfslTask {
+    /// The class of every support item.
     labels: Vec<u32>,
+    /// The rows of the support items.
     support: Vec<Vec<f32>>,
     queries: Vec<Vec<f32>>,
     /// For every method the scores `[queries][classes]` of easyfsl.
@@ -48,8 +50,8 @@ fn scores_are_those_of_easyfsl() {
             let scores = fitted.classifier.scores(&task, &queries, &products);
             for (query, expected) in expected.iter().enumerate() {
                 for (class, expected) in expected.iter().enumerate() {
-                    // The score of a query q and a centre c is 2 <q, c> - |c|^2, which is 2 cos - 1 for the unit vectors
-                    // of `simpleshot`; easyfsl returns the cosine.
+                    // The score of a query q and a centre c is 2 <q, c> - |c|^2, which is 2 cos - 1 for the unit
+                    // vectors of `simpleshot`; easyfsl returns the cosine.
                     let score = scores[class][query];
                     let score = if method.starts_with("simpleshot") { (score + 1.0) / 2.0 } else { score };
                     let difference = (score - expected).abs();
@@ -70,7 +72,7 @@ fn simpleshot_is_the_nearest_mean_of_centred_unit_rows() {
     training.write(&path).unwrap();
     let from_file = format!("simpleshot:metric=euclidean:centre={}", path.display());
     let zero = vec![0.0; 37];
-    let mean = |rows: &[Vec<f32>]| weighted_sum(&rows.iter().collect::<Vec<_>>(), &vec![1.0; rows.len()]);
+    let mean = |rows: &[Vec<f32>]| weighted_mean(&rows.iter().collect::<Vec<_>>(), &vec![1.0; rows.len()]);
     for (method, centre) in [
         ("simpleshot:metric=euclidean", mean(&problem.rows)),
         ("simpleshot:metric=euclidean:centre=none", zero),

@@ -4,7 +4,7 @@
 use super::*;
 use crate::embeddings::{Embeddings, Items};
 
-/// A pseudo-random number from -0.5 to 0.5.
+/// A pseudo-random number from -0.5 to 0.5 (two steps of the mixing function of SplitMix64).
 fn scatter(row: usize, column: usize) -> f32 {
     let mixed = ((row * 65_537 + column) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -20,6 +20,7 @@ fn audited() -> (Embeddings, Audit) {
     for row in 0..15 {
         let class = row / 5;
         let truth = if row == 4 { 1 } else { class };
+        // The centre of a class, which is made of rows with other numbers than those of the items, and noise.
         values.extend((0..24).map(|column| 3.0 * scatter(truth + 100_003, column) + scatter(row, column)));
         labels.push(names[class].to_string());
         items.push(format!("{}/picture {row}.jpg", names[class]));

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::audit::{Action, Audit, AuditedClass, AuditedItem, Duplicate, ImageProblem, Verdict};
 use crate::report::{Column, TextTable};
-use crate::visible::{shortened_item, visible, wrapped};
+use crate::visible::{display_width, shortened_item, visible, wrapped};
 
 /// Maximum number of items that are listed, unless all are.
 const MAX_ITEMS: usize = 100;
@@ -160,10 +160,15 @@ fn duplicates(pairs: &[Duplicate], width: Option<usize>) -> String {
     let (conflicts, within): (Vec<_>, Vec<_>) = pairs.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        // The indent (2 columns), "is nearly identical to" (22) and the spaces around it (2) take 26 columns; each name
-        // gets half of the others.
+        // The indent (2 columns), "is nearly identical to" (22) and the spaces around it (2) take 26 columns; each name,
+        // with the label after it if it does not start with the label, gets half of the others.
         let width = width.map(|width| width.saturating_sub(26) / 2);
-        let [item, other] = names.map(|(item, label)| name_and_label(&fitted(item, width), &visible(label)));
+        let [item, other] = names.map(|(item, label)| {
+            let whole = name_and_label(&visible(item), &visible(label));
+            let suffix = &whole[visible(item).len()..];
+            let width = width.map(|width| width.saturating_sub(display_width(suffix)));
+            format!("{}{suffix}", fitted(item, width))
+        });
         format!("{item} {} {other}", relation(pair.kind))
     };
     listed(LABEL_CONFLICTS, conflicts.iter().map(in_words)) + &listed(DUPLICATES, within.iter().map(in_words))

@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// A cell with an accuracy and a difference to ProtoNet, both measured and published.
 fn cell(accuracy: f64, difference: f64, published: f64, published_difference: f64) -> Cell {
     Cell {
         measured: Some(Measured {
@@ -102,7 +103,7 @@ fn on_a_data_set_that_replaces_another_only_differences_are_shown_and_no_cell_co
     let mut report = small();
     report.tables[0].rows.iter_mut().for_each(|row| row.cells = vec![other.clone()]);
     assert!(report.summary().is_empty());
-    assert!(report.tables[0].count().starts_with("differences to ProtoNet beside"));
+    assert!(report.tables[0].counts_in_words().starts_with("differences to ProtoNet beside"));
 }
 
 #[test]
@@ -126,7 +127,7 @@ fn ranks_are_among_the_rows_that_are_not_references() {
     assert_eq!(table.rows[2].cells[0].text(), "58.00 ±0.10 (55.00) ? #1 (#4) ≠");
     assert!(
         table
-            .count()
+            .counts_in_words()
             .ends_with("0 of 4 with the same rank as in the paper, 3 pairs of rows in the opposite order")
     );
 }

@@ -167,14 +167,14 @@ impl<'a> TrainingEpisodes<'a> {
             queries: episodes.queries,
             seed,
         };
-        let several = data_sets.len() > 1;
+        let has_several_sets = data_sets.len() > 1;
         let shapes_of = |data: &EpisodeData<'a>| -> Result<Vec<Vec<EpisodeShape<'a>>>> {
             let images = AugmentedCopies::of(data.embeddings).map(Arc::new);
             let shape = |ways, &shots: &CountRange| {
                 EpisodeShape::new(*data, images.clone(), spec(ways, shots), &episodes.noise)
             };
             ways.iter()
-                .map(|&ways| shapes_that_fit(&episodes.shots, several, |shots| shape(ways, shots)))
+                .map(|&ways| shapes_that_fit(&episodes.shots, has_several_sets, |shots| shape(ways, shots)))
                 .collect()
         };
         let shapes: Vec<_> = data_sets.iter().map(shapes_of).collect::<Result<_>>()?;
@@ -350,8 +350,8 @@ fn apply_blends<'a>(
     buffer.resize(blends.len() * dim, 0.0);
     let outs = buffer.chunks_exact_mut(dim.max(1));
     for ((&Blend { index, share, .. }, other), out) in blends.iter().zip(others).zip(outs) {
-        for ((out, &own), &other) in out.iter_mut().zip(rows[index]).zip(*other) {
-            *out = own + share * (other - own);
+        for ((out, &value), &other) in out.iter_mut().zip(rows[index]).zip(*other) {
+            *out = value + share * (other - value);
         }
         rows[index] = out;
     }
@@ -421,18 +421,18 @@ impl EpisodeShape<'_> {
     }
 }
 
-/// The shapes for all numbers of shots. If there are several data sets, numbers of shots that the classes of this one
+/// The shapes for all numbers of shots. With `has_several_sets`, numbers of shots that the classes of this one
 /// are too small for are left out, so that one small data set does not rule out many shots in the others.
 fn shapes_that_fit<'a>(
     shots: &[CountRange],
-    several: bool,
+    has_several_sets: bool,
     shape: impl Fn(&CountRange) -> Result<EpisodeShape<'a>>,
 ) -> Result<Vec<EpisodeShape<'a>>> {
     let (mut fitting, mut error) = (Vec::new(), None);
     for shots in shots {
         match shape(shots) {
             Ok(shape) => fitting.push(shape),
-            Err(too_few @ Error::TooFewItems { .. }) if several => error = Some(too_few),
+            Err(too_few @ Error::TooFewItems { .. }) if has_several_sets => error = Some(too_few),
             Err(other) => return Err(other),
         }
     }

@@ -137,8 +137,8 @@ impl<'a> GpuRows<'a> {
             }
         };
         let indices = data_sets.iter().map(|data| {
-            let own = index(data.embeddings);
-            [own, index(data.outlier_rows())]
+            let rows = index(data.embeddings);
+            [rows, index(data.outlier_rows())]
         });
         let indices = indices.collect();
         let first_row = |end: &mut usize, set: &&Embeddings| {
@@ -227,6 +227,7 @@ impl<T: GpuTraining> TrainingSession for GpuHeadSession<'_, T> {
         Ok(self.steps(step, &[batch])?.remove(0))
     }
 
+    /// The most steps that one call to the kernels of any head can take.
     fn steps_at_once(&self) -> usize {
         STEP_SLOTS
     }

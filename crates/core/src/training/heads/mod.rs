@@ -49,7 +49,7 @@ use crate::tensors::Tensors;
 
 /// A network that can be trained as a head, with its model file and its use as a method.
 pub trait LearnedHead: Send + Sync {
-    /// The network.
+    /// The network. As a [`JointHead`] it can also be trained together with a backbone.
     fn head(&self) -> &dyn JointHead;
 
     /// The model file of the head with the given parameters.
@@ -406,7 +406,7 @@ impl Trainee for HeadTrainee<'_> {
 
     fn steps(&mut self, step: u64, limit: u64) -> Result<Vec<Vec<f64>>> {
         let at_once = self.session.steps_at_once() as u64;
-        // On the CPU.
+        // On the CPU. Drawing at the same time would take threads from the computation.
         if at_once == 1 {
             return Ok(vec![self.step(step)?]);
         }
@@ -414,8 +414,7 @@ impl Trainee for HeadTrainee<'_> {
         let batches = self.take_batches(step, count)?;
         let HeadTrainee { session, episodes, per_step, seed, samplers, drawn, .. } = self;
         // The batches of the next `at_once` steps are drawn while the GPU computes. An error is ignored here: it recurs
-        // when the batch is needed.
-        // `next`: the first step whose batch is not drawn yet.
+        // when the batch is needed. `next` is the first step whose batch is not drawn yet.
         let next = drawn.back().map_or(step + count, |(last, _)| last + 1);
         rayon::in_place_scope(|scope| {
             scope.spawn(|_| {

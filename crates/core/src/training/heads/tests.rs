@@ -12,9 +12,7 @@ use trueshot_nn::parameters::Role;
 use super::configuration::{CountRange, Data, Episodes, training_outliers};
 use super::*;
 use crate::Embeddings;
-use crate::classifier::{Classifier, Mixture};
-use crate::method::Fitted;
-use crate::task::Task;
+use crate::method::Registry;
 use crate::training::Optimiser;
 use crate::training::{RunOptions, Start, train};
 use trueshot_nn::parameters::ParameterLayout;
@@ -68,18 +66,6 @@ impl Head for Shift {
     }
 }
 
-/// The method that a `Shift` becomes: the mean of every class, whatever the parameters.
-struct MeanMethod;
-
-impl Method for MeanMethod {
-    fn fit(&self, task: &Task<'_>, _rng: &mut Rng) -> Result<Fitted> {
-        let weights: Vec<Vec<f32>> =
-            task.support.members().iter().map(|m| vec![1.0 / m.len() as f32; m.len()]).collect();
-        let classifier = Classifier::Prototypes(Mixture::within_classes(task, &weights));
-        Ok(Fitted { classifier, assessments: None })
-    }
-}
-
 impl JointHead for Shift {
     fn losses_with_feature_gradient(
         &self,
@@ -102,8 +88,9 @@ impl LearnedHead for Shift {
         Model::new("shift", &ShiftOptions { width: 3 }, &self.layout, parameters)
     }
 
+    /// The mean of every class, whatever the parameters.
     fn method(&self, _parameters: &[f32]) -> Box<dyn Method> {
-        Box::new(MeanMethod)
+        Registry::default().parse("protonet").unwrap().method
     }
 }
 
@@ -167,13 +154,15 @@ fn an_episode_follows_from_its_index_and_all_configured_shapes_and_noises_occur(
     let options = configuration().episodes;
     let episodes = TrainingEpisodes::new(data_sets(), &options, 3).unwrap();
     let again = TrainingEpisodes::new(data_sets(), &options, 3).unwrap();
-    let mut shapes = std::collections::HashSet::new();
+    // (classes, support items, wrong labels, outliers)
+    type Shape = (usize, usize, usize, usize);
+    let mut shapes: std::collections::HashSet<Shape> = std::collections::HashSet::new();
     for index in 0..300 {
         let (drawn, drawn_again) = (
             episodes.draw(index, &mut IndexSampler::default()),
             again.draw(index, &mut IndexSampler::default()),
         );
-        // Shape and noise of an episode, and the bits of the first value of its queries.
+        // The shape of an episode, and the bits of the first value of its queries.
         let summary = |drawn: TrainingEpisode| {
             episodes.with_rows(&[drawn], &mut Vec::new(), |episodes| {
                 let episode = episodes[0];
@@ -192,11 +181,11 @@ fn an_episode_follows_from_its_index_and_all_configured_shapes_and_noises_occur(
         assert_eq!(first, second);
         shapes.insert((first.0, first.1, first.2, first.3));
     }
-    // (classes, support items, wrong labels, outliers)
-    type Shape = (usize, usize, usize, usize);
     let any = |test: fn(&Shape) -> bool| shapes.iter().any(test);
-    assert!(any(|s| s.0 == 2) && any(|s| s.0 == 4) && any(|s| s.1 == s.0), "{shapes:?}");
-    assert!(any(|s| s.3 > 0) && any(|s| s.2 > 0 && s.3 == 0) && any(|s| s.2 == 0), "{shapes:?}");
+    assert!(any(|&(classes, ..)| classes == 2) && any(|&(classes, ..)| classes == 4), "{shapes:?}");
+    assert!(any(|&(classes, items, ..)| items == classes), "one shot: {shapes:?}");
+    assert!(any(|&(_, _, wrong, _)| wrong == 0) && any(|&(.., outliers)| outliers > 0), "{shapes:?}");
+    assert!(any(|&(_, _, wrong, outliers)| wrong > 0 && outliers == 0), "{shapes:?}");
 }
 
 /// Every row of class c has a one in column `first` + c and zeros elsewhere.

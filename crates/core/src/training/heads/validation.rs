@@ -51,13 +51,13 @@ impl<'a> Validator<'a> {
                         queries: options.queries,
                         seed: options.seed,
                     };
-                    let parts = [
+                    let name_parts = [
                         (data_sets.len() > 1).then(|| data_set_name(data, index)),
                         (way_counts.len() > 1).then(|| format!("{ways}-way")),
                         (options.shots.len() > 1).then(|| format!("{shots}-shot")),
                     ];
                     let name: String =
-                        parts.into_iter().flatten().flat_map(|part| [part, " ".to_string()]).collect();
+                        name_parts.into_iter().flatten().flat_map(|part| [part, " ".to_string()]).collect();
                     let shape = EpisodeShape::new(data, copies.clone(), spec, &noise)?;
                     settings.push(ValidationSetting { name, data, shape });
                 }

@@ -5,7 +5,7 @@
 //! The positions of the maxima and the activity of the ReLUs are constant under the tangent, because a small change of
 //! the parameters does not change them. y is an output of the convolution, g the gradient after pooling and ReLU
 //! (called dy in `conv4::batch_norm` and in the names of factors, and `d_pooled` in the fields below); a dot marks a
-//! tangent.
+//! tangent. `d_x` is the gradient of the loss with respect to x.
 
 use pulp::{Simd, WithSimd};
 
@@ -76,15 +76,15 @@ impl BatchNormTangent {
             // The sum of g, and that of g times the normalised output.
             let (sum, product) = (backward.sums[c], backward.products[c]);
             let (inverse, tangent_inverse) = (norm.inverse_std[c], self.inverse_std[c]);
-            // `product` is `inverse * (sum of g y - mean * sum of g)`, so `product / inverse` is the bracket. This is the
-            // product rule.
+            // `product` is `inverse * (sum of g y - mean * sum of g)`, so `product / inverse` is the bracket. This is
+            // the product rule.
             let tangent_product = tangent_inverse * product / inverse
                 + inverse * (sums[1][c] - self.mean[c] * sum - norm.mean[c] * sums[0][c]);
             tangent_gradient[block.gamma.start + c] += norm.sign.0[c] * tangent_product as f32;
             tangent_gradient[block.beta.start + c] += sums[0][c] as f32;
             let gamma = f64::from(parameters[block.gamma.start + c].abs());
-            // The product rule on the coefficients of `BatchNormBackward::new`; `y_factor` is that of `backward` again, in
-            // f64.
+            // The product rule on the coefficients of `BatchNormBackward::new`; `y_factor` is that of `backward` again,
+            // in f64.
             let (scale, tangent_scale) = (gamma * inverse, f64::from(self.scale.0[c]));
             let y_factor = -scale * inverse * product / norm.count;
             let tangent_y_factor = -(tangent_scale * inverse * product
@@ -101,8 +101,8 @@ impl BatchNormTangent {
     }
 }
 
-/// The Winograd output transform of the tangents of the products at the points (`points`). Stores the tangents ẏ, and their values at the maxima of the
-/// windows; returns the sums of ẏ and y ẏ.
+/// The Winograd output transform of the tangents of the products at the points (`points`). Stores the tangents ẏ, and
+/// their values at the maxima of the windows; returns the sums of ẏ and y ẏ.
 pub(super) struct OutputTransform<'a> {
     pub block: TileBlock,
     pub points: &'a TilePoints,
@@ -132,9 +132,9 @@ impl WithSimd for OutputTransform<'_> {
                 for r in 0..TILE {
                     for c in 0..TILE {
                         if tile.row + r < side && tile.column + c < side {
-                            let at = start + r * side + c;
-                            y[r][c] = self.outputs[at].get::<S>(v);
-                            self.tangent_outputs[at].set::<S>(v, tangent[r][c]);
+                            let pixel = start + r * side + c;
+                            y[r][c] = self.outputs[pixel].get::<S>(v);
+                            self.tangent_outputs[pixel].set::<S>(v, tangent[r][c]);
                             sum = simd.add_f32s(sum, tangent[r][c]);
                             products = multiply_add(simd, y[r][c], tangent[r][c], products);
                         }
@@ -152,8 +152,8 @@ impl WithSimd for OutputTransform<'_> {
                                 max = simd.select_f32s(above, y[i][j], max);
                                 chosen = simd.select_f32s(above, tangent[i][j], chosen);
                             }
-                            let at = (tile.image * pooled + row + r) * pooled + column + c;
-                            self.tangent_maxima[at].set::<S>(v, chosen);
+                            let pixel = (tile.image * pooled + row + r) * pooled + column + c;
+                            self.tangent_maxima[pixel].set::<S>(v, chosen);
                         }
                     }
                 }
@@ -184,7 +184,7 @@ impl WithSimd for NormaliseRelu<'_> {
         let (side, zero) = (self.plane.side, simd.splat_f32s(0.0));
         for (index, (y, tangent)) in self.maxima.iter().zip(self.tangent_maxima).enumerate() {
             let (image, row) = (index / (side * side), index / side % side);
-            let to = &mut self.to[image * self.plane.len() + self.plane.at(row, index % side)];
+            let to = &mut self.to[image * self.plane.len() + self.plane.index_of(row, index % side)];
             for v in 0..vectors::<S>() {
                 let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
                 let y = y.get::<S>(v);
@@ -223,14 +223,14 @@ impl WithSimd for ReluBackward<'_> {
             let (scale, shift) = (self.norm.scale.get::<S>(v), self.norm.shift.get::<S>(v));
             let (mut sum, mut products) = (zero, zero);
             for (index, (y, tangent)) in self.maxima.iter().zip(self.tangent_maxima).enumerate() {
-                let at = self.plane.at(index / side, index % side);
+                let pixel = self.plane.index_of(index / side, index % side);
                 let (y, tangent) = (y.get::<S>(v), tangent.get::<S>(v));
                 let active = simd.greater_than_f32s(multiply_add(simd, scale, y, shift), zero);
-                let d = simd.select_f32s(active, self.tangent_gradient[at].get::<S>(v), zero);
-                self.tangent_gradient[at].set::<S>(v, d);
+                let d = simd.select_f32s(active, self.tangent_gradient[pixel].get::<S>(v), zero);
+                self.tangent_gradient[pixel].set::<S>(v, d);
                 sum = simd.add_f32s(sum, d);
                 products = multiply_add(simd, d, y, products);
-                products = multiply_add(simd, self.gradient[at].get::<S>(v), tangent, products);
+                products = multiply_add(simd, self.gradient[pixel].get::<S>(v), tangent, products);
             }
             total.set::<S>(v, sum);
             total_products.set::<S>(v, products);
@@ -274,10 +274,10 @@ impl WithSimd for OutputTransformBackward<'_> {
                 for r in 0..TILE {
                     for c in 0..TILE {
                         if tile.row + r < side && tile.column + c < side {
-                            let at = start + r * side + c;
-                            y[r][c] = self.outputs[at].get::<S>(v);
+                            let pixel = start + r * side + c;
+                            y[r][c] = self.outputs[pixel].get::<S>(v);
                             let of_y = multiply_add(simd, tangent_y_factor, y[r][c], tangent_constant);
-                            let tangent_y = self.tangent_outputs[at].get::<S>(v);
+                            let tangent_y = self.tangent_outputs[pixel].get::<S>(v);
                             d[r][c] = multiply_add(simd, y_factor, tangent_y, of_y);
                         }
                     }
@@ -286,9 +286,9 @@ impl WithSimd for OutputTransformBackward<'_> {
                 for r in 0..2 {
                     for c in 0..2 {
                         if row + r < pooled.side && column + c < pooled.side {
-                            let at = tile.image * pooled.len() + pooled.at(row + r, column + c);
-                            let of_dy = simd.mul_f32s(self.d_pooled[at].get::<S>(v), tangent_dy_factor);
-                            let tangent_dy = self.tangent_d_pooled[at].get::<S>(v);
+                            let pixel = tile.image * pooled.len() + pooled.index_of(row + r, column + c);
+                            let of_dy = simd.mul_f32s(self.d_pooled[pixel].get::<S>(v), tangent_dy_factor);
+                            let tangent_dy = self.tangent_d_pooled[pixel].get::<S>(v);
                             let mut dy = multiply_add(simd, tangent_dy, dy_factor, of_dy);
                             let upper = isa::max(simd, y[2 * r][2 * c], y[2 * r][2 * c + 1]);
                             let lower = isa::max(simd, y[2 * r + 1][2 * c], y[2 * r + 1][2 * c + 1]);

@@ -13,10 +13,12 @@
 //! is never stored here either: its input is constant, so the second moments of its patches also yield the tangents.
 //!
 //! Names begin with `tangent_` where the tangent and the value itself occur together; in formulas a tangent has a dot.
-//! x is the input of a block, W its filters, y its output before the norm, g the gradient after pooling and ReLU.
+//! x is the input of a block, W its filters, y its output before the norm, g the gradient after pooling and ReLU (dy in
+//! `conv4::batch_norm` and in the names of factors). `d_x` is the gradient of the loss with respect to x.
 
 mod batch_norm;
 
+// `primal`: the kernels of the values themselves; `batch_norm`: those of their tangents.
 use super::batch_norm::{self as primal, BatchNormBackward};
 use super::filters::{BlockFilters, first_block_taps};
 use super::first_block::{self, PATCH_VALUES};
@@ -45,7 +47,9 @@ pub struct TangentPass {
     scratch: TangentScratch,
 }
 
-/// The memory that a block of tiles is computed in: points of values (`inputs`, `outputs`) and of tangents.
+/// The memory that a block of tiles is computed in, at the Winograd points: the inputs and their tangents; in
+/// `tangent_outputs` the tangents of the outputs (forward) or of the gradients of the outputs (backward), which
+/// themselves are in `outputs`.
 struct TangentScratch {
     inputs: TilePoints,
     tangent_inputs: TilePoints,
@@ -253,9 +257,10 @@ impl TangentPass {
         let positions = plane.side.pow(2);
         for (image, features) in tangent_d_features.chunks_exact(pass.shape.features()).enumerate() {
             for position in 0..positions {
-                let at = image * plane.len() + plane.at(position / plane.side, position % plane.side);
+                let pixel =
+                    image * plane.len() + plane.index_of(position / plane.side, position % plane.side);
                 for c in 0..WIDTH {
-                    self.d_pooled[WINOGRAD_BLOCKS - 1][at].0[c] = features[c * positions + position];
+                    self.d_pooled[WINOGRAD_BLOCKS - 1][pixel].0[c] = features[c * positions + position];
                 }
             }
         }
@@ -282,9 +287,9 @@ impl TangentPass {
         sums
     }
 
-    /// The tangents of the gradients of a block's filters and input. With dy here the gradient of y and ⋆ the
-    /// correlation of both, the gradient of the filters is x ⋆ dy, so its tangent is ẋ ⋆ dy + x ⋆ ḋy (into
-    /// `scratch.d_taps`); the gradient of the input is dy * Wᵀ, so its tangent is ḋy * Wᵀ + dy * Ẇᵀ (into `d_pooled` of
+    /// The tangents of the gradients of a block's filters and input. With δ the gradient of y at all pixels, * a
+    /// convolution and ⋆ a correlation, the gradient of the filters is x ⋆ δ, so its tangent is ẋ ⋆ δ + x ⋆ δ̇ (into
+    /// `scratch.d_taps`); the gradient of the input is δ * Wᵀ, so its tangent is δ̇ * Wᵀ + δ * Ẇᵀ (into `d_pooled` of
     /// the previous block or `d_plane`).
     fn backward_block(
         &mut self,

@@ -170,13 +170,13 @@ impl JointTrainee {
 fn starting_backbone(path: &Path, wanted: &Preprocessing) -> Result<Vec<f32>> {
     let file = Tensors::open(path)?;
     let tensors = model::backbone_part(&file);
-    let own = Backbone::from_tensors(&tensors, &path.to_string_lossy())?.preprocessing().clone();
-    if (own.size, own.channels) != (wanted.size, wanted.channels) {
+    let of_file = Backbone::from_tensors(&tensors, &path.to_string_lossy())?.preprocessing().clone();
+    if (of_file.size, of_file.channels) != (wanted.size, wanted.channels) {
         let images = |preprocessing: &Preprocessing| {
             let kind = if preprocessing.channels.count() == 1 { "drawings" } else { "colour images" };
             format!("{kind} of {} px", preprocessing.size)
         };
-        return Err(Error::OtherImages { path: path.into(), own: images(&own), wanted: images(wanted) });
+        return Err(Error::OtherImages { path: path.into(), own: images(&of_file), wanted: images(wanted) });
     }
     Ok(model::flat(&conv4::layout(wanted.channels.count()), &tensors)?)
 }

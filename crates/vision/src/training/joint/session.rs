@@ -7,7 +7,8 @@
 //! them. The gradients of the head and of the loss of nearest prototypes with respect to the features are added, and
 //! backpropagated through the backbone.
 //!
-//! Features are `[row, D]`: for each episode of the step the rows of its support items, then those of its queries.
+//! Features are `[row, D]`: for each episode of the step the rows of its support items, then those of its queries. The
+//! prefix `d_` marks the gradient of the loss with respect to a value, of the same shape.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -224,6 +225,7 @@ impl TrainingSession for CpuJointSession {
         let terms: Vec<f64> = sums.into_iter().map(|sum| sum / episodes).collect();
         // A step whose loss is not finite changes nothing; the training loop reports it.
         if terms.iter().all(|term| term.is_finite()) {
+            // The backbone has one gradient, in the list of the first part; only the head has one per part.
             pass.backward(&d_features, &mut self.weights.gradients[0][..self.backbone_len]);
             pass.update_running(&mut self.weights.parameters[..self.backbone_len]);
             // All gradients are sums over the episodes.
