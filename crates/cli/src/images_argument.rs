@@ -150,7 +150,10 @@ pub fn check_outliers(
     if let Some(class) = outliers.classes().iter().filter(is_name).find(|class| known.contains(class)) {
         return Err(hinted(
             format!("class '{class}' is both in the outliers and in the data"),
-            format!("remove it from {} or from {}", outlier_path.display(), path.display()),
+            match outlier_path == path {
+                true => format!("take outliers from other images than {}", path.display()),
+                false => format!("remove it from {} or from {}", outlier_path.display(), path.display()),
+            },
         ));
     }
     Ok(())

@@ -148,7 +148,7 @@ pub enum Error {
         found: String,
     },
     /// A class has too few readable images.
-    #[error("class '{class}' has {have} readable images, but {need} are needed; skipped files: {}", skipped.len())]
+    #[error("class '{class}' has {have} readable images, but {need} are needed")]
     TooFewImages {
         /// The class.
         class: String,

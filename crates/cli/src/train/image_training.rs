@@ -244,7 +244,8 @@ impl ImageTraining<'_> {
         Ok(())
     }
 
-    /// Loads the images to train and validate on, and outliers for both, as far as the configuration needs them.
+    /// Loads the images to train and validate on, and outliers for both, as far as the configuration needs them. All are
+    /// listed before the first image is read, so that mistakes in paths and classes are found early.
     fn load_datasets(&self) -> anyhow::Result<Datasets> {
         let (data, pictures) = (self.data, self.pictures);
         anyhow::ensure!(
@@ -259,6 +260,8 @@ impl ImageTraining<'_> {
         if let Some(outliers) = &outliers {
             check_outliers((data.train.as_path(), &train), (data.outliers.as_path(), outliers))?;
         }
+        let validation = has_validation(data).then(|| self.open_validation(&train)).transpose()?;
+
         let mut datasets = Datasets::new(load_images(pictures, &train, ImageUse::Training)?, None);
         if let Some(outliers) = &outliers {
             datasets.outliers = Some(Arc::new(load_images(pictures, outliers, ImageUse::Outliers)?));
@@ -266,16 +269,10 @@ impl ImageTraining<'_> {
         if is_given(&data.outliers) && !self.noise.iter().any(is_outlier) {
             say!("warning: --outliers has no effect without outlier noise; add --noise outlier=40");
         }
-        if !has_validation(data) {
+        let Some((validation, outliers)) = validation else {
             say!("no validation data (--val, --split-file): the model of the last step will be kept");
             return Ok(datasets);
-        }
-        let source = if is_given(&data.validation) { &data.validation } else { &data.train };
-        let validation = open_split(data, source, &data.validation_split)?;
-        let noise = if self.validation.noise.is_empty() { self.noise } else { &self.validation.noise };
-        let outliers =
-            noise.iter().any(is_outlier).then(|| open_validation_outliers(data, train, &validation));
-        let outliers = outliers.transpose()?;
+        };
         let validation = load_images(pictures, &validation, ImageUse::Validation)?;
         for warning in Overlap::between(&datasets.train, &validation).warnings() {
             say!("warning: {warning}");
@@ -286,6 +283,29 @@ impl ImageTraining<'_> {
             datasets.validation_outliers = Some(Arc::new(outliers));
         }
         Ok(datasets)
+    }
+
+    /// Lists the images to validate on, and, with outlier noise, the outliers for it: those that are given, or else the
+    /// training images `train`. Fails if a class of the given ones is in the validation data.
+    fn open_validation(&self, train: &Collection) -> anyhow::Result<(Collection, Option<Collection>)> {
+        let data = self.data;
+        let source = if is_given(&data.validation) { &data.validation } else { &data.train };
+        let validation = open_split(data, source, &data.validation_split)?;
+        let noise = if self.validation.noise.is_empty() { self.noise } else { &self.validation.noise };
+        if !noise.iter().any(is_outlier) {
+            return Ok((validation, None));
+        }
+        let path = &data.validation_outliers;
+        let mut outliers = if is_given(path) && !is_training_data(data, path) {
+            let outliers = open_outliers(data, path)?;
+            check_outliers((source, &validation), (path, &outliers))?;
+            outliers
+        } else {
+            train.clone()
+        };
+        // The same number from every class, so there may be slightly more in total.
+        outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
+        Ok((validation, Some(outliers)))
     }
 }
 
@@ -325,26 +345,6 @@ fn open_split(data: &training::DataSettings, path: &Path, split: &str) -> anyhow
 /// Whether a path leads to the training images.
 fn is_training_data(data: &training::DataSettings, path: &Path) -> bool {
     path == data.train || is_same_file(path, &data.train)
-}
-
-/// The outliers for validation: those that are given, or else the training images `train`. Fails if one of their classes
-/// is in the validation data.
-fn open_validation_outliers(
-    data: &training::DataSettings,
-    train: Collection,
-    validation: &Collection,
-) -> anyhow::Result<Collection> {
-    let path = &data.validation_outliers;
-    let mut outliers = if is_given(path) && !is_training_data(data, path) {
-        let outliers = open_outliers(data, path)?;
-        check_outliers((validation.path(), validation), (path, &outliers))?;
-        outliers
-    } else {
-        train
-    };
-    // The same number from every class, so there may be slightly more in total.
-    outliers.keep_first(VALIDATION_OUTLIERS.div_ceil(outliers.classes().len()));
-    Ok(outliers)
 }
 
 /// Opens outliers. Of a source with splits, only the training split is used, so that no validation or test class is

@@ -247,9 +247,10 @@ fn models_and_options_that_do_not_fit_are_refused_with_the_reason() {
     misused(ways, &["validation.ways is 4; allowed: 3, as in training"]);
     std::fs::write(folder.0.path().join("four.toml"), "[data]\ntrain = \"omniglot\"\n[episodes]\nways = 4\n")
         .unwrap();
-    let validated = ["--shots", "2", "--queries", "3", "--tasks", "2", "--val-episodes", "5"];
+    let validated = ["--val-shots", "2", "--val-queries", "2", "--val-episodes", "5"];
+    let trained = ["--shots", "2", "--queries", "3", "--tasks", "2"];
     let run = ["--steps", "1", "-o", "four.safetensors", "--config", "four.toml"];
-    folder.run(&[&["train", "maml"], &run, &FEW, &validated]).assert().success();
+    folder.run(&[&["train", "maml"], &run, &FEW, &trained, &validated]).assert().success();
     misused(folder.negmargin("n.safetensors", &["--scale", "0"]), &["loss.scale is 0"]);
     let embed = ["embed", "omniglot", "--split", "test", "-b", "maml.safetensors", "-o", "test.safetensors"];
     refused_after_reading(folder.run(&[&embed]), &["its architecture is 'maml'; known is 'conv4'"]);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::fixture::{TRUESHOT, misused, refused, text};
+use crate::fixture::{TRUESHOT, misused, refused, refused_after_reading, text};
 use assert_cmd::Command;
 use image::{Rgb, RgbImage};
 use trueshot::Embeddings;
@@ -178,7 +178,7 @@ fn what_cannot_be_read_is_listed_with_the_reason_and_a_class_must_not_run_out() 
     // The reasons are given and the list is written before the error as well.
     std::fs::remove_file(folder.path().join("skipped.txt")).unwrap();
     let strict = [&arguments[..], &["--least-per-class", "8"]].concat();
-    refused(
+    refused_after_reading(
         folder.embed(&strict),
         &["class 'class 1' has 7 readable images, but 8 are needed", "class 1/3.png: empty file"],
     );
@@ -232,7 +232,10 @@ fn wrong_options_are_refused_before_any_work() {
     );
     refused(
         outliers(&["--val-outliers", "pictures/val"]),
-        &["class 'class 4' is both in the outliers and in the data", "hint: remove it from pictures/val"],
+        &[
+            "class 'class 4' is both in the outliers and in the data",
+            "hint: take outliers from other images than pictures/val",
+        ],
     );
     misused(
         folder.trueshot(&[
