@@ -8,6 +8,9 @@
 //! errors: the caller computes embeddings again whose records cannot be read, and records that cannot be written are
 //! dropped. When all packs together are too large, the least recently used ones are removed.
 //!
+//! A server writes a small pack for almost every request. Therefore many small packs are merged into one, and packs are
+//! opened when a record is read: only a few are open at the same time, and none after [`EmbeddingCache::flush`].
+//!
 //! A pack, integers and floats little-endian; first the index of all records, then all records in the same order:
 //!
 //! | bytes | what |
@@ -19,7 +22,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -38,6 +41,8 @@ const MAX_BYTES: u64 = 1 << 30;
 const MAX_SMALL_PACKS: usize = 32;
 /// Packs of at least this size are not small.
 const SMALL_PACK_BYTES: u64 = 8 << 20;
+/// The most packs that are open at the same time.
+const MAX_OPEN_PACKS: usize = 16;
 /// Values that are collected before they are written as a pack: 16 MiB.
 const MAX_PENDING_VALUES: usize = 4 << 20;
 
@@ -90,8 +95,11 @@ pub struct EmbeddingCache {
 
 #[derive(Default)]
 struct CacheState {
-    /// The packs of this backbone, open for reading.
-    packs: Vec<File>,
+    /// The packs of this backbone. Some may have been removed since, by this or another program.
+    packs: Vec<PathBuf>,
+    /// Packs that are open for reading, with their indices in `packs`. At most [`MAX_OPEN_PACKS`]; the most recently
+    /// used one is last.
+    open_packs: Vec<(usize, File)>,
     /// Where the record of each image is.
     records: HashMap<ContentHash, RecordLocation>,
     /// Records that are not written yet.
@@ -99,6 +107,21 @@ struct CacheState {
     /// The last reason why a pack could not be written. It stays when later packs are written: the embeddings of the
     /// earlier pack were not kept, and the caller reports that at the end.
     problem: Option<String>,
+}
+
+impl CacheState {
+    /// The pack with this index, open for reading.
+    fn open_pack(&mut self, pack: usize) -> std::io::Result<&mut File> {
+        let opened = match self.open_packs.iter().position(|(index, _)| *index == pack) {
+            Some(position) => self.open_packs.remove(position),
+            None => (pack, File::open(&self.packs[pack])?),
+        };
+        if self.open_packs.len() == MAX_OPEN_PACKS {
+            self.open_packs.remove(0);
+        }
+        self.open_packs.push(opened);
+        Ok(&mut self.open_packs.last_mut().expect("pushed above").1)
+    }
 }
 
 /// The record of an image: what is stored about it.
@@ -131,15 +154,7 @@ impl EmbeddingCache {
             max_bytes: MAX_BYTES,
             state: Mutex::new(CacheState::default()),
         };
-        let is_small =
-            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() < SMALL_PACK_BYTES);
-        let small: Vec<PathBuf> = cache.packs().into_iter().filter(is_small).collect();
-        if small.len() > MAX_SMALL_PACKS {
-            cache.merge(&small);
-        }
-        for path in cache.packs() {
-            cache.index_pack(&mut cache.state(), &path);
-        }
+        cache.index(&mut cache.state());
         cache
     }
 
@@ -153,11 +168,19 @@ impl EmbeddingCache {
     /// The embedding and the measures of an image, if they are stored and intact; otherwise the caller computes them.
     pub fn get(&self, key: &ContentHash) -> Option<CachedImage> {
         let mut state = self.state();
-        let (pack, offset, checksum) = match *state.records.get(key)? {
+        let mut location = *state.records.get(key)?;
+        if let RecordLocation::Packed { pack, .. } = location
+            && state.open_pack(pack).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        {
+            // The pack was removed. If another program has merged it, the record is in another pack.
+            self.index(&mut state);
+            location = *state.records.get(key)?;
+        }
+        let (pack, offset, checksum) = match location {
             RecordLocation::Pending(index) => return Some(state.pending[index].1.clone()),
             RecordLocation::Packed { pack, offset, checksum } => (pack, offset, checksum),
         };
-        let record = read_record(&mut state.packs[pack], offset, self.dim);
+        let record = state.open_pack(pack).ok().and_then(|file| read_record(file, offset, self.dim));
         drop(state);
         let image = decode(&record.filter(|record| checksum_of(key, record) == checksum)?, self.dim)?;
         // The checksum does not exclude NaN: `put` does not check the values.
@@ -183,9 +206,11 @@ impl EmbeddingCache {
         }
     }
 
-    /// Writes the collected records as a pack, then removes the least recently used packs beyond the limit.
+    /// Writes the collected records as a pack, removes the least recently used packs beyond the limit, and merges small
+    /// packs if there are many. Closes all packs, so that the space of removed ones is freed.
     pub fn flush(&self) {
         let mut state = self.state();
+        state.open_packs.clear();
         let pending = std::mem::take(&mut state.pending);
         if pending.is_empty() {
             return;
@@ -199,6 +224,9 @@ impl EmbeddingCache {
             Ok(path) => {
                 self.index_pack(&mut state, &path);
                 self.prune(&path);
+                if self.small_packs().len() > MAX_SMALL_PACKS {
+                    self.index(&mut state);
+                }
             }
             Err(problem) => state.problem = Some(problem),
         }
@@ -225,6 +253,27 @@ impl EmbeddingCache {
         packs_in(&self.folder)
     }
 
+    /// The paths of the small packs of this backbone.
+    fn small_packs(&self) -> Vec<PathBuf> {
+        let is_small =
+            |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() < SMALL_PACK_BYTES);
+        self.packs().into_iter().filter(is_small).collect()
+    }
+
+    /// Merges small packs if there are many, and lists the records of all packs anew.
+    fn index(&self, state: &mut CacheState) {
+        let small = self.small_packs();
+        if small.len() > MAX_SMALL_PACKS {
+            self.merge(&small);
+        }
+        state.packs.clear();
+        state.open_packs.clear();
+        state.records.retain(|_, location| matches!(location, RecordLocation::Pending(_)));
+        for path in self.packs() {
+            self.index_pack(state, &path);
+        }
+    }
+
     /// Adds the records of a pack to those that can be read; removes a file that is not a valid pack.
     fn index_pack(&self, state: &mut CacheState, path: &Path) {
         let Ok(mut file) = File::open(path) else { return };
@@ -238,7 +287,7 @@ impl EmbeddingCache {
             let offset = first_record + (index * record_bytes(self.dim)) as u64;
             state.records.insert(key, RecordLocation::Packed { pack, offset, checksum });
         }
-        state.packs.push(file);
+        state.packs.push(path.into());
         // Marks the pack as recently used. In a read-only folder this does nothing.
         let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
@@ -459,6 +508,75 @@ mod tests {
         let cache = EmbeddingCache::open(root.path(), "a", 1);
         assert!(cache.packs().len() < 40);
         (0..40).for_each(|number| assert_eq!(cache.get(&key(number)), Some(image(&[f32::from(number)]))));
+    }
+
+    /// The number of files below a folder that this process has open, including removed files.
+    #[cfg(target_os = "linux")]
+    fn open_files_below(folder: &Path) -> usize {
+        let folder = folder.canonicalize().unwrap();
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let targets = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok());
+        targets.filter(|target| target.starts_with(&folder)).count()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn many_flushes_leave_few_packs_and_none_of_them_open() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = EmbeddingCache::open(root.path(), "a", 1);
+        for number in 0..100 {
+            cache.put(key(number), image(&[f32::from(number)]));
+            cache.flush();
+            assert_eq!(open_files_below(root.path()), 0, "after flush {number}");
+            assert!(cache.packs().len() <= MAX_SMALL_PACKS, "after flush {number}");
+        }
+        for number in 0..100 {
+            assert_eq!(cache.get(&key(number)), Some(image(&[f32::from(number)])));
+            assert!((1..=MAX_OPEN_PACKS).contains(&open_files_below(root.path())));
+        }
+        cache.flush();
+        assert_eq!(open_files_below(root.path()), 0);
+    }
+
+    #[test]
+    fn more_packs_than_can_be_open_are_read_in_any_order() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = EmbeddingCache::open(root.path(), "a", 1);
+        let count = MAX_OPEN_PACKS as u8 + 4;
+        for number in 0..count {
+            cache.put(key(number), image(&[f32::from(number)]));
+            cache.flush();
+        }
+        assert_eq!(cache.packs().len(), usize::from(count));
+        for number in (0..count).chain((0..count).rev()).chain([0, 5, 0, 5]) {
+            assert_eq!(cache.get(&key(number)), Some(image(&[f32::from(number)])));
+            assert!(cache.state().open_packs.len() <= MAX_OPEN_PACKS);
+        }
+    }
+
+    #[test]
+    fn records_are_found_after_another_program_has_merged_the_packs_and_missed_after_it_has_removed_them() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = EmbeddingCache::open(root.path(), "a", 1);
+        for number in 0..3 {
+            cache.put(key(number), image(&[f32::from(number)]));
+            cache.flush();
+        }
+        // This pack is open while it is removed.
+        assert!(cache.get(&key(0)).is_some());
+        EmbeddingCache::open(root.path(), "a", 1).merge(&cache.packs());
+        assert_eq!(cache.packs().len(), 1);
+        (0..3).for_each(|number| assert_eq!(cache.get(&key(number)), Some(image(&[f32::from(number)]))));
+        cache.flush();
+        cache.packs().iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        cache.put(key(7), image(&[7.0]));
+        (0..3).for_each(|number| assert_eq!(cache.get(&key(number)), None));
+        assert_eq!(cache.get(&key(7)), Some(image(&[7.0])), "not written yet");
+        cache.put(key(0), image(&[0.0]));
+        cache.flush();
+        assert_eq!(cache.get(&key(0)), Some(image(&[0.0])));
+        assert_eq!(cache.get(&key(7)), Some(image(&[7.0])));
+        assert_eq!(cache.problem(), None);
     }
 
     #[test]

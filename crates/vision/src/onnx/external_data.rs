@@ -1,9 +1,12 @@
 //! Inlines weights of an ONNX model that are stored in other files, as PyTorch's exporter writes them.
 //!
 //! A tensor names a file and a range of its bytes. [`inline`] replaces the reference by the bytes, so that everything
-//! else (file check, hash, worker process, export) works on one model in memory. Only files in the model's folder or
-//! below are read: an untrusted model must not read other files of this machine. The total size of all ranges is
+//! else (file check, hash, worker process, export) works on one model in memory. The total size of all ranges is
 //! limited before any of them is read, because many tensors may name the same range.
+//!
+//! The path of a file comes from an untrusted model. A path that leaves the model's folder (absolute, or with `..`) is
+//! refused. Symbolic links in the folder are followed, also out of it, because the files in Hugging Face's cache are
+//! links. A model alone cannot make links, but a downloaded folder or an unpacked archive may contain some.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -138,7 +141,7 @@ impl Inliner<'_> {
         }
     }
 
-    /// Opens a file in the folder of the model or below, and returns its length too.
+    /// Opens a file by its path within the folder of the model, and returns its length too. Follows symbolic links.
     fn open(&self, location: &str) -> CheckResult<(File, u64)> {
         let path = Path::new(location);
         let is_below = path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -204,6 +207,17 @@ mod tests {
         assert_eq!(inlined(2).unwrap(), message(7, &message(5, &tensor).repeat(2)));
         let problem = inlined(20).unwrap_err().to_string();
         assert_eq!(problem, "it has more than 1000 bytes with its weights");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_in_the_folder_of_the_model_are_followed() {
+        let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = elsewhere.path().join("blob");
+        std::fs::write(&target, [1; 4]).unwrap();
+        std::os::unix::fs::symlink(&target, folder.path().join("weights")).unwrap();
+        let tensor = [message(8, b"w"), message(9, &[1; 4])].concat();
+        assert_eq!(inline(model(1), folder.path(), 1000).unwrap(), message(7, &message(5, &tensor)));
     }
 
     #[test]

@@ -35,10 +35,10 @@ const MAX_BYTES: u64 = 1 << 30;
 const TESTED_ROWS: usize = 100;
 
 /// Opens a list as a collection. Files whose extension is that of a video or an unsupported format are skipped; all
-/// other files are assumed to be images.
-pub(super) fn read(path: &Path) -> Result<Collection> {
+/// other files are assumed to be images. With `labels_optional`, the label of an image without one is "".
+pub(super) fn read(path: &Path, labels_optional: bool) -> Result<Collection> {
     let (mut images, mut skipped) = (Vec::new(), Vec::new());
-    for (class, item, location) in rows(path)? {
+    for (class, item, location) in list_rows(path, labels_optional)? {
         match paths::known_skip_reason(&item) {
             Some(reason) => skipped.push(Skipped { item, class: None, reason }),
             None => images.push((class, item, location)),
@@ -49,9 +49,17 @@ pub(super) fn read(path: &Path) -> Result<Collection> {
 
 /// Class, name and location of every image in a list.
 pub(super) fn rows(path: &Path) -> Result<Vec<(String, String, ImageLocation)>> {
+    list_rows(path, false)
+}
+
+/// Like [`rows`]; with `labels_optional`, the label of an image without one is "".
+fn list_rows(path: &Path, labels_optional: bool) -> Result<Vec<(String, String, ImageLocation)>> {
     let text = read_text(path)?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
-    let rows = if is_csv { parse_csv(path, &text)? } else { parse_json_lines(path, &text)? };
+    let rows = match is_csv {
+        true => parse_csv(path, &text, labels_optional)?,
+        false => parse_json_lines(path, &text, labels_optional)?,
+    };
     let folder = folder_of(path, &rows);
     let images = rows.into_iter().map(|(item, label)| {
         let location = ImageLocation::File(folder.join(&item));
@@ -91,7 +99,7 @@ type PathsAndLabels = Vec<(String, String)>;
 
 /// Parses CSV. Where this program writes CSV, it puts an apostrophe before a cell that a spreadsheet would take for a
 /// formula; `without_apostrophe` removes it.
-fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
+fn parse_csv(path: &Path, text: &str, labels_optional: bool) -> Result<PathsAndLabels> {
     let bad = |line, problem: &str| Error::BadList { path: path.into(), line, problem: problem.into() };
     let mut records = CsvRecords { rest: text, line: 1 };
     // The columns of path and label, once the first record has been read.
@@ -103,17 +111,19 @@ fn parse_csv(path: &Path, text: &str) -> Result<PathsAndLabels> {
         let (path_column, label_column) = match columns {
             Some(columns) => columns,
             None => {
-                let named = header_columns(&record).map_err(|problem| bad(line, &problem))?;
-                columns = Some(named.unwrap_or((0, 1)));
+                let named =
+                    header_columns(&record, labels_optional).map_err(|problem| bad(line, &problem))?;
+                columns = Some(named.unwrap_or((0, Some(1))));
                 if named.is_some() {
                     continue;
                 }
-                (0, 1)
+                (0, Some(1))
             }
         };
         let cell = |column: usize| record.get(column).map(String::as_str).filter(|cell| !cell.is_empty());
         let item = cell(path_column).ok_or_else(|| bad(line, "no path"))?;
-        let label = cell(label_column).ok_or_else(|| bad(line, missing_label(item)))?;
+        let label = label_column.and_then(cell).or(labels_optional.then_some(""));
+        let label = label.ok_or_else(|| bad(line, missing_label(item)))?;
         rows.push((without_apostrophe(item).to_owned(), without_apostrophe(label).to_owned()));
     }
     Ok(rows)
@@ -124,17 +134,24 @@ fn missing_label(item: &str) -> &'static str {
     if item.contains([';', '\t']) { "no label; columns must be separated by commas" } else { "no label" }
 }
 
-/// The columns of path and label if the record is a header; an error if it names a path column but no label column.
-fn header_columns(record: &[String]) -> std::result::Result<Option<(usize, usize)>, String> {
+/// The columns of path and label if the record is a header; an error if it names a path column but no label column,
+/// unless labels are optional.
+fn header_columns(
+    record: &[String],
+    labels_optional: bool,
+) -> std::result::Result<Option<(usize, Option<usize>)>, String> {
     let column = |names: &[&str]| {
         record.iter().position(|cell| names.iter().any(|name| cell.eq_ignore_ascii_case(name)))
     };
     match (column(&PATH_COLUMNS), column(&LABEL_COLUMNS)) {
-        (Some(path), Some(label)) => Ok(Some((path, label))),
+        (Some(path), Some(label)) => Ok(Some((path, Some(label)))),
         // A record with the name of an image file is data and not a header; `image` is then the label of that image.
-        (Some(_), None) if !record.iter().any(|cell| paths::is_image(cell)) => {
-            Err(format!("the header names no label column; allowed names: {}", LABEL_COLUMNS.join(", ")))
-        }
+        (Some(path), None) if !record.iter().any(|cell| paths::is_image(cell)) => match labels_optional {
+            true => Ok(Some((path, None))),
+            false => {
+                Err(format!("the header names no label column; allowed names: {}", LABEL_COLUMNS.join(", ")))
+            }
+        },
         _ => Ok(None),
     }
 }
@@ -241,7 +258,7 @@ impl CsvCell {
 }
 
 /// Parses one JSON object per line. Values may be strings or numbers.
-fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
+fn parse_json_lines(path: &Path, text: &str, labels_optional: bool) -> Result<PathsAndLabels> {
     let numbered = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
     let row = |(text, line): (&str, usize)| {
         let bad = |problem: String| Error::BadList { path: path.into(), line, problem };
@@ -253,7 +270,9 @@ fn parse_json_lines(path: &Path, text: &str) -> Result<PathsAndLabels> {
             Some(_) => Err(bad(format!("{what} must be a non-empty string or a number"))),
             None => Err(bad(format!("no {what}; looked for the keys {}", names.join(", ")))),
         };
-        Ok((value(&PATH_COLUMNS, "path")?, value(&LABEL_COLUMNS, "label")?))
+        let label = value(&LABEL_COLUMNS, "label");
+        let label = if labels_optional { label.unwrap_or_default() } else { label? };
+        Ok((value(&PATH_COLUMNS, "path")?, label))
     };
     numbered.map(row).collect()
 }
@@ -263,7 +282,7 @@ mod tests {
     use super::*;
 
     fn csv(text: &str) -> Result<PathsAndLabels> {
-        parse_csv(Path::new("list.csv"), text)
+        parse_csv(Path::new("list.csv"), text, false)
     }
 
     fn pair(path: &str, label: &str) -> (String, String) {
@@ -275,6 +294,21 @@ mod tests {
         let rows = [pair("a.jpg", "owl"), pair("b.jpg", "ant")];
         assert_eq!(csv("a.jpg,owl\nb.jpg,ant\n").unwrap(), rows);
         assert_eq!(csv("Label, filename\r\nowl,a.jpg\r\n\r\nant,b.jpg").unwrap(), rows);
+    }
+
+    #[test]
+    fn a_list_needs_no_labels_if_they_are_optional() {
+        let rows = [pair("a.jpg", ""), pair("b.jpg", "")];
+        for text in ["a.jpg\nb.jpg\n", "path\na.jpg\nb.jpg\n", "path,label\na.jpg,\nb.jpg,\n"] {
+            assert_eq!(parse_csv(Path::new("list.csv"), text, true).unwrap(), rows, "{text:?}");
+            assert!(csv(text).is_err(), "{text:?}");
+        }
+        let text = "{\"path\": \"a.jpg\"}\n{\"path\": \"b.jpg\", \"label\": null}\n";
+        assert_eq!(parse_json_lines(Path::new("list.jsonl"), text, true).unwrap(), rows);
+        assert_eq!(
+            parse_csv(Path::new("list.csv"), "label,path\nowl,a.jpg\n", true).unwrap(),
+            [pair("a.jpg", "owl")]
+        );
     }
 
     #[test]
@@ -325,7 +359,7 @@ mod tests {
 
     #[test]
     fn json_lines_name_path_and_label() {
-        let read = |text: &str| parse_json_lines(Path::new("list.jsonl"), text);
+        let read = |text: &str| parse_json_lines(Path::new("list.jsonl"), text, false);
         let text = "{\"path\": \"a.jpg\", \"label\": \"owl\"}\n\n{\"image\": \"b.jpg\", \"class\": 7}\n";
         assert_eq!(read(text).unwrap(), [pair("a.jpg", "owl"), pair("b.jpg", "7")]);
         assert!(read("{\"path\": \"a\"}").unwrap_err().to_string().contains("line 1: no label"));
@@ -350,7 +384,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("list.csv");
         std::fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        let refused = read(&path).unwrap_err();
+        let refused = read(&path, false).unwrap_err();
         let source = std::error::Error::source(&refused).map(ToString::to_string).unwrap_or_default();
         assert!(format!("{refused} {source}").contains("the list is larger than 1 GiB; split it"));
     }

@@ -54,6 +54,9 @@ pub struct SourceOptions<'a> {
     pub pool: bool,
     /// The one of these folders (or of the published files of splits) to read.
     pub split: Option<&'a str>,
+    /// Whether images may have no label, as those to classify: images outside class folders get the class "", as do
+    /// rows of a list without a label, and folders of splits are ordinary folders.
+    pub labels_optional: bool,
 }
 
 /// One labelled image of a source.
@@ -158,7 +161,7 @@ impl Collection {
         } else if ends(".tar.gz") || ends(".tgz") {
             archive::list_gzip(path, options)
         } else if ends(".csv") || ends(".jsonl") {
-            list::read(path)
+            list::read(path, options.labels_optional)
         } else {
             // A missing path is more likely than an unknown kind of file.
             std::fs::metadata(path).map_err(|source| trueshot::Error::Read { path: path.into(), source })?;

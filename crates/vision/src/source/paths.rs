@@ -62,12 +62,13 @@ pub(super) fn collect(
     let depth = shared_depth(images.iter().map(|(item, _)| item.as_str()));
     let mut labelled = Vec::with_capacity(images.len());
     for (item, location) in images {
-        match class_of(&item, depth, options) {
+        let class = class_of(&item, depth, options);
+        match class.or(options.labels_optional.then(String::new)) {
             Some(class) => labelled.push((class, item, location)),
             None => skipped.push(Skipped { item, class: None, reason: Unreadable::NoClass }),
         }
     }
-    if !options.pool {
+    if !options.pool && !options.labels_optional {
         refuse_splits(path, labelled.iter().map(|(class, ..)| class.as_str()))?;
     }
     Ok(Collection::new(path, labelled, skipped))
@@ -196,6 +197,17 @@ mod tests {
         );
         // A class named `train` stays a class: it contains no class folders.
         assert_eq!(classes(&["x/train/1.jpg", "x/ship/1.jpg"], false), ["ship", "train"]);
+    }
+
+    #[test]
+    fn images_without_labels_are_listed_if_labels_are_optional() {
+        let items = ["cover.jpg", "train/1.jpg", "test/owl/2.jpg"];
+        let files = items.map(|item| (item.to_owned(), ImageLocation::Memory(bytes::Bytes::new())));
+        let options = SourceOptions { labels_optional: true, ..SourceOptions::default() };
+        let images = collect(Path::new("source"), files.to_vec(), Vec::new(), options).unwrap();
+        assert_eq!(images.classes(), ["", "test/owl", "train"]);
+        assert_eq!((images.entries().len(), images.skipped().len()), (3, 0));
+        assert!(collection(&items[1..], false).is_err(), "folders of splits are refused otherwise");
     }
 
     #[test]

@@ -16,7 +16,7 @@ fn open(name: &str) -> Collection {
 }
 
 fn of_split(name: &str, split: &str) -> Collection {
-    Collection::open(path_of(name), SourceOptions { split: Some(split), pool: false }).unwrap()
+    Collection::open(path_of(name), SourceOptions { split: Some(split), ..SourceOptions::default() }).unwrap()
 }
 
 /// The image of a row, by the same formula as in the script.
@@ -67,11 +67,14 @@ fn a_folder_of_caches_is_opened_by_split_or_pooled() {
     assert_holds(&of_split("mini-4", "test"), &[("n05/0", "n05", 0), ("n05/1", "n05", 1)], 4, 5);
     let refused = Collection::open(path_of("mini-4"), SourceOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("contains train, val, test, which are splits"), "{refused}");
-    let pooled = Collection::open(path_of("mini-4"), SourceOptions { pool: true, split: None }).unwrap();
+    let pooled =
+        Collection::open(path_of("mini-4"), SourceOptions { pool: true, ..SourceOptions::default() })
+            .unwrap();
     assert_eq!(pooled.classes(), ["n01", "n02", "n03", "n04", "n05"]);
     assert_eq!(pooled.entries()[0].item, "train/n01/1");
     let unknown =
-        Collection::open(path_of("mini-0"), SourceOptions { pool: false, split: Some("val") }).unwrap_err();
+        Collection::open(path_of("mini-0"), SourceOptions { split: Some("val"), ..SourceOptions::default() })
+            .unwrap_err();
     assert!(unknown.to_string().contains("no split 'val'"), "{unknown}");
 }
 
@@ -143,7 +146,9 @@ fn ravis_lists_find_their_images_in_the_folder_of_images() {
     }
     std::fs::write(folder.path().join("train.csv"), "filename,label\nn00.png,owl\nn01.png,ant\n").unwrap();
     std::fs::write(folder.path().join("test.csv"), "filename,label\nn03.png,bee\n").unwrap();
-    let read = |path: &Path, split| Collection::open(path, SourceOptions { pool: false, split }).unwrap();
+    let read = |path: &Path, split| {
+        Collection::open(path, SourceOptions { split, ..SourceOptions::default() }).unwrap()
+    };
     for train in [read(folder.path(), Some("train")), read(&folder.path().join("train.csv"), None)] {
         assert_eq!(train.classes(), ["ant", "owl"]);
         assert_eq!(train.read_image(&train.entries()[0], Channels::Colour).unwrap().pixels[..3], [1, 7, 9]);
@@ -238,6 +243,7 @@ fn names_of_cifars_labels_that_are_missing_or_doubled_are_refused() {
     assert!(with(b"apple\napple\ntrout\n").contains("it contains the name 'apple' twice"));
     assert!(with(b"apple\nbee\n").contains("has the labels 2 and 0"), "{}", with(b"apple\nbee\n"));
     assert!(with(b"").contains("name 1 of 1 is empty") || with(b"").contains("there are 0"), "{}", with(b""));
+    assert!(with(&b"x".repeat(257)).contains("a name in it has 257 bytes; at most 256 are allowed"));
     assert!(with(b"ap\xffle\nbee\ntrout\n").contains("cannot read"), "not UTF-8");
 }
 
@@ -260,6 +266,49 @@ fn rows_and_labels_that_do_not_match_the_images_are_refused() {
     assert!(read().contains("its labels are missing"), "{}", read());
     std::fs::write(folder.path().join("train_labels.pkl"), b"\x80\x02](K\x01K\x02e.").unwrap();
     assert!(read().contains("3 images but 2 labels next to it"), "{}", read());
+}
+
+/// A pickle of a dictionary with four images of one pixel each under the key `data`, and further entries, each as the
+/// instructions for key and value. Memo entry 9 is the string `name`.
+fn pickle_of_four_pixels(name: &[u8], entries: &[&[u8]]) -> Vec<u8> {
+    let length = (name.len() as u32).to_le_bytes();
+    let memoized_name = [&b"\x80\x02X"[..], &length[..], name, b"q\x090"].concat();
+    let element = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tRq\x000";
+    let empty = b"}U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR";
+    let state = b"(K\x01(K\x04K\x01K\x01th\x00I00\nU\x04abcdtbs";
+    let entries: Vec<u8> = entries.iter().flat_map(|entry| [*entry, &b"s"[..]].concat()).collect();
+    [&memoized_name[..], element, empty, state, &entries[..], b"."].concat()
+}
+
+/// A list of `count` references to memo entry 9, under the key `labels`.
+fn labels(count: usize) -> Vec<u8> {
+    [&b"U\x06labels("[..], &b"h\x09".repeat(count), b"l"].concat()
+}
+
+#[test]
+fn labels_that_are_repeated_references_to_one_string_do_not_take_more_memory_than_the_file() {
+    let short = pickle_of_four_pixels(b"owl", &[&labels(4)[..]]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.pkl");
+    std::fs::write(&path, &short).unwrap();
+    let read = Collection::open(&path, SourceOptions::default()).unwrap();
+    assert_eq!((read.classes(), read.entries().len()), (&["owl".to_string()][..], 4));
+
+    let long = "x".repeat(1 << 20).into_bytes();
+    // As copies, these labels would be a terabyte.
+    let refused = problem("cache.pkl", &pickle_of_four_pixels(&long, &[&labels(1 << 20)[..]])).to_string();
+    assert!(refused.contains("4 images but 1048576 labels"), "{refused}");
+    let names = labels(4);
+    let class_dict = &b"U\x0aclass_dict}h\x09(K\x00ls"[..];
+    let numbers = &b"U\x06labels(K\x00K\x00K\x00K\x00l"[..];
+    let names_of_numbers = &b"U\x0dcatname2label}h\x09K\x00s"[..];
+    for entries in [vec![&names[..]], vec![class_dict], vec![numbers, names_of_numbers]] {
+        let refused = problem("cache.pkl", &pickle_of_four_pixels(&long, &entries)).to_string();
+        assert!(
+            refused.contains("a name in it has 1048576 bytes; at most 256 are allowed"),
+            "{refused:.300}"
+        );
+    }
 }
 
 #[test]

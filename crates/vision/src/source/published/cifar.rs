@@ -11,13 +11,14 @@
 //! therefore read as both files together, and a split file selects classes by their names or those of their
 //! superclasses.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use trueshot::arrays::map;
 
 use super::pixels::{ImageArray, Pixels};
-use super::{ListedImages, bad, unpickle};
+use super::{ListedImages, bad, checked_name, names_in, unpickle};
 use crate::error::Result;
 use crate::pickle::Value;
 use crate::source::{Collection, ImageLocation};
@@ -106,12 +107,9 @@ impl LabelNames {
         let path = folder.join("meta");
         let pickle = unpickle(&path)?;
         let names = |key: &str| {
-            let strings = |value: Value<'_>| -> Option<Vec<String>> {
-                value.items()?.map(|name| Some(name.text()?.into_owned())).collect()
-            };
-            let names = pickle.value().get(key).and_then(strings);
+            let names = pickle.value().get(key).and_then(|names| names_in(&path, names));
             let names =
-                names.ok_or_else(|| bad(&path, format!("it has no key `{key}` with a list of names")))?;
+                names.ok_or_else(|| bad(&path, format!("it has no key `{key}` with a list of names")))??;
             check_names(&path, names)
         };
         Ok(LabelNames { fine: names("fine_label_names")?, coarse: names("coarse_label_names")? })
@@ -123,7 +121,8 @@ impl LabelNames {
             let path = folder.join(name);
             let text = std::fs::read_to_string(&path)
                 .map_err(|source| trueshot::Error::Read { path: path.clone(), source })?;
-            check_names(&path, text.trim_end().lines().map(|line| line.trim().to_owned()).collect())
+            let names = text.trim_end().lines().map(|line| checked_name(&path, Cow::Borrowed(line.trim())));
+            check_names(&path, names.collect::<Result<_>>()?)
         };
         Ok(LabelNames { fine: lines("fine_label_names.txt")?, coarse: lines("coarse_label_names.txt")? })
     }
@@ -141,10 +140,10 @@ fn name_of_label(names: &[String], label: i64) -> Option<&str> {
 
 /// Refuses empty and repeated names. A label is an index in the list, so a missing name would shift the names of all
 /// following labels.
-fn check_names(path: &Path, names: Vec<String>) -> Result<Vec<String>> {
+fn check_names(path: &Path, names: Vec<Cow<'_, str>>) -> Result<Vec<String>> {
     let mut seen = BTreeSet::new();
     match names.iter().position(|name| name.is_empty() || !seen.insert(name)) {
-        None => Ok(names),
+        None => Ok(names.into_iter().map(Cow::into_owned).collect()),
         Some(index) if names[index].is_empty() => {
             Err(bad(path, format!("name {} of {} is empty", index + 1, names.len())))
         }
@@ -158,7 +157,7 @@ struct CifarReader {
     images: ListedImages,
     /// The superclass of each class.
     superclasses: BTreeMap<String, String>,
-    /// The names in use; a second image of the same name gets its row number appended.
+    /// The names in use. An image whose name is in use gets its row number appended, again until the name is unused.
     item_names: BTreeSet<String>,
 }
 
@@ -177,18 +176,17 @@ impl CifarReader {
             labels.ok_or_else(|| bad(path, format!("it has no key `{key}` with a list of integers")))
         };
         let (fine, coarse) = (numbers("fine_labels")?, numbers("coarse_labels")?);
-        let files = value
-            .get("filenames")
-            .and_then(|names| Some(names.items()?.map(Value::text).collect::<Vec<_>>()));
+        let files = value.get("filenames").and_then(|names| Some(names.items()?.collect::<Vec<_>>()));
         if fine.len() != images.count || coarse.len() != images.count {
             let problem = format!("{} images but {} and {} labels", images.count, fine.len(), coarse.len());
             return Err(bad(path, problem));
         }
         for row in 0..images.count {
-            let file = files.as_ref().and_then(|files| files.get(row)?.as_deref());
+            let file = files.as_ref().and_then(|files| files.get(row)?.text());
+            let file = file.map(|file| checked_name(path, file)).transpose()?;
             let Some(pixels) = images.get(row) else { break };
             let labels = (fine[row], coarse[row]);
-            self.add(part, row, labels, file, pixels).map_err(|problem| bad(path, problem))?;
+            self.add(part, row, labels, file.as_deref(), pixels).map_err(|problem| bad(path, problem))?;
         }
         Ok(())
     }
@@ -242,11 +240,33 @@ impl CifarReader {
             Some(file) => format!("{part}/{class}/{}", file.replace('/', "_")),
             None => format!("{part}/{class}/{row:05}"),
         };
-        if self.item_names.contains(&item) {
+        while !self.item_names.insert(item.clone()) {
             item = format!("{item} ({row})");
         }
-        self.images.push((class.to_owned(), item.clone(), ImageLocation::Pixels(pixels)));
-        self.item_names.insert(item);
+        self.images.push((class.to_owned(), item, ImageLocation::Pixels(pixels)));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_the_same_file_name_get_names_that_no_other_image_has() {
+        let names = LabelNames { fine: vec!["apple".into()], coarse: vec!["fruit".into()] };
+        let mut reader = CifarReader {
+            names,
+            images: ListedImages::new(),
+            superclasses: BTreeMap::new(),
+            item_names: BTreeSet::new(),
+        };
+        for (row, file) in ["a (2)", "a", "a", "a"].into_iter().enumerate() {
+            let pixels = Pixels::cifar(vec![0_u8; PIXEL_BYTES].into());
+            reader.add("train", row, (0, 0), Some(file), pixels).unwrap();
+        }
+        let items: Vec<String> = reader.images.into_iter().map(|(_, item, _)| item).collect();
+        let expected = ["a (2)", "a", "a (2) (2)", "a (3)"].map(|file| format!("train/apple/{file}"));
+        assert_eq!(items, expected);
     }
 }

@@ -10,6 +10,7 @@ mod cifar;
 mod pixels;
 mod tiered;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use trueshot::arrays::map;
@@ -18,7 +19,7 @@ pub(super) use pixels::Pixels;
 
 use super::{Collection, ImageLocation, SourceOptions, list};
 use crate::error::{Error, Result};
-use crate::pickle::Pickle;
+use crate::pickle::{Pickle, Value};
 use crate::survey::SPLITS;
 
 /// The names of the files of a split; `{}` stands for the split.
@@ -38,6 +39,10 @@ const FILE_NAMES: [&str; 11] = [
 /// Replaces `train` in the names of files with the training images of the training classes, in data sets that have
 /// other images of these classes in further files.
 const TRAINING_PHASE_NAME: &str = "train_phase_train";
+
+/// The most bytes of the name of a class or file. A pickle stores a name once and can use it for every image with two
+/// bytes, whereas the list of images has a copy per image.
+const MAX_NAME_BYTES: usize = 256;
 
 /// One entry per image: class, name within the source, and location of the pixels.
 pub(super) type ListedImages = Vec<(String, String, ImageLocation)>;
@@ -144,6 +149,20 @@ fn unpickle(path: &Path) -> Result<Pickle> {
 /// An error about the contents of a file.
 fn bad(path: &Path, problem: impl Into<String>) -> Error {
     Error::BadForm { path: path.into(), problem: problem.into() }
+}
+
+/// The strings of a list of names; `None` if the value is not a list of strings, an error if a name is too long.
+fn names_in<'a>(path: &Path, list: Value<'a>) -> Option<Result<Vec<Cow<'a, str>>>> {
+    list.items()?.map(|name| Some(checked_name(path, name.text()?))).collect()
+}
+
+/// Refuses a name of more than [`MAX_NAME_BYTES`].
+fn checked_name<'a>(path: &Path, name: Cow<'a, str>) -> Result<Cow<'a, str>> {
+    if name.len() > MAX_NAME_BYTES {
+        let problem = format!("a name in it has {} bytes; at most {MAX_NAME_BYTES} are allowed", name.len());
+        return Err(bad(path, problem));
+    }
+    Ok(name)
 }
 
 /// The name of the image at row `row` of an array with `rows` rows: its class and row, with leading zeros so that names

@@ -4,14 +4,15 @@
 //! was unpacked). `train_labels.pkl` has the labels under the key `label_specific` and their names under
 //! `label_specific_str`, or only the key `labels`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use trueshot::arrays::{Array, from_npy, from_npz};
 
-use super::arrays::{class_names, list_labelled};
+use super::arrays::{class_names, label_count, list_labelled};
 use super::pixels::ImageArray;
-use super::{ListedImages, bad, item_name, unpickle};
+use super::{ListedImages, bad, item_name, names_in, unpickle};
 use crate::error::Result;
 use crate::pickle::{Pickle, Value};
 use crate::source::ImageLocation;
@@ -21,12 +22,9 @@ const ARRAY_NAMES: [&str; 4] = ["images", "image_data", "data", "arr_0"];
 
 /// Reads a list of PNG files, each an array of bytes or a string of bytes.
 pub(super) fn from_pngs(path: &Path, pickle: &Pickle) -> Result<ListedImages> {
-    let classes = read_classes(path)?;
     let files = pickle.value().items().ok_or_else(|| bad(path, "it is not a list of images"))?;
     let count = files.len();
-    if count != classes.len() {
-        return Err(bad(path, format!("{count} images but {} labels next to it", classes.len())));
-    }
+    let classes = read_classes(path, count)?;
     let mut listed = ListedImages::with_capacity(count);
     for ((row, file), class) in files.enumerate().zip(classes) {
         // Depending on the version of OpenCV that wrote the file, the array has one or two dimensions.
@@ -48,11 +46,11 @@ pub(super) fn from_array(path: &Path) -> Result<ListedImages> {
     let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
     let array: Array = if is_npy { from_npy(path)? } else { from_npz(path, &ARRAY_NAMES)? };
     let images = ImageArray::new(&array).map_err(|problem| bad(path, problem))?;
-    list_labelled(path, &images, &read_classes(path)?)
+    Ok(list_labelled(&images, &read_classes(path, images.count)?))
 }
 
-/// The class of every image, from the file of labels next to the images.
-fn read_classes(images: &Path) -> Result<Vec<String>> {
+/// The class of each of the `count` images in the file `images`, from the file of labels next to it.
+fn read_classes(images: &Path, count: usize) -> Result<Vec<String>> {
     let path = labels_file(images)?;
     let pickle = unpickle(&path)?;
     let value = pickle.value();
@@ -61,8 +59,12 @@ fn read_classes(images: &Path) -> Result<Vec<String>> {
     let is_labels = value.items().is_some() || value.array().is_some();
     let labels = in_dictionary.or(is_labels.then_some(value));
     let labels = labels.ok_or_else(|| bad(&path, "it has no key `label_specific` or `labels`"))?;
+    if let Some(found) = label_count(labels).filter(|&found| found != count) {
+        return Err(bad(images, format!("{count} images but {found} labels next to it")));
+    }
     let names = value.get("label_specific_str").map(|names| distinct_names(&path, names)).transpose()?;
-    class_names(&path, labels, names.as_ref())
+    let classes = class_names(&path, labels, names.as_ref())?;
+    Ok(classes.into_iter().map(Cow::into_owned).collect())
 }
 
 /// The path of the file of labels that belongs to a file of images.
@@ -80,17 +82,42 @@ fn labels_file(images: &Path) -> Result<PathBuf> {
     Ok(labels)
 }
 
-/// The name of each label, from a list in which the label is the index. A name that was used before (ImageNet has two
-/// classes called crane) gets its label appended. `/` is replaced, because it separates folders in names of classes.
+/// The name of each label, from a list in which the label is the index. Labels whose name is taken by an earlier one
+/// (ImageNet has two classes called crane) get their number appended, again until no other label has the result. `/` is
+/// replaced, because it separates folders in names of classes.
 fn distinct_names(path: &Path, names: Value<'_>) -> Result<BTreeMap<i64, String>> {
-    let texts = names.items().and_then(|items| {
-        items.map(|name| Some(name.text()?.replace('/', " "))).collect::<Option<Vec<String>>>()
-    });
-    let texts = texts.ok_or_else(|| bad(path, "its label_specific_str is not a list of names"))?;
+    let names = names_in(path, names);
+    let names = names.ok_or_else(|| bad(path, "its label_specific_str is not a list of names"))??;
+    let names: Vec<String> = names.into_iter().map(|name| name.replace('/', " ")).collect();
+    let mut used: BTreeSet<String> = names.iter().cloned().collect();
     let mut seen = BTreeSet::new();
-    let name = |(number, text): (usize, String)| {
-        let name = if seen.insert(text.clone()) { text } else { format!("{text} {number}") };
-        (number as i64, name)
-    };
-    Ok(texts.into_iter().enumerate().map(name).collect())
+    let mut by_label = BTreeMap::new();
+    for (label, name) in names.iter().enumerate() {
+        let mut distinct = name.clone();
+        if !seen.insert(name) {
+            distinct = format!("{name} {label}");
+            while !used.insert(distinct.clone()) {
+                distinct = format!("{distinct} {label}");
+            }
+        }
+        by_label.insert(label as i64, distinct);
+    }
+    Ok(by_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_the_same_name_get_names_that_no_other_label_has() {
+        let distinct = |pickle: &'static [u8]| -> Vec<String> {
+            let pickle = Pickle::read(pickle.into()).unwrap();
+            distinct_names(Path::new("labels.pkl"), pickle.value()).unwrap().into_values().collect()
+        };
+        let three = b"\x80\x02](U\x05craneU\x05craneU\x07crane 1e.";
+        assert_eq!(distinct(three), ["crane", "crane 1 1", "crane 1"]);
+        let four = b"\x80\x02](U\x07crane 2U\x05craneU\x05craneU\x05cranee.";
+        assert_eq!(distinct(four), ["crane 2", "crane", "crane 2 2", "crane 3"]);
+    }
 }
