@@ -113,6 +113,33 @@ test("the camera is classified until it is stopped", async () => {
   await page.close();
 });
 
+test("a camera that is allowed after an image was given is turned off", async () => {
+  const { page, problems } = await open();
+  await page.evaluate(() => {
+    const allowed = new Promise((done) => { window.allow = done; });
+    const getUserMedia = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    window.streams = [];
+    navigator.mediaDevices.getUserMedia = async (wanted) => {
+      await allowed;
+      const stream = await getUserMedia(wanted);
+      window.streams.push(stream);
+      return stream;
+    };
+  });
+  const button = page.getByRole("button", { name: "Use the camera" });
+  await button.click();
+  await button.click();
+  await page.setInputFiles("#file", predictions[0].item);
+  await answers(page);
+  await page.evaluate(() => window.allow());
+  const areOff = () => page.evaluate(() => window.streams.length === 2 && window.streams.every((stream) => stream.getTracks().every(({ readyState }) => readyState === "ended")));
+  for (let tries = 0; tries < 100 && !await areOff(); tries++) await page.waitForTimeout(50);
+  assert.ok(await areOff());
+  assert.ok(await page.locator("#shown").isVisible());
+  assert.deepEqual(problems, []);
+  await page.close();
+});
+
 for (const colorScheme of ["light", "dark"]) {
   test(`it can be read by everyone, ${colorScheme}`, async () => {
     // The policy of the page forbids scripts of other origins.

@@ -2,10 +2,13 @@
 
 /** Mocks embeddings and audits for a page: every 20th image is suspect, every 50th is to be reviewed. */
 export async function mockLargeServer(page) {
+  // The page embeds all images again when the name of the network changes.
+  let embedder = null;
   await page.route("**/api/v1/embed", async (route) => {
+    embedder ??= (await (await page.request.get(new URL("/api/v1", route.request().url()).href)).json()).embedder;
     const count = (route.request().postDataBuffer().toString("latin1").match(/filename="/g) ?? []).length;
     const pictures = Array.from({ length: count }, (_, index) => ({ item: String(index), row: [1, 0, index], image: null }));
-    await route.fulfill({ json: { embedder: "mock", pictures } });
+    await route.fulfill({ json: { embedder, pictures } });
   });
   await page.route("**/api/v1/audit?*", async (route) => {
     const { items, labels } = JSON.parse(route.request().postData());

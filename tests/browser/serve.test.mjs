@@ -514,6 +514,122 @@ describe("the served page", () => {
     await context.close();
   });
 
+  test("embeds an image that was removed while its folder was being stored and restored afterwards", async () => {
+    const { page, problems, context } = await open();
+    // Transactions of the database seem to take until `finishStoring` is called.
+    await page.evaluate(() => {
+      const stored = new Promise((done) => { window.finishStoring = done; });
+      Object.defineProperty(IDBTransaction.prototype, "oncomplete", { set(done) { this.addEventListener("complete", () => stored.then(done)); } });
+    });
+    await dropFolder(page, "#intake", await noisySet(page));
+    await card(page, "ring-5.png").locator(".open").focus();
+    await pressed(page, "Delete");
+    assert.equal(await card(page, "ring-5.png").count(), 0);
+    await page.evaluate(() => window.finishStoring());
+    await settled(page);
+    assert.match(await page.textContent("#status"), /^17 items/);
+    await pressed(page, "Control+z");
+    await until(page, () => /^18 items/.test(document.getElementById("status").textContent));
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("restores a removed image when its folder is dropped again", async () => {
+    const { page, problems, context } = await openWithImages();
+    const files = await noisySet(page);
+    const listed = async () => {
+      const { listing } = JSON.parse((await download(page, "#take-plan")).text.toString().trim().split("\n").at(-1));
+      return listing.map(({ item }) => item).sort();
+    };
+    const all = await listed();
+    for (let round = 0; round < 2; round++) {
+      await card(page, "ring-5.png").locator(".open").focus();
+      await pressed(page, "Delete");
+      await until(page, () => /^17 items/.test(document.getElementById("status").textContent));
+      assert.deepEqual(await listed(), all, "a removed file is listed once");
+      await dropFolder(page, "#intake", files);
+      await until(page, () => /^18 items/.test(document.getElementById("status").textContent));
+    }
+    await pressed(page, "Control+z");
+    await settled(page);
+    assert.equal(await card(page, "ring-5.png").count(), 1);
+    assert.deepEqual(await listed(), all);
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("asks for the class of every drop, also if the dialog is open", async () => {
+    const { page, problems, context } = await open();
+    for (const kind of ["ring", "cross"]) {
+      await dropFolder(page, "body", [{ path: `${kind}-1.png`, bytes: (await drawing(page, kind, 1)).toString("base64") }]);
+    }
+    for (const kind of ["ring", "cross"]) {
+      await until(page, () => document.getElementById("chooser-dialog").open && document.getElementById("chooser-input").value === "");
+      await page.fill("#chooser-input", kind);
+      await page.keyboard.press("Enter");
+      await page.waitForSelector(`.class[data-class=${kind}] .card`);
+    }
+    assert.equal(await placeOf(page, "ring-1.png"), "ring");
+    assert.equal(await placeOf(page, "cross-1.png"), "cross");
+    assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("embeds all images again if the server uses another network after a restart", async () => {
+    const { page, problems, context } = await openWithImages();
+    const sent = [];
+    await page.route("**/api/v1/embed", async (route) => {
+      const response = await route.fetch();
+      sent.push(null);
+      await route.fulfill({ response, json: { ...await response.json(), embedder: "another network" } });
+    });
+    await page.setInputFiles("#query-input", { name: "new.png", mimeType: "image/png", buffer: await drawing(page, "cross", 99) });
+    await page.waitForSelector(".answer .class-name");
+    assert.match(await page.textContent("#alert"), /^The server now uses the network another network: all images are embedded again\.$/);
+    assert.match(await page.textContent("#about"), /another network$/);
+    await until(page, () => /^18 items/.test(document.getElementById("status").textContent));
+    // The new image, and 19 of the collection in batches of eight.
+    assert.equal(sent.length, 4);
+    assert.deepEqual(problems, []);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
+    await context.close();
+  });
+
+  test("waits in a second tab until the first one is closed", async () => {
+    const { page, problems, context } = await openWithImages();
+    const second = await context.newPage();
+    await second.goto(server);
+    await until(second, () => document.getElementById("other-tab").textContent !== "");
+    assert.equal(await second.textContent("#other-tab"), "This page is open in another tab. Close that tab to work here.");
+    assert.equal(await second.isVisible("#intake"), false);
+    assert.deepEqual(await faults(second), []);
+    assert.deepEqual(problems, []);
+    await page.close();
+    await settled(second);
+    assert.equal(await second.textContent("#other-tab"), "");
+    assert.equal(await second.locator(".class .card").count(), 19);
+    await context.close();
+  });
+
+  test("deletes a classifier whose labels changed while it was fitted", async () => {
+    const { page, problems, context } = await openWithImages();
+    const fits = [], deleted = [];
+    page.on("request", (request) => request.method() === "DELETE" && deleted.push(request.url().split("/").at(-1)));
+    await page.route("**/api/v1/classifiers", async (route) => {
+      const response = await route.fetch();
+      fits.push((await response.json()).id);
+      if (fits.length === 1) await card(page, "ring-0.png").locator(".accept").click();
+      await route.fulfill({ response });
+    });
+    await page.setInputFiles("#query-input", { name: "new.png", mimeType: "image/png", buffer: await drawing(page, "cross", 99) });
+    await page.waitForSelector(".answer .class-name");
+    assert.equal(fits.length, 2);
+    assert.deepEqual(deleted, [fits[0]]);
+    assert.deepEqual(problems, []);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
+    await context.close();
+  });
+
   test("does not show the result of an audit of earlier labels", async () => {
     const { page, problems, context } = await openWithImages();
     const holding = [];
@@ -765,6 +881,36 @@ describe("the served page", () => {
     await until(page, () => document.getElementById("test-again").hidden);
     assert.match(await page.textContent("#test-summary"), /^Accuracy: 92/);
     assert.deepEqual(problems, []);
+    await context.close();
+  });
+
+  test("counts a test image once, and removes the test set also if it could not be measured", async () => {
+    const { page, context } = await openWithImages();
+    const files = [];
+    for (const kind of kinds) files.push({ path: `test/${kind}/${kind}-20.png`, bytes: (await drawing(page, kind, 20)).toString("base64") });
+    await page.route("**/api/v1/classifiers", (route) => route.fulfill({ status: 409, json: { error: "a made-up error" } }));
+    await dropFolder(page, "#test", files);
+    await until(page, () => document.getElementById("alert").textContent === "a made-up error");
+    await page.waitForSelector("#test-clear:visible");
+    await page.unrouteAll({ behavior: "ignoreErrors" });
+    for (let round = 0; round < 2; round++) {
+      const measured = page.waitForResponse("**/predict");
+      await dropFolder(page, "#test", files);
+      await measured;
+      await settled(page);
+      assert.match(await page.textContent("#test-summary"), /of 3\)/);
+    }
+    // A test set that is removed while it is being embedded stays removed.
+    await page.click("#test-clear");
+    let release;
+    await page.route("**/api/v1/embed", async (route) => { await new Promise((done) => { release = done; }); await route.continue(); });
+    await dropFolder(page, "#test", files);
+    while (!release) await page.waitForTimeout(20);
+    await page.click("text=Start over");
+    release();
+    await page.waitForTimeout(500);
+    assert.equal(await page.evaluate(() => document.getElementById("test-clear").hidden), true);
+    await page.unrouteAll({ behavior: "ignoreErrors" });
     await context.close();
   });
 

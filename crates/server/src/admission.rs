@@ -213,7 +213,9 @@ impl std::io::Write for LimitedBuffer {
 /// The error for a request whose response would have more than `max_bytes` bytes.
 pub fn response_too_long(max_bytes: usize) -> Problem {
     let error = format!("the response would be longer than the allowed {max_bytes} bytes");
-    Problem::too_large(error).hint("send fewer items per request, or ask for fewer neighbours")
+    Problem::too_large(error).hint(
+        "send fewer items per request, ask for fewer neighbours, or start the server with a larger --max-body",
+    )
 }
 
 impl Cancellation {

@@ -91,7 +91,9 @@ impl From<trueshot::Error> for Problem {
     fn from(error: trueshot::Error) -> Self {
         use trueshot::Error;
         let status = match &error {
-            Error::Malformed { .. } | Error::Damaged { .. } => StatusCode::BAD_REQUEST,
+            Error::Malformed { .. } | Error::Damaged { .. } | Error::OtherContents { .. } => {
+                StatusCode::BAD_REQUEST
+            }
             Error::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::Read { .. } | Error::Write { .. } => {
                 return Problem::failed("reading or writing a file", error);

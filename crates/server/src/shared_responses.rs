@@ -46,8 +46,8 @@ impl Modify for SharedResponses {
     fn modify(&self, api: &mut OpenApi) {
         for (path, item) in &mut api.paths.paths {
             let is_guarded = path.starts_with("/api/") || path == "/metrics";
-            // A download is the only GET request that waits for a compute slot.
-            let has_work = path.ends_with("/download");
+            // Of the GET requests, only a download and the list of classifiers wait for a compute slot.
+            let has_work = path.ends_with("/download") || path == "/api/v1/classifiers";
             // Per HTTP method: whether it is unsafe, whether it has a body, and its operation, if the path has one.
             let kinds = [
                 (false, false, &mut item.get),

@@ -155,15 +155,22 @@ function attempt(work) {
 /** Classifies what the camera sees until it is stopped or another image is given. */
 async function startCamera() {
   const number = ++latest;
+  const video = element("video");
+  let opened;
   try {
-    stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    // The user may take long to allow the camera, and give an image or start the camera again meanwhile.
+    opened = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    if (number === latest) {
+      video.srcObject = opened;
+      await video.play();
+    }
   } catch (error) {
-    fail(`The camera cannot be used: ${error.message}`);
+    stopTracks(opened);
+    if (number === latest) fail(`The camera cannot be used: ${error.message}`);
     return;
   }
-  const video = element("video");
-  video.srcObject = stream;
-  await video.play();
+  if (number !== latest) return stopTracks(opened);
+  stream = opened;
   element("camera").textContent = "Stop the camera";
   element("invitation").hidden = element("shown").hidden = true;
   video.hidden = false;
@@ -175,9 +182,12 @@ async function startCamera() {
   next();
 }
 
+/** Turns off the camera of a stream, if there is one. */
+const stopTracks = (opened) => opened?.getTracks().forEach((track) => track.stop());
+
 function stopCamera() {
   if (!stream) return;
-  stream.getTracks().forEach((track) => track.stop());
+  stopTracks(stream);
   stream = undefined;
   element("video").hidden = true;
   element("invitation").hidden = false;

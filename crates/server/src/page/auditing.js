@@ -14,6 +14,8 @@ let timer = null;
 let request = null;
 /** The last classifier that was fitted, {id, revision}, where `revision` is that of the collection; null without one. */
 let fitted = null;
+/** The promise of the running `fitCurrent`; null without one. */
+let fitting = null;
 /** The images of the last audit by their item names. */
 let picturesByName = new Map();
 
@@ -77,16 +79,23 @@ async function audit() {
 }
 
 /** The id of a classifier for the current labels, fitted when it is first needed. */
-export async function classifier() {
-  const { revision } = collection.current();
-  if (fitted?.revision === revision && await server.isKept(fitted.id)) return fitted.id;
-  const { id } = await server.fit(support().body);
-  if (revision === collection.current().revision) {
+export function classifier() {
+  fitting ??= fitCurrent().finally(() => { fitting = null; });
+  return fitting;
+}
+
+/** Fits a classifier on the current labels, unless the last one is for them, and again if they change meanwhile. */
+async function fitCurrent() {
+  for (;;) {
+    const { revision } = collection.current();
+    if (fitted?.revision === revision && await server.isKept(fitted.id)) return fitted.id;
+    const { id } = await server.fit(support().body);
     // The server stores a limited number of classifiers; the one for the labels before is not needed any more.
     if (fitted && fitted.id !== id) server.remove(fitted.id).catch(() => {});
     fitted = { id, revision };
+    // After Start over there is nothing to fit a classifier on.
+    if (revision === collection.current().revision || collection.classesInUse() < 2) return id;
   }
-  return id;
 }
 
 collection.onEdit(schedule);

@@ -2,6 +2,11 @@
 // separately from their labels, so that moving an image does not write the file again. If the database is not available
 // (a private window), the page works without it and its state is lost when it is closed.
 
+/** The name of the lock that the tab which works on the collection holds. */
+const LOCK = "trueshot-page";
+/** After a reload, the lock of the page before is released within this time in ms. */
+const RELEASE_MS = 500;
+
 /** The promise of the database, opened when it is first needed; it resolves to null if the browser has none. */
 let opened = null;
 /** Called when something cannot be stored. */
@@ -9,6 +14,18 @@ let reportFailure = () => {};
 
 /** Sets the function that is called whenever something cannot be stored: the database is not available, or full. */
 export const onFailure = (listener) => { reportFailure = listener; };
+
+/** Waits until no other tab of this browser works on the collection, and keeps others waiting from then on: two tabs
+ * would overwrite each other's notes. Calls `onWait` if another tab is open. Does not wait in browsers without locks. */
+export async function becomeOnlyTab(onWait) {
+  if (!navigator.locks) return;
+  const timer = setTimeout(onWait, RELEASE_MS);
+  // The lock is held as long as the promise that the callback returns is pending: until the page is closed.
+  await new Promise((done) => {
+    navigator.locks.request(LOCK, () => { done(); return new Promise(() => {}); }).catch(done);
+  });
+  clearTimeout(timer);
+}
 
 /** Opens the database when it is first needed. */
 function database() {

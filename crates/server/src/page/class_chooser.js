@@ -33,8 +33,18 @@ function draw(choose) {
   byId(`chooser-${marked}`)?.scrollIntoView({ block: "nearest" });
 }
 
-/** Asks for one of the classes, or a new one. Resolves to its name, or to null if the user cancels. */
-export function chooseClass(title, classes, isNewAllowed = true) {
+/** The promise of the last question. The next one waits for it: there is one dialog. */
+let lastQuestion = Promise.resolve();
+
+/** Asks for one of the classes, or a new one. Resolves to its name, or to null if the user cancels. `listClasses` is
+ * called when the dialog opens, after the questions before, and returns the classes. */
+export function chooseClass(title, listClasses, isNewAllowed = true) {
+  lastQuestion = lastQuestion.then(() => ask(title, listClasses(), isNewAllowed));
+  return lastQuestion;
+}
+
+/** Opens the dialog. */
+function ask(title, classes, isNewAllowed) {
   const [dialog, input] = [byId("chooser-dialog"), byId("chooser-input")];
   byId("chooser-title").textContent = title;
   byId("chooser-label").textContent = isNewAllowed ? "Type a part of the name, or a new name" : "Type a part of the name";

@@ -5,6 +5,7 @@
 // confirmed, quarantined (not audited), removed (only in the history), number (order of adding)}.
 
 import * as storage from "./browser_storage.js";
+import { fileKey } from "./file_input.js";
 import * as history from "./history.js";
 import { revokeAll } from "./object_urls.js";
 import * as thumbnails from "./thumbnails.js";
@@ -60,7 +61,9 @@ export const fileOf = ({ path, originalLabel, blob }) => ({ path, label: origina
 /** The files of images that were removed from the page, also in earlier visits. They are still in the folder of the user. */
 export function removedFiles() {
   const paths = new Set(pictures().map(({ path }) => path));
-  return [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !paths.has(path));
+  const files = [...state.removedFiles, ...[...removed.values()].map(fileOf)].filter(({ path }) => !paths.has(path));
+  // A file that was removed in several visits is listed once, as it was last.
+  return [...new Map(files.map((file) => [file.path, file])).values()];
 }
 
 /** Whether an image is on the page, or removed so that Undo can restore it. */
@@ -108,26 +111,37 @@ export async function recall(embedder) {
 
 /** Separates files [{file, path}] from those that are on the page already, with the same path and size. */
 export function separateKnown(files) {
-  const key = (path, { size }) => `${size} ${path}`;
-  const known = new Set(pictures().map(({ path, blob }) => key(path, blob)));
-  const isKnown = ({ file, path }) => known.has(key(path, file));
+  const known = new Set(pictures().map(({ path, blob }) => fileKey(path, blob)));
+  const isKnown = ({ file, path }) => known.has(fileKey(path, file));
   return { kept: files.filter((entry) => !isKnown(entry)), skipped: files.filter(isKnown).map(({ path }) => ({ name: path, reason: "already on the page" })) };
 }
 
-/** Adds files: [{file, path, label}]. Returns the new images that are still there when all are stored. */
+/** Adds files: [{file, path, label}]. A file whose image was removed restores this image: if it became a new one, Undo
+ * could add the same file a second time. When all are stored, returns the images that are to be embedded: they have no
+ * row, and are on the page or can be restored by Undo. */
 export async function add(files) {
-  const added = files.map(({ file, path, label }) => ({
-    id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, originalLabel: label, label,
-    blob: file, row: null, image: null, problem: null, confirmed: false, quarantined: false, number: state.number++,
-  }));
-  for (const picture of added) state.pictures.set(picture.id, picture);
+  const removedByKey = new Map([...removed.values()].map((picture) => [fileKey(picture.path, picture.blob), picture]));
+  const added = files.map(({ file, path, label }) => {
+    const key = fileKey(path, file);
+    const known = removedByKey.get(key);
+    removedByKey.delete(key);
+    const labels = { blob: file, originalLabel: label, label, problem: null, confirmed: false, quarantined: false };
+    return known ? Object.assign(known, labels) : {
+      id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, name: file.name, path, ...labels,
+      row: null, image: null, number: state.number++,
+    };
+  });
+  for (const picture of added) {
+    removed.delete(picture.id);
+    state.pictures.set(picture.id, picture);
+  }
   addMissingClasses();
   notify();
   // The user can remove images meanwhile.
   const isPresent = ({ id }) => state.pictures.has(id);
   for (let at = 0; at < added.length; at += FILES_PER_TRANSACTION) await storage.saveFiles(added.slice(at, at + FILES_PER_TRANSACTION).filter(isPresent));
   saveNotes();
-  return added.filter(isPresent);
+  return added.filter(({ id, row }) => has(id) && !row);
 }
 
 /** Adds the classes of images that are not in the list, in alphabetical order. The order of the others never changes. */
@@ -139,6 +153,17 @@ function addMissingClasses() {
 
 /** Saves what the server returned for images: row, image, problem. */
 export const saveEmbedded = (embedded) => storage.saveRecords(embedded.filter((picture) => state.pictures.has(picture.id)));
+
+/** Removes all rows, because the server now uses another network, whose rows cannot be compared with them. Returns all
+ * images, including those that Undo can restore: they are to be embedded again. */
+export function changeEmbedder(embedder) {
+  state.embedder = embedder;
+  const all = [...state.pictures.values(), ...removed.values()];
+  for (const picture of all) Object.assign(picture, { row: null, image: null, problem: null });
+  storage.saveRecords(pictures());
+  edited();
+  return all;
+}
 
 /** Shows a change of images or labels and schedules an audit. */
 export function edited() {

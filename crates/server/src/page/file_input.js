@@ -9,6 +9,9 @@ const HIDDEN = /^(\.|thumbs\.db$|desktop\.ini$|__MACOSX$|_quarantine$)/i;
 /** The folders of splits, which are not classes. */
 const SPLIT = /^(train|training|val|valid|validation|test|testing|trainval)$/i;
 
+/** Tells files apart: two files with the same path and size are the same. */
+export const fileKey = (path, { size }) => `${size} ${path}`;
+
 /** Names in the order that people expect: image-2 before image-10. */
 const { compare } = new Intl.Collator("en", { numeric: true });
 

@@ -136,7 +136,7 @@ function choose(label) {
 async function chooseOther() {
   const { classes, pictures } = collection.current();
   const { name, label } = pictures.get(controller.id());
-  const chosen = await chooseClass(`Move ${name} to`, classes.filter((other) => other !== label));
+  const chosen = await chooseClass(`Move ${name} to`, () => classes.filter((other) => other !== label));
   if (chosen) choose(chosen);
   else focusDefault();
 }

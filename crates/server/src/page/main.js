@@ -11,7 +11,7 @@ import * as collection from "./collection.js";
 import { byId, element, setText } from "./dom.js";
 import * as downloads from "./downloads.js";
 import { makeTarget } from "./drop_target.js";
-import { embedAgain, embedImages } from "./embedding.js";
+import { embedAgain, embedImages, onEmbedderChange } from "./embedding.js";
 import { chosen, classesByFolder, separateImages, separateLoose } from "./file_input.js";
 import * as filters from "./filters.js";
 import * as history from "./history.js";
@@ -64,6 +64,7 @@ const guarded = (work) => async (...values) => {
 
 /** Adds files to the class `label`, or, if it is null, to the classes named by their folders. */
 async function addFiles(files, label = null) {
+  await started;
   // Leave out files that are not images, images next to the folders of the classes, and images that were added before.
   const { kept: images, skipped: notImages } = separateImages(files);
   const { kept: sorted, skipped: loose } = label === null ? separateLoose(images) : { kept: images, skipped: [] };
@@ -73,8 +74,12 @@ async function addFiles(files, label = null) {
   // Images in no folder get the class that the user chooses; if the user cancels, they are not added.
   let labelled = kept.map((entry) => ({ ...entry, label: label ?? classes.get(entry) }));
   if (labelled.some((entry) => !entry.label)) {
-    const name = await chooseClass("Which class do these images belong to?", collection.current().classes);
+    const name = await chooseClass("Which class do these images belong to?", () => collection.current().classes);
     labelled = labelled.map((entry) => ({ ...entry, label: entry.label ?? name })).filter((entry) => entry.label);
+    // The same files may have been dropped again and added meanwhile.
+    const again = collection.separateKnown(labelled);
+    skipped.push(...again.skipped);
+    labelled = again.kept;
   }
   if (images.length === 0 && notImages.length > 0) showError("None of these files is an image.");
   if (labelled.length === 0) return scheduleShow();
@@ -87,7 +92,7 @@ async function chooseAndMove(ids) {
   const moved = ids.map((id) => pictures.get(id));
   const labels = new Set(moved.map(({ label }) => label));
   const others = labels.size === 1 ? classes.filter((name) => !labels.has(name)) : classes;
-  const label = await chooseClass(`Move ${imagesInWords(moved)} to`, others);
+  const label = await chooseClass(`Move ${imagesInWords(moved)} to`, () => others);
   if (!label) return false;
   selection.clear();
   collection.move(ids, label);
@@ -131,7 +136,7 @@ const actions = {
     if (to) collection.renameClass(name, to);
   },
   mergeClass: async (name) => {
-    const into = await chooseClass(`Merge ${name} into`, collection.current().classes.filter((other) => other !== name), false);
+    const into = await chooseClass(`Merge ${name} into`, () => collection.current().classes.filter((other) => other !== name), false);
     if (into) collection.renameClass(name, into);
   },
   selectClass: (name) => listing.current().find((section) => section.name === name).shown.forEach(({ id }) => selection.has(id) || selection.toggle(id)),
@@ -349,6 +354,26 @@ function pressGlobal(event) {
   event.preventDefault();
 }
 
+/** Shows that this tab waits for another one, instead of the collection; or the collection. */
+function showWaiting(isWaiting) {
+  setText(byId("other-tab"), isWaiting ? "This page is open in another tab. Close that tab to work here." : "");
+  document.querySelector("main").classList.toggle("waiting", isWaiting);
+}
+
+/** Loads the collection of earlier visits, when no other tab works on it. */
+async function start() {
+  await storage.becomeOnlyTab(() => showWaiting(true));
+  showWaiting(false);
+  const { version, embedder } = await server.about();
+  const showAbout = (network) => { byId("about").textContent = `trueshot ${version}, ${network}`; };
+  showAbout(embedder);
+  onEmbedderChange((network) => {
+    showAbout(network);
+    showError(`The server now uses the network ${network}: all images are embedded again.`);
+  });
+  embedImages(await collection.recall(embedder));
+}
+
 setUpTools();
 setUpDownloads();
 setUpFiles();
@@ -359,8 +384,6 @@ storage.onFailure(() => setText(byId("not-stored"), "This browser does not store
 collection.subscribe(itemDialog.update);
 filters.onChange(scheduleShow);
 selection.onChange(scheduleShow);
-guarded(async () => {
-  const { version, embedder } = await server.about();
-  byId("about").textContent = `trueshot ${version}, ${embedder}`;
-  embedImages(await collection.recall(embedder));
-})();
+/** The promise that the stored collection is loaded. Files are added after that. */
+const started = start();
+guarded(() => started)();

@@ -17,7 +17,9 @@ export async function predictFiles(files, say) {
   say(files.length === 1 ? "Predicting the class of the image" : `Predicting the classes of ${files.length} images`);
   const pictures = files.map((file) => ({ blob: file, name: file.name }));
   const progress = (done) => done > 0 && say(`Embedding images: ${done} of ${files.length}`);
-  const [id] = await Promise.all([classifier(), embedOthers(pictures, progress)]);
+  // Before the classifier: if the server uses another network now, the collection is embedded again.
+  await embedOthers(pictures, progress);
+  const id = await classifier();
   const { predictions } = await server.predict(id, pictures.map(({ row }) => row).filter(Boolean));
   const answers = pictures.map((picture) => (picture.row ? predictions.shift() : { error: picture.problem }));
   byId("answers").prepend(...answers.map((answer, index) => card(files[index], answer)));

@@ -73,13 +73,14 @@ export function jsonWithRows(rows, fields = {}) {
 /** The version, network, methods and limits of the server. */
 export const about = async () => (await ask("/api/v1")).json();
 
-/** Embeds images [{blob, name}]: {pictures: [{row, image} or {error}]}, in the same order. Rows are JSON text; `image` is a
- * text with measures of the image, which `audit` takes back in its field `images`. */
+/** Embeds images [{blob, name}]: {embedder, pictures: [{row, image} or {error}]}, in the same order. `embedder` is the
+ * name of the network that computed the rows. Rows are JSON text; `image` is a text with measures of the image, which
+ * `audit` takes back in its field `images`. */
 export async function embed(images, signal) {
   const form = new FormData();
   for (const { blob, name } of images) form.append("images", blob, name || "picture");
-  const { pictures } = await (await ask("/api/v1/embed", { method: "POST", body: form, signal })).json();
-  return { pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
+  const { embedder, pictures } = await (await ask("/api/v1/embed", { method: "POST", body: form, signal })).json();
+  return { embedder, pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
 }
 
 /** Audits a support set, given as a request body: the verdicts of all items, in their order. */

@@ -6,15 +6,18 @@ import * as collection from "./collection.js";
 import { breakable, button, byId, element, setText } from "./dom.js";
 import { embedOthers } from "./embedding.js";
 import { evaluate, predictedClass } from "./evaluation.js";
-import { classesByFolder, separateImages } from "./file_input.js";
+import { classesByFolder, fileKey, separateImages } from "./file_input.js";
 import * as server from "./server.js";
 import { className, counted, percent } from "./wording.js";
 
 /** The most images that are shown for a cell of the confusion matrix. */
 const MAX_SHOWN = 100;
 
-/** The test images: {name, path, label, blob, url, row or problem}, after a measurement also {answer, predicted}. */
+/** The test images: {name, path, label, blob, url, embedder, row or problem}, after a measurement also {answer,
+ * predicted}. */
 let images = [];
+/** Grows when the test set is removed, so that nothing is added or measured that was begun before. */
+let generation = 0;
 /** The revision of the collection that the results are for. */
 let measuredRevision = null;
 /** The share of right predictions in the measurement before the last one, and in the last one; null without one. */
@@ -26,24 +29,44 @@ export async function addFiles(files, say) {
   const { kept } = separateImages(files);
   const classes = classesByFolder(kept);
   const labelled = kept.map(({ file, path }, index) => ({ name: file.name, path, label: classes[index], blob: file })).filter(({ label }) => label !== null);
-  const added = labelled.map((image) => ({ ...image, url: URL.createObjectURL(image.blob) }));
-  if (added.length === 0) throw new Error("The test set needs a folder whose sub-folders are the classes. No image in such a folder was found.");
+  if (labelled.length === 0) throw new Error("The test set needs a folder whose sub-folders are the classes. No image in such a folder was found.");
+  // Images that could not be read before are tried again.
+  const known = new Set(images.filter(({ row }) => row).map(keyOf));
+  const added = labelled.filter((image) => !known.has(keyOf(image)));
+  const begun = generation;
   await embedOthers(added, (done) => say(`Embedding test images: ${done} of ${added.length}`));
-  images.push(...added);
-  // An accuracy on other images is not comparable.
-  accuracy = null;
+  if (begun !== generation) return say("");
+  if (added.length > 0) {
+    replaceImages(added);
+    // An accuracy on other images is not comparable.
+    accuracy = null;
+  }
   await measure(say);
+}
+
+const keyOf = ({ path, blob }) => fileKey(path, blob);
+
+/** Adds embedded test images. They replace those of the same files, which could not be read or were dropped twice. */
+function replaceImages(added) {
+  const keys = new Set(added.map(keyOf));
+  const isReplaced = (image) => keys.has(keyOf(image));
+  images.filter(isReplaced).forEach(({ url }) => URL.revokeObjectURL(url));
+  added.forEach((image) => { image.url = URL.createObjectURL(image.blob); });
+  images = [...images.filter((image) => !isReplaced(image)), ...added];
 }
 
 /** Measures the classifier for the current labels. */
 export async function measure(say) {
+  const begun = generation;
+  // They are embedded already, unless the server uses another network since.
+  await embedOthers(images, (done) => say(`Embedding test images: ${done} of ${images.length}`));
   say("Predicting the classes of the test images");
-  const { revision } = collection.current();
   const id = await classifier();
+  const { revision } = collection.current();
   const readable = images.filter(({ row }) => row);
   const { classes, predictions } = await server.predict(id, readable.map(({ row }) => row));
-  // The test set was removed in the meantime.
-  if (readable.some((image) => !images.includes(image))) return say("");
+  // The test set was removed, or images were replaced, in the meantime.
+  if (begun !== generation || readable.some((image) => !images.includes(image))) return say("");
   predictions.forEach((prediction, index) => Object.assign(readable[index], { answer: prediction, predicted: predictedClass(prediction) }));
   const result = evaluate(readable, classes);
   [accuracyBefore, accuracy, measuredRevision] = [accuracy, result.images > 0 ? result.right / result.images : null, revision];
@@ -55,13 +78,14 @@ export async function measure(say) {
 export function clear() {
   for (const { url } of images) URL.revokeObjectURL(url);
   [images, measuredRevision, accuracy, accuracyBefore] = [[], null, null, null];
+  generation += 1;
   byId("test-result").hidden = true;
 }
 
-/** Offers to measure again if the labels have changed. */
+/** Offers to measure again if the labels have changed, and to remove the test set. */
 export function update(state) {
   byId("test-again").hidden = measuredRevision === null || measuredRevision === state.revision;
-  byId("test-clear").hidden = measuredRevision === null;
+  byId("test-clear").hidden = images.length === 0;
 }
 
 /** The result in a few sentences. */

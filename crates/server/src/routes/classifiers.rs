@@ -114,9 +114,13 @@ fn check_fit_size(support: &LabelledRows) -> Result<(), Problem> {
 
 /// Lists all classifiers.
 #[utoipa::path(get, operation_id = "listClassifiers", path = "/api/v1/classifiers", tag = "classifiers",
-    responses((status = 200, description = "all classifiers", body = Vec<ClassifierMetadata>)))]
-pub async fn list(State(app): State<SharedApp>) -> Json<Vec<ClassifierMetadata>> {
-    Json(app.store.list())
+    responses(
+        (status = 200, description = "all classifiers", body = Vec<ClassifierMetadata>),
+        (status = 413, description = "the response would be too large", body = ProblemBody)))]
+pub async fn list(State(app): State<SharedApp>) -> Result<JsonBytes, Problem> {
+    let admitted = app.admission.admit(None)?;
+    let response = admitted.run(move |job| job.json_response(&app.store.list())).await?;
+    Ok(JsonBytes(response))
 }
 
 /// Describes a classifier.
