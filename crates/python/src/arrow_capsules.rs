@@ -13,13 +13,15 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
+use arrow_array::cast::AsArray;
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
-use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
+use arrow_array::ffi_stream::{ArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{
-    Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, StructArray, make_array,
+    Array, ArrayReader, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader, StructArray,
+    make_array,
 };
 use arrow_buffer::NullBuffer;
-use arrow_schema::{ArrowError, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Fields, Schema, SchemaRef};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -56,8 +58,13 @@ fn stream(capsule: &Bound<'_, PyCapsule>) -> PyResult<Reader> {
     // SAFETY: a capsule of this name holds such a structure. `from_raw` moves it out and marks it as released, so that
     // the capsule does not free it again.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(pointer.as_ptr()) };
-    let reader = caught(|| RecordBatchStreamReader::try_new(stream)).ok_or_else(not_arrow)?;
-    Ok(Box::new(reader.map_err(not_a_table)?))
+    let arrays = caught(|| ArrayStreamReader::try_new(stream)).ok_or_else(not_arrow)?.map_err(not_a_table)?;
+    // The reader of batches of `arrow_array` would ignore where the structs are null.
+    let field = arrays.field().clone();
+    let DataType::Struct(columns) = field.data_type() else { return Err(no_columns(field.data_type())) };
+    let columns = if field.is_nullable() { nullable(columns) } else { columns.clone() };
+    let batches = arrays.map(|array| to_batch(array?.as_struct().clone()));
+    Ok(Box::new(RecordBatchIterator::new(batches, Arc::new(Schema::new(columns)))))
 }
 
 /// The batch of two capsules with an Arrow schema and an array, as a reader of one batch. The array is consumed.
@@ -74,9 +81,8 @@ fn single(schema: &Bound<'_, PyCapsule>, array: &Bound<'_, PyCapsule>) -> PyResu
     // SAFETY: both come from one producer, which guarantees that they belong together.
     let data = caught(|| unsafe { from_ffi(array, schema) }).ok_or_else(not_arrow)?;
     let data = data.map_err(not_a_table)?;
-    if !matches!(data.data_type(), arrow_schema::DataType::Struct(_)) {
-        let kind = data.data_type();
-        return Err(PyTypeError::new_err(format!("expected a table with columns, got an array of {kind}")));
+    if !matches!(data.data_type(), DataType::Struct(_)) {
+        return Err(no_columns(data.data_type()));
     }
     let batch = caught(|| to_batch(StructArray::from(data))).ok_or_else(not_arrow)?.map_err(not_a_table)?;
     let schema = batch.schema();
@@ -91,14 +97,22 @@ fn to_batch(table: StructArray) -> Result<RecordBatch, ArrowError> {
         return RecordBatch::try_new(Arc::new(Schema::new(fields)), columns);
     };
     let (fields, columns, _) = table.into_parts();
-    // A column that was declared without nulls may have some now.
-    let fields: Vec<_> = fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect();
+    let fields = nullable(&fields);
     let masked = |column: ArrayRef| -> Result<ArrayRef, ArrowError> {
         let all_nulls = NullBuffer::union(column.logical_nulls().as_ref(), Some(&nulls));
         Ok(make_array(column.to_data().into_builder().nulls(all_nulls).build()?))
     };
     let columns = columns.into_iter().map(masked).collect::<Result<_, _>>()?;
     RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+}
+
+/// Fields that may have nulls: where a struct is null, its columns are too, even if they were declared without nulls.
+fn nullable(fields: &Fields) -> Fields {
+    fields.iter().map(|field| field.as_ref().clone().with_nullable(true)).collect()
+}
+
+fn no_columns(kind: &DataType) -> PyErr {
+    PyTypeError::new_err(format!("expected a table with columns, got an array of {kind}"))
 }
 
 fn not_arrow() -> PyErr {

@@ -122,7 +122,11 @@ impl Classifier {
         threads: Option<i64>,
     ) -> PyResult<Vec<Prediction>> {
         let features = numpy_features::features(features)?;
-        thread_pools::run_on_matrix(py, threads, (features.rows(), features.dim()), |progress| {
+        // The first call also calibrates the classifier on the support set.
+        let calibrated_rows = if self.predictor.get().is_some() { 0 } else { self.learned.support().len() };
+        let rows = features.rows().saturating_add(calibrated_rows);
+        let dim = features.dim().max(self.learned.dim());
+        thread_pools::run_on_matrix(py, threads, (rows, dim), |progress| {
             let predictor = self.predictor(progress)?;
             self.map_rows(&features, |rows| predictor.predict(rows))
         })

@@ -1,7 +1,7 @@
 //! Embeddings files: the functions behind `trueshot.Embeddings.save` and `load`.
 
 use half::f16;
-use numpy::{Element, PyArray1, PyArrayMethods};
+use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use trueshot::Embeddings;
 use trueshot::embeddings::{Features, Precision};
@@ -18,12 +18,16 @@ type EmbeddingsFile<'py> =
 /// Reads an embeddings file in any format that `trueshot` reads; rows are copied.
 #[pyfunction]
 pub fn read_embeddings<'py>(py: Python<'py>, path: &str) -> PyResult<EmbeddingsFile<'py>> {
-    let read = run_on_pool(py, None, || Embeddings::open(path))?;
+    let (read, features) = run_on_pool(py, None, || {
+        let read = Embeddings::open(path)?;
+        let features = Values::of(read.features());
+        Ok((read, features))
+    })?;
     let labels = read.labels().iter().map(|&label| i64::from(label)).collect();
     let items =
         read.items().map(|_| (0..read.len()).map(|row| read.item(row).unwrap_or("").into()).collect());
     Ok((
-        to_array(py, read.features())?,
+        features.into_array(py, [read.len(), read.dim()])?,
         PyArray1::from_vec(py, labels),
         read.classes().to_vec(),
         items,
@@ -50,20 +54,30 @@ pub fn write_embeddings(
     })
 }
 
-/// A copy of features as an array: f16 stays f16, everything else becomes f32.
-fn to_array<'py>(py: Python<'py>, features: &Features) -> PyResult<Bound<'py, PyAny>> {
-    let shape = [features.rows(), features.dim()];
-    match features.precision() {
-        Precision::F16 => {
-            let bytes = features.bytes_of(0..features.rows()).as_chunks::<2>().0;
-            reshaped(py, bytes.iter().map(|&stored| f16::from_le_bytes(stored)).collect(), shape)
-        }
-        Precision::F32 | Precision::Bf16 => {
-            reshaped(py, features.rows_between(0..features.rows()).into_owned(), shape)
-        }
-    }
+/// A copy of features: f16 stays f16, everything else becomes f32.
+enum Values {
+    Half(Vec<f16>),
+    Single(Vec<f32>),
 }
 
-fn reshaped<T: Element>(py: Python<'_>, values: Vec<T>, shape: [usize; 2]) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyArray1::from_vec(py, values).reshape(shape)?.into_any())
+impl Values {
+    /// Decodes features. Large ones are decoded on several threads, so this must run on a pool of this process.
+    fn of(features: &Features) -> Self {
+        let all = 0..features.rows();
+        match features.precision() {
+            Precision::F16 => {
+                let bytes = features.bytes_of(all).as_chunks::<2>().0;
+                Values::Half(bytes.iter().map(|&stored| f16::from_le_bytes(stored)).collect())
+            }
+            Precision::F32 | Precision::Bf16 => Values::Single(features.rows_between(all).into_owned()),
+        }
+    }
+
+    /// The values as an array `[rows, dimensions]`.
+    fn into_array(self, py: Python<'_>, shape: [usize; 2]) -> PyResult<Bound<'_, PyAny>> {
+        Ok(match self {
+            Values::Half(values) => PyArray1::from_vec(py, values).reshape(shape)?.into_any(),
+            Values::Single(values) => PyArray1::from_vec(py, values).reshape(shape)?.into_any(),
+        })
+    }
 }

@@ -61,16 +61,19 @@ pub fn run_on_pool<T: Send>(
 /// other threads would take longer, especially on a busy machine.
 const SMALL_MATRIX: usize = 1 << 17;
 
-/// Runs work on a matrix. A small one is processed on the calling thread in a few milliseconds, unless the number of
-/// threads is given. A large one runs on other threads while the calling thread checks for Ctrl-C, which stops the work
-/// through its `Progress`.
+/// The most rows of such a matrix, because the time of an audit grows with the square of the rows.
+const MAX_SMALL_ROWS: usize = 1000;
+
+/// Runs work on a matrix. A small one is processed on the calling thread, usually in a few milliseconds, unless the
+/// number of threads is given. A large one runs on other threads while the calling thread checks for Ctrl-C, which
+/// stops the work through its `Progress`.
 pub fn run_on_matrix<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     (rows, dim): (usize, usize),
     work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
-    if rows.saturating_mul(dim) > SMALL_MATRIX {
+    if rows > MAX_SMALL_ROWS || rows.saturating_mul(dim) > SMALL_MATRIX {
         return run_interruptible(py, threads, |channel| work(channel), |()| Ok(()));
     }
     if threads.is_some() {

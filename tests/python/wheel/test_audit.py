@@ -206,15 +206,17 @@ def test_labels_keep_their_type(rows):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signal")
-@pytest.mark.parametrize("after", [0.02, 0.2, 0.5])
-def test_ctrl_c_ends_an_audit_while_it_runs(after):
+@pytest.mark.parametrize(
+    ("rows", "dim", "after"), [(20_000, 256, 0.02), (20_000, 256, 0.2), (20_000, 256, 0.5), (65_000, 2, 0.2)]
+)
+def test_ctrl_c_ends_an_audit_while_it_runs(rows, dim, after):
     # `extend` and `map` run without Python code in between: if an audit did not stop early, its result would be in the
     # list before the interpreter handles the signal.
     program = (
         "import functools, signal, numpy as np\n"
         "from trueshot import _native\n"
-        "X = np.random.default_rng(0).normal(size=(20_000, 256)).astype(np.float32)\n"
-        "y = np.arange(20_000) % 40\n"
+        f"X = np.random.default_rng(0).normal(size=({rows}, {dim})).astype(np.float32)\n"
+        f"y = np.arange({rows}) % 40\n"
         "names = [str(name) for name in range(40)]\n"
         "audit = functools.partial(_native.audit, X, y, names, None, [], None, None, 5)\n"
         "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"

@@ -1,5 +1,6 @@
 """Invalid input: an exception that names the values, never a panic or an abort."""
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -197,7 +198,7 @@ def test_settings_out_of_range_say_what_is_allowed(tmp_path):
         ts.load_model(tmp_path / "nowhere.safetensors")
     with pytest.raises(ValueError, match="did you mean 'median'"):
         ts.FewShotClassifier("medain").fit(X, Y)
-    with pytest.raises(ValueError, match="model is the file of a trained tranfs model"):
+    with pytest.raises(ValueError, match="needs a model: tranfs:model=FILE"):
         ts.FewShotClassifier("tranfs").fit(X, Y)
     with pytest.raises(ValueError, match="truth|oracle"):
         ts.FewShotClassifier("oracle").fit(X, Y)
@@ -256,6 +257,36 @@ def test_a_forked_process_has_threads_of_its_own():
     assert queue.get(timeout=60) == expected
     child.join(timeout=60)
     assert child.exitcode == 0
+
+
+def load_in_child(path, queue):
+    queue.put(ts.Embeddings.load(path).features.sum(dtype=np.float64))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_can_load_a_large_file(tmp_path):
+    # bfloat16, the upper halves of float32, is decoded on several threads.
+    halves = ((np.arange(300_000) % 64).astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    header = json.dumps(
+        {
+            "features": {"dtype": "BF16", "shape": [1000, 300], "data_offsets": [0, len(halves)]},
+            "labels": {"dtype": "U8", "shape": [1000], "data_offsets": [len(halves), len(halves) + 1000]},
+        }
+    ).encode()
+    file = tmp_path / "rows.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + halves + bytes([0, 1] * 500))
+    expected = ts.Embeddings.load(file).features.sum(dtype=np.float64)
+    assert expected == (np.arange(300_000) % 64).sum()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=load_in_child, args=(file, queue))
+    child.start()
+    try:
+        assert queue.get(timeout=60) == expected
+    finally:
+        child.kill()
+        child.join(timeout=60)
 
 
 def test_the_environment_says_how_many_threads():

@@ -158,6 +158,10 @@ def test_a_struct_is_a_table_and_where_it_is_null_its_task_is():
     rows = pa.array([{"features": X.tolist(), "labels": NAMES[y].tolist()}, None], kind)
     found = pa.table(ts.audit_batch(rows))
     assert found["error"].to_pylist() == [None, "the labels are null"]
+    stream = pa.chunked_array([rows.slice(0, 1), rows, rows.slice(1, 1)])
+    found = pa.table(ts.audit_batch(stream, carry=["labels"]))
+    assert found["error"].to_pylist() == [None, None, "the labels are null", "the labels are null"]
+    assert found["labels"].to_pylist() == [NAMES[y].tolist(), NAMES[y].tolist(), None, None]
 
     class Again:
         """Exports the same array twice."""

@@ -107,6 +107,18 @@ def test_scores_from_probabilities_are_those_of_cleanlab(cleanlab, seed, missing
         assert np.allclose(getattr(ours, name)(labels, probs), theirs(labels, probs), atol=1e-12), name
 
 
+@pytest.mark.parametrize("kind", [np.uint64, object])
+def test_labels_above_the_range_of_int64_belong_to_the_columns_in_sorted_order(kind):
+    names = np.array([0, 2**63 + 1], dtype=kind)
+    numbers = np.array([0, 1, 1, 0, 1])
+    probs = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.7, 0.3], [0.1, 0.9]])
+    expected = ts.get_label_quality_scores(numbers, pred_probs=probs)
+    assert np.array_equal(ts.get_label_quality_scores(names[numbers], pred_probs=probs), expected)
+    assert np.array_equal(ts.get_label_quality_scores(names[numbers], probs), expected)
+    with pytest.raises(ValueError, match="labels has 2 classes, but pred_probs has 3 columns"):
+        ts.get_label_quality_scores(names[numbers], pred_probs=np.full((5, 3), 1 / 3))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_scores_of_ensembles_are_those_of_cleanlab(cleanlab, seed):
     labels, probs = predictions(seed)

@@ -1,5 +1,6 @@
 """Embeddings with a PyTorch network: from folders and loaders, with a cache, and with invalid input."""
 
+import functools
 import json
 import os
 import signal
@@ -267,20 +268,22 @@ def test_the_hash_depends_on_weights_and_settings_and_on_nothing_else():
     assert done.stdout.strip() == hashes[0], done.stderr
 
 
-class Counted(MeanColour):
-    """Counts the batches."""
+# The sizes of the batches that `Counted` got. An attribute of the class would be part of the key of a cache.
+BATCH_SIZES = []
 
-    calls = 0
+
+class Counted(MeanColour):
+    """Lists the batches."""
 
     def forward(self, images):
-        Counted.calls += 1
+        BATCH_SIZES.append(len(images))
         return super().forward(images)
 
 
 def calls(*arguments, **options):
-    before = Counted.calls
+    before = len(BATCH_SIZES)
     rows = embed(*arguments, **options)
-    return Counted.calls - before, rows
+    return len(BATCH_SIZES) - before, rows
 
 
 def test_the_cache_is_used_for_the_same_network_and_images_only(photos, tmp_path):
@@ -308,6 +311,107 @@ def test_code_that_changed_is_not_served_from_the_cache(tmp_path):
     assert model(2).__class__.__name__ == model(3).__class__.__name__
     assert not np.allclose(ts.embed(model(2), images(), **cache).features, ts.embed(model(3), images(), **cache).features)
     assert len(list(tmp_path.iterdir())) == 2 and ts.embed(model(2), images(), **cache) and len(list(tmp_path.iterdir())) == 2
+
+
+def made(code, **names):
+    """The object `made` that a program defines; calls with the same code give objects that only differ in identity."""
+    space = {"torch": torch, "functools": functools, "to_tensor": to_tensor, **names}
+    exec(code, space)
+    return space["made"]
+
+
+class Compose:
+    """Transforms one after the other, as in torchvision."""
+
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+    def __call__(self, image):
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+TRANSFORMS = {
+    "a function": "prepare = lambda rows: rows / {0}\ntable = {{'prepare': [prepare]}}\nmade = to_call(table)",
+    "an own class": "class Own:\n    def __call__(self, rows):\n        return rows / {0}\nmade = Own()",
+    "an inherited method": "class Base:\n    def __call__(self, rows):\n        return rows / {0}\n"
+    "class Own(Base): pass\nmade = Own()",
+    "a setting": "class Own:\n    def __init__(self):\n        self.by = {0}\n    def __call__(self, rows):\n"
+    "        return rows / self.by\nmade = Own()",
+    "functools.partial": "made = functools.partial(lambda offset, rows: rows / {0} + offset, 1)",
+    "an argument of functools.partial": "made = functools.partial(lambda by, rows: rows / by, {0})",
+}
+
+
+def to_call(table):
+    """A function that captures a dictionary of lists of functions."""
+    return lambda rows: table["prepare"][0](rows)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_that_changed_inside_others_is_not_served_from_the_cache(name, photos, tmp_path):
+    def features(by):
+        transform = Compose(Compose(to_tensor), Compose(Compose(made(TRANSFORMS[name].format(by), to_call=to_call))))
+        return embed(MeanColour(), photos, transform=transform, cache=tmp_path / "cache").features
+
+    assert not np.allclose(features(2), features(3))
+    assert np.array_equal(features(2), features(2)) and len(list((tmp_path / "cache").iterdir())) == 2
+
+
+INIT = "def __init__(self):\n        super().__init__()\n        "
+# Code before the class, the result of `forward`, and a member of the class.
+NETWORKS = {
+    "a base class": ("class Base(torch.nn.Module):\n    def of(self, rows): return rows * {0}\n", "self.of(rows)", ""),
+    "a static method": ("", "self.of(rows)", "of = staticmethod(lambda rows: rows * {0})"),
+    "a class method": ("", "self.of(rows)", "of = classmethod(lambda kind, rows: rows * {0})"),
+    "a property": ("", "self.scale * rows", "scale = property(lambda self: {0})"),
+    "a class attribute": ("", "self.scale * rows", "scale = {0}"),
+    "a private attribute": ("", "self._scale * rows", INIT + "self._scale = {0}"),
+    "a list": ("", "self.scales[1] * rows", INIT + "self.scales = [1, {0}]"),
+    "a tensor": ("", "self.scale * rows", INIT + "self.scale = torch.tensor([{0}.0])"),
+    "a buffer": (
+        "",
+        "self.scale * rows",
+        INIT + "self.register_buffer('scale', torch.tensor([{0}.0]), persistent=False)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_that_changed_outside_its_weights_is_not_served_from_the_cache(name, tmp_path):
+    before, result, member = NETWORKS[name]
+
+    def features(scale):
+        base = "Base" if before else "torch.nn.Module"
+        code = f"{before}class Net({base}):\n    {member or 'pass'}\n    def forward(self, images):\n"
+        code += f"        rows = images.mean((2, 3))\n        return {result}\nmade = Net()"
+        return ts.embed(made(code.replace("{0}", str(scale))), images(), cache=tmp_path, cache_name="noise").features
+
+    assert not np.allclose(features(2), features(3))
+    assert np.array_equal(features(2), features(2)) and len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_key_of_a_cache_is_the_same_in_every_process(tmp_path):
+    program = """
+import sys, test_embed as t
+code = '''
+class Own(torch.nn.Module):
+    names = {"a", "b", "c"}
+    def forward(self, images):
+        return images.mean((2, 3)) if "a" in {"a", "b"} else images
+made = Own()
+made.table = {"of": made, "layers": [torch.nn.Linear(2, 2)], "names": {"x", "y", "z"}}
+torch.nn.init.ones_(made.table["layers"][0].weight), torch.nn.init.ones_(made.table["layers"][0].bias)
+'''
+t.ts.embed(t.made(code), t.images(), cache=sys.argv[1], cache_name="noise")
+"""
+    for seed in ("1", "2", "3"):
+        command = [sys.executable, "-c", program, tmp_path]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_named_cache_serves_loaders_and_notices_another_length(tmp_path):

@@ -1,6 +1,7 @@
 """User-defined methods and noise in evaluations: on the same episodes as the built-in ones, with clear errors."""
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -206,6 +207,14 @@ def test_an_error_names_the_method_and_the_episode_and_keeps_the_other_results(b
     assert kept["interrupted"] and kept["failed"][0]["method"] == method.name
     assert kept["settings"][0]["methods"][0]["accuracy"] > 50
     assert isinstance(error.__cause__, ZeroDivisionError) == ("by zero" in said)
+
+
+@pytest.mark.parametrize("where", [None, "episodes 3 to 5"])
+def test_errors_can_be_pickled(where):
+    error = ts.MethodError("m", 3, "ValueError: no rows", where)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == f"method 'm' failed in {where or 'episode 3'}: ValueError: no rows"
+    assert (again.method, again.episode, again.problem, again.evaluation) == ("m", 3, "ValueError: no rows", None)
 
 
 def test_with_skip_the_other_methods_are_evaluated_to_the_end(bank):

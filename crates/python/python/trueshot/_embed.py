@@ -598,7 +598,7 @@ class _CacheEntry:
         if name is None and contents is None:
             raise ValueError("the images of a loader are only known after they are loaded: give cache_name too, a name for them")
         # The first part is the version of the format of the file; other versions have other keys.
-        parts = ["trueshot-embed/2", network.identity(), repr(settings.output), repr(settings.pool), source.settings()]
+        parts = ["trueshot-embed/3", network.identity(), repr(settings.output), repr(settings.pool), source.settings()]
         parts.append(f"contents {contents}" if name is None else f"name {name}")
         self._key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
         self._unreadable = settings.unreadable

@@ -33,7 +33,8 @@ class MethodError(RuntimeError):
 
     ``method`` is its name and ``episode`` the number of the episode; for a batched method that raised an exception, of the
     first episode of the batch. ``evaluation`` has the results of the other methods up to then, or None if the first
-    episodes were not finished. The exception of the method, if it raised one, is ``__cause__``.
+    episodes were not finished. The exception of the method, if it raised one, is ``__cause__``. Neither of these two is
+    pickled.
     """
 
     def __init__(self, method: str, episode: int, problem: str, where: str | None = None) -> None:
@@ -42,6 +43,10 @@ class MethodError(RuntimeError):
         self.episode = episode
         self.problem = problem
         self.evaluation: Any = None
+        self._where = where
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.method, self.episode, self.problem, self._where)
 
 
 def method(

@@ -7,12 +7,16 @@ weights and code give the same hash in every process.
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
-from types import CodeType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 # Types of values whose ``repr`` is the same in every process.
@@ -57,7 +61,7 @@ class Network:
         is_gpu = self.device.type == "cuda"
         device = torch.cuda.get_device_name(self.device) if is_gpu else self.device.type
         method = getattr(self._forward, "__qualname__", "")
-        network = [self.name] if self.module is None else [str(self.hash), _code(self.module), method]
+        network = [self.name] if self.module is None else [str(self.hash), _description(self.module), method]
         return "\0".join([*network, str(self._autocast), device, torch.__version__])
 
     @contextmanager
@@ -160,7 +164,11 @@ def _name(model: Any, module: Any) -> str:
 
 
 def _weights_hash(module: Any) -> str:
-    """Hash of the layers, the plain attributes and the weights: 16 hexadecimal digits."""
+    """Hash of the layers, the plain attributes and the weights: 16 hexadecimal digits.
+
+    It is part of files, so it stays the same between versions. :func:`_description` has everything else that may change
+    the output.
+    """
     import torch
 
     digest = hashlib.blake2b(digest_size=8)
@@ -173,10 +181,17 @@ def _weights_hash(module: Any) -> str:
         digest.update(name.encode())
         if isinstance(value, torch.Tensor):
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(_tensor_bytes(value))
         else:
             digest.update(_without_addresses(repr(value)).encode())
     return digest.hexdigest()
+
+
+def _tensor_bytes(tensor: Any) -> Any:
+    """The values of a tensor as a buffer of bytes."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _without_addresses(text: str) -> str:
@@ -184,52 +199,203 @@ def _without_addresses(text: str) -> str:
     return re.sub(" at 0x[0-9a-fA-F]+", "", text)
 
 
-def _code(module: Any) -> str:
-    """Hash of the code of a module's classes, except those of PyTorch, which are identified by its version."""
-    digest = hashlib.blake2b(digest_size=16)
-    kinds = {f"{type(part).__module__}.{type(part).__qualname__}": type(part) for part in module.modules()}
-    for name in sorted(kinds):
-        digest.update(name.encode())
-        if not name.startswith("torch.nn."):
-            digest.update(describe(kinds[name]).encode())
-    for part in module.modules():
-        # Functions that were assigned to a module, for example to replace its method `forward`.
-        assigned = [value for value in vars(part).values() if hasattr(value, "__code__")]
-        digest.update("".join(map(describe, assigned)).encode())
-    return digest.hexdigest()
+def _description(module: Any) -> str:
+    """Hash of what determines the output besides the weights: code, attributes, hooks and non-persistent buffers.
 
-
-def describe(value: Any, depth: int = 6) -> str:
-    """A text that differs if a function, a transform or its settings differ, for hashes.
-
-    It contains the byte code and the constants of functions, the values they captured, and the attributes of objects,
-    down to ``depth`` levels, which also ends cycles. What a function reads from global variables is not part of it.
+    The classes of PyTorch are identified by its version.
     """
-    if depth == 0:
-        return "..."
-    # The parts of the text; the first is the type.
-    inner = [type(value).__qualname__]
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, CodeType):
-        inner += [value.co_code.hex(), repr(value.co_names), *(describe(part, depth - 1) for part in value.co_consts)]
-    elif isinstance(value, (list, tuple)):
-        inner += [describe(part, depth - 1) for part in value]
-    elif isinstance(value, dict):
-        inner += [f"{key!r}: {describe(part, depth - 1)}" for key, part in value.items()]
-    elif isinstance(value, type):
-        methods = {name: part for name, part in vars(value).items() if hasattr(part, "__code__")}
-        inner += [value.__qualname__, describe(methods, depth - 1)]
-    elif hasattr(value, "__code__"):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        owner = getattr(value, "__self__", None)
-        inner += [describe(part, depth - 1) for part in (value.__code__, value.__defaults__, cells, owner)]
-    else:
-        inner.append(_without_addresses(repr(value)))
-        inner.append(describe(getattr(value, "__dict__", None), depth - 1))
-        if type(value).__module__.split(".")[0] not in ("torch", "torchvision", "numpy", "PIL", "builtins"):
-            inner.append(describe(type(value), depth - 1))
-    return f"({', '.join(inner)})"
+    import torch
+
+    descriptions = _Descriptions()
+    # Attributes may refer to layers and weights, which are described elsewhere.
+    named = chain(module.named_modules(), module.named_parameters(), module.named_buffers())
+    for number, (_, part) in enumerate(named):
+        descriptions.add(part, f"(part {number})")
+    stored = module.state_dict()
+    parts = [f"{name}: {_tensor_text(value)}" for name, value in module.named_buffers() if name not in stored]
+    internal = {*vars(torch.nn.Module()), "_compiled_call_impl"}
+    for name, part in module.named_modules():
+        # The code that torch.fx generates from a graph is a method of the module's class.
+        attributes = {
+            key: value
+            for key, value in vars(part).items()
+            if key not in internal and not type(value).__module__.startswith("torch.fx.")
+        }
+        hooks = [list(vars(part).get(kind, {}).values()) for kind in ("_forward_pre_hooks", "_forward_hooks")]
+        parts += [name, descriptions.of(type(part)), descriptions.of_attributes(attributes), descriptions.of(hooks)]
+    return _digest(parts)
+
+
+def describe(value: Any) -> str:
+    """A text that differs if a function, a transform or its settings differ, for hashes; the same in every process.
+
+    It depends on the byte code and the constants of functions, the values they captured, the attributes of objects, and
+    the classes that do not belong to a library. What a function reads from global variables is not part of it. Objects
+    without attributes that pickle cannot take apart, such as locks, count as equal if their ``repr`` is equal.
+    """
+    return _Descriptions().of(value)
+
+
+class _Descriptions:
+    """Descriptions of values, each of which is described once."""
+
+    def __init__(self) -> None:
+        # By id. The values are kept too: the id of a deleted one could be used again.
+        self._finished: dict[int, tuple[Any, str]] = {}
+        # The ids of the values that are being described, from the outermost to the innermost, with their depths.
+        self._depths: dict[int, int] = {}
+
+    def add(self, value: Any, description: str) -> None:
+        """Use this description for an object."""
+        self._finished[id(value)] = (value, description)
+
+    def of(self, value: Any) -> str:
+        """The description of any value."""
+        if type(value) in _PLAIN:
+            return repr(value)
+        key, depth = id(value), len(self._depths)
+        if key in self._finished:
+            return self._finished[key][1]
+        if key in self._depths:
+            return f"(cycle of {depth - self._depths[key]})"
+        if depth >= _MAX_DEPTH:
+            # Equal to nothing, because what is further inside is not known.
+            return f"(too deep: {secrets.token_hex(16)})"
+        self._depths[key] = depth
+        text = _digest([type(value).__qualname__, *self._parts(value)])
+        del self._depths[key]
+        self.add(value, text)
+        return text
+
+    def of_attributes(self, attributes: Mapping[Any, Any]) -> str:
+        """The description of names with values, whose order does not matter."""
+        return _digest(f"{key!r}: {self.of(attributes[key])}" for key in sorted(attributes, key=repr))
+
+    def _parts(self, value: Any) -> list[str]:
+        """The descriptions of what a value consists of."""
+        if isinstance(value, CodeType):
+            return [value.co_code.hex(), repr(value.co_names), *map(self.of, value.co_consts)]
+        if isinstance(value, type):
+            return self._class_parts(value)
+        if isinstance(value, ModuleType):
+            return [value.__name__, str(getattr(value, "__version__", ""))]
+        if isinstance(value, (staticmethod, classmethod)):
+            return [self.of(value.__func__)]
+        if isinstance(value, property):
+            return [self.of(value.fget), self.of(value.fset), self.of(value.fdel)]
+        if isinstance(value, MethodType):
+            return [self.of(value.__func__), self.of(value.__self__)]
+        if isinstance(value, FunctionType):
+            return self._function_parts(value)
+        if isinstance(value, partial):
+            return [self.of(value.func), self.of(value.args), self.of_attributes(value.keywords)]
+        if _is_tensor(value):
+            return [_tensor_text(value)]
+        if isinstance(value, (list, tuple, set, frozenset, dict)):
+            return self._container_parts(value)
+        return self._object_parts(value)
+
+    def _container_parts(self, value: Any) -> list[str]:
+        """The entries of a container, with the class and the attributes, which subclasses have."""
+        parts = [self.of(type(value)), self.of_attributes(getattr(value, "__dict__", {}))]
+        if isinstance(value, (list, tuple)):
+            return [*parts, *map(self.of, value)]
+        if isinstance(value, (set, frozenset)):
+            return [*parts, *sorted(map(self.of, value))]
+        # In their order: a transform may apply the values one after the other.
+        return [*parts, *(f"{self.of(key)}: {self.of(part)}" for key, part in value.items())]
+
+    def _class_parts(self, kind: type) -> list[str]:
+        """The name of a class, and its attributes and base classes if it does not belong to a library."""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if _is_of_library(kind):
+            return [name]
+        attributes = {key: part for key, part in vars(kind).items() if key not in _CLASS_DETAILS}
+        return [name, self.of_attributes(attributes), *map(self.of, kind.__bases__)]
+
+    def _function_parts(self, function: FunctionType) -> list[str]:
+        """The code of a function, its defaults, the values it captured and its attributes."""
+        captured = []
+        for cell in function.__closure__ or ():
+            try:
+                captured.append([cell.cell_contents])
+            except ValueError:  # A variable without a value.
+                captured.append([])
+        defaults = [self.of(function.__defaults__), self.of_attributes(function.__kwdefaults__ or {})]
+        return [self.of(function.__code__), *defaults, self.of(captured), self.of_attributes(vars(function))]
+
+    def _object_parts(self, value: Any) -> list[str]:
+        """The class of an object, its attributes, and what pickle would store of it, or else its ``repr``."""
+        kind = type(value)
+        parts = [self.of(kind)]
+        reduced: Any
+        try:
+            reduce = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception:  # Objects that cannot be pickled raise errors of any type.
+            reduced = _without_addresses(repr(value))
+        # What pickle stores of an object of a library is complete, and of a logger, for example, it is only the name.
+        if isinstance(reduced, str) or not _is_of_library(kind):
+            parts.append(self.of_attributes(getattr(value, "__dict__", {})))
+        if isinstance(reduced, str):
+            return [*parts, reduced]
+        # Function, arguments, state, entries of a list, entries of a dictionary.
+        function, arguments, state, entries, items = (*reduced, None, None, None)[:5]
+        # The state is the attributes, or a pair of these and the attributes in slots.
+        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        described = [self.of_attributes(part) if type(part) is dict else self.of(part) for part in states]
+        listed = [self.of(list(part)) for part in (entries, items) if part is not None]
+        return [*parts, self.of(function), self.of(arguments), *described, *listed]
+
+
+# Attributes of classes that have no effect on what their objects compute.
+_CLASS_DETAILS = frozenset(
+    "__module__ __qualname__ __doc__ __dict__ __weakref__ __annotations__ __annotate__ __annotate_func__ "
+    "__annotations_cache__ __firstlineno__ __static_attributes__ __abstractmethods__ _abc_impl __parameters__ "
+    "__orig_bases__ __slotnames__".split()
+)
+# Descriptions go no deeper than this number of levels, because Python limits the depth of calls.
+_MAX_DEPTH = 100
+# The flag Py_TPFLAGS_HEAPTYPE of CPython, which the classes that are compiled into Python do not have.
+_MADE_AT_RUN_TIME = 1 << 9
+# Packages whose classes are identified by their names.
+_LIBRARIES = frozenset({"torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names})
+
+
+def _is_of_library(kind: type) -> bool:
+    """Whether a class belongs to a library and has not been made at run time."""
+    package = kind.__module__.partition(".")[0]
+    if not kind.__flags__ & _MADE_AT_RUN_TIME:
+        return True
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return package in _LIBRARIES and found is kind
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of PyTorch, which need not be installed."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _tensor_text(tensor: Any) -> str:
+    """The type, the shape and the hash of the values of a tensor."""
+    try:
+        values = hashlib.blake2b(_tensor_bytes(tensor), digest_size=16).hexdigest()
+    except (RuntimeError, TypeError):  # For example of a sparse tensor.
+        values = repr(tensor)
+    return f"{tensor.dtype}{tuple(tensor.shape)} {values}"
+
+
+def _digest(parts: Iterable[str]) -> str:
+    """A hash of texts, as text."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return f"({digest.hexdigest()})"
 
 
 def default_transform(model: Any, module: Any) -> Callable[[Any], Any]:

@@ -75,8 +75,8 @@ def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]
 def as_columns(labels: Any, columns: int, name: str = "pred_probs") -> np.ndarray:
     """The column of every label in an array with one column per class; errors call the array ``name``."""
     encoded = encode(labels, name="labels")
-    numbers = _numbers(encoded.classes)
-    if numbers is not None and numbers[-1] < columns:
+    numbers = _numbers(encoded.classes, columns)
+    if numbers is not None:
         return numbers[encoded.codes]
     if len(encoded.classes) == columns:
         return encoded.codes
@@ -147,13 +147,15 @@ def _check_sums(array: np.ndarray, before: str, after: str) -> None:
         raise ValueError(f"{before}row {row} sums to {sums[row]:.6g}; rows of pred_probs must sum to 1{after}")
 
 
-def _numbers(classes: np.ndarray) -> np.ndarray | None:
-    """The classes as column indices if they are non-negative integers, else None.
+def _numbers(classes: np.ndarray, columns: int) -> np.ndarray | None:
+    """The classes as column indices if they are integers from 0 to ``columns`` - 1, else None.
 
     ``encode`` has sorted them, and refuses floats that are not whole numbers.
     """
     whole = classes.dtype.kind in "biuf" or all(isinstance(name, (int, np.integer)) for name in classes.tolist())
-    return classes.astype(np.int64) if whole and len(classes) > 0 and classes[0] >= 0 else None
+    # Compared before the conversion, in which numbers of 2**63 and more would overflow.
+    in_range = whole and len(classes) > 0 and classes[0] >= 0 and classes[-1] < columns
+    return classes.astype(np.int64) if in_range else None
 
 
 def _refuse_logarithms(labels: Any, array: np.ndarray) -> None:
@@ -168,6 +170,6 @@ def _refuse_logarithms(labels: Any, array: np.ndarray) -> None:
 
 def _has_column_per_class(classes: np.ndarray, columns: int) -> bool:
     """Whether there is a column for each class that occurs, or for each integer from 0 to the largest label."""
-    numbers = _numbers(classes)
+    numbers = _numbers(classes, columns)
     return columns == len(classes) or (numbers is not None and columns == numbers[-1] + 1)
 
