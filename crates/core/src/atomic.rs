@@ -44,14 +44,14 @@ pub fn write_atomically(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::i
             fill(&mut device)?;
             return device.flush();
         }
-        // The file behind a symbolic link; a path that does not exist yet stays as it is.
-        let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let path = &behind_links(path);
         let file = sibling(path)?;
         let mut buffered = BufWriter::with_capacity(1 << 16, file);
         fill(&mut buffered)?;
         let file = buffered.into_inner().map_err(|error| error.into_error())?;
         file.as_file().sync_all()?;
         file.persist(path)?;
+        sync_folder(path);
         Ok(())
     };
     attempt().map_err(|source| Error::Write { path: path.into(), source })
@@ -64,9 +64,32 @@ pub fn check_writable(path: &Path) -> Result<()> {
         Ok(metadata) if metadata.is_dir() => Err(std::io::Error::other("it is a folder")),
         // A device or pipe is written to directly.
         Ok(metadata) if !metadata.is_file() => Ok(()),
-        _ => sibling(path).map(drop),
+        _ => sibling(&behind_links(path)).map(drop),
     };
     attempt.map_err(|source| Error::Write { path: path.into(), source })
+}
+
+/// The path that a path leads to after following symbolic links. Unlike [`std::fs::canonicalize`], the file need not
+/// exist.
+pub(crate) fn behind_links(path: &Path) -> PathBuf {
+    /// As many as Linux follows.
+    const MAX_LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = std::fs::read_link(&path) else { break };
+        // A relative target starts at the folder of the link.
+        path.pop();
+        path.push(target);
+    }
+    path
+}
+
+/// Makes the new name of a file durable, so that it survives a power failure. Not every file system can do this.
+fn sync_folder(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if cfg!(unix) {
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    }
 }
 
 /// A new temporary file in the folder of a path; it is removed when dropped unless it is renamed.
@@ -127,6 +150,21 @@ fn is_temporary(name: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn the_target_of_a_link_is_written_also_if_it_does_not_exist_yet() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir(path("results")).unwrap();
+        std::os::unix::fs::symlink("results/new.csv", path("link")).unwrap();
+        check_writable(&path("link")).unwrap();
+        write_atomically(&path("link"), |file| file.write_all(b"whole")).unwrap();
+        assert!(std::fs::symlink_metadata(path("link")).unwrap().is_symlink());
+        assert_eq!(std::fs::read(path("results/new.csv")).unwrap(), b"whole");
+        std::os::unix::fs::symlink("none/new.csv", path("broken")).unwrap();
+        assert!(check_writable(&path("broken")).is_err());
+    }
 
     #[test]
     #[cfg(unix)]

@@ -10,6 +10,8 @@
 
 use std::path::PathBuf;
 
+use crate::visible::counted;
+
 /// Result type of the library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -119,6 +121,12 @@ pub enum Error {
         /// How many classes there are.
         classes: usize,
     },
+    /// The list of classes has a name twice.
+    #[error("class '{class}' is twice in the list of classes")]
+    RepeatedClass {
+        /// The name.
+        class: String,
+    },
     /// The data has no rows.
     #[error("the data has no rows")]
     Empty,
@@ -169,7 +177,10 @@ pub enum Error {
     },
     /// A class has too few items for an episode.
     #[error(
-        "class '{class}' has {have} items, but {shots} shots, {shots} for the noise pool and {queries} queries need {need}"
+        "class '{class}' has {}, but {}, {shots} for the noise pool and {} need {need}",
+        counted(*.have, "item", "items"),
+        counted(*.shots, "shot", "shots"),
+        counted(*.queries, "query", "queries")
     )]
     TooFewItems {
         /// The smallest class.
@@ -248,7 +259,8 @@ pub enum Error {
     /// No support set with this noise level satisfies the rules of [`crate::noise`]: the right class must stay the most
     /// frequent one under every label.
     #[error(
-        "{kind} noise of {percent} % is impossible with {ways} ways and {shots} shots; possible: {valid}"
+        "{kind} noise of {percent} % is impossible with {ways} ways and {}; possible: {valid}",
+        shots_in_words(.shots)
     )]
     ImpossibleNoise {
         /// The name of the noise type.
@@ -313,6 +325,12 @@ pub enum Error {
         /// What would be allowed.
         allowed: &'static str,
     },
+    /// A method that needs a model is used without one.
+    #[error("method '{method}' needs a model: {method}:model=FILE")]
+    NeedsModel {
+        /// The method.
+        method: &'static str,
+    },
     /// A method that needs the true labels is used without them.
     #[error(
         "method '{method}' needs the true labels, which are known only in experiments with injected noise"
@@ -330,6 +348,16 @@ pub enum Error {
         /// The kind of the model in the file.
         found: String,
         /// The expected kind.
+        wanted: &'static str,
+    },
+    /// A safetensors file of trueshot contains something else than what is read from it.
+    #[error("{path} contains {found}, not {wanted}")]
+    OtherContents {
+        /// The file.
+        path: PathBuf,
+        /// What the file contains, such as "embeddings".
+        found: &'static str,
+        /// What it should contain.
         wanted: &'static str,
     },
     /// The features do not have the dimension that the model was trained on.
@@ -484,6 +512,11 @@ pub enum Error {
     },
 }
 
+/// A number or range of shots with its noun: `1 shot`, `1-10 shots`.
+fn shots_in_words(shots: &str) -> String {
+    format!("{shots} {}", if shots == "1" { "shot" } else { "shots" })
+}
+
 fn at_line(line: usize) -> String {
     if line > 0 { format!(", line {line}") } else { String::new() }
 }
@@ -497,6 +530,7 @@ impl Error {
             UnknownMethod { .. }
                 | UnknownParameter { .. }
                 | BadParameter { .. }
+                | NeedsModel { .. }
                 | OutOfRange { .. }
                 | BadNoise { .. }
                 | MethodTwice { .. }
@@ -516,6 +550,8 @@ impl Error {
     pub fn hint_for(&self, has: &dyn Fn(&str) -> bool) -> Option<String> {
         match self {
             Error::TooFewItems { have, shots, .. } => Some(match have.checked_sub(shots.saturating_mul(2)) {
+                Some(0) if *shots > 1 => "use fewer shots".into(),
+                Some(0) => "every class needs more items".into(),
                 Some(largest) => format!("the largest number of queries that fits is {largest}"),
                 None => {
                     format!("no number of queries fits; the largest number of shots for this class is {}", have / 2)
@@ -534,11 +570,13 @@ impl Error {
             | Error::UnknownParameter { nearest: Some(name), .. } => Some(format!("did you mean '{name}'?")),
             Error::UnknownKey { nearest: Some(key), .. } => Some(format!("did you mean '{key}'?")),
             Error::OtherModel { found, .. } if ["tranfs", "relabel", "maml"].contains(&found.as_str()) => {
-                Some(match has("--methods") {
-                    true => format!("use it with --methods {found}:model=FILE"),
-                    false => format!("the method for it is {found}:model=FILE"),
-                })
+                let option = ["--methods", "--method"].into_iter().find(|&option| has(option))?;
+                Some(format!("use it with {option} {found}:model=FILE"))
             }
+            Error::ImpossibleNoise { .. } if has("--noise") => Some(match has("--val-noise") {
+                true => "give other levels with --noise and --val-noise".into(),
+                false => "give other levels with --noise".into(),
+            }),
             Error::DimensionsDiffer { .. } => Some(match has("--item-width") {
                 true => {
                     "embed all of them with the same backbone; only relabel without --item-width accepts different ones"
@@ -597,7 +635,15 @@ impl Error {
             Error::OutlierDimension { .. } => {
                 Some("embed the outliers with the same backbone as the data".into())
             }
-            Error::NoLabels { .. } => Some("save the labels under one of these names".into()),
+            Error::NoLabels { .. } => Some(match has("--labels-of-rows") {
+                true => {
+                    "save the labels under one of these names, or give their file with --labels-of-rows".into()
+                }
+                false => "save the labels under one of these names".into(),
+            }),
+            Error::UnknownFormat { path } if path.is_dir() => {
+                Some("`trueshot embed` computes the embeddings of a folder of images".into())
+            }
             Error::NotFinite { .. } => Some("`trueshot inspect` counts all such values".into()),
             Error::ManifestOfOtherData { .. } => {
                 Some("replay a manifest on the file it was written from, or draw new episodes".into())
@@ -635,10 +681,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_hint_about_a_model_of_another_kind_names_an_option_that_the_command_has() {
+        let error = Error::OtherModel { path: "x".into(), found: "relabel".into(), wanted: "tranfs" };
+        let hint = |option: &'static str| error.hint_for(&|known: &str| known == option);
+        assert_eq!(hint("--method").unwrap(), "use it with --method relabel:model=FILE");
+        assert_eq!(hint("--from"), None);
+    }
+
+    #[test]
     fn without_a_command_line_no_hint_names_an_option() {
         let path = || PathBuf::from("x");
         let errors = [
-            Error::OtherModel { path: path(), found: "tranfs".into(), wanted: "maml" },
+            Error::NoLabels { path: path(), looked_for: "y.npy".into() },
             Error::DimensionsDiffer { first: 1, other: 2 },
             Error::TooManyClasses { path: path(), classes: 9, model: 5 },
             Error::Diverged { step: 1, what: "loss".into(), value: f64::NAN },

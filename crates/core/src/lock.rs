@@ -142,10 +142,9 @@ fn open(path: &Path) -> std::io::Result<File> {
     }
     let mut file = options.open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file()
-        || (metadata.len() > 0 && !read_text(&mut file)?.starts_with(MAGIC))
-        || has_other_names(&metadata)
-    {
+    // An empty file is one that its holder has not written yet, or is about to write again.
+    let is_lock_text = |text: String| text.is_empty() || text.starts_with(MAGIC);
+    if !metadata.is_file() || !is_lock_text(read_text(&mut file)?) || has_other_names(&metadata) {
         return Err(std::io::Error::other("a file with that name exists and is not a lock file of trueshot"));
     }
     Ok(file)

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use trueshot_nn::parameters::ParameterLayout;
 
 use crate::error::{Error, Result};
-use crate::tensors::Tensors;
+use crate::tensors::{MODEL, Tensors, check_contents};
 
 /// The version of the file format, in the note `format`.
 pub const VERSION: &str = "trueshot-model/1";
@@ -126,6 +126,7 @@ impl Model {
 }
 
 fn check_format(tensors: &Tensors) -> Result<()> {
+    check_contents(tensors.path(), tensors.note("format"), MODEL)?;
     let problem = match tensors.note("format") {
         Some(VERSION) => return Ok(()),
         Some(other) => format!("its format is '{other}'; a model has '{VERSION}'"),
@@ -262,6 +263,6 @@ mod tests {
         let mut tensors = Tensors::default();
         tensors.set_note("format", "trueshot-embeddings/1");
         let problem = check_format(&tensors).unwrap_err().to_string();
-        assert!(problem.contains("its format is 'trueshot-embeddings/1'; a model has"), "{problem}");
+        assert!(problem.contains("contains embeddings, not a model"), "{problem}");
     }
 }

@@ -29,6 +29,32 @@ const CHECKSUM: &str = "trueshot-checksum";
 /// them does not make the file look like one without a checksum.
 const BLAKE3: &str = "trueshot-blake3:";
 
+/// What an embeddings file contains, for [`Error::OtherContents`].
+pub(crate) const EMBEDDINGS: &str = "embeddings";
+/// What a file of `trueshot fit` contains.
+pub(crate) const CLASSIFIER: &str = "a classifier";
+/// What the file of a head or a backbone contains.
+pub(crate) const MODEL: &str = "a model";
+
+/// What a file with the metadata `format` contains; `None` if it is not a file of trueshot.
+fn contents_of_format(format: &str) -> Option<&'static str> {
+    match format.split_once('/')?.0 {
+        "trueshot-embeddings" => Some(EMBEDDINGS),
+        "trueshot-classifier" => Some(CLASSIFIER),
+        "trueshot-model" => Some(MODEL),
+        "trueshot-checkpoint" => Some("the checkpoint of a training"),
+        _ => None,
+    }
+}
+
+/// Refuses a file whose metadata `format` says that it contains something else than `wanted`.
+pub(crate) fn check_contents(path: &Path, format: Option<&str>, wanted: &'static str) -> Result<()> {
+    match format.and_then(contents_of_format) {
+        Some(found) if found != wanted => Err(Error::OtherContents { path: path.into(), found, wanted }),
+        _ => Ok(()),
+    }
+}
+
 /// A dense `f32` tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
@@ -89,6 +115,10 @@ impl Tensors {
         let mut file = Tensors { notes: notes.collect(), tensors, path };
         let checksum = file.take_checksum();
         accept(&file)?;
+        // Embeddings have tensors of types that are not read here.
+        if file.note("format").and_then(contents_of_format) == Some(EMBEDDINGS) {
+            check_contents(&file.path, file.note("format"), MODEL)?;
+        }
         // The tensors come after the length of the header (8 bytes) and the header.
         let data = &source.bytes[length.saturating_add(8).min(source.bytes.len())..];
         for (name, info) in header.tensors() {

@@ -22,7 +22,7 @@
 //! (`bench/peers/audit_evidence.py`). A constant that is changed here has to be changed there, and the networks trained
 //! again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -80,6 +80,8 @@ pub(super) struct Evidence<'a> {
     rows: Vec<&'a [f32]>,
     /// Random Fourier features of the rows, `[items][WAVES]`.
     waves: Vec<f32>,
+    /// For each item the positions of the rows that equal its row, itself among them.
+    identical: Vec<Range<usize>>,
     /// The most similar items of each item with their cosines, most similar first.
     pub neighbours: Vec<Vec<(u32, f32)>>,
     /// Regressions on the rows with the weak and the strong penalty, and on the random Fourier features.
@@ -96,6 +98,14 @@ pub(super) struct Evidence<'a> {
     lengths: Deviations,
     /// The number of dimensions in which random rows would have the same mean squared cosine as these rows.
     dimensions: f64,
+}
+
+/// What the items vote for.
+struct Voters<'a> {
+    /// The shares of every item.
+    shares: &'a [Shares],
+    /// As of [`Evidence::shares_of_identical`].
+    of_identical: HashMap<usize, Shares>,
 }
 
 /// The scores of an item with one class, as if the item were not part of the collection.
@@ -135,6 +145,7 @@ impl<'a> Evidence<'a> {
         let [of_waves] = Ridge::all(&wave_rows, &Gram::new(&wave_rows, poll)?, [WAVE_PENALTY], poll)?;
         let ridges = [weak, strong, of_waves];
         let neighbours = similar::neighbours(&rows, neighbours.max(VOTERS[1]), poll)?;
+        let identical = identical(&rows);
         let squares: Vec<f32> = rows.iter().map(|row| products::squared_norm(row).round()).collect();
         // How unusual every item is: far from its neighbours, hard to predict, or far from the centre.
         let mean_cosine = |others: &Vec<(u32, f32)>, count: usize| {
@@ -158,6 +169,7 @@ impl<'a> Evidence<'a> {
             collection,
             rows,
             waves,
+            identical,
             neighbours,
             ridges,
             squares,
@@ -184,8 +196,9 @@ impl<'a> Evidence<'a> {
         poll.check()?;
         let items = 0..before.len();
         // The seven scores of every item with its candidates, and the logit model's log-probabilities from them.
+        let voters = Voters { shares: before, of_identical: self.shares_of_identical(before) };
         let to_scores = |item: usize| {
-            let votes = VOTERS.map(|count| self.votes(item, count, before));
+            let votes = VOTERS.map(|count| self.votes(item, count, &voters));
             let of_class = |score: &ClassScore| -> [f32; SCORES] {
                 [
                     // The factors are those of the training (see the head of the file).
@@ -238,7 +251,7 @@ impl<'a> Evidence<'a> {
             if self.collection.confirmed[item] {
                 return vec![(self.collection.given[item], 1.0)];
             }
-            let votes = self.votes(item, VOTERS[1], before).iter().map(|(_, votes)| votes).sum::<f32>();
+            let votes = self.votes(item, VOTERS[1], &voters).iter().map(|(_, votes)| votes).sum::<f32>();
             let item_features = self.item_features(item, wrong, 1.0 - votes, averages);
             let to_features = |of_class: &[f32; CLASS_FEATURES]| {
                 let mut features = [0.0; FEATURES];
@@ -367,25 +380,64 @@ impl<'a> Evidence<'a> {
         Ok(scores.into_iter().flatten().collect())
     }
 
+    /// For each set of identical rows, by its first position, the sums of their shares.
+    fn shares_of_identical(&self, shares: &[Shares]) -> HashMap<usize, Shares> {
+        let mut sums = HashMap::new();
+        for (position, identical) in self.identical.iter().enumerate() {
+            if identical.start == position && identical.len() > 1 {
+                let mut sum = BTreeMap::new();
+                for &(class, share) in shares[identical.clone()].iter().flatten() {
+                    *sum.entry(class).or_insert(0.0) += share;
+                }
+                sums.insert(position, sum.into_iter().collect());
+            }
+        }
+        sums
+    }
+
     /// The shares of the classes among the nearest `count` items. The weight of a neighbour is `exp(8 cosine)`, so that
     /// more similar items count more. The votes sum to less than 1 if neighbours may belong to none of the classes.
-    fn votes(&self, item: usize, count: usize, shares: &[Shares]) -> Shares {
+    ///
+    /// A neighbour that is identical to other items votes as all of them do on average: which of them are among the
+    /// nearest depends on the names of their labels.
+    fn votes(&self, item: usize, count: usize, voters: &Voters<'_>) -> Shares {
         let nearest = &self.neighbours[item][..count.min(self.neighbours[item].len())];
         // Relative to the nearest item, which leaves the ratios unchanged.
         let weight = |cosine: f32| (8.0 * (cosine - nearest[0].1)).exp();
         let total: f32 = nearest.iter().map(|&(_, cosine)| weight(cosine)).sum();
         let mut votes = Shares::new();
+        let mut add = |class: u32, vote: f32| match votes.iter_mut().find(|(known, _)| *known == class) {
+            Some((_, votes)) => *votes += vote,
+            None => votes.push((class, vote)),
+        };
         for &(other, cosine) in nearest {
-            for &(class, share) in &shares[other as usize] {
-                let vote = weight(cosine) * share / total;
-                match votes.iter_mut().find(|(known, _)| *known == class) {
-                    Some((_, votes)) => *votes += vote,
-                    None => votes.push((class, vote)),
-                }
+            let other = other as usize;
+            let weight = weight(cosine) / total;
+            let identical = &self.identical[other];
+            if identical.len() == 1 {
+                voters.shares[other].iter().for_each(|&(class, votes)| add(class, weight * votes));
+                continue;
+            }
+            // An item does not vote for itself.
+            let is_own = identical.contains(&item);
+            let count = (identical.len() - usize::from(is_own)) as f32;
+            for &(class, sum) in &voters.of_identical[&identical.start] {
+                let own = if is_own { share(&voters.shares[item], class) } else { 0.0 };
+                add(class, weight * (sum - own).max(0.0) / count);
             }
         }
         votes
     }
+}
+
+/// For each of the sorted rows, the positions of the rows that are equal to it, itself among them.
+fn identical(rows: &[&[f32]]) -> Vec<Range<usize>> {
+    let mut identical = Vec::with_capacity(rows.len());
+    for equal in rows.chunk_by(|a, b| a == b) {
+        let start = identical.len();
+        identical.extend(vec![start..start + equal.len(); equal.len()]);
+    }
+    identical
 }
 
 /// The share of a class, 0 if it is not listed.

@@ -36,12 +36,14 @@ impl Merged {
                 .map(|&row| data.features().bytes_of(row as usize..row as usize + 1))
                 .collect()
         };
-        // For each class, the first one with the same content.
-        let mut firsts = HashMap::new();
-        let first_of: Vec<usize> =
-            (0..data.classes().len()).map(|class| *firsts.entry(content(class)).or_insert(class)).collect();
+        // For each class, the first one with the same content. A class without items stands for itself.
         let classes = data.classes().len();
-        if firsts.len() == classes || firsts.len() < 2 {
+        let mut firsts = HashMap::new();
+        let mut first_of: Vec<usize> = (0..classes).collect();
+        for class in data.used_classes() {
+            first_of[class] = *firsts.entry(content(class)).or_insert(class);
+        }
+        if firsts.len() == data.used_classes().count() || firsts.len() < 2 {
             return None;
         }
         let name = |label: &u32| data.classes()[first_of[*label as usize]].clone();

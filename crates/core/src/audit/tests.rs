@@ -100,7 +100,24 @@ fn p_wrong(values: &[f32], dim: usize, labels: &[usize], name: impl Fn(usize) ->
 #[test]
 fn order_and_names_change_nothing() {
     let (values, labels) = overlapping(7, 20, 12);
-    let expected = p_wrong(&values, 12, &labels, |label| format!("{label}"));
+    assert_order_and_names_change_nothing(&values, &labels);
+}
+
+#[test]
+fn order_and_names_change_nothing_with_many_identical_rows_of_different_labels() {
+    let (mut values, mut labels) = overlapping(7, 20, 12);
+    for (label, count) in [(0, 14), (1, 7), (2, 5)] {
+        for _ in 0..count {
+            values.extend([0.1; 12]);
+            labels.push(label);
+        }
+    }
+    assert_order_and_names_change_nothing(&values, &labels);
+}
+
+/// Audits 12-dimensional rows of seven classes in 50 orders and with other names.
+fn assert_order_and_names_change_nothing(values: &[f32], labels: &[usize]) {
+    let expected = p_wrong(values, 12, labels, |label| format!("{label}"));
     assert!(
         expected.iter().filter(|p| (0.02..0.98).contains(*p)).count() > 20,
         "too few uncertain probabilities to test anything"

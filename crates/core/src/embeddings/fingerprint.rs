@@ -251,6 +251,10 @@ mod tests {
         assert!(matches!(refused, Some(Error::NotFinite { row: 1, column: 0, .. })));
         let refused = numbered(vec![1.0, 2.0, 3.0], vec![0, 1, 3]).err();
         assert!(matches!(refused, Some(Error::LabelOutOfRange { row: 2, label: 3, classes: 3 })));
+        let twice = ["a", "b", "a"].map(String::from).to_vec();
+        let refused =
+            Embeddings::from_numbered(Features::from_f32(vec![1.0, 2.0], 1), vec![0, 1], twice).err();
+        assert!(matches!(refused, Some(Error::RepeatedClass { class }) if class == "a"));
     }
 
     #[test]

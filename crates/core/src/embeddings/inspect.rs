@@ -11,6 +11,7 @@ use super::features::Features;
 use super::fingerprint::{check_and_fingerprint, contains_unusable};
 use super::inspection::{ClassCount, Duplicates, Inspection, NonFinite, Norms, QUERIES, ValueLocation};
 use super::warnings::warnings;
+use crate::episode::AugmentedCopies;
 
 /// The number of rows that a thread examines before it takes the next chunk.
 const CHUNK_ROWS: usize = 1024;
@@ -30,6 +31,10 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
         _ => None,
     };
     let smallest_class = classes.iter().min_by_key(|class| class.count).cloned();
+    // Episodes count the copies of an image once.
+    let copies = AugmentedCopies::of(embeddings);
+    let fewest_images = copies.and_then(|copies| (0..classes.len()).map(|class| copies.count(class)).min());
+    let fewest_items = fewest_images.or(smallest_class.as_ref().map(|class| class.count));
     let mut inspection = Inspection {
         path: embeddings.path().map(Into::into),
         precision: features.precision(),
@@ -38,7 +43,8 @@ pub fn inspect(embeddings: &Embeddings) -> Inspection {
         backbone: embeddings.backbone().map(Into::into),
         has_items: embeddings.items().is_some(),
         fingerprint,
-        largest_shots: smallest_class.as_ref().and_then(max_shots),
+        largest_shots: fewest_items.and_then(max_shots),
+        fewest_images,
         smallest_class,
         // `max_by_key` returns the last of several maxima, so the classes are reversed to get the first.
         largest_class: classes.iter().rev().max_by_key(|class| class.count).cloned(),
@@ -63,10 +69,10 @@ fn class_counts(embeddings: &Embeddings) -> Vec<ClassCount> {
 }
 
 /// The maximum number of shots (labelled items per class) of an episode (a small classification problem drawn from the
-/// data): a class needs the shots, the queries, and the same number of rows as shots for the pool from which label
-/// noise takes wrong items of other classes. `None` if the smallest class has too few rows.
-fn max_shots(smallest: &ClassCount) -> Option<usize> {
-    smallest.count.checked_sub(QUERIES).map(|left| left / 2).filter(|&shots| shots > 0)
+/// data) if the smallest class has this many items: a class needs the shots, the queries, and the same number of items
+/// as shots for the pool from which label noise takes wrong items of other classes. `None` if it has too few.
+fn max_shots(smallest: usize) -> Option<usize> {
+    smallest.checked_sub(QUERIES).map(|left| left / 2).filter(|&shots| shots > 0)
 }
 
 /// What is kept of each row, and counts over all rows.
@@ -176,7 +182,7 @@ fn find_duplicates(hashes: &[u128], labels: &[u32]) -> Duplicates {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Labels, Parts};
+    use super::super::{Items, Labels, Parts};
     use super::*;
 
     fn inspect_rows(values: Vec<f32>, dim: usize, labels: &[&str]) -> Inspection {
@@ -229,6 +235,19 @@ mod tests {
         assert!(text.contains("1 class has only one row, the first is 'b'"), "{text}");
         assert!(text.contains("2 classes are too few for 5-way episodes"), "{text}");
         assert!(text.contains("1 shot needs 17"), "{text}");
+    }
+
+    #[test]
+    fn copies_of_an_image_count_once() {
+        let names: Vec<String> = (0..60).map(|row| format!("{}.jpg#{}", row / 3, row % 3 + 1)).collect();
+        let rows = Embeddings::from_rows((0..60).map(|row| row as f32).collect(), 1, vec!["a".into(); 60]);
+        let inspection = inspect(&rows.unwrap().with_items(Items::from_names(names)).unwrap());
+        assert_eq!((inspection.fewest_images, inspection.largest_shots), (Some(20), Some(2)));
+        let text = inspection.warnings.join("\n");
+        assert!(
+            text.contains("is 2: a class has 20 images, of which the rows are augmented copies"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -47,6 +47,10 @@ pub struct Inspection {
     pub smallest_class: Option<ClassCount>,
     /// The class with the most rows; if several are equally large, the first of them. `None` without classes.
     pub largest_class: Option<ClassCount>,
+    /// The smallest number of images of a class, if some rows are augmented copies of an image; episodes count these
+    /// once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fewest_images: Option<usize>,
     /// The largest number of shots (labelled items per class of an episode) for which every class has enough rows: its
     /// shots, 15 queries, and the same number of rows as shots for the noise pool, from which label noise takes items
     /// and puts them under the labels of other classes. `None` if not even one shot is possible.

@@ -37,7 +37,7 @@ mod warnings;
 mod writer;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -136,6 +136,18 @@ impl Embeddings {
             other => Err(unknown_format(other, path)),
         }?;
         Self::from_parts(parts, Some(path))
+    }
+
+    /// Like [`Embeddings::open`], for rows whose labels are not used: a `.npy` file is read without a file of labels, and
+    /// all its rows get the same class. Other formats need labels.
+    pub fn open_without_labels(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        if !path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
+            return Self::open(path);
+        }
+        let mut embeddings = Self::from_parts(npy::read_unlabelled(&Source::open(path)?)?, Some(path))?;
+        embeddings.check()?;
+        Ok(embeddings)
     }
 
     /// Reads a pair of `.npy` files: features `[rows, dim]` and labels `[rows]`. Values are not checked.
@@ -400,6 +412,10 @@ fn number_labels(labels: Labels) -> Result<(Vec<u32>, Vec<String>)> {
         Labels::Named(names) => Ok(sorted_classes(&names)),
         Labels::Numbered(numbers) => Ok(sorted_classes(&numbers)),
         Labels::Indexed { labels, classes } => {
+            let mut names = HashSet::new();
+            if let Some(repeated) = classes.iter().find(|name| !names.insert(name.as_str())) {
+                return Err(Error::RepeatedClass { class: repeated.clone() });
+            }
             let checked = |(row, &label): (usize, &i64)| {
                 u32::try_from(label)
                     .ok()

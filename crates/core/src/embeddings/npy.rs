@@ -27,6 +27,13 @@ pub(crate) fn read_pair(features: &Source, labels: &Source) -> Result<Parts> {
     Ok(Parts { features, labels, items: None, backbone: None })
 }
 
+/// Reads a file of features, `[rows, dim]`, without labels: all rows get the same class. Values are not checked.
+pub(crate) fn read_unlabelled(features: &Source) -> Result<Parts> {
+    let features = NpyArray::parse(features, features.bytes.clone())?.features()?;
+    let labels = Labels::Numbered(vec![0; features.rows()]);
+    Ok(Parts { features, labels, items: None, backbone: None })
+}
+
 /// Reads one array of any type and shape.
 pub(crate) fn read_array(source: &Source) -> Result<arrays::Array> {
     Ok(NpyArray::parse(source, source.bytes.clone())?.into_plain())

@@ -19,6 +19,7 @@ use super::source::Source;
 use super::{Embeddings, Items, Labels, Parts};
 use crate::atomic::write_atomically;
 use crate::error::{Error, Result};
+use crate::tensors::{EMBEDDINGS, check_contents};
 
 const FORMAT: &str = "safetensors";
 /// The value of the metadata key `format`.
@@ -80,6 +81,7 @@ impl<'a> TensorFile<'a> {
 
     /// Checks the metadata key `format`, which files of other programs do not have.
     fn check_version(&self) -> Result<()> {
+        check_contents(&self.source.path, self.note("format"), EMBEDDINGS)?;
         match self.note("format") {
             None | Some(VERSION) => Ok(()),
             Some(other) => {

@@ -89,7 +89,13 @@ fn few_classes(inspection: &Inspection) -> Option<String> {
 /// A warning if episodes of 5 shots (labelled items per class), the usual number, are not possible.
 fn few_shots(inspection: &Inspection) -> Option<String> {
     let smallest = inspection.smallest_class.as_ref()?;
-    let limit = format!("'{}' has {}", smallest.name, counted(smallest.count, "row", "rows"));
+    let limit = match inspection.fewest_images {
+        Some(images) => format!(
+            "a class has {}, of which the rows are augmented copies",
+            counted(images, "image", "images")
+        ),
+        None => format!("'{}' has {}", smallest.name, counted(smallest.count, "row", "rows")),
+    };
     let episodes = format!("{WAYS}-way episodes with {QUERIES} queries");
     match inspection.largest_shots {
         // One shot needs one row for the shot, one for the noise pool (see `largest_shots`), and the queries.

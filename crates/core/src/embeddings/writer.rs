@@ -14,7 +14,7 @@ use tempfile::NamedTempFile;
 
 use super::features::Precision;
 use super::safetensors::VERSION;
-use crate::atomic::{check_writable, sibling};
+use crate::atomic::{behind_links, check_writable, sibling};
 use crate::error::{Error, Result};
 
 /// The alignment of the rows in the file: kernels read rows fastest that start on a cache line.
@@ -73,7 +73,7 @@ impl Writer {
             let source = std::io::Error::other("embeddings are written to a file, not to a pipe or device");
             return Err(Error::Write { path: path.into(), source });
         }
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let path = behind_links(path);
         let mut metadata: Map<String, Value> =
             notes.iter().map(|(key, text)| (key.to_string(), text.clone().into())).collect();
         metadata.insert("format".into(), VERSION.into());

@@ -318,7 +318,8 @@ impl LineChecker<'_> {
         // The support and query rows of the episode so far.
         let mut seen = HashSet::new();
         require(line.episode == index, || format!("episode {} where {index} was expected", line.episode))?;
-        require(line.classes.iter().collect::<HashSet<_>>().len() == ways, || {
+        let different = line.classes.iter().collect::<HashSet<_>>().len();
+        require(line.classes.len() == ways && different == ways, || {
             format!("{ways} different classes expected, found {:?}", line.classes)
         })?;
         require(line.support.len() == ways && line.queries.len() == ways, || {
@@ -581,12 +582,16 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let mut third: serde_json::Value = serde_json::from_str(lines[2]).unwrap();
         type Tamper = fn(&mut serde_json::Value);
-        let cases: [(&str, Tamper); 6] = [
+        let cases: [(&str, Tamper); 7] = [
             ("used twice", |v| v["queries"][0][0] = v["queries"][0][1].clone()),
             ("is not of class", |v| v["support"][0][0] = 100_000.into()),
             ("has no support item", |v| v["replaced"][0][0][1] = 50.into()),
             ("is not in the outlier pool", |v| v["replaced"][2][0][2] = 4_000_000.into()),
             ("different classes", |v| v["classes"][0] = v["classes"][1].clone()),
+            ("different classes", |v| {
+                let again = v["classes"][0].clone();
+                v["classes"].as_array_mut().unwrap().push(again);
+            }),
             ("where 1 was expected", |v| v["episode"] = 7.into()),
         ];
         let whole = third.clone();

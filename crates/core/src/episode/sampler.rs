@@ -712,6 +712,12 @@ mod tests {
             Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(5), 15), vec![]).err().unwrap();
         assert_eq!(error.hint().unwrap(), "the largest number of queries that fits is 10");
         let error =
+            Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(10), 1), vec![]).err().unwrap();
+        assert_eq!(error.hint().unwrap(), "use fewer shots");
+        let error =
+            Sampler::new(&embeddings(6, 2), None, spec(5, Shots::exactly(1), 1), vec![]).err().unwrap();
+        assert!(error.to_string().contains(" 1 shot, 1 for the noise pool and 1 query need 3"), "{error}");
+        let error =
             Sampler::new(&embeddings(6, 20), None, spec(5, Shots::exactly(11), 0), vec![]).err().unwrap();
         assert!(error.hint().unwrap().contains("the largest number of shots for this class is 10"));
     }

@@ -182,6 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn the_first_progress_update_comes_after_a_few_episodes() {
+        use std::ops::ControlFlow;
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let data = data();
+        let first = AtomicU64::new(u64::MAX);
+        let report = |done: u64, _total: u64| {
+            first.fetch_min(done, Ordering::Relaxed);
+            ControlFlow::<()>::Continue(())
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        let evaluation = pool.install(|| {
+            let evaluation = Evaluation::of(&data).noise("symmetric=0").unwrap().methods("protonet").unwrap();
+            evaluation.ways(3).shots(4).queries(5).episodes(300).progress(&report).run().unwrap()
+        });
+        assert_eq!((first.load(Ordering::Relaxed), evaluation.settings[0].episodes), (8, 300));
+    }
+
+    #[test]
     fn a_builder_has_the_same_result_as_an_experiment_made_by_hand() {
         let data = data();
         let built =

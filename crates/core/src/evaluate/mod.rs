@@ -42,6 +42,7 @@ pub use tally::{
 };
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -124,6 +125,10 @@ pub struct Details {
 /// The largest number of episodes in a round, that is between two progress updates. Row classifiers (methods that hold
 /// the data themselves, for instance on a GPU) get the episodes of a round in one call.
 const MAX_ROUND: u64 = 256;
+/// The number of episodes per thread in the first round, unless there is a row classifier.
+const FIRST_ROUND_PER_THREAD: u64 = 4;
+/// The size of rounds is doubled, up to [`MAX_ROUND`], while a round takes less than this.
+const SHORT_ROUND: Duration = Duration::from_millis(250);
 
 impl Evaluation {
     /// Starts an evaluation of methods on labelled rows: set options on the builder, then call
@@ -183,11 +188,15 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
     };
     let row_classifiers = experiment.methods.iter().filter_map(|method| method.method.row_classifier());
     // A round fits into one call of every row classifier.
-    let round_size =
-        row_classifiers.map(|classifier| classifier.max_tasks().max(1)).fold(MAX_ROUND, u64::min);
+    let max_tasks = row_classifiers.map(|classifier| classifier.max_tasks().max(1)).min();
+    // Without row classifiers, rounds of slow methods are small, so that progress is reported often. The outcome of an
+    // episode does not depend on its round.
+    let first_round = FIRST_ROUND_PER_THREAD.saturating_mul(rayon::current_num_threads() as u64);
+    let mut round_size = max_tasks.unwrap_or(first_round).min(MAX_ROUND);
     let mut tally = Tally::new(experiment);
     let mut done = 0;
     while done < count {
+        let start = Instant::now();
         let round = done..(done + round_size).min(count);
         let end = round.end;
         let outcomes = run_round(round).and_then(|mut outcomes| {
@@ -200,6 +209,9 @@ pub fn evaluate(experiment: &Experiment<'_>, progress: &dyn Progress) -> Result<
             outcomes => outcomes?.into_iter().for_each(|(drawn, outcome)| tally.add(&drawn, outcome)),
         }
         done = end;
+        if max_tasks.is_none() && start.elapsed() < SHORT_ROUND {
+            round_size = (2 * round_size).min(MAX_ROUND);
+        }
         if progress.update(done, count).is_break() {
             break;
         }

@@ -266,6 +266,8 @@ pub(super) struct Tally {
     noises: Vec<Noise>,
     /// The number of classes of the data.
     classes: usize,
+    /// The number of finished episodes.
+    episodes: usize,
     /// Methods that failed; their outcomes are placeholders and left out of the result.
     pub failed: Vec<FailedMethod>,
 }
@@ -286,12 +288,14 @@ impl Tally {
             unpaired: vec![0; settings.len()],
             noises: settings.to_vec(),
             classes,
+            episodes: 0,
             failed: Vec::new(),
         }
     }
 
     /// Adds the outcome of one episode.
     pub fn add(&mut self, drawn: &DrawnEpisode, outcome: EpisodeOutcome) {
+        self.episodes += 1;
         for (wrong, support) in self.wrong.iter_mut().zip(&drawn.supports) {
             wrong.extend(support.iter().map(|item| item.is_wrong()));
         }
@@ -312,8 +316,7 @@ impl Tally {
 
     /// Computes the result; `planned` is the number of episodes there would be without an interruption.
     pub fn finish(mut self, experiment: &Experiment<'_>, planned: u64) -> Evaluation {
-        // Every cell has one entry per finished episode.
-        let done = self.cells.first().and_then(|cells| cells.first()).map_or(0, |cell| cell.correct.len());
+        let done = self.episodes;
         // Keep the methods that did not fail, and their cells.
         let has_failed =
             |method: &NamedMethod| self.failed.iter().any(|failed| failed.method == method.label);

@@ -95,9 +95,11 @@ impl<'a> Parameters<'a> {
         self.parsed(name, "a whole number from 1 to 1000000", |value| (1..=1_000_000).contains(value))
     }
 
-    /// A parameter that must be the path of a file. `allowed` describes the file in the error if no path is given.
+    /// A parameter that must be the path of a file. `allowed` describes the file in the error if no path is given. For
+    /// the parameter `model`, that error is [`Error::NeedsModel`].
     pub fn file(&self, name: &'static str, allowed: &'static str) -> Result<&'a Path> {
         match self.text(name) {
+            "" if name == "model" => Err(Error::NeedsModel { method: self.info.name }),
             "" => Err(self.refuse(name, allowed)),
             path => Ok(Path::new(path)),
         }
@@ -226,8 +228,8 @@ impl Registry {
     /// path of a file is part of the path, unless `KEY=` follows it (`tranfs:model=C:\models\five.safetensors`).
     ///
     /// # Errors
-    /// [`Error::UnknownMethod`], [`Error::UnknownParameter`] or [`Error::BadParameter`], and the errors of reading a
-    /// model or embeddings file that a parameter names.
+    /// [`Error::UnknownMethod`], [`Error::UnknownParameter`], [`Error::BadParameter`] or [`Error::NeedsModel`], and the
+    /// errors of reading a model or embeddings file that a parameter names.
     pub fn parse(&self, text: &str) -> Result<NamedMethod> {
         let mut parts = method_parts(text.trim()).into_iter();
         let name = parts.next().unwrap_or_default();
@@ -373,8 +375,7 @@ mod tests {
 
     #[test]
     fn a_method_without_its_model_says_what_it_needs() {
-        let message = parse_error("tranfs").to_string();
-        assert!(message.contains("model is the file of a trained tranfs model"), "{message}");
+        assert_eq!(parse_error("tranfs").to_string(), "method 'tranfs' needs a model: tranfs:model=FILE");
         assert!(parse_error("tranfs:model=nowhere.safetensors").to_string().contains("cannot read nowhere"));
         let message = parse_error(r"tranfs:model=C:\no:where.safetensors:as=b").to_string();
         assert!(message.contains(r"cannot read C:\no:where.safetensors:"), "{message}");

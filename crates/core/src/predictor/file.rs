@@ -20,7 +20,7 @@ use super::{Predictor, UncalibratedPredictor};
 use crate::classifier::Classifier;
 use crate::embeddings::{Embeddings, Features, Items, Labels, Parts};
 use crate::error::Result;
-use crate::tensors::Tensors;
+use crate::tensors::{CLASSIFIER, Tensors, check_contents};
 
 /// The version of the file format, in the note `format`.
 const VERSION: &str = "trueshot-classifier/2";
@@ -202,6 +202,7 @@ impl Predictor {
 
 /// Checks that this is a classifier file of a version that can be read.
 fn check_version(file: &Tensors) -> Result<()> {
+    check_contents(file.path(), file.note("format"), CLASSIFIER)?;
     match file.note("format") {
         Some(VERSION | VERSION_1) => Ok(()),
         Some(other) => Err(file.malformed(format!("its format is '{other}', not '{VERSION}'"))),

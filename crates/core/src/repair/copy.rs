@@ -118,7 +118,7 @@ pub fn copy_items(
 /// What a new folder or archive will contain.
 pub(super) struct NewCopy<'a> {
     /// Relative paths of folders, which are created even if they stay empty: they are classes without images yet.
-    pub folders: Vec<String>,
+    pub folders: Vec<PathBuf>,
     /// The relative path of every file in the copy.
     pub targets: Vec<PathBuf>,
     /// Reads the file with the given index in `targets`.
@@ -298,7 +298,8 @@ fn log(moves: &[Move]) -> String {
 struct FolderContents {
     /// Names and full paths of the files.
     files: Vec<(String, PathBuf)>,
-    folders: Vec<String>,
+    /// Relative paths, with the exact bytes of their names.
+    folders: Vec<PathBuf>,
     /// Names of entries that are neither files nor folders, and of links to a parent folder.
     left_out: Vec<String>,
 }
@@ -308,6 +309,9 @@ impl FolderContents {
     fn read(root: &Path) -> Result<Self> {
         let mut contents = Self::default();
         contents.add_folder(root, "", &mut Vec::new())?;
+        for folder in &mut contents.folders {
+            *folder = folder.strip_prefix(root).unwrap_or(folder).to_owned();
+        }
         contents.files.retain(|(item, _)| item != LOCK_FILE);
         Ok(contents)
     }
@@ -330,7 +334,7 @@ impl FolderContents {
             let path = entry.path();
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => {
-                    self.folders.push(item.clone());
+                    self.folders.push(path.clone());
                     self.add_folder(&path, &format!("{item}/"), parents)?;
                 }
                 Ok(metadata) if metadata.is_file() => self.files.push((item, path)),

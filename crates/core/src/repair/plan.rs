@@ -9,7 +9,7 @@
 //! [`RepairPlan::new`] makes a plan from an audit, [`RepairPlan::to_text`] and [`RepairPlan::parse`] write and read it,
 //! and [`RepairPlan::check`] compares it with the collection before a repair.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -115,6 +115,9 @@ pub struct PlannedChange {
     pub item: String,
     /// The given class of the item.
     pub from: String,
+    /// The row of the embeddings, if several rows have this name and this class.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub row: Option<usize>,
     /// The new class; `None` if the item goes into quarantine.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
@@ -192,8 +195,23 @@ impl RepairPlan {
             to: audit.items[*row].suggested.as_ref().and_then(class_index),
         };
         let Effects { before, after, alone } = effects(data, &rows.iter().map(change).collect::<Vec<_>>());
-        let planned =
-            rows.iter().zip(alone).map(|(row, effect)| PlannedChange::new(&audit.items[*row], effect));
+        // Rows whose name and class do not identify them. Files have different names.
+        let mut rows_of_name: HashMap<(&str, &str), usize> = HashMap::new();
+        if kind == CollectionKind::Embeddings {
+            audit
+                .items
+                .iter()
+                .for_each(|item| *rows_of_name.entry((&item.item, &item.given)).or_default() += 1);
+        }
+        let row_if_needed = |row: usize| {
+            let item = &audit.items[row];
+            let same_name = rows_of_name.get(&(&*item.item, &*item.given));
+            same_name.is_some_and(|&count| count > 1).then_some(row)
+        };
+        let planned = rows.iter().zip(alone).map(|(&row, effect)| PlannedChange {
+            row: row_if_needed(row),
+            ..PlannedChange::new(&audit.items[row], effect)
+        });
         let changes: Vec<PlannedChange> = planned.collect();
         let header = PlanHeader {
             format: FORMAT.into(),
@@ -207,7 +225,11 @@ impl RepairPlan {
             digest: Some(digest(&changes)),
         };
         let reviewed = audit.with_actions(&[Action::Review]);
-        let review = reviewed.iter().map(|row| PlannedChange::to_review(&audit.items[*row])).collect();
+        let to_review = |&row: &usize| PlannedChange {
+            row: row_if_needed(row),
+            ..PlannedChange::to_review(&audit.items[row])
+        };
+        let review = reviewed.iter().map(to_review).collect();
         RepairPlan { header, changes, review, listing }
     }
 
@@ -311,7 +333,7 @@ impl RepairPlan {
     /// Checks that no item is changed twice.
     fn check_distinct(&self, path: &Path) -> Result<()> {
         let mut seen = HashSet::new();
-        match self.changes.iter().find(|change| !seen.insert((&change.item, &change.from))) {
+        match self.changes.iter().find(|change| !seen.insert((&change.item, &change.from, change.row))) {
             None => Ok(()),
             Some(change) => {
                 let problem = format!("{} is changed twice", visible(&change.item));
@@ -381,22 +403,37 @@ impl RepairPlan {
         items.into_iter().filter(|(_, items)| *items > 0).map(new).collect()
     }
 
-    /// Checks that every changed item is in the listing under the class that the change names.
+    /// Checks that every changed item is in the listing under the class that the change names. Of embeddings with
+    /// several such rows, the change must name one.
     fn check_items(&self) -> Result<()> {
-        let known: HashSet<(&str, &str)> = self
-            .listing
-            .iter()
-            .filter_map(|listed| Some((listed.item.as_str(), listed.class.as_deref()?)))
-            .collect();
-        let is_unknown =
-            |change: &&PlannedChange| !known.contains(&(change.item.as_str(), change.from.as_str()));
-        match self.changes.iter().find(is_unknown) {
-            None => Ok(()),
-            Some(change) => {
-                let problem = format!("no {} under class '{}'", visible(&change.item), visible(&change.from));
-                Err(Error::CollectionChanged { root: self.header.root.clone(), problem })
+        let changed = |problem| Error::CollectionChanged { root: self.header.root.clone(), problem };
+        let mut listed: HashMap<(&str, &str), Vec<usize>> = HashMap::new();
+        for (row, item) in self.listing.iter().enumerate() {
+            if let Some(class) = &item.class {
+                listed.entry((&item.item, class)).or_default().push(row);
             }
         }
+        for change in &self.changes {
+            let rows = listed.get(&(&*change.item, &*change.from)).map_or(&[][..], Vec::as_slice);
+            let (item, class) = (visible(&change.item), visible(&change.from));
+            match change.row {
+                Some(row) if !rows.contains(&row) => {
+                    return Err(changed(format!("row {row} is not {item} under class '{class}'")));
+                }
+                None if rows.is_empty() => {
+                    return Err(changed(format!("no {item} under class '{class}'")));
+                }
+                None if rows.len() > 1 && self.header.kind == CollectionKind::Embeddings => {
+                    let problem = format!(
+                        "{} rows under class '{class}' are named {item}; add their \"row\" to the changes",
+                        rows.len()
+                    );
+                    return Err(changed(problem));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 
@@ -440,6 +477,7 @@ impl PlannedChange {
         PlannedChange {
             item: item.item.clone(),
             from: item.given.clone(),
+            row: None,
             to: item.suggested.clone(),
             quarantine: item.suggested.is_none(),
             p_wrong: Some(item.p_wrong),
@@ -475,11 +513,16 @@ pub(super) fn is_class_name(name: &str) -> bool {
     name.split('/').all(is_part) && !name.starts_with(super::QUARANTINE)
 }
 
-/// The hash of what changes do: the item, its old and its new class. Their order does not matter.
+/// The hash of what changes do: the item, its old and its new class, and rows if they are needed. Their order does not matter.
 pub(super) fn digest(changes: &[PlannedChange]) -> String {
     let mut parts: Vec<_> = changes.iter().map(|change| (&change.item, &change.from, &change.to)).collect();
     parts.sort_unstable();
-    let text = serde_json::to_string(&parts).expect("names are plain data");
+    let mut text = serde_json::to_string(&parts).expect("names are plain data");
+    let mut rows: Vec<usize> = changes.iter().filter_map(|change| change.row).collect();
+    rows.sort_unstable();
+    if !rows.is_empty() {
+        text += &format!("{rows:?}");
+    }
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 

@@ -6,6 +6,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use super::*;
+use crate::audit::{Action, Audit};
+use crate::embeddings::{Embeddings, Items};
 use crate::error::Error;
 use crate::progress::Progress;
 
@@ -195,7 +197,7 @@ fn a_name_that_is_not_utf_8_cannot_be_in_a_zip_archive() {
     let (root, out) = (folder(), tempfile::tempdir().unwrap());
     fs::write(root.path().join(std::ffi::OsStr::from_bytes(b"all/cat/\xff.jpg")), "x").unwrap();
     let message = copy(root.path(), &out.path().join("clean.zip"), &[], &()).unwrap_err().to_string();
-    assert!(message.contains("is not valid UTF-8: rename the file"), "{message}");
+    assert!(message.contains("is not valid UTF-8: rename it"), "{message}");
 }
 
 #[test]
@@ -601,6 +603,7 @@ fn a_long_name_that_is_taken_is_truncated_to_make_room_for_its_number() {
     let change = |item: &str| PlannedChange {
         item: item.into(),
         from: "cat".into(),
+        row: None,
         to: Some("dog".into()),
         quarantine: false,
         p_wrong: None,
@@ -714,4 +717,43 @@ fn a_copy_of_a_read_only_file_has_its_modification_time() {
     let into = out.path().join("clean");
     copy(root.path(), &into, &[], &()).unwrap();
     assert_eq!(fs::metadata(into.join("all/cat/1.jpg")).unwrap().modified().unwrap(), time);
+}
+
+/// Twenty rows of two classes, all of one name; row 3 has the wrong label.
+fn rows_of_one_name() -> Embeddings {
+    let values = (0..20).flat_map(|row| {
+        let centre = if row % 2 == 0 { [1.0, 0.0] } else { [0.0, 1.0] };
+        [centre[0] + 0.01 * row as f32, centre[1] - 0.01 * row as f32]
+    });
+    let label = |row: usize| if (row % 2 == 0) != (row == 3) { "ant" } else { "bee" };
+    let labels = (0..20).map(|row| label(row).to_string()).collect();
+    let rows = Embeddings::from_rows(values.collect(), 2, labels).unwrap();
+    rows.with_items(Items::from_names(["x"; 20])).unwrap()
+}
+
+#[test]
+fn rows_of_the_same_name_are_changed_by_their_number() {
+    let data = rows_of_one_name();
+    let audit = Audit::of(&data).run().unwrap();
+    assert_eq!(audit.with_actions(&[Action::Relabel]), [3]);
+    let mut plan = RepairPlan::new(&audit, &data, CollectionKind::Embeddings, Path::new("x"), Vec::new());
+    assert!(plan.to_text().contains(r#""from":"ant","row":3,"to":"bee""#), "{}", plan.to_text());
+    let mut plan_again = RepairPlan::parse(&plan.to_text(), Path::new("plan.jsonl")).unwrap();
+    assert!(!plan_again.is_edited());
+    plan_again.listing = (0..20)
+        .map(|row| ListedItem {
+            item: "x".into(),
+            class: Some(data.classes()[data.labels()[row] as usize].clone()),
+            ..ListedItem::default()
+        })
+        .collect();
+    plan.listing = plan_again.listing.clone();
+    plan_again.check(&plan.listing, &|_| None).unwrap();
+    let refused = |row: Option<usize>| {
+        let mut edited = plan.clone();
+        edited.changes[0].row = row;
+        edited.check(&plan.listing, &|_| None).unwrap_err().to_string()
+    };
+    assert!(refused(Some(5)).contains("row 5 is not x under class 'ant'"), "{}", refused(Some(5)));
+    assert!(refused(None).contains("11 rows under class 'ant' are named x"), "{}", refused(None));
 }

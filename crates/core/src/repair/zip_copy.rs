@@ -26,7 +26,12 @@ pub(super) fn write(copy: &NewCopy<'_>, into: &Path, progress: &dyn Progress) ->
     let members = members(copy).map_err(failed)?;
     let file = crate::atomic::sibling(into).map_err(failed)?;
     let mut zip = ZipWriter::new(BufWriter::with_capacity(1 << 16, file));
-    let mut folders: Vec<&str> = copy.folders.iter().map(String::as_str).collect();
+    let mut folders = copy
+        .folders
+        .iter()
+        .map(|folder| name(folder))
+        .collect::<std::io::Result<Vec<&str>>>()
+        .map_err(failed)?;
     folders.sort_unstable();
     for folder in folders {
         zip.add_directory(folder, options().unix_permissions(0o755)).map_err(|error| failed(error.into()))?;
@@ -56,14 +61,18 @@ pub(super) fn write(copy: &NewCopy<'_>, into: &Path, progress: &dyn Progress) ->
 fn members<'a>(copy: &'a NewCopy<'_>) -> std::io::Result<Vec<(&'a str, usize)>> {
     let mut members = Vec::with_capacity(copy.targets.len());
     for (index, target) in copy.targets.iter().enumerate() {
-        let name = target.to_str().ok_or_else(|| {
-            let shown = visible(&target.to_string_lossy());
-            std::io::Error::other(format!("the name of {shown} is not valid UTF-8: rename the file"))
-        })?;
-        members.push((name, index));
+        members.push((name(target)?, index));
     }
     members.sort_unstable();
     Ok(members)
+}
+
+/// The name of a file or folder in the archive.
+fn name(path: &Path) -> std::io::Result<&str> {
+    path.to_str().ok_or_else(|| {
+        let shown = visible(&path.to_string_lossy());
+        std::io::Error::other(format!("the name of {shown} is not valid UTF-8: rename it"))
+    })
 }
 
 /// The same options for every file, so that the bytes of the archive do not depend on the time or the system.

@@ -2,7 +2,7 @@
 //! an error that says what to do.
 
 use crate::audit::{Action, Audit, Verdict};
-use crate::embeddings::Embeddings;
+use crate::embeddings::{Embeddings, Features};
 use crate::rng::{Purpose, Rng};
 
 const DIM: usize = 16;
@@ -119,6 +119,23 @@ fn a_class_that_duplicates_another_is_named_and_left_to_review() {
         "{:?}",
         result.warnings
     );
+}
+
+#[test]
+fn a_class_without_items_changes_nothing() {
+    let mut sample = Sample::new();
+    sample.add(15, 0, 0);
+    let mut labels = vec![0; 15];
+    // The second class has the same items, so the two used classes cannot be merged into one.
+    let values = [&sample.values[..], &sample.values[..]].concat();
+    labels.extend([1; 15]);
+    let audit_with = |classes: &[&str]| {
+        let classes = classes.iter().map(ToString::to_string).collect();
+        let data =
+            Embeddings::from_numbered(Features::from_f32(values.clone(), DIM), labels.clone(), classes);
+        audit(&data.unwrap()).items.iter().map(|item| item.p_wrong).collect::<Vec<f32>>()
+    };
+    assert_eq!(audit_with(&["a", "b"]), audit_with(&["a", "b", "unused"]));
 }
 
 #[test]

@@ -331,6 +331,24 @@ fn conflicts_and_image_problems_have_the_same_words_in_the_table_and_on_the_page
 }
 
 #[test]
+fn duplicates_that_do_not_fit_on_one_line_take_two_and_their_names_differ() {
+    let mut audit = audited().1;
+    audit.duplicates = invented().duplicates;
+    audit.duplicates[0].other_given = audit.duplicates[0].given.clone();
+    // The first pair fits on two lines. The second does not, and its names differ only in their middle.
+    for length in [22, 40] {
+        let label = &audit.duplicates[0].given;
+        let name = |number: &str| format!("{label}/{}{number}{}", "a".repeat(length), "z".repeat(length));
+        let names = [name("1"), name("2")];
+        audit.duplicates[0].item = names[0].clone();
+        audit.duplicates[0].other = names[1].clone();
+        let expected = format!("  {} is nearly identical to\n    {}\n", names[0], names[1]);
+        let table = AuditTable::new(&audit).width(Some(80)).render();
+        assert!(table.contains(&expected), "{table}");
+    }
+}
+
+#[test]
 fn the_table_matches_its_snapshot() {
     insta::assert_snapshot!(AuditTable::new(&invented()).all(true).width(Some(80)).render());
 }

@@ -160,16 +160,21 @@ fn duplicates(pairs: &[Duplicate], width: Option<usize>) -> String {
     let (conflicts, within): (Vec<_>, Vec<_>) = pairs.iter().partition(|pair| pair.label_conflict);
     let in_words = |pair: &&Duplicate| {
         let names = [(&pair.item, &pair.given), (&pair.other, &pair.other_given)];
-        // The indent (2 columns), "is nearly identical to" (22) and the spaces around it (2) take 26 columns; each name,
-        // with the label after it if it does not start with the label, gets half of the others.
-        let width = width.map(|width| width.saturating_sub(26) / 2);
-        let [item, other] = names.map(|(item, label)| {
+        let whole = names.map(|(item, label)| name_and_label(&visible(item), &visible(label)));
+        let one_line = format!("{} {} {}", whole[0], relation(pair.kind), whole[1]);
+        // All lines are indented by 2 columns.
+        let Some(width) = width.filter(|width| display_width(&one_line) + 2 > *width) else {
+            return one_line;
+        };
+        // On two lines. Both names are shortened to the same width, so that equal parts of them look equal.
+        let max_columns = width.saturating_sub(2 + 1 + display_width(relation(pair.kind)));
+        let shortened = names.map(|(item, label)| {
             let whole = name_and_label(&visible(item), &visible(label));
             let suffix = &whole[visible(item).len()..];
-            let width = width.map(|width| width.saturating_sub(display_width(suffix)));
-            format!("{}{suffix}", fitted(item, width))
+            format!("{}{suffix}", fitted(item, Some(max_columns.saturating_sub(display_width(suffix)))))
         });
-        format!("{item} {} {other}", relation(pair.kind))
+        let [item, other] = if shortened[0] == shortened[1] { whole } else { shortened };
+        format!("{item} {}\n    {other}", relation(pair.kind))
     };
     listed(LABEL_CONFLICTS, conflicts.iter().map(in_words)) + &listed(DUPLICATES, within.iter().map(in_words))
 }
