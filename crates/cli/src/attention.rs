@@ -27,9 +27,12 @@ use crate::threads::Threads;
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot attention tranfs.safetensors test.safetensors -o attention
-  trueshot attention tranfs.safetensors test.safetensors -o attention --episode 7 --noise paired=40
-  trueshot attention tranfs.safetensors test.safetensors -o attention --images pictures/
-  trueshot attention tranfs.safetensors test.safetensors -o maps.png --show last.mean,last.best")]
+  trueshot attention tranfs.safetensors test.safetensors -o attention \\
+      --episode 7 --noise paired=40
+  trueshot attention tranfs.safetensors test.safetensors -o attention \\
+      --images pictures/
+  trueshot attention tranfs.safetensors test.safetensors -o maps.png \\
+      --show last.mean,last.best")]
 pub struct Arguments {
     /// Model file written by `trueshot train tranfs`
     #[arg(value_name = "MODEL")]

@@ -18,8 +18,8 @@ use trueshot::report::{self, AuditPage, AuditTable};
 use trueshot_vision::{Channels, LabelledRows, thumbnail};
 
 use crate::confirmed_labels::ConfirmedLabels;
-use crate::messages::{ProblemsFound, say};
-use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
+use crate::messages::{ProblemsFound, say, shell_path};
+use crate::output::{OutputArgument, WidthArgument, check_not_read, check_writable, write_file};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::{SupportArgument, audited_files};
 use crate::threads::Threads;
@@ -39,7 +39,8 @@ use crate::threads::Threads;
 
 Actions:
   relabel     the label is wrong, and another class is right
-  quarantine  the label is wrong, and no class is certain enough (class uncertain) or none is right (none of these)
+  quarantine  the label is wrong, and no class is certain enough (class
+              uncertain) or none is right (none of these)
   review      neither is certain enough; `repair` leaves these items alone
   keep        the label is right
 A label is suspect if it is more likely wrong than right.")]
@@ -142,6 +143,7 @@ const MAX_ENLARGED: usize = 300;
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = [&arguments.html, &arguments.json, &arguments.csv, &arguments.plan, &arguments.output.output];
     check_writable(files.into_iter().flatten())?;
+    check_not_read(files.into_iter().flatten(), arguments.support.files().chain(&arguments.confirmed))?;
     let confirms = !arguments.confirm.is_empty();
     let path = &arguments.support.support;
     let mut confirmed = ConfirmedLabels::open(path, arguments.confirmed.as_ref(), confirms)?;
@@ -191,7 +193,7 @@ impl Arguments {
             write_file(path, &plan.to_text())?;
             say!("{}: {}", path.display(), plan.summary());
             if std::io::stderr().is_terminal() {
-                say!("next: `trueshot repair {}` shows what would move", path.display());
+                say!("next: `trueshot repair {}` shows what would move", shell_path(path));
             }
         }
         match self.format {

@@ -16,7 +16,7 @@ use trueshot_vision::{Backbone, Collection, Embedder, Resampling};
 
 use crate::device_argument::DeviceArgument;
 use crate::images_argument::FitArgument;
-use crate::messages::{hinted, say};
+use crate::messages::{hinted, say, shell_word};
 
 /// Options for embedding images.
 #[derive(Args)]
@@ -104,7 +104,8 @@ impl BackboneArgument {
 
     /// The options for the backbone and its preprocessing as they were given, each with a space before it.
     pub fn as_given(&self) -> String {
-        self.choice.given().iter().map(|(option, value)| format!(" --{option} {value}")).collect()
+        let given = self.choice.given();
+        given.iter().map(|(option, value)| format!(" --{option} {}", shell_word(value))).collect()
     }
 
     /// Refuses `--device cuda` for work that only the CPU can do, with this error message.
@@ -192,6 +193,11 @@ impl BackboneArgument {
     }
 }
 
+/// The help of `--backbone` in commands whose default is the backbone of a classifier.
+pub const BACKBONE_OF_CLASSIFIER: &str = "Embed with this backbone: the built-in efficientnet-lite0 or omniglot-conv4, \
+    an ONNX image model (.onnx), or a model from `train backbone` (.safetensors) [default: the one that the classifier \
+    names]";
+
 /// The hint for a backbone that is not built in.
 const GIVE_BACKBONE: &str = "give the file of the backbone with --backbone";
 
@@ -235,15 +241,20 @@ impl BackboneChoice {
         );
         anyhow::ensure!(
             backbone.dim() == predictor.dim(),
-            "the classifier takes embeddings of {} dimensions, but {name} computes {}",
-            predictor.dim(),
-            backbone.dim()
+            hinted(
+                format!(
+                    "the classifier takes embeddings of {} dimensions, but {name} computes {}",
+                    predictor.dim(),
+                    backbone.dim()
+                ),
+                "give the backbone of its embeddings with --backbone"
+            )
         );
         Ok(backbone)
     }
 
     /// The options that were given, without dashes, with their values.
-    fn given(&self) -> Vec<(&'static str, String)> {
+    pub fn given(&self) -> Vec<(&'static str, String)> {
         let list = |values: &Vec<f32>| values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
         let options = [
             ("backbone", self.backbone.as_ref().map(|backbone| backbone.display().to_string())),

@@ -55,15 +55,20 @@ pub struct Arguments {
 }
 
 const WORKLOADS_HELP: &str = "\
-Workloads (embeddings have 1600 dimensions, episodes 5 classes with 5 shots and 15 queries):
-  peak          the multiply-add rate of the cores; no other workload can have more gflops
-  eval_mean     evaluation of ProtoNet on 1,000 episodes from 20 classes of 600 embeddings
+Workloads (embeddings have 1600 dimensions, episodes 5 classes with 5 shots
+and 15 queries):
+  peak          the multiply-add rate of the cores; no other workload can have
+                more gflops
+  eval_mean     evaluation of ProtoNet on 1,000 episodes from 20 classes of
+                600 embeddings
   eval_median   the same with median prototypes
   eval_cosine   the same with similarity-weighted prototypes
   embed84       100 images of 84 px through Conv4
-  proto84       a training step of Conv4 on an episode of 100 images of 84 px, with AdamW
+  proto84       a training step of Conv4 on an episode of 100 images of 84 px,
+                with AdamW
   proto32       the same with images of 32 px
-  maml32        a step of second-order MAML on 4 episodes of 100 images of 32 px, 5 adaptation steps, with Adam
+  maml32        a step of second-order MAML on 4 episodes of 100 images of
+                32 px, 5 adaptation steps, with Adam
   fomaml32      the same with first-order MAML
   tranfs16      a training step of a three-layer TraNFS on 16 episodes
   relabel32     a training step of Relabel on 32 episodes

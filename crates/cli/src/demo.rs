@@ -38,7 +38,8 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Compare the methods on N episodes
-    #[arg(short, long, default_value_t = 200, value_name = "N")]
+    #[arg(short, long, default_value_t = 200, value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..))]
     episodes: u64,
     /// Select characters, drawings and wrong labels with this random seed
     #[arg(short, long, default_value_t = 0)]
@@ -89,17 +90,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_file(&audit_page, &audited.page()?)?;
         let columns = arguments.width.limit(None);
         let audit_summary = audited.summary(&audit_page, arguments.folder.as_deref(), columns);
+        let printed = print_escaped(&audit_summary);
 
         let evaluation = arguments.evaluate(&characters, &others)?;
+        if evaluation.interrupted {
+            say!("stopped early: the results cover the episodes finished so far");
+        }
         let page = Page::new("Learning characters from five examples, some of them wrong", &evaluation)
             .introduce(INTRODUCTION)
             .show(arguments.support_set_figure(&characters)?);
-        // Pages first: they are complete even if the reader closes the pipe early.
+        // Both pages are written even if the reader closes the pipe early.
         write_file(&arguments.output, &page.render())?;
+        printed?;
         let tables = report::accuracies(&evaluation);
         let page_path = arguments.output.display();
         print_escaped(&format!(
-            "{audit_summary}\n\
+            "\n\
              2. METHODS THAT LEARN FROM WRONG LABELS\n\n\
              {tables}\n\
              Open {page_path} to see a noisy support set and the accuracy at each noise level.\n"

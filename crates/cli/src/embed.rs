@@ -31,11 +31,15 @@ use crate::threads::Threads;
 #[command(after_help = "Examples:
   trueshot embed photos/ -o photos.safetensors
   trueshot embed photos.zip -o photos.safetensors -b resnet50.onnx --size 224
-  trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors -b c4.safetensors
+  trueshot embed mini-imagenet-cache-test.pkl -o test.safetensors \\
+      -b c4.safetensors
   trueshot embed tiered-imagenet/ --split test -o test.safetensors
-  trueshot embed cifar-100-python --split-file cifar-fs --split test -o test.safetensors
-  trueshot embed mini/ --pool --split-file miniimagenet --split test -o test.safetensors
-  trueshot embed mini/train -o train.safetensors --augment --copies 8 --precision f16
+  trueshot embed cifar-100-python --split-file cifar-fs --split test \\
+      -o test.safetensors
+  trueshot embed mini/ --pool --split-file miniimagenet --split test \\
+      -o test.safetensors
+  trueshot embed mini/train -o train.safetensors --augment --copies 8 \\
+      --precision f16
   trueshot embed omniglot --split test -o drawings.safetensors")]
 pub struct Arguments {
     /// Images: a folder of class folders, .zip, .tar, .tar.gz, .csv, .jsonl, a published data set, or omniglot

@@ -22,7 +22,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing};
 use crate::device_argument::{DeviceArgument, say_device};
 use crate::images_argument::{ImagesArgument, print_skipped};
 use crate::messages::say;
-use crate::output::{OutputArgument, WidthArgument, check_writable, write_file};
+use crate::output::{OutputArgument, WidthArgument, check_not_read, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::support_argument::read_embeddings;
 use crate::threads::Threads;
@@ -32,11 +32,12 @@ use crate::threads::Threads;
 /// All methods, noise types and noise levels of one run use the same episodes, so differences are paired. The same seed
 /// gives byte-identical results with any number of threads.
 #[derive(Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("device", |device| device.help(DEVICE_HELP)), after_help = "Examples:
   trueshot eval test.safetensors
   trueshot eval test.safetensors --methods protonet,median,cosine:T=0.1
   trueshot eval test.safetensors --noise outlier=40 --outliers val.safetensors
-  trueshot eval test.safetensors --noise similar=20,40 --noise confusion=matrix.csv
+  trueshot eval test.safetensors --noise similar=20,40 \\
+      --noise confusion=matrix.csv
   trueshot eval test.safetensors --shots 1-10 --format html -o report.html
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors
   trueshot eval --list-methods")]
@@ -69,7 +70,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 15, value_name = "Q")]
     queries: usize,
     /// Evaluate N episodes
-    #[arg(short, long, default_value_t = 10_000, value_name = "N")]
+    #[arg(short, long, default_value_t = 10_000, value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..))]
     episodes: u64,
     /// Draw episodes with this random seed; the same seed gives the same result
     #[arg(short, long, default_value_t = 0)]
@@ -125,6 +127,10 @@ pub struct Arguments {
     threads: Threads,
 }
 
+/// The help of `--device`, which only methods that take images use.
+const DEVICE_HELP: &str =
+    "With --pictures, compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one";
+
 /// The value of `--noise`.
 #[derive(Clone)]
 enum NoiseArgument {
@@ -171,7 +177,8 @@ fn format_named(name: String) -> Format {
 /// Parses the value of `--shots`: a number such as `5`, or a range such as `3-10`.
 fn parse_shots(text: &str) -> Result<Shots, String> {
     let number = |text: &str| text.trim().parse().map_err(|_| format!("'{text}' is not a number of shots"));
-    match text.split_once('-') {
+    // A dash at the beginning is the sign of a negative number.
+    match text.split_once('-').filter(|(min, _)| !min.is_empty()) {
         Some((min, max)) => Ok(Shots { min: number(min)?, max: number(max)? }),
         None => number(text).map(Shots::exactly),
     }
@@ -185,7 +192,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Methods are parsed before the data are read, so that a wrong name is reported at once.
     let methods = arguments.methods()?;
     let (device, reason) = arguments.open_device()?;
-    check_writable(arguments.output.output.iter().chain(&arguments.html).chain(&arguments.write_manifest))?;
+    let outputs = [&arguments.output.output, &arguments.html, &arguments.write_manifest];
+    check_writable(outputs.into_iter().flatten())?;
+    let inputs = [&arguments.embeddings, &arguments.pictures, &arguments.outliers, &arguments.manifest]
+        .into_iter()
+        .chain([&arguments.labels_of_rows]);
+    check_not_read(outputs.into_iter().flatten(), inputs.flatten())?;
     arguments.threads.run(|| {
         let data = arguments.data(&methods, device.is_some())?;
         let episodes = arguments.episodes(&data)?;

@@ -10,7 +10,7 @@ use trueshot::atomic::write_atomically;
 use trueshot::predictor::Predictor;
 use trueshot_vision::{Backbone, export};
 
-use crate::backbone_argument::BackboneChoice;
+use crate::backbone_argument::{BACKBONE_OF_CLASSIFIER, BackboneChoice};
 use crate::fit::open_classifier;
 use crate::messages::{hinted, say};
 use crate::output::check_writable;
@@ -26,7 +26,7 @@ use crate::output::check_writable;
 /// how images are resized (`preprocessing`). If the classifier file does not name a backbone and none is given, the
 /// model contains the classifier only and takes embeddings.
 #[derive(Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("backbone", |backbone| backbone.help(BACKBONE_OF_CLASSIFIER)), after_help = "Examples:
   trueshot export animals.safetensors -o animals.html
   trueshot export animals.safetensors -o animals.onnx
   trueshot export animals.safetensors --backbone resnet.onnx -o animals.onnx
@@ -59,9 +59,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "leave out --head-only, or write an .onnx file",
         ));
     }
-    let predictor = open_classifier(&arguments.classifier)?;
+    let image_hint = "give a classifier: a file written by `trueshot fit`";
+    let predictor = open_classifier(&arguments.classifier, image_hint)?;
     let backbone = match arguments.head_only || !arguments.has_backbone(&predictor) {
-        true => None,
+        true => {
+            if let Some((option, _)) = arguments.backbone.given().first() {
+                anyhow::bail!("--{option} applies to a backbone, but the model is exported without one");
+            }
+            None
+        }
         false => {
             let given = arguments.backbone.find()?;
             Some(arguments.backbone.find_for(&predictor, given, format.backbone_hint())?)

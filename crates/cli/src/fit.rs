@@ -13,8 +13,8 @@ use trueshot::predictor::Predictor;
 use trueshot_vision::LabelledRows;
 
 use crate::confirmed_labels::ConfirmedLabels;
-use crate::messages::{hinted, say};
-use crate::output::{check_writable, safetensors_path};
+use crate::messages::{hinted, say, shell_path};
+use crate::output::{check_not_read, check_writable, safetensors_path};
 use crate::progress::ProgressDisplay;
 use crate::support_argument::SupportArgument;
 use crate::threads::Threads;
@@ -37,7 +37,7 @@ pub struct Arguments {
     /// Fit with this method, which must not be transductive; `trueshot eval --list-methods` lists all
     #[arg(short, long, default_value = "relabel")]
     method: String,
-    /// Add the examples and classes to those of an existing classifier
+    /// Add the examples and classes to those of an existing classifier; images are embedded with the backbone that it names
     #[arg(long, value_name = "CLASSIFIER")]
     add: Option<PathBuf>,
     #[command(flatten)]
@@ -49,13 +49,15 @@ pub struct Arguments {
 /// Runs `trueshot fit`: opens the examples, audits their labels, and fits the classifier.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable([&arguments.output])?;
+    // `--add FILE -o FILE` replaces a classifier by one with more examples.
+    check_not_read([&arguments.output], arguments.support.files())?;
     // Only inductive methods: a transductive one classifies all queries together, a classifier single images.
     let method = Registry::default().parse(&arguments.method)?;
     method.check_not_transductive()?;
     let earlier = arguments.add.as_ref().map(Predictor::open).transpose()?;
     let confirmed = ConfirmedLabels::open(&arguments.support.support, None, false)?;
     arguments.threads.run(|| {
-        let LabelledRows { embeddings, .. } = arguments.support.open()?;
+        let LabelledRows { embeddings, .. } = arguments.support.open_for(earlier.as_ref())?;
         let mut confirmed = confirmed.confirmed_rows(&embeddings);
         let data = match &earlier {
             Some(earlier) => {
@@ -84,12 +86,6 @@ fn audit_examples(data: &Embeddings, confirmed: &[bool]) -> anyhow::Result<Audit
 /// The examples of an earlier classifier, followed by new ones. Fails if their embeddings cannot be compared.
 fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Result<Embeddings> {
     let old = earlier.support();
-    anyhow::ensure!(
-        old.dim() == new.dim(),
-        "the classifier was trained on {}-dimensional embeddings, but these have {} dimensions",
-        old.dim(),
-        new.dim()
-    );
     if let (Some(old_backbone), Some(new_backbone)) = (old.backbone(), new.backbone()) {
         anyhow::ensure!(
             old_backbone == new_backbone,
@@ -101,6 +97,17 @@ fn with_earlier_examples(earlier: &Predictor, new: &Embeddings) -> anyhow::Resul
             )
         );
     }
+    anyhow::ensure!(
+        old.dim() == new.dim(),
+        hinted(
+            format!(
+                "the classifier was trained on {}-dimensional embeddings, but these have {} dimensions",
+                old.dim(),
+                new.dim()
+            ),
+            "embed both with the same --backbone"
+        )
+    );
     let values = [old.all_rows(), new.all_rows()].concat();
     let (mut labels, mut names) = (Vec::new(), Vec::new());
     let rows = (0..old.len()).map(|row| (old, row)).chain((0..new.len()).map(|row| (new, row)));
@@ -133,7 +140,7 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, audit: &Audit) {
     }
     let backbone = arguments.support.backbone.as_given();
     let advice = match &arguments.add {
-        None => format!("; see `trueshot audit {}{backbone}`", arguments.support.support.display()),
+        None => format!("; see `trueshot audit {}{backbone}`", shell_path(&arguments.support.support)),
         // No command audits the earlier examples.
         Some(_) => String::new(),
     };
@@ -143,18 +150,15 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, audit: &Audit) {
         suspects => say!("{suspects} labels are suspect{advice}"),
     }
     if std::io::stderr().is_terminal() {
-        say!("next: `trueshot predict {} INPUT{backbone}`", arguments.output.display());
+        say!("next: `trueshot predict {} INPUT{backbone}`", shell_path(&arguments.output));
     }
 }
 
-/// Opens a classifier. If the file is an image, the error says in which order to give the two.
-pub fn open_classifier(path: &std::path::Path) -> anyhow::Result<Predictor> {
+/// Opens a classifier; `image_hint` is the hint of the error if the file is an image.
+pub fn open_classifier(path: &std::path::Path, image_hint: &str) -> anyhow::Result<Predictor> {
     let opened = Predictor::open(path).map_err(|problem| {
         match trueshot_vision::source::is_image(&path.to_string_lossy()) {
-            true => hinted(
-                format!("{} is an image, not a classifier", path.display()),
-                "give the classifier first, then the images",
-            ),
+            true => hinted(format!("{} is an image, not a classifier", path.display()), image_hint),
             false => problem.into(),
         }
     });

@@ -114,7 +114,8 @@ impl ImageSelection<'_> {
     pub fn open(&self, path: &Path) -> anyhow::Result<Collection> {
         // Without a split file, the source must define its splits.
         let own_split = self.split.filter(|_| self.split_file.is_none() && !is_built_in(path));
-        let mut collection = Collection::open(path, SourceOptions { pool: self.pool, split: own_split })?;
+        let options = SourceOptions { pool: self.pool, split: own_split, ..SourceOptions::default() };
+        let mut collection = Collection::open(path, options)?;
         if let Some(split) = self.open_split(&collection)? {
             let missing = collection.keep_split(&split)?;
             if let Some(first) = missing.first() {

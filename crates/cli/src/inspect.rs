@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use trueshot::report;
 
-use crate::output::{OutputArgument, WidthArgument};
+use crate::output::{OutputArgument, WidthArgument, check_not_read};
 use crate::support_argument::read_embeddings;
 
 /// Show the contents of an embeddings file and check it for problems
@@ -38,6 +38,7 @@ enum Format {
 
 /// Runs `trueshot inspect`.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    check_not_read(&arguments.output.output, [&arguments.path].into_iter().chain(&arguments.labels))?;
     let embeddings = read_embeddings(&arguments.path, arguments.labels.as_deref())?;
     let inspection = trueshot::embeddings::inspect(&embeddings);
     match arguments.format {

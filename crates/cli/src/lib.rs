@@ -44,7 +44,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
     version,
     max_term_width = 100,
     after_help = "Start with one of these:
-  trueshot audit photos/ --html audit.html     find photos that are in the wrong folder
+  trueshot audit photos/ --html audit.html     find photos in the wrong folder
   trueshot fit photos/ -o photos.safetensors   build a classifier
   trueshot serve                               the same on a page in the browser
 
@@ -87,8 +87,8 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
         return trueshot_vision::onnx::serve();
     }
     // Besides the parsed arguments, the names of the command's options: hints of errors name only these.
-    let parsed = Arguments::command().try_get_matches_from(&arguments).and_then(|matches| {
-        let options = option_names(&Arguments::command(), &matches);
+    let parsed = command().try_get_matches_from(&arguments).and_then(|matches| {
+        let options = option_names(&command(), &matches);
         Ok((Arguments::from_arg_matches(&matches)?, options))
     });
     let (arguments, options) = match parsed {
@@ -116,11 +116,26 @@ pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone
             Command::Reproduce(arguments) => reproduce::run(&arguments),
             Command::Serve(arguments) => serve::run(&arguments),
             Command::Bench(arguments) => bench::run(&arguments),
-            Command::Completions(arguments) => completions::run(&arguments, Arguments::command()),
-            Command::Man(arguments) => manual::run(&arguments, Arguments::command()),
+            Command::Completions(arguments) => completions::run(&arguments, command()),
+            Command::Man(arguments) => manual::run(&arguments, command()),
         }
     };
     messages::exit_status(run(), &options)
+}
+
+/// The command line for clap.
+fn command() -> clap::Command {
+    with_negative_values(Arguments::command())
+}
+
+/// Lets the options of a command and its subcommands take negative numbers. An option that does not allow them then says
+/// which values it allows; otherwise, clap takes `-1` for an option that does not exist.
+fn with_negative_values(command: clap::Command) -> clap::Command {
+    let allow = |argument: clap::Arg| {
+        let takes_values = !argument.is_positional() && argument.get_action().takes_values();
+        if takes_values { argument.allow_negative_numbers(true) } else { argument }
+    };
+    command.mut_args(allow).mut_subcommands(with_negative_values)
 }
 
 /// The long options of the command that the user gave, which may be a subcommand of a command, such as `train

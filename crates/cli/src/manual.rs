@@ -46,6 +46,10 @@ fn write_pages(command: &clap::Command, folder: &std::path::Path) -> anyhow::Res
 fn page(command: &clap::Command) -> anyhow::Result<String> {
     let mut page = Vec::new();
     Man::new(command.clone()).manual("trueshot").render(&mut page)?;
-    // clap names the section after the options EXTRA; it contains examples.
-    Ok(String::from_utf8(page)?.replace(".SH EXTRA\n", ".SH EXAMPLES\n"))
+    let page = String::from_utf8(page)?;
+    // clap names the section after the options EXTRA. It contains examples and tables: with .nf, their lines stay as
+    // they are.
+    let Some((before, extra)) = page.split_once(".SH EXTRA\n") else { return Ok(page) };
+    let (examples, after) = extra.split_at(extra.find("\n.SH ").map_or(extra.len(), |end| end + 1));
+    Ok(format!("{before}.SH EXAMPLES\n.nf\n{}\n.fi\n{after}", examples.trim_end()))
 }

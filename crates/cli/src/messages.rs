@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::Path;
 
 use trueshot::report::{visible, visible_lines};
 
@@ -49,6 +50,11 @@ pub fn shell_word(word: &str) -> String {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', "'\\''")),
     }
+}
+
+/// A path in a command, quoted as by [`shell_word`].
+pub fn shell_path(path: &Path) -> String {
+    shell_word(&path.to_string_lossy())
 }
 
 /// Prints what clap returns instead of parsed arguments, a help text, the version or an error, and returns the exit

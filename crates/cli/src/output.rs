@@ -94,7 +94,50 @@ pub fn is_same_file(one: &Path, other: &Path) -> bool {
     real(one).is_some_and(|one| real(other) == Some(one))
 }
 
-/// Checks that files can be created at the given paths, before long work whose results are written there.
+/// Refuses to write to a file that the same command reads.
+pub fn check_not_read<'a>(
+    outputs: impl IntoIterator<Item = &'a PathBuf>,
+    inputs: impl IntoIterator<Item = &'a PathBuf>,
+) -> anyhow::Result<()> {
+    let inputs: Vec<&PathBuf> = inputs.into_iter().collect();
+    for output in outputs {
+        anyhow::ensure!(
+            !inputs.iter().any(|input| is_same_file(input, output)),
+            "{} is read by this command: write to another file",
+            output.display()
+        );
+    }
+    Ok(())
+}
+
+/// Checks that files can be created at the given paths, before long work whose results are written there, and that the
+/// paths lead to different files.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
-    Ok(paths.into_iter().try_for_each(|path| trueshot::atomic::check_writable(path))?)
+    let paths: Vec<&PathBuf> = paths.into_iter().collect();
+    paths.iter().try_for_each(|path| trueshot::atomic::check_writable(path))?;
+    check_distinct(paths)
+}
+
+/// Refuses outputs of one command that lead to the same file, which need not exist yet.
+pub fn check_distinct<'a>(outputs: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for output in outputs {
+        let Some(file) = absolute_path(output) else { continue };
+        anyhow::ensure!(!seen.contains(&file), "{} is given for two outputs", output.display());
+        seen.push(file);
+    }
+    Ok(())
+}
+
+/// The absolute path of a file or folder that is written, without symbolic links. `None` for devices and pipes, to
+/// which several results can be written, and if the parent folder does not exist.
+fn absolute_path(path: &Path) -> Option<PathBuf> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() || metadata.is_dir() => std::fs::canonicalize(path).ok(),
+        Ok(_) => None,
+        Err(_) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            Some(std::fs::canonicalize(folder.unwrap_or(Path::new("."))).ok()?.join(path.file_name()?))
+        }
+    }
 }

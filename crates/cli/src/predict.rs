@@ -20,11 +20,11 @@ use trueshot_vision::source::{ImageFiles, images_below};
 use trueshot_vision::{Backbone, Collection, Embedder, Skipped, SourceOptions, is_svg};
 
 use crate::audit::number_and_percent_sign;
-use crate::backbone_argument::BackboneArgument;
+use crate::backbone_argument::{BACKBONE_OF_CLASSIFIER, BackboneArgument};
 use crate::fit::open_classifier;
 use crate::images_argument::print_skipped;
 use crate::messages::{hinted, say};
-use crate::output::{WidthArgument, check_writable, is_same_file};
+use crate::output::{WidthArgument, check_not_read, check_writable};
 use crate::progress::{ProgressDisplay, check_interrupted};
 use crate::support_argument::is_embeddings;
 use crate::threads::Threads;
@@ -36,7 +36,7 @@ use crate::threads::Threads;
 /// archive (.zip, .tar, .tar.gz), a list (.csv, .jsonl), embeddings, or - for standard input: one image, or paths, one per
 /// line or separated by NUL (find -print0). Paths on standard input that do not exist are skipped with a warning.
 #[derive(Args)]
-#[command(after_help = "Examples:
+#[command(mut_arg("backbone", |backbone| backbone.help(BACKBONE_OF_CLASSIFIER)), after_help = "Examples:
   trueshot predict animals.safetensors new.jpg
   trueshot predict animals.safetensors inbox/ --format csv -o answers.csv
   find inbox -name '*.jpg' | trueshot predict animals.safetensors -
@@ -45,7 +45,8 @@ pub struct Arguments {
     /// Classifier file written by `trueshot fit`
     #[arg(value_name = "CLASSIFIER")]
     classifier: PathBuf,
-    /// Images to classify, or embeddings with labels, which are not used; - for standard input
+    /// Images to classify, or embeddings, whose labels are not used (only .npy may have none); - for standard
+    /// input
     #[arg(value_name = "INPUT", required = true)]
     inputs: Vec<PathBuf>,
     /// Print the result in this format
@@ -95,7 +96,8 @@ fn parse_probability(text: &str) -> Result<f32, String> {
 /// Runs `trueshot predict`. Fails if no image could be read, and if an input would be overwritten.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_writable(&arguments.output)?;
-    let predictor = open_classifier(&arguments.classifier)?;
+    let image_hint = "give the classifier first, then the images";
+    let predictor = open_classifier(&arguments.classifier, image_hint)?;
     let GivenInputs { inputs, missing } = inputs(&arguments.inputs)?;
     let embeddings = || inputs.iter().filter_map(PredictInput::path).filter(|path| is_embeddings(path));
     // Options for images are an error if all inputs are embeddings.
@@ -103,14 +105,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(path) = embeddings().next().filter(|_| all_are_embeddings) {
         arguments.backbone.check_unused(path)?;
     }
-    if let Some(output) = &arguments.output {
-        let mut read = inputs.iter().filter_map(PredictInput::path).chain([&arguments.classifier]);
-        anyhow::ensure!(
-            !read.any(|path| is_same_file(path, output)),
-            "{} is read by this command: write the predictions to another file",
-            output.display()
-        );
-    }
+    let read = inputs.iter().filter_map(PredictInput::path).chain([&arguments.classifier]);
+    check_not_read(&arguments.output, read)?;
     arguments.threads.run(|| {
         let mut writer = PredictionWriter {
             arguments,
@@ -260,18 +256,21 @@ impl TableLayout {
         TableLayout { class_width: widest.min(limit), line_width }
     }
 
-    /// A line of the table; `note` follows the name.
+    /// A line of the table; `note` follows the name, or is on a line of its own if there is no place for it.
     fn line(&self, probability: f32, class: &str, name: &str, note: &str) -> String {
         let class = match self.line_width {
             Some(_) => shortened(class, self.class_width),
             None => class.to_owned(),
         };
+        // Two spaces separate the class and the name.
+        let before_name = Self::BEFORE_CLASS + self.class_width + 2;
+        let whole_width = before_name + display_width(name) + display_width(note);
+        let note = match self.line_width.is_some_and(|width| whole_width > width) && !note.is_empty() {
+            true => format!("\n{}{}", " ".repeat(Self::BEFORE_CLASS), note.trim_start()),
+            false => note.to_owned(),
+        };
         let name = match self.line_width {
-            Some(width) => {
-                // Two spaces separate the class and the name.
-                let used = Self::BEFORE_CLASS + self.class_width + 2 + display_width(note);
-                shortened_item(name, width.saturating_sub(used))
-            }
+            Some(width) => shortened_item(name, width.saturating_sub(before_name)),
             None => name.to_owned(),
         };
         format!("{:>5}  {}  {name}{note}", percent(probability), padded(&class, self.class_width))
@@ -335,7 +334,7 @@ impl PredictionWriter<'_> {
 
     /// Classifies the rows of an embeddings file.
     fn predict_rows(&mut self, path: &Path) -> anyhow::Result<()> {
-        let data = Embeddings::open(path)?;
+        let data = Embeddings::open_without_labels(path)?;
         if let (Some(fitted_with), Some(backbone)) = (self.predictor.embedder(), data.backbone()) {
             anyhow::ensure!(
                 fitted_with == backbone,
@@ -353,11 +352,13 @@ impl PredictionWriter<'_> {
             let values = data.features().rows_between(start..start + count);
             let rows: Vec<&[f32]> = values.chunks_exact(data.dim()).collect();
             let predictions = self.predictor.predict(&rows)?;
-            for (row, prediction) in (start..).zip(&predictions) {
-                let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
-                self.write_prediction(&name, prediction)?;
-            }
-            self.flush()?;
+            progress.suspend(|| -> anyhow::Result<()> {
+                for (row, prediction) in (start..).zip(&predictions) {
+                    let name = data.item(row).map_or_else(|| format!("row {row}"), str::to_string);
+                    self.write_prediction(&name, prediction)?;
+                }
+                self.flush()
+            })?;
             progress.check((start + count) as u64, data.len() as u64).inspect_err(|_| progress.finish())?;
         }
         progress.finish();
@@ -368,7 +369,8 @@ impl PredictionWriter<'_> {
     fn predict_collection(&mut self, path: &Path) -> anyhow::Result<()> {
         // The backbone is opened first, so that an error in it is reported before a large archive is listed.
         let backbone = self.embedder.is_none().then(|| self.backbone()).transpose()?;
-        let collection = Collection::open(path, SourceOptions::default())?;
+        let options = SourceOptions { labels_optional: true, ..SourceOptions::default() };
+        let collection = Collection::open(path, options)?;
         self.report_skipped(collection.skipped());
         let entries = collection.entries().iter();
         let inputs: Vec<_> =
@@ -442,24 +444,26 @@ impl PredictionWriter<'_> {
         let images: Vec<ImageInput<'_>> = inputs.iter().map(|(_, image)| *image).collect();
         let chunk_progress = |done: u64, total: u64| progress.update(before as u64 + done, total);
         let embedded = embedder.embed_images(&images, &chunk_progress)?;
-        let mut rows: Vec<(&str, &[f32])> = Vec::new();
-        for ((name, _), row) in inputs.iter().zip(&embedded.rows) {
-            match row {
-                Ok(row) => rows.push((name, row)),
-                Err(problem) => {
-                    self.failed += 1;
-                    say!("warning: {} is skipped: {problem}", visible(name));
+        progress.suspend(|| -> anyhow::Result<()> {
+            let mut rows: Vec<(&str, &[f32])> = Vec::new();
+            for ((name, _), row) in inputs.iter().zip(&embedded.rows) {
+                match row {
+                    Ok(row) => rows.push((name, row)),
+                    Err(problem) => {
+                        self.failed += 1;
+                        say!("warning: {} is skipped: {problem}", visible(name));
+                    }
                 }
             }
-        }
-        let values: Vec<&[f32]> = rows.iter().map(|(_, row)| *row).collect();
-        for ((name, _), prediction) in rows.iter().zip(self.predictor.predict(&values)?) {
-            self.write_prediction(name, &prediction)?;
-        }
-        if !rows.is_empty() {
-            self.flush()?;
-        }
-        Ok(())
+            let values: Vec<&[f32]> = rows.iter().map(|(_, row)| *row).collect();
+            for ((name, _), prediction) in rows.iter().zip(self.predictor.predict(&values)?) {
+                self.write_prediction(name, &prediction)?;
+            }
+            if !rows.is_empty() {
+                self.flush()?;
+            }
+            Ok(())
+        })
     }
 
     /// Opens the backbone that the classifier was fitted with.
@@ -552,8 +556,9 @@ enum ListedImage<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Whether a path is a list of images or an archive, by its extension.
+/// Whether a path is a list of images or an archive, by its extension; a folder is neither.
 fn is_list_or_archive(path: &Path) -> bool {
     let name = path.display().to_string().to_lowercase();
-    [".csv", ".jsonl", ".zip", ".tar", ".tar.gz", ".tgz"].iter().any(|ending| name.ends_with(ending))
+    let endings = [".csv", ".jsonl", ".zip", ".tar", ".tar.gz", ".tgz"];
+    endings.iter().any(|ending| name.ends_with(ending)) && !path.is_dir()
 }

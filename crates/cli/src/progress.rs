@@ -28,6 +28,11 @@ impl ProgressDisplay {
         ProgressDisplay { bar }
     }
 
+    /// Calls `write`, which writes lines to the terminal, without the bar between them.
+    pub fn suspend<T>(&self, write: impl FnOnce() -> T) -> T {
+        self.bar.suspend(write)
+    }
+
     /// Removes the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();

@@ -25,13 +25,13 @@ use trueshot::repair::{
     Outcome, RepairPlan,
 };
 use trueshot::report::{Column, TextTable, visible};
-use trueshot_vision::source::ImageEntry;
+use trueshot_vision::source::{ImageEntry, is_built_in};
 use trueshot_vision::{Collection, SourceOptions};
 
-use crate::messages::{hinted, say};
-use crate::output::{WidthArgument, check_writable, is_same_file, print_escaped, write_file};
+use crate::messages::{hinted, say, shell_path};
+use crate::output::{WidthArgument, check_distinct, check_writable, is_same_file, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
-use crate::support_argument::listing;
+use crate::support_argument::{listing, read_embeddings};
 
 /// Apply the changes of an audit plan: move mislabelled items to their class, quarantine outliers
 ///
@@ -60,7 +60,7 @@ pub struct Arguments {
     #[arg(long)]
     in_place: bool,
     /// Revert an --in-place repair, given its undo file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["plan", "into", "in_place", "labels", "label_studio", "fiftyone", "labels_of_rows"])]
     undo: Option<PathBuf>,
     /// Write the cleaned labels as CSV: path, label and previous label
     #[arg(long, value_name = "FILE", help_heading = "Lists of cleaned labels")]
@@ -77,6 +77,9 @@ pub struct Arguments {
     /// Read the audited data from PATH, if it was moved since the audit
     #[arg(long, value_name = "PATH", help_heading = "Other options")]
     root: Option<PathBuf>,
+    /// Read the labels of an audited .npy file from FILE (.npy), as the audit did
+    #[arg(long, value_name = "FILE", help_heading = "Other options")]
+    labels_of_rows: Option<PathBuf>,
     #[command(flatten)]
     width: WidthArgument,
 }
@@ -89,11 +92,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let path = arguments.plan.as_ref().context("no plan file was given")?;
     let files = [&arguments.labels, &arguments.label_studio, &arguments.fiftyone];
     check_writable(files.into_iter().flatten())?;
+    check_distinct(files.into_iter().flatten().chain(&arguments.into).chain(&arguments.undo_file))?;
     if path.is_dir() {
-        let folder = path.display();
         return Err(hinted(
-            format!("{folder} is a folder, not a plan"),
-            format!("write a plan first: trueshot audit {folder} --plan plan.jsonl"),
+            format!("{} is a folder, not a plan", path.display()),
+            format!("write a plan first: trueshot audit {} --plan plan.jsonl", shell_path(path)),
         ));
     }
     let text = std::fs::read_to_string(path)
@@ -103,6 +106,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         plan.header.root = std::fs::canonicalize(root).unwrap_or_else(|_| root.clone());
         plan.header.kind = kind_at(&plan.header.root, plan.header.kind)?;
     }
+    if !plan.header.root.exists() && !is_built_in(&plan.header.root) {
+        return Err(hinted(
+            format!("{} does not exist", plan.header.root.display()),
+            "if the audited data were moved, give their new path with --root",
+        ));
+    }
+    anyhow::ensure!(
+        arguments.labels_of_rows.is_none() || plan.header.kind == CollectionKind::Embeddings,
+        "--labels-of-rows applies to embeddings, but this plan is for {}",
+        kind_in_words(&plan)
+    );
     if arguments.in_place && plan.header.kind != CollectionKind::Folder {
         return Err(hinted(
             format!(
@@ -122,7 +136,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     for list in files.into_iter().flatten() {
         anyhow::ensure!(
-            !is_same_file(list, &plan.header.root) && !is_same_file(list, path),
+            ![&plan.header.root, path]
+                .into_iter()
+                .chain(&arguments.labels_of_rows)
+                .any(|input| is_same_file(list, input)),
             "{} is an input of this repair: write the list to another file",
             list.display()
         );
@@ -173,7 +190,7 @@ fn check_destination(into: &Path, kind: CollectionKind) -> anyhow::Result<()> {
     if kind == CollectionKind::Embeddings && !name.ends_with(".safetensors") {
         return Err(hinted(
             format!("--into {}: embeddings are written as .safetensors", into.display()),
-            format!("use --into {}", into.with_extension("safetensors").display()),
+            format!("use --into {}", shell_path(&into.with_extension("safetensors"))),
         ));
     }
     if kind == CollectionKind::Embeddings && into.exists() {
@@ -270,7 +287,7 @@ impl Arguments {
             count => format!(", {}", in_quarantine(count, root)),
         };
         report_moves(&folder, &outcome, "moved", "already moved", &quarantine);
-        say!("hint: revert with `trueshot repair --undo {}`", undo.display());
+        say!("hint: revert with `trueshot repair --undo {}`", shell_path(&undo));
         if !outcome.problems.is_empty() {
             let (failed, all) = (outcome.problems.len(), journal.moves().len());
             anyhow::bail!("{failed} of {all} files could not be moved; run the same command again to retry");
@@ -284,7 +301,7 @@ impl Arguments {
         let undo = self.undo_file(path);
         let journal = Journal::open(&undo).ok().filter(|journal| journal.is_of(text))?;
         let journal = journal.with_root(plan.header.root.clone());
-        let (root, undo) = (plan.header.root.display(), undo.display());
+        let (root, undo) = (plan.header.root.display(), shell_path(&undo));
         let state = match (journal.pending(), journal.moves().len()) {
             (0, _) => "this plan was already applied in place".to_string(),
             (pending, all) => format!(
@@ -396,7 +413,8 @@ impl Arguments {
     /// changes.
     fn repair_rows(&self, mut plan: RepairPlan) -> anyhow::Result<()> {
         let root = plan.header.root.clone();
-        let data = Embeddings::open(&root)?;
+        let mut data = read_embeddings(&root, self.labels_of_rows.as_deref())?;
+        data.check()?;
         if plan.header.fingerprint.as_deref() != Some(data.fingerprint().to_string().as_str()) {
             let problem = "its rows or labels differ".into();
             return Err(trueshot::Error::CollectionChanged { root, problem }.into());
@@ -552,16 +570,17 @@ fn labelled_items(
 ) -> Vec<Labelled> {
     let targets: HashMap<&str, &str> =
         moves.iter().map(|change| (change.from.as_str(), change.to.as_str())).collect();
-    let changes: HashMap<(&str, &str), Option<&String>> = plan
+    let changes: HashMap<(&str, &str, Option<usize>), Option<&String>> = plan
         .changes
         .iter()
-        .map(|change| ((change.item.as_str(), change.from.as_str()), change.to.as_ref()))
+        .map(|change| ((change.item.as_str(), change.from.as_str(), change.row), change.to.as_ref()))
         .collect();
-    let with_new_label = |listed: &ListedItem| {
+    let with_new_label = |(row, listed): (usize, &ListedItem)| {
         // Items without a class are files other than images, in plans of earlier versions.
         let was = listed.class.clone()?;
         // The new label: that of the change if there is one (`None`: quarantine), otherwise the old one.
-        let label = changes.get(&(listed.item.as_str(), was.as_str())).map_or(Some(&was), |to| *to).cloned();
+        let change = |row| changes.get(&(listed.item.as_str(), was.as_str(), row));
+        let label = change(Some(row)).or_else(|| change(None)).map_or(Some(&was), |to| *to).cloned();
         // The name of the item after the moves, if files are moved.
         let moved = base.map(|_| targets.get(listed.item.as_str()).map_or(listed.item.as_str(), |to| *to));
         let item = moved.unwrap_or(&listed.item).to_string();
@@ -569,7 +588,7 @@ fn labelled_items(
         let path = path.map_or_else(|| item.clone(), |path| path.to_string_lossy().into_owned());
         Some(Labelled { item, path, label, was })
     };
-    listing.iter().filter_map(with_new_label).collect()
+    listing.iter().enumerate().filter_map(with_new_label).collect()
 }
 
 /// The item with its path relative to the folder of the file `list`, if it is below that folder.

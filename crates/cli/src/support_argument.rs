@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use trueshot::Embeddings;
+use trueshot::predictor::Predictor;
 use trueshot::repair::ListedItem;
 use trueshot_vision::labelled::RowImages;
 use trueshot_vision::source::ImageEntry;
@@ -52,9 +53,20 @@ pub fn read_embeddings(path: &Path, labels: Option<&Path>) -> trueshot::Result<E
 }
 
 impl SupportArgument {
+    /// The files and folders that are read.
+    pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        [&self.support].into_iter().chain(&self.labels_of_rows)
+    }
+
     /// Reads embeddings, or embeds images with a progress bar. Prints what was skipped and warnings about classes.
     pub fn open(&self) -> anyhow::Result<LabelledRows> {
-        let support = if is_embeddings(&self.support) { self.read()? } else { self.embed()? };
+        self.open_for(None)
+    }
+
+    /// Like [`SupportArgument::open`], for examples that are added to those of the classifier `earlier`: images are
+    /// embedded with the backbone that it names.
+    pub fn open_for(&self, earlier: Option<&Predictor>) -> anyhow::Result<LabelledRows> {
+        let support = if is_embeddings(&self.support) { self.read()? } else { self.embed(earlier)? };
         print_notes(&support);
         Ok(support)
     }
@@ -68,14 +80,17 @@ impl SupportArgument {
     }
 
     /// Lists the images and embeds them.
-    fn embed(&self) -> anyhow::Result<LabelledRows> {
+    fn embed(&self, earlier: Option<&Predictor>) -> anyhow::Result<LabelledRows> {
         anyhow::ensure!(
             self.labels_of_rows.is_none(),
             "--labels-of-rows applies to embeddings, but {} contains images",
             self.support.display()
         );
         // Opened before the images: an error must not come only after a large folder has been listed.
-        let given = self.backbone.find()?;
+        let given = match earlier.filter(|earlier| earlier.embedder().is_some()) {
+            Some(earlier) => Some(self.backbone.find_for(earlier)?),
+            None => self.backbone.find()?,
+        };
         let collection = Collection::open(&self.support, SourceOptions::default())?;
         let backbone = given.map_or_else(|| self.backbone.find_default(&collection), Ok)?;
         let embedder = self.backbone.embedder(backbone, collection.entries().len())?;

@@ -9,7 +9,7 @@ use trueshot_vision::split::Split;
 use trueshot_vision::survey::{PUBLISHED_DATASETS, PublishedDataset, SPLITS, Survey, shared_classes};
 use trueshot_vision::{Collection, Error};
 
-use crate::images_argument::ImageSelection;
+use crate::images_argument::{ImageSelection, print_skipped};
 use crate::messages::ProblemsFound;
 use crate::output::print_escaped;
 use crate::progress::ProgressDisplay;
@@ -49,6 +49,10 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let expected = arguments.expect.as_deref().and_then(PublishedDataset::find);
     let surveys = arguments.threads.run(|| arguments.survey_splits(expected))?;
+    // With `--expect`, skipped files are among the problems below the table.
+    if expected.is_none() {
+        surveys.iter().for_each(|(_, survey)| print_skipped(survey.skipped.iter()));
+    }
     let mut text = table(&surveys);
     let borrowed: Vec<(&str, &Survey)> =
         surveys.iter().map(|(split, survey)| (split.as_str(), survey)).collect();

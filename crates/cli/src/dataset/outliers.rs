@@ -43,7 +43,8 @@ const DEFAULT_EXCLUDED: [&str; 2] = ["miniimagenet", "tieredimagenet"];
   trueshot dataset outliers mini/ -o outliers
   trueshot dataset outliers cifar-100-python --split-file cifar-fs -o outliers
   trueshot dataset outliers imagenet/ --imagenet -o outliers
-  trueshot dataset outliers imagenet/ --imagenet -o outliers --classes-count 100
+  trueshot dataset outliers imagenet/ --imagenet -o outliers \\
+      --classes-count 100
   trueshot embed outliers/test -o outliers.safetensors -b conv4.safetensors")]
 pub struct Arguments {
     /// A data set with validation classes, or with --imagenet the folder with ImageNet's class folders

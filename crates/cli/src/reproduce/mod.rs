@@ -55,8 +55,10 @@ use crate::output::{print_escaped, write_file};
 #[command(after_help = "Examples:
   trueshot reproduce --list
   trueshot reproduce all --dataset omniglot --scale 0.01 --out omniglot-report
-  trueshot reproduce sym_swap_5w5k pair_swap_5w5k outlier_5w5k --data data --out report --dry-run
-  trueshot reproduce all --data data --dataset miniimagenet --out report --backbone miniimagenet=conv4.safetensors")]
+  trueshot reproduce sym_swap_5w5k pair_swap_5w5k outlier_5w5k \\
+      --data data --out report --dry-run
+  trueshot reproduce all --data data --dataset miniimagenet --out report \\
+      --backbone miniimagenet=conv4.safetensors")]
 pub struct Arguments {
     /// Tables and figures to reproduce, or `all`
     #[arg(value_name = "TABLE", required_unless_present = "list")]

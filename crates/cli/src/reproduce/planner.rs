@@ -266,9 +266,13 @@ impl<'a> Planner<'a> {
             }
             Some(outliers) => {
                 let train = embed("outliers to train on", &outliers.train, copies);
-                let val = outliers.val.as_ref().map(|val| embed("outliers to validate on", val, 1));
+                let val = match &outliers.val {
+                    Some(val) => embed("outliers to validate on", val, 1),
+                    None if copies > 1 => embed("outliers to train on", &outliers.train, 1),
+                    None => train,
+                };
                 let test = embed("outliers to test on", &outliers.test, 1);
-                OutlierJobs { train: Some(train), val: val.unwrap_or(train), test }
+                OutlierJobs { train: Some(train), val, test }
             }
         };
         FeatureJobs { train, val, test, outliers }

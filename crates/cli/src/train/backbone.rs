@@ -20,10 +20,14 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
   trueshot train backbone omniglot -o drawings.safetensors --steps 5000
   trueshot train backbone mini/train --val mini/val -o conv4.safetensors
   trueshot train backbone mini-imagenet-caches/ -o conv4.safetensors
-  trueshot train backbone mini/ --pool --split-file miniimagenet -o conv4.safetensors
-  trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 -o cifar.safetensors
-  trueshot train backbone mini/train --val mini/val -o median.safetensors --aggregate median --noise symmetric=40
-  trueshot train backbone mini/train --val mini/val -o outlier.safetensors --noise outlier=0,20,40
+  trueshot train backbone mini/ --pool --split-file miniimagenet \\
+      -o conv4.safetensors
+  trueshot train backbone cifar-100-python --split-file cifar-fs --size 32 \\
+      -o cifar.safetensors
+  trueshot train backbone mini/train --val mini/val -o median.safetensors \\
+      --aggregate median --noise symmetric=40
+  trueshot train backbone mini/train --val mini/val -o outlier.safetensors \\
+      --noise outlier=0,20,40
   trueshot embed mini/test -o test.safetensors --backbone conv4.safetensors")]
 pub struct Arguments {
     #[command(flatten)]

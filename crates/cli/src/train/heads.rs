@@ -29,13 +29,17 @@ use crate::messages::say;
 /// uses one of them at random.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors
-  trueshot train tranfs train.safetensors --val val.safetensors -o tranfs.safetensors --resume
-  trueshot train tranfs train.safetensors --val val.safetensors -o paired.safetensors \\
-      --noise paired=0,20,40 --from tranfs.safetensors
-  trueshot train tranfs train.safetensors --val val.safetensors --noise outlier=0,20,40 -o outlier.safetensors
+  trueshot train tranfs train.safetensors --val val.safetensors \\
+      -o tranfs.safetensors
+  trueshot train tranfs train.safetensors --val val.safetensors \\
+      -o tranfs.safetensors --resume
+  trueshot train tranfs train.safetensors --val val.safetensors \\
+      -o paired.safetensors --noise paired=0,20,40 --from tranfs.safetensors
+  trueshot train tranfs train.safetensors --val val.safetensors \\
+      -o outlier.safetensors --noise outlier=0,20,40
   trueshot train tranfs --config tranfs.toml --seed 1 -o again.safetensors
-  trueshot eval test.safetensors --methods protonet,tranfs:model=tranfs.safetensors")]
+  trueshot eval test.safetensors \\
+      --methods protonet,tranfs:model=tranfs.safetensors")]
 pub struct TranfsArguments {
     #[command(flatten)]
     run: RunArguments,
@@ -58,12 +62,16 @@ pub fn train_tranfs(arguments: &TranfsArguments) -> anyhow::Result<()> {
 /// dimensions if possible. With --item-width it also uses the embeddings themselves, and works with one backbone only.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot train relabel train.safetensors --val val.safetensors -o relabel.safetensors
-  trueshot train relabel conv4.safetensors efficientnet.safetensors --val conv4-val.safetensors \\
-      --outliers conv4-other.safetensors efficientnet-other.safetensors -o relabel.safetensors
-  trueshot train relabel train.safetensors --val val.safetensors --shots 1,2,5,10 --ways 3-10 \\
-      --noise symmetric=0,20,40 --noise paired=0,20,40 -o relabel.safetensors
-  trueshot eval test.safetensors --methods protonet,relabel:model=relabel.safetensors")]
+  trueshot train relabel train.safetensors --val val.safetensors \\
+      -o relabel.safetensors
+  trueshot train relabel conv4.safetensors efficientnet.safetensors \\
+      --outliers conv4-other.safetensors efficientnet-other.safetensors \\
+      --val conv4-val.safetensors -o relabel.safetensors
+  trueshot train relabel train.safetensors --val val.safetensors \\
+      --shots 1,2,5,10 --ways 3-10 --noise symmetric=0,20,40 \\
+      --noise paired=0,20,40 -o relabel.safetensors
+  trueshot eval test.safetensors \\
+      --methods protonet,relabel:model=relabel.safetensors")]
 pub struct RelabelArguments {
     #[command(flatten)]
     run: RunArguments,

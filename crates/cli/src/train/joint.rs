@@ -21,11 +21,14 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
 /// `--methods relabel:model=FILE` (or tranfs) the head. DATASET is what `train backbone` accepts.
 #[derive(Args)]
 #[command(after_help = "Examples:
-  trueshot train joint mini/train --val mini/val --backbone conv4.safetensors --head relabel.safetensors \\
+  trueshot train joint mini/train --val mini/val \\
+      --backbone conv4.safetensors --head relabel.safetensors \\
       -o joint.safetensors
-  trueshot train joint mini/train --val mini/val --from joint.safetensors --rate 7e-4 -o joint2.safetensors
+  trueshot train joint mini/train --val mini/val --from joint.safetensors \\
+      --rate 7e-4 -o joint2.safetensors
   trueshot embed mini/test --backbone joint.safetensors -o test.safetensors
-  trueshot eval test.safetensors --methods protonet,relabel:model=joint.safetensors")]
+  trueshot eval test.safetensors \\
+      --methods protonet,relabel:model=joint.safetensors")]
 pub struct Arguments {
     #[command(flatten)]
     run: RunArguments,

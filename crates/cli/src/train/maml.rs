@@ -18,7 +18,8 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
 #[derive(Args)]
 #[command(after_help = "Examples:
   trueshot train maml omniglot -o maml.safetensors --steps 500 --tasks 4
-  trueshot train maml cifar/train --val cifar/val --size 32 --tasks 4 -o maml.safetensors
+  trueshot train maml cifar/train --val cifar/val --size 32 --tasks 4 \\
+      -o maml.safetensors
   trueshot eval --pictures cifar/test --methods maml:model=maml.safetensors")]
 pub struct Arguments {
     #[command(flatten)]

@@ -18,7 +18,8 @@ use super::image_training::{ImageTraining, ImageTrainingFlags};
 #[command(mut_arg("outliers", |outliers| outliers.hide(true)), after_help = "Examples:
   trueshot train negmargin omniglot -o negmargin.safetensors --steps 2000
   trueshot train negmargin mini/train --val mini/val -o negmargin.safetensors
-  trueshot embed mini/test -o test.safetensors --backbone negmargin.safetensors
+  trueshot embed mini/test -o test.safetensors \\
+      --backbone negmargin.safetensors
   trueshot eval test.safetensors --methods baseline++")]
 pub struct Arguments {
     #[command(flatten)]

@@ -219,7 +219,7 @@ fn models_and_options_that_do_not_fit_are_refused_with_the_reason() {
     let folder = TrainingFolder::new();
     folder.maml("maml.safetensors", &["--steps", "1"]).assert().success();
     folder.negmargin("backbone.safetensors", &["--steps", "1"]).assert().success();
-    misused(folder.on_pictures(&["-m", "maml"]), &["model is the file of a trained maml model"]);
+    misused(folder.on_pictures(&["-m", "maml"]), &["method 'maml' needs a model: maml:model=FILE"]);
     refused(
         folder.on_pictures(&["-m", "maml:model=backbone.safetensors"]),
         &["is a model of kind 'conv4', not 'maml'"],

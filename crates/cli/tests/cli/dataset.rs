@@ -197,6 +197,17 @@ fn outliers_that_are_in_a_split_or_not_there_are_refused() {
 }
 
 #[test]
+fn a_check_lists_images_that_cannot_be_read() {
+    let place = TestFolder::new();
+    std::fs::create_dir_all(place.path("photos/ant")).unwrap();
+    RgbImage::new(4, 4).save(place.path("photos/ant/1.png")).unwrap();
+    std::fs::write(place.path("photos/ant/broken.png"), "no picture").unwrap();
+    let output = place.trueshot(&["dataset", "check", "photos"]).assert().success().get_output().clone();
+    let said = text(&output.stderr);
+    assert!(said.contains("1 file was skipped") && said.contains("ant/broken.png: "), "{said}");
+}
+
+#[test]
 fn a_check_says_what_there_is_and_what_differs_from_what_was_published() {
     let place = TestFolder::new();
     let check = |arguments: &[&str]| place.trueshot(&[&["dataset", "check"], arguments].concat());

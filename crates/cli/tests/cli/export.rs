@@ -36,10 +36,9 @@ fn files_that_are_not_a_classifier_are_refused() {
     let folder = folder_with_classifier();
     let export = |classifier: &str| folder.trueshot(&["export", classifier, "-o", "x.onnx"]);
     refused(export("nowhere.safetensors"), &["cannot use nowhere.safetensors as a classifier"]);
-    refused(
-        export("data.safetensors"),
-        &["its format is 'trueshot-embeddings/1', not 'trueshot-classifier/2'"],
-    );
+    refused(export("data.safetensors"), &["data.safetensors contains embeddings, not a classifier"]);
+    std::fs::write(folder.path("one.png"), "an image").unwrap();
+    refused(export("one.png"), &["one.png is an image, not a classifier", "hint: give a classifier: "]);
     std::fs::write(folder.path("text.safetensors"), "no classifier").unwrap();
     refused(export("text.safetensors"), &["cannot use text.safetensors as a classifier"]);
     assert!(!folder.path("x.onnx").exists());
@@ -78,6 +77,7 @@ fn a_backbone_that_is_not_built_in_must_be_given_or_left_out() {
     refused(export(&["--backbone", "omniglot-conv4"]), &other);
     export(&["--backbone", "omniglot-conv4", "--head-only"]).assert().code(2);
     export(&["--head-only"]).assert().success();
+    refused(export(&["--head-only", "--size", "96"]), &["--size applies to a backbone"]);
 }
 
 #[test]

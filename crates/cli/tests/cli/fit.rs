@@ -106,7 +106,7 @@ fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
     let read = |name: &str| std::fs::read(photos.path().join(name)).unwrap();
     for name in ["colours.safetensors", "photos/red/0.png"] {
         let before = read(name);
-        let expected = format!("./{name} is read by this command: write the predictions to another file");
+        let expected = format!("./{name} is read by this command: write to another file");
         refused(photos.predict(&["photos/red/0.png", "-o", &format!("./{name}")]), &[expected.as_str()]);
         assert!(read(name) == before, "{name}");
     }
@@ -116,6 +116,40 @@ fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
     assert_eq!(read("answers.csv"), b"earlier");
     photos.predict(&["photos/red/0.png", "-o", "answers.csv", "--format", "csv"]).assert().success();
     assert!(String::from_utf8(read("answers.csv")).unwrap().contains("photos/red/0.png,red,"));
+}
+
+#[test]
+fn images_to_classify_need_no_labels() {
+    let photos = StripesFolder::new();
+    photos.fit(&[]);
+    photos.add("new/a.png", [210, 35, 25], 7);
+    photos.add("folder.zip/b.png", [25, 35, 210], 6);
+    std::fs::write(photos.path().join("list.csv"), "path\nnew/a.png\n").unwrap();
+    std::fs::write(photos.path().join("list.jsonl"), "{\"path\": \"new/a.png\"}\n").unwrap();
+    for (input, class) in [("list.csv", " red "), ("list.jsonl", " red "), ("folder.zip", " blue ")] {
+        let table = photos.answers(&[input]);
+        assert!(table.contains(class) && table.lines().count() == 1, "{input}: {table}");
+    }
+    refused(photos.trueshot(&["fit", "list.csv", "-o", "x.safetensors"]), &["names no label column"]);
+}
+
+#[test]
+fn examples_are_added_with_the_backbone_of_the_classifier() {
+    let photos = StripesFolder::new();
+    let fit = ["fit", "photos", "-o", "c.safetensors", "-b", "omniglot-conv4"];
+    photos.trueshot(&fit).assert().success();
+    (0..3).for_each(|number| photos.add(&format!("more/yellow/{number}.png"), [230, 220, 20], number));
+    let add = ["fit", "more", "--add", "c.safetensors", "-o", "c.safetensors"];
+    let said = text(&photos.trueshot(&add).assert().success().get_output().stderr);
+    assert!(said.contains("4 classes from 18 examples"), "{said}");
+    let other = [&add[..], &["-b", "efficientnet-lite0"]].concat();
+    refused(photos.trueshot(&other), &["but the backbone is efficientnet-lite0", "hint: ", "--backbone"]);
+    for command in ["predict", "export"] {
+        let help = text(&photos.trueshot(&[command, "--help"]).assert().success().get_output().stdout);
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("[default: the one that the classifier names]"), "{help}");
+        assert!(!words.contains("omniglot-conv4 for omniglot"), "{help}");
+    }
 }
 
 #[test]

@@ -26,6 +26,51 @@ fn a_result_written_to_a_file_is_the_one_that_would_be_printed() {
 }
 
 #[test]
+fn no_command_writes_over_a_file_that_it_reads() {
+    let folder = EmbeddingsFolder::new();
+    let data = "data.safetensors";
+    let before = std::fs::read(folder.path(data)).unwrap();
+    let same = format!("./{data}");
+    for arguments in [
+        &["fit", data, "-m", "median", "-o", &same][..],
+        &["audit", data, "--json", &same],
+        &["audit", data, "--plan", &same],
+        &["eval", data, "--episodes", "5", "--html", &same],
+        &["eval", data, "--episodes", "5", "--write-manifest", &same],
+        &["inspect", data, "-o", &same],
+    ] {
+        let expected = format!("{same} is read by this command: write to another file");
+        refused(folder.trueshot(arguments), &[&expected]);
+        assert!(std::fs::read(folder.path(data)).unwrap() == before, "{arguments:?}");
+    }
+}
+
+#[test]
+fn two_outputs_of_one_command_are_different_files() {
+    let folder = EmbeddingsFolder::new();
+    let before = folder.files();
+    let data = "data.safetensors";
+    for arguments in [
+        &["audit", data, "--html", "same", "--plan", "./same"][..],
+        &["audit", data, "--csv", "same", "-o", "./same"],
+        &["eval", data, "--episodes", "5", "-o", "same", "--html", "./same"],
+        &["embed", "omniglot", "-o", "same.safetensors", "--skipped", "./same.safetensors"],
+        &["repair", "plan.jsonl", "--labels", "same", "--label-studio", "./same"],
+        &["repair", "plan.jsonl", "--labels", "same.zip", "--into", "./same.zip"],
+    ] {
+        refused(folder.trueshot(arguments), &["./same", " is given for two outputs"]);
+        assert_eq!(folder.files(), before, "{arguments:?}");
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn two_outputs_of_one_command_may_be_the_same_device() {
+    let folder = EmbeddingsFolder::new();
+    folder.eval(&["--html", "/dev/null", "-o", "/dev/null"]).assert().success();
+}
+
+#[test]
 fn a_path_in_a_folder_that_does_not_exist_is_refused_before_any_work() {
     let folder = EmbeddingsFolder::new();
     // Enough episodes for a day: the error must come first.
@@ -149,6 +194,20 @@ fn ctrl_c_prints_what_is_done_so_far() {
     assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
     assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
     assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ctrl_c_in_the_demo_prints_what_is_done_so_far() {
+    let folder = EmbeddingsFolder::new();
+    let output = interrupted(&folder, &["demo", "--episodes", "1000000000", "--threads", "2"]);
+    let (shown, messages) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{messages}");
+    assert!(
+        messages.ends_with("stopped early: the results cover the episodes finished so far\n"),
+        "{messages}"
+    );
+    assert!(shown.contains("2. METHODS") && shown.contains(" episodes, stopped early, seed 0"), "{shown}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of bad input: every kind has its own clear error.
 
-use crate::fixture::{CLASSES, DIM, EmbeddingsFolder, ITEMS, bank, misused, refused};
+use crate::fixture::{CLASSES, DIM, EmbeddingsFolder, ITEMS, bank, misused, refused, text};
 use serde_json::json;
 
 #[test]
@@ -41,9 +41,28 @@ fn numbers_that_make_no_episode_are_refused() {
     misused(folder.eval(&["--ways", "1"]), &["the number of ways is 1; allowed: 2 or more"]);
     misused(folder.eval(&["--shots", "0"]), &["the number of shots is 0; allowed: 1 or more"]);
     misused(folder.eval(&["--shots", "6-3"]), &["the largest number of shots is 3"]);
-    misused(folder.eval(&["--episodes=0"]), &["the number of episodes is 0; allowed: 1 or more"]);
+    misused(
+        folder.eval(&["--episodes=0", "--write-manifest", "m"]),
+        &["invalid value '0' for '--episodes <N>'"],
+    );
+    misused(folder.trueshot(&["demo", "-e", "0"]), &["invalid value '0' for '--episodes <N>'"]);
+    assert!(!folder.path("m").exists() && !folder.path("report.html").exists());
     misused(folder.eval(&["--shots", "few"]), &["'few' is not a number of shots"]);
     misused(folder.eval(&["--threads", "0"]), &["--threads"]);
+}
+
+#[test]
+fn a_negative_number_is_a_value_that_is_refused_with_those_allowed() {
+    let folder = EmbeddingsFolder::new();
+    misused(
+        folder.eval(&["--threads", "-1"]),
+        &["invalid value '-1' for '--threads <N>': -1 is not in 1..=1024"],
+    );
+    misused(folder.eval(&["--shots", "-3"]), &["'-3' is not a number of shots"]);
+    misused(folder.eval(&["--seed", "-1"]), &["invalid value '-1' for '--seed <SEED>'"]);
+    let predict = ["predict", "m.safetensors", "data.safetensors", "--unknown", "-0.5"];
+    misused(folder.trueshot(&predict), &["invalid value '-0.5' for '--unknown"]);
+    misused(folder.trueshot(&["train", "relabel", "data.safetensors", "-s", "-1"]), &["invalid value '-1'"]);
 }
 
 #[test]
@@ -151,6 +170,55 @@ fn labels_and_features_of_different_length_are_refused() {
     refused(folder.trueshot(&["eval", "x.npy"]), &["50 rows of features but 49 labels"]);
     std::fs::write(folder.path("y.npy"), npy("<i8", "50,", labels(50))).unwrap();
     inspect("x.npy").assert().success();
+}
+
+#[test]
+fn rows_to_classify_need_no_labels() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["fit", "data.safetensors", "-o", "c.safetensors"]).assert().success();
+    let values = (0..2 * DIM).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    std::fs::write(folder.path("lone.npy"), npy("<f4", &format!("2, {DIM}"), values)).unwrap();
+    let predict = ["predict", "c.safetensors", "lone.npy", "--format", "csv"];
+    let answers = text(&folder.trueshot(&predict).assert().success().get_output().stdout);
+    assert_eq!(answers.lines().count(), 3, "{answers}");
+}
+
+#[test]
+fn a_repair_of_rows_takes_the_file_of_their_labels() {
+    let folder = EmbeddingsFolder::new();
+    let data = bank("class", 0, CLASSES, ITEMS, DIM);
+    let values = data.all_rows().iter().flat_map(|value| value.to_le_bytes()).collect();
+    let labels = data.labels().iter().flat_map(|&label| i64::from(label).to_le_bytes()).collect();
+    let rows = data.len();
+    std::fs::write(folder.path("lone.npy"), npy("<f4", &format!("{rows}, {DIM}"), values)).unwrap();
+    std::fs::write(folder.path("lab.npy"), npy("<i8", &format!("{rows},"), labels)).unwrap();
+    let audit = ["audit", "lone.npy", "--labels-of-rows", "lab.npy", "--plan", "plan.jsonl"];
+    folder.trueshot(&audit).assert().success();
+    let repair = ["repair", "plan.jsonl"];
+    refused(folder.trueshot(&repair), &["no labels next to", "hint: ", "with --labels-of-rows"]);
+    folder.trueshot(&[&repair[..], &["--labels-of-rows", "lab.npy"]].concat()).assert().success();
+}
+
+#[test]
+fn files_of_another_kind_are_named() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["fit", "data.safetensors", "-o", "c.safetensors"]).assert().success();
+    for command in ["audit", "inspect", "eval"] {
+        let expected = ["c.safetensors contains a classifier, not embeddings"];
+        refused(folder.trueshot(&[command, "c.safetensors"]), &expected);
+    }
+    let commands: [(&[&str], &str); 2] = [
+        (&["predict", "data.safetensors", "data.safetensors"], "a classifier"),
+        (&["embed", "omniglot", "-o", "x.safetensors", "-b", "data.safetensors"], "a model"),
+    ];
+    for (command, wanted) in commands {
+        let expected = format!("data.safetensors contains embeddings, not {wanted}");
+        refused(folder.trueshot(command), &[expected.as_str()]);
+    }
+    std::fs::create_dir(folder.path("photos")).unwrap();
+    for command in ["inspect", "eval"] {
+        refused(folder.trueshot(&[command, "photos"]), &["photos: unknown format", "hint: `trueshot embed`"]);
+    }
 }
 
 /// A safetensors file with this header and `data` zero bytes after it.

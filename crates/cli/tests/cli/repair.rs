@@ -3,6 +3,7 @@
 use crate::fixture::{EmbeddingsFolder, misused, refused, text};
 use crate::photos::PhotoFolder;
 use serde_json::Value;
+use trueshot::embeddings::{Precision, Writer};
 
 /// Photos with two exchanged, and a plan next to them.
 fn planned() -> PhotoFolder {
@@ -321,12 +322,56 @@ fn rows_get_their_labels_in_a_new_file() {
     );
 }
 
+#[test]
+fn a_plan_for_data_that_were_moved_names_root() {
+    let photos = planned();
+    std::fs::rename(photos.path("photos"), photos.path("moved")).unwrap();
+    let expected = ["photos does not exist", "hint: if the audited data were moved", "--root"];
+    refused(photos.trueshot(&["repair", "plan.jsonl"]), &expected);
+    photos.trueshot(&["repair", "plan.jsonl", "--root", "moved"]).assert().success();
+}
+
+#[test]
+fn lists_cannot_be_written_while_a_repair_is_undone() {
+    let undo = ["repair", "--undo", "plan.undo.jsonl", "--labels", "labels.csv"];
+    misused(EmbeddingsFolder::new().trueshot(&undo), &["cannot be used with"]);
+}
+
+#[test]
+fn of_rows_with_the_same_name_only_the_planned_one_is_changed() {
+    let folder = EmbeddingsFolder::new();
+    let path = folder.path("same.safetensors");
+    let classes = ["ant", "bee"].map(String::from);
+    let mut writer = Writer::create(&path, 2, Precision::F32, &classes, &[]).unwrap();
+    for row in 0..20_usize {
+        let values = if row % 2 == 0 { [1.0, 0.01 * row as f32] } else { [0.01 * row as f32, 1.0] };
+        // Row 3 is an ant by its label only.
+        let class = if row == 3 { 0 } else { row as u32 % 2 };
+        let bytes: Vec<u8> = values.iter().flat_map(|value: &f32| value.to_le_bytes()).collect();
+        writer.push(class, "same", &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    folder.trueshot(&["audit", "same.safetensors", "--plan", "plan.jsonl"]).assert().success();
+    folder.trueshot(&["repair", "plan.jsonl", "--into", "clean.safetensors"]).assert().success();
+    let clean = trueshot::Embeddings::open(folder.path("clean.safetensors")).unwrap();
+    let expected: Vec<u32> = (0..20).map(|row| row % 2).collect();
+    assert_eq!(clean.labels(), expected);
+}
+
 /// Writes the plan of `planned` with other changes to `mine.jsonl`.
 fn edit_plan(photos: &PhotoFolder, plan: &str, changes: &[&str]) {
     let text = std::fs::read_to_string(photos.path(plan)).unwrap();
     let (header, listing) = (text.lines().next().unwrap(), text.lines().last().unwrap());
     let lines = [&[header], changes, &[listing]].concat();
     std::fs::write(photos.path("mine.jsonl"), lines.join("\n")).unwrap();
+}
+
+#[test]
+fn commands_in_messages_are_quoted_for_a_shell() {
+    let folder = EmbeddingsFolder::new();
+    std::fs::create_dir(folder.path("my photos")).unwrap();
+    let expected = ["my photos is a folder, not a plan", "trueshot audit 'my photos' --plan plan.jsonl"];
+    refused(folder.trueshot(&["repair", "my photos"]), &expected);
 }
 
 #[test]

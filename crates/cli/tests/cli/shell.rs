@@ -50,6 +50,18 @@ fn every_shell_has_a_script_that_names_the_commands() {
 }
 
 #[test]
+fn examples_fit_into_80_columns() {
+    let folder = EmbeddingsFolder::new();
+    folder.trueshot(&["man", "--out", "man"]).assert().success();
+    for page in std::fs::read_dir(folder.path("man")).unwrap() {
+        let page = std::fs::read_to_string(page.unwrap().path()).unwrap().replace("\\-", "-");
+        let examples = page.split_once("\n.nf\n").map_or("", |(_, examples)| examples);
+        let mut lines = examples.lines().take_while(|line| *line != ".fi");
+        assert!(lines.all(|line| line.chars().count() <= 80), "{examples}");
+    }
+}
+
+#[test]
 fn there_is_a_manual_page_for_every_command_and_the_main_one_is_printed() {
     let folder = EmbeddingsFolder::new();
     let main = text(&folder.trueshot(&["man"]).assert().success().get_output().stdout);
@@ -61,6 +73,8 @@ fn there_is_a_manual_page_for_every_command_and_the_main_one_is_printed() {
     for part in [".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS", ".SH EXAMPLES", "certainty"] {
         assert!(audit.contains(part), "'{part}' is missing in: {audit}");
     }
+    assert!(audit.contains(".SH EXAMPLES\n.nf\nExamples:\n") && audit.ends_with("\n.fi\n"), "{audit}");
+    assert!(main.contains("\n.fi\n.SH VERSION\n"), "{main}");
     assert!(page("trueshot-train-backbone.1").contains("trueshot train backbone"));
     let pages = std::fs::read_dir(folder.path("man/man1")).unwrap().count();
     let commands = text(&folder.trueshot(&["--help"]).assert().success().get_output().stdout);

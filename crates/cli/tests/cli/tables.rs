@@ -52,6 +52,17 @@ fn pipes_and_files_have_whole_names_and_columns_are_fitted_if_asked_for() {
 }
 
 #[test]
+fn a_note_that_does_not_fit_behind_the_name_of_an_item_is_on_its_own_line() {
+    let photos = photos();
+    photos.trueshot(&["fit", "photos", "-o", "classifier.safetensors"]).assert().success();
+    let predict = ["predict", "classifier.safetensors", "photos", "--all", "--columns", "80"];
+    let table = shown(&photos, &predict, None);
+    let mut lines = table.lines().skip_while(|line| !line.contains('…'));
+    let (line, note) = (lines.next().unwrap(), lines.next().unwrap());
+    assert!(line.ends_with(".png") && note.starts_with("       (") && note.ends_with(')'), "{table}");
+}
+
+#[test]
 fn tables_of_eval_and_inspect_have_the_given_width() {
     let folder = EmbeddingsFolder::new();
     let widest = |arguments: &[&str]| {

@@ -427,7 +427,7 @@ fn options_that_make_no_sense_are_refused_by_name() {
     misused(folder.train("m.bin", &[]), &["the file must end in .safetensors"]);
     refused_after_reading(
         folder.train("m.safetensors", &["--noise", "paired=60"]),
-        &["paired noise of 60 % is impossible"],
+        &["paired noise of 60 % is impossible", "hint: give other levels with --noise and --val-noise"],
     );
     refused_after_reading(
         folder.train("m.safetensors", &["--noise", "outlier=20", "--ways", &CLASSES.to_string()]),
@@ -497,13 +497,13 @@ fn models_and_data_that_do_not_fit_are_told_apart() {
     );
     refused(
         eval("val.safetensors", "tranfs:model=val.safetensors", "3"),
-        &["its format is 'trueshot-embeddings/1'"],
+        &["val.safetensors contains embeddings, not a model"],
     );
     refused(
         eval("val.safetensors", "tranfs:model=nowhere.safetensors", "3"),
         &["cannot read nowhere.safetensors"],
     );
-    misused(eval("val.safetensors", "tranfs", "3"), &["model is the file of a trained tranfs model"]);
+    misused(eval("val.safetensors", "tranfs", "3"), &["method 'tranfs' needs a model: tranfs:model=FILE"]);
     let from = ["--from", "m.safetensors", "--width", "32"];
     refused_after_reading(
         folder.train("n.safetensors", &from),
