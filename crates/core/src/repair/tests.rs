@@ -725,7 +725,7 @@ fn rows_of_one_name() -> Embeddings {
         let centre = if row % 2 == 0 { [1.0, 0.0] } else { [0.0, 1.0] };
         [centre[0] + 0.01 * row as f32, centre[1] - 0.01 * row as f32]
     });
-    let label = |row: usize| if (row % 2 == 0) != (row == 3) { "ant" } else { "bee" };
+    let label = |row: usize| if row.is_multiple_of(2) != (row == 3) { "ant" } else { "bee" };
     let labels = (0..20).map(|row| label(row).to_string()).collect();
     let rows = Embeddings::from_rows(values.collect(), 2, labels).unwrap();
     rows.with_items(Items::from_names(["x"; 20])).unwrap()
