@@ -142,7 +142,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     }
     let mut file = options.open(path)?;
     let metadata = file.metadata()?;
-    // An empty file is one that its holder has not written yet, or is about to write again.
+    // A file is empty while its holder writes it again.
     let is_lock_text = |text: String| text.is_empty() || text.starts_with(MAGIC);
     if !metadata.is_file() || !is_lock_text(read_text(&mut file)?) || has_other_names(&metadata) {
         return Err(std::io::Error::other("a file with that name exists and is not a lock file of trueshot"));
