@@ -12,7 +12,7 @@
 // (pieces of a matrix per lane) as on the GPU, so errors in layouts are found. Races and errors in the order of
 // asynchronous copies are not: only one thread runs at a time, and copies are done at once.
 //
-// To compile it by hand:  c++ -O1 -std=c++17 -shared -fPIC -o libemulator.so emulator.cpp
+// To compile it by hand:  c++ -O1 -std=c++17 -shared -fPIC -fno-gnu-unique -o libemulator.so emulator.cpp
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -85,7 +85,12 @@ struct Fiber {
   bool can_run() const { return !done && (!barrier || *barrier != generation); }
 };
 static const size_t STACK_LEN = 256 * 1024;  // bytes per fiber
-static std::vector<Fiber> fibers;  // [threads of a block]; kept for later blocks
+// The fibers of the current block, [threads of a block]. They are kept for later blocks until the library is unloaded.
+static struct Fibers : std::vector<Fiber> {
+  ~Fibers() {
+    for (Fiber& fiber : *this) free(fiber.stack);
+  }
+} fibers;
 static void* scheduler;  // the stack pointer of run_block, while a fiber runs
 static int current, threads;  // the running thread; threads of a block
 static std::function<void()> body;  // the kernel with its arguments

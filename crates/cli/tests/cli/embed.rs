@@ -381,7 +381,7 @@ fn large_pictures_on_many_threads_share_one_budget_of_memory() {
     // 36 megapixels with transparency in a few kilobytes, which take 144 MB when decoded.
     let mut large = std::io::Cursor::new(Vec::new());
     image::RgbaImage::new(6000, 6000).write_to(&mut large, image::ImageFormat::Png).unwrap();
-    for (class, number) in (0..16).map(|number| (number % 2, number)) {
+    for (class, number) in (0..8).map(|number| (number % 2, number)) {
         let class = folder.path().join(format!("pictures/{class}"));
         std::fs::create_dir_all(&class).unwrap();
         std::fs::write(class.join(format!("{number}.png")), large.get_ref()).unwrap();

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use crate::fixture::{TRUESHOT, text};
@@ -32,6 +33,13 @@ fn reproduce(out: &Path) -> String {
     told
 }
 
+/// The reports of an uninterrupted run of the command of [`TABLE`].
+static UNINTERRUPTED: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
+    let out = folder();
+    reproduce(out.path());
+    reports(out.path())
+});
+
 fn reports(out: &Path) -> Vec<Vec<u8>> {
     ["html", "md", "tex", "json"]
         .map(|form| std::fs::read(out.join(format!("report.{form}"))).unwrap())
@@ -49,31 +57,29 @@ fn results(out: &Path, ending: &str) -> Vec<PathBuf> {
 
 #[test]
 fn a_run_that_is_killed_again_and_again_ends_in_the_same_report() {
-    let (whole, broken) = (folder(), folder());
-    reproduce(whole.path());
+    let out = folder();
     // The moments of the interruptions depend on the clock; the report must not.
     let mut moment =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().subsec_micros();
     for _ in 0..10 {
         moment = moment.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let mut command = std::process::Command::new(TRUESHOT);
-        command.args(TABLE).arg(broken.path()).stderr(Stdio::null());
+        command.args(TABLE).arg(out.path()).stderr(Stdio::null());
         let mut run = command.spawn().unwrap();
         std::thread::sleep(Duration::from_millis(u64::from(moment >> 16) % 1500));
         run.kill().unwrap();
         run.wait().unwrap();
     }
-    reproduce(broken.path());
-    assert!(reports(whole.path()) == reports(broken.path()), "the reports differ");
+    reproduce(out.path());
+    assert!(reports(out.path()) == *UNINTERRUPTED, "the reports differ");
 }
 
 #[test]
 fn a_run_split_by_job_minutes_gives_the_same_report_and_the_total_time() {
-    let (whole, periods) = (folder(), folder());
-    reproduce(whole.path());
+    let out = folder();
     let period = |minutes: &str| {
         let mut command = std::process::Command::new(TRUESHOT);
-        command.args(TABLE).arg(periods.path()).args(["--job-minutes", minutes]).output().unwrap()
+        command.args(TABLE).arg(out.path()).args(["--job-minutes", minutes]).output().unwrap()
     };
     let first = period("0.00001");
     assert_eq!(first.status.code(), Some(130), "{}", text(&first.stderr));
@@ -82,8 +88,8 @@ fn a_run_split_by_job_minutes_gives_the_same_report_and_the_total_time() {
     let message = text(&finished.stderr);
     assert!(finished.status.success(), "{message}");
     assert!(message.contains("training on ") && message.contains(" runs"), "{message}");
-    assert_eq!(reports(whole.path()), reports(periods.path()));
-    assert!(results(periods.path(), ".seconds").is_empty(), "times of stopped runs are in the records");
+    assert!(reports(out.path()) == *UNINTERRUPTED, "the reports differ");
+    assert!(results(out.path(), ".seconds").is_empty(), "times of stopped runs are in the records");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::{Argument, Grid};
@@ -33,16 +34,14 @@ const ALIGNMENT: usize = 1024;
 pub(super) struct Emulator {
     /// Whether inputs of matrix products keep their f32 values. If not, they are rounded to TF32, as on a GPU.
     exact: bool,
-    library: libloading::Library,
+    /// A copy of the library that only this emulator has loaded. It is locked while a kernel runs, because the library
+    /// has global variables for the current kernel.
+    library: Mutex<libloading::Library>,
     /// The bytes of each allocation, by address.
     sizes: Mutex<HashMap<u64, usize>>,
     /// The operations of the graph that is being recorded, if there is one.
     recording: Mutex<Option<Vec<Operation>>>,
 }
-
-/// Locked while a kernel runs: the library has global variables for the current kernel, so it runs one at a time,
-/// whichever emulator starts it.
-static RUNNING: Mutex<()> = Mutex::new(());
 
 /// One operation, which runs at once or is recorded.
 #[derive(Clone)]
@@ -55,10 +54,7 @@ pub(super) enum Operation {
 
 impl Emulator {
     pub fn open(exact: bool) -> Self {
-        let path = library_path();
-        // SAFETY: the library is built from this crate's sources and has no initialisers.
-        let library = unsafe { libloading::Library::new(path) }
-            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let library = Mutex::new(load_copy(library_path()));
         Emulator { exact, library, sizes: Mutex::default(), recording: Mutex::default() }
     }
 
@@ -118,7 +114,7 @@ impl Emulator {
     }
 
     fn run(&self, operation: &Operation) {
-        let _running = RUNNING.lock().expect("no panics");
+        let library = self.library.lock().expect("no panics");
         match operation {
             // SAFETY: the address and length are those of a buffer.
             Operation::Clear { address, bytes } => unsafe {
@@ -131,10 +127,10 @@ impl Emulator {
                 // SAFETY: the library exports these functions; the kernel copies its arguments by their types.
                 let status = unsafe {
                     let set_exact: libloading::Symbol<'_, unsafe extern "C" fn(c_int)> =
-                        self.library.get(b"emulator_set_exact").expect("the library has the function");
+                        library.get(b"emulator_set_exact").expect("the library has the function");
                     set_exact(c_int::from(self.exact));
                     let launch: libloading::Symbol<'_, LaunchFunction> =
-                        self.library.get(b"emulator_launch").expect("the library has the function");
+                        library.get(b"emulator_launch").expect("the library has the function");
                     let (x, y, z) = grid.blocks;
                     launch(name.as_ptr(), x, y, z, grid.threads, grid.shared, pointers.as_ptr())
                 };
@@ -144,8 +140,23 @@ impl Emulator {
     }
 }
 
-/// Options of the compiler. More optimisation would take longer than it saves.
-const OPTIONS: [&str; 5] = ["-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-unknown-pragmas"];
+/// Loads a copy of the library, which has its own global variables. The same file would be loaded once for the whole
+/// process.
+fn load_copy(library: &Path) -> libloading::Library {
+    static COPIES: AtomicUsize = AtomicUsize::new(0);
+    let number = COPIES.fetch_add(1, Ordering::Relaxed);
+    let copy = library.with_extension(format!("{}.{number}.so", std::process::id()));
+    std::fs::copy(library, &copy).unwrap_or_else(|error| panic!("{}: {error}", copy.display()));
+    // SAFETY: the library is built from this crate's sources, and its initialisers only set up its global variables.
+    let loaded = unsafe { libloading::Library::new(&copy) };
+    std::fs::remove_file(&copy).unwrap_or_else(|error| panic!("{}: {error}", copy.display()));
+    loaded.unwrap_or_else(|error| panic!("{}: {error}", library.display()))
+}
+
+/// Options of the compiler. More optimisation would take longer than it saves. With GNU's unique symbols, copies of the
+/// library would share the static variables of templates.
+const OPTIONS: [&str; 6] =
+    ["-O1", "-std=c++17", "-shared", "-fPIC", "-fno-gnu-unique", "-Wno-unknown-pragmas"];
 
 /// The path of the library, which is compiled once for every version of its sources and kept in the folder of the
 /// program that is running.

@@ -252,10 +252,10 @@ fn steps_of_other_sizes_and_overflows_do_not_change_later_steps() {
         training.state().unwrap()
     };
     // A scale that overflows is halved until it does not. Then the steps are those of a run that starts with it.
-    let first = run(std::slice::from_ref(&large), 1e8);
+    let first = run(std::slice::from_ref(&large), 1e6);
     let scale = first.backbone.scale;
-    assert!(scale < 1e8 && first.backbone.updates == 1, "{scale}");
-    let both = run(&[large.clone(), small.clone()], 1e8);
+    assert!(scale < 1e6 && first.backbone.updates == 1, "{scale}");
+    let both = run(&[large.clone(), small.clone()], 1e6);
     assert!(both == run(&[large, small.clone()], scale), "the same steps from the scale that is left");
     // The memory that a larger step has used does not change a smaller one.
     let continued = {
