@@ -193,7 +193,8 @@ impl Arguments {
             write_file(path, &plan.to_text())?;
             say!("{}: {}", path.display(), plan.summary());
             if std::io::stderr().is_terminal() {
-                say!("next: `trueshot repair {}` shows what would move", shell_path(path));
+                let labels = self.support.labels_as_given();
+                say!("next: `trueshot repair {}{labels}` shows what would move", shell_path(path));
             }
         }
         match self.format {

@@ -140,7 +140,10 @@ fn print_summary(arguments: &Arguments, predictor: &Predictor, audit: &Audit) {
     }
     let backbone = arguments.support.backbone.as_given();
     let advice = match &arguments.add {
-        None => format!("; see `trueshot audit {}{backbone}`", shell_path(&arguments.support.support)),
+        None => {
+            let labels = arguments.support.labels_as_given();
+            format!("; see `trueshot audit {}{labels}{backbone}`", shell_path(&arguments.support.support))
+        }
         // No command audits the earlier examples.
         Some(_) => String::new(),
     };

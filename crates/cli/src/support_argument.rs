@@ -17,7 +17,7 @@ use trueshot_vision::{Collection, LabelledRows, SourceOptions};
 
 use crate::backbone_argument::BackboneArgument;
 use crate::images_argument::print_skipped;
-use crate::messages::say;
+use crate::messages::{say, shell_path};
 use crate::progress::ProgressDisplay;
 
 /// Extensions of embeddings files, in lower case.
@@ -56,6 +56,12 @@ impl SupportArgument {
     /// The files and folders that are read.
     pub fn files(&self) -> impl Iterator<Item = &PathBuf> {
         [&self.support].into_iter().chain(&self.labels_of_rows)
+    }
+
+    /// `--labels-of-rows` as it was given, with a space before it, for commands on the same rows.
+    pub fn labels_as_given(&self) -> String {
+        let option = |labels: &PathBuf| format!(" --labels-of-rows {}", shell_path(labels));
+        self.labels_of_rows.as_ref().map_or_else(String::new, option)
     }
 
     /// Reads embeddings, or embeds images with a progress bar. Prints what was skipped and warnings about classes.

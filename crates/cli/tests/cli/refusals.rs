@@ -188,12 +188,17 @@ fn a_repair_of_rows_takes_the_file_of_their_labels() {
     let folder = EmbeddingsFolder::new();
     let data = bank("class", 0, CLASSES, ITEMS, DIM);
     let values = data.all_rows().iter().flat_map(|value| value.to_le_bytes()).collect();
-    let labels = data.labels().iter().flat_map(|&label| i64::from(label).to_le_bytes()).collect();
+    let mut labels = data.labels().to_vec();
+    labels[0] = (labels[0] + 1) % CLASSES as u32;
+    let labels = labels.into_iter().flat_map(|label| i64::from(label).to_le_bytes()).collect();
     let rows = data.len();
     std::fs::write(folder.path("lone.npy"), npy("<f4", &format!("{rows}, {DIM}"), values)).unwrap();
     std::fs::write(folder.path("lab.npy"), npy("<i8", &format!("{rows},"), labels)).unwrap();
     let audit = ["audit", "lone.npy", "--labels-of-rows", "lab.npy", "--plan", "plan.jsonl"];
     folder.trueshot(&audit).assert().success();
+    let fit = ["fit", "lone.npy", "--labels-of-rows", "lab.npy", "-o", "c.safetensors"];
+    let said = text(&folder.trueshot(&fit).assert().success().get_output().stderr);
+    assert!(said.contains("`trueshot audit lone.npy --labels-of-rows lab.npy`"), "{said}");
     let repair = ["repair", "plan.jsonl"];
     refused(folder.trueshot(&repair), &["no labels next to", "hint: ", "with --labels-of-rows"]);
     folder.trueshot(&[&repair[..], &["--labels-of-rows", "lab.npy"]].concat()).assert().success();

@@ -198,10 +198,9 @@ impl RepairPlan {
         // Rows whose name and class do not identify them. Files have different names.
         let mut rows_of_name: HashMap<(&str, &str), usize> = HashMap::new();
         if kind == CollectionKind::Embeddings {
-            audit
-                .items
-                .iter()
-                .for_each(|item| *rows_of_name.entry((&item.item, &item.given)).or_default() += 1);
+            for item in &audit.items {
+                *rows_of_name.entry((&item.item, &item.given)).or_default() += 1;
+            }
         }
         let row_if_needed = |row: usize| {
             let item = &audit.items[row];
@@ -513,14 +512,16 @@ pub(super) fn is_class_name(name: &str) -> bool {
     name.split('/').all(is_part) && !name.starts_with(super::QUARANTINE)
 }
 
-/// The hash of what changes do: the item, its old and its new class, and rows if they are needed. Their order does not matter.
+/// The hash of what changes do: the item, its old and its new class, and the row where the name does not identify it.
+/// The order of the changes does not matter.
 pub(super) fn digest(changes: &[PlannedChange]) -> String {
-    let mut parts: Vec<_> = changes.iter().map(|change| (&change.item, &change.from, &change.to)).collect();
-    parts.sort_unstable();
+    let mut sorted: Vec<&PlannedChange> = changes.iter().collect();
+    sorted.sort_unstable_by_key(|change| (&change.item, &change.from, &change.to, change.row));
+    let parts: Vec<_> = sorted.iter().map(|change| (&change.item, &change.from, &change.to)).collect();
     let mut text = serde_json::to_string(&parts).expect("names are plain data");
-    let mut rows: Vec<usize> = changes.iter().filter_map(|change| change.row).collect();
-    rows.sort_unstable();
-    if !rows.is_empty() {
+    // Only then, so that plans without rows keep the hash that earlier versions wrote.
+    if sorted.iter().any(|change| change.row.is_some()) {
+        let rows: Vec<_> = sorted.iter().map(|change| change.row).collect();
         text += &format!("{rows:?}");
     }
     blake3::hash(text.as_bytes()).to_hex().to_string()

@@ -757,3 +757,21 @@ fn rows_of_the_same_name_are_changed_by_their_number() {
     assert!(refused(Some(5)).contains("row 5 is not x under class 'ant'"), "{}", refused(Some(5)));
     assert!(refused(None).contains("11 rows under class 'ant' are named x"), "{}", refused(None));
 }
+
+#[test]
+fn a_plan_in_which_rows_are_exchanged_counts_as_edited() {
+    let change = |row: usize, to: &str| PlannedChange {
+        item: "x".into(),
+        from: "ant".into(),
+        row: Some(row),
+        to: Some(to.into()),
+        quarantine: false,
+        p_wrong: None,
+        reason: None,
+        effect: None,
+    };
+    let digest = |changes: &[PlannedChange]| super::plan::digest(changes);
+    let planned = digest(&[change(3, "bee"), change(5, "cat")]);
+    assert_eq!(digest(&[change(5, "cat"), change(3, "bee")]), planned);
+    assert_ne!(digest(&[change(5, "bee"), change(3, "cat")]), planned);
+}

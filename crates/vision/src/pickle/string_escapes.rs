@@ -1,6 +1,7 @@
 //! String escapes of pickle protocol 0, which is ASCII. Both functions return `None` for an escape that is not valid.
 
-/// Decodes a Unicode string: `\uXXXX` and `\UXXXXXXXX`; every other byte is a character of Latin-1.
+/// Decodes a Unicode string: `\u` with four hexadecimal digits and `\U` with eight are the character of that number;
+/// every other byte is a character of Latin-1.
 pub(super) fn unicode(line: &[u8]) -> Option<String> {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
