@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Fit the constants from which `trueshot predict` computes the probability of "none of these".
+r"""Fit the constants from which `trueshot predict` computes the probability of "none of these".
 
-    python bench/measure/fit_unknown.py mini-train.safetensors tiny-train.safetensors cifar-train.safetensors
+    python bench/measure/fit_unknown.py mini-train.safetensors tiny-train.safetensors cifar-train.safetensors \
+        fruits.safetensors
 
-Each argument is an embeddings file with right labels. Support sets of 2 to 30 classes with 3 to 20 items each are drawn,
-half of them from classes that are similar to each other. Each gives four similarities (see
-crates/core/src/predictor/similarity.rs) of queries of its classes, of queries of other classes, and of its own left-out
-items and classes. Prints the typical distance and ratio of left-out classes (medians over the tasks) and the weights and
+Each argument is an embeddings file with right labels, of at least 7 classes of at least 30 rows. Support sets of 2 to 30
+classes with 3 to 20 items each are drawn, half of them from classes that are similar to each other. Each gives four
+similarities (see crates/core/src/predictor/similarity.rs) of queries of its classes, of queries of other classes, and of
+its own left-out items and classes. Prints the typical distance and ratio of left-out classes (medians over the tasks) and the weights and
 the intercept of a logistic regression on similarities standardised as in crates/core/src/predictor/novelty.rs. Needs numpy
 and torch.
 """
@@ -21,13 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import benchlib  # noqa: E402
 
 # As in the Rust code: the weight of the identity in the shrunk covariance (similarity.rs), the number of rounds in
-# which items and classes are left out (leave_out.rs), and the weight of the typical distribution, in left-out classes
-# (novelty.rs).
+# which items and classes are left out (leave_out.rs), and the weight of the typical distribution, which counts as much as
+# the items of this many left-out classes (novelty.rs).
 SHRINKAGE = 0.6
 ROUNDS = 10
 TYPICAL_CLASSES = 2
 # Queries per class.
 QUERIES = 10
+# The most support items per class. Every class needs as many rows, and some for queries.
+MAX_SHOTS = 20
+# Classes that are always left for unknown queries; a support set has at least two.
+UNKNOWN_CLASSES = 5
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Task:
     unknown: object
     """Queries of other classes."""
     left_out_known: object
-    """Items of the support set, compared with the rest, which has other items of their class."""
+    """Left-out items of the support set, compared with the items that remained, some of them of the same class."""
     left_out_unknown: object
     """Items of classes that were left out as a whole, compared with the other classes."""
     left_out_classes: int
@@ -123,13 +128,13 @@ def draw(rng, rows, by_class: list, means) -> Task:
     import numpy as np
     import torch
 
-    classes = min(int(rng.choice([2, 3, 5, 5, 8, 10, 20, 30])), len(by_class) - 5)
-    shots = int(rng.choice([3, 5, 10, 10, 20])) if classes <= 10 else int(rng.choice([3, 5, 10]))
+    classes = min(int(rng.choice([2, 3, 5, 5, 8, 10, 20, 30])), len(by_class) - UNKNOWN_CLASSES)
+    shots = int(rng.choice([3, 5, 10, 10, MAX_SHOTS])) if classes <= 10 else int(rng.choice([3, 5, 10]))
     order = rng.permutation(len(by_class))
     if rng.random() < 0.5:
         # Only classes that are similar to one class.
         nearest = np.argsort(-(means @ means[order[0]]).numpy())
-        order = rng.permutation(nearest[:max(2 * classes, classes + 5)])
+        order = rng.permutation(nearest[:max(2 * classes, classes + UNKNOWN_CLASSES)])
     items = [rng.permutation(by_class[index])[:shots + QUERIES] for index in order[:classes]]
     support = rows[np.concatenate([some[:shots] for some in items])]
     labels = torch.arange(classes).repeat_interleave(shots)
@@ -141,20 +146,23 @@ def draw(rng, rows, by_class: list, means) -> Task:
 
 
 def typical(tasks: list[Task]) -> tuple:
-    """The median distance (in standard deviations) and ratio of deviations of left-out classes to left-out items."""
+    """Medians over the tasks: the distance of left-out classes from left-out items, in standard deviations of these, and the
+    ratio of the standard deviations of left-out classes and left-out items."""
     import torch
 
     # Tasks in which enough items of left-out classes were compared.
     used = [task for task in tasks if len(task.left_out_unknown) >= 10]
     deviations = [task.left_out_known.std(0, correction=0) + 1e-6 for task in used]
-    distance = [(t.left_out_known.mean(0) - t.left_out_unknown.mean(0)) / d for t, d in zip(used, deviations)]
-    ratio = [task.left_out_unknown.std(0, correction=0) / d for task, d in zip(used, deviations)]
+    distance = [(task.left_out_known.mean(0) - task.left_out_unknown.mean(0)) / deviation
+                for task, deviation in zip(used, deviations)]
+    ratio = [task.left_out_unknown.std(0, correction=0) / deviation for task, deviation in zip(used, deviations)]
     return torch.stack(distance).median(0)[0], torch.stack(ratio).median(0)[0]
 
 
 def standardised(task: Task, distance, ratio) -> tuple:
     """The similarities of known and unknown queries, standardised by the left-out items as `Calibration::new` in
-    novelty.rs does: 0 is halfway between left-out items and left-out classes."""
+    novelty.rs does, except for its lower limits of the standard deviations: 0 is halfway between left-out items and
+    left-out classes."""
     mean, deviation = task.left_out_known.mean(0), task.left_out_known.std(0, correction=0) + 1e-6
     share = task.left_out_classes / (task.left_out_classes + TYPICAL_CLASSES)
     other_mean, other_deviation = mean - distance * deviation, ratio * deviation
@@ -176,11 +184,16 @@ def main() -> None:
     import numpy as np
     import torch
 
+    if arguments.tasks < len(arguments.files):
+        benchlib.fail(f"--tasks is {arguments.tasks}; every file needs at least one, so at least {len(arguments.files)}")
     torch.set_num_threads(arguments.threads)
     tasks = []
     for index, path in enumerate(arguments.files):
         rows, labels, _ = benchlib.read_embeddings(path)
         rows, by_class = torch.tensor(rows), [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        if len(by_class) < UNKNOWN_CLASSES + 2 or min(map(len, by_class)) < MAX_SHOTS + QUERIES:
+            benchlib.fail(f"{path}: fewer than {UNKNOWN_CLASSES + 2} classes, or a class with fewer than "
+                          f"{MAX_SHOTS + QUERIES} rows")
         means = torch.stack([unit(rows[items]).mean(0) for items in by_class])
         means = unit(means - means.mean(0))
         rng = np.random.default_rng([arguments.seed, index])

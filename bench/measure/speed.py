@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time trueshot, PyTorch and easyfsl on the same episodes, in turns, and write the page on speed.
+"""Time trueshot, PyTorch and easyfsl on episodes of the same size, in turns, and write the page on speed.
 
     cargo build --release
     python bench/measure/speed.py --python VENV/bin/python --out docs/results/speed.md
@@ -28,12 +28,14 @@ from benchlib import Program, Times, table  # noqa: E402
 WORKLOADS = {"eval_mean": "class means", "eval_median": "geometric medians", "eval_cosine": "cosine weights"}
 EPISODES = 1000
 
-# One episode: 5 x (5 + 15) rows of 1600 values; the products of 75 queries with 5 prototypes and of the 5 items of each
-# class with each other, and the prototypes themselves.
+# One episode: 5 x (5 + 15) rows of 1600 values.
 ROWS, DIM = 100, 1600
 BYTES = ROWS * DIM * 4
-# A multiplication and an addition per value and product.
-OPERATIONS = 2 * DIM * (75 * 5 + 5 * 5 * 5 + 25)
+# A multiplication and an addition per value of each product of 75 queries with 5 prototypes and for each of the 25 items
+# in a prototype. Medians and cosine weights also need the products of the 5 items of each class with each other.
+OF_MEANS = 2 * DIM * (75 * 5 + 25)
+OF_WEIGHTS = 2 * DIM * (75 * 5 + 25 + 5 * 5 * 5)
+OPERATIONS = {"eval_mean": OF_MEANS, "eval_median": OF_WEIGHTS, "eval_cosine": OF_WEIGHTS}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -78,23 +80,23 @@ def summary(medians: Times) -> dict[str, dict[str, float]]:
     return rows
 
 
-def limits(arguments: argparse.Namespace, rows: dict[str, dict[str, float]]) -> dict:
+def machine_limits(arguments: argparse.Namespace, rows: dict[str, dict[str, float]]) -> dict:
     """The bytes and operations of one episode, the limits of the machine, and the rates of trueshot."""
     command = [arguments.python, benchlib.PEERS / "numpy_limits.py", "--threads", str(arguments.threads)]
-    able = json.loads(benchlib.output(command))
+    measured = json.loads(benchlib.output(command))
     # Times are milliseconds for EPISODES episodes, so dividing by 1e6 times the milliseconds gives 10⁹ per second.
     implied = {
         workload: {
             "gb_s": round(EPISODES * BYTES / (row["trueshot"] * 1e6), 2),
-            "gflop_s": round(EPISODES * OPERATIONS / (row["trueshot"] * 1e6), 1),
+            "gflop_s": round(EPISODES * OPERATIONS[workload] / (row["trueshot"] * 1e6), 1),
         }
         for workload, row in rows.items()
     }
     return {
         "bytes_per_episode": BYTES,
         "operations_per_episode": OPERATIONS,
-        **able,
-        "sgemm_ms": round(EPISODES * OPERATIONS / (able["sgemm_gflop_s"] * 1e6), 2),
+        **measured,
+        "sgemm_ms": round(EPISODES * OF_WEIGHTS / (measured["sgemm_gflop_s"] * 1e6), 2),
         "implied_by_trueshot": implied,
     }
 
@@ -108,15 +110,20 @@ def page(result: dict) -> str:
             f"`{workload}` ({WORKLOADS[workload]})", f"{ours:.1f}", f"{tuned:.1f}", f"{tuned / ours:.1f}x",
             f"{plain:.1f}", f"{plain / ours:.1f}x", f"{row['easyfsl']:.0f}" if "easyfsl" in row else "-",
         ])
+    limits = result["limits"]
+    operations = limits["operations_per_episode"]
+    with_easyfsl = "easyfsl" in result["summary"]["eval_mean"]
+    without_easyfsl = "" if with_easyfsl else "--no-easyfsl "
+    of_easyfsl = ("easyfsl computes class means only, and is shown with its faster allocator." if with_easyfsl
+                  else "easyfsl was not run.")
     head = ["workload", "trueshot ms", "PyTorch tuned ms", "ratio", "PyTorch plain ms", "ratio", "easyfsl ms"]
-    best = result["floor"]
-    able = [
-        ["reading random rows, GB/s", f"{best['gather_gb_s']:.1f}", f"{best['gather_ms']:.1f}"],
-        ["multiplying matrices, GFLOP/s", f"{best['sgemm_gflop_s']:.0f}", f"{best['sgemm_ms']:.1f}"],
+    machine = [
+        ["reading random rows, GB/s", f"{limits['gather_gb_s']:.1f}", f"{limits['gather_ms']:.1f}"],
+        ["multiplying matrices, GFLOP/s", f"{limits['sgemm_gflop_s']:.0f}", f"{limits['sgemm_ms']:.1f}"],
     ]
     implied = [
         [f"`{workload}`", f"{rates['gb_s']:.1f}", f"{rates['gflop_s']:.0f}"]
-        for workload, rates in best["implied_by_trueshot"].items()
+        for workload, rates in limits["implied_by_trueshot"].items()
     ]
     return benchlib.wrapped(f"""# Speed
 
@@ -127,15 +134,15 @@ trueshot's.
 {table(head, rows)}
 
 ```sh
-python bench/measure/speed.py --rounds {result['rounds']} --seconds {result['seconds']:g} --python VENV/bin/python \\
-    --out docs/results/speed.md
+python bench/measure/speed.py --rounds {result['rounds']} --seconds {result['seconds']:g} --threads {result['threads']} \\
+    {without_easyfsl}--python VENV/bin/python --out docs/results/speed.md
 ```
 
 {result['rounds']} rounds of at least {result['seconds']:g} s per workload and program, the programs in turns; medians over the
 rounds of medians within a round. The rounds of one program differ by up to {100 * result['spread']:.0f} %. "Tuned" is
 PyTorch with an allocator that keeps freed memory (`TUNED_ALLOCATOR` in `bench/benchlib.py`), "plain"
 is glibc's default. `torch.compile` does not apply: it compiles networks, and these workloads have
-none. easyfsl computes class means only, and is shown with its faster allocator.
+none. {of_easyfsl}
 
 {benchlib.peers_sentence(result['peers'])}
 
@@ -143,13 +150,15 @@ none. easyfsl computes class means only, and is shown with its faster allocator.
 
 ## Distance to the limits of the machine
 
-An episode reads {best['bytes_per_episode']:,} bytes of features and needs {best['operations_per_episode']:,} operations for the inner
-products of its queries and classes. What this machine does at best, measured with NumPy on the same
-number of threads, and the time of 1,000 episodes at that rate:
+An episode reads {limits['bytes_per_episode']:,} bytes of features. Class means need {operations['eval_mean']:,} operations: the means, and
+the inner products with the queries. Medians and cosine weights need {operations['eval_median']:,}, because of the inner
+products of the items of each class. What this machine does at best, measured with NumPy on the same
+number of threads, and the time of 1,000 episodes at that rate (the operations are those of
+medians):
 
-{table(["the machine", "rate", "ms"], able)}
+{table(["the machine", "rate", "ms"], machine)}
 
-The rates that trueshot's times amount to:
+The same rates, computed from trueshot's times:
 
 {table(["workload", "GB/s", "GFLOP/s"], implied)}
 """)
@@ -158,15 +167,16 @@ The rates that trueshot's times amount to:
 def main() -> None:
     arguments = parse_arguments()
     machine = benchlib.describe_machine()
+    easyfsl = not arguments.no_easyfsl
     medians, minima = benchlib.run_rounds(programs(arguments), arguments.rounds)
     rows = summary(medians)
     result = {
         "machine": machine,
         "versions": {
             "trueshot": benchlib.trueshot_version(arguments.trueshot),
-            **benchlib.package_versions(arguments.python, ["torch", "numpy", "easyfsl"]),
+            **benchlib.package_versions(arguments.python, ["torch", "numpy", *["easyfsl"] * easyfsl]),
         },
-        "peers": benchlib.peer_hashes("torch_workloads.py", "torch_models.py", "easyfsl_episodes.py"),
+        "peers": benchlib.peer_hashes("torch_workloads.py", "torch_models.py", *["easyfsl_episodes.py"] * easyfsl),
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "seconds": arguments.seconds,
@@ -174,7 +184,7 @@ def main() -> None:
         "medians_of_rounds_ms": medians,
         "minima_of_rounds_ms": minima,
         "summary": rows,
-        "floor": limits(arguments, rows),
+        "limits": machine_limits(arguments, rows),
     }
     benchlib.publish(arguments.out, page(result), result)
 

@@ -18,6 +18,7 @@ import argparse
 import json
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,8 @@ import benchlib  # noqa: E402
 from onnxruntime_features import SUFFIXES, open_session, pixels  # noqa: E402
 
 SIZE, BATCH = 224, 8
+# Batches that are decoded before they are needed. More would only use memory.
+AHEAD = 4
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,9 +51,18 @@ def in_batches(paths: list[Path], session, threads: int):
     import numpy as np
 
     groups = [paths[start:start + BATCH] for start in range(0, len(paths), BATCH)]
+    rows = []
     with ThreadPoolExecutor(threads) as pool:
-        pending = [[pool.submit(pixels, path, SIZE, upright=True) for path in group] for group in groups]
-        return np.concatenate([run(session, np.stack([image.result() for image in group])) for group in pending])
+        def decode(group: list[Path]) -> list:
+            return [pool.submit(pixels, path, SIZE, upright=True) for path in group]
+
+        pending = deque(decode(group) for group in groups[:AHEAD])
+        while pending:
+            images = [image.result() for image in pending.popleft()]
+            if (following := len(rows) + AHEAD) < len(groups):
+                pending.append(decode(groups[following]))
+            rows.append(run(session, np.stack(images)))
+    return np.concatenate(rows)
 
 
 def on_a_pool(paths: list[Path], session, threads: int):
@@ -70,7 +82,8 @@ def main() -> None:
     if not paths:
         benchlib.fail(f"no photos ({', '.join(sorted(SUFFIXES))}) in the folders of {arguments.photos}")
     result: dict[str, object] = {"photos": len(paths)}
-    # The name of a way, its function, and the threads of the model; on a pool, each thread runs the model by itself.
+    # Each way of sharing the work: its name, its function, and the threads of the model. On a pool, each thread runs the
+    # model by itself.
     for name, work, threads in (("pool", on_a_pool, 1), ("batches", in_batches, arguments.threads)):
         session = open_session(arguments.model, threads)
         work(paths[:BATCH], session, arguments.threads)

@@ -9,8 +9,10 @@ TraNFS (16 episodes, 1,600 features, no dropout) and Relabel (32 episodes, 640 f
 gradients. PyTorch computes them twice: in float64, which is the reference, and in float32 with TF32 allowed for matrix
 products and convolutions. An error is the norm of the difference from the reference, divided by the norm of the
 reference; the root mean square over the five steps is reported.
-Differences of features are squared in float32, and inner products of features for Relabel are float32, also in the TF32
-run, and so are prototypes, as in trueshot; so Relabel's errors come from its network alone.
+
+Some operations are float32 in the TF32 run, too, as in trueshot: squared differences of features, the prototypes of
+Conv4, and the inner products of features that Relabel's network gets. Relabel's prototypes and their distances are not:
+PyTorch computes them with matrix products in TF32, trueshot in float32.
 
 Prints one line per tensor: trueshot's error, that of TF32, and the quotient. The exit status is 1 if a quotient is above
 --limit. On a CPU (--device cpu), TF32 is emulated: inputs of products are rounded to 11 bits, in the backward pass too.
@@ -110,7 +112,7 @@ def emulated_tf32():
             return reduced(d @ b.mT, a), reduced(a.mT @ d, b)
 
     class Convolution(torch.autograd.Function):
-        """A 3x3 convolution of rounded inputs."""
+        """A 3x3 convolution of rounded inputs, padded by 1."""
 
         @staticmethod
         def forward(context, x: Tensor, weight: Tensor) -> Tensor:
@@ -302,7 +304,7 @@ def errors(name: str, folder: Path, device: str) -> dict[str, tuple[float, float
 
 
 def compare(name: str, folders: list[Path], arguments: argparse.Namespace) -> bool:
-    """Prints the errors of one model; returns whether all are within the limits."""
+    """Prints the errors of one model; returns whether all quotients are within --limit."""
     steps = [errors(name, folder, arguments.device) for folder in folders]
     good = True
     print(f"{name:32} {'trueshot':>10} {'TF32':>10} {'quotient':>9}")

@@ -1139,8 +1139,9 @@ describe("the served page", () => {
 
   test("asks for the token, again if it was wrong", async () => {
     const { page, context } = await open({}, process.env.SERVER_WITH_TOKEN, () => document.getElementById("token-dialog").open);
-    for (const token of ["wrong token of some length", process.env.TOKEN]) {
+    for (const [token, note] of [["wrong token of some length", ""], [process.env.TOKEN, "The server refused the last token."]]) {
       await until(page, () => document.getElementById("token-dialog").open);
+      assert.equal(await page.textContent("#token-note"), note);
       await page.fill("#token-input", token);
       await page.keyboard.press("Enter");
     }

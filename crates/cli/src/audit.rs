@@ -132,11 +132,11 @@ pub fn number_and_percent_sign(text: &str) -> (&str, bool) {
     }
 }
 
-/// The side of a thumbnail in pixels. Twice the displayed size would be sharper, with four times the bytes.
+/// The side of a thumbnail in pixels. Twice the displayed size would be sharper, but take four times the bytes.
 const THUMBNAIL_SIDE: usize = 112;
 /// The side of the enlarged images in the review, in pixels.
 const ENLARGED_SIDE: usize = 320;
-/// The number of the most suspicious images that are enlarged; more would make the page slow to open.
+/// At most this many images are enlarged, the most suspicious first; more would make the page slow to open.
 const MAX_ENLARGED: usize = 300;
 
 /// Runs `trueshot audit`. With `--check`, suspect labels are an error ([`ProblemsFound`], exit status 3).
@@ -268,10 +268,10 @@ fn display_name(path: &Path) -> String {
 fn thumbnails(labelled: &LabelledRows, audit: &Audit) -> anyhow::Result<Vec<Option<String>>> {
     let Some(images) = &labelled.images else { return Ok(Vec::new()) };
     let rows = report::shown_rows(audit, &labelled.embeddings);
-    let is_suspicious = |row: &usize| audit.items[*row].action != Action::Keep;
+    let needs_attention = |row: &usize| audit.items[*row].action != Action::Keep;
     // The most suspicious images are enlarged, because the page asks the user to review them.
     let enlarged: HashSet<usize> =
-        audit.ranking().into_iter().filter(is_suspicious).take(MAX_ENLARGED).collect();
+        audit.ranking().into_iter().filter(needs_attention).take(MAX_ENLARGED).collect();
     let thumbnail = |row: usize| {
         let (collection, entry) = (&images.collection, images.entry(row));
         match enlarged.contains(&row) {

@@ -57,8 +57,8 @@ pub struct Arguments {
 const WORKLOADS_HELP: &str = "\
 Workloads (embeddings have 1600 dimensions, episodes 5 classes with 5 shots
 and 15 queries):
-  peak          the multiply-add rate of the cores; no other workload can have
-                more gflops
+  peak          the multiply-add rate of the cores; no other workload on the
+                CPU can have more gflops
   eval_mean     evaluation of ProtoNet on 1,000 episodes from 20 classes of
                 600 embeddings
   eval_median   the same with median prototypes
@@ -72,7 +72,11 @@ and 15 queries):
   fomaml32      the same with first-order MAML
   tranfs16      a training step of a three-layer TraNFS on 16 episodes
   relabel32     a training step of Relabel on 32 episodes
-  tranfs_fwd64  the TraNFS prototypes of 64 episodes";
+  tranfs_fwd64  the TraNFS prototypes of 64 episodes
+
+Each line has the name, ms (median) and min_ms per work item, such as a step;
+reps, how often the workload ran; the device; and for some workloads gflops,
+10⁹ operations per second.";
 
 /// Runs a workload once; the argument is the number of the run, from 0.
 type WorkloadFn = Box<dyn FnMut(u64) -> anyhow::Result<()>>;
@@ -153,7 +157,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     /// Times a workload and prints its line.
     fn measure(&self, name: &str, mut workload: Workload, device: &str) -> anyhow::Result<()> {
-        // Milliseconds per repetition.
+        // Milliseconds per call of `work`, then per work item.
         let mut times = time_runs(self.seconds, &mut workload.work)?;
         times.iter_mut().for_each(|time| *time /= workload.per_call as f64);
         times.sort_by(f64::total_cmp);

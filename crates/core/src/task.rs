@@ -96,7 +96,7 @@ pub struct Task<'a> {
     pub support: SupportSet<'a>,
     /// The true classes of the items, in experiments.
     pub truth: Option<&'a Truth>,
-    /// `[items, items]`
+    /// The Gram matrix, `[items, items]` row by row.
     gram: OnceLock<Vec<f32>>,
     /// One per class.
     class_grams: Vec<OnceLock<Gram>>,
@@ -130,13 +130,13 @@ impl<'a> Task<'a> {
         self.gram.get_or_init(|| gram_matrix(self.support.rows()))
     }
 
-    /// The squared length of every item: the diagonal of the Gram matrix, which is not computed for it.
+    /// The squared length of every item: the diagonal of the Gram matrix, without computing the rest of it.
     pub(crate) fn squared_norms(&self) -> Vec<f32> {
         let n = self.support.len();
         match self.gram.get() {
             Some(gram) => (0..n).map(|item| gram[item * n + item]).collect(),
             None => {
-                // The same function as for the Gram matrix, so that the values are equal to the bit.
+                // `products::gram` calls `products::products`, too, so the values are equal to the bit.
                 let squared_norm = |row: &&[f32]| {
                     let mut out = [0.0];
                     products::products(&[*row], &[*row], &mut out);

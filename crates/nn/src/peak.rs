@@ -5,10 +5,10 @@ use pulp::{Simd, WithSimd};
 
 use crate::isa::{self, multiply_add};
 
-/// Multiply-adds of each chain, a sequence in which every multiply-add needs the result of the one before: in the order
-/// of ten milliseconds of work.
+/// Length of a chain, a sequence in which every multiply-add needs the result of the one before. All chains together take
+/// about ten milliseconds.
 const ROUNDS: usize = 4_000_000;
-/// Independent chains: enough to hide the latency of a multiply-add, and no more than the smallest register file holds.
+/// Independent chains: enough to hide the latency of a multiply-add, and no more than the 16 registers of AVX2 hold.
 const CHAINS: usize = 12;
 
 /// Keeps the multiply-add units of the calling thread's core busy for a fixed amount of work. Returns the number of

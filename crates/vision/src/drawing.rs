@@ -1,8 +1,9 @@
 //! [`Bitmap`]: a drawing with one bit per pixel, ink or paper. The built-in drawings of Omniglot are bitmaps.
 //!
 //! Networks take it as an image ([`Bitmap::to_image`]), pages as a PNG ([`Bitmap::to_png_data_uri`]). Rows are packed
-//! as in PNG, so encoding is a copy and a deflate. A one-bit PNG is also the smallest form for a page: 335 characters
-//! for the average Omniglot drawing, against 870 for an SVG path. Show it enlarged with `image-rendering: pixelated`.
+//! as in PNG, so encoding is an inversion of all bits and a deflate. A one-bit PNG is also the smallest form for a page:
+//! 335 characters for the average Omniglot drawing, against 870 for an SVG path. Show it enlarged with
+//! `image-rendering: pixelated`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -41,6 +42,10 @@ impl Bitmap {
 
     /// Makes an image from strips of eight columns, left to right; a strip has one byte per row, from top to bottom.
     /// `None` if the number of bytes does not fit the width and height.
+    ///
+    /// # Panics
+    ///
+    /// If a side is zero or above [`Bitmap::MAX_SIDE`].
     pub(crate) fn from_strips(width: usize, height: usize, strips: &[u8]) -> Option<Self> {
         let mut bitmap = Self::blank(width, height);
         let stride = bitmap.stride();
@@ -61,7 +66,10 @@ impl Bitmap {
     /// An image without ink.
     fn blank(width: usize, height: usize) -> Self {
         let allowed = 1..=Self::MAX_SIDE;
-        assert!(allowed.contains(&width) && allowed.contains(&height), "a drawing of {width} x {height}");
+        assert!(
+            allowed.contains(&width) && allowed.contains(&height),
+            "width and height must be 1 to 16384, got {width} x {height}"
+        );
         Self { width, height, rows: vec![0; width.div_ceil(8) * height] }
     }
 

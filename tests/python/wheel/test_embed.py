@@ -22,7 +22,7 @@ COLOURS = {"blue": (30, 60, 210), "green": (40, 190, 60), "red": (220, 40, 30)}
 
 
 class MeanColour(torch.nn.Module):
-    """A network with two features: the mean colour times a weight, and twice that."""
+    """A network with six features: the mean colour times a weight, and twice that."""
 
     def __init__(self, weight=1.0):
         super().__init__()
@@ -273,7 +273,7 @@ BATCH_SIZES = []
 
 
 class Counted(MeanColour):
-    """Lists the batches."""
+    """Records the size of every batch in BATCH_SIZES."""
 
     def forward(self, images):
         BATCH_SIZES.append(len(images))
@@ -281,6 +281,7 @@ class Counted(MeanColour):
 
 
 def calls(*arguments, **options):
+    """The number of calls of the network, and the rows."""
     before = len(BATCH_SIZES)
     rows = embed(*arguments, **options)
     return len(BATCH_SIZES) - before, rows
@@ -540,8 +541,8 @@ OUTPUTS = {
     "a tuple": (lambda rows: (rows, None), r"returned a tuple with 0: tensor \[4, 3\], 1: NoneType: choose .* output=0"),
     "a dictionary": (lambda rows: {"x": rows}, r"returned a dict with 'x': tensor \[4, 3\]: choose .* output='x'"),
     "tokens and rows": (lambda rows: {"tokens": rows[:, None], "rows": rows}, "choose the features with output='rows'"),
-    "an array": (lambda rows: rows.numpy(), "returned a ndarray; expected a tensor"),
-    "nothing": (lambda rows: None, "returned a NoneType; expected a tensor"),
+    "an array": (lambda rows: rows.numpy(), "returned an object of type ndarray; expected a tensor"),
+    "nothing": (lambda rows: None, "returned an object of type NoneType; expected a tensor"),
     "too few rows": (lambda rows: rows[:3], r"returned 3 rows for 4 images \(batch 1\)"),
     "integers": (lambda rows: rows.long(), "returned torch.int64; features are floats"),
     "another width": (lambda rows: rows[:, : len(rows)], "2 features per image in batch 2, but 3 before"),
@@ -554,7 +555,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_outputs_that_are_no_rows_of_features_are_refused(name):
+def test_invalid_outputs_are_refused(name):
     function, message = OUTPUTS[name]
     with pytest.raises((ValueError, RuntimeError), match=message):
         ts.embed(output(function), images(), batch_size=4)
@@ -596,7 +597,7 @@ def test_a_model_on_another_device_is_refused():
     assert len(ts.embed(MeanColour(), images(), device=torch.device("cpu"))) == 6
 
 
-def test_what_is_no_model_is_refused():
+def test_things_that_are_not_models_are_refused():
     with pytest.raises(TypeError, match=r"got str: create it first, such as timm.create_model\('resnet18'"):
         ts.embed("resnet18", images())
     with pytest.raises(TypeError, match="a torch.nn.Module or a function of a batch of images, got int"):
@@ -675,7 +676,7 @@ def test_pipes_are_skipped_and_not_opened(photos, tmp_path):
 def test_transforms_that_do_not_fit_say_what_to_do(photos):
     with pytest.raises(ValueError, match="transform is needed to embed a folder: MeanColour does not say"):
         ts.embed(MeanColour(), photos)
-    with pytest.raises(TypeError, match="transform returned a Image for 'blue/0.png'; expected a tensor: end it with ToTensor"):
+    with pytest.raises(TypeError, match="transform returned an object of type Image for 'blue/0.png'; expected a tensor: end it with ToTensor"):
         embed(MeanColour(), photos, transform=lambda image: image)
     with pytest.raises(ValueError, match=r"different shapes: \[10, 12, 3\] of 'blue/0.png', \[11, 12, 3\] of 'blue/1.png'"):
         embed(MeanColour(), photos, transform=np.array, batch_size=2)
@@ -723,7 +724,7 @@ def test_names_of_classes_that_do_not_fit_are_refused():
             ts.embed(MeanColour(), images(), **wrong)
 
 
-def test_scores_of_classes_are_warned_of():
+def test_outputs_that_look_like_class_scores_give_a_warning():
     with pytest.warns(UserWarning, match="1000 numbers per image look like a score per class"):
         ts.embed(output(lambda rows: rows.repeat(1, 334)[:, :1000]), images())
     with warnings.catch_warnings():
@@ -741,7 +742,7 @@ def test_missing_packages_are_named():
         assert done.returncode == 1 and message in done.stderr, done.stderr
 
 
-def test_models_of_timm_bring_their_transform(photos):
+def test_timm_models_supply_their_transform(photos):
     timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit", num_classes=0)
     rows = ts.embed(model, photos)
@@ -751,7 +752,7 @@ def test_models_of_timm_bring_their_transform(photos):
     assert np.array_equal(rows.features, given.features)
 
 
-def test_models_of_open_clip_bring_their_transform(photos):
+def test_open_clip_models_supply_their_transform(photos):
     open_clip = pytest.importorskip("open_clip")
     model, _, prepare = open_clip.create_model_and_transforms("RN50", force_image_size=32)
     rows = ts.embed(model, photos)

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.metadata
+import io
 import os
 import pkgutil
 import re
@@ -17,6 +18,7 @@ import pytest
 
 import trueshot as ts
 from conftest import support_set
+from trueshot._progress import counting
 
 NEEDS = {
     "_batches": "pyarrow",
@@ -176,3 +178,29 @@ def test_the_types_are_those_of_the_stubs():
         [sys.executable, "-m", "mypy.stubtest", "trueshot._native", "--ignore-missing-stub"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_progress_without_tqdm_is_lines_of_text(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+
+    def lines(total, calls):
+        with counting(True, total, "image") as report:
+            for call in calls:
+                report(*call)
+        return capsys.readouterr().err.splitlines()
+
+    assert lines(40, [(done,) for done in range(1, 41)]) == [f"{done}/40 images" for done in range(4, 41, 4)]
+    assert lines(0, [(done,) for done in range(32, 321, 32)]) == ["32 images", "64 images", "128 images", "256 images"]
+    assert lines(0, [(2,), (4, 10), (10, 10)]) == ["2 images", "4/10 images", "10/10 images"]
+
+
+def test_the_bar_of_tqdm_gets_a_total_that_is_known_only_later(monkeypatch):
+    bar = pytest.importorskip("tqdm").tqdm(total=None, disable=False, file=io.StringIO())
+    monkeypatch.setattr("tqdm.auto.tqdm", lambda total, unit: bar)
+    with counting(True, 0, "step") as report:
+        report(3)
+        assert (bar.n, bar.total) == (3, None)
+        report(5, 20)
+        assert (bar.n, bar.total) == (5, 20)
+        report(20, 20)
+    assert bar.n == 20

@@ -141,7 +141,7 @@ fn the_table_matches_its_snapshot() {
 }
 
 #[test]
-fn custom_noise_has_its_name_and_notes_in_every_format() {
+fn custom_noise_and_notes_are_shown_and_escaped() {
     let mine = NoiseKind::try_from("<script>alert(1)</script>".to_string()).unwrap();
     let methods = || vec![method("protonet", 50.0), method("median", 51.0)];
     let mut evaluation = evaluation_of(vec![
@@ -256,7 +256,7 @@ fn markdown_keeps_awkward_names_within_their_cells() {
         .map(markdown_cells)
         .collect();
     let named = rows.iter().flatten().filter(|cell| *cell == AWKWARD).count();
-    assert_eq!(named, 4, "accuracy, detection, and class by method: {shown}");
+    assert_eq!(named, 4, "accuracy, detection, and twice in class by method (column and row): {shown}");
     assert!(rows.iter().all(|row| (4..=5).contains(&row.len())), "{shown}");
     let title = shown.lines().find(|line| line.contains("Points above")).unwrap();
     assert!(markdown_cells(title)[0].contains(&format!("above {AWKWARD} on")), "{title}");
@@ -270,7 +270,7 @@ fn latex_escapes_awkward_names() {
     assert_eq!(
         shown.matches(escaped).count(),
         5,
-        "accuracy, difference, detection, class by method: {shown}"
+        "accuracy, difference, detection, and twice in class by method (column and row): {shown}"
     );
 }
 

@@ -4,7 +4,7 @@
 //! the trainee, the best model so far and the metrics so far. It is written atomically, so its parts always belong
 //! together. A checkpoint is a safetensors file ([`Tensors`]): numbers of the trainee and the best model are tensors
 //! with the prefixes `state.` and `best.`, everything else is text in the metadata ("notes"). Floating-point numbers in
-//! the metadata that must be restored exactly are stored as their bits.
+//! the metadata that must be restored exactly are stored as their bits; `seconds` is only shown to people.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,6 +22,7 @@ const VERSION: &str = "trueshot-checkpoint/1";
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Best {
     pub step: u64,
+    /// `None` if the trainee has no validation; the latest model is the best then.
     pub score: Option<f64>,
     pub model: Tensors,
 }
@@ -34,7 +35,7 @@ pub(super) struct RunState {
     pub done: u64,
     /// Seconds of training so far.
     pub seconds: f64,
-    /// `None` before the first step after which a validation is due.
+    /// `None` until the first validation is due.
     pub best: Option<Best>,
     /// The lines of the metrics file so far, without line ends.
     pub lines: Vec<String>,

@@ -21,7 +21,7 @@ pub(super) const CHUNK_CHANNELS: usize = 8;
 /// Adjacent channels of a position, as 16-bit floats.
 pub(super) type Chunk = [u16; CHUNK_CHANNELS];
 
-/// Threads of a block.
+/// Threads of a block, except that of the mean.
 const THREADS: u32 = 256;
 /// Adjacent outputs of a row that one thread of the stem or of a depthwise convolution computes (`STRIP` in the
 /// kernels).
@@ -118,7 +118,7 @@ pub(super) struct Depthwise {
     weights: Buffer<f32>,
     bias: Buffer<f32>,
     /// The name of the CUDA kernel for the size and stride of the filter.
-    kernel: &'static str,
+    kernel_name: &'static str,
     channels: usize,
     /// Height and width of the input.
     side: usize,
@@ -147,30 +147,30 @@ struct DepthwiseShape {
 }
 
 impl Depthwise {
-    /// `weights` is `[channel][row][column]` with `kernel` rows and columns, for inputs of height and width `side`.
+    /// `weights` is `[channel][row][column]` with `filter_side` rows and columns, for inputs of height and width `side`.
     pub fn new(
         device: &Device,
-        kernel: usize,
+        filter_side: usize,
         stride: usize,
         side: usize,
         weights: &[f32],
         bias: &[f32],
     ) -> Result<Self> {
-        let (output_side, margin) = same_padding(side, kernel, stride);
-        let (taps, channels) = (kernel * kernel, bias.len());
-        assert!(channels % 16 == 0, "{channels} channels");
+        let (output_side, margin) = same_padding(side, filter_side, stride);
+        let (taps, channels) = (filter_side * filter_side, bias.len());
+        assert!(channels % 16 == 0, "the number of channels must be a multiple of 16, got {channels}");
         let ordered: Vec<f32> = (0..taps)
             .flat_map(|tap| (0..channels).map(move |channel| weights[channel * taps + tap]))
             .collect();
-        let name = match (kernel, stride) {
+        let kernel_name = match (filter_side, stride) {
             (3, 1) => "efficientnet_depthwise_3_1",
             (3, 2) => "efficientnet_depthwise_3_2",
             (5, 1) => "efficientnet_depthwise_5_1",
             (5, 2) => "efficientnet_depthwise_5_2",
-            other => unreachable!("kernel and stride {other:?}"),
+            other => unreachable!("no kernel for a filter side and stride of {other:?}"),
         };
         let (weights, bias) = (device.upload(&ordered)?, device.upload(bias)?);
-        Ok(Depthwise { weights, bias, kernel: name, channels, side, output_side, margin })
+        Ok(Depthwise { weights, bias, kernel_name, channels, side, output_side, margin })
     }
 
     /// Launches the kernel for the activations of `images` images.
@@ -193,7 +193,7 @@ impl Depthwise {
             by_outputs: Divider::new(self.output_side),
         };
         let arguments: [&dyn Argument; 5] = [input, &self.weights, &self.bias, output, &Value(shape)];
-        device.launch(Queue::Main, self.kernel, grid_of(units), &arguments)
+        device.launch(Queue::Main, self.kernel_name, grid_of(units), &arguments)
     }
 }
 

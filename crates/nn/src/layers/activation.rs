@@ -8,7 +8,7 @@ use crate::kernel::kernel;
 use crate::real::Real;
 
 kernel! {
-    /// ReLU: `max(x, 0)`, in place.
+    /// ReLU: `max(x, 0)`, in place; NaN becomes 0.
     pub fn relu<'a, T>(x: &'a mut [T]) {
         for x in x {
             *x = (*x).max(T::ZERO);

@@ -50,7 +50,7 @@ impl Tranfs {
         let out = caches.last().map_or(&*states, |last| &last.out);
         self.project_output(parameters, layout, out, buffers);
         // Losses, then backward, in the reverse order of the forward pass.
-        let terms = self.loss_terms_of(layout, episodes, buffers, d_features.as_deref_mut());
+        let terms = self.loss_terms(layout, episodes, buffers, d_features.as_deref_mut());
         self.project_output_backward(parameters, layout, out, gradient, buffers);
         self.encoder.backward(context, states, caches, scratch, gradient, &mut buffers.d_states);
         self.embed_backward(layout, gradient, buffers);
@@ -62,9 +62,9 @@ impl Tranfs {
 
     /// The terms of the loss. Puts the gradients of the prototypes into the left stack (see `projections`), and
     /// replaces the logits of "mislabelled" by their gradients. Adds to `d_features` the parts of the feature gradient
-    /// that do not pass through the prototypes: those of the queries, and those of the items whose mean is the target
-    /// of the clean loss.
-    fn loss_terms_of<T: Real>(
+    /// that do not pass through the network: those of the queries, and those of the items whose mean is the target of
+    /// the clean loss.
+    fn loss_terms<T: Real>(
         &self,
         layout: &TokenLayout,
         episodes: &[Episode<'_, T>],
@@ -111,7 +111,8 @@ impl Tranfs {
 
     /// The clean loss: the sum over classes of the distance of the prototype to the mean of the class's correctly
     /// labelled items, times the weight, divided by the number of classes. A class without correctly labelled items
-    /// does not contribute. Adds to the gradients of the prototypes and, if given, to those of the items (`[M, D]`).
+    /// does not contribute. Adds to the gradients of the prototypes and, if given, to those of the items
+    /// (`[items, dim]`).
     fn clean_loss<T: Real>(
         &self,
         items: SortedItems<'_, T>,
@@ -148,9 +149,9 @@ impl Tranfs {
     }
 }
 
-/// Adds to the gradient of an episode's queries (`[Q, D]`), from twice the gradient of their logits (`[Q, C]`), which
-/// is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`, so the gradient of q is the sum
-/// over prototypes of twice the gradient of the logit, times p.
+/// Adds to the gradient of an episode's queries (`[queries, dim]`), from twice the gradient of their logits
+/// (`[queries, classes]`), which is what [`loss::prototype_cross_entropy`] leaves. The logits are `2 q.p - ‖p‖²`, so the
+/// gradient of q is the sum over prototypes of twice the gradient of the logit, times p.
 fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_queries: &mut [T]) {
     let (queries, classes) = (d_queries.len() / dim, prototypes.len() / dim);
     if queries == 0 {
@@ -164,7 +165,7 @@ fn add_query_gradient<T: Real>(doubled: &[T], prototypes: &[T], dim: usize, d_qu
 /// The items of an episode, sorted by given label; every list has one entry per item.
 #[derive(Clone, Copy)]
 struct SortedItems<'a, T> {
-    /// `[items, D]`
+    /// `[items, dim]`
     rows: &'a [T],
     /// The index of each item in its episode.
     sources: &'a [usize],

@@ -92,7 +92,7 @@ def audit_table(
     neighbours: int = 5,
     threads: int | None = None,
 ) -> Audit:
-    """:func:`audit` for features and labels that have been taken out of their tables, which the estimators call."""
+    """:func:`audit` for features and labels that have already been read from their tables; the estimators call it."""
     features = as_features(table.features)
     labels = encode(table.labels, len(features))
     native = _native.audit(
@@ -103,7 +103,7 @@ def audit_table(
         _confirmed(confirmed, len(features)),
         certainty,
         expected_noise,
-        _count(neighbours),
+        _checked_neighbours(neighbours),
         threads,
     )
     return Audit(native, labels, pictures, table.index)
@@ -119,7 +119,7 @@ def _confirmed(confirmed: Any, rows: int) -> list[bool]:
     return array.tolist()
 
 
-def _count(neighbours: int) -> int:
+def _checked_neighbours(neighbours: int) -> int:
     """Check the number of neighbours to report."""
     if not isinstance(neighbours, (int, np.integer)) or isinstance(neighbours, bool):
         raise TypeError(f"neighbours must be an integer, got {neighbours!r}")
@@ -204,7 +204,8 @@ class Audit:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of rows per action, and of suspect labels, by the names that the JSON report uses."""
+        """The numbers of rows, classes and confirmed labels, of suspect labels, and of rows per action, by the names that the
+        JSON report uses."""
         return self._native.counts
 
     @cached_property
@@ -241,7 +242,7 @@ class Audit:
 
     @cached_property
     def advice(self) -> list[str | None]:
-        """What would help to decide, for rows with verdict 'unsure'."""
+        """What would help to decide, for rows with verdict 'unsure'; None for all others."""
         return self._native.advice
 
     @cached_property
@@ -281,7 +282,7 @@ class Audit:
         return rows, self._labels.of(codes[rows])
 
     def to_json(self) -> str:
-        """The whole result, as ``trueshot audit --format json`` writes it."""
+        """The whole result, as ``trueshot audit --format json`` writes it, without its list of skipped files."""
         return self._native.to_json()
 
     def to_csv(self) -> str:
@@ -293,7 +294,8 @@ class Audit:
         return json.loads(self.to_json())
 
     def to_pandas(self) -> Any:
-        """A data frame with one line per row, in the order of the data, and with the index of X if that is a pandas object."""
+        """A data frame with one line per row, in the order of the data, and with the index of X or y, if one is a pandas object
+        and its index does not only count rows."""
         import pandas
 
         return pandas.DataFrame(self._columns(), index=self._index)
@@ -326,7 +328,7 @@ class Audit:
     def to_html(self, title: str = "Audit") -> str:
         """The HTML report that ``trueshot audit --html`` writes, with thumbnails if pictures were given.
 
-        The map is computed from the current contents of X: an audit does not copy it.
+        The report has a map of the rows. An audit does not copy X, so the map shows its current contents.
         """
         from ._pictures import thumbnails
 

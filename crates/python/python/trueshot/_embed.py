@@ -270,7 +270,7 @@ class _Rows:
                 raise ValueError(f"output is {wanted!r}, but the network returns a single tensor {list(output.shape)}")
             return output
         if not isinstance(output, (tuple, list, Mapping)):
-            raise ValueError(f"the network returned a {type(output).__name__}; expected a tensor with one row per image")
+            raise ValueError(f"the network returned an object of type {type(output).__name__}; expected a tensor with one row per image")
         entries = dict(output) if isinstance(output, Mapping) else dict(enumerate(output))
         if wanted in entries and isinstance(entries[wanted], torch.Tensor):
             return entries[wanted]
@@ -390,7 +390,7 @@ class _Folder:
 
         if not isinstance(tensor, (torch.Tensor, np.ndarray)):
             kind = type(tensor).__name__
-            raise TypeError(f"transform returned a {kind} for {item!r}; expected a tensor: end it with ToTensor()")
+            raise TypeError(f"transform returned an object of type {kind} for {item!r}; expected a tensor: end it with ToTensor()")
         return torch.as_tensor(tensor)
 
     def _batch(self, images: list[tuple[int, Any]]) -> Iterator[_Batch]:

@@ -10,11 +10,10 @@ from typing import Any
 
 @contextmanager
 def counting(progress: bool | Callable[..., Any], total: int, unit: str) -> Iterator[Callable[..., None] | None]:
-    """A context with the function to call with the number done and, if it is known only later, the total; None if
-    nothing is to be reported.
+    """A context with a function ``report(done, total=None)``, or None if nothing is to be reported.
 
     ``progress`` is the argument of :func:`evaluate` and others: True, False or a function of both numbers. ``total`` is
-    0 if it is not known yet, and ``unit`` names what is counted.
+    0 if it is not known yet; ``report`` can be given it later. ``unit`` names what is counted.
     """
     if callable(progress):
         yield lambda done, known=total: progress(done, known)
@@ -33,7 +32,7 @@ def _bar(total: int, unit: str) -> Any:
         from tqdm.auto import tqdm
     except ImportError:
         return _Lines(total, unit)
-    return _Tqdm(tqdm(total=total, unit=unit))
+    return _Tqdm(tqdm(total=total or None, unit=unit))
 
 
 class _Tqdm:
@@ -43,7 +42,9 @@ class _Tqdm:
         self._bar = bar
 
     def moves_to(self, done: int, total: int | None = None) -> None:
-        self._bar.total = total or self._bar.total
+        if total and total != self._bar.total:
+            # In a notebook, only `reset` changes the length of the bar.
+            self._bar.reset(total)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
@@ -51,14 +52,20 @@ class _Tqdm:
 
 
 class _Lines:
-    """One line for every 10 %, on standard error."""
+    """Lines on standard error: one for every 10 % or, while the total is unknown, whenever the number has doubled."""
 
     def __init__(self, total: int, unit: str) -> None:
-        self._total, self._unit, self._tenths = total, unit, 0
+        self._total, self._unit = total, unit
+        self._tenths, self._shown = 0, 0
 
     def moves_to(self, done: int, total: int | None = None) -> None:
         self._total = total or self._total
-        tenths = 10 * done // max(self._total, 1)
+        if not self._total:
+            if done >= max(2 * self._shown, 1):
+                self._shown = done
+                print(f"{done} {self._unit}s", file=sys.stderr)
+            return
+        tenths = 10 * done // self._total
         if tenths > self._tenths:
             self._tenths = tenths
             print(f"{done}/{self._total} {self._unit}s", file=sys.stderr)

@@ -14,7 +14,8 @@ class Refusal extends Error {
 }
 
 /** Sends a request and returns its response, as `fetch` does. Asks for the token if the server wants one, and repeats the
- * request up to `patience` times if the server is busy. Throws an error if the server cannot be reached or refuses. */
+ * request up to `patience` times while the queue of the server is full. Throws an error if the server cannot be reached or
+ * refuses. */
 async function ask(path, options = {}, patience = 5) {
   const headers = new Headers(options.headers);
   const token = sessionStorage.getItem(TOKEN);
@@ -28,7 +29,7 @@ async function ask(path, options = {}, patience = 5) {
   }
   if (response.status === 401) {
     // If the token has changed since the request was sent, the new one may be right.
-    if (token === sessionStorage.getItem(TOKEN)) await newToken();
+    if (token === sessionStorage.getItem(TOKEN)) await newToken(token !== null);
     return ask(path, options, patience);
   }
   if (response.status === 429 && patience > 0) {
@@ -42,11 +43,12 @@ async function ask(path, options = {}, patience = 5) {
 /** The promise of the open dialog for the token; null while it is closed. */
 let asking = null;
 
-/** Asks the user for the token, once even if many requests were refused. */
-function newToken() {
+/** Asks the user for the token, once even if many requests were refused, and says so if the last one was wrong. */
+function newToken(wasWrong) {
   asking ??= new Promise((done) => {
     const dialog = document.getElementById("token-dialog");
     const input = document.getElementById("token-input");
+    document.getElementById("token-note").textContent = wasWrong ? "The server refused the last token." : "";
     const accept = () => {
       sessionStorage.setItem(TOKEN, input.value.trim());
       input.value = "";
@@ -64,7 +66,8 @@ function newToken() {
 /** The options of `fetch` for a JSON body. */
 const json = (body, signal) => ({ method: "POST", body, headers: { "content-type": "application/json" }, signal });
 
-/** A request body {rows, ...fields}. Rows are JSON text already: writing the numbers of thousands of rows takes seconds. */
+/** A request body {rows, ...fields}. Rows are JSON text already: converting thousands of
+ * rows to text at every request would take seconds. */
 export function jsonWithRows(rows, fields = {}) {
   const others = Object.entries(fields).map(([name, value]) => `,"${name}":${JSON.stringify(value)}`);
   return `{"rows":[${rows.join(",")}]${others.join("")}}`;
@@ -83,7 +86,8 @@ export async function embed(images, signal) {
   return { embedder, pictures: pictures.map((picture) => ({ ...picture, row: picture.row && JSON.stringify(picture.row) })) };
 }
 
-/** Audits a support set, given as a request body: the verdicts of all items, in their order. */
+/** Audits a support set, given as a request body: the server's answer, whose `items` are in the
+ * order of the rows. */
 export const audit = async (support, certainty, signal) => (await ask(`/api/v1/audit?certainty=${certainty}`, json(support, signal))).json();
 /** Fits and stores a classifier: its description, with its id. */
 export const fit = async (support) => (await ask("/api/v1/classifiers", json(support))).json();
