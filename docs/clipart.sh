@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the folder of the tutorial: docs/clipart.sh FOLDER
+# Makes the folder of docs/audit.md and docs/classifiers.md: docs/clipart.sh FOLDER
 #
 # 43 drawings of five classes from the Open Clip Art Library (public domain), as Debian's package openclipart-png has them, five of
 # them in the wrong class. Needs apt-get and dpkg-deb, and 130 MB of download.

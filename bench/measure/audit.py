@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Audit support sets whose wrong labels are known, with Relabel, cosine weights and cleanlab, and write the table.
+"""Audit support sets whose wrong labels are known, with `trueshot audit`, cosine weights and cleanlab, and write
+the table.
 
     cargo build --release --examples
     python bench/measure/audit.py --cifar-fs TEST VAL --cub TEST TEST --omniglot TEST VAL \\
         --python VENV/bin/python --out audit.md
 
 Every data set takes two embeddings files: the classes that sets are drawn from, and the classes that outliers come
-from. The example program `audit_quality` of the library evaluates Relabel and cosine weights, and
-bench/peers/cleanlab_scores.py evaluates cleanlab on the first of the same sets. Writes the table of
+from. The example program `audit_quality` of the library evaluates `trueshot audit` (under the key
+`relabel`) and cosine weights, and bench/peers/cleanlab_scores.py evaluates cleanlab on the first of the same sets. Writes the table of
 docs/results/audit.md (the text of that page is written by hand) and its figures as JSON.
 
 docs/results/heads-commands.md and bench/peers/onnxruntime_features.py make the embeddings. VENV is a virtual
@@ -64,9 +65,9 @@ def quality(arguments: argparse.Namespace, files: list[Path], shots: int, noises
 def cleanlab(arguments: argparse.Namespace, files: list[Path], shots: int) -> list[dict]:
     """cleanlab's figures for the same settings, in the same order."""
     with tempfile.TemporaryDirectory() as folder:
-        quality(arguments, files, shots, NOISES, arguments.cleanlab_sets, folder)
-        # The example program writes one folder per setting, one after the other.
-        settings = sorted(Path(folder).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        rows = quality(arguments, files, shots, NOISES, arguments.cleanlab_sets, folder)
+        # The example program names the folder of a setting after its noise, without spaces and percent signs.
+        settings = [Path(folder, row["noise"].replace(" ", "").replace("%", "")) for row in rows]
         peer = [arguments.python, benchlib.PEERS / "cleanlab_scores.py"]
         return [json.loads(benchlib.output([*peer, setting])) for setting in settings]
 
@@ -94,7 +95,7 @@ def table(rows: list[dict]) -> str:
         """AUROC and average precision of one method."""
         return f"{figures['auroc']:.4f} / {figures['average_precision']:.3f}" if figures else "-"
 
-    head = ["data", "shots", "noise", "Relabel", "cosine", "cleanlab", "ECE", "decided", "right", "relabelled right",
+    head = ["data", "shots", "noise", "audit", "cosine", "cleanlab", "ECE", "decided", "right", "relabelled right",
             "answers right", "their ECE", "unknown"]
     rule = ["---", "---:", "---", *["---:"] * 10]
     lines = []

@@ -10,7 +10,7 @@ random item, and with relative noise of 1e-4 on the rows. The table shows how mu
 random order, and the 99th percentile for the other two.
 Other domain (only with --foreign): 10 % of the items are replaced by items of that file. The table shows how many of them
 get the verdict "none of these", how many get any verdict of a wrong label, and how many of the other items get one.
-Clean: no label is wrong. The table shows how many items are called wrong and how many unsure. Needs numpy and torch.
+Clean: no label is wrong. The table shows how many items are called wrong and how many unsure. Needs numpy.
 """
 from __future__ import annotations
 
@@ -108,8 +108,10 @@ def main() -> None:
     arguments = parser.parse_args()
     benchlib.require("numpy")
     banks = [Bank.of(path.stem, *benchlib.read_embeddings(path)[:2]) for path in arguments.banks]
-    cases = [(bank, items) for bank in banks for items in arguments.items
-             if sum(len(rows) >= items for rows in bank.classes) >= CLASSES]  # fmt: skip
+    cases = [(bank.with_items(items), items) for bank in banks for items in arguments.items]
+    cases = [(bank, items) for bank, items in cases if len(bank.classes) >= CLASSES]
+    if not cases:
+        benchlib.fail(f"no file has {CLASSES} classes of {min(arguments.items)} items: choose smaller --items")
 
     def percent(share: float) -> str:
         """A share from 0 to 1 in percent."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure `trueshot audit` on collections with known wrong labels, against cleanlab, logistic regression and neighbours.
 
-    python bench/measure/audit_grid.py cub.safetensors flowers.safetensors --out docs/results/audit-grid.md
+    python bench/measure/audit_grid.py cub.safetensors flowers.safetensors --out grid.md
     python bench/measure/audit_grid.py letters.safetensors --classes 5 --items 5,30 --noise outlier --draws 20
 
 Each argument is an embeddings file with right labels. From every file, for every number of classes, items per class and type
@@ -10,12 +10,15 @@ of noise, collections are drawn and a share of their labels is made wrong. All p
 `logistic`, the negative log-probability of the given label by the same regression; `neighbours`, the share of the ten
 nearest rows with another label. Columns of the page: average precision of finding wrong labels with trueshot and with the
 best peer of the cell, the paired difference with its 95 % interval, the expected calibration error of P(wrong) in 15 bins,
-the expected number of wrong labels over the true one, precision of what is planned at the default certainty and its share
-of what P(wrong) >= 0.5 finds, and how many suggested labels are right. Needs numpy, scikit-learn and cleanlab.
+the expected number of wrong labels over the true one; of the items that a repair would change at the default certainty, the
+share with a wrong label ("planned right"), and their number of wrong labels relative to that of all items with P(wrong) of
+at least 0.5 ("of found"); and how many suggested labels are right. Writes the tables of docs/results/audit-grid.md; the text
+of that page is written by hand. Needs numpy, scikit-learn and cleanlab; without peers, only numpy and scikit-learn.
 """
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -95,7 +98,7 @@ def peers(drawn: Drawn) -> dict[str, object]:
 
 def average_precisions_of_peers(arguments: argparse.Namespace, key: str, drawn: Drawn, wrong) -> dict[str, float]:
     """The average precisions of the peers: those in --peers-file, if an earlier run scored the same collection, whose
-    `key` names its settings; otherwise computed. `wrong` says which labels are wrong."""
+    `key` has its settings and a digest; otherwise computed. `wrong` says which labels are wrong."""
     from sklearn.metrics import average_precision_score
 
     if arguments.no_peers:
@@ -167,7 +170,8 @@ def cell(arguments: argparse.Namespace, bank: Bank, classes: int, items: int, no
         wrong = drawn.given != drawn.truth
         if wrong.all() or not wrong.any():
             continue
-        key = f"{bank.name} {classes} {items} {noise} {arguments.level} {arguments.ratio} {arguments.seed} {number}"
+        digest = hashlib.sha256(drawn.rows.tobytes() + drawn.given.tobytes()).hexdigest()[:16]
+        key = f"{bank.name} {classes} {items} {noise} {arguments.level} {arguments.ratio} {arguments.seed} {number} {digest}"
         for name, precision in average_precisions_of_peers(arguments, key, drawn, wrong).items():
             precisions.setdefault(name, []).append(precision)
         if arguments.peers_only:
@@ -272,19 +276,25 @@ def main() -> None:
     benchlib.add_trueshot(parser)
     benchlib.add_out(parser, "audit-grid.md")
     arguments = parser.parse_args()
-    benchlib.require("numpy", "sklearn", "cleanlab")
+    if arguments.peers_only and (arguments.no_peers or not arguments.peers_file):
+        parser.error("--peers-only fills --peers-file: give a file, and not --no-peers")
+    benchlib.require("numpy", "sklearn", *["cleanlab"] * (not arguments.no_peers))
     warnings.filterwarnings("ignore")
     results = []
     for path in arguments.banks:
         bank = Bank.of(path.stem, *benchlib.read_embeddings(path)[:2])
         for classes in arguments.classes:
             for items in arguments.items:
-                large_enough = sum(len(rows) >= items for rows in bank.classes)
+                large_enough = bank.with_items(items)
                 for noise in arguments.noise:
-                    if classes * items <= arguments.most_rows and classes <= large_enough:
-                        result = cell(arguments, bank, classes, items, noise)
+                    if classes * items <= arguments.most_rows and classes <= len(large_enough.classes):
+                        result = cell(arguments, large_enough, classes, items, noise)
                         results += [result] if result else []
                         print(json.dumps(result), file=sys.stderr, flush=True)
+    if arguments.peers_only:
+        return
+    if not results:
+        benchlib.fail("no file has enough classes and items for any cell: choose smaller --classes or --items")
     benchlib.publish(arguments.out, page(arguments, results), results)
 
 

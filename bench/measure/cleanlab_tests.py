@@ -40,6 +40,8 @@ class Recorder:
         self.without_calls: list[str] = []
         # The reasons of tests that fail or are skipped.
         self.failed: dict[str, str] = {}
+        # Files that cannot be imported, with the reason. pytest would catch an exit at that point.
+        self.broken: list[str] = []
 
     def counted(self, function: Callable) -> Callable:
         """The function, with its calls counted."""
@@ -65,7 +67,7 @@ class Recorder:
     def pytest_collectreport(self, report) -> None:
         """Called by pytest after it has imported a file of tests."""
         if report.failed:
-            benchlib.fail(f"{report.nodeid} cannot be imported: {report.longreprtext}")
+            self.broken.append(f"{report.nodeid} cannot be imported: {report.longreprtext}")
 
 
 def reason(report) -> str:
@@ -114,6 +116,8 @@ def main() -> None:
     options = ["-c", os.devnull, f"--rootdir={arguments.checkout}", "--noconftest"]
     quiet = ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:warnings"]
     pytest.main([*options, *quiet, *map(str, files)], plugins=[recorder])
+    if recorder.broken:
+        benchlib.fail(recorder.broken[0])
     count = len(recorder.passed) + len(recorder.without_calls) + len(recorder.failed)
     print(f"cleanlab {cleanlab.__version__}, trueshot {trueshot.__version__}: {replaced} functions replaced")
     print(f"{len(recorder.passed)} of {count} tests pass")

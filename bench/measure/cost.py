@@ -118,9 +118,8 @@ def page(result: dict) -> str:
                  for size, channels in ((84, 3), (32, 3), (28, 1))]
     return benchlib.wrapped(f"""# What it costs
 
-A 5-way 5-shot support set with {result['dim']} features per item, and the answers to {QUERIES} queries: parameters of the
-method, millions of additions and multiplications in its matrix products, and milliseconds per episode
-on {result['threads']} threads, with everything except reading the file.
+A 5-way 5-shot support set with {result['dim']} features per item: parameters of the method, millions of additions and multiplications in its matrix products for the support set,
+and milliseconds per episode with the answers to {QUERIES} queries on {result['threads']} threads, with everything except reading the file.
 
 {benchlib.table(["method", "parameters", "million operations", "ms"], rows)}
 
@@ -129,7 +128,8 @@ The backbone dominates: one image takes as many operations as several support se
 {benchlib.table(["backbone", "million operations per image", "features per image"], backbones)}
 
 Operations of a Conv4 are those of direct convolutions; trueshot needs fewer
-([how](../architecture.md#the-networks)). A Conv4 has 113,600 parameters (112,448 for drawings).
+([how](../architecture.md#the-networks)). A Conv4 has 113,088 parameters (111,936 for drawings) and 512 running
+statistics.
 [Networks against PyTorch](networks.md) has the times of training steps,
 [How the heads were trained](heads-commands.md) those of whole trainings.
 
@@ -151,7 +151,10 @@ def main() -> None:
     methods = [(method, method, None, None) for method in WITHOUT_MODEL]
     for path in arguments.tranfs:
         layers = layers_of(path)
-        methods.append((f"TraNFS-{layers}", f"tranfs:model={path}", benchlib.parameter_count(path),
+        name = f"TraNFS-{layers}"
+        if any(name == other for other, *_ in methods):
+            benchlib.fail(f"--tranfs {path}: another model has {layers} layers, too; give one model per number of layers")
+        methods.append((name, f"tranfs:model={path}", benchlib.parameter_count(path),
                         tranfs_operations(dim, layers)))
     methods.append(("Relabel", "relabel", benchlib.parameter_count(arguments.relabel), relabel_operations(dim)))
     costs = {

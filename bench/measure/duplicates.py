@@ -139,6 +139,8 @@ def add_copies(base: Path, chosen: list[Path], kind: str, seed: int) -> dict[str
         with Image.open(photo) as opened:
             copy, quality = copy_of(opened.convert("RGB"), kind, draw)
         path = base / label / f"copy-{number}.jpg"
+        if path.is_symlink() or path.exists():
+            benchlib.fail(f"{label}/{path.name} is already a photo of this collection; rename it")
         copy.save(path, quality=quality)
         if kind == "truncated":
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -254,7 +256,7 @@ def page(result: dict) -> str:
     return benchlib.wrapped(f"""# Copies of images and poor images
 
 What `trueshot audit` finds of copies that were added to collections of photos ({photos}), and of photos that were
-spoiled. There were {result['copies']} copies of each kind, half of them in another class than their original.
+spoiled. There were up to {result['copies']} copies of each kind, half of them in another class than their original.
 The thresholds were chosen on other classes of the same data sets, and on drawings.
 
 ## Copies that are found

@@ -3,8 +3,8 @@
 
     python bench/measure/embed.py PHOTOS --model efficientnet-lite0.onnx --python VENV/bin/python
 
-Every round runs bench/peers/onnxruntime_embed.py, of whose two ways the faster one counts, and then `trueshot embed`
-with an empty cache (--no-cache). trueshot is timed as a command, with the start of the process, loading the weights and
+Every round runs bench/peers/onnxruntime_embed.py, which embeds the photos in two ways (in batches, and on a pool of
+threads); the faster one counts. Then it runs `trueshot embed` with an empty cache (--no-cache). trueshot is timed as a command, with the start of the process, loading the weights and
 writing the file; the peer without the start of Python and without loading the model. The ratio is taken within a round,
 because times on a machine with other work change from minute to minute. Prints one JSON object with the medians, the
 ratio, and the least cosine between the embeddings of both sides.

@@ -269,7 +269,7 @@ def summary(runs: list[dict]) -> dict:
 
 
 TITLES = {"python": "one Python process", "ray": "Ray Data", "spark": "Spark"}
-# The largest time that is acceptable, as a multiple of the time of one process: the column "allowed".
+# The largest time that is acceptable, as a multiple of the time of one process: the column "target, at most".
 BARS = {"python": "", "ray": "2", "spark": "3"}
 
 
@@ -294,12 +294,12 @@ def page(result: dict) -> str:
     ]  # fmt: skip
     numbers = range(1, result["rounds"] + 1)
     by_round = ["", *(f"round {number}, s" for number in numbers), *(f"times one process, {number}" for number in numbers)]
-    head = ["", "seconds", "tasks/s", "tasks/s per core", "times one process", "allowed", "processor seconds",
-            "times one process", "start, s"]
+    head = ["", "seconds", "tasks/s", "tasks/s per core", "seconds / one process", "target, at most", "processor seconds",
+            "processor seconds / one process", "start, s"]
     return benchlib.wrapped(f"""# Ray and Spark
 
-{result['tasks']:,} tasks of {WAYS} x {SHOTS} x {DIM} values in f32, {result['megabytes']:,} MB of Parquet in {result['files']} files, audited with the
-built-in head on {cores} cores. One process: `audit_batch` with {cores} threads on a stream of the files. Ray:
+{result['tasks']:,} tasks of {WAYS} x {SHOTS} x {DIM} values in f32, {result['megabytes']:,} MB of Parquet in {result['files']} files, audited on
+{cores} cores. One process: `audit_batch` with {cores} threads on a stream of the files. Ray:
 `trueshot.ray.audit` with up to {cores} actors of one thread. Spark: `trueshot.spark.audit` on {cores} executors of
 one core. Reading and collecting the answers are included, the start of the engine is not. Processor
 seconds are those of all processes; other work on the machine hardly changes them. The answers of all
@@ -320,7 +320,8 @@ python bench/measure/engines.py --make TASKS --tasks {result['tasks']}
 python bench/measure/engines.py TASKS --rounds {result['rounds']} --out docs/results/engines.md
 ```
 
-{result['rounds']} rounds, the engines in turns; medians.
+{result['rounds']} rounds, the engines in turns; times are medians, memory is the largest of all rounds and includes
+the start of the engine.
 
 {benchlib.machine_sentence(result['machine'], result['versions'], cores)}
 """)
@@ -344,6 +345,8 @@ def measure(arguments: argparse.Namespace) -> None:
                               f"{result['tasks'] / result['seconds']:.0f} tasks/s, {result['seconds']:.1f} s")
     if len(digests := {run["digest"] for of_engine in runs.values() for run in of_engine}) != 1:
         benchlib.fail(f"the answers of the engines differ: {', '.join(sorted(digests))}")
+    if failed := sum(run["errors"] for of_engine in runs.values() for run in of_engine):
+        benchlib.fail(f"{failed} tasks failed, so the times mean nothing")
     result = {
         "machine": machine,
         "versions": benchlib.package_versions(sys.executable, ["trueshot", "ray", "pyspark", "pyarrow"]),

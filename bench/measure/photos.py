@@ -7,9 +7,9 @@ PHOTOS is a folder of class folders. The photos are embedded once. Every draw ex
 each class with photos of other classes and audits the embeddings with these labels. Prints one JSON object with the
 counts and these shares:
 
-  found               wrong labels that the audit suspects: verdict relabel or outlier, or unsure with a probability of
-                      at least 0.5 that the label is wrong (what `trueshot audit --check` reports)
-  decided             wrong labels with the verdict relabel or outlier
+  found               wrong labels that the audit suspects: a verdict other than keep, and a probability of at least 0.5
+                      that the label is wrong (what `trueshot audit --check` reports)
+  decided             wrong labels with the verdict relabel, outlier or wrong
   flagged             right labels that the audit suspects
   suggestions_right   suggested classes that are right
 
@@ -45,23 +45,25 @@ def exchanged(truth: list[int], wrong: int, seed: int) -> list[int]:
     draw = random.Random(seed)
     members = {label: [item for item, other in enumerate(truth) if other == label] for label in sorted(set(truth))}
     chosen = [item for items in members.values() for item in draw.sample(items, wrong)]
-    # Each item gets the label of another one, in a random order in which all labels change.
-    while True:
-        sources = chosen[:]
-        draw.shuffle(sources)
-        if all(truth[item] != truth[source] for item, source in zip(chosen, sources)):
-            given = list(truth)
-            for item, source in zip(chosen, sources):
-                given[item] = truth[source]
-            return given
+    # Each item gets the label of another one: first of an item of the next class, then sources are exchanged at random
+    # wherever both items keep a label that is not their own.
+    sources = chosen[wrong:] + chosen[:wrong]
+    for _ in range(20 * len(chosen)):
+        a, b = draw.randrange(len(chosen)), draw.randrange(len(chosen))
+        if truth[chosen[a]] != truth[sources[b]] and truth[chosen[b]] != truth[sources[a]]:
+            sources[a], sources[b] = sources[b], sources[a]
+    given = list(truth)
+    for item, source in zip(chosen, sources):
+        given[item] = truth[source]
+    return given
 
 
 def count(items: list[dict], truth: list[int], given: list[int]) -> collections.Counter:
     """Counts the verdicts on wrong and right labels."""
     counts = collections.Counter(wrong=0, found=0, right=0, flagged=0, suggested=0, suggested_right=0, decided=0, unsure=0)
     for item, true, label in zip(items, truth, given, strict=True):
-        decided = item["verdict"] in ("relabel", "outlier")
-        suspected = decided or (item["verdict"] == "unsure" and item["p_wrong"] >= 0.5)
+        decided = item["verdict"] in ("relabel", "outlier", "wrong")
+        suspected = item["verdict"] != "keep" and item["p_wrong"] >= 0.5
         counts["wrong" if true != label else "right"] += 1
         counts["found" if true != label else "flagged"] += suspected
         counts["decided"] += decided and true != label

@@ -6,8 +6,8 @@
 
 Four comparisons; both sides run alternately, once per round. Times are medians, processor times those of one more run.
 
-1. `FewShotClassifier("median").fit` and scikit-learn's `NearestCentroid().fit`, its closest estimator (one centre per class,
-   but the mean, which costs less than a geometric median), on the same array of 25 x 1600.
+1. `FewShotClassifier("median").fit` and scikit-learn's `NearestCentroid().fit`, its closest estimator (it also computes
+   one centre per class, but as the mean, which is cheaper than a geometric median), on the same array of 25 x 1600.
 2. `evaluate` over 10,000 episodes and `trueshot eval` on the same rows. The results must be equal.
 3. ProtoNet in NumPy as a user's batched method, and the built-in one, in `evaluate` over 10,000 episodes of rows of 1600
    values. The accuracies must be equal.

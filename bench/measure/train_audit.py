@@ -8,9 +8,9 @@ Each argument is an embeddings file with right labels (`trueshot embed`). A coll
 items each, drawn from one file, in half of the cases from similar classes. Up to 42 % of its labels are made wrong (with
 noise that depends on the class, up to 60 % of a class): symmetric, paired or dependent on the class, or its items are
 replaced by items of other classes or other files. Some collections are projected to fewer dimensions or have noise added,
-and some are random clusters, so that the network does not learn one kind of embedding. There is one network per round: it
-gets the class probabilities of the round before, starts from its weights, and is trained by cross-entropy of the true class
-(crates/core/src/audit/evidence.rs). Prints the loss on held-out collections after every round. Needs torch and numpy.
+and some are random clusters, so that the network does not learn one kind of embedding. Every round has its own network. Its
+inputs include the class probabilities that the round before computed, and its weights start as those of the network before;
+it is trained by cross-entropy of the true class (crates/core/src/audit/evidence.rs). Prints the loss on held-out collections after every round. Needs torch and numpy.
 """
 from __future__ import annotations
 

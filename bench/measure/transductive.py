@@ -5,9 +5,9 @@
 
 DIR holds mini-test-features.safetensors and mini-outlier-features.safetensors; the second file stands for embeddings of
 training classes, whose mean `simpleshot:centre=FILE` subtracts. `trueshot eval --write-manifest` draws the episodes,
-peers/easyfsl_methods.py classifies their queries with easyfsl, and `trueshot eval` with the same seed does so with
-trueshot. Needs the reference files, and torch, numpy and easyfsl for the interpreter given with --python. Takes 25
-minutes on one core, nearly all of it for easyfsl.
+evaluates trueshot on them and writes them to a file; peers/easyfsl_methods.py classifies the same queries with easyfsl.
+Needs the reference files, and torch, numpy and easyfsl for the interpreter given with --python. Takes 25 minutes on one
+core, nearly all of it for easyfsl.
 """
 from __future__ import annotations
 

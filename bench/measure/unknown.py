@@ -96,7 +96,7 @@ def measure(arguments: argparse.Namespace, path: Path, far) -> list[dict]:
         for number in range(arguments.draws):
             rng = np.random.default_rng([arguments.seed, classes, number])
             support, given, known, unknown = draw(rng, rows, by_class, classes, arguments)
-            queries = [known, unknown] + ([] if far is None else [rng.choice(far, 200, replace=False)])
+            queries = [known, unknown] + ([] if far is None else [rng.choice(far, min(200, len(far)), replace=False)])
             of_known, of_unknown, *of_far = probabilities_of_none(arguments, support, given, queries)
             truth = np.repeat([0, 1], [len(of_known), len(of_unknown)])
             # The threshold at which this share of the known items is refused.

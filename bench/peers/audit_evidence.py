@@ -311,6 +311,10 @@ class Bank:
         classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         return cls(name, rows.astype(np.float32), [rows_of for rows_of in classes if len(rows_of) >= 10])
 
+    def with_items(self, items: int) -> Bank:
+        """The bank without classes of fewer than `items` rows."""
+        return Bank(self.name, self.rows, [rows for rows in self.classes if len(rows) >= items])
+
     def similar_classes(self, number: int) -> np.ndarray:
         """All classes, the most similar to one class first."""
         import numpy as np

@@ -8,8 +8,8 @@ The recipe: one clean 5-way 5-shot episode with 15 queries per class a step, bat
 over the negative squared distances to the class means, AdamW with rate 1e-3 and weight decay 0.01, the rate times 0.7 after
 every tenth of the run. Images are flipped, cropped (scale 0.8 to 1, ratio 3/4 to 4/3) and changed in brightness, contrast,
 saturation and hue by up to 0.1, each on its own. Prints one JSON line per validation (600 episodes, batch norm with running
-statistics): seed, step, accuracy in percent. Both arguments are folders of class folders. Needs torch and Pillow; uses a
-GPU if there is one.
+statistics): seed, step, accuracy in percent. Both arguments are folders of class folders. Needs torch, numpy and
+Pillow; uses a GPU if there is one.
 """
 from __future__ import annotations
 
@@ -196,6 +196,8 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="random seeds, separated by commas")
     parser.add_argument("--out", type=Path, help="folder for the networks, to be evaluated with `trueshot embed` and `eval`")
     arguments = parser.parse_args()
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     classes, held_out = (load(folder, arguments.size, device) for folder in (arguments.train, arguments.val))
     for seed in map(int, arguments.seeds.split(",")):

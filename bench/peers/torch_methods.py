@@ -125,8 +125,8 @@ def compare(lines: list[dict], path: Path) -> bool:
         accuracy, interval = known[key_of(line)]
         difference = line["accuracy"] - accuracy
         compared, largest = compared + 1, max(largest, abs(difference))
-        # One and a half times the 95 % interval of the difference is about three standard errors.
-        if abs(difference) > 1.5 * math.hypot(interval, line["ci95"]):
+        # Twice the 95 % interval of the difference is about four standard errors: rare enough in a hundred comparisons.
+        if abs(difference) > 2 * math.hypot(interval, line["ci95"]):
             beyond_chance += 1
             benchlib.progress(f"{line['noise']} {line['level']} {line['method']}: {line['accuracy']} % here, "
                               f"{accuracy} % in {path}")

@@ -10,7 +10,7 @@ The network is that of trueshot with default options, in batched PyTorch: inner 
 network, layers of attention and mixing, posterior, both losses, backward pass, fused AdamW. The step begins with the
 gathering of 3,200 rows from the features on the device, as in training. Modes: `eager`; `compile` (torch.compile);
 `graph` (torch.compile, and the whole step as one CUDA graph). Precisions: TF32, or bf16 autocast for the network (inner
-products and losses stay f32).
+products and losses stay f32, multiplied in TF32).
 
 Prints one JSON line per mode and precision: `name`, `stack`, `ms` (median of a step that is waited for), `min_ms`, and
 `pipelined_ms` (mean of 100 steps started one after the other). --check compares losses and gradients with those that

@@ -1,4 +1,4 @@
-//! `trueshot demo`: finds and moves built-in drawings that are in the wrong class folder (`folder`), then compares all
+//! `trueshot demo`: finds and moves built-in drawings that are in the wrong class folder (`folder`), then compares
 //! methods on episodes of such drawings, in which some labels are wrong. Start with [`run`].
 
 mod folder;
@@ -19,12 +19,12 @@ use trueshot::task::{SupportSet, Task};
 use trueshot_vision::{Backbone, Bitmap, Error, Omniglot, OmniglotError, OmniglotHalf, built_in};
 
 use self::folder::{DemoFolder, check_absent};
-use crate::messages::say;
+use crate::messages::{StoppedEarly, say};
 use crate::output::{WidthArgument, check_writable, print_escaped, write_file};
 use crate::progress::ProgressDisplay;
 use crate::threads::Threads;
 
-/// Clean a folder of built-in drawings, then compare all methods on them
+/// Clean a folder of built-in drawings, then compare methods on drawings with wrong labels
 ///
 /// Sorts handwritten characters (Omniglot) into folders, some of them into a wrong one, and shows how an audit finds them
 /// and how a repair moves them back. Then draws many small support sets, makes some of their labels wrong, and shows how
@@ -109,7 +109,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
              2. METHODS THAT LEARN FROM WRONG LABELS\n\n\
              {tables}\n\
              Open {page_path} to see a noisy support set and the accuracy at each noise level.\n"
-        ))
+        ))?;
+        if evaluation.interrupted { Err(StoppedEarly.into()) } else { Ok(()) }
     })
 }
 

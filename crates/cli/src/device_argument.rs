@@ -9,8 +9,8 @@ use crate::messages::{hinted, say};
 /// The device to compute on.
 #[derive(Args)]
 pub struct DeviceArgument {
-    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one (to embed images, only if
-    /// there are many)
+    /// Compute on cpu, cuda (the first NVIDIA GPU), cuda:N, or auto: a GPU if there is one, and if the work is large
+    /// enough for it
     #[arg(long, default_value_t = DeviceChoice::Auto, value_name = "DEVICE")]
     device: DeviceChoice,
 }

@@ -21,7 +21,7 @@ use trueshot_vision::{Collection, Dataset, Preprocessing};
 
 use crate::device_argument::{DeviceArgument, say_device};
 use crate::images_argument::{ImagesArgument, print_skipped};
-use crate::messages::say;
+use crate::messages::{StoppedEarly, say};
 use crate::output::{OutputArgument, WidthArgument, check_not_read, check_writable, write_file};
 use crate::progress::{ProgressDisplay, check_interrupted, handle_interrupts};
 use crate::support_argument::read_embeddings;
@@ -79,7 +79,7 @@ pub struct Arguments {
     /// Compare all other methods to this one [default: protonet]
     #[arg(long, value_name = "METHOD", help_heading = "Report")]
     baseline: Option<String>,
-    /// Also report the accuracy per class
+    /// Also report the accuracy per class (not in CSV)
     #[arg(long, help_heading = "Report")]
     per_class: bool,
     /// Also report the confusion matrix (JSON and HTML)
@@ -426,9 +426,10 @@ impl Arguments {
             (format, _) => report::evaluation(evaluation, format, tables),
         };
         match self.format {
-            Format::Json | Format::Csv | Format::Html => self.output.write_data(&text),
-            _ => self.output.write_text(&text),
+            Format::Json | Format::Csv | Format::Html => self.output.write_data(&text)?,
+            _ => self.output.write_text(&text)?,
         }
+        if evaluation.interrupted { Err(StoppedEarly.into()) } else { Ok(()) }
     }
 }
 

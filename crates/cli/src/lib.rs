@@ -79,7 +79,7 @@ enum Command {
 }
 
 /// Runs the command with these arguments, the first of which names the program, and returns its exit status: 0 success,
-/// 1 failure, 2 wrong usage, 3 a check found problems.
+/// 1 failure, 2 wrong usage, 3 a check found problems, 130 stopped by Ctrl-C or a time limit.
 pub fn main_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     // Not for users: this program starts itself with this argument as the process that runs an ONNX model.

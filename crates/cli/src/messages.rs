@@ -24,8 +24,8 @@ pub fn print_message(line: &str) {
 /// The names of the long options that the running command has, without the dashes: `outliers` for `--outliers`.
 pub type OptionNames = HashSet<String>;
 
-/// Turns the result of a command into its exit status: 0 success, 1 failure, 2 wrong usage, 3 a check found problems.
-/// An error is printed with its hint; hints name only options in `options`. A closed pipe counts as success.
+/// Turns the result of a command into its exit status: 0 success, 1 failure, 2 wrong usage, 3 a check found problems,
+/// [`STOPPED`]. An error is printed with its hint; hints name only options in `options`. A closed pipe counts as success.
 pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
     let Err(error) = result else { return 0 };
     if is_closed_pipe(&error) {
@@ -35,7 +35,13 @@ pub fn exit_status(result: anyhow::Result<()>, options: &OptionNames) -> u8 {
         say!("{problems}");
         return 3;
     }
+    if error.is::<StoppedEarly>() {
+        return STOPPED;
+    }
     say!("error: {}", error_chain(&error));
+    if error.chain().any(is_interrupted) {
+        return STOPPED;
+    }
     let details = error.chain().find_map(|cause| details(cause, options));
     if let Some(hint) = details.as_ref().and_then(|details| details.hint.as_ref()) {
         say!("hint: {hint}");
@@ -117,6 +123,30 @@ impl std::fmt::Display for ProblemsFound {
 }
 
 impl std::error::Error for ProblemsFound {}
+
+/// The exit status of a command that was stopped by Ctrl-C or a time limit.
+pub const STOPPED: u8 = 130;
+
+/// The error of a command that was stopped, for the exit status [`STOPPED`]. The command has already said so.
+#[derive(Debug)]
+pub struct StoppedEarly;
+
+impl std::fmt::Display for StoppedEarly {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("stopped early")
+    }
+}
+
+impl std::error::Error for StoppedEarly {}
+
+/// Whether Ctrl-C caused an error.
+fn is_interrupted(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let core = match cause.downcast_ref() {
+        Some(trueshot_vision::Error::Core(error)) => Some(error),
+        _ => cause.downcast_ref(),
+    };
+    matches!(core, Some(trueshot::Error::Interrupted))
+}
 
 /// What is printed with an error, and what its exit status depends on.
 struct ErrorDetails {

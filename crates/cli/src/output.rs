@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Args;
 use trueshot::report::visible_lines;
+use trueshot_vision::source::is_image;
 
 /// Where to put a result.
 #[derive(Args)]
@@ -110,10 +111,13 @@ pub fn check_not_read<'a>(
     Ok(())
 }
 
-/// Checks that files can be created at the given paths, before long work whose results are written there, and that the
-/// paths lead to different files.
+/// Checks that files can be created at the given paths, before long work whose results are written there, that the paths
+/// lead to different files, and that none is an existing image, which a mistyped command would replace.
 pub fn check_writable<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> anyhow::Result<()> {
     let paths: Vec<&PathBuf> = paths.into_iter().collect();
+    if let Some(image) = paths.iter().find(|path| is_image(&path.to_string_lossy()) && path.is_file()) {
+        anyhow::bail!("{} is an image: write to another file", image.display());
+    }
     paths.iter().try_for_each(|path| trueshot::atomic::check_writable(path))?;
     check_distinct(paths)
 }

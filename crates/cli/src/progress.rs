@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use trueshot::progress::Progress;
 
-use crate::messages::say;
+use crate::messages::{STOPPED, say};
 
 /// Whether the user has pressed Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -66,7 +66,7 @@ pub fn handle_interrupts() {
     HANDLER.get_or_init(|| {
         let result = ctrlc::set_handler(|| {
             if INTERRUPTED.swap(true, Ordering::Relaxed) {
-                std::process::exit(130);
+                std::process::exit(STOPPED.into());
             }
         });
         if let Err(error) = result {

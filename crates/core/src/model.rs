@@ -6,8 +6,8 @@
 //! buffer; a `ParameterLayout` says which range of it is which tensor, and [`named`] and [`flat`] convert between the
 //! two forms.
 //!
-//! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`), `config` its
-//! sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file checks its format;
+//! The note `format` is the version of the file format, `kind` the network (`tranfs`, `relabel`, `conv4`, `maml`,
+//! `joint`), `config` its sizes (JSON) and `training` the configuration it was trained with (TOML). Opening a file checks its format;
 //! [`Model::parameters`] checks that its tensors are exactly those of the network, and names the first that is not.
 
 use std::borrow::Cow;

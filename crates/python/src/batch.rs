@@ -14,7 +14,8 @@ use std::sync::Arc;
 use arrow_array::builder::{
     ArrayBuilder, BinaryBuilder, Float32Builder, Float64Builder, ListBuilder, StringBuilder,
 };
-use arrow_array::{ArrayRef, RecordBatch};
+use arrow_array::{ArrayRef, RecordBatch, make_array};
+use arrow_data::transform::MutableArrayData;
 use arrow_schema::{ArrowError, DataType, Field, Schema};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -91,8 +92,8 @@ fn run_tasks<A: TaskOutput>(
     };
     // The table of results for some rows of an input batch.
     let output_batch = |batch: &RecordBatch, rows: Range<usize>, results: &[TaskResult<A::Output>]| {
-        let carried = carried.iter().map(|&column| batch.column(column).slice(rows.start, rows.len()));
-        let mut columns: Vec<ArrayRef> = carried.collect();
+        let carried = carried.iter().map(|&column| copied(batch.column(column), &rows));
+        let mut columns = carried.collect::<Result<Vec<ArrayRef>, _>>()?;
         columns.extend(A::columns(results));
         columns.push(errors(results));
         RecordBatch::try_new(schema.clone(), columns)
@@ -156,6 +157,15 @@ fn carried_columns(schema: &Schema, names: Option<Vec<String>>) -> Result<Vec<us
             names.iter().map(index_of).collect()
         }
     }
+}
+
+/// A copy of some rows of a column. All columns of a batch that comes from another program are freed together, so a slice
+/// would keep the features in memory as long as the results.
+fn copied(column: &ArrayRef, rows: &Range<usize>) -> Result<ArrayRef, ArrowError> {
+    let data = column.to_data();
+    let mut copy = MutableArrayData::new(vec![&data], false, rows.len());
+    copy.try_extend(0, rows.start, rows.end)?;
+    Ok(make_array(copy.freeze()))
 }
 
 /// The column `error`: null for tasks that succeeded.

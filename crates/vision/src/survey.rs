@@ -120,8 +120,9 @@ pub const PUBLISHED_DATASETS: [PublishedDataset; 5] = [
 ];
 
 impl PublishedDataset {
-    /// The data set of a name.
+    /// The data set of a name; `miniimagenet` and `tieredimagenet` are other names of `mini` and `tiered`.
     pub fn find(name: &str) -> Option<&'static Self> {
+        let name = name.strip_suffix("imagenet").unwrap_or(name);
         PUBLISHED_DATASETS.iter().find(|published| published.name == name)
     }
 
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_data_set_with_the_published_numbers_has_no_problems() {
-        let mini = PublishedDataset::find("mini").unwrap();
+        let mini = PublishedDataset::find("miniimagenet").unwrap();
         assert!(mini.problems(1, &survey(16, 600), None).is_empty());
     }
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValue;
 use trueshot_vision::source::has_split;
 use trueshot_vision::split::Split;
 use trueshot_vision::survey::{PUBLISHED_DATASETS, PublishedDataset, SPLITS, Survey, shared_classes};
@@ -31,7 +32,7 @@ pub struct Arguments {
     #[arg(value_name = "DATASET")]
     path: PathBuf,
     /// Compare with this published data set
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED_DATASETS.map(|published| published.name)))]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(PUBLISHED_DATASETS.map(expected_name)))]
     expect: Option<String>,
     /// Ignore the folders train/, val/ and test/: take all images together or, with --expect, split them by the built-in split
     /// file
@@ -42,6 +43,16 @@ pub struct Arguments {
     quick: bool,
     #[command(flatten)]
     threads: Threads,
+}
+
+/// A value of `--expect`: the name of a data set or, not shown in the help, the other name of its built-in split file.
+fn expected_name(published: PublishedDataset) -> PossibleValue {
+    let name = PossibleValue::new(published.name);
+    match published.name {
+        "mini" => name.alias("miniimagenet"),
+        "tiered" => name.alias("tieredimagenet"),
+        _ => name,
+    }
 }
 
 /// Runs `trueshot dataset check`. With `--expect`, problems are an error ([`ProblemsFound`], exit status 3); without it,

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use trueshot::report::counted;
 use trueshot::report::reproduction::Reproduction;
 use trueshot_cuda::DeviceChoice;
 use trueshot_cuda::maml::MamlEvaluation;
@@ -165,7 +166,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_file(&out.join(name), &chart)?;
     }
     let (tables, figures) = (reproduction.tables.len(), reproduction.figures.len());
-    say!("{}: {tables} tables and {figures} figures", out.join("report.html").display());
+    let (tables, figures) = (counted(tables, "table", "tables"), counted(figures, "figure", "figures"));
+    say!("{}: {tables} and {figures}", out.join("report.html").display());
     for (device, times) in training_times(&jobs, &needed, &cache) {
         say!("training on {device}: {} in {} runs", duration(times.iter().sum()), times.len());
     }

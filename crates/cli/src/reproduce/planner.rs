@@ -285,15 +285,12 @@ impl<'a> Planner<'a> {
         splits: &DatasetSplits,
         row_backbone: RowBackbone<'_>,
     ) -> Argument {
-        let title = &source.dataset.title;
-        let (label, arguments) = match row_backbone {
+        let (name, arguments) = match row_backbone {
             RowBackbone::Joint(row) => return Argument::result(self.joint_model(source, splits, row)),
-            RowBackbone::Own(arguments) => {
-                (format!("{title}: a backbone of its own ({arguments})"), arguments)
-            }
+            RowBackbone::Own(arguments) => ("a backbone of its own", arguments),
             RowBackbone::Dataset => match self.settings.backbones.get(source.name) {
                 Some((path, fingerprint)) => return Argument::external(path, fingerprint),
-                None => (format!("{title}: the backbone"), "backbone"),
+                None => ("the backbone", "backbone"),
             },
         };
         let (trainer, row_flags) = split_trainer(arguments);
@@ -304,7 +301,7 @@ impl<'a> Planner<'a> {
         };
         Argument::result(self.train_on_images(
             JobKind::Backbone,
-            label,
+            name,
             source,
             splits,
             trainer,
@@ -323,17 +320,16 @@ impl<'a> Planner<'a> {
             inputs.extend([Argument::text("--head"), Argument::result(head)]);
         }
         let flags = replace_shots(row.joint.as_deref().unwrap_or_default(), source.dataset);
-        let label = format!("{}: {} ({flags})", source.dataset.title, row.row);
-        self.train_on_images(JobKind::ImageModel, label, source, splits, "joint", &flags, inputs)
+        self.train_on_images(JobKind::ImageModel, &row.row, source, splits, "joint", &flags, inputs)
     }
 
-    /// Adds the job `trueshot train TRAINER` on the images of a dataset. `flags` are its options as text, `inputs` are
-    /// arguments that name other files.
+    /// Adds the job `trueshot train TRAINER` on the images of a dataset for what `name` says. `flags` are its options as
+    /// text, `inputs` are arguments that name other files.
     #[allow(clippy::too_many_arguments, reason = "the parts of one command line")]
     fn train_on_images(
         &mut self,
         kind: JobKind,
-        label: String,
+        name: &str,
         source: &DatasetSource<'_>,
         splits: &DatasetSplits,
         trainer: &str,
@@ -370,6 +366,7 @@ impl<'a> Planner<'a> {
             _ => 1.0,
         };
         let seconds_per_step = seconds_per_backbone_step * factor;
+        let label = format!("{}: {name} ({})", dataset.title, flags.trim());
         self.jobs.add(kind, label, seconds_per_step * steps as f64, args)
     }
 
@@ -389,9 +386,8 @@ impl<'a> Planner<'a> {
         let (trainer, flags) = split_trainer(model);
         let flags =
             format!("{flags} --queries {queries} --val-queries {queries} --val-shots {}", table.shots);
-        let label = format!("{}: {names} ({flags})", dataset.title);
         let trained =
-            self.train_on_images(JobKind::ImageModel, label, source, splits, trainer, &flags, vec![]);
+            self.train_on_images(JobKind::ImageModel, &names, source, splits, trainer, &flags, vec![]);
         let mut args = vec![Argument::text("eval"), Argument::text("--pictures")];
         args.extend(splits.test.arguments());
         args.extend([Argument::text("--methods"), methods_argument(table, rows, |_| Some(trained))]);

@@ -14,10 +14,9 @@ use anyhow::Context;
 use trueshot_cuda::DeviceChoice;
 
 use super::duration;
-use super::jobs::{Job, JobKind, Jobs};
+use super::jobs::{Job, Jobs};
 use super::result_cache::{ResultCache, ResultState};
-use super::results::EvaluationResult;
-use crate::messages::{hinted, say};
+use crate::messages::{STOPPED, hinted, say};
 use crate::progress::{check_interrupted, handle_interrupts};
 use crate::subprocess::own_command;
 
@@ -139,13 +138,8 @@ impl JobRunner<'_> {
         say!("[{}/{}] {} (about {})", position + 1, self.needed.len(), job.label, duration(job.estimate));
         let start = Instant::now();
         let status = self.command(job, lock, left)?.status().context("cannot start this program again")?;
-        let is_stopped = match status.success() {
-            // After Ctrl-C, an evaluation succeeds with the episodes so far.
-            true => {
-                job.kind == JobKind::Evaluation && EvaluationResult::read(&self.cache.path(job))?.interrupted
-            }
-            false => status.code() == Some(130) || check_interrupted().is_break(),
-        };
+        let is_stopped =
+            !status.success() && (status.code() == Some(STOPPED.into()) || check_interrupted().is_break());
         // The time of a run that was stopped or killed (no exit code) is part of the duration of the job.
         if is_stopped || status.code().is_none() {
             self.cache.add_time(job, start.elapsed().as_secs_f64())?;

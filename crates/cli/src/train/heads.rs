@@ -99,7 +99,7 @@ struct HeadFlags {
     validation: ValidationFlags,
     #[command(flatten)]
     optimiser: OptimiserFlags,
-    /// Train for N steps
+    /// Train for N steps [default: 25000 for tranfs, 20000 for relabel]
     #[arg(long, value_name = "N", help_heading = "Optimiser")]
     steps: Option<u64>,
     /// Start from the parameters of another model of the same kind and size
@@ -108,7 +108,7 @@ struct HeadFlags {
     /// Train with this random seed; the same seed gives the same model
     #[arg(short, long, help_heading = "The run")]
     seed: Option<u64>,
-    /// Split the episodes of a step into this number of parts, which limits the number of threads used
+    /// Split the episodes of a step into this number of parts, which limits the number of threads; changes the result
     #[arg(long, help_heading = "The run")]
     parts: Option<usize>,
 }
@@ -149,7 +149,7 @@ struct EpisodeFlags {
     /// Draw noise of this type and of one of these levels in percent; can be repeated, all are equally likely
     #[arg(short, long, value_name = "TYPE=LEVEL,..")]
     noise: Option<Vec<NoiseLevels>>,
-    /// Blend this share of classes and outliers from two, which reduces overfitting with --item-width
+    /// Blend this share of classes and outliers from two, which reduces overfitting
     #[arg(long, value_name = "SHARE")]
     blended: Option<f64>,
     /// Mix noise with outliers, at levels that differ between classes as in real data sets, in this share of episodes

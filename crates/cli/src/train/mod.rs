@@ -19,7 +19,7 @@ use clap::{Args, Subcommand};
 use trueshot::training::{Claim, Files, Outcome, RunOptions, Start, Trainee};
 
 use crate::device_argument::DeviceArgument;
-use crate::messages::say;
+use crate::messages::{STOPPED, say};
 use crate::output::safetensors_path;
 use crate::progress::handle_interrupts;
 use crate::threads::Threads;
@@ -165,7 +165,7 @@ impl RunArguments {
                 "stopped after {} of {steps} steps, all saved; resume with the same command{change}",
                 outcome.done
             );
-            std::process::exit(130);
+            std::process::exit(STOPPED.into());
         }
     }
 }

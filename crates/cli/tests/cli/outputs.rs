@@ -46,6 +46,22 @@ fn no_command_writes_over_a_file_that_it_reads() {
 }
 
 #[test]
+fn no_command_writes_over_an_image() {
+    let folder = EmbeddingsFolder::new();
+    std::fs::create_dir_all(folder.path("photos/owl")).unwrap();
+    std::fs::write(folder.path("photos/owl/1.JPG"), "a photo").unwrap();
+    for arguments in [
+        &["audit", "photos", "--csv", "photos/owl/1.JPG"][..],
+        &["audit", "data.safetensors", "--html", "photos/owl/1.JPG"],
+        &["predict", "classifier.safetensors", "photos", "-o", "photos/owl/1.JPG"],
+        &["repair", "plan.jsonl", "--labels", "photos/owl/1.JPG"],
+    ] {
+        refused(folder.trueshot(arguments), &["photos/owl/1.JPG is an image: write to another file"]);
+        assert_eq!(std::fs::read(folder.path("photos/owl/1.JPG")).unwrap(), b"a photo", "{arguments:?}");
+    }
+}
+
+#[test]
 fn two_outputs_of_one_command_are_different_files() {
     let folder = EmbeddingsFolder::new();
     let before = folder.files();
@@ -190,7 +206,7 @@ fn ctrl_c_prints_what_is_done_so_far() {
     let arguments = ["eval", "data.safetensors", "--episodes", "1000000000", "--methods", "protonet,median"];
     let output = interrupted(&folder, &arguments);
     let (shown, messages) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{messages}");
+    assert_eq!(output.status.code(), Some(130), "{messages}");
     assert_eq!(messages, "stopped early: the results cover the episodes finished so far\n");
     assert!(shown.lines().next().unwrap().contains("episodes, stopped early, seed 0"), "{shown}");
     assert!(shown.contains("Accuracy in percent") && shown.contains("\n  median"), "{shown}");
@@ -202,7 +218,7 @@ fn ctrl_c_in_the_demo_prints_what_is_done_so_far() {
     let folder = EmbeddingsFolder::new();
     let output = interrupted(&folder, &["demo", "--episodes", "1000000000", "--threads", "2"]);
     let (shown, messages) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{messages}");
+    assert_eq!(output.status.code(), Some(130), "{messages}");
     assert!(
         messages.ends_with("stopped early: the results cover the episodes finished so far\n"),
         "{messages}"
@@ -219,7 +235,7 @@ fn ctrl_c_in_predict_is_a_failure_because_answers_are_missing() {
     let predict =
         ["predict", "classifier.safetensors", "many.safetensors", "--format", "csv", "-o", "answers.csv"];
     let output = interrupted(&folder, &predict);
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), "error: interrupted\n".into()));
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(130), "error: interrupted\n".into()));
 }
 
 /// The output of a command that gets Ctrl-C as soon as it handles it.

@@ -203,8 +203,11 @@ pub(super) fn significance(evaluation: &Evaluation) -> Vec<Grid> {
         let row = |(name, method): (&String, &MethodResult)| {
             (shown_name(method), names.iter().map(|other| compared(setting, name, other)).collect())
         };
-        let title =
-            format!("Row minus column in points, {} noise of {}", setting.noise, percent(setting.level));
+        let title = format!(
+            "Row minus column in points, {} noise of {} (in brackets: not significant)",
+            setting.noise,
+            percent(setting.level)
+        );
         Grid { title, columns, rows: names.iter().zip(&setting.methods).map(row).collect() }
     };
     let with_comparisons = evaluation.settings.iter().filter(|setting| !setting.significance.is_empty());
