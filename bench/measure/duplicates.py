@@ -82,6 +82,8 @@ def sample(folder: Path, per_class: int, draw: random.Random) -> list[Path]:
         files = sorted(path for path in class_folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
         draw.shuffle(files)
         chosen += files[:per_class]
+    if len({photo.parent for photo in chosen}) < 2:
+        benchlib.fail(f"{folder}: needs at least two class folders with .jpg files")
     return chosen
 
 

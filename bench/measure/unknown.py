@@ -143,6 +143,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of all draws [default: %(default)s]")
     benchlib.add_trueshot(parser)
     arguments = parser.parse_args()
+    if min(arguments.classes) < 2:
+        parser.error("--classes: a support set needs at least two classes")
     benchlib.require("numpy", "sklearn")
     far = None if arguments.far is None else benchlib.read_embeddings(arguments.far)[0]
     results = [result for path in arguments.files for result in measure(arguments, path, far)]

@@ -50,6 +50,8 @@ class Table:
         if len(counts.unique()) != 1:
             benchlib.fail(f"{features}: classes have {int(counts.min())} to {int(counts.max())} rows; this program needs "
                           "classes of equal size, so that sampling is a single operation")
+        if len(counts) < WAYS or int(counts.min()) < 2 * SHOTS + QUERIES:
+            benchlib.fail(f"{features}: episodes need {WAYS} classes of {2 * SHOTS + QUERIES} rows")
         self.by_class = labels.argsort(stable=True).view(len(counts), -1)
         self.first_outlier = len(rows)
         self.rows = rows if outliers is None else torch.cat([rows, load(outliers)[0]])
