@@ -32,6 +32,7 @@ use crate::columns::TaskSchema;
 use crate::exceptions::{INTERNAL_ERROR, error_text, to_exception};
 use crate::interruptible::{Channel, run_interruptible};
 use crate::methods;
+use crate::thread_pools::own_pool;
 
 /// The result of a task, or why it failed.
 type TaskResult<T> = Result<T, String>;
@@ -120,8 +121,9 @@ fn run_tasks<A: TaskOutput>(
             .map(|batch| process_batch(batch?, channel))
             .collect::<Result<Vec<Vec<RecordBatch>>, ArrowError>>())
     };
-    // After Ctrl-C this returns the exception, never the incomplete results.
-    let done = run_interruptible(py, threads, process_all, |()| Ok(()))?;
+    // The pool is not shared, because reading the table may run Python code: it may be a stream of a generator. After
+    // Ctrl-C this returns the exception, never the incomplete results.
+    let done = run_interruptible(py, &own_pool(threads)?, process_all, |()| Ok(()))?;
     let done = done.map_err(|error| PyTypeError::new_err(format!("cannot read this Arrow data: {error}")))?;
     Ok(Batches::new(schema, done.concat()))
 }

@@ -58,7 +58,7 @@ impl TaskSchema {
         match element_type(kind(task_schema.labels)) {
             Some(label) if is_label(label) => Ok(task_schema),
             _ => Err(format!(
-                "column '{labels}' is {}; expected a list of strings or integers",
+                "column '{labels}' is {}; expected a list of strings, integers or booleans",
                 kind(task_schema.labels)
             )),
         }

@@ -27,7 +27,7 @@ use crate::audit::NumberedRows;
 use crate::exceptions::{argument_exception, to_exception, value_error};
 use crate::interruptible::{Channel, run_interruptible, run_keeping_results};
 use crate::numpy_features;
-use crate::thread_pools::run_on_pool;
+use crate::thread_pools::{own_pool, run_on_pool, shared_pool};
 use crate::user_functions::{Message, PythonMethod, PythonNoise, UserFunctions, UserMethod};
 
 /// Labelled rows from the Python side: features `[rows, dimensions]`, class indices `[rows]`, class names, and the
@@ -267,7 +267,7 @@ pub fn evaluate(
         Message::Done(done) => callback.iter().try_for_each(|callback| callback.call1((done,)).map(drop)),
         question => functions.answer(py, question),
     };
-    match run_keeping_results(py, threads, run, on_message)? {
+    match run_keeping_results(py, &own_pool(threads)?, run, on_message)? {
         (result, None) => Ok((Some(Evaluation(result?)), None)),
         (result, Some(error)) => Ok((result.ok().map(Evaluation), Some(error.into_value(py)))),
     }
@@ -353,7 +353,8 @@ pub fn sample_episodes<'py>(
         let drawn = (first..first.saturating_add(count)).map(draw).collect::<trueshot::Result<Vec<_>>>()?;
         Ok((drawn, sampler.noises().to_vec()))
     };
-    let (drawn, noise) = run_interruptible(py, None, draw, |message| functions.answer(py, message))?;
+    let pool = if functions.noises.is_empty() { shared_pool(None)? } else { own_pool(None)? };
+    let (drawn, noise) = run_interruptible(py, &pool, draw, |message| functions.answer(py, message))?;
     let list = PyList::empty(py);
     for episode in drawn {
         let entry = PyDict::new(py);

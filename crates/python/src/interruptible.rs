@@ -11,11 +11,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use rayon::ThreadPool;
 use trueshot::guard::caught;
 use trueshot::progress::Progress;
 
 use crate::exceptions::{internal_error, to_exception};
-use crate::thread_pools::pool;
 
 /// The interval between checks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -55,15 +55,16 @@ impl Progress for Channel<'_, ()> {
     }
 }
 
-/// Runs `work` on `threads` threads and passes its messages to `on_message`. An exception of `on_message` stops the
-/// work, as Ctrl-C does.
+/// Runs `work` on `pool` and passes its messages to `on_message`. An exception of `on_message` stops the work, as
+/// Ctrl-C does. If the work waits for answers to its messages or reads from Python objects, the pool must be an
+/// [`own_pool`](crate::thread_pools::own_pool).
 pub fn run_interruptible<T: Send, M: Send>(
     py: Python<'_>,
-    threads: Option<i64>,
+    pool: &ThreadPool,
     work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
     on_message: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
-    let (outcome, stop_reason) = run_keeping_results(py, threads, work, on_message)?;
+    let (outcome, stop_reason) = run_keeping_results(py, pool, work, on_message)?;
     match stop_reason {
         Some(error) => Err(error),
         None => outcome,
@@ -74,11 +75,10 @@ pub fn run_interruptible<T: Send, M: Send>(
 /// what it has done so far. The second value is the exception that stopped it, if any.
 pub fn run_keeping_results<T: Send, M: Send>(
     py: Python<'_>,
-    threads: Option<i64>,
+    pool: &ThreadPool,
     work: impl FnOnce(&Channel<'_, M>) -> trueshot::Result<T> + Send,
     mut on_message: impl FnMut(M) -> PyResult<()>,
 ) -> PyResult<(PyResult<T>, Option<PyErr>)> {
-    let pool = pool(threads)?;
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
     let stopped = AtomicBool::new(false);

@@ -1,9 +1,13 @@
 //! The thread pools that the library computes on, with the GIL released. Start with [`run_on_matrix`] for work on rows,
 //! and with [`run_on_pool`] for short work on files.
 //!
-//! There is one pool per process and number of threads, kept for later calls. It must not be shared with a forked
-//! process, which inherits the pool but not its threads, and would wait for them forever. A panic ends the call with an
-//! exception, not the interpreter.
+//! Calls share one pool per process and number of threads ([`shared_pool`]), which is kept for later calls. It must not
+//! be shared with a forked process, which inherits the pool but not its threads, and would wait for them forever.
+//!
+//! Work that waits for Python code, such as a user-defined method, runs on a pool of its own ([`own_pool`]). The Python
+//! code may call trueshot, and that call would wait forever for a shared pool whose threads all wait for the code.
+//!
+//! A panic ends the call with an exception, not the interpreter.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -24,8 +28,9 @@ const MAX_THREADS: i64 = 1024;
 /// The process ID and the number of threads; 0 threads stand for `RAYON_NUM_THREADS`, or all cores.
 type PoolKey = (u32, usize);
 
-/// The pool of this process with this number of threads; `None` for `RAYON_NUM_THREADS`, or all cores.
-pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
+/// The shared pool of this process with this number of threads; `None` for `RAYON_NUM_THREADS`, or all cores. Work on
+/// it must not wait for Python code.
+pub fn shared_pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     let threads = check_threads(threads)?;
     static POOLS: Mutex<Option<HashMap<PoolKey, Arc<ThreadPool>>>> = Mutex::new(None);
     let key = (std::process::id(), threads);
@@ -37,21 +42,31 @@ pub fn pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     // Pools of the parent, if this process was forked: dropping them would wait for threads that do not exist.
     let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
     foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
-    let built =
-        ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
-    let pool =
-        Arc::new(built.map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))?);
+    let pool = new_pool(threads)?;
     pools.insert(key, pool.clone());
     Ok(pool)
 }
 
-/// Runs work on a pool with this number of threads. Ctrl-C has an effect only after it.
+/// A pool with this number of threads for one call; `None` for `RAYON_NUM_THREADS`, or all cores. Work on it may wait
+/// for Python code. The threads end when the pool is dropped.
+pub fn own_pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
+    new_pool(check_threads(threads)?)
+}
+
+/// Starts a pool; 0 threads stand for `RAYON_NUM_THREADS`, or all cores.
+fn new_pool(threads: usize) -> PyResult<Arc<ThreadPool>> {
+    let built =
+        ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
+    built.map(Arc::new).map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))
+}
+
+/// Runs work on the shared pool with this number of threads. Ctrl-C takes effect only when the work has finished.
 pub fn run_on_pool<T: Send>(
     py: Python<'_>,
     threads: Option<i64>,
     work: impl FnOnce() -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
-    let pool = pool(threads)?;
+    let pool = shared_pool(threads)?;
     // Caught on the thread of the pool, so that nothing is printed.
     let done = py.detach(|| pool.install(|| caught(work)));
     done.ok_or_else(internal_error)?.map_err(to_exception)
@@ -74,7 +89,7 @@ pub fn run_on_matrix<T: Send>(
     work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
     if rows > MAX_SMALL_ROWS || rows.saturating_mul(dim) > SMALL_MATRIX {
-        return run_interruptible(py, threads, |channel| work(channel), |()| Ok(()));
+        return run_interruptible(py, &shared_pool(threads)?, |channel| work(channel), |()| Ok(()));
     }
     if threads.is_some() {
         return run_on_pool(py, threads, || work(&()));

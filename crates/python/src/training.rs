@@ -26,6 +26,7 @@ use crate::audit::NumberedRows;
 use crate::evaluation::{LabelledArrays, check_argument, to_numbered_rows};
 use crate::exceptions::{to_exception, value_error};
 use crate::interruptible::{Channel, run_interruptible};
+use crate::thread_pools::own_pool;
 
 /// The data sets of a run by their role, in the order of [`ROLES`].
 type SetsByRole<T> = [Vec<T>; 4];
@@ -196,7 +197,8 @@ fn run_training<M: HeadOptions + Send + Sync>(
         let outcome = train(&mut trainee, &plan, start, observer)?;
         Ok((outcome, trainee.device().unwrap_or("cpu".into())))
     };
-    run_interruptible(py, run.threads, work, |message| match message {
+    // A call of trueshot in `on_message` must not wait until the training has finished.
+    run_interruptible(py, &own_pool(run.threads)?, work, |message| match message {
         TrainingMessage::Step { done, steps, loss } => {
             on_message.call1(("step", done, steps, loss)).map(drop)
         }

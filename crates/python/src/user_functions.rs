@@ -3,7 +3,8 @@
 //! Two threads meet here. The library evaluates on threads of its own and knows the functions as a [`PythonMethod`] or
 //! a [`PythonNoise`], which send a request ([`Message`]) and wait for the answer. The thread that called `evaluate`
 //! receives the requests and calls the functions ([`UserFunctions::answer`]): only on that thread does Ctrl-C reach
-//! them.
+//! them. The functions may call trueshot, so the waiting threads are those of a pool that other calls do not use
+//! ([`crate::thread_pools::own_pool`]).
 //!
 //! An episode is a small classification task: N classes with K labelled support items each, some of whose labels are
 //! wrong, and Q queries to classify. A method gets many episodes in one call ([`Batch`]); while it processes one batch,

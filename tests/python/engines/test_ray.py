@@ -163,7 +163,7 @@ def test_wrong_columns_and_options_are_refused_before_anything_starts():
     for columns, said in [
         (whole.drop_columns(["labels"]), "no column 'labels'; it has: task, features, shard"),
         (whole.set_column(1, "features", whole["task"]), "column 'features' is Utf8"),
-        (whole.set_column(2, "labels", pa.array([[0.5]] * len(whole))), "expected a list of strings or integers"),
+        (whole.set_column(2, "labels", pa.array([[0.5]] * len(whole))), "expected a list of strings, integers or booleans"),
         (whole.set_column(2, "labels", pa.nulls(len(whole))), "column 'labels' is Null"),
     ]:
         with pytest.raises(TypeError, match=said):

@@ -137,7 +137,7 @@ def test_wrong_columns_and_options_are_refused_before_anything_starts(df, spark)
     for columns, said in [
         (["task", "features"], "no column 'labels'; it has: task, features"),
         (["task", "task AS features", "labels"], "column 'features' is Utf8"),
-        (["features", "array(0.5D) AS labels"], "expected a list of strings or integers"),
+        (["features", "array(0.5D) AS labels"], "expected a list of strings, integers or booleans"),
         (["features", "NULL AS labels"], "column 'labels' is Null"),
         (["named_struct('type', 1) AS features", "labels"], "column 'features' is Struct"),
     ]:
@@ -151,7 +151,7 @@ def test_wrong_columns_and_options_are_refused_before_anything_starts(df, spark)
         ts.spark.audit(df, threads=0)
     with pytest.raises(TypeError, match="no column 'label'"):
         ts.spark.audit_samples(df)
-    with pytest.raises(TypeError, match="expected a list of strings or integers"):
+    with pytest.raises(TypeError, match="expected a list of strings, integers or booleans"):
         ts.spark.audit_samples(samples(spark).selectExpr("task", "features", "0.5D AS label"))
     with pytest.raises(TypeError, match="column 'weight' would occur twice: remove it from carry"):
         ts.spark.audit_samples(samples(spark).selectExpr("*", "1 AS weight"), carry=["weight"])

@@ -190,9 +190,20 @@ def test_audits_are_pickled_and_copied(rows):
     changed = copy.deepcopy(found)
     changed.p_wrong[:] = 0
     assert found.p_wrong.any()
+    copy.deepcopy(stored).p_wrong[:] = 0
+    assert stored.p_wrong.any()
     with pytest.raises(ValueError, match=r"no HTML report, because pickles contain no rows: call to_html\(\) before"):
         stored.to_html()
     assert stored._repr_html_().startswith("<pre>") and "ant" in stored._repr_html_()
+
+
+def test_pictures_are_counted_before_the_audit(rows, monkeypatch):
+    X, y, _ = rows
+    found = ts.audit(X, y, pictures=(np.zeros((4, 4, 3), np.uint8) for _ in range(25)))
+    assert found.to_html().count("data:image/png") >= 25 and found.to_html() == found.to_html()
+    monkeypatch.setattr("trueshot._audit._native", None)
+    with pytest.raises(ValueError, match="25 rows but 3 pictures"):
+        ts.audit(X, y, pictures=[None] * 3)
 
 
 def test_labels_keep_their_type(rows):

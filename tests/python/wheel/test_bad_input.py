@@ -46,6 +46,8 @@ FEATURES = {
     "complex numbers": (X.astype(complex), ValueError, "Complex data not supported"),
     "too few rows": (X[:5], ValueError, "5 rows of features, 12 labels"),
     "None": (None, (TypeError, ValueError), "2D|None"),
+    "masked values": (np.ma.masked_greater(X, X.max() - 1), ValueError, "X has masked values: remove such rows or fill them"),
+    "masked rows": (list(np.ma.masked_greater(X, X.max() - 1)), ValueError, "X has masked values"),
     "a path": ("photos", TypeError, r"X is 'photos'; if it is a path, load .* trueshot.Embeddings.load\(path\), or embed"),
 }
 
@@ -65,6 +67,11 @@ LABELS = {
     "no labels": (None, ValueError, "y"),
     "dates": (np.arange(12).astype("datetime64[D]"), ValueError, "datetime64"),
     "lists": (objects(*[[1], [2]] * 6), ValueError, "list"),
+    "masked": (np.ma.masked_equal(Y, 1), ValueError, "y has masked values: remove such rows or fill them"),
+    "a generator": ((label for label in Y), TypeError, r"y is a generator; pass list\(y\), with one label per row"),
+    "a map": (map(str, Y), TypeError, r"y is a map; pass list\(y\)"),
+    "a set": (set(range(12)), TypeError, r"y is a set; pass list\(y\)"),
+    "the values of a dictionary": (dict(enumerate(Y)).values(), TypeError, r"y is a dict_values; pass list\(y\)"),
 }
 
 
@@ -77,6 +84,10 @@ def test_missing_labels_of_pandas_are_named():
     ):
         with pytest.raises(ValueError, match="the label in row 2 is <NA>"):
             ts.audit(X, labels)
+
+
+def test_masked_arrays_without_masked_values_are_arrays():
+    assert ts.audit(np.ma.array(X), np.ma.array(Y)).to_json() == ts.audit(X, Y).to_json()
 
 
 def test_labels_of_bytes_that_are_no_text_stay_apart():
@@ -324,3 +335,24 @@ def test_tensors_are_read_through_dlpack():
     expected = ts.audit(X, Y).to_json()
     assert ts.audit(Tensor(X), Y).to_json() == expected
     assert ts.audit(Tensor(np.asfortranarray(X)), Y).to_json() == expected
+
+
+def test_a_list_of_tensors_is_read_as_one_tensor():
+    class Tensor:
+        """A tensor of torch that requires a gradient."""
+
+        requires_grad = True
+
+        def __init__(self, array):
+            self._array = array
+
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+        def __dlpack__(self, **options):
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+
+        def detach(self):
+            return self._array
+
+    assert ts.audit([Tensor(row) for row in X], Y).to_json() == ts.audit(X, Y).to_json()

@@ -178,6 +178,26 @@ def test_a_struct_is_a_table_and_where_it_is_null_its_task_is():
         ts.audit_batch(once)
 
 
+def test_a_stream_may_call_trueshot_with_the_same_number_of_threads():
+    program = """
+import numpy as np, pyarrow as pa, trueshot as ts
+X, y = np.random.default_rng(0).normal(size=(1200, 4)), np.arange(1200) % 3
+task = pa.table({"features": [X[:12].tolist()], "labels": [y[:12].tolist()]})
+
+class Stream:
+    def __arrow_c_stream__(self, requested_schema=None):
+        def batches():
+            ts.audit(X, y, threads=1)
+            yield from task.to_batches()
+
+        return pa.RecordBatchReader.from_batches(task.schema, batches()).__arrow_c_stream__()
+
+print(pa.table(ts.audit_batch(Stream(), threads=1))["error"].to_pylist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[None]\n", done.stderr
+
+
 def test_booleans_are_named_as_in_python():
     X, _, _ = TASKS[0]
     whole = pa.table({"features": [X.tolist()], "labels": [[True, True, False, False]]})
@@ -193,7 +213,7 @@ def test_a_table_of_another_form_is_a_type_error():
         (whole.drop_columns(["labels"]), "no column 'labels'; it has: task, features"),
         (whole.set_column(1, "features", whole["task"]), "column 'features' is Utf8"),
         (whole.set_column(1, "features", pa.array([[1]] * 12)), "column 'features' is List"),
-        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "expected a list of strings or integers"),
+        (whole.set_column(2, "labels", pa.array([[0.5]] * 12)), "expected a list of strings, integers or booleans"),
         (whole["labels"], None),
         ([1, 2], "__arrow_c_stream__"),
         (None, "NoneType"),

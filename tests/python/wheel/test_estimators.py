@@ -1,5 +1,6 @@
 """The estimators with scikit-learn: its own checks, pipelines, searches, pickles."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -10,7 +11,8 @@ from conftest import support_set
 
 sklearn = pytest.importorskip("sklearn")
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -124,6 +126,35 @@ def test_labels_of_any_type_come_back_as_they_were(rows, labels):
 def test_two_classes_may_be_booleans(rows):
     X, y, _ = support_set(ways=2)
     assert ts.FewShotClassifier("median").fit(X, y == 1).predict(X).dtype == bool
+
+
+def test_numbers_in_arrays_of_objects_are_numbers(rows):
+    X, y, _ = rows
+    whole = y.astype(object)
+    for labels, kind in [(whole, np.int64), ((y == 1).astype(object), bool), (whole + 2**64, object)]:
+        clf = ts.FewShotClassifier("median").fit(X, labels)
+        assert clf.classes_.dtype == kind and clf.predict(X).dtype == kind
+    clf = ts.FewShotClassifier("median").fit(X, whole)
+    assert accuracy_score(y, clf.predict(X)) == clf.score(X, whole) == clf.score(X, y) > 0.5
+
+
+def test_score_takes_what_fit_takes(rows):
+    X, y, truth = rows
+    embeddings = ts.Embeddings(X, NAMES[y])
+    clf = ts.FewShotClassifier("relabel").fit(embeddings)
+    assert clf.score(embeddings) == clf.score(X, NAMES[y]) == 24 / 25
+    assert clf.score(embeddings, NAMES[truth]) == clf.score(X, NAMES[y], sample_weight=np.arange(25) != 3) == 1
+    with pytest.raises(TypeError, match="y has labels such as 0, but the classifier was fitted on labels such as 'ant'"):
+        clf.score(X, y)
+
+
+def test_embeddings_are_split_by_functions_of_scikit_learn(rows):
+    X, y, _ = rows
+    embeddings = ts.Embeddings(X, NAMES[y])
+    train, test = train_test_split(embeddings, random_state=0)
+    assert isinstance(train, ts.Embeddings) and train.shape == (18, 64) and test.shape == (7, 64)
+    expected = cross_val_score(ts.FewShotClassifier("median"), X, NAMES[y], cv=3)
+    assert np.array_equal(cross_val_score(ts.FewShotClassifier("median"), embeddings, NAMES[y], cv=3), expected)
 
 
 def test_data_frames_keep_their_columns(rows):
@@ -298,7 +329,7 @@ def test_weights_that_cannot_be_used_are_refused(rows):
         ("protonet", np.full(25, "a"), "sample_weight must be numbers"),
         ("linear", np.linspace(1, 2, 25), "in row 1; allowed: whole numbers, or multiples of the smallest weight"),
         ("nearest", np.arange(25) / 2, "sample_weight is 0.5 in row 1; allowed: whole numbers, because method 'nearest' counts"),
-        ("median", 100 * (1 + np.arange(25)), "sample_weight stands for 32500 rows; allowed: at most 500"),
+        ("median", 100 * (1 + np.arange(25)), "sample_weight adds up to 32500 repeated rows; allowed: at most 500"),
         ("protonet", np.where(y == 0, 1, 0), "sample_weight leaves rows of 1 class"),
     ]:
         with pytest.raises(ValueError, match=said):
@@ -318,6 +349,19 @@ def test_large_sets_are_fitted_to_the_rows_that_an_audit_trusts():
         again.audit_
     with pytest.raises(ValueError, match="a pickle of more than 500 rows does not contain all of them"):
         again.partial_fit(X[:5], y[:5])
+
+
+def test_copies_of_large_sets_have_all_rows_and_pickles_have_no_audit_of_them():
+    X, y, _ = support_set(ways=6, shots=100)
+    clf = ts.FewShotClassifier("median").fit(X, y)
+    size = len(pickle.dumps(clf))
+    expected = clf.audit_.to_json()
+    assert len(pickle.dumps(clf)) == size
+    for copied in (copy.copy(clf), copy.deepcopy(clf)):
+        assert copied.audit_.to_json() == expected and np.array_equal(copied.predict(X), clf.predict(X))
+        assert len(copied.partial_fit(X[:5], y[:5]).audit_) == 605 and len(clf.audit_) == 600
+    one_class = pickle.loads(pickle.dumps(ts.FewShotClassifier("median").partial_fit(X, np.zeros(600, int))))
+    assert len(one_class.partial_fit(X[:5], np.ones(5, int)).audit_) == 605
 
 
 def test_a_label_auditor_is_an_outlier_detector(rows):

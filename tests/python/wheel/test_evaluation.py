@@ -1,6 +1,8 @@
 """Episodes, evaluation and training from arrays: the same numbers and bytes as on the command line."""
 
+import copy
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -69,6 +71,19 @@ def test_an_evaluation_shows_itself(bank):
         found.accuracy("protonet", "paired", 0.4)
 
 
+def test_evaluations_are_pickled_and_copied(bank):
+    X, y, _ = bank
+    found = ts.evaluate(X, y, methods=["protonet", "median"], episodes=20)
+    for again in (pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(found)))), copy.copy(found), copy.deepcopy(found)):
+        for format in ("table", "json", "csv", "md", "latex", "html"):
+            for significance in (False, True):
+                assert again.render(format, significance=significance) == found.render(format, significance=significance)
+        assert again.accuracy("median", "symmetric", 0.4) == found.accuracy("median", "symmetric", 0.4)
+        assert repr(again) == repr(found) and again.to_dict() == found.to_dict()
+        with pytest.raises(ValueError, match="unknown format 'pdf'; known: table, json, csv, md, latex, html"):
+            again.render("pdf")
+
+
 def test_an_exception_of_the_progress_function_ends_an_evaluation(bank):
     X, y, _ = bank
 
@@ -132,6 +147,7 @@ def test_episodes_are_those_of_the_manifest(bank, command, tmp_path):
         ({"threads": -1}, "threads is -1"),
         ({"items": ["a"]}, "rows but 1 items"),
         ({"methods": ["protonet", "protonet"]}, "given twice"),
+        ({"methods": []}, "methods is empty; leave it out for all built-in methods"),
         ({"baseline": "median", "methods": ["protonet"]}, "not among the methods: protonet"),
         ({"outliers": "none"}, "an array, embeddings, a pair"),
         ({"seed": -1}, "seed is -1"),

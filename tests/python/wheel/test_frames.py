@@ -1,6 +1,8 @@
 """Data frames, Arrow columns and data sets in place of arrays: the same results, and errors that name row and column."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -113,6 +115,7 @@ def test_columns_of_a_table_are_named():
     numbers = pandas.DataFrame(X, columns=list("abcdefgh")).assign(label=LABELS)
     clf = ts.FewShotClassifier("median").fit(numbers, "label")
     assert clf.feature_names_in_.tolist() == list("abcdefgh")
+    assert clf.score(numbers, "label") == clf.score(numbers.drop(columns="label"), LABELS)
     assert (clf.predict(numbers.drop(columns="label")) == ts.FewShotClassifier("median").fit(X, LABELS).predict(X)).all()
     with pytest.raises(ValueError, match="columns that are not numbers: 'label'"):
         clf.predict(numbers)
@@ -127,6 +130,33 @@ def test_names_of_columns_are_checked_in_all_frames(make):
     assert (clf.predict(make(columns)) == ts.FewShotClassifier("median").fit(X, LABELS).predict(X)).all()
     with pytest.raises(ValueError, match="feature names should match"):
         clf.predict(make(dict(reversed(columns.items()))))
+
+
+def test_names_of_columns_are_checked_with_an_older_scikit_learn(monkeypatch):
+    pytest.importorskip("sklearn")
+    frame = pandas.DataFrame(X, columns=list("abcdefgh"))
+    clf = ts.FewShotClassifier("median").fit(frame, LABELS)
+    monkeypatch.delattr("sklearn.utils.validation._check_feature_names")
+    assert len(clf.predict(frame)) == len(clf.predict(X)) == 12
+    with pytest.raises(ValueError, match="feature names should match those of fit: column 6 was 'g' in fit, got 'h'"):
+        clf.predict(frame[list("abcdefhg")])
+
+
+def test_names_of_columns_are_checked_without_scikit_learn():
+    program = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "import numpy, pandas, trueshot\n"
+        "frame = pandas.DataFrame(numpy.eye(4), columns=list('abcd'))\n"
+        "clf = trueshot.FewShotClassifier('median').fit(frame, [0, 0, 1, 1])\n"
+        "print(clf.score(frame, [0, 0, 1, 1]))\n"
+        "try:\n"
+        "    clf.predict(frame[list('abdc')])\n"
+        "except ValueError as problem:\n"
+        "    print(problem)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    expected = "1.0\nThe feature names should match those of fit: column 2 was 'c' in fit, got 'd'\n"
+    assert done.stdout == expected, done.stderr
 
 
 def test_the_pandas_index_names_the_items():
@@ -229,6 +259,8 @@ def test_tables_that_cannot_be_used_are_refused(case):
 def test_labels_that_cannot_be_used_are_refused():
     for labels, said in [
         (pyarrow.array([*LABELS[:-1], None]), "the label in row 11 is None"),
+        (pyarrow.chunked_array([pyarrow.array([*LABELS[:-1], None]).dictionary_encode()]), "the label in row 11 is None"),
+        (pyarrow.chunked_array([pyarrow.array([*Y[:-1], None]).dictionary_encode()]), "the label in row 11 is None"),
         (polars.Series([*Y[:-1].tolist(), None]), "the label in row 11 is nan"),
         (polars.Series(LABELS[:5].tolist()), "12 rows of features, 5 labels"),
         (pandas.DataFrame({"a": LABELS, "b": LABELS}), r"1d array, got an array of shape \(12, 2\)"),
@@ -244,8 +276,6 @@ def test_labels_that_cannot_be_used_are_refused():
 
 
 def test_an_arrow_table_of_another_library_needs_pyarrow(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(TypeError, match="X is an Arrow Capsule, which is read with pyarrow\nhint: pip install pyarrow"):
         ts.audit(Capsule(None), LABELS)

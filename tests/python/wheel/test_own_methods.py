@@ -1,6 +1,7 @@
 """User-defined methods and noise in evaluations: on the same episodes as the built-in ones, with clear errors."""
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -106,6 +107,17 @@ def test_scikit_learn_estimators_work_as_they_are(bank):
     assert found.accuracy("Pipeline", "symmetric", 0) > 50
     assert found.accuracy("FewShotClassifier", "symmetric", 0) > 50
     assert ts.evaluate(X, y, methods=nearest, noise={"symmetric": 0}, episodes=20).accuracy("KNeighborsClassifier", "symmetric") > 50
+
+
+def test_fit_may_return_anything(bank):
+    class WithHistory(NearestMean):
+        def fit(self, X, y):
+            super().fit(X, y)
+            return {"loss": [1.0]}
+
+    X, y = bank
+    found = ts.evaluate(X, y, methods=[NearestMean(), WithHistory()], noise={"symmetric": 0}, episodes=20)
+    assert found.accuracy("WithHistory", "symmetric") == found.accuracy("NearestMean", "symmetric")
 
 
 def test_methods_that_find_wrong_labels_are_scored(bank):
@@ -247,6 +259,7 @@ def test_with_skip_the_other_methods_are_evaluated_to_the_end(bank):
         ([NearestMean], "NearestMean is a class; give an object"),
         ([object()], "a method must be a name"),
         ([nearest_mean], r"got <function nearest_mean at .*; for a function, give trueshot.method\(predict=..\)"),
+        (nearest_mean, r"got <function nearest_mean at .*; for a function, give trueshot.method\(predict=..\)"),
     ],
 )
 def test_what_is_not_a_method_is_refused(bank, methods, said):
@@ -312,6 +325,56 @@ def test_ctrl_c_reaches_a_slow_method_and_keeps_the_results():
     finally:
         child.kill()
     assert output == "stopped True 32\n" and child.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ts.evaluate(X, y, methods=ts.FewShotClassifier('median', threads=1), noise={'symmetric': 0}, episodes=1, threads=1)",
+        "ts.evaluate(X, y, methods=ts.method(predict=in_thread), noise={'symmetric': 0}, episodes=1, threads=1)",
+        "ts.evaluate(X, y, methods='protonet', noise={'mine': noise}, episodes=1, threads=1)",
+        "ts.sample_episodes(X, y, noise={'mine': noise})",
+        "ts.evaluate(X, y, methods='protonet', episodes=10**9, threads=1, progress=stop)",
+    ],
+    ids=["method", "method in a thread", "noise", "noise of episodes", "progress"],
+)
+def test_functions_may_call_trueshot_with_the_same_number_of_threads(call):
+    program = f"""
+import threading, numpy as np, trueshot as ts
+y = np.repeat(np.arange(6), 30)
+X = np.random.default_rng(0).normal(size=(180, 16))
+
+class Enough(Exception):
+    pass
+
+def in_thread(X, y, queries):
+    found = []
+    fit = lambda: found.append(ts.FewShotClassifier("median", threads=1).fit(X, y).predict(queries))
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join()
+    return found[0]
+
+def noise(labels):
+    ts.audit(X, y, threads=1)
+    ts.sample_episodes(X, y)
+    given = labels.copy()
+    given[[0, -1]] = labels[[-1, 0]]
+    return given
+
+def stop(done, total):
+    ts.evaluate(X, y, methods="protonet", episodes=1, threads=1)
+    raise Enough
+
+try:
+    {call}
+except Enough:
+    pass
+print("done")
+"""
+    environment = {**os.environ, "RAYON_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_noise_of_ones_own_is_a_function_of_the_true_labels(bank):

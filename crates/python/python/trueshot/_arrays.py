@@ -34,6 +34,7 @@ def as_features(features: Any, name: str = "X") -> np.ndarray:
 def as_array(given: Any, name: str) -> np.ndarray:
     """Convert anything array-like to a NumPy array, through DLPack if that avoids a copy. ``name`` is for errors."""
     refuse_sparse(given, name)
+    refuse_masked(given, name)
     if isinstance(given, (str, os.PathLike)):
         raise TypeError(
             f"{name} is {os.fspath(given)!r}; if it is a path, load the embeddings of a file with trueshot.Embeddings.load(path), or "
@@ -49,11 +50,12 @@ def as_array(given: Any, name: str) -> np.ndarray:
         return _from_dlpack(given, name)
     try:
         return np.asarray(given)
-    except ValueError as problem:
+    except (ValueError, TypeError, RuntimeError) as problem:
         if isinstance(given, (list, tuple)):
-            # Raises an error that names the row, if a row is the reason.
-            stacked(given, name)
-        raise ValueError(f"{name} is ragged or nested unevenly: {problem}") from None
+            # Reads tensors that NumPy does not convert, such as those that require a gradient; or raises an error that
+            # names the row, if a row is the reason.
+            return stacked(given, name)
+        raise ValueError(f"{name} cannot be converted to an array: {problem}") from None
 
 
 def refuse_sparse(given: Any, name: str) -> None:
@@ -67,6 +69,13 @@ def refuse_sparse(given: Any, name: str) -> None:
         )
     if "sparse" in str(getattr(given, "layout", "")):
         raise TypeError(f"Sparse data was passed for {name}, but dense data is required. Use '.to_dense()' to convert it.")
+
+
+def refuse_masked(given: Any, name: str) -> None:
+    """Raise an error if NumPy marks values as missing by a mask, in an array or in a row of a list."""
+    rows = given if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(row, np.ma.MaskedArray) and np.ma.is_masked(row) for row in rows):
+        raise ValueError(f"{name} has masked values: remove such rows or fill them first")
 
 
 def _plain(given: Any, name: str) -> Any:

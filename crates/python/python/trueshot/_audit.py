@@ -95,6 +95,11 @@ def audit_table(
     """:func:`audit` for features and labels that have already been read from their tables; the estimators call it."""
     features = as_features(table.features)
     labels = encode(table.labels, len(features))
+    # Checked before the audit, which may take long. Sequences stay as they are, because those of data sets read images
+    # only when they are needed.
+    pictures = pictures if pictures is None or hasattr(pictures, "__len__") else list(pictures)
+    if pictures is not None and len(pictures) != len(features):
+        raise ValueError(f"{len(features)} rows but {len(pictures)} pictures")
     native = _native.audit(
         features,
         labels.codes,
@@ -142,8 +147,6 @@ class Audit:
         self._native = native
         self._labels = labels
         self._index = index
-        if pictures is not None and len(pictures) != len(native):
-            raise ValueError(f"{len(native)} rows but {len(pictures)} pictures")
         self._pictures = pictures
 
     def __len__(self) -> int:
@@ -163,8 +166,9 @@ class Audit:
         return Audit(self._native, self._labels, self._pictures, self._index)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Audit:
-        # The native audit is immutable, so copies share it and its rows.
-        return Audit(self._native, *copy.deepcopy((self._labels, self._pictures, self._index), memo))
+        # The native audit is immutable, so copies share it and its rows. The arrays of a pickled one can be changed.
+        native = copy.deepcopy(self._native, memo) if isinstance(self._native, _StoredAudit) else self._native
+        return Audit(native, *copy.deepcopy((self._labels, self._pictures, self._index), memo))
 
     @property
     def classes(self) -> np.ndarray:

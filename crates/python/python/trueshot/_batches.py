@@ -30,8 +30,8 @@ def audit_batch(
     ----------
     table : anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, or a data set of Hugging Face
         One row per task. ``features`` is a list of lists of half, float or double (inner lists of fixed size are best: they
-        are not copied), or a flat list of all values of a task. ``labels`` is a list of strings or integers. Large
-        lists, list views, string views and dictionaries are supported.
+        are not copied), or a flat list of all values of a task. ``labels`` is a list of strings, integers or
+        booleans. Large lists, list views, string views and dictionaries are supported.
     features, labels : str
         Names of these columns.
     carry : list of str, optional

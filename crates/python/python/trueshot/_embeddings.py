@@ -94,6 +94,13 @@ class Embeddings:
         parts = _NAME_AND_HASH.fullmatch(self.backbone or "")
         return parts["hash"] if parts else None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and dimensions. Functions of scikit-learn that split data, such as ``train_test_split``,
+        need it."""
+        rows, dim = self.features.shape
+        return rows, dim
+
     def __len__(self) -> int:
         return len(self.features)
 
@@ -111,7 +118,7 @@ class Embeddings:
         return array.copy() if copy else array
 
     def __repr__(self) -> str:
-        rows, dim = self.features.shape
+        rows, dim = self.shape
         labels = "without labels" if self.labels is None else f"in {len(self.classes)} classes"
         by = f" by {self.backbone}" if self.backbone else ""
         return f"<Embeddings: {rows} rows of {dim} dimensions {labels}{by}>"

@@ -105,7 +105,8 @@ def evaluate(
         The column of X with the features, if X is a table.
     methods : names with parameters, such as ``["protonet", "median", "cosine:T=0.1"]``, and user-defined methods
         The latter are objects with ``fit`` and ``predict``, such as scikit-learn classifiers, and results of
-        :func:`method`. Default: all built-in methods that need no model file and are not transductive.
+        :func:`method`. One method can be given without a list. Default: all built-in methods that need no model file
+        and are not transductive.
     noise : levels as shares by type, such as ``{"symmetric": [0, 0.2, 0.4], "outlier": 0.4}``
         The types are symmetric, paired, outlier and similar. Default: ``{"symmetric": [0, 0.2, 0.4, 0.6]}``, without
         the levels that are impossible with the number of shots. Under any other name: user-defined noise, a function or
@@ -158,8 +159,7 @@ def evaluate(
     count = whole(episodes, "episodes", 1)
     if errors not in ("raise", "skip"):
         raise ValueError(f"errors is {errors!r}; allowed: 'raise', 'skip'")
-    is_one = isinstance(methods, (str, Method)) or hasattr(methods, "predict")
-    chosen = [as_method(given) for given in ([methods] if is_one else list(methods or []))]
+    chosen = [as_method(given) for given in _method_list(methods)]
     details = (bool(per_class), bool(confusion))
     with counting(progress, count, "episode") as callback:
         native, failure = _native.evaluate(
@@ -175,13 +175,32 @@ def evaluate(
     return found
 
 
+def _method_list(methods: Any) -> list[Any]:
+    """The argument ``methods`` as a list, which is empty for the default, all built-in methods."""
+    if methods is None:
+        return []
+    if isinstance(methods, (str, Method)) or hasattr(methods, "predict") or not hasattr(methods, "__iter__"):
+        return [methods]
+    if not (listed := list(methods)):
+        raise ValueError("methods is empty; leave it out for all built-in methods")
+    return listed
+
+
+# The formats of reports that the native module writes.
+_FORMATS = ("table", "json", "csv", "md", "latex", "html")
+
+
 class Evaluation:
-    """Result of :func:`evaluate`."""
+    """Result of :func:`evaluate`. It can be copied and pickled."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
         # The JSON report as a dictionary, parsed when it is first needed.
         self._report: dict[str, Any] | None = None
+
+    def __reduce__(self) -> Any:
+        stored = self._native if isinstance(self._native, _StoredEvaluation) else _StoredEvaluation(self._native)
+        return Evaluation, (stored,)
 
     @property
     def failed(self) -> dict[str, str]:
@@ -259,6 +278,22 @@ class Evaluation:
         from ._pictures import framed
 
         return framed(self.render("html"))
+
+
+class _StoredEvaluation:
+    """A native evaluation in all formats: what a pickle contains."""
+
+    def __init__(self, native: Any) -> None:
+        self._texts = {
+            (format, significance): native.render(format, significance)
+            for format in _FORMATS
+            for significance in (False, True)
+        }
+
+    def render(self, format: str, significance: bool) -> str:
+        if format not in _FORMATS:
+            raise ValueError(f"unknown format {format!r}; known: {', '.join(_FORMATS)}")
+        return self._texts[format, bool(significance)]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ pass their ``X`` and ``y``. It returns a :class:`Table` whose features still hav
 None of these libraries is needed. Their objects are recognised by the module of their type, and the library is taken from
 ``sys.modules``. Other objects with the Arrow PyCapsule interface are read with pyarrow.
 
-A table stands for features in one of three ways: all columns are numbers; or one column has a vector per row; or, in a data
-set, one column has images, which the built-in network embeds. Other columns are ignored in the last two cases.
+The features of a table are found in one of three ways: all columns are numbers and are the features; one column has a
+vector per row; or, in a data set, one column has images, which the built-in network embeds. Other columns are ignored in
+the last two cases.
 """
 
 from __future__ import annotations

@@ -11,11 +11,14 @@ they are whole numbers. Their classes stay floats, with names such as "1.0"; fil
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, MappingView, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from ._arrays import refuse_masked
+from ._frames import library_of
 
 
 @dataclass(frozen=True)
@@ -78,8 +81,8 @@ def _one_dimensional(labels: Any, name: str) -> np.ndarray:
         raise TypeError(f"Sparse data was passed for {name}, but dense data is required: use '.toarray()'.")
     if isinstance(labels, str):
         raise TypeError(f"{name} is the text {labels!r}, but one label per row is required")
-    if not isinstance(labels, np.ndarray):
-        labels = _listed(labels, name)
+    refuse_masked(labels, name)
+    labels = np.asarray(labels) if isinstance(labels, np.ndarray) else _listed(labels, name)
     if labels.ndim == 2 and labels.shape[1] == 1:
         # Above this function and `encode`, 4 is the caller of the function that calls `encode`.
         warnings.warn(_column_vector(), stacklevel=4)
@@ -92,6 +95,13 @@ def _one_dimensional(labels: Any, name: str) -> np.ndarray:
 def _listed(labels: Any, name: str) -> np.ndarray:
     """A sequence as an array of objects if NumPy would convert its labels to another type, otherwise as NumPy converts
     it."""
+    # NumPy would convert generators, sets and the values of a dictionary to a single object.
+    if isinstance(labels, (Iterator, Set, MappingView)):
+        raise TypeError(f"{name} is a {type(labels).__name__}; pass list({name}), with one label per row")
+    # pyarrow converts chunks of a dictionary with index -1 for null, which is the last label of the dictionary.
+    if library_of(labels) == "pyarrow" and getattr(labels, "null_count", 0):
+        row = int(np.flatnonzero(np.asarray(labels.is_null()))[0])
+        raise ValueError(f"Input {name} contains NaN or None: the label in row {row} is None")
     if isinstance(labels, (list, tuple)):
         # NumPy would convert [1, "a"] to strings, and a None among NumPy's dates to "not a time". The error about an
         # array of objects names the rows instead.
@@ -149,7 +159,11 @@ def _check_whole(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _objects(labels: np.ndarray, name: str) -> np.ndarray:
-    """An array of objects, after checking that none is missing and all are of one family; floats become float64."""
+    """An array of objects, after checking that none is missing and all are of one family.
+
+    Booleans, integers and floats become an array of numbers, which the metrics of scikit-learn need; integers beyond 64
+    bits stay objects.
+    """
     first_rows: dict[type, int] = {}
     for row, label in enumerate(labels):
         if is_missing(label):
@@ -165,7 +179,14 @@ def _objects(labels: np.ndarray, name: str) -> np.ndarray:
     family = next(iter(first_rows), str)
     if family is float:
         return _check_whole(labels.astype(np.float64), name)
-    if family not in (str, bytes, int, bool):
+    if family is bool:
+        return labels.astype(bool)
+    if family is int:
+        try:
+            return labels.astype(np.int64)
+        except OverflowError:
+            return labels
+    if family not in (str, bytes):
         raise ValueError(f"Unknown label type: unknown. Labels of {name} are of type {family.__name__}")
     return labels
 

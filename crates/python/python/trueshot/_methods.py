@@ -32,9 +32,9 @@ class MethodError(RuntimeError):
     """A user-defined method failed in an evaluation.
 
     ``method`` is its name and ``episode`` the number of the episode; for a batched method that raised an exception, of the
-    first episode of the batch. ``evaluation`` has the results of the other methods up to then, or None if the first
-    episodes were not finished. The exception of the method, if it raised one, is ``__cause__``. Neither of these two is
-    pickled.
+    first episode of the batch. ``evaluation`` has the results of the other methods up to then, or None if the method
+    failed before any episodes had finished. The exception of the method, if it raised one, is ``__cause__``. Neither of
+    these two is pickled.
     """
 
     def __init__(self, method: str, episode: int, problem: str, where: str | None = None) -> None:
@@ -67,8 +67,9 @@ def method(
     Parameters
     ----------
     estimator : object with ``fit(X, y)`` and ``predict(X)``, such as a scikit-learn classifier
-        It is cloned for every episode if scikit-learn can clone it. If it has ``p_wrong``, an array that ``fit`` sets or a
-        method ``p_wrong(X, y)``, it also finds wrong labels.
+        If it has ``get_params`` and scikit-learn is installed, it is cloned for every episode, so scikit-learn must be
+        able to clone it. Other objects are fitted again for every episode. If it has ``p_wrong``, an array that ``fit``
+        sets or a method ``p_wrong(X, y)``, it also finds wrong labels.
     fit, predict : functions, instead of an estimator
         ``predict(fit(X, y), queries)``; without ``fit``, ``predict(X, y, queries)``.
     p_wrong : function, optional
@@ -188,15 +189,15 @@ class _Estimator(Method):
     def _answer(self, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> tuple[Any, Any]:
         estimator = _cloned(self._estimator)
         fitted = estimator.fit(X, y)
-        # `fit` usually returns the estimator, but need not.
-        fitted = estimator if fitted is None else fitted
+        # `fit` usually returns the estimator, but may return nothing, or something else, such as the history of Keras.
+        fitted = fitted if hasattr(fitted, "predict") else estimator
         p_wrong = getattr(fitted, "p_wrong", None) if self._p_wrong is None else self._p_wrong(fitted)
         p_wrong = p_wrong(X, y) if callable(p_wrong) else p_wrong
         return (fitted.predict(queries) if len(queries) else None), p_wrong
 
 
 def _cloned(estimator: Any) -> Any:
-    """An unfitted copy if scikit-learn can clone it; otherwise the object itself."""
+    """A clone by scikit-learn if the object has ``get_params``; the object itself otherwise, or without scikit-learn."""
     if not hasattr(estimator, "get_params"):
         return estimator
     try:

@@ -116,7 +116,9 @@ class _LabelFunction:
 
     The native module calls it with arrays of one entry per support item: the true labels (0 to the number of classes
     of the episode minus 1) and the rows in the data; then the classes of the episode as indices into the sorted
-    classes, the number of the episode, and a seed. The user's function returns the given labels, or a tuple of two: the given labels, and for each item the row of the
+    classes, the number of the episode, and a seed.
+
+    The user's function returns the given labels, or a tuple of two: the given labels, and for each item the row of the
     outlier that replaces it (-1: none). A call returns the given labels, and pairs (item, row of its outlier).
     """
 

@@ -61,8 +61,8 @@ def choose(labels: Any, X: Any, pred_probs: Any, features: Any) -> tuple[Any, bo
 def as_pred_probs(labels: Any, pred_probs: Any) -> tuple[np.ndarray, np.ndarray]:
     """The column of every row's label, and the probabilities as float64 of shape (rows, classes).
 
-    Labels that are integers from 0 to the number of columns less one are numbers of columns. Other labels (names, or 1 to K
-    for K columns) are numbered in sorted order, which is the order of the columns that classifiers of scikit-learn return.
+    Labels that are integers from 0 to K - 1, for K columns, are column indices. Other labels (names, or 1 to K) are
+    numbered in sorted order, which is the order of the columns that classifiers of scikit-learn return.
     """
     array = _probabilities(pred_probs)
     _check_sums(array, "", "; pass the output of a softmax, or features= for features")

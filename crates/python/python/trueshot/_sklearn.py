@@ -47,12 +47,7 @@ except ImportError:
             return f"{type(self).__name__}({given})"
 
     class ClassifierMixin:  # type: ignore[no-redef]
-        """Methods that all classifiers have."""
-
-        def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-            """The share of rows whose label is predicted correctly."""
-            right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
-            return float(np.average(right, weights=sample_weight))
+        """A base class without methods; classifiers of trueshot have their own ``score``."""
 
     class OutlierMixin:  # type: ignore[no-redef]
         """Methods that all outlier detectors have."""
@@ -93,12 +88,28 @@ def check_columns(estimator: Any, X: Any, features: np.ndarray) -> None:
 
     ``X`` is the data frame of the rows, or None if they are not from one.
     """
-    if HAS_SKLEARN and (X is not None or hasattr(estimator, "feature_names_in_")):
-        from sklearn.utils.validation import _check_feature_names
-
-        _check_feature_names(estimator, features if X is None else X, reset=False)
+    if X is not None or hasattr(estimator, "feature_names_in_"):
+        try:
+            from sklearn.utils.validation import _check_feature_names
+        except ImportError:
+            # scikit-learn is not installed, or older than 1.6.
+            _compare_names(estimator, X)
+        else:
+            _check_feature_names(estimator, features if X is None else X, reset=False)
     if features.shape[1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {features.shape[1]} features, but {type(estimator).__name__} is expecting "
             f"{estimator.n_features_in_} features as input"
         )
+
+
+def _compare_names(estimator: Any, X: Any) -> None:
+    """Raise an error if the columns of a data frame have other names than those that an estimator was fitted on."""
+    names, expected = column_names(X), getattr(estimator, "feature_names_in_", None)
+    if names is None or expected is None:
+        return
+    for column, (name, wanted) in enumerate(zip(names, expected)):
+        if name != wanted:
+            raise ValueError(
+                f"The feature names should match those of fit: column {column} was {wanted!r} in fit, got {name!r}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,8 +92,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             A row of weight 2 counts as two equal rows, and a row of weight 0 is left out. If all other weights are equal,
             every row counts once, whatever the weight is. Weights are whole numbers; for protonet, simpleshot, median,
             matching and linear also multiples of the smallest weight (for protonet and median, of the smallest in the
-            class). They may stand for at most 500 rows. Methods that compare rows with each other, such as relabel, take
-            equal rows as confirmation of their label.
+            class). The repeated rows may number at most 500 in total. Methods that compare rows with each other, such as
+            relabel, take equal rows as confirmation of their label.
         """
         table = read_labelled(X, y, threads=self.threads)
         support = _Support.of(table, sample_weight)
@@ -182,6 +183,19 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         logarithms = np.log(np.maximum(self.predict_proba(X), np.finfo(np.float32).tiny).astype(np.float64))
         return logarithms[:, 1] - logarithms[:, 0] if len(self.classes_) == 2 else logarithms
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The share of rows whose label is predicted correctly. X and y are given as in :meth:`fit`."""
+        self._model_of_fit()
+        table = read_labelled(X, y, threads=self.threads)
+        features = self._checked(table)
+        labels = encode(table.labels, len(features))
+        given, known = labels.classes.tolist()[0], self.classes_.tolist()[0]
+        if isinstance(given, str) != isinstance(known, str):
+            raise TypeError(f"y has labels such as {given!r}, but the classifier was fitted on labels such as {known!r}")
+        weights = None if sample_weight is None else _checked_weights(sample_weight, len(features))
+        right = self.classes_[self._model.predict(features, self.threads)] == labels.of(labels.codes)
+        return float(np.average(right, weights=weights))
+
     def unknown(self, X: Any) -> np.ndarray:
         """The probability that a row belongs to none of the classes, for every row."""
         return self._model_of_fit().unknown(self._queries(X), self.threads)
@@ -222,18 +236,38 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def _queries(self, X: Any) -> np.ndarray:
         """The features of rows to predict, with checked columns."""
         self._model_of_fit()
-        table = read_table(X, threads=self.threads)
+        return self._checked(read_table(X, threads=self.threads))
+
+    def _checked(self, table: Table) -> np.ndarray:
+        """The features of a table, after checking that its columns are those of fit."""
         features = as_features(table.features)
         check_columns(self, table.frame, features)
         return features
 
     def __getstate__(self) -> dict[str, Any]:
-        # The rows of large support sets are left out, as in the classifier file. The native classifier is pickled as the
-        # bytes of that file.
+        # The rows of large support sets are left out, as in the classifier file, and so is their audit. The native
+        # classifier is pickled as the bytes of that file; without one (all rows are of one class), the rows are kept.
         state = dict(super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__)
-        if "_support" in state and len(state["_support"].features) > _LARGE:
+        if "_model" in state and "_support" in state and len(state["_support"].features) > _LARGE:
             del state["_support"]
+            state["_audit"] = None
         return state
+
+    def __copy__(self) -> FewShotClassifier:
+        # Unlike a pickle, a copy has all rows.
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FewShotClassifier:
+        # The native classifier and the rows are immutable, so copies share them.
+        for name in ("_model", "_support"):
+            if name in self.__dict__:
+                memo[id(self.__dict__[name])] = self.__dict__[name]
+        copied = copy.copy(self)
+        memo[id(self)] = copied
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
 
     def _model_of_fit(self) -> Any:
         """The native classifier; raises an error before the first fit."""
@@ -326,7 +360,7 @@ def _checked_weights(sample_weight: Any, rows: int) -> np.ndarray:
     if len(bad):
         raise ValueError(f"sample_weight is {weights[bad[0]]} in row {bad[0]}; allowed: 0 or more")
     if not weights.any():
-        raise ValueError("sample_weight is zero in all rows, so there is nothing to fit")
+        raise ValueError("sample_weight is zero in all rows; allowed: more than 0 in at least one row")
     return weights
 
 
@@ -357,7 +391,10 @@ def _counts(weights: np.ndarray, labels: np.ndarray, method: str) -> np.ndarray:
         row = fractional[0]
         raise ValueError(f"sample_weight is {weights[row]} in row {row}; allowed: whole numbers, {allowed}")
     if whole.sum() > _LARGE:
-        raise ValueError(f"sample_weight stands for {whole.sum():.0f} rows; allowed: at most {_LARGE}. Give smaller whole numbers")
+        raise ValueError(
+            f"sample_weight adds up to {whole.sum():.0f} repeated rows; allowed: at most {_LARGE}. "
+            "Give smaller whole numbers"
+        )
     return whole.astype(np.int64)
 
 
