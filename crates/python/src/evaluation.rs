@@ -353,7 +353,7 @@ pub fn sample_episodes<'py>(
         let drawn = (first..first.saturating_add(count)).map(draw).collect::<trueshot::Result<Vec<_>>>()?;
         Ok((drawn, sampler.noises().to_vec()))
     };
-    let pool = if functions.noises.is_empty() { shared_pool(None)? } else { own_pool(None)? };
+    let pool = if functions.noises.is_empty() { shared_pool(None)? } else { Arc::new(own_pool(None)?) };
     let (drawn, noise) = run_interruptible(py, &pool, draw, |message| functions.answer(py, message))?;
     let list = PyList::empty(py);
     for episode in drawn {

@@ -42,22 +42,22 @@ pub fn shared_pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
     // Pools of the parent, if this process was forked: dropping them would wait for threads that do not exist.
     let foreign: Vec<PoolKey> = pools.keys().copied().filter(|(process, _)| *process != key.0).collect();
     foreign.iter().for_each(|key| std::mem::forget(pools.remove(key)));
-    let pool = new_pool(threads)?;
+    let pool = Arc::new(new_pool(threads)?);
     pools.insert(key, pool.clone());
     Ok(pool)
 }
 
 /// A pool with this number of threads for one call; `None` for `RAYON_NUM_THREADS`, or all cores. Work on it may wait
 /// for Python code. The threads end when the pool is dropped.
-pub fn own_pool(threads: Option<i64>) -> PyResult<Arc<ThreadPool>> {
+pub fn own_pool(threads: Option<i64>) -> PyResult<ThreadPool> {
     new_pool(check_threads(threads)?)
 }
 
 /// Starts a pool; 0 threads stand for `RAYON_NUM_THREADS`, or all cores.
-fn new_pool(threads: usize) -> PyResult<Arc<ThreadPool>> {
+fn new_pool(threads: usize) -> PyResult<ThreadPool> {
     let built =
         ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("trueshot-{n}")).build();
-    built.map(Arc::new).map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))
+    built.map_err(|error| value_error(format!("cannot start {threads} threads: {error}")))
 }
 
 /// Runs work on the shared pool with this number of threads. Ctrl-C takes effect only when the work has finished.
@@ -89,7 +89,8 @@ pub fn run_on_matrix<T: Send>(
     work: impl FnOnce(&dyn Progress) -> trueshot::Result<T> + Send,
 ) -> PyResult<T> {
     if rows > MAX_SMALL_ROWS || rows.saturating_mul(dim) > SMALL_MATRIX {
-        return run_interruptible(py, &shared_pool(threads)?, |channel| work(channel), |()| Ok(()));
+        let pool = shared_pool(threads)?;
+        return run_interruptible(py, &pool, |channel| work(channel), |()| Ok(()));
     }
     if threads.is_some() {
         return run_on_pool(py, threads, || work(&()));

@@ -17,9 +17,6 @@ use super::planner::{PlannedTable, row_label};
 /// The parts of the JSON output of `trueshot eval` that the report uses.
 #[derive(Deserialize)]
 pub struct EvaluationResult {
-    /// Whether the evaluation was stopped before its last episode.
-    #[serde(default)]
-    pub interrupted: bool,
     settings: Vec<SettingResult>,
 }
 
