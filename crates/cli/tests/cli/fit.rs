@@ -104,9 +104,11 @@ fn predict_never_writes_over_what_it_reads_or_before_an_input_is_read() {
     let photos = StripesFolder::new();
     photos.fit(&[]);
     let read = |name: &str| std::fs::read(photos.path().join(name)).unwrap();
-    for name in ["colours.safetensors", "photos/red/0.png"] {
+    for (name, why) in
+        [("colours.safetensors", "is read by this command"), ("photos/red/0.png", "is an image")]
+    {
         let before = read(name);
-        let expected = format!("./{name} is read by this command: write to another file");
+        let expected = format!("./{name} {why}: write to another file");
         refused(photos.predict(&["photos/red/0.png", "-o", &format!("./{name}")]), &[expected.as_str()]);
         assert!(read(name) == before, "{name}");
     }
